@@ -58,7 +58,8 @@ def uniforms(key: bytes, count: int) -> npt.NDArray[np.float64]:
 def gaussians(key: bytes, count: int) -> npt.NDArray[np.float64]:
     """`count` standard normals from the keystream of `key`, by the inverse distribution function.
 
-    For secret transforms, not for privacy noise: the grid of floating-point values is visible in the low bits.
+    For secret transforms; for privacy noise only where the noisy value is then rounded to a public grid (`mechanisms.snap`), because which
+    doubles can occur is visible in the low bits.
     """
     from scipy.special import ndtri  # a slow import, which protocol stages that need no Gaussian go without
 

@@ -39,6 +39,7 @@ __all__ = [
     "sign",
     "unseal",
     "verify",
+    "verify_key",
 ]
 
 SEAL_OVERHEAD_BYTES = 12 + 16
@@ -162,7 +163,16 @@ def verify(roster: Roster, client: int, signature: bytes, label: str, *parts: by
     """
     if not 0 <= client < len(roster.keys):
         raise RemoteError("bad-signature", client)
-    if not _valid(roster.keys[client], signature, frame(label, *parts)):
+    verify_key(roster.keys[client], client, signature, label, *parts)
+
+
+def verify_key(key: bytes, client: int, signature: bytes, label: str, *parts: bytes) -> None:
+    """Checks that `signature` over frame(label, *parts) is by the Ed25519 public key `key`, said to be that of `client`.
+
+    Raises:
+        RemoteError: "bad-signature" if it is not.
+    """
+    if not _valid(key, signature, frame(label, *parts)):
         raise RemoteError("bad-signature", client)
 
 

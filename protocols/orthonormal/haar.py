@@ -1,17 +1,4 @@
-"""Orthonormal transforms that clients share and the server lacks: inner products, norms and angles survive, the coordinates do not.
-
-Every client derives the same transform from a shared secret and a public purpose (epoch, round, group), applies it to what it uploads,
-and the server works on the transformed rows: Gram matrices are unchanged and averages stay averages, which the clients then invert.
-
-haar
-    Guarantee: used once, against a server that lacks the secret, the transformed rows carry their Gram matrix and nothing else: the law
-    of ``X Q^T`` for Haar-distributed Q depends on X only through ``X X^T``. For a true random Q the guarantee is statistical; here Q comes
-    from an AES-256-CTR stream and 53-bit arithmetic, so it holds for a server that cannot break AES, and up to rounding.
-    Reveals: the Gram matrix of everything sent under one purpose (norms, angles, hence who resembles whom). One client that shares its
-    secret, or colludes, reveals the transform and with it every row. Rows under the same purpose are linked by construction.
-    Source: Sattler et al. 2019 (CFL), Algorithm 5, for averaging under a shared orthonormal transform; Stewart 1980 and Mezzadri 2007 for
-    sampling Haar measure by Householder reflections.
-"""
+"""Haar rotations: dense, for vectors of up to some thousand numbers, and the only kind with a proof that nothing but the Gram is told."""
 
 from dataclasses import dataclass, field
 
@@ -19,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import lapack
 
-from .entropy import derive, gaussians
+from ..entropy import derive, gaussians
+from .interface import Rows, check_rows
 
 __all__ = ["HAAR_LIMIT", "Haar", "haar"]
 
@@ -36,22 +24,29 @@ class Haar:
     _tau: npt.NDArray[np.float64] = field(repr=False)
     _signs: npt.NDArray[np.float64] = field(repr=False)
 
-    def apply(self, rows: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
+    @property
+    def size(self) -> int:
+        return self.dimension
+
+    @property
+    def nbytes(self) -> int:
+        return self._reflectors.nbytes + self._tau.nbytes + self._signs.nbytes
+
+    def apply(self, rows: Rows) -> Rows:
         """``rows @ Q.T`` for rows of shape (..., d); the dtype is kept, the arithmetic is float64."""
         flat = self._columns(rows)
         return self._rows(self._reflect(flat * self._signs[:, None], "N"), rows)
 
-    def invert(self, rows: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
+    def invert(self, rows: Rows) -> Rows:
         """``rows @ Q``: what `apply` did is undone, to rounding."""
         flat = self._columns(rows)
         return self._rows(self._reflect(flat, "T") * self._signs[:, None], rows)
 
-    def _columns(self, rows: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
-        if rows.ndim == 0 or rows.shape[-1] != self.dimension:
-            raise ValueError(f"haar: rows have shape {rows.shape}, the transform has dimension {self.dimension}")
+    def _columns(self, rows: Rows) -> npt.NDArray[np.float64]:
+        check_rows("haar", rows, self.dimension)
         return np.asarray(rows.reshape(-1, self.dimension).T, dtype=np.float64, order="F")
 
-    def _rows(self, columns: npt.NDArray[np.float64], like: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
+    def _rows(self, columns: npt.NDArray[np.float64], like: Rows) -> Rows:
         return np.ascontiguousarray(columns.T).reshape(like.shape).astype(like.dtype, copy=False)
 
     def _reflect(self, columns: npt.NDArray[np.float64], trans: str) -> npt.NDArray[np.float64]:
@@ -70,7 +65,15 @@ def haar(secret: bytes, purpose: str, dimension: int) -> Haar:
     Householder vectors of independent Gaussians of shrinking length, with the signs of R's diagonal, give exactly the matrix whose law is
     Haar measure (what QR of a Gaussian matrix gives too, without its d³ cost).
 
-    Raises `ValueError` for a dimension outside 1..`HAAR_LIMIT`.
+    Guarantee: used once, against a server that lacks the secret, the transformed rows carry their Gram matrix and nothing else: the law
+    of ``X Q^T`` for Haar-distributed Q depends on X only through ``X X^T``. For a true random Q the guarantee is statistical; here Q comes
+    from an AES-256-CTR stream and 53-bit arithmetic, so it holds for a server that cannot break AES, and up to rounding.
+    Reveals: the Gram matrix of everything sent under one purpose (norms, angles, hence who resembles whom). One client that shares its
+    secret, or colludes, reveals the transform and with it every row. Rows under the same purpose are linked by construction.
+    Source: Stewart 1980 and Mezzadri 2007 for sampling Haar measure by Householder reflections.
+
+    Raises:
+        ValueError: for a dimension outside 1..`HAAR_LIMIT`.
     """
     if not 1 <= dimension <= HAAR_LIMIT:
         raise ValueError(

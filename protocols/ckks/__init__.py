@@ -1,0 +1,63 @@
+"""How can a server compare vectors that it never sees, when clients share no secret?
+
+Clients encrypt under the public key of a *key holder*; the server multiplies ciphertexts; the key holder decrypts inner products, and the
+server learns of them what the release says.
+
+    parameters  rings, packing, errors, release noise: public numbers      seal        exact polynomials in and out of SEAL
+    messages    what is said, signed                                       client      quantise, pack, encrypt
+    server      keeps ciphertexts, asks for each pair once                 products    multiply, mask: the trap is described there
+    holder      keys, capped decryption, noise                             completion  from blocks to a Gram matrix; landmarks
+    workers     processes for the server                                   reference   the naive way, for tests and benchmarks
+
+**Guarantee.** The server, alone or with clients, all of whom follow the protocol, learns no vector of another client and no inner product
+beyond the release: what it sees are encryptions under a key that it lacks (RLWE, 128 bits; public-key mode). Under "labels" colluding
+clients may also encrypt what they like; under the other releases they must not (`holder`). The key holder, if it follows the protocol and
+does not collude with the server, learns the inner products it decrypts and not the vectors: every output is rerandomised. That last part is
+an argument, not a proof (`products`).
+
+**Reveals.** To the key holder: the Gram matrix. To the server: under "labels" labels only, under "distances" noised distances, under "gram"
+the noised and rounded Gram. Server and key holder together: everything. A client and the key holder together: inner products with p vectors
+of that client's choice, such as p coordinates of everybody's vectors. A server that lies gets p² numbers of its own choice decrypted
+for each pair it may ask for (`holder`). In symmetric mode clients share the secret key, so one colluding client gives the server
+everything: there a shared Haar rotation costs some thousand times less and reveals no more than the Gram.
+
+**Source.** Cheon, Kim, Kim & Song 2017 (CKKS); Huang et al. 2022 (coefficient packing); Li & Micciancio 2021 (noise before release).
+Deviations: plaintexts are exact integers in coefficients at scale 1, so no encoder and no rescaling; products are not relinearised; masks
+are uniform modulo q rather than statistically hiding.
+
+Unaudited research code.
+"""
+
+from ..errors import LocalError, MalformedMessage, RemoteError
+from ..keys import Identity, Roster
+from .client import encrypt
+from .completion import gram_matrix
+from .holder import KeyHolder
+from .messages import Setup
+from .parameters import PARAMETERS, SYMMETRIC_PARAMETERS, Packing, Parameters, error_std, plan, release_grid, release_std
+from .seal import arithmetic
+from .server import Server
+from .workers import Workers
+
+__all__ = [
+    "PARAMETERS",
+    "SYMMETRIC_PARAMETERS",
+    "Identity",
+    "KeyHolder",
+    "LocalError",
+    "MalformedMessage",
+    "Packing",
+    "Parameters",
+    "RemoteError",
+    "Roster",
+    "Server",
+    "Setup",
+    "Workers",
+    "arithmetic",
+    "encrypt",
+    "error_std",
+    "gram_matrix",
+    "plan",
+    "release_grid",
+    "release_std",
+]

@@ -1,0 +1,109 @@
+"""The key holder's machine of one clustering epoch: it makes keys, decrypts what it is asked for, no more, and noises what will be seen."""
+
+import numpy as np
+import numpy.typing as npt
+
+from ..entropy import Entropy, gaussians, system_entropy
+from ..errors import LocalError, MalformedMessage, RemoteError
+from ..keys import Identity, Roster, sign, verify, verify_key
+from .messages import LABEL, Announcement, Enrolment, Request, Setup, decode, encode, signed_request
+from .parameters import release_grid, release_std
+from .seal import arithmetic
+
+__all__ = ["KeyHolder"]
+
+Block = npt.NDArray[np.float64]
+_LARGEST_NOISE = 0.25
+
+
+class KeyHolder:
+    """Fresh keys for one epoch, the enrolled clients, and the blocks decrypted so far: `blocks[left, right]` (p, p).
+
+    Under release "gram" and "distances" a block is noised and rounded as soon as it is decrypted, once, and the exact one is forgotten.
+
+    Guarantee: it decrypts one block for each pair of clients that the roster's signatures enrolled in this epoch, p² numbers each, at the
+    server's signed request. It does not collude with the server. The noise hides computing errors (which tell about the key) from a server
+    and clients that follow the protocol. Clients that encrypt what they like, such as one coefficient of the size of q, make errors of any
+    size and read them through the noise, p² linear equations in the key for each pair of such clients: under "gram" and "distances"
+    √(2N) / p of them that collude with the server come by the key. Noise in the vectors is no remedy: they know their own.
+    Reveals: it sees the Gram matrix (and how it was masked, nothing of the vectors beyond, see `products`). It cannot see that a request
+    really is the product of two uploads: a server that lies can have p² numbers of its choice decrypted in place of each pair's, e.g.
+    coordinates of a vector. Under "labels" what it gets back of them is labels; under "gram" it would read them, noised: CKKS with an
+    apart key holder is for servers that are curious, not for ones that lie.
+    Source: Li & Micciancio 2021 (why decryptions need noise before they are shown).
+    """
+
+    def __init__(self, setup: Setup, identity: Identity, server: bytes, roster: Roster, *, entropy: Entropy = system_entropy) -> None:
+        if setup.roster != roster.digest or setup.most_clients > len(roster.keys):
+            raise LocalError("wrong-roster")
+        ring = arithmetic(setup.parameters)
+        self.setup = setup
+        self.std = release_std(setup.parameters, setup.packing, setup.scalars) if setup.release != "labels" else 0.0
+        if self.std > _LARGEST_NOISE * setup.bound**2:
+            raise LocalError(
+                "too-noisy", f"what is shown would need noise of std {self.std:.2g}: take a larger ring, or release labels only"
+            )
+        generator = ring.seal.KeyGenerator(ring.context)
+        self._secret = generator.secret_key()
+        public = ring.seal.PublicKey()
+        generator.create_public_key(public)
+        key = ring.save(public)
+        self.announcement = encode(Announcement(setup.digest, key, sign(identity, LABEL + "key", setup.digest, key)))
+        self._decryptor = ring.seal.Decryptor(ring.context, self._secret)
+        self._server = server
+        self._roster = roster
+        self._entropy = entropy
+        self.enrolled: set[int] = set()
+        self.blocks: dict[tuple[int, int], Block] = {}
+
+    def secret_key(self) -> bytes:
+        """The secret key: for the clients in symmetric mode, and for audits."""
+        return arithmetic(self.setup.parameters).save(self._secret)
+
+    def enrol(self, data: bytes) -> int:
+        """Accept that a client takes part, by its own signature. Raises `RemoteError`."""
+        message = decode(data, Enrolment, self.setup)
+        client = message.client
+        verify(self._roster, client, message.signature, LABEL + "upload", message.setup, client.to_bytes(8, "big"), message.ciphertexts)
+        if client in self.enrolled:
+            raise RemoteError("enrolled-before", client)
+        if len(self.enrolled) >= self.setup.most_clients:
+            raise RemoteError("over-cap", client)
+        self.enrolled.add(client)
+        return client
+
+    def answer(self, data: bytes) -> tuple[tuple[int, int], ...]:
+        """Decrypt the blocks of a request; which pairs they are. A refused one changes nothing.
+
+        Raises:
+            RemoteError: "malformed", "bad-signature" (not the server's), "not-enrolled", "answered-before".
+        """
+        request = decode(data, Request, self.setup)
+        statement = signed_request(request.left, request.rights, request.ciphertext)
+        verify_key(self._server, 0, request.signature, LABEL + "request", request.setup, statement)
+        packing, ring = self.setup.packing, arithmetic(self.setup.parameters)
+        asked = [(slot, (request.left, right)) for slot, right in enumerate(request.rights) if right is not None]
+        pairs = [pair for _, pair in asked]
+        if not pairs or len(request.rights) > self.setup.group or len({frozenset(pair) for pair in pairs}) != len(pairs):
+            raise MalformedMessage
+        for left, right in pairs:
+            for client in (left, right):
+                if client not in self.enrolled:
+                    raise RemoteError("not-enrolled", client)
+            if (left, right) in self.blocks or (right, left) in self.blocks:
+                raise RemoteError("answered-before", left)
+        plain = ring.seal.Plaintext()
+        self._decryptor.decrypt(ring.load(request.ciphertext, 3), plain)
+        positions = [at for slot, _ in asked for at in packing.targets(slot)]
+        values = np.array(ring.coefficients(plain, positions), dtype=np.float64) / packing.scale**2
+        for pair, block in zip(pairs, values.reshape(-1, packing.p, packing.p), strict=True):
+            self.blocks[pair] = self._shown(block, own=pair[0] == pair[1])
+        return tuple(pairs)
+
+    def _shown(self, block: Block, *, own: bool) -> Block:
+        if self.std:
+            grid = release_grid(self.std)
+            noise = self.std * gaussians(self._entropy(32), block.size).reshape(block.shape)
+            # the grid hides what floating point would show of the noise's lowest bits
+            block = np.rint((block + noise) / grid) * grid
+        return np.triu(block) + np.triu(block, 1).T if own else block

@@ -1,0 +1,109 @@
+"""The server's machine of one clustering epoch: it keeps ciphertexts and asks the key holder for blocks of the Gram matrix, each once."""
+
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+
+from ..entropy import Entropy, system_entropy
+from ..errors import RemoteError
+from ..keys import Identity, Roster, frame, sign, verify, verify_key
+from .messages import LABEL, Announcement, Request, Setup, Upload, decode, encode, signed_request
+from .products import Job, Output, compute
+from .seal import arithmetic
+from .workers import Workers
+
+__all__ = ["Server"]
+
+_LEFTS_A_JOB = 16
+
+
+class Server:
+    """Takes uploads, makes requests.
+
+    With `landmarks` = m > 0 only pairs with one of m landmark clients are computed: those of the first clients whose hash with the epoch is
+    smallest, so that no order of ids decides.
+
+    Guarantee: it sees ciphertexts only. Reveals: nothing but who takes part, and what the key holder sends back.
+    """
+
+    def __init__(
+        self, setup: Setup, announcement: bytes, holder: bytes, roster: Roster, identity: Identity, *, landmarks: int = 0,
+        entropy: Entropy = system_entropy,
+    ) -> None:  # fmt: skip
+        message = decode(announcement, Announcement, setup)
+        verify_key(holder, 0, message.signature, LABEL + "key", message.setup, message.public_key)
+        arithmetic(setup.parameters).load_public_key(message.public_key)
+        self.setup = setup
+        self.public_key = message.public_key
+        self._roster = roster
+        self._identity = identity
+        self._most_landmarks = landmarks
+        self._entropy = entropy
+        self._uploads: dict[int, Upload] = {}
+        self.landmarks: tuple[int, ...] = ()
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """Whose ciphertexts it has, in the order of their arrival."""
+        return tuple(self._uploads)
+
+    def receive(self, data: bytes) -> bytes:
+        """A client's upload; the enrolment for the key holder. A refused one changes nothing.
+
+        Raises:
+            RemoteError: "malformed" for anything but ciphertexts of this epoch (among them: random bytes, cut ones, other parameters, too
+            long ones, ones that would inflate), "bad-signature" for others than the roster's clients, "enrolled-before" for a second one.
+        """
+        upload = decode(data, Upload, self.setup)
+        client = upload.client
+        verify(self._roster, client, upload.signature, LABEL + "upload", upload.setup, client.to_bytes(8, "big"), upload.digest)
+        if client in self._uploads:
+            raise RemoteError("enrolled-before", client)
+        ring, chunks = arithmetic(self.setup.parameters), self.setup.packing.chunks
+        if (len(upload.left), len(upload.right)) != (chunks, chunks):
+            raise RemoteError("malformed", client)
+        for ciphertext in (*upload.left, *upload.right):
+            ring.load(ciphertext, 2)
+        self._uploads[client] = upload
+        return encode(upload.enrolment())
+
+    def jobs(self, new: Sequence[int]) -> list[Job]:
+        """What is to be computed for `new` clients: their blocks with those before them (or with the landmarks), and with themselves."""
+        if self._most_landmarks and not self.landmarks:
+            keyed = sorted(new, key=lambda client: sha256(frame("landmark", self.setup.digest, client.to_bytes(8, "big"))).digest())
+            self.landmarks = tuple(sorted(keyed[: self._most_landmarks]))
+        place = {client: number for number, client in enumerate(self._uploads)}
+        lefts = self.landmarks or self.clients
+        jobs = []
+        size = self.setup.group
+        for start in range(0, len(new), size):
+            rights = tuple(new[start : start + size])
+            asked = {left: tuple(self._asked(left, right, place) for right in rights) for left in lefts}
+            useful = [left for left in lefts if any(asked[left])]
+            for first in range(0, len(useful), _LEFTS_A_JOB):
+                some = useful[first : first + _LEFTS_A_JOB]
+                jobs.append(
+                    Job(
+                        tuple((left, self._uploads[left].left) for left in some),
+                        tuple((right, self._uploads[right].right) for right in rights),
+                        tuple(asked[left] for left in some),
+                    )
+                )
+        return jobs
+
+    def _asked(self, left: int, right: int, place: dict[int, int]) -> bool:
+        """Each unordered pair once: in order, or from the landmark where only one is."""
+        return place[left] <= place[right] or (bool(self.landmarks) and right not in self.landmarks)
+
+    def requests(self, jobs: Sequence[Job], workers: Workers | None = None) -> Iterator[bytes]:
+        """The signed requests of some jobs, as they get done, in their order, computed here or in worker processes."""
+        if workers is None:
+            for job in jobs:
+                yield from map(self._request, compute(self.setup, self.public_key, job, self._entropy))
+        else:
+            for outputs in workers.map(self.setup, self.public_key, jobs):
+                yield from map(self._request, outputs)
+
+    def _request(self, output: Output) -> bytes:
+        digest = self.setup.digest
+        signature = sign(self._identity, LABEL + "request", digest, signed_request(output.left, output.rights, output.ciphertext))
+        return encode(Request(digest, output.left, output.rights, output.ciphertext, signature))

@@ -1,0 +1,151 @@
+"""What was released, as data: one frozen event per noisy release, with everything that decides its price and nothing that is secret.
+
+An event says what kind of noise stood between a value and its readers, which datasets count as neighbours (`relation`) and what a record
+is (`unit`). What it costs is computed elsewhere (`accounting`); an event that is not known there is refused, never priced at zero.
+
+relation
+    "add_remove": a record more or less. For `unit = "client"` the client's taking part is public, and its contribution is there or zero.
+    "replace_one": a record exchanged for another; the number of records is public.
+unit
+    "sample": one training sample of one client. "client": all that a client contributes to one release.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+__all__ = [
+    "EVENTS", "ChoiceEvent", "Event", "GaussianEvent", "RandomizedResponseEvent", "Relation", "SampledGaussianEvent", "SkellamEvent",
+    "Unit", "event_from", "event_to",
+]  # fmt: skip
+
+Relation = Literal["add_remove", "replace_one"]
+Unit = Literal["sample", "client"]
+
+
+@dataclass(frozen=True)
+class GaussianEvent:
+    """f(D) + N(0, (noise_multiplier · sensitivity)² I), where f moves by at most `sensitivity` (L2) between neighbours of `relation`."""
+
+    noise_multiplier: float
+    sensitivity: float
+    relation: Relation
+    unit: Unit
+
+    def __post_init__(self) -> None:
+        _check(self, positive=("noise_multiplier", "sensitivity"))
+
+
+@dataclass(frozen=True)
+class SampledGaussianEvent:
+    """`steps` sums, each over an own Poisson sample (every record with probability `sampling_rate`), each with Gaussian noise.
+
+    A record contributes a vector of norm at most `norm_bound`; the noise has the standard deviation noise_multiplier · norm_bound. Under
+    "replace_one" two neighbours differ by up to twice the bound: the accountant knows, the multiplier stays that of the bound.
+
+    The sample must be secret: whoever sees the price must not see who was drawn. So the unit is always "sample" (a client draws among its
+    own records); that clients are drawn by a server who sees them amplifies nothing, and such an event cannot be made.
+    """
+
+    noise_multiplier: float
+    sampling_rate: float
+    steps: int
+    norm_bound: float
+    relation: Relation
+    unit: Unit = "sample"
+
+    def __post_init__(self) -> None:
+        _check(self, positive=("noise_multiplier", "norm_bound"), counts=("steps",))
+        if not 0 < self.sampling_rate <= 1:
+            raise ValueError(f"SampledGaussianEvent.sampling_rate: {self.sampling_rate} is outside (0, 1]")
+        if self.unit != "sample":
+            raise ValueError(
+                f"SampledGaussianEvent.unit: {self.unit!r}: a server that draws clients sees who takes part, so their sampling amplifies "
+                "nothing; use GaussianEvent or SkellamEvent"
+            )
+
+
+@dataclass(frozen=True)
+class SkellamEvent:
+    """An integer vector with Skellam noise of this `variance` on every coordinate (that of the sum, where several add their shares).
+
+    `l2` and `l1` bound how far the vector moves between neighbours, in its own integer units.
+    """
+
+    variance: float
+    l2: float
+    l1: float
+    relation: Relation
+    unit: Unit
+
+    def __post_init__(self) -> None:
+        _check(self, positive=("variance", "l2", "l1"))
+
+
+@dataclass(frozen=True)
+class RandomizedResponseEvent:
+    """One of `choices` values: the true one with probability e^ε / (e^ε + choices − 1), else one of the others, all alike."""
+
+    epsilon: float
+    choices: int
+    relation: Relation
+    unit: Unit
+
+    def __post_init__(self) -> None:
+        _check(self, positive=("epsilon",), counts=("choices",))
+        if self.choices < 2:
+            raise ValueError(f"RandomizedResponseEvent.choices: {self.choices}; two at least")
+
+
+@dataclass(frozen=True)
+class ChoiceEvent:
+    """An index chosen by the exponential mechanism (noisy argmin): pure `epsilon`."""
+
+    epsilon: float
+    relation: Relation
+    unit: Unit
+
+    def __post_init__(self) -> None:
+        _check(self, positive=("epsilon",))
+
+
+Event = GaussianEvent | SampledGaussianEvent | SkellamEvent | RandomizedResponseEvent | ChoiceEvent
+EVENTS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
+"""Every kind of event there is, by name."""
+
+
+def _check(event: Any, positive: tuple[str, ...] = (), counts: tuple[str, ...] = ()) -> None:
+    name = type(event).__name__
+    for key in positive:
+        value = getattr(event, key)
+        if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+            raise ValueError(f"{name}.{key}: {value!r} is not a finite number above 0")
+    for key in counts:
+        value = getattr(event, key)
+        if not (isinstance(value, int) and value >= 1):
+            raise ValueError(f"{name}.{key}: {value!r} is not a whole number of 1 or more")
+    if event.relation not in get_args(Relation):
+        raise ValueError(f"{name}.relation: {event.relation!r} is not known; known are {', '.join(get_args(Relation))}")
+    if event.unit not in get_args(Unit):
+        raise ValueError(f"{name}.unit: {event.unit!r} is not known; known are {', '.join(get_args(Unit))}")
+
+
+def event_to(event: Event) -> dict[str, Any]:
+    """An event as plain JSON values: its fields, and its kind under "event". Raises `TypeError` for what is not an event."""
+    if type(event) not in EVENTS.values():
+        raise TypeError(f"{type(event).__name__} is not a known privacy event; known are {', '.join(EVENTS)}")
+    return {"event": type(event).__name__, **asdict(event)}
+
+
+def event_from(values: Mapping[str, Any]) -> Event:
+    """What `event_to` wrote. Raises `ValueError` for an unknown kind, a missing or unknown field, or an impossible value."""
+    name = values.get("event")
+    if name not in EVENTS:
+        raise ValueError(f"event: {name!r} is not a known privacy event; known are {', '.join(EVENTS)}")
+    kind = EVENTS[name]
+    given = {key: value for key, value in values.items() if key != "event"}
+    wanted = {field.name for field in fields(kind)}
+    if set(given) != wanted:
+        raise ValueError(f"event {name}: fields {sorted(given)}, expected {sorted(wanted)}")
+    return kind(**given)

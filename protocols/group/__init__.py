@@ -1,0 +1,68 @@
+"""How can clients that only talk to a server come to share a secret that the server lacks?
+
+One of the clients leads: it draws the secret and seals it for every other under a key that only the two of them can compute. Everybody
+signs what it was given, everybody sees everybody's signatures, and only then is the secret in force. Newcomers get it from a member; after
+a removal a new epoch starts with a fresh secret.
+
+    messages   the public terms of an epoch, and what is said     states     which message may come when, as tables
+    member     one client's machine                               server     the server's machine
+    simulation all parties in one process, over real bytes
+
+    Invite   →  Advert                  a fresh X25519 key each, signed (Ed25519, pinned roster)
+    Adverts  →  Offer                   one client leads: header with a commitment to the secret, signed; a sealed box for each
+    Deliver  →  Confirm                 the box opens, the secret is the committed one: signature over the header
+    Confirmed                           all signatures, to all: the secret is in force
+    Invite, Admit, Handover             a newcomer's signed key goes to a member, which seals the secret for it
+
+**Guarantee.** A server, also one that lies, learns nothing of the secret unless a client that has it tells: keys that boxes are sealed
+under are agreed between two ephemeral keys, of which the recipient's is signed under the roster. It cannot put a client of its own into
+the group (no key on the roster, no signature), nor hand an old message to another session, epoch or list of members (everything is bound to
+the hash of the terms). **Among clients that were shown the same terms, and follow the protocol, at most one secret comes into force**: it
+takes the signatures of a majority of the invited under one header, and a client signs one header per epoch. Members that were shown
+*different* lists for one epoch could be kept apart in two groups, each of which sees a list without the others; a client's `smallest` above
+half of the roster rules that out. Keys by which a secret came are forgotten when it is in force.
+
+**Reveals.** Who takes part, who leads, who joins and leaves when. **One member that colludes with the server tells it everything**: the
+secret is one for all, and no protocol changes that. A leader that follows the protocol but has a bad source of randomness weakens the
+secret for all (it is leader-made, not contributory: a malicious leader could give a contributory secret away as well). A malicious leader
+can spoil an epoch (boxes that do not open, found at once). A member that signs two headers can, together with a lying server, keep two
+halves of the group under two secrets: it is in both, and could tell both. A malicious sponsor can refuse, not hand out a wrong secret: the
+leader signed a commitment. Who is removed is the server's word: members check that those named get nothing from them. A removed client
+keeps the secrets of the epochs it was in. The server can stop any agreement by not carrying messages.
+
+**Source.** Ours, of standard parts: X25519 (RFC 7748), HKDF (RFC 5869), AES-256-GCM, Ed25519 (RFC 8032); the leader's role is that of the
+key-generating client which Sattler et al. 2019, Algorithm 5, presuppose.
+
+Unaudited research code.
+"""
+
+from ..errors import LocalError, MalformedMessage, ProtocolError, RemoteError, TooFewClients
+from ..keys import Identity, Roster
+from .member import Member
+from .messages import Terms, make_terms, needed
+from .server import Server
+from .simulation import STAGES, agree_all, hand_over
+from .states import MEMBER, SERVER, MemberStage, ServerStage, diagram
+
+__all__ = [
+    "MEMBER",
+    "SERVER",
+    "STAGES",
+    "Identity",
+    "LocalError",
+    "MalformedMessage",
+    "Member",
+    "MemberStage",
+    "ProtocolError",
+    "RemoteError",
+    "Roster",
+    "Server",
+    "ServerStage",
+    "Terms",
+    "TooFewClients",
+    "agree_all",
+    "diagram",
+    "hand_over",
+    "make_terms",
+    "needed",
+]

@@ -1,0 +1,238 @@
+"""Who has spent how much? One ledger for everything that leaves a client, asked before it leaves.
+
+Rules
+- **Asked before.** `charge` prices what each client has released so far together with what it is about to release; if that exceeds the
+  budget of any of them, nobody is charged and `BudgetExceeded` says who stands where. Only after `charge` returns may a value leave.
+- **Durable before.** With a path, the new ledger has reached the disk (written aside, flushed, renamed, folder flushed) when `charge`
+  returns: a program that dies between charge and release has charged too much, never too little.
+- **Never taken back.** There is no refund. A round that was interrupted and is run again draws new noise, so it is charged again.
+- **Once per noise.** A value that carries its noise is charged by whoever holds it at its first release (see `Receipt`); showing the same
+  noisy value again is free. A value without noise that goes through a noising verb gets fresh noise, so each release is charged.
+- **Membership counts.** Who is in a cohort is public here. Where membership follows from data, whatever told it (a gathered choice, a
+  Gram's labels) was itself a charged release.
+
+Guarantee: for each client, all charged releases together are (ε, δ)-private for the stated relation and unit, against whoever sees them
+all. Reveals: the ledger holds no secret; it is made of public parameters. What is *not* charged (plain values that another protection
+covers) is not covered. A ledger counts the releases of one data set: two runs on the same data need one ledger, or add up.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from .accounting import epsilon_of
+from .errors import ProtocolError
+from .events import Event, Relation, Unit, event_from, event_to
+
+__all__ = ["Budget", "BudgetExceeded", "Charge", "Ledger", "Receipt"]
+
+SLACK = 1e-9
+"""Rounding by which a bill may exceed the budget."""
+
+
+class BudgetExceeded(ProtocolError):
+    """A release was refused: with it a client would have spent more than its budget. Nothing was charged and nothing left.
+
+    `client` is the one who would spend most, `would` its ε with the release, `spent` without.
+    """
+
+    code = "budget-exceeded"
+
+    def __init__(self, purpose: str, client: int, spent: float, would: float, limit: float) -> None:
+        self.purpose, self.client, self.spent, self.would, self.limit = purpose, client, spent, would, limit
+        super().__init__(
+            f"{purpose}: refused by the privacy ledger: client {client} has spent epsilon {spent:.4g} and would have {would:.4g}, "
+            f"its budget is {limit:g}"
+        )
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What each client may spend: ε at δ, for neighbours of `relation` that differ in one `unit`.
+
+    Raises `ValueError` for ε ≤ 0, δ outside (0, 1), or a relation or unit that is not known.
+    """
+
+    epsilon: float
+    delta: float
+    relation: Relation
+    unit: Unit
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
+            raise ValueError(f"epsilon: {self.epsilon} is not a finite number above 0")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta: {self.delta} is outside (0, 1)")
+        if self.relation not in get_args(Relation):
+            raise ValueError(f"relation: {self.relation!r} is not known; known are {', '.join(get_args(Relation))}")
+        if self.unit not in get_args(Unit):
+            raise ValueError(f"unit: {self.unit!r} is not known; known are {', '.join(get_args(Unit))}")
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One line of the ledger: in which round, for what, which clients, which events (each client all of them)."""
+
+    round: int
+    purpose: str
+    clients: tuple[int, ...]
+    events: tuple[Event, ...]
+
+
+@dataclass(eq=False)
+class Receipt:
+    """Goes with a value that carries its noise: the `events` it costs each of its owners, and who has paid."""
+
+    events: tuple[Event, ...]
+    paid: set[int] = field(default_factory=set)
+
+
+class Ledger:
+    """All charges so far, in order, under one `budget`; kept in the file `path` if there is one.
+
+    `Ledger.open(path)` goes on with an existing file. `round` is what charges are filed under where they do not say.
+    """
+
+    def __init__(self, budget: Budget, path: Path | None = None) -> None:
+        self.budget = budget
+        self.path = path
+        self.round = -1
+        self.charges: list[Charge] = []
+        self._events: dict[int, list[Event]] = {}
+        if path is not None and path.exists():
+            raise ValueError(f"{path}: there is a ledger already; open it, so that what was spent stays spent")
+
+    def keep(self, path: Path) -> None:
+        """Keep this ledger in the file `path`, which the first charge makes. Raises `ValueError` if that, or a charge, is there already."""
+        if self.charges:
+            raise ValueError("a ledger that was kept nowhere has charges already")
+        if path.exists():
+            raise ValueError(f"{path}: there is a ledger already; open it, so that what was spent stays spent")
+        self.path = path
+
+    def adopt(self, other: "Ledger") -> None:
+        """Go on with all that `other` holds, in its file. Raises `ValueError` if something was charged here already."""
+        if self.charges:
+            raise ValueError("a ledger with charges cannot take over another")
+        self.path, self.charges, self._events = other.path, other.charges, other._events
+
+    def spent(self, client: int) -> float:
+        """The client's ε at the budget's δ so far."""
+        return epsilon_of(self._events.get(client, ()), self.budget.delta)
+
+    def events(self, client: int) -> tuple[Event, ...]:
+        """What the client has released so far."""
+        return tuple(self._events.get(client, ()))
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """Who has been charged, ascending."""
+        return tuple(sorted(self._events))
+
+    def affords(self, client: int, events: Sequence[Event]) -> bool:
+        """Whether the client could release this."""
+        return self._price(client, events) <= self.budget.epsilon * (1 + SLACK)
+
+    def charge(self, bills: Mapping[int, Sequence[Event]], purpose: str, round: int | None = None) -> None:
+        """Charge each client its events, or nobody.
+
+        Raises `BudgetExceeded` if a client would exceed the budget, `ValueError` for an event of another relation or unit than the
+        budget's, `OSError` if the ledger cannot be written: in each case nothing was charged and nothing may be released.
+        """
+        for events in bills.values():
+            for event in events:
+                if (event.relation, event.unit) != (self.budget.relation, self.budget.unit):
+                    raise ValueError(
+                        f"{purpose}: an event for ({event.relation}, {event.unit}) cannot be charged to a budget for "
+                        f"({self.budget.relation}, {self.budget.unit})"
+                    )
+        prices = {client: self._price(client, events) for client, events in bills.items() if events}
+        if not prices:
+            return
+        worst = max(prices, key=lambda client: (prices[client], -client))
+        if prices[worst] > self.budget.epsilon * (1 + SLACK):
+            raise BudgetExceeded(purpose, worst, self.spent(worst), prices[worst], self.budget.epsilon)
+        fresh = self._grouped(bills, purpose, self.round if round is None else round)
+        if self.path is not None:
+            _write(self.path, self._plain([*self.charges, *fresh]))
+        self.charges += fresh
+        for client in prices:
+            self._events.setdefault(client, []).extend(bills[client])
+
+    def settle(self, receipts: Mapping[int, Sequence[Receipt]], purpose: str, round: int | None = None) -> None:
+        """Charge each client those of its receipts that it has not paid yet. Raises as `charge`."""
+        due = {client: [one for one in dict.fromkeys(several) if client not in one.paid] for client, several in receipts.items()}
+        self.charge({client: [event for one in several for event in one.events] for client, several in due.items()}, purpose, round)
+        for client, several in due.items():
+            for one in several:
+                one.paid.add(client)
+
+    def _price(self, client: int, events: Sequence[Event]) -> float:
+        return epsilon_of([*self._events.get(client, ()), *events], self.budget.delta)
+
+    @staticmethod
+    def _grouped(bills: Mapping[int, Sequence[Event]], purpose: str, round: int) -> list[Charge]:
+        """Clients with the same bill share a line."""
+        alike: dict[tuple[Event, ...], list[int]] = {}
+        for client in sorted(bills):
+            if bills[client]:
+                alike.setdefault(tuple(bills[client]), []).append(client)
+        return [Charge(round, purpose, tuple(clients), events) for events, clients in alike.items()]
+
+    def _plain(self, charges: Sequence[Charge]) -> dict[str, Any]:
+        b = self.budget
+        lines = [
+            {"round": one.round, "purpose": one.purpose, "clients": list(one.clients), "events": [event_to(event) for event in one.events]}
+            for one in charges
+        ]
+        return {"format": 1, "epsilon": b.epsilon, "delta": b.delta, "relation": b.relation, "unit": b.unit, "charges": lines}
+
+    @classmethod
+    def open(cls, path: Path, budget: Budget | None = None) -> "Ledger":
+        """The ledger in the file `path`; with `budget`, only if it is for the same relation, unit and δ (its ε may be raised or lowered).
+
+        Raises `ValueError` naming the file if it is damaged or for another budget, `OSError` if it cannot be read.
+        """
+        text = path.read_text(encoding="utf-8")
+        try:
+            tree = json.loads(text)
+            found = Budget(tree["epsilon"], tree["delta"], tree["relation"], tree["unit"])
+            if tree["format"] != 1:
+                raise ValueError(f"format {tree['format']!r} is not known")
+            charges = [
+                Charge(
+                    int(line["round"]), str(line["purpose"]), tuple(int(c) for c in line["clients"]), tuple(map(event_from, line["events"]))
+                )
+                for line in tree["charges"]
+            ]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}: is no ledger ({error})") from None
+        if budget is not None and (budget.delta, budget.relation, budget.unit) != (found.delta, found.relation, found.unit):
+            raise ValueError(f"{path}: is a ledger for delta {found.delta:g}, {found.relation}, {found.unit}; not for {budget}")
+        ledger = cls(budget or found)
+        ledger.path, ledger.charges = path, charges
+        for one in charges:
+            for client in one.clients:
+                ledger._events.setdefault(client, []).extend(one.events)
+        return ledger
+
+
+def _write(path: Path, tree: Mapping[str, Any]) -> None:
+    """The whole file, complete on the disk before this returns, or the old one untouched."""
+    part = path.with_name(path.name + ".part")
+    with part.open("w", encoding="utf-8") as out:
+        json.dump(tree, out, indent=1)
+        out.write("\n")
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(part, path)
+    if os.name == "posix":  # the rename itself must not be lost either
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

@@ -1,0 +1,213 @@
+"""Accountants: two libraries agree, the exact cases are exact, joint is never worse than adding, what is not covered is refused."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cflpriv.protocols.accounting import ORDERS, _gaussian_pld, calibrate, delta_of, epsilon_of, noise_plan
+from cflpriv.protocols.events import (
+    ChoiceEvent,
+    Event,
+    GaussianEvent,
+    RandomizedResponseEvent,
+    Relation,
+    SampledGaussianEvent,
+    SkellamEvent,
+    event_from,
+    event_to,
+)
+from cflpriv.protocols.mechanisms import gaussian_delta, gaussian_epsilon
+
+
+def plain(z: float, relation: Relation = "add_remove") -> GaussianEvent:
+    return GaussianEvent(z, 1.0, relation, "sample")
+
+
+def sampled(z: float, q: float, steps: int, relation: Relation = "add_remove") -> SampledGaussianEvent:
+    return SampledGaussianEvent(z, q, steps, 1.0, relation)
+
+
+SEVERAL: tuple[list[Event], ...] = (
+    [sampled(1.0, 0.01, 500)],
+    [sampled(0.8, 0.02, 100)],
+    [sampled(2.0, 0.1, 300)],
+    [sampled(1.5, 0.05, 200), sampled(0.9, 0.01, 50)],
+    [sampled(1.2, 0.02, 1000), sampled(3.0, 0.2, 10), plain(5.0)],
+)
+GRID: list[tuple[float, list[Event]]] = [
+    (delta, [*([plain(z)] if z else []), *several]) for delta in (1e-5, 1e-7) for z in (0.0, 2.0, 8.0) for several in SEVERAL
+]
+
+
+@pytest.mark.parametrize("place", range(len(GRID)))
+def test_pld_and_prv_agree(place: int) -> None:
+    delta, events = GRID[place]
+    pld, prv, rdp = (epsilon_of(events, delta, name) for name in ("pld", "prv", "rdp"))
+    assert abs(pld - prv) < 0.02
+    assert rdp > pld - 1e-3, "Rényi accounting is an upper bound"
+
+
+@pytest.mark.parametrize(("zs", "delta"), [((1.0,), 1e-5), ((3.0, 4.0), 1e-6), ((2.0, 2.0, 2.0, 9.0), 1e-5), ((40.0,) * 100, 1e-7)])
+def test_gaussians_alone_cost_exactly_what_one_of_their_joint_precision_costs(zs: tuple[float, ...], delta: float) -> None:
+    joint = 1 / math.sqrt(sum(z**-2 for z in zs))
+    exact = epsilon_of([plain(z) for z in zs], delta)
+    assert gaussian_delta(joint, exact) == pytest.approx(delta, rel=1e-6)
+    # and the numerical composition of dp-accounting comes to the same
+    pieces = [_gaussian_pld(z, 5e-4) for z in zs]
+    total = pieces[0]
+    for piece in pieces[1:]:
+        total = total.compose(piece)
+    assert total.get_epsilon_for_delta(delta) == pytest.approx(exact, abs=2e-3)
+
+
+def test_opacus_gdp_is_refused_by_name_and_for_a_reason() -> None:
+    with pytest.raises(ValueError, match="GaussianAccountant"):
+        epsilon_of([plain(1.0)], 1e-5, "gdp")  # type: ignore[arg-type]
+    from opacus.accountants import GaussianAccountant
+
+    with pytest.warns(UserWarning, match="underestimate"):
+        theirs = GaussianAccountant()
+    theirs.history = [(3.0, 1.0, 1), (4.0, 1.0, 1)]
+    exact = epsilon_of([plain(3.0), plain(4.0)], 1e-5)
+    assert theirs.get_epsilon(1e-5) < exact - 0.2, "it forgets the first of two releases"
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.floats(0.8, 12), st.floats(0.7, 4), st.sampled_from([0.01, 0.05, 0.2]), st.integers(1, 300), st.floats(0.05, 0.95),
+)  # fmt: skip
+def test_a_joint_composition_is_never_worse_than_adding(z: float, zt: float, q: float, steps: int, share: float) -> None:
+    signature, training = [plain(z)], [sampled(zt, q, steps)]
+    delta = 1e-5
+    added = epsilon_of(signature, share * delta) + epsilon_of(training, (1 - share) * delta)
+    assert epsilon_of([*signature, *training], delta) <= added + 2e-3
+
+
+def test_a_signature_and_training_together_save_a_fifth() -> None:
+    signature, training = [plain(4.0)], [sampled(1.0, 0.01, 1000)]
+    added = epsilon_of(signature, 5e-6) + epsilon_of(training, 5e-6)
+    assert 0.15 < 1 - epsilon_of([*signature, *training], 1e-5) / added < 0.4
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+def test_sampling_everyone_is_no_sampling(relation: Relation) -> None:
+    # σ of the bound; replacing moves a clipped sum by twice that bound
+    times = 1 if relation == "add_remove" else 2
+    assert epsilon_of([sampled(3.0, 1.0, 4, relation)], 1e-5) == pytest.approx(gaussian_epsilon(3.0 / times / 2, 1e-5), abs=2e-3)
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+def test_sampled_privacy_loss_against_an_integral(relation: Relation) -> None:
+    z, q, epsilon = 1.3, 0.1, 0.5
+    x = np.linspace(-30, 30, 3_000_001)
+    at = {shift: np.exp(-((x - shift) ** 2) / (2 * z * z)) / (z * math.sqrt(2 * math.pi)) for shift in (-1.0, 0.0, 1.0)}
+    with_, other = (1 - q) * at[0.0] + q * at[1.0], at[0.0] if relation == "add_remove" else (1 - q) * at[0.0] + q * at[-1.0]
+    exact = max(float(np.trapezoid(np.maximum(0, one - math.exp(epsilon) * two), x)) for one, two in ((with_, other), (other, with_)))
+    assert delta_of([sampled(z, q, 1, relation)], epsilon) == pytest.approx(exact, rel=1e-2)
+    assert delta_of([sampled(z, q, 1, relation)], epsilon) >= exact * (1 - 1e-6)
+
+
+def test_pure_events_cost_their_epsilon_at_most_and_compose_below_their_sum() -> None:
+    for event in (RandomizedResponseEvent(0.7, 5, "replace_one", "sample"), ChoiceEvent(0.7, "replace_one", "sample")):
+        assert epsilon_of([event], 1e-9) == pytest.approx(0.7, abs=2e-3)
+        assert epsilon_of([event] * 40, 1e-5) < 40 * 0.7 * 0.9
+    # k-ary randomised response, once, at a large δ: exactly p − e^ε' q on the true value
+    k, epsilon = 4, 1.5
+    p, q = math.exp(epsilon) / (math.exp(epsilon) + k - 1), 1 / (math.exp(epsilon) + k - 1)
+    other = 0.9
+    exact = max(0.0, p - math.exp(other) * q)
+    assert delta_of([RandomizedResponseEvent(epsilon, k, "replace_one", "sample")], other) == pytest.approx(exact, rel=2e-3)
+
+
+def test_skellam_comes_close_to_the_gaussian_of_its_variance() -> None:
+    large = SkellamEvent((2.0 * 1e4) ** 2, 1e4, 1e6, "add_remove", "client")
+    gaussian = GaussianEvent(2.0, 1.0, "add_remove", "client")
+    assert epsilon_of([large] * 5, 1e-5) == pytest.approx(epsilon_of([gaussian] * 5, 1e-5, "rdp"), rel=1e-2)
+    small = SkellamEvent((2.0 * 3) ** 2, 3.0, 9.0, "add_remove", "client")
+    assert epsilon_of([small], 1e-5) > epsilon_of([gaussian], 1e-5, "rdp")
+    assert all(order == int(order) > 1 for order in ORDERS), "the bound is proved for whole orders"
+    assert delta_of([large], epsilon_of([large], 1e-5)) == pytest.approx(1e-5, rel=0.2)
+
+
+def test_what_is_not_known_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Wish:
+        relation: Relation = "add_remove"
+        unit: str = "sample"
+
+    with pytest.raises(TypeError, match="Wish is not a known privacy event"):
+        epsilon_of([Wish()], 1e-5)  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="Wish"):
+        event_to(Wish())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'Wish' is not a known privacy event"):
+        event_from({"event": "Wish"})
+    with pytest.raises(ValueError, match="'magic' is not known"):
+        epsilon_of([plain(1.0)], 1e-5, "magic")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="do not compose"):
+        epsilon_of([plain(1.0), plain(1.0, "replace_one")], 1e-5)
+    with pytest.raises(ValueError, match="covers Gaussian noise only"):
+        epsilon_of([ChoiceEvent(1.0, "add_remove", "sample")], 1e-5, "prv")
+    with pytest.raises(ValueError, match="'add_remove' only"):
+        epsilon_of([sampled(1.0, 0.1, 1, "replace_one")], 1e-5, "prv")
+    with pytest.raises(ValueError, match="amplifies nothing"):
+        SampledGaussianEvent(1.0, 0.1, 1, 1.0, "add_remove", "client")
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"noise_multiplier": 0.0}, "noise_multiplier"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier"),
+        ({"sampling_rate": 0.0}, "sampling_rate"),
+        ({"sampling_rate": 1.5}, "sampling_rate"),
+        ({"steps": 0}, "steps"),
+        ({"norm_bound": -1.0}, "norm_bound"),
+        ({"relation": "swap"}, "relation"),
+        ({"unit": "household"}, "unit"),
+    ],
+)
+def test_impossible_events_cannot_be_made(changes: dict[str, object], key: str) -> None:
+    good = event_to(sampled(1.0, 0.1, 5))
+    with pytest.raises(ValueError, match=key):
+        event_from({**good, **changes})
+
+
+def test_events_survive_json() -> None:
+    events: list[Event] = [
+        plain(1.5), sampled(1.0, 0.1, 5), SkellamEvent(9.0, 2.0, 4.0, "replace_one", "client"),
+        RandomizedResponseEvent(1.0, 3, "add_remove", "client"), ChoiceEvent(0.5, "add_remove", "sample"),
+    ]  # fmt: skip
+    for event in events:
+        assert event_from(event_to(event)) == event
+    with pytest.raises(ValueError, match="fields"):
+        event_from({**event_to(plain(1.0)), "more": 1})
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+@pytest.mark.parametrize(("epsilon", "share"), [(0.5, 0.3), (3.0, 0.2), (8.0, 0.0), (2.0, 1.0)])
+def test_a_plan_meets_its_budget_and_wastes_little(relation: Relation, epsilon: float, share: float) -> None:
+    plan = noise_plan(epsilon, 1e-5, relation, rounds=10, steps=20, sampling_rate=0.05, signature_share=share)
+    assert epsilon * 0.995 <= plan.epsilon <= epsilon
+    assert (plan.signature > 0) == (share > 0)
+    assert (plan.training > 0) == (share < 1)
+    if 0 < share < 1:
+        assert gaussian_epsilon(plan.signature, 1e-5) == pytest.approx(share * epsilon, rel=1e-6)
+        alone = [sampled(plan.training, 0.05, 200, relation)]
+        assert epsilon_of(alone, 1e-5) > (1 - share) * epsilon, "training gets what the joint composition leaves"
+
+
+def test_calibration_refuses_what_no_noise_reaches() -> None:
+    with pytest.raises(ValueError, match="cannot be kept"):
+        calibrate(lambda z: [ChoiceEvent(3.0, "add_remove", "sample"), sampled(z, 0.1, 1)], 1.0, 1e-5)
+    with pytest.raises(ValueError, match="epsilon"):
+        calibrate(lambda z: [plain(z)], 0.0, 1e-5)
+    with pytest.raises(ValueError, match="signature_share"):
+        noise_plan(1.0, 1e-5, "add_remove", rounds=1, steps=1, sampling_rate=0.1, signature_share=1.2)
+
+
+def test_tiny_noise_is_priced_and_not_out_of_memory() -> None:
+    assert epsilon_of([plain(0.05), sampled(0.1, 0.1, 3)], 1e-5) > 100
