@@ -27,7 +27,8 @@ class Algorithm:
 
     init(federation) -> state; round(federation, state) -> (state, record); serve(state) -> what clients would use;
     admit(federation, state, newcomers) -> (state, notes), where newcomers can be taken. `describe(state)` gives what a report may show:
-    "clustering" and, where the release allows it, "evidence".
+    "clustering" and, where the release allows it, "evidence". `public_groups` says that it averages over groups that the server knows,
+    which an oblivious sum refuses.
     """
 
     name: str
@@ -37,3 +38,4 @@ class Algorithm:
     serve: Callable[[Any], Served]
     admit: Callable[[Federation, Any, Sequence[int]], tuple[Any, Mapping[str, Any]]] | None = None
     describe: Callable[[Any], Mapping[str, Any]] = lambda state: {}
+    public_groups: bool = False

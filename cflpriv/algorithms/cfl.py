@@ -10,11 +10,14 @@ walk down it (Alg. 4), and every client may be offered the models of its path (`
 Deviations, each for a reason:
 - The optimal bipartition is found by removing the weakest edge of the maximum spanning tree, O(m²); Algorithm 1 gives the same in O(m³).
 - The max-norm test, the bipartition and the γ_max test need the Gram of a cluster's updates: it is asked for when the mean's norm is below
-  ε₁ (with `watch` in every round), and uploads the updates once more, because this contract keeps sums and Grams apart.
+  ε₁ (with `watch` in every round), and uploads the updates once more, because this contract keeps sums and Grams apart: what makes a mean
+  safe (a sum of all) and what makes a Gram safe (one transform for all) are not the same upload. The cost: in every round in which a
+  cluster stands still (a congruent one: to the end) its members upload twice as much, and those not sampled train and upload as well.
 - ε₁ and ε₂ may be relative: in units of the largest norm of a mean update that the run has measured so far, in any cluster.
 - A cluster's stationary model θ* is the one its tested updates were computed at (eq. 47); its children start from θ* plus their mean.
 - With partial participation the test looks at the round's cohort, the split at all members present. Members absent from a split are counted
-  to the larger side until they come back, when they walk down from the node they belonged to. Clients nobody has seen walk from the root.
+  to the larger side until they come back, when they walk down from the first split that they missed. Clients nobody has seen walk from the
+  root. Who walks and has no update, because its training diverged (and is skipped), goes to the larger side.
 - A cluster that took someone in is not split for `settle` rounds: the update of one who has not trained yet is long, and the printed test
   takes it for incongruent (on label-swapped digits it split off every newcomer at once).
 - A client in a cluster of its own never splits. A side smaller than the floor (`small_clusters = "merge"`) or `smallest` stops a split.
@@ -26,38 +29,24 @@ before round 20 or of fewer than three clients, learning rate × 0.99 a round.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from scipy.cluster import hierarchy
-from scipy.spatial.distance import squareform
 
 from ..algorithm import Algorithm, Served
-from ..clustering import linkage_tree, ordered_labels
 from ..engine import Result, TaskInput
-from ..errors import InputError
-from ..federation import Federation, GramView
+from ..errors import InputError, TooFewClients
+from ..federation import Federation
 from ..handles import Held, Shared
 from ..models import Model
 from ..record import RoundRecord
-from ..similarity import SimilarityMatrix, cosines
 from ..training import Evaluate, Losses, Train
 from ..types import Array, Clustering
+from .attempts import try_compute
 from .fedavg import Weights
+from .splitting import SPLIT, Bipartition, MoreSimilar, pictured, separation_gap
 
-__all__ = [
-    "Bipartition",
-    "MoreSimilar",
-    "Node",
-    "State",
-    "bipartition",
-    "cfl",
-    "cross_similarity",
-    "gaps",
-    "offer",
-    "path",
-    "separation_gap",
-]
+__all__ = ["Node", "Same", "Seen", "State", "cfl", "gaps", "offer", "path"]
 
 EPS1, EPS2 = 0.2, 0.75
 """Defaults, relative to the largest mean update of the run.
@@ -69,107 +58,12 @@ to 0.95 and pure ones up to 0.72. On seeds 3 to 5 every split of a mixed cluster
 EPS1_AUTHORS, EPS2_AUTHORS = 0.4, 1.6
 FIRST_SPLIT_AUTHORS, SMALLEST_AUTHORS, DECAY_AUTHORS = 20, 3, 0.99
 
-MOVING, CONGRUENT, TOO_NOISY, TOO_SMALL, SPLIT = range(5)
-"""What a test said: mean norm at or above ε₁; no client norm above ε₂; γ_max; a side too small; split."""
-
-
-def bipartition(alpha: Array, linkage: Literal["single", "complete"] = "single") -> Array:
-    """Sides 0 and 1 of m ≥ 2 clients such that the largest similarity across is smallest (eq. 25), exactly; client 0 is on side 0.
-
-    The optimum removes the weakest edge of the maximum spanning tree of `alpha` (m, m): any other bipartition cuts an edge of the tree that
-    is at least as strong. "complete" is the authors' agglomeration on −α instead, which does not minimise eq. 25.
-
-    Raises `InputError` for fewer than two clients.
-    """
-    m = len(alpha)
-    if m < 2:
-        raise InputError(f"bipartition: {m} client(s) cannot be split")
-    if linkage == "complete":
-        distance = 1.0 - (alpha + alpha.T) / 2
-        np.fill_diagonal(distance, 0.0)
-        tree = hierarchy.linkage(squareform(distance, checks=False), method="complete")
-        return ordered_labels(hierarchy.cut_tree(tree, n_clusters=[2])[:, 0])
-    reach, parent = alpha[0].astype(np.float64), np.zeros(m, dtype=int)  # Prim's algorithm: the strongest edge from the tree to each
-    reach[0] = -np.inf
-    edges: list[tuple[float, int, int]] = []
-    outside = np.ones(m, dtype=bool)
-    outside[0] = False
-    for _ in range(m - 1):
-        new = int(np.where(outside, reach, -np.inf).argmax())
-        edges.append((float(reach[new]), int(parent[new]), new))
-        outside[new] = False
-        nearer = outside & (alpha[new] > reach)
-        reach[nearer], parent[nearer] = alpha[new][nearer], new
-    weakest = min(range(m - 1), key=lambda i: (edges[i][0], i))
-    side = np.zeros(m, dtype=int)
-    for i, (_, near, far) in enumerate(edges):  # edges grow from client 0: a side is known before it is passed on
-        side[far] = 1 if i == weakest else side[near]
-    return side
-
-
-def cross_similarity(alpha: Array, side: Array) -> float:
-    """α_cross^max: the largest similarity between clients on different sides (eq. 17)."""
-    return float(alpha[np.ix_(side == 0, side == 1)].max())
-
-
-def separation_gap(alpha: Array, groups: Sequence[int]) -> float:
-    """g(α): the smallest similarity inside the true groups minus α_cross^max of the optimal bipartition (eq. 28).
-
-    Positive exactly if the bipartition is correct by a margin. For experimenters: it needs the truth. A group of one has similarity 1.
-    """
-    truth = np.asarray(groups)
-    return float(alpha[truth[:, None] == truth[None, :]].min()) - cross_similarity(alpha, bipartition(alpha))
-
-
-@dataclass(frozen=True)
-class Bipartition:
-    """Public code run where the Gram may be seen: norms, cosines, bipartition, and whether to accept it (Alg. 5, l. 16 to 22).
-
-    Result: "said" (one of MOVING, CONGRUENT, TOO_NOISY, TOO_SMALL, SPLIT) and "side" of each client; evidence: the rest.
-    """
-
-    stationary: bool
-    eps2: float
-    gamma_max: float
-    linkage: Literal["single", "complete"] = "single"
-    at_least: int = 1
-
-    def __call__(self, view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        alpha = cosines(view.gram)  # α_ij = ⟨Δθ_i, Δθ_j⟩ / (‖Δθ_i‖ ‖Δθ_j‖)  (eq. 44)
-        largest = float(np.sqrt(np.diag(view.gram.matrix()).max()))
-        side = bipartition(alpha.values, self.linkage)  # (eq. 25)
-        cross = cross_similarity(alpha.values, side)
-        if not self.stationary:
-            said = MOVING
-        elif not largest > self.eps2:  # max_i ‖Δθ_i‖ > ε₂  (eq. 33)
-            said = CONGRUENT
-        elif not self.gamma_max < np.sqrt(max(0.0, 1.0 - cross) / 2.0):  # γ_max < sqrt((1 − α_cross^max) / 2)  (eq. 39)
-            said = TOO_NOISY
-        elif min(int((side == 0).sum()), int((side == 1).sum())) < self.at_least:
-            said = TOO_SMALL
-        else:
-            said = SPLIT
-            view.memory["sides"] = dict(zip(view.gram.clients, side.tolist(), strict=True))
-        evidence = {"alpha": alpha.values, "clients": alpha.clients, "largest_norm": largest, "alpha_cross": cross}
-        return {"said": said, "side": side}, evidence
-
-
-@dataclass(frozen=True)
-class MoreSimilar:
-    """Algorithm 4: which child holds the pre-split update most similar to a newcomer's. Result: "side" of each newcomer."""
-
-    def __call__(self, view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        alpha = cosines(view.gram)
-        sides: Mapping[int, int] = view.memory["sides"]  # of the clients that were there at the split, whose updates are Δ_e (eq. 47)
-        side = np.array([sides.get(client, -1) for client in alpha.clients])
-        new = np.isin(alpha.clients, view.new)
-        best = np.stack([alpha.values[np.ix_(new, side == child)].max(axis=1) for child in (0, 1)])  # α_0, α_1 (l. 6, 7)
-        return {"side": np.where(best[0] > best[1], 0, 1)}, {"best": best}  # l. 8 to 12
-
 
 @dataclass(frozen=True)
 class Same:
     """What a client holds, under a handle of its own, so that its clustering epoch is its own. Part: "update"."""
+
+    uses_data: ClassVar[bool] = False
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -318,12 +212,18 @@ def cfl(
         return State((Node(Shared(train.model.init(seed))),), dict.fromkeys(federation.clients, 0))  # one cluster, θ⁰ (Alg. 5, l. 3)
 
     def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
-        state = place(federation, state, [client for client in federation.clients if client not in state.leaf or client in state.waiting])
+        arrivals = [client for client in federation.clients if client not in state.leaf or client in state.waiting]
+        state = place(federation, state, arrivals)
         clustering, leaves = state.clustering, state.leaves
         cohort = federation.cohort(clustering)
         task = train.at(federation.round)
         held = federation.compute(task, {"model": [state.tree[leaf].model for leaf in leaves]}, which=clustering, on=cohort)
-        means = federation.mean(held["update"], weights, clustering, len(leaves))  # Δθ_c (Alg. 5, l. 15; eq. 2)
+        try:
+            means = federation.mean(held["update"], weights, clustering, len(leaves))  # Δθ_c (Alg. 5, l. 15; eq. 2)
+        except TooFewClients:
+            if not arrivals:
+                raise
+            means = (None,) * len(leaves)  # the round is kept: who walked down is in the epochs of the splits passed, once and for all
         norms = [None if mean is None or mean.parts["update"].own else mean.parts["update"].norm() for mean in means]
         unit = max([state.unit, *(norm for norm in norms if norm is not None)])
         state = replace(state, unit=unit, seen={})
@@ -344,14 +244,15 @@ def cfl(
             if norm is None or not (stationary or watch) or len(here) < fewest:
                 state = replace(state, tree=tuple(tree))
                 continue
-            updates = (
-                federation.compute(Same(), {"update": held["update"]}, on=here)
-                if set(here) <= set(held.clients)
-                else federation.compute(task, {"model": node.model}, on=here)
-            )["update"]
-            if len(updates.clients) < fewest:  # training of the others diverged
+            again: Held | None
+            if set(here) <= set(held.clients):
+                again = federation.compute(Same(), {"update": held["update"]}, on=here)
+            else:
+                again = try_compute(federation, train.on_divergence, task, {"model": node.model}, on=here)
+            if again is None or len(again.clients) < fewest:  # training of the others diverged
                 state = replace(state, tree=tuple(tree))
                 continue
+            updates = again["update"]
             by = Bipartition(stationary, high * scale, gamma_max, linkage, max(smallest, federation.merge_below))
             released = federation.gram(updates, then=by)
             said, found = int(released.result["said"]), released.evidence
@@ -377,8 +278,8 @@ def cfl(
                 state,
                 tree=tuple(tree),
                 leaf={**state.leaf, **{client: children[side.get(client, larger)] for client in clustering.members(label)}},
-                waiting={**state.waiting, **dict.fromkeys(away, leaf)},
-                evidence=state.evidence if state.evidence or found is None else _pictured(found),
+                waiting={**dict.fromkeys(away, leaf), **state.waiting},  # who missed an earlier split walks from there
+                evidence=state.evidence if state.evidence or found is None else pictured(found),
             )
             notes["splits"].append({"cluster": label, "sizes": [len(state.members(child)) for child in children], **facts})
         notes["k"] = len(state.leaves)
@@ -394,10 +295,14 @@ def cfl(
                 node = state.tree[place]
                 assert node.updates is not None
                 group = [client for client in at if at[client] == place]
-                held = federation.compute(train.at(node.split_round), {"model": node.model}, on=group)  # Δθ_new at θ*_v (Alg. 4, l. 5)
-                released = federation.gram(held["update"], then=MoreSimilar(), against=node.updates)
-                side = dict(zip(held.clients, (int(one) for one in released.result["side"]), strict=True))
-                at |= {client: node.children[side.get(client, 0)] for client in group}
+                work = train.at(node.split_round)  # Δθ_new at θ*_v (Alg. 4, l. 5)
+                held = try_compute(federation, train.on_divergence, work, {"model": node.model}, on=group)
+                larger = int(len(state.members(node.children[1])) > len(state.members(node.children[0])))
+                side = dict.fromkeys(group, larger)
+                if held is not None:
+                    released = federation.gram(held["update"], then=MoreSimilar(), against=node.updates)
+                    side |= dict(zip(held.clients, (int(one) for one in released.result["side"]), strict=True))
+                at |= {client: node.children[side[client]] for client in group}
         waiting = {client: node for client, node in state.waiting.items() if client not in at}
         arrived = {**state.arrived, **dict.fromkeys(at, federation.round)} if federation.round >= 0 else state.arrived
         return replace(state, leaf={**state.leaf, **at}, waiting=waiting, arrived=arrived)
@@ -406,7 +311,7 @@ def cfl(
         return Served(Evaluate(train.model), {"model": [state.tree[leaf].model for leaf in state.leaves]}, state.clustering)
 
     def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
-        state = place(federation, state, newcomers)
+        state = place(federation, state, [client for client in newcomers if client not in state.leaf or client in state.waiting])
         clustering = state.clustering
         return state, {"joined": [clustering[client] for client in newcomers], "levels": [len(path(state, client)) for client in newcomers]}
 
@@ -418,7 +323,7 @@ def cfl(
         ]
         return {"clustering": state.clustering, "evidence": state.evidence, "parameter_tree": tree}
 
-    return Algorithm("cfl", ("gram", "mean"), init, round, serve, admit, describe)
+    return Algorithm("cfl", ("gram", "mean"), init, round, serve, admit, describe, public_groups=True)
 
 
 def _ancestors(tree: Sequence[Node], node: int) -> tuple[int, ...]:
@@ -427,13 +332,3 @@ def _ancestors(tree: Sequence[Node], node: int) -> tuple[int, ...]:
     while tree[found[-1]].parent >= 0:
         found.append(tree[found[-1]].parent)
     return tuple(found)
-
-
-def _pictured(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Evidence as reports show it: 1 − cos as a distance, and its single-linkage tree, whose last merge is the split."""
-    values = np.maximum(1.0 - (found["alpha"] + found["alpha"].T) / 2, 0.0)
-    np.fill_diagonal(values, 0.0)
-    distance = SimilarityMatrix(values, tuple(found["clients"]), "1 − cosine", "distance")
-    tree = linkage_tree(distance, "single")
-    height = float(tree[-2:, 2].mean())
-    return {"distance": values, "tree": tree, "clients": distance.clients, "height": height, "alpha_cross": found["alpha_cross"]}

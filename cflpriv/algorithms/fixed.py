@@ -61,4 +61,4 @@ def _fixed(name: str, train: Train, groups: Mapping[int, int], weights: Weights,
     def describe(state: State) -> Mapping[str, Any]:
         return {"clustering": state.clustering}
 
-    return Algorithm(name, ("mean",), init, round, serve, None, describe)
+    return Algorithm(name, ("mean",), init, round, serve, None, describe, public_groups=len(set(groups.values())) > 1)

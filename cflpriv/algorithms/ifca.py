@@ -18,6 +18,8 @@ Deviations, each for a reason:
 - The communication saver stays on once it is on; clients that have no estimate yet are sent all models first.
 - Averages are unweighted, as printed; `weights="examples"` weighs clients by their sample counts inside a cluster.
 - Where sums are oblivious the choice stays with the client: the server then knows neither clusters nor when to save.
+- A restart in which no group reaches the floor, or all clients' training diverged (and is skipped), keeps its models for the round; the
+  round fails only where that goes for all restarts, and shared layers are trained all the same.
 - To compare restarts, the mean training loss is released: as `LOSS_COPIES` equal numbers, of which the server needs the length only, so
   that a blind mean serves as well (it shows each client's loss, as it shows the norm of each update).
 """
@@ -29,195 +31,18 @@ from typing import Any, Literal
 import numpy as np
 
 from ..algorithm import Algorithm, Served
-from ..engine import ManyTask, Result, Task, TaskInput
-from ..errors import InputError
+from ..engine import Task
+from ..errors import InputError, TooFewClients, TrainingDiverged
 from ..federation import Federation
-from ..handles import Held, Shared
+from ..handles import GroupMean, Held, Labels, Shared
 from ..record import RoundRecord
 from ..training import Evaluate, Gradient, Losses, Train
 from ..types import Array, Clustering
+from .attempts import try_mean
+from .choosing import LOSS_COPIES, LOSS_UNIT, EvaluateLowest, Layout, PickAndTrain, WithoutWork, parted, shared_spans
 from .fedavg import Weights
 
-__all__ = ["ALL_BUT_LAST", "EvaluateLowest", "Problem", "PickAndTrain", "State", "alternate", "hypcluster", "ifca", "shared_spans"]
-
-Spans = tuple[tuple[int, int], ...]
-Layout = tuple[tuple[str, tuple[int, ...], int], ...]
-
-ALL_BUT_LAST = "all_but_last"
-"""In place of prefixes: every layer but the last is shared, the paper's choice for FEMNIST."""
-LOSS_UNIT = 8.0
-"""Mean losses are sent in units of 8 nats, so that a secure sum that clips at 1 holds them."""
-LOSS_COPIES = 8
-"""A rotation takes no fewer numbers at once."""
-
-
-@dataclass(frozen=True)
-class PickAndTrain:
-    """Choose the model with the lowest training loss from the list "model" and compute `then` at it; a single "model" is taken as it is.
-
-    With `shared` spans, "model" holds only the other coordinates and "shared" (given once) those. Parts: "step", the part `part` of `then`
-    without the shared coordinates; "shared", these (only with spans); "choice" (); "loss" (`LOSS_COPIES`,), the mean training loss of the
-    model chosen, in units of `LOSS_UNIT`.
-    """
-
-    losses: Task
-    then: Task
-    part: str
-    shared: Spans = ()
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("step", "choice", "loss", *(("shared",) if self.shared else ()))
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return self.then.keeps
-
-    def run(self, given: TaskInput) -> Result:
-        (whole,) = self._whole([given])
-        (picked,) = self._pick([whole], [self.losses.run(whole)])
-        return self._result(picked, self.then.run(picked[0]))
-
-    def cost(self, given: TaskInput) -> int:
-        return self.then.cost(given) if isinstance(self.then, ManyTask) else 1
-
-    def chunk_size(self, given: TaskInput) -> int:
-        return self.then.chunk_size(given) if isinstance(self.then, ManyTask) else 1
-
-    def run_many(self, inputs: Sequence[TaskInput], device: str) -> tuple[list[Result], str]:
-        whole = self._whole(inputs)
-        losses = self.losses.run_many(whole, device)[0] if isinstance(self.losses, ManyTask) else [self.losses.run(one) for one in whole]
-        picked = self._pick(whole, losses)
-        moved = [given for given, _, _ in picked]
-        if isinstance(self.then, ManyTask):
-            results, path = self.then.run_many(moved, device)
-        else:
-            results, path = [self.then.run(given) for given in moved], "sequential"
-        return [self._result(one, result) for one, result in zip(picked, results, strict=True)], path
-
-    def _whole(self, inputs: Sequence[TaskInput]) -> list[TaskInput]:
-        """The inputs with a list of whole models; clients that were sent the same pieces get the same arrays."""
-        made: dict[tuple[int, int], Array] = {}
-        whole = []
-        for given in inputs:
-            sent = given.params["model"]
-            models = [np.asarray(one) for one in sent] if isinstance(sent, list) else [given.array("model")]
-            if self.shared:
-                joint = given.array("shared")
-                for model in models:
-                    if (id(joint), id(model)) not in made:
-                        made[id(joint), id(model)] = joined(joint, model, self.shared)
-                models = [made[id(joint), id(model)] for model in models]
-            whole.append(replace(given, params={"model": models}))
-        return whole
-
-    def _pick(self, inputs: Sequence[TaskInput], losses: Sequence[Result]) -> list[tuple[TaskInput, int, float]]:
-        picked = []
-        for given, result in zip(inputs, losses, strict=True):
-            at = int(result["choice"])  # ĵ = argmin_j F_i(θ_j)  (Alg. 2, l. 6)
-            chosen = at if given.choice is None else given.choice
-            models = given.params["model"]
-            if not isinstance(chosen, int) or not isinstance(models, list):
-                raise TypeError("PickAndTrain: expected one choice of a list of models")
-            picked.append((replace(given, params={"model": models[at]}), chosen, float(result["losses"][at])))
-        return picked
-
-    def _result(self, picked: tuple[TaskInput, int, float], result: Result) -> Result:
-        if not result:  # its training diverged: it takes no part
-            return {}
-        _, chosen, loss = picked
-        kept = {name: result[name] for name in self.keeps}
-        found = {**kept, "choice": np.array(chosen), "loss": np.full(LOSS_COPIES, loss / LOSS_UNIT)}
-        if not self.shared:
-            return {**found, "step": result[self.part]}
-        joint, own = parted(np.asarray(result[self.part]), self.shared)
-        return {**found, "step": own, "shared": joint}
-
-
-@dataclass(frozen=True)
-class EvaluateLowest:
-    """Evaluate the one of the list "model" with the lowest loss, on the client's own training data or on its labelled test data.
-
-    With `shared` spans, "model" holds only the other coordinates and "shared" those. Parts: those of `evaluate`, and "choice" ().
-    """
-
-    losses: Task
-    evaluate: Task
-    by: Literal["train", "test"] = "train"
-    shared: Spans = ()
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return (*self.evaluate.parts, "choice")
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
-
-    def run(self, given: TaskInput) -> Result:
-        models = given.params["model"]
-        if not isinstance(models, list):
-            raise TypeError("parameter 'model': EvaluateLowest takes a list of models")
-        if self.shared:
-            models = [joined(given.array("shared"), model, self.shared) for model in models]
-        if self.by == "test":
-            results = [self._at(given, model) for model in models]
-            at = int(np.argmin([float(result["loss"]) for result in results]))
-            return {**results[at], "choice": np.array(at)}
-        at = int(self.losses.run(replace(given, params={"model": models}))["choice"])
-        return {**self._at(given, models[at]), "choice": np.array(at)}
-
-    def _at(self, given: TaskInput, model: Array) -> Result:
-        return self.evaluate.run(replace(given, params={"model": model}))
-
-
-def shared_spans(layout: Layout, shared: Sequence[str]) -> Spans:
-    """The coordinates (start, stop) of the parameters whose names begin with one of the prefixes, by whole words between dots.
-
-    `ALL_BUT_LAST` stands for the prefixes of all layers but the last. Raises `InputError` for a prefix that names nothing, or if nothing
-    is left to cluster.
-    """
-    prefixes = list(shared)
-    if ALL_BUT_LAST in prefixes:
-        layers = list(dict.fromkeys(name.rpartition(".")[0] for name, _, _ in layout))
-        prefixes = [one for one in prefixes if one != ALL_BUT_LAST] + layers[:-1]
-    hits = {prefix: [name for name, _, _ in layout if name == prefix or name.startswith(prefix + ".")] for prefix in prefixes}
-    for prefix, names in hits.items():
-        if not names:
-            raise InputError(f"algorithm.shared: {prefix!r} names no parameter; there are {', '.join(name for name, _, _ in layout)}")
-    chosen = {name for names in hits.values() for name in names}
-    if len(chosen) == len(layout):
-        raise InputError(f"algorithm.shared: {list(shared)} names every parameter; leave something to cluster")
-    spans: list[tuple[int, int]] = []
-    for name, shape, offset in layout:
-        stop = offset + int(np.prod(shape, dtype=int))
-        if name in chosen:
-            if spans and spans[-1][1] == offset:
-                spans[-1] = (spans[-1][0], stop)
-            else:
-                spans.append((offset, stop))
-    return tuple(spans)
-
-
-def parted(vector: Array, shared: Spans) -> tuple[Array, Array]:
-    """A vector as (shared coordinates, the others)."""
-    mask = _mask(len(vector), shared)
-    return vector[mask], vector[~mask]
-
-
-def joined(joint: Array, own: Array, shared: Spans) -> Array:
-    """The whole vector again."""
-    mask = _mask(len(joint) + len(own), shared)
-    whole = np.empty(len(mask), dtype=own.dtype)
-    whole[mask], whole[~mask] = joint, own
-    return whole
-
-
-def _mask(dimension: int, shared: Spans) -> Array:
-    mask = np.zeros(dimension, dtype=bool)
-    for start, stop in shared:
-        mask[start:stop] = True
-    return mask
+__all__ = ["Problem", "Restart", "State", "alternate", "hypcluster", "ifca"]
 
 
 @dataclass(frozen=True)
@@ -234,6 +59,7 @@ class Problem:
     local: Callable[[int], Task]
     part: str
     rate: Callable[[int], float]
+    on_divergence: Literal["stop", "skip"] = "stop"
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,12 +86,13 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class Done:
-    """What one round did to one restart, with whom."""
+    """What one round did to one restart, with whom; `failed` says why it did nothing."""
 
     restart: Restart
     heard: tuple[int, ...]
     hidden: Held | None
     notes: Mapping[str, Any]
+    failed: TooFewClients | TrainingDiverged | None = None
 
 
 def ifca(
@@ -294,10 +121,10 @@ def ifca(
     if averaging not in ("model", "gradient"):
         raise InputError(f"algorithm.averaging: {averaging!r} is not known; known are model, gradient")
     if averaging == "gradient":
-        for name in ("momentum", "weight_decay", "prox", "maml_lr"):
+        for name in ("momentum", "weight_decay", "prox", "maml_lr", "clip_norm", "sampling_rate", "frozen", "pull"):
             if getattr(train, name):
                 raise InputError(
-                    f"training.{name}: {getattr(train, name)} has no effect with algorithm.averaging = 'gradient'; leave it at 0"
+                    f"training.{name}: {getattr(train, name)} has no effect with algorithm.averaging = 'gradient'; leave it out"
                 )
         if train.epochs != 1:
             raise InputError(f"training.epochs: {train.epochs} local epochs make no gradient; 1 with algorithm.averaging = 'gradient'")
@@ -308,9 +135,10 @@ def ifca(
         lambda attempt: model.init(seed, attempt),
         Losses(model),
         Evaluate(model),
-        (lambda round: Gradient(model)) if by_gradient else train.at,
+        (lambda round: Gradient(model, train.on_divergence)) if by_gradient else train.at,
         "gradient" if by_gradient else "update",
         (lambda round: -train.at(round).lr) if by_gradient else (lambda round: 1.0),
+        train.on_divergence,
     )
     return alternate(
         problem, k=k, by_share=by_gradient and divide_by == "cohort", divide_by=divide_by, restarts=restarts, decide_after=decide_after,
@@ -366,11 +194,14 @@ def alternate(
         cohort = federation.cohort(state.hidden or strata)  # S_t (Alg. 2, l. 3)
         order = [i for i in range(len(state.restarts)) if i != state.best] + [state.best]  # the best last: its local models are remembered
         done = {i: once(federation, state.restarts[i], cohort, len(order) > 1) for i in order}
+        failures = [one.failed for one in done.values() if one.failed is not None]
+        if len(failures) == len(done):
+            raise next((failure for failure in failures if isinstance(failure, TooFewClients)), failures[-1])
         runs = [done[i].restart for i in range(len(order))]
         best = min(range(len(runs)), key=lambda i: (runs[i].loss, i)) if len(runs) > 1 else 0
         notes = dict(done[best].notes)
         if len(runs) > 1:
-            notes |= {"restart_losses": [run.loss for run in runs], "best_restart": best}
+            notes |= {"restart_losses": [run.loss if np.isfinite(run.loss) else None for run in runs], "best_restart": best}
         heard, hidden = done[best].heard, done[best].hidden
         labels = None if hidden is not None else tuple(runs[best].labels[client] for client in heard)
         if decide_after and state.rounds + 1 >= decide_after:
@@ -379,6 +210,15 @@ def alternate(
 
     def once(federation: Federation, run: Restart, cohort: tuple[int, ...], compared: bool) -> Done:
         """One round of one restart."""
+        try:
+            return trained(federation, run, cohort, compared)
+        except TrainingDiverged as error:
+            if problem.on_divergence != "skip":
+                raise
+            nothing = {"chosen": [0] * k, "unchanged_clusters": list(range(k)), "clipped_clients": 0, "changed_identities": None}
+            return Done(replace(run, loss=float("inf")), (), None, nothing | {"sent_one_model": run.saving}, error)
+
+    def trained(federation: Federation, run: Restart, cohort: tuple[int, ...], compared: bool) -> Done:
         task = PickAndTrain(problem.losses, problem.local(federation.round), problem.part, spans)
         labels: Mapping[int, int] | None
         if run.saving:  # each client is sent the model of its estimate only (section 4.3)
@@ -389,7 +229,14 @@ def alternate(
         else:
             held = federation.compute(task, params_of(run), on=cohort)  # all k models to each of S_t (Alg. 2, l. 4)
             labels = federation.labels(held["choice"])
-        means = federation.mean(held["step"], weights, held["choice"] if labels is None else labels, k)
+        # labels of all clients met: the size of a cluster is not that of its share of a round's cohort
+        groups: Labels | Held = held["choice"] if labels is None else {**run.labels, **labels}
+        failed: TooFewClients | None = None
+        means: tuple[GroupMean | None, ...] = (None,) * k
+        try:
+            means = federation.mean(held["step"], weights, groups, k)
+        except TooFewClients as error:
+            failed = error
         rate = problem.rate(federation.round)
         heard = held.clients
         models = []
@@ -402,15 +249,17 @@ def alternate(
             step = mean.parts["step"] if factor == 1.0 else mean.parts["step"] * factor
             member = heard[0] if labels is None else next(client for client in heard if labels[client] == j)
             models.append(federation.fold(model + step, on=member))
-        joint = run.joint
+        joint, sent = run.joint, k if run.saving else 1  # how many different lists of models all of them were sent
         if joint is not None:  # plain averaging over everyone on the shared coordinates (section 4.3)
-            (everyone,) = federation.mean(held["shared"], weights)
+            (everyone,) = try_mean(federation, held["shared"], weights, models=sent)
             if everyone is not None:
+                failed = None
                 joint = federation.fold(joint + everyone.parts["shared"] * rate, on=heard[0])
         loss = run.loss
         if compared:
-            (total,) = federation.mean(held["loss"], weights)
-            loss = run.loss if total is None else total.parts["loss"].norm() * LOSS_UNIT / np.sqrt(LOSS_COPIES)
+            (total,) = try_mean(federation, held["loss"], weights, models=sent)
+            if total is not None and not total.parts["loss"].own:
+                loss = total.parts["loss"].norm() * LOSS_UNIT / np.sqrt(LOSS_COPIES)
         found = labels or {}
         again = [client for client in found if client in run.labels]
         changed = sum(found[client] != run.labels[client] for client in again)
@@ -424,7 +273,7 @@ def alternate(
             "sent_one_model": run.saving,
         }
         after = Restart(tuple(models), joint, {**run.labels, **found}, stable, saving, float(loss))
-        return Done(after, heard, held["choice"] if labels is None else None, notes)
+        return Done(after, heard, held["choice"] if labels is None else None, notes, failed)
 
     def params_of(run: Restart) -> dict[str, Any]:
         models = {"model": list(run.models)}
@@ -432,7 +281,7 @@ def alternate(
 
     def estimates(federation: Federation, run: Restart, clients: Sequence[int]) -> dict[int, int]:
         """What clients choose, without local work; nothing where choices stay with them."""
-        held = federation.compute(PickAndTrain(problem.losses, _Nothing(), "nothing", spans), params_of(run), on=clients)
+        held = federation.compute(PickAndTrain(problem.losses, WithoutWork(), "nothing", spans), params_of(run), on=clients)
         return dict(federation.labels(held["choice"]) or {})
 
     def serve(state: State) -> Served:
@@ -456,22 +305,6 @@ def alternate(
         return {"clustering": clustering, "evidence": None, "best_restart": state.best}
 
     return Algorithm("ifca", ("gather", "mean"), init, round, serve, admit, describe)
-
-
-@dataclass(frozen=True)
-class _Nothing:
-    """No local work: only the estimate is wanted. Part: "nothing", zeros like the model."""
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("nothing",)
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
-
-    def run(self, given: TaskInput) -> Result:
-        return {"nothing": np.zeros_like(given.array("model"))}
 
 
 hypcluster = ifca

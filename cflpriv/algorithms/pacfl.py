@@ -210,4 +210,5 @@ def pacfl(
     def describe(state: State) -> Mapping[str, Any]:
         return {"clustering": state.clustering, "evidence": state.evidence, **state.notes}
 
-    return Algorithm("pacfl", ("gram", "mean"), init, round, serve, admit, describe)
+    several = k != 1 and (beta is None or np.isfinite(beta))
+    return Algorithm("pacfl", ("gram", "mean"), init, round, serve, admit, describe, public_groups=several)

@@ -13,6 +13,9 @@ Deviations, each for a reason:
 - A quarter of the training data (`validation`) is held back for the scores and takes no part in training at all; test data are never used.
 - OPTICS needs `min_samples`: by default a tenth of the clients, at least 2 (scikit-learn's 5 finds sub-clusters among 100 clients). What it
   calls noise joins the cluster that it scores best on average, if that helps it at all, else stands alone. `scores="sign"` clusters signs.
+- Clustering waits until three clients, and `min_samples`, are there with an update; the warm-up goes on meanwhile. A model without a finite
+  loss on somebody's data scores as low as the worst there, or as one that doubles the loss of θ₀ if that is lower.
+- `weights="examples"` counts all training samples, those held back as well: the shares differ by rounding only.
 - One-dimensional 2-means is solved exactly, so it needs no random start. Without two different scores, everybody is in the better group
   if the score is not negative.
 - In a neighbourhood N_i, θ_i becomes the mean of its sampled members' own models after training; these travel as movements from θ₀.
@@ -27,256 +30,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from sklearn.cluster import OPTICS
-from torch.nn import functional
 
 from ..algorithm import Algorithm, Served
-from ..engine import Result, TaskInput
 from ..errors import InputError
 from ..federation import Federation
 from ..handles import Held, Labels, Shared
-from ..models import Model
-from ..randomness import stream
 from ..record import RoundRecord
 from ..training import Evaluate, Train
-from ..types import Array, ClientData, Clustering
+from ..types import Array, Clustering
 from .fedavg import Weights
+from .influence import HasValidation, Influence, Neighbours, OnPart, Scores, cluster_scores, scored
 from .stocfl import OrElse
 
-__all__ = ["Influence", "OnPart", "better_group", "cluster_scores", "pfedlia", "split"]
+__all__ = ["FEWEST", "State", "pfedlia"]
 
-Scores = Literal["value", "sign"]
-
-
-# --- what clients compute -----------------------------------------------------------------------------------------------------------
-
-
-def split(data: ClientData, share: float, seed: int) -> tuple[Array, Array]:
-    """A client's training samples as (training, validation) indices, the same in every round. `InputError` if either would be empty."""
-    count = len(data.y_train)
-    held_back = round(share * count) or 1
-    if count - held_back < 1:
-        raise InputError(
-            f"client {data.id}: of {count} training sample(s) none can be held back: pfedlia needs validation data (algorithm.validation)"
-        )
-    order = stream(seed, "pfedlia validation", client=data.id).permutation(count)
-    return np.sort(order[held_back:]), np.sort(order[:held_back])
-
-
-@dataclass(frozen=True)
-class OnPart:
-    """`train` on the training part of a client's data, or on the first `samples` of it (0: all).
-
-    Parts: "update" (d,), local minus given; "movement" (d,), local minus the given "origin" (else the given model). Kept, with `remember`:
-    "trained" (d,).
-    """
-
-    train: Train
-    validation: float
-    samples: int = 0
-    remember: bool = True
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("update", "movement")
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ("trained",) if self.remember else ()
-
-    def at(self, round: int) -> "OnPart":
-        """This task with the learning rate of `round`."""
-        return replace(self, train=self.train.at(round))
-
-    def run(self, given: TaskInput) -> Result:
-        return self._result(given, self.train.run(self._part(given)))
-
-    def cost(self, given: TaskInput) -> int:
-        return self.train.cost(given)
-
-    def chunk_size(self, given: TaskInput) -> int:
-        return self.train.chunk_size(given)
-
-    def run_many(self, inputs: Sequence[TaskInput], device: str) -> tuple[list[Result], str]:
-        results, path = self.train.run_many([self._part(given) for given in inputs], device)
-        return [self._result(given, result) for given, result in zip(inputs, results, strict=True)], path
-
-    def _part(self, given: TaskInput) -> TaskInput:
-        data = given.data
-        kept = split(data, self.validation, given.streams.seed)[0]
-        kept = kept[: self.samples] if self.samples else kept
-        return replace(given, data=ClientData(data.id, data.x_train[kept], data.y_train[kept], data.x_test[:0], data.y_test[:0]))
-
-    def _result(self, given: TaskInput, result: Result) -> Result:
-        if not result:
-            return {}
-        start = given.array("model")
-        update = np.asarray(result["update"])  # made at once: what is made on demand would be made from all of the client's data
-        origin = given.array("origin") if "origin" in given.params else start
-        return {"update": update, "movement": (start - origin) + update, "trained": start + update}
-
-
-@dataclass(frozen=True)
-class Influence:
-    """Eq. 1: what a client's validation loss, summed over samples, loses when it uses the models of others. Part: "scores" (n,) float64.
-
-    Score j is Σ_z L(z, before_j) − L(z, after_j). Lazy: before is the given "model" θ₀, after is θ₀ plus client j's update, from the given
-    "updates" by sender, and the given "own" for the client's own. Exact: "model" is θ*, and the given list "without" has θ*_{−j}; then
-    before is θ*_{−j} and after θ*. `clients` are those scored, ascending. Losses are computed in the model's dtype, sums in float64.
-    """
-
-    model: Model
-    validation: float
-    clients: tuple[int, ...]
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("scores",)
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
-
-    def run(self, given: TaskInput) -> Result:
-        return self.run_many([given], "cpu")[0][0]
-
-    def cost(self, given: TaskInput) -> int:
-        return len(given.data.y_train)
-
-    def chunk_size(self, given: TaskInput) -> int:
-        return max(1, 65536 // len(given.data.y_train))
-
-    def run_many(self, inputs: Sequence[TaskInput], device: str) -> tuple[list[Result], str]:
-        """Each model is loaded once for all clients of the chunk that were given the same."""
-        data = [self._validation(given) for given in inputs]
-        base = self._losses(inputs[0].array("model"), data)
-        if any(given.array("model") is not inputs[0].array("model") for given in inputs):
-            base = np.concatenate([self._losses(given.array("model"), [one]) for given, one in zip(inputs, data, strict=True)])
-        scores = np.empty((len(inputs), len(self.clients)))
-        for place, client in enumerate(self.clients):
-            groups: dict[int, tuple[Array, bool, list[int]]] = {}
-            for i, given in enumerate(inputs):
-                vector, whole = self._other(given, place, client)
-                groups.setdefault(id(vector), (vector, whole, []))[2].append(i)
-            for vector, whole, members in groups.values():
-                start = inputs[members[0]].array("model")
-                losses = self._losses(vector if whole else start + vector, [data[i] for i in members])
-                scores[members, place] = (losses - base[members]) * (1 if whole else -1)
-        return [{"scores": row} for row in scores], "shared"
-
-    def _other(self, given: TaskInput, place: int, client: int) -> tuple[Array, bool]:
-        """What client `client` brings: a whole model θ*_{−j} (True), or an update of the given model."""
-        if "without" in given.params:
-            return np.asarray(given.params["without"][place]), True
-        if client == given.data.id:
-            return given.array("own"), False
-        return given.params["updates"][client], False
-
-    def _validation(self, given: TaskInput) -> tuple[torch.Tensor, torch.Tensor]:
-        kept = split(given.data, self.validation, given.streams.seed)[1]
-        return self.model.inputs(given.data.x_train[kept]), torch.from_numpy(given.data.y_train[kept])
-
-    def _losses(self, vector: Array, data: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Array:
-        """Each client's validation loss, summed."""
-        module = self.model.load(vector)
-        x, y = torch.cat([x for x, _ in data]), torch.cat([y for _, y in data])
-        with torch.no_grad():
-            pieces = [
-                functional.cross_entropy(module(x[at : at + 1024]), y[at : at + 1024], reduction="none") for at in range(0, len(y), 1024)
-            ]  # fmt: skip
-        return np.array([float(part.double().sum()) for part in torch.split(torch.cat(pieces), [len(y) for _, y in data])])
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """Sec. III-F, peer to peer: a client divides its row of "scores" in two. Part: "neighbours" (n,) int64, 1 for those it takes."""
-
-    clients: tuple[int, ...]
-    scores: Scores
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("neighbours",)
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
-
-    def run(self, given: TaskInput) -> Result:
-        row = given.array("scores")
-        others = np.array([client != given.data.id for client in self.clients])
-        chosen = np.ones(len(row), dtype=np.int64)  # itself included
-        chosen[others] = better_group(_scored(row[others], self.scores))
-        return {"neighbours": chosen}
-
-
-@dataclass(frozen=True)
-class HasValidation:
-    """Refuses clients whose data cannot be split. Part: "ready" ()."""
-
-    validation: float
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("ready",)
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
-
-    def run(self, given: TaskInput) -> Result:
-        split(given.data, self.validation, given.streams.seed)
-        return {"ready": np.array(1.0)}
-
-
-# --- clustering scores --------------------------------------------------------------------------------------------------------------
-
-
-def _scored(values: Array, scores: Scores) -> Array:
-    return np.sign(values) if scores == "sign" else values
-
-
-def better_group(row: Array) -> Array:
-    """Which of the values (n,) belong to the better of two groups, by exact 2-means: the cut of the sorted values of least squared error.
-
-    Equal values stay together. Without two different values all are in the better group if they are not negative, else none is.
-    """
-    row = np.asarray(row, dtype=np.float64)
-    values = np.unique(row)
-    if len(values) < 2:
-        return row >= 0
-    best, threshold = np.inf, values[1]
-    for value in values[1:]:
-        low, high = row[row < value], row[row >= value]
-        error = float(((low - low.mean()) ** 2).sum() + ((high - high.mean()) ** 2).sum())
-        if error < best:
-            best, threshold = error, value
-    return np.asarray(row >= threshold)
-
-
-def cluster_scores(matrix: Array, min_samples: int, scores: Scores = "value") -> tuple[Array, Array]:
-    """OPTICS on the rows of the N × N scores, then its noise points placed by score. Labels (n,) by first client, and which were noise.
-
-    A noise point joins the cluster that it scores best on average, if above 0, else stands alone. Placing looks at OPTICS' clusters only.
-    """
-    rows = _scored(np.asarray(matrix, dtype=np.float64), scores)
-    with np.errstate(divide="ignore", invalid="ignore"):  # equal rows have reachability 0, which OPTICS divides by
-        found = np.asarray(OPTICS(min_samples=min_samples).fit(rows).labels_)
-    noise = found < 0
-    labels = found.copy()
-    clusters = [label for label in np.unique(found) if label >= 0]
-    for i in np.flatnonzero(noise):
-        means = [float(matrix[i, found == label].mean()) for label in clusters]
-        best = int(np.argmax(means)) if means else -1
-        labels[i] = clusters[best] if best >= 0 and means[best] > 0 else labels.max() + 1 + len(matrix)
-    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), dtype=np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
-    return rank[inverse], noise
-
-
-# --- the algorithm ------------------------------------------------------------------------------------------------------------------
+FEWEST = 3
+"""Clients whose scores can be told apart."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,6 +113,7 @@ def pfedlia(
         raise InputError(f"algorithm.validation: {validation} is outside (0, 1): without validation data there are no scores")
     if min_samples is not None and min_samples < 2:
         raise InputError(f"algorithm.min_samples: {min_samples} is below 2, where every client is a cluster")
+    fewest = max(FEWEST, min_samples or 0)
     lazily = OnPart(replace(train, epochs=local_epochs), validation, local_samples, remember=False)
     train_part = OnPart(train, validation)
 
@@ -351,13 +121,13 @@ def pfedlia(
         federation.compute(HasValidation(validation))  # nothing leaves; a client that cannot hold data back says so now
         if min_samples is not None and min_samples > len(federation.clients):
             raise InputError(f"algorithm.min_samples: {min_samples} for {len(federation.clients)} clients")
-        if len(federation.clients) < 3:
-            raise InputError(f"algorithm 'pfedlia': {len(federation.clients)} client(s); scores of at least 3 can be told apart")
+        if len(federation.clients) < FEWEST:
+            raise InputError(f"algorithm 'pfedlia': {len(federation.clients)} client(s); scores of at least {FEWEST} can be told apart")
         return State(Shared(train.model.init(seed)))
 
     def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
-        if not state.clustered and federation.round >= warm_up:
-            return cluster(federation, state)
+        if not state.clustered and federation.round >= warm_up and (clustered := cluster(federation, state)) is not None:
+            return clustered
         cohort = federation.cohort(state.labels)
         if not state.clustered:
             warm, waiting, clipped = _average(federation, (state.warm,), OrElse({}, 0), OrElse({}, 0), cohort)
@@ -366,9 +136,9 @@ def pfedlia(
         late = [client for client in cohort if client not in state.uses]
         if late:
             state, _ = place(federation, state, late)
-        taken: dict[int, list[int]] = {client: [] for client in cohort}
+        taken: dict[int, list[int]] = {client: [] for client in state.uses}  # also of those not sampled: they count in a group's size
         for group, members in enumerate(state.groups):
-            for client in set(members) & set(cohort):
+            for client in members:
                 taken[client].append(group)
         models, waiting, clipped = _average(federation, state.models, state.labels, taken, cohort, state.warm if mode == "peer" else None)
         notes = {"stage": "groups", "unchanged_clusters": waiting, "clipped_clients": clipped, "placed": len(late)}
@@ -397,15 +167,19 @@ def pfedlia(
         clipped = sum(mean.clipped for mean in means if mean is not None)
         return tuple(updated), [group for group, mean in enumerate(means) if mean is None], clipped
 
-    def cluster(federation: Federation, state: State) -> tuple[State, RoundRecord]:
-        """The one round that scores and clusters: all clients present."""
+    def cluster(federation: Federation, state: State) -> tuple[State, RoundRecord] | None:
+        """The one round that scores and clusters: all clients present. None while they are too few."""
         lazy = None
+        if len(federation.clients) < fewest:
+            return None
         if influence == "exact":
             held = _exact(federation)
             clients = held.clients
         else:
             lazy = federation.compute(lazily.at(federation.round), {"model": state.warm})["update"]  # III-D, step 1
             clients = lazy.clients
+            if len(clients) < fewest:  # training of the others diverged
+                return None
             held = _lazy_scores(federation, state.warm, lazy, lazy, clients)  # step 2
         matrix, noise = None, np.zeros(len(clients), dtype=bool)
         if mode == "central":
@@ -431,12 +205,13 @@ def pfedlia(
         record = {"stage": "clustering", **notes, **_score_notes(matrix)}
         return state, RoundRecord(federation.round, clients, tuple(uses[client] for client in clients), record)
 
-    def _lazy_scores(federation: Federation, warm: Shared, lazy: Held, own: Held, on: Sequence[int]) -> Held:
-        """Clients `on`, each with its `own` update, get those of the members present from them, and score them."""
+    def _lazy_scores(federation: Federation, warm: Shared, lazy: Held, own: Held | None, on: Sequence[int]) -> Held:
+        """Clients `on`, each with its `own` update if it is a member, get those of the members present from them, and score them."""
         here = set(federation.clients)
         senders = tuple(client for client in lazy.clients if client in here)
         sent = federation.relay(lazy, to={client: [sender for sender in senders if sender != client] for client in on})
-        return federation.compute(Influence(train.model, validation, senders), {"model": warm, "updates": sent, "own": own}, on=on)
+        given: dict[str, Any] = {"model": warm, "updates": sent} | ({} if own is None else {"own": own})
+        return federation.compute(Influence(train.model, validation, senders), given, on=on)
 
     def _exact(federation: Federation) -> Held:
         """III-B by retraining: θ* by all, θ*_{−j} by all but j."""
@@ -466,8 +241,7 @@ def pfedlia(
         if not senders:
             raise InputError("algorithm 'pfedlia': none of the clients that were clustered is present to be scored by newcomers")
         federation.compute(HasValidation(validation), on=newcomers)
-        own = federation.compute(lazily, {"model": state.warm}, on=newcomers)["update"]
-        held = _lazy_scores(federation, state.warm, state.lazy, own, newcomers)
+        held = _lazy_scores(federation, state.warm, state.lazy, None, newcomers)
         groups, models, uses = list(state.groups), list(state.models), dict(state.uses)
         if mode == "central":
             for client, row in federation.gather(held["scores"]).items():
@@ -519,13 +293,13 @@ def pfedlia(
             clustering = Clustering(clients, tuple(distinct.index(one) for one in chosen), len(distinct))
         evidence: dict[str, Any] | None = None
         if state.scores is not None:
-            rows = _scored(state.scores, scores)
+            rows = scored(state.scores, scores)
             evidence = {"scores": state.scores, "clients": state.scored, "distance": np.linalg.norm(rows[:, None] - rows[None], axis=2)}
         rule = "OPTICS on scores" if mode == "central" else "2-means of each client's scores"
         described = {"clustering": clustering, "evidence": evidence, "rule": rule, **state.notes}
         return described | ({"neighbourhoods": {client: state.groups[state.uses[client]] for client in clients}} if mode == "peer" else {})
 
-    return Algorithm("pfedlia", ("relay", "gather", "mean"), init, round, serve, admit, describe)
+    return Algorithm("pfedlia", ("relay", "gather", "mean"), init, round, serve, admit, describe, public_groups=True)
 
 
 def _score_notes(matrix: Array | None) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""StoCFL: clusters merge as clients are met, and every cluster model is drawn towards one global model.
+"""StoCFL: clusters merge as clients are met (`merging`), and every cluster model is drawn towards one global model.
 
 Source: Zeng et al. 2023, Algorithm 1 (lines as numbered there), equations 2 and 3, Sections 3.1-3.3 and 4.4.
 
 A client met for the first time sends Ψ, the normalised gradient of its loss at a public anchor model ψ (l. 5-6). A cluster's
-representation is the mean of its members' Ψ (l. 9-10); the two most similar clusters merge while their cosine is at least τ (l. 11-13).
+representation is the mean of its members' Ψ (l. 8-9); the two most similar clusters merge while their cosine is at least τ (l. 11-13).
 Sampled clients then take local steps with the global model ω and with their cluster's model θ, which λ draws towards ω (l. 20-22); ω is
 averaged over all sampled clients (l. 17), each θ over its cluster's (l. 18-19).
 
@@ -16,7 +16,8 @@ Deviations, each for a reason:
 - Clients that came after the start follow Sec. 4.4 also while training goes on: if nobody is like them, they open a cluster with the
   nearest cluster's model, not with θ⁰. Those that leave stay in their cluster and in its representation.
 - Models of many parameters give sketches of Ψ: a public count sketch keeps cosines to about 1 / sqrt(sketch_dim).
-- Updates travel, not models; averages may be by sample counts. A cluster below the floor of the protection keeps its model.
+- Updates travel, not models; averages may be by sample counts. A cluster below the floor of the protection keeps its model. A client whose
+  training diverges while Ψ is computed (and is skipped) is not met this time.
 
 `variant="authors"` follows the authors' code: Ψ is the movement of local training from ψ, not normalised; a cluster's representation is
 the mean over this round's clients only, which send Ψ again whenever they are sampled; one pass over the pairs of the initial similarity
@@ -34,23 +35,23 @@ import numpy as np
 from ..algorithm import Algorithm, Served
 from ..engine import Result, TaskInput
 from ..errors import InputError
-from ..federation import Federation, GramView, Then
-from ..handles import GroupMean, Held, Labels, Own, Shared
+from ..federation import Federation, Then
+from ..handles import GroupMean, Held, Own, Shared
+from ..privacy import Noise
+from ..private_signatures import NoisyGradient
 from ..randomness import stream
 from ..record import RoundRecord
 from ..training import Evaluate, Gradient, Train
 from ..types import Array, Clustering
+from .attempts import try_compute, try_mean
 from .fedavg import Weights
+from .merging import Known, MergeClusters, MergePresent, PlaceNewcomers
 
-__all__ = ["ChainLink", "MergeClusters", "MergePresent", "OrElse", "PlaceNewcomers", "Represent", "merge_by_cosine", "stocfl"]
+__all__ = ["ChainLink", "OrElse", "Represent", "State", "count_sketch", "stocfl"]
 
 SKETCH_ABOVE = 8192
 """Representations of larger models are sketched unless `sketch_dim` says otherwise."""
 SKETCH_DIM = 4096
-BINS = np.linspace(-1.0, 1.0, 21)
-"""Edges of the similarity histogram: cosines in steps of 0.1."""
-HEATMAP_CLIENTS = 500
-"""The matrix of all cosines is part of the evidence up to this many clients."""
 
 
 # --- what clients compute -----------------------------------------------------------------------------------------------------------
@@ -71,6 +72,15 @@ class Represent:
     sketch: int = 0
     seed: int = 0
     remember: bool = False
+
+    def private(self, noise: Noise) -> NoisyGradient:
+        """This representation under sample-level differential privacy, in `noise.sketch_dim` dimensions."""
+        if isinstance(self.task, Train):
+            raise InputError("algorithm.variant: a representation by local training (authors) has no private form; use 'paper'")
+        return NoisyGradient(
+            self.task.model, "representation", self.normalise, noise.sketch_dim, noise.clip_norm, noise.signature, noise.relation,
+            noise.seed,
+        )  # fmt: skip
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -148,200 +158,6 @@ class ChainLink:
         return {} if not trained else {"movement": np.asarray(trained["update"]) + before}
 
 
-# --- what is done where the Gram may be seen ----------------------------------------------------------------------------------------
-
-
-def merge_by_cosine(sums: Array, tau: float, at_least: int = 1, sizes: Sequence[int] = ()) -> tuple[Array, list[float]]:
-    """Merge the best pair while its cosine is at least τ (never at τ = 1); each cluster's new label, and the cosines of the merges.
-
-    `sums[a, b]` = Σ_{i∈a, j∈b} Ψ_i·Ψ_j: of sums or means of members the cosine is the same. Among equals the pair of lowest numbers goes
-    first. Clusters of fewer than `at_least` clients (by `sizes`) then join the most similar, smallest first.
-    """
-    sums = _symmetric(np.asarray(sums, dtype=np.float64))
-    groups = [[i] for i in range(len(sums))]
-    counts = list(sizes) if sizes else [1] * len(sums)
-    merged: list[float] = []
-    cosine = _cosines(sums)
-    np.fill_diagonal(cosine, -np.inf)
-
-    def join(a: int, b: int) -> None:
-        nonlocal sums, cosine
-        sums[a] += sums[b]
-        sums[:, a] += sums[:, b]
-        groups[a] += groups.pop(b)
-        counts[a] += counts.pop(b)
-        sums, cosine = (np.delete(np.delete(matrix, b, 0), b, 1) for matrix in (sums, cosine))
-        row = _cosine(sums[a], sums[a, a], np.diag(sums))
-        row[a] = -np.inf
-        cosine[a] = cosine[:, a] = row
-
-    while len(groups) > 1 and tau < 1:
-        a, b = sorted(divmod(int(cosine.argmax()), len(groups)))  # the first of equals
-        if cosine[a, b] < tau:
-            break
-        merged.append(float(cosine[a, b]))
-        join(a, b)
-    while len(groups) > 1 and min(counts) < at_least:
-        small = counts.index(min(counts))
-        nearest = int(cosine[small].argmax())
-        join(*sorted((small, nearest)))
-    labels = np.empty(sum(len(group) for group in groups), dtype=np.int64)
-    for label, group in enumerate(groups):
-        labels[group] = label
-    return labels, merged
-
-
-def _cosine(products: Array, square: float, squares: Array) -> Array:
-    scale = np.sqrt(np.maximum(square * squares, 0.0))
-    return np.clip(np.divide(products, scale, out=np.zeros_like(products), where=scale > 0), -1.0, 1.0)
-
-
-def _cosines(sums: Array) -> Array:
-    return np.stack([_cosine(row, float(row[i]), np.diag(sums)) for i, row in enumerate(sums)])
-
-
-def _cluster_sums(products: Array, labels: Array, k: int | None = None) -> Array:
-    """Σ over members: (n, n) products of clients to (k, k) of clusters."""
-    member = np.zeros((int(labels.max()) + 1 if k is None else k, len(labels)))
-    member[labels, np.arange(len(labels))] = 1.0
-    return _symmetric(member @ products @ member.T)
-
-
-def _symmetric(matrix: Array) -> Array:
-    """Without what rounding made unequal."""
-    return np.asarray((matrix + matrix.T) / 2)
-
-
-def _by_first_client(labels: Array, clients: Sequence[int]) -> Array:
-    """The same partition with clusters numbered by their lowest client, so that the order in which clients were met does not show."""
-    lowest: dict[int, int] = {}
-    for label, client in zip(labels.tolist(), clients, strict=True):
-        lowest[label] = min(client, lowest.get(label, client))
-    rank = {label: number for number, label in enumerate(sorted(lowest, key=lowest.__getitem__))}
-    return np.array([rank[label] for label in labels.tolist()], dtype=np.int64)
-
-
-def _products(view: GramView) -> Array:
-    """All inner products so far; only the rows of new clients are asked for."""
-    old: Array = view.memory.get("products", np.zeros((0, 0)))
-    before, total = len(old), view.gram.n
-    if view.gram.p != 1:
-        raise InputError(f"stocfl: clients hold {view.gram.p} representations each, expected 1")
-    products = np.zeros((total, total))
-    products[:before, :before] = old
-    rows = np.asarray(view.gram.block(slice(before, total), slice(0, total)), dtype=np.float64).reshape(total - before, total)
-    products[before:] = rows
-    products[:, before:] = rows.T
-    view.memory["products"] = products
-    return products
-
-
-def _evidence(products: Array, labels: Array, clients: Sequence[int], merged: Sequence[float]) -> dict[str, Any]:
-    """The histogram of all clients' cosines, those of the merges made, and the best that was not."""
-    cosine = _cosines(products)
-    pairs = cosine[np.triu_indices(len(cosine), 1)]
-    between = _cosines(_cluster_sums(products, labels))
-    apart = between[np.triu_indices(len(between), 1)]
-    evidence = {
-        "similarity_histogram": np.histogram(pairs, BINS)[0].tolist(), "merge_cosines": [float(value) for value in merged],
-        "largest_cosine_left": float(apart.max()) if len(apart) else None, "clients": tuple(clients),
-    }  # fmt: skip
-    return evidence | ({"distance": 1.0 - cosine} if len(clients) <= HEATMAP_CLIENTS else {})
-
-
-def _nearest_old(sums: Array, old: Sequence[bool]) -> Array:
-    """For each cluster the most similar other one among the `old`, −1 if there is none."""
-    cosine = _cosines(sums)
-    np.fill_diagonal(cosine, -np.inf)
-    cosine[:, ~np.asarray(old, dtype=bool)] = -np.inf
-    return np.where(np.isfinite(cosine.max(axis=1)), cosine.argmax(axis=1), -1)
-
-
-@dataclass(frozen=True)
-class MergeClusters:
-    """Algorithm 1, lines 9-13: public code run where the Gram may be seen; each newly met client enters as a cluster of its own.
-
-    Result: "labels" of all clients met, in the order of the Gram; "nearest" (k,), for each cluster the most similar other one that has
-    clients met before (−1: none).
-    """
-
-    tau: float
-    at_least: int = 1
-
-    def __call__(self, view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        products, clients = _products(view), view.gram.clients
-        known: Array = view.memory.get("labels", np.zeros(0, dtype=np.int64))
-        first = int(known.max()) + 1 if len(known) else 0
-        alone = np.concatenate([known, first + np.arange(len(clients) - len(known))])  # each new client is a cluster
-        alone = _by_first_client(alone, clients)
-        into, merged = merge_by_cosine(_cluster_sums(products, alone), self.tau, self.at_least, np.bincount(alone).tolist())
-        labels = _by_first_client(into[alone], clients)
-        view.memory["labels"] = labels
-        old = [bool((labels[: len(known)] == label).any()) for label in range(int(labels.max()) + 1)]
-        result = {"labels": labels, "nearest": _nearest_old(_cluster_sums(products, labels), old)}
-        return result, _evidence(products, labels, clients, merged)
-
-
-@dataclass(frozen=True)
-class PlaceNewcomers:
-    """Section 4.4: each newcomer in turn joins the nearest cluster if its cosine is ≥ τ, else opens one; the old `k` stay as they are.
-
-    Result: "labels" of the newcomers; "nearest", for each opened cluster the one whose model it starts from (−1: none).
-    """
-
-    tau: float
-    k: int
-
-    def __call__(self, view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        products, clients = _products(view), view.gram.clients
-        labels: Array = view.memory.get("labels", np.zeros(0, dtype=np.int64))
-        first = len(labels)
-        nearest: list[int] = []
-        for place in range(len(labels), len(clients)):  # newcomers come last in the Gram, in ascending order
-            met = np.arange(len(labels))
-            sums = _cluster_sums(products[np.ix_(met, met)], labels, self.k + len(nearest))
-            towards = np.bincount(labels, weights=products[place, met], minlength=len(sums))
-            cosine = _cosine(towards, float(products[place, place]), np.diag(sums))
-            best = int(cosine.argmax()) if len(met) else -1
-            if best >= 0 and cosine[best] >= self.tau and self.tau < 1:
-                labels = np.append(labels, best)
-            else:
-                labels = np.append(labels, self.k + len(nearest))
-                nearest.append(best)
-        view.memory["labels"] = labels
-        return {"labels": labels[first:], "nearest": np.array(nearest, dtype=np.int64)}, _evidence(products, labels, clients, [])
-
-
-@dataclass(frozen=True)
-class MergePresent:
-    """The authors' merging: only this round's clients count; one pass over the initial matrix. Result: "into", for each
-    cluster present (ascending labels) the place of the one that it is now part of, the lowest of those merged.
-
-    `known` are the labels that this round's clients have already, each newly met client with one of its own.
-    """
-
-    tau: float
-    known: tuple[int, ...]
-
-    def __call__(self, view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        products = _products(view)
-        present, place = np.unique(self.known, return_inverse=True)
-        means = _cluster_sums(products, place)
-        cosine = _cosines(means)
-        parent = np.arange(len(present))
-        rows, cols = np.triu_indices(len(present), 1)
-        merged = []
-        for pair in np.argsort(-cosine[rows, cols], kind="stable"):
-            a, b, value = int(parent[rows[pair]]), int(parent[cols[pair]]), float(cosine[rows[pair], cols[pair]])
-            if value < self.tau or self.tau >= 1:
-                break
-            if a != b:
-                parent[parent == max(a, b)] = min(a, b)
-                merged.append(value)
-        labels = np.unique(parent[place], return_inverse=True)[1]
-        return {"into": parent}, _evidence(products, labels, view.gram.clients, merged)
-
-
 # --- the algorithm ------------------------------------------------------------------------------------------------------------------
 
 
@@ -358,9 +174,9 @@ class OrElse:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """Clusters of the clients met so far with their models, who has trained each, the global model, and what founders started from.
+    """Clusters of the clients met so far with their models, who has trained each, the global model, and who was there at the start.
 
-    `representations` are what clients of the clustering epoch hold; `newcomers` are those met that were not there at the start.
+    `representations` are what clients of the clustering epoch hold.
     """
 
     clustering: Clustering
@@ -413,13 +229,15 @@ def stocfl(
         raise InputError(f"algorithm.sketch_dim: {sketch_dim} is negative")
     authors = variant == "authors"
     moving = representation == "movement" or (representation is None and authors)
-    by = replace(train, epochs=movement_epochs, lr_decay=1.0) if moving else Gradient(train.model)
+    by = replace(train, epochs=movement_epochs, lr_decay=1.0) if moving else Gradient(train.model, train.on_divergence)
     sketch = sketch_dim if sketch_dim is not None else SKETCH_DIM if train.model.dimension > SKETCH_ABOVE else 0
     represent = Represent(by, not authors, sketch, seed, remember=authors)
     anchor = {"model": train.model.init(seed if anchor_seed is None else anchor_seed)}
     initial = Shared(train.model.init(seed))
 
     def init(federation: Federation) -> State:
+        if authors and federation.merge_below > 1:
+            raise InputError("protection.small_clusters: 'merge' goes with algorithm.variant = 'paper' of stocfl; use 'wait' or 'local'")
         return State(Clustering((), (), 0), (), (), initial, federation.clients)  # ω⁰ = θ⁰ for all
 
     def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
@@ -430,21 +248,24 @@ def stocfl(
         waiting: list[int] = []
 
         # l. 22 and 17: ω^i ← ω − η ∇f_i(ω), averaged over all sampled. First, because a client remembers what it trained last.
+        moved: Held | None
         if authors:
             moved = _chain(federation, task, state.global_model, cohort)
         else:
             moved = federation.compute(task, {"model": state.global_model}, on=cohort)["update"]
-        (mean,) = _means(federation, moved, weights)
+        mean = None if moved is None else try_mean(federation, moved, weights)[0]
         # l. 21: θ_k^i ← θ_k − η (∇f_i(θ_k) + λ (θ_k − ω)), towards the ω that was sent
         params: dict[str, Any] = {"model": list(state.models)} | ({"anchor": state.global_model} if lam else {})
-        held = federation.compute(replace(task, prox=lam), params, which=state.clustering, on=placed)
-        means = _means(federation, held["update"], weights, state.clustering, state.clustering.k)  # l. 18-19: over the cluster's sampled
+        held = try_compute(federation, train.on_divergence, replace(task, prox=lam), params, which=state.clustering, on=placed)
+        means: tuple[GroupMean | None, ...] = (None,) * state.clustering.k
+        if held is not None:  # l. 18-19: over the cluster's sampled
+            means = try_mean(federation, held["update"], weights, state.clustering, state.clustering.k)
         global_model = state.global_model
         if mean is not None:
             global_model = federation.fold(global_model + next(iter(mean.parts.values())), on=cohort[0])
         models, trained = list(state.models), list(state.trained)
         for label, of_cluster in enumerate(means):
-            if of_cluster is None:
+            if of_cluster is None or held is None:
                 waiting.append(label)
                 continue
             members = [client for client in held.clients if state.clustering[client] == label]
@@ -465,6 +286,8 @@ def stocfl(
         if not fresh:
             return state, {"newly_met": 0, "merges": 0} | _noted(state.evidence)
         state, fresh, result = extend(federation, state, fresh, MergeClusters(tau, federation.merge_below))
+        if not fresh:
+            return state, {"newly_met": 0, "merges": 0} | _noted(state.evidence)
         clients, labels = state.clustering.clients + fresh, tuple(int(label) for label in result["labels"])
         clustering = Clustering(clients, labels, max(labels) + 1)
         came = [client for client in fresh if client not in state.founders]
@@ -474,7 +297,10 @@ def stocfl(
 
     def extend(federation: Federation, state: State, fresh: Sequence[int], then: Then) -> tuple[State, tuple[int, ...], Mapping[str, Any]]:
         """Ψ of newly met clients (of those that have one) into the clustering epoch, which opens with the first of them."""
-        held = federation.compute(represent, anchor, on=fresh)["representation"]
+        represented = try_compute(federation, train.on_divergence, represent, anchor, on=fresh)
+        if represented is None:
+            return state, (), {}
+        held = represented["representation"]
         against = state.representations[0] if state.representations else None
         released = federation.gram(held, then=then, against=against)
         state = replace(state, representations=(*state.representations, held), evidence=released.evidence)
@@ -507,14 +333,16 @@ def stocfl(
 
     def merge_present(federation: Federation, state: State, cohort: Sequence[int]) -> tuple[State, dict[str, Any]]:
         """The authors' clustering of a round: a Gram of the sampled clients alone."""
-        before = state.clustering
+        represented = try_compute(federation, train.on_divergence, represent, anchor, on=cohort)
+        if represented is None:
+            return state, {"newly_met": 0, "merges": 0} | _noted(state.evidence)
+        held, before = represented["representation"], state.clustering
         met = set(before.clients)
-        fresh = [client for client in cohort if client not in met]
+        fresh = [client for client in held.clients if client not in met]
         grown = before.extended(fresh, range(before.k, before.k + len(fresh))) if fresh else before
         sizes = np.bincount(grown.labels, minlength=grown.k)
         models = (*state.models, *(state.global_model,) * len(fresh))
         trained = (*state.trained, *((),) * len(fresh))
-        held = federation.compute(represent, anchor, on=cohort)["representation"]
         released = federation.gram(held, then=MergePresent(tau, tuple(grown[client] for client in held.clients)))
         federation.close(held)
         present = sorted({grown[client] for client in held.clients})
@@ -542,14 +370,14 @@ def stocfl(
         present = list(range(k))  # the epoch's labels are places in this list: the authors' variant has one of those present only
         if authors:
             state, present = reopened(federation, state)
-        state, fresh, result = extend(federation, state, fresh, PlaceNewcomers(tau, len(present)))
+        state, fresh, result = extend(federation, state, fresh, PlaceNewcomers(tau, len(present), federation.merge_below))
         models = list(state.models)
-        for source in result["nearest"]:  # θ_new = θ of the nearest
+        for source in result.get("nearest", ()):  # θ_new = θ of the nearest
             models.append(models[(present + list(range(k, len(models))))[int(source)]] if source >= 0 else initial)
         opened = len(models) - k
-        labels = [(present + list(range(k, k + opened)))[int(label)] for label in result["labels"]]
+        labels = [(present + list(range(k, k + opened)))[int(label)] for label in result.get("labels", ())]
         clustering = replace(state.clustering.extended(fresh, labels), k=k + opened) if fresh else state.clustering
-        if authors:
+        if authors and state.representations:
             federation.close(state.representations[0])
             state = replace(state, representations=())
         trained = (*state.trained, *((),) * opened)
@@ -563,7 +391,7 @@ def stocfl(
             return state, []
         held = federation.compute(represent, anchor, on=old)["representation"]
         present = sorted({state.clustering[client] for client in held.clients})
-        federation.gram(held, then=_Known(tuple(present.index(state.clustering[client]) for client in held.clients)))
+        federation.gram(held, then=Known(tuple(present.index(state.clustering[client]) for client in held.clients)))
         return replace(state, representations=(held,)), present
 
     def serve(state: State) -> Served:
@@ -573,46 +401,30 @@ def stocfl(
         clustering = state.clustering if state.clustering.clients else None
         return {"clustering": clustering, "evidence": state.evidence, "rule": f"cosine ≥ {tau:g}"}
 
-    return Algorithm("stocfl", ("gram", "relay", "mean") if authors else ("gram", "mean"), init, round, serve, admit, describe)
-
-
-@dataclass(frozen=True)
-class _Known:
-    """Enters clients of known labels into an epoch."""
-
-    labels: tuple[int, ...]
-
-    def __call__(self, view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        _products(view)
-        view.memory["labels"] = np.array(self.labels, dtype=np.int64)
-        return {}, {}
+    return Algorithm(
+        "stocfl", ("gram", "relay", "mean") if authors else ("gram", "mean"), init, round, serve, admit, describe, public_groups=True
+    )
 
 
 def _noted(evidence: Mapping[str, Any] | None) -> dict[str, Any]:
     """What of the evidence goes into the notes of a round."""
     names = ("similarity_histogram", "merge_cosines", "largest_cosine_left")
-    return {} if evidence is None else {name: evidence[name] for name in names}
+    return {} if evidence is None else {name: evidence[name] for name in names if name in evidence}
 
 
-def _means(federation: Federation, held: Held, weights: Weights, groups: Labels | None = None, k: int = 1) -> tuple[GroupMean | None, ...]:
-    """`mean`, with None for all groups where none reaches the floor: newly met clients must be entered even if nobody's sum may be made.
+def _chain(federation: Federation, task: Train, global_model: Shared, cohort: Sequence[int]) -> Held | None:
+    """The authors' global step: each sampled client goes on from the last one's model. What each has moved from ω, still with them.
 
-    The error is known by its stable code, because algorithms import no protocol.
+    A client whose training diverges (and is skipped) is passed over.
     """
-    try:
-        return federation.mean(held, weights=weights, groups=groups, k=None if groups is None else k)
-    except Exception as error:
-        if getattr(error, "code", None) != "too-few-clients":
-            raise
-        return (None,) * k
-
-
-def _chain(federation: Federation, task: Train, global_model: Shared, cohort: Sequence[int]) -> Held:
-    """The authors' global step: each sampled client goes on from the last one's model. What each has moved from ω, still with them."""
     links: list[Held] = []
-    for place, client in enumerate(cohort):
+    for client in cohort:
         params: dict[str, Any] = {"model": global_model}
-        if place:
-            params["before"] = federation.relay(links[-1], to={client: [cohort[place - 1]]})
-        links.append(federation.compute(ChainLink(task), params, on=[client])["movement"])
+        if links:
+            params["before"] = federation.relay(links[-1], to={client: links[-1].clients})
+        link = try_compute(federation, task.on_divergence, ChainLink(task), params, on=[client])
+        if link is not None:
+            links.append(link["movement"])
+    if not links:
+        return None
     return federation.fold(Shared(own=tuple(Own(link) for link in links))).own[0].held

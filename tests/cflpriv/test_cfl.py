@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from scenes import PROTECTIONS, federation, population, training
 
 from cflpriv.algorithm import Algorithm
-from cflpriv.algorithms.cfl import EPS1, EPS2, bipartition, cfl, cross_similarity, gaps, offer, path, separation_gap
+from cflpriv.algorithms.cfl import EPS1, EPS2, cfl, gaps, offer, path
 from cflpriv.algorithms.fedavg import fedavg
+from cflpriv.algorithms.splitting import bipartition, cross_similarity, separation_gap
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine
-from cflpriv.errors import InputError
+from cflpriv.errors import InputError, TooFewClients
+from cflpriv.experiments import parse_config
 from cflpriv.experiments.checkpoint import flatten, save_checkpoint
+from cflpriv.experiments.run import prepare
 from cflpriv.federation import Sampling
 from cflpriv.local import LocalFederation
 from cflpriv.metrics import ari
@@ -427,7 +430,80 @@ def test_a_newcomers_first_long_update_splits_nothing_unless_settle_is_zero() ->
     assert clusters[0] > 2
 
 
+def restless(scene: Population, **options: Any) -> Algorithm:
+    """Every mean is stationary, and a client that moves further splits its cluster."""
+    return cfl(training(scene, **options), eps1=1.0001, eps2=1.0002, settle=0)
+
+
+def test_who_missed_several_splits_walks_down_from_the_first() -> None:
+    """Its place below the first split was a guess, so what it is compared with later would be too."""
+    scene = population(groups=3, clients_per_group=4, samples=6)
+    fed = federation(scene)
+    algorithm = restless(scene)
+    state = algorithm.init(fed)
+    fed.leave([5])
+    state, _ = rounds(algorithm, fed, 4, state)
+    assert len(path(state, 5)) > 2
+    assert state.waiting == {5: 0}
+    fed.join([5])
+    fed.begin_round(4)
+    state, _ = algorithm.round(fed, state)
+    compared = [m for m in fed.transcript.messages if m.round == 4 and m.verb == "gram" and m.clients == (5,)]
+    assert compared[0].context["epoch"] == 0
+    assert 5 not in state.waiting
+
+
+def test_a_round_without_any_sum_keeps_who_has_walked_down() -> None:
+    """Their updates are in the epochs of the splits they passed, where nobody is entered twice."""
+    scene = population(groups=3, clients_per_group=3, samples=6)
+    fed = federation(
+        scene, Protection(floor=2), present=range(6), dropouts=[(number, client, "Masked") for number in (3, 4) for client in range(9)]
+    )
+    algorithm = restless(scene)
+    state, _ = rounds(algorithm, fed, 3)
+    assert len(state.leaves) > 1
+    fed.join([6, 7, 8])
+    after, (record,) = rounds(algorithm, fed, 1, state, start=3)
+    assert set(after.clustering.clients) == set(range(9))
+    assert record.notes["unchanged_clusters"] == list(range(len(state.leaves)))
+    for old, new in zip(state.tree, after.tree, strict=True):
+        assert old.model is new.model
+    with pytest.raises(TooFewClients):  # nobody walked: the round is skipped as ever
+        rounds(algorithm, fed, 1, after, start=4)
+    again, _ = rounds(algorithm, fed, 1, after, start=5)
+    assert set(again.clustering.clients) == set(range(9))
+    assert algorithm.admit is not None
+    assert algorithm.admit(fed, again, [6, 7, 8])[0].leaf == again.leaf
+
+
+def test_a_newcomer_whose_training_diverges_goes_to_the_larger_side() -> None:
+    scene = population(groups=3, clients_per_group=3, samples=6)
+    broken = [replace(c, x_train=c.x_train * np.float32(1e30)) if c.id == 8 else c for c in scene.clients]
+    fed = federation(broken, present=range(8))
+    algorithm = restless(scene, on_divergence="skip", dtype="float32")
+    assert algorithm.admit is not None
+    state, _ = rounds(algorithm, fed, 3)
+    assert len(state.leaves) > 1
+    fed.join([8])
+    after, _ = algorithm.admit(fed, state, [8])
+    for node in path(after, 8)[:-1]:
+        sizes = [len(state.members(child)) for child in state.tree[node].children]
+        larger = state.tree[node].children[int(np.argmax(sizes))]
+        assert larger in path(after, 8)
+    state, record = rounds(algorithm, fed, 1, state, start=3)
+    assert 8 not in record[0].cohort
+    assert 8 in state.clustering.clients
+
+
 # --- protections
+
+
+@pytest.mark.parametrize("name", ["cfl", "stocfl", "pfedlia"])
+def test_sums_that_keep_groups_private_are_refused_before_anything_runs(name: str) -> None:
+    """Each would run until its groups are two, pFedLIA through the whole warm-up."""
+    config = parse_config({"protection": {"sum": "secagg-oblivious"}, "training": {"weights": "equal"}, "algorithm": {"name": name}})
+    with pytest.raises(InputError, match=f"'secagg-oblivious': .* '{name}'"):
+        prepare(config)
 
 
 @pytest.mark.parametrize(

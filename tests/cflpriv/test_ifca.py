@@ -11,18 +11,20 @@ from hypothesis import strategies as st
 from scenes import PROTECTIONS, federation, population, training
 
 from cflpriv.algorithm import Algorithm
+from cflpriv.algorithms.choosing import ALL_BUT_LAST, EvaluateLowest, PickAndTrain, joined, parted, shared_spans
 from cflpriv.algorithms.fedavg import fedavg
-from cflpriv.algorithms.ifca import ALL_BUT_LAST, PickAndTrain, hypcluster, ifca, joined, parted, shared_spans
+from cflpriv.algorithms.ifca import hypcluster, ifca
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine
-from cflpriv.errors import InputError
+from cflpriv.errors import InputError, TooFewClients, TrainingDiverged
 from cflpriv.federation import Sampling
+from cflpriv.handles import Shared
 from cflpriv.local import LocalFederation
 from cflpriv.metrics import ari
 from cflpriv.models import Model
 from cflpriv.protection import Protection
 from cflpriv.record import Transcript
-from cflpriv.training import Gradient, Losses, Train
+from cflpriv.training import Evaluate, Gradient, Losses, Train
 from cflpriv.types import Array, Population
 
 
@@ -36,8 +38,8 @@ def train_on(scene: Population, dtype: Any = "float64", **options: Any) -> Train
     return Train(model, **({"epochs": 1, "batch_size": 10, "lr": 0.1} | options))
 
 
-def rounds(algorithm: Algorithm, fed: LocalFederation, count: int) -> tuple[Any, list[Any]]:
-    state, records = algorithm.init(fed), []
+def rounds(algorithm: Algorithm, fed: LocalFederation, count: int, state: Any = None) -> tuple[Any, list[Any]]:
+    state, records = algorithm.init(fed) if state is None else state, []
     for number in range(count):
         fed.begin_round(number)
         state, record = algorithm.round(fed, state)
@@ -199,7 +201,77 @@ def test_the_compared_loss_is_the_mean_training_loss_of_what_clients_chose() -> 
             assert record.notes["restart_losses"][restart] == pytest.approx(expected, rel=1e-9)
 
 
+def opened(fed: LocalFederation, run: Any) -> Array:
+    return np.stack([fed.peek(fed.clients[0], model) for model in run.models])
+
+
+def test_a_restart_that_gets_no_sum_does_not_stop_the_others() -> None:
+    """Four clients and a floor of three: where two and two choose, nothing can be summed."""
+    scene = population(groups=2, clients_per_group=2, samples=6)
+    stood = moved = 0
+    for seed in range(4):
+        algorithm = ifca(training(scene), k=2, restarts=3, seed=seed)
+        fed, alone = federation(scene, Protection(floor=3), seed=seed), federation(scene, seed=seed)
+        state, (record,) = rounds(algorithm, fed, 1)
+        free, _ = rounds(algorithm, alone, 1)
+        start = algorithm.init(fed)
+        for run, unbound, before in zip(state.restarts, free.restarts, start.restarts, strict=True):
+            sizes = np.bincount([run.labels[c] for c in range(4)], minlength=2)
+            expected = np.where((sizes >= 3)[:, None], opened(alone, unbound), opened(fed, before))
+            np.testing.assert_array_equal(opened(fed, run), expected)
+            stood += sizes.max() < 3
+            moved += sizes.max() >= 3
+        assert None not in record.notes["restart_losses"]
+    assert stood > 0
+    assert moved > 0
+    few = federation(scene, Protection(floor=3), sampling=Sampling("global", 0.5))
+    with pytest.raises(TooFewClients):  # nobody's sum may be made: the round is skipped as ever
+        rounds(ifca(training(scene), k=2, restarts=3), few, 1)
+
+
+def test_a_restart_in_which_all_diverge_does_not_stop_the_others() -> None:
+    scene = population(groups=2, clients_per_group=3)
+    train = training(scene, on_divergence="skip")
+    algorithm = ifca(train, k=2, restarts=2)
+    fed = federation(scene)
+    state = algorithm.init(fed)
+    bad = Shared(np.full(train.model.dimension, 1e200) * np.where(np.arange(train.model.dimension) % 2, 1, -1) * 1e108)
+    state = replace(state, restarts=(replace(state.restarts[0], models=(bad, bad)), state.restarts[1]))
+    with np.errstate(all="ignore"):
+        state, (record,) = rounds(algorithm, fed, 1, state)
+    assert record.notes["best_restart"] == 1
+    assert record.notes["restart_losses"][0] is None
+    assert set(record.cohort) == set(range(6))
+    stop = ifca(replace(train, on_divergence="stop"), k=2, restarts=2)
+    with np.errstate(all="ignore"), pytest.raises(TrainingDiverged):
+        rounds(stop, federation(scene), 1, replace(stop.init(fed), restarts=(replace(state.restarts[0], models=(bad, bad)),) * 2))
+
+
+def test_members_of_large_clusters_wait_where_few_of_them_are_sampled() -> None:
+    """small_clusters = "local" is about clusters, not cohorts; and restarts are compared although no mean of losses may be made."""
+    scene = population(groups=2, clients_per_group=6, samples=6)
+    fed = federation(scene, Protection(floor=3, small_clusters="local"), sampling=Sampling("global", 0.15))
+    state, records = rounds(ifca(training(scene), k=1, restarts=2), fed, 3)
+    assert [record.notes["chosen"] for record in records] == [[2], [0], [0]]  # two clients met train alone, more than two wait
+    assert len(state.restarts[0].models[0].own) == 1
+
+
 # --- weight sharing
+
+
+def test_shared_layers_are_trained_where_no_cluster_reaches_the_floor() -> None:
+    scene = population(groups=2, clients_per_group=2, samples=6)
+    train = Train(Model("mlp", scene.shape, scene.classes, hidden=4, dtype="float64"), lr=0.1)
+    for seed in range(9):
+        fed = federation(scene, Protection(floor=3), seed=seed)
+        algorithm = ifca(train, k=3, shared=(ALL_BUT_LAST,), seed=seed)
+        state, (record,) = rounds(algorithm, fed, 1)
+        before, after = (one.restarts[0] for one in (algorithm.init(fed), state))
+        assert np.abs(after.joint.value() - before.joint.value()).max() > 0
+        if record.notes["unchanged_clusters"] == [0, 1, 2]:
+            np.testing.assert_array_equal(opened(fed, after), opened(fed, before))
+            return
+    raise AssertionError("no seed shows it")
 
 
 def test_shared_layers_are_trained_by_everyone_and_the_rest_by_cluster() -> None:
@@ -277,6 +349,16 @@ def test_the_saver_sends_one_model_once_estimates_are_stable_and_changes_nothing
     assert len(set(traffic[0])) == 1
     assert traffic[1] == [traffic[0][0]] * first + [traffic[0][0] // 2] * (12 - first)
     np.testing.assert_allclose(results[0], results[1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{"shared": (ALL_BUT_LAST,)}, {"restarts": 2}], ids=str)
+def test_the_saver_goes_with_secure_sums_over_clients_that_were_sent_different_models(options: dict[str, Any]) -> None:
+    """Everybody's mean (shared layers, losses to compare) is then over members that hold k different models, which the sum must allow."""
+    scene = digits(8, samples_per_client=60)
+    fed = federation(scene, Protection(sum="secagg", secagg_mode="passive", secagg_clip=4.0))
+    state, records = rounds(ifca(train_on(scene, batch_size=0, lr=0.3), k=2, stable_rounds=1, **options), fed, 4)
+    assert records[-1].notes["sent_one_model"]
+    assert len(set(state.restarts[state.best].labels.values())) == 2  # or the clients hold the same model
 
 
 def test_strangers_are_sent_all_models_while_the_others_are_saved() -> None:
@@ -379,6 +461,37 @@ def test_diverged_clients_take_no_part() -> None:
     assert all(np.isfinite(models(fed, state)).ravel())
 
 
+def test_a_client_without_a_finite_gradient_takes_no_part() -> None:
+    scene = population(groups=2, clients_per_group=3)
+    broken = [replace(c, x_train=c.x_train / np.abs(c.x_train).max() * np.float32(3e38)) if c.id == 2 else c for c in scene.clients]
+    for on_divergence in ("skip", "stop"):
+        algorithm = ifca(training(scene, on_divergence=on_divergence, dtype="float32"), k=2, averaging="gradient")
+        fed = federation(broken)
+        state = algorithm.init(fed)
+        state = replace(state, restarts=(replace(state.restarts[0], models=tuple(one * 100.0 for one in state.restarts[0].models)),))
+        if on_divergence == "stop":
+            with pytest.raises(TrainingDiverged, match="client 2"):
+                rounds(algorithm, fed, 1, state)
+        else:
+            state, (record,) = rounds(algorithm, fed, 1, state)
+            assert record.cohort == (0, 1, 3, 4, 5)
+            assert np.isfinite(models(fed, state)).all()
+
+
+def test_a_model_whose_loss_is_no_number_is_never_chosen() -> None:
+    scene = population(groups=2, clients_per_group=3)
+    model = training(scene, dtype="float32").model
+    good = model.init(0)
+    bad = np.full_like(good, 3e38) * np.where(np.arange(len(good)) % 2, 1, -1).astype(np.float32)
+    fed = federation(scene)
+    held = fed.compute(Losses(model), {"model": [bad, good]})
+    assert all(np.isnan(fed.peek(c, held["losses"])[0]) for c in fed.clients)
+    assert all(fed.peek(c, held["choice"]) == 1 for c in fed.clients)
+    for by in ("train", "test"):
+        served = fed.compute(EvaluateLowest(Losses(model), Evaluate(model), by), {"model": [bad, good]})
+        assert all(fed.peek(c, served["choice"]) == 1 for c in fed.clients)
+
+
 # --- refused before anything runs
 
 
@@ -402,10 +515,10 @@ def test_bad_parameters_are_named(options: dict[str, Any], words: str) -> None:
         ifca(training(population()), **options)
 
 
-@pytest.mark.parametrize("name", ["momentum", "weight_decay", "prox", "maml_lr"])
+@pytest.mark.parametrize("name", ["momentum", "weight_decay", "prox", "maml_lr", "clip_norm", "sampling_rate", "frozen", "pull"])
 def test_options_of_local_training_that_a_gradient_ignores_are_refused(name: str) -> None:
     with pytest.raises(InputError, match=rf"training\.{name}"):
-        ifca(training(population(), **{name: 0.5}), averaging="gradient")
+        ifca(training(population(), **{name: ("1",) if name == "frozen" else 0.5}), averaging="gradient")
     with pytest.raises(InputError, match=r"training\.epochs"):
         ifca(training(population(), epochs=2), averaging="gradient")
 

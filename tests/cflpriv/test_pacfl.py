@@ -1,5 +1,6 @@
 """PACFL: its limits are FedAvg and local training, its clusters are the groups, newcomers are placed by new rows only."""
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_every_algorithm_runs_unchanged_under_every_protection(algorithm: str, n
     """The contract over the product: the same clusters, and models of the same test loss for every client up to rounding."""
     scene = digits(8)
     make, _ = ALGORITHMS[algorithm]
-    options: dict[str, Any] = {} if algorithm == "local" else {"weights": "equal"}
+    options: dict[str, Any] = {"weights": "equal"} if "weights" in inspect.signature(make).parameters else {}
     if algorithm in ("oracle", "shuffled"):
         options["groups"] = truth(scene)
     results = []

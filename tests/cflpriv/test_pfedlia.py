@@ -15,7 +15,7 @@ from sklearn.cluster import OPTICS, KMeans
 
 from cflpriv.algorithm import Algorithm
 from cflpriv.algorithms import fedavg, oracle, pfedlia
-from cflpriv.algorithms.pfedlia import Influence, OnPart, better_group, cluster_scores, split
+from cflpriv.algorithms.influence import Influence, OnPart, better_group, cluster_scores, split
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.errors import InputError
@@ -230,6 +230,31 @@ def test_lazy_scores_have_the_signs_of_exact_influence() -> None:
     assert ((lazy > 0) == (exact > 0))[others].mean() > 0.95
 
 
+def test_scores_are_finite_where_a_models_loss_is_not() -> None:
+    """Whose model explodes on somebody's data is the last that this client would take; the others' scores stay as they are."""
+    scene = population(groups=2, clients_per_group=3, samples=24)
+    train = training(scene, dtype="float32")
+    fed = federation(scene)
+    warm = train.model.init(0)
+    held = fed.compute(OnPart(train, 0.25, remember=False), {"model": warm})["update"]
+    sent = fed.relay(held)
+    plain = fed.compute(Influence(train.model, 0.25, tuple(range(6))), {"model": warm, "updates": sent, "own": held})
+    huge = np.full(train.model.dimension, 3e38, np.float32) * np.where(np.arange(train.model.dimension) % 2, 1, -1).astype(np.float32)
+    task = Influence(train.model, 0.25, (0, 1, 2))
+    data = scene.clients[4]
+    row = np.asarray(
+        task.run(
+            TaskInput(data, {"model": warm, "updates": {0: fed.peek(0, held), 1: huge, 2: fed.peek(2, held)}}, {}, Streams(0, -1, 4))
+        )["scores"]
+    )  # fmt: skip
+    before = fed.peek(4, plain)
+    np.testing.assert_allclose(row[[0, 2]], before[[0, 2]])
+    x, y = flat(data, split(data, 0.25, 0)[1])
+    assert row[1] == pytest.approx(min(*before[[0, 2]], -softmax_losses(warm.astype(np.float64), x, y, scene.classes).sum()), rel=1e-5)
+    nothing = task.run(TaskInput(data, {"model": huge, "updates": dict.fromkeys(range(3), warm)}, {}, Streams(0, -1, 4)))
+    np.testing.assert_array_equal(nothing["scores"], np.zeros(3))
+
+
 # --- clusters from scores
 
 
@@ -400,7 +425,51 @@ def test_clustering_happens_once_and_trains_nothing() -> None:
     flatten(state, fed)
 
 
+@pytest.mark.parametrize("mode", ["central", "peer"])
+def test_clustering_waits_until_enough_clients_are_there(mode: Any) -> None:
+    scene = population(groups=2, clients_per_group=4, samples=24)
+    fed = federation(scene)
+    algorithm = pfedlia(training(scene), warm_up=1, mode=mode, min_samples=4, local_epochs=2, weights="equal")
+    state = algorithm.init(fed)
+    fed.leave(range(3, 8))
+    state = run(algorithm, fed, 3, state=state)
+    assert not state.clustered
+    assert not [message for message in fed.transcript.messages if message.verb == "relay"]
+    alone = federation(training_parts(scene), present=range(3))
+    plain = run(fedavg(training(scene), weights="equal"), alone, 3)
+    np.testing.assert_array_equal(state.warm.value(), plain.model.value())  # the warm-up goes on
+    fed.join(range(3, 8))
+    state = run(algorithm, fed, 1, 3, state)
+    assert state.clustered
+    assert set(state.uses) == set(range(8))
+
+
+def test_members_of_large_clusters_wait_where_few_of_them_are_sampled() -> None:
+    """small_clusters = "local" is about clusters, not about who of them is in the cohort."""
+    scene = digits(10)
+    fed = federation(scene, Protection(floor=2, small_clusters="local"), sampling=Sampling("global", 0.1))
+    algorithm = pfedlia(train_on(scene), warm_up=0, min_samples=2)
+    state = run(algorithm, fed, 4)
+    assert all(not model.own for model in state.models)
+    assert min(map(len, state.groups)) >= 2
+
+
 # --- newcomers
+
+
+def test_a_newcomer_scores_and_trains_nothing_first() -> None:
+    """So one whose training diverges is placed as well as anybody; what it would have trained is nobody's to score."""
+    scene = population(groups=2, clients_per_group=4, samples=24)
+    broken = [replace(c, x_train=c.x_train * np.float32(1e30)) if c.id == 7 else c for c in scene.clients]
+    fed = federation(broken, present=range(7))
+    algorithm = pfedlia(training(scene, on_divergence="skip", dtype="float32"), warm_up=1, local_epochs=2)
+    assert algorithm.admit is not None
+    state = run(algorithm, fed, 2)
+    fed.join([7])
+    before = sum(count for (task, _), count in fed.engine.paths.items() if task == "OnPart")
+    after, _ = algorithm.admit(fed, state, [7])
+    assert 7 in after.uses
+    assert sum(count for (task, _), count in fed.engine.paths.items() if task == "OnPart") == before > 0
 
 
 @pytest.mark.parametrize("mode", ["central", "peer"])

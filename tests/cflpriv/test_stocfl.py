@@ -13,10 +13,11 @@ from scenes import PROTECTIONS, federation, population, training
 
 from cflpriv.algorithm import Algorithm
 from cflpriv.algorithms import fedavg, stocfl
-from cflpriv.algorithms.stocfl import MergeClusters, MergePresent, PlaceNewcomers, Represent, State, count_sketch, merge_by_cosine
+from cflpriv.algorithms.merging import MergeClusters, MergePresent, PlaceNewcomers, merge_by_cosine
+from cflpriv.algorithms.stocfl import Represent, State, count_sketch
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine, Streams, TaskInput
-from cflpriv.errors import InputError
+from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments.checkpoint import flatten
 from cflpriv.federation import GramView, Sampling
 from cflpriv.local import LocalFederation
@@ -461,6 +462,36 @@ def test_sampling_per_cluster_takes_the_unmet_as_a_group() -> None:
     assert len(state.clustering.clients) == 12
 
 
+# --- training that diverges, and is skipped
+
+
+def broken(scene: Population, client: int) -> list[ClientData]:
+    return [replace(c, x_train=c.x_train * np.float32(1e30)) if c.id == client else c for c in scene.clients]
+
+
+@pytest.mark.parametrize("variant", ["paper", "authors"])
+def test_a_client_without_a_representation_is_not_met_and_stops_nobody(variant: Any) -> None:
+    scene = population(groups=2, clients_per_group=3)
+    train = training(scene, on_divergence="skip", dtype="float32")
+    algorithm = stocfl(train, tau=0.3, variant=variant, representation="movement", movement_epochs=1)
+    assert algorithm.admit is not None
+    fed, without = federation(broken(scene, 5), present=range(5)), federation(scene, present=range(5))
+    state = run(algorithm, fed, 1)
+    fed.join([5])  # now the only one who is new
+    state = run(algorithm, fed, 2, first=1, state=state)
+    expected = run(algorithm, without, 3)
+    assert state.clustering == expected.clustering
+    np.testing.assert_array_equal(served(algorithm, fed, state, range(5)), served(algorithm, without, expected, range(5)))
+    np.testing.assert_array_equal(state.global_model.value(), expected.global_model.value())  # the chain, too, passes it over
+    after, notes = algorithm.admit(fed, state, [5])
+    assert notes == {"opened_clusters": 0}
+    assert after.clustering == state.clustering
+    np.testing.assert_array_equal(served(algorithm, fed, after, [5])[0], state.global_model.value())
+    stop = stocfl(replace(train, on_divergence="stop"), variant=variant, representation="movement", movement_epochs=1)
+    with pytest.raises(TrainingDiverged, match="client 5"):
+        run(stop, fed, 1)
+
+
 # --- what is sent as a representation
 
 
@@ -628,6 +659,35 @@ def test_secure_sums_train_clusters_that_reach_the_floor() -> None:
         results.append((state.clustering, served(algorithm, fed, state)))
     assert results[0][0] == results[1][0]
     np.testing.assert_allclose(results[0][1], results[1][1], atol=1e-6)  # fixed point of 32 bits
+
+
+def test_newcomers_open_no_cluster_below_what_is_wanted() -> None:
+    """Two groups come, of three clients and of one: only the larger may stay by itself; its model is the nearest old cluster's."""
+    directions = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0.1, 0.3, 1, 0], [0, 0.2, 0.4, 1]])
+    vectors = directions[[0, 0, 0, 1, 1, 1, 2, 3, 2, 2]] + 1e-3 * np.random.default_rng(0).normal(size=(10, 4))
+    results = {}
+    for at_least in (1, 2, 4):
+        memory: dict[str, Any] = {}
+        MergeClusters(0.9)(view(vectors[:6], range(6), range(6), memory))
+        result, _ = PlaceNewcomers(0.9, 2, at_least)(view(vectors, range(10), range(6, 10), memory))
+        results[at_least] = (list(result["labels"]), list(result["nearest"]))
+        assert list(memory["labels"][6:]) == results[at_least][0]
+    assert results == {1: ([2, 3, 2, 2], [1, 2]), 2: ([2, 2, 2, 2], [1]), 4: ([2, 2, 2, 2], [1])}
+    memory = {}
+    MergeClusters(0.9)(view(vectors[:6], range(6), range(6), memory))
+    result, _ = PlaceNewcomers(0.9, 2, 2)(view(vectors[:8], range(8), range(6, 8), memory))
+    assert list(result["labels"]) == [2, 2]
+    assert list(result["nearest"]) == [1]
+    scene = population(groups=3, clients_per_group=4, samples=24)
+    fed = federation(scene, Protection(floor=3, small_clusters="merge"), present=range(9))
+    algorithm = stocfl(training(scene), tau=0.999)
+    assert algorithm.admit is not None
+    state = run(algorithm, fed, 1)
+    fed.join([9, 10, 11])
+    state, _ = algorithm.admit(fed, state, [9, 10, 11])
+    assert min(len(state.clustering.members(label)) for label in range(state.clustering.k)) >= 3
+    with pytest.raises(InputError, match=r"'merge' goes with algorithm\.variant = 'paper'"):
+        stocfl(training(scene), variant="authors").init(fed)
 
 
 def test_small_clusters_merge_inside_the_clustering() -> None:

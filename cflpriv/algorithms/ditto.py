@@ -1,0 +1,114 @@
+"""Ditto: everybody trains the shared model as in FedAvg, and beside it a personal model that is drawn towards the shared one.
+
+Source: Li et al. 2021 (ICML), Algorithm 1: a sampled client k takes a local step for w, then its own v_k ← v_k − η (∇F_k(v_k) + λ (v_k
+− w)), w being the shared model it received.
+
+Deviations, each for a reason:
+- A client that has no personal model yet (never sampled, or a newcomer) uses the shared one.
+- Both trainings of a round draw the same batches.
+
+λ = 0 is local training on the personal models. The "last locally trained model" of a client is that of its step for w, as in FedAvg.
+
+What it reveals, by which verb: `mean` shows what FedAvg's does; the personal model never leaves its client and answers to no verb.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..algorithm import Algorithm, Served
+from ..engine import Result, TaskInput
+from ..errors import InputError
+from ..federation import Federation
+from ..handles import Shared
+from ..record import RoundRecord
+from ..training import EvaluateOwn, Train
+from .fedavg import State, Weights
+
+__all__ = ["TrainBoth", "ditto"]
+
+MEMORY = "ditto personal"
+"""Under this name clients keep v_k."""
+
+
+@dataclass(frozen=True)
+class TrainBoth:
+    """Train the given "model" w by `shared`; train v_k (at first the initial model of `seed`) towards w by `personal`, whose prox is λ.
+
+    Parts: "update" (d,), that of w. Kept: "trained" (d,), w after its training, and v_k (d,) under `MEMORY`. A client of whose two
+    trainings one diverged (and is skipped) has no result.
+    """
+
+    shared: Train
+    personal: Train
+    seed: int
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return ("update",)
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        return ("trained", MEMORY)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (MEMORY,)
+
+    def run(self, given: TaskInput) -> Result:
+        own = self._own(given)
+        return self._together(self.shared.run(given), self.personal.run(own), own)
+
+    def cost(self, given: TaskInput) -> int:
+        return self.shared.cost(given) + self.personal.cost(given)
+
+    def chunk_size(self, given: TaskInput) -> int:
+        return self.shared.chunk_size(given)
+
+    def run_many(self, inputs: Sequence[TaskInput], device: str) -> tuple[list[Result], str]:
+        own = [self._own(given) for given in inputs]
+        shared, path = self.shared.run_many(inputs, device)
+        personal, _ = self.personal.run_many(own, device)
+        return [self._together(*three) for three in zip(shared, personal, own, strict=True)], path
+
+    def _own(self, given: TaskInput) -> TaskInput:
+        own = given.memory[MEMORY] if MEMORY in given.memory else self.personal.model.init(self.seed)
+        return replace(given, params={"model": own, "anchor": given.array("model")})
+
+    def _together(self, shared: Result, personal: Result, own: TaskInput) -> Result:
+        if not shared or not personal:
+            return {}
+        return {"update": shared["update"], "trained": shared["trained"], MEMORY: own.array("model") + np.asarray(personal["update"])}
+
+
+def ditto(train: Train, *, lam: float = 0.1, personal_epochs: int = 0, weights: Weights = "examples", seed: int = 0) -> Algorithm:
+    """A shared model, and personal ones drawn to it by `lam` (λ), trained for `personal_epochs` a round (0: as many as the shared one).
+
+    Raises `InputError` for parameters that cannot be.
+    """
+    if not (lam >= 0 and np.isfinite(lam)):
+        raise InputError(f"algorithm.lam: {lam} is not a finite number of 0 or more")
+    if personal_epochs < 0:
+        raise InputError(f"algorithm.personal_epochs: {personal_epochs} is negative")
+
+    def init(federation: Federation) -> State:
+        return State(Shared(train.model.init(seed)))
+
+    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+        task = train.at(federation.round)
+        cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
+        both = TrainBoth(task, replace(task, prox=lam, epochs=personal_epochs or task.epochs), seed)
+        held = federation.compute(both, {"model": state.model}, on=cohort)
+        (mean,) = federation.mean(held["update"], weights=weights)
+        model = state.model if mean is None else federation.fold(state.model + mean.parts["update"], on=held.clients[0])
+        notes = {"unchanged_clusters": [0] if mean is None else [], "clipped_clients": 0 if mean is None else mean.clipped}
+        return State(model), RoundRecord(federation.round, cohort, None, notes)
+
+    def serve(state: State) -> Served:
+        return Served(EvaluateOwn(train.model, MEMORY), {"model": state.model})
+
+    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, object]]:
+        return state, {}
+
+    return Algorithm("ditto", ("mean",), init, round, serve, admit)

@@ -1,0 +1,210 @@
+"""FedFomo: clients fetch a few others' models each round and take from each as much as it helps on data they hold back.
+
+Source: Zhang et al. 2021 (ICLR), equations 3 and 4 and section 3.2. With θ_i its own model and L_i its loss on held-back data, client i
+weighs model n by w_n = (L_i(θ_i) − L_i(θ_n)) / ‖θ_n − θ_i‖, drops the negative ones, lets the rest sum to one, and moves to θ_i + Σ w_n
+(θ_n − θ_i). It asks for the models with the largest affinity P_n ← P_n + w_n; with probability ε a place goes to a random one instead.
+
+Deviations, each for a reason:
+- Models travel from client to client, encrypted through the server (`relay`); in the paper the server hands them out and sees them all.
+- A round is combining, then training; the first round only trains. Candidates are all present clients that have trained before.
+- ε starts at 0.3 and falls by 0.05 a round; M = 5 models; a fifth of the data held back. These are the figures commonly given for the
+  paper.
+- A client that no model helps keeps its own. Test data play no part.
+
+What it reveals, by which verb: `relay` shows the server who asks for whom in every round, hence who is like whom, and no model; it
+shows every client whole models of single others, which no sum hides. So sums have nothing to protect here, and nothing else protects
+the models.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from ..algorithm import Algorithm, Served
+from ..engine import Result, TaskInput
+from ..errors import InputError
+from ..federation import Federation
+from ..handles import Held, Own, Shared
+from ..models import Model
+from ..record import RoundRecord
+from ..training import Evaluate, Start, Train
+from ..types import Array
+from .influence import HasValidation, OnPart, split
+
+__all__ = ["Ask", "Combine", "fedfomo", "first_order_weights"]
+
+MEMORY = "fedfomo affinity"
+"""Under this name clients keep P_i, as (client ids, affinities), shape (2, n)."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Whom of `candidates` a client asks: by affinity, or each at random with probability `epsilon`. Part: "wanted" (up to `m`,) int64."""
+
+    candidates: tuple[int, ...]
+    m: int
+    epsilon: float
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return ("wanted",)
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (MEMORY,)
+
+    def run(self, given: TaskInput) -> Result:
+        others = [client for client in self.candidates if client != given.data.id]
+        draws = given.streams("fedfomo asks")
+        shuffled = [others[i] for i in draws.permutation(len(others))]
+        affinity = _affinity(given)
+        best = sorted(shuffled, key=lambda client: -affinity.get(client, 0.0))  # stable: equals in random order
+        wanted: list[int] = []
+        for explore in draws.random(min(self.m, len(others))) < self.epsilon:
+            wanted.append(next(client for client in (shuffled if explore else best) if client not in wanted))
+        return {"wanted": np.array(sorted(wanted), dtype=np.int64)}
+
+
+@dataclass(frozen=True)
+class Combine:
+    """Equations 3 and 4 on the client's held-back data. Given: "model" (d,), its own; "others", models by sender.
+
+    Part: "movement" (d,), new minus own. Kept: the affinities under `MEMORY`.
+    """
+
+    model: Model
+    validation: float
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return ("movement",)
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        return (MEMORY,)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (MEMORY,)
+
+    def run(self, given: TaskInput) -> Result:
+        own, others = given.array("model"), given.params["others"]
+        if not isinstance(others, dict):
+            raise TypeError("parameter 'others': Combine takes models by sender")
+        senders = sorted(others)
+        kept = split(given.data, self.validation, given.streams.seed)[1]
+        x, y = self.model.inputs(given.data.x_train[kept]), torch.from_numpy(given.data.y_train[kept])
+        movements = [np.asarray(others[sender]) - own for sender in senders]
+        losses = np.array([self._loss(np.asarray(others[sender]), x, y) for sender in senders])
+        raw, weights = first_order_weights(self._loss(own, x, y), losses, [float(np.linalg.norm(one)) for one in movements])
+        moved = np.zeros(own.shape)
+        for weight, movement in zip(weights, movements, strict=True):
+            moved += weight * movement
+        affinity = _affinity(given)
+        for sender, weight in zip(senders, raw, strict=True):
+            affinity[sender] = affinity.get(sender, 0.0) + float(weight)
+        known = sorted(affinity)
+        return {"movement": moved.astype(own.dtype), MEMORY: np.array([known, [affinity[client] for client in known]], dtype=np.float64)}
+
+    def _loss(self, vector: Array, x: torch.Tensor, y: torch.Tensor) -> float:
+        module = self.model.load(vector)
+        with torch.no_grad():
+            return float(functional.cross_entropy(module(x), y).double())
+
+
+def first_order_weights(own: float, losses: Array, distances: Sequence[float]) -> tuple[Array, Array]:
+    """(w_n, their positive parts scaled to sum 1 or all 0) from the client's own loss, models' losses and their distances from its own.
+
+    A model at distance 0 has weight 0; so has one whose loss is not finite, and every one if the own loss is not.
+    """
+    gaps = np.asarray(distances, dtype=np.float64)
+    gain = np.zeros_like(gaps)
+    known = np.isfinite(losses) & np.isfinite(own)
+    gain[known] = own - np.asarray(losses, dtype=np.float64)[known]
+    raw = np.divide(gain, gaps, out=np.zeros_like(gaps), where=gaps > 0)
+    positive = np.maximum(raw, 0.0)
+    return raw, positive / positive.sum() if positive.sum() > 0 else positive
+
+
+def _affinity(given: TaskInput) -> dict[int, float]:
+    if MEMORY not in given.memory:
+        return {}
+    clients, values = given.memory[MEMORY]
+    return {int(client): float(value) for client, value in zip(clients, values, strict=True)}
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Everybody's own model, which the server cannot open, and who has trained so far."""
+
+    model: Shared
+    trained: tuple[int, ...] = ()
+
+
+def fedfomo(
+    train: Train, *, models: int = 5, epsilon: float = 0.3, epsilon_decay: float = 0.05, validation: float = 0.2, seed: int = 0
+) -> Algorithm:
+    """Every client its own model, mixed from `models` others a round. `validation` is the share of the training data held back.
+
+    Raises `InputError` for parameters that cannot be.
+    """
+    if models < 1:
+        raise InputError(f"algorithm.models: {models} is below 1")
+    for name, value in (("epsilon", epsilon), ("epsilon_decay", epsilon_decay)):
+        if not 0 <= value <= 1:
+            raise InputError(f"algorithm.{name}: {value} is outside [0, 1]")
+    if not 0 < validation < 1:
+        raise InputError(f"algorithm.validation: {validation} is outside (0, 1): without validation data there are no weights")
+    start = Start(train.model, seed)
+    train_part = OnPart(train, validation)
+
+    def init(federation: Federation) -> State:
+        federation.compute(HasValidation(validation))  # nothing leaves; a client that cannot hold data back says so now
+        return State(Shared(own=(Own(federation.compute(start)["model"]),)))
+
+    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+        cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
+        state, asked = combined(federation, state, cohort, max(0.0, epsilon - epsilon_decay * federation.round))
+        held = federation.compute(train_part.at(federation.round), {"model": state.model}, on=cohort)
+        model = federation.fold(state.model + Shared(own=(Own(held["update"]),)))
+        trained = tuple(sorted({*state.trained, *held.clients}))
+        return State(model, trained), RoundRecord(federation.round, cohort, None, {"relayed_models": asked})
+
+    def combined(federation: Federation, state: State, clients: Sequence[int], explore: float) -> tuple[State, int]:
+        """Clients ask for models, get them, and combine; the new state and how many models travelled at most."""
+        here = set(federation.clients)
+        candidates = tuple(client for client in state.trained if client in here)
+        askers = [client for client in clients if any(other != client for other in candidates)]
+        if not askers:
+            return state, 0
+        wanted = federation.compute(Ask(candidates, models, explore), on=askers)["wanted"]
+        received = federation.relay(_held(state.model), to=wanted)
+        mixed = federation.compute(Combine(train.model, validation), {"model": state.model, "others": received}, on=askers)
+        model = federation.fold(state.model + Shared(own=(Own(mixed["movement"]),)))
+        return replace(state, model=model), models * len(askers)
+
+    def serve(state: State) -> Served:
+        return Served(Evaluate(train.model), {"model": state.model})
+
+    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, object]]:
+        """Newcomers start from the initial model and combine random members' models once."""
+        federation.compute(HasValidation(validation), on=newcomers)
+        fresh = federation.compute(start, on=newcomers)
+        state = replace(state, model=federation.fold(state.model + Shared(own=(Own(fresh["model"]),))))
+        state, asked = combined(federation, state, sorted(newcomers), 1.0)
+        return state, {"relayed_models": asked}
+
+    return Algorithm("fedfomo", ("relay",), init, round, serve, admit)
+
+
+def _held(model: Shared) -> Held:
+    """The handle of everybody's own model."""
+    (own,) = model.own
+    return own.held

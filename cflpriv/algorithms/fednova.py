@@ -1,0 +1,80 @@
+"""FedNova: normalised averaging, so that clients that take more local steps do not pull the model towards their own optimum.
+
+Source: Wang et al. 2020 (NeurIPS), equations 7 to 9 and section 4. A client's movement is −η Σ_t a_t g_t; it sends d_i = Δ_i / ‖a_i‖₁
+and the server moves by τ_eff Σ p_i d_i with τ_eff = Σ p_i ‖a_i‖₁.
+
+Deviations, each for a reason:
+- τ_eff uses ‖a_i‖₁ also with momentum (as in the authors' code without a proximal term), so that equal numbers of steps are FedAvg
+  exactly.
+- ‖a_i‖₁ travels with the direction as a fraction of `STEPS_UNIT`, so that a secure sum that clips at 1 holds it.
+- Where the mean is blind, one client multiplies direction and τ_eff (`apply`) and sends the product back under a fresh transform.
+
+What it reveals, by which verb: `mean` shows what FedAvg's does, and how many steps each client took, which tells its number of samples
+up to a batch even with equal weights; under a secure sum only the mean number of steps.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..algorithm import Algorithm, Served
+from ..engine import Result, TaskInput
+from ..federation import Federation
+from ..handles import Shared
+from ..record import RoundRecord
+from ..training import Evaluate, Train
+from ..types import Array
+from .around import AroundTraining, steps_of, weight_of_steps
+from .fedavg import State, Weights
+
+__all__ = ["TrainNormalised", "fednova"]
+
+STEPS_UNIT = 4096.0
+"""Numbers of steps are sent in units of this; more than so many would be clipped by a secure sum (and reported)."""
+
+
+@dataclass(frozen=True)
+class TrainNormalised(AroundTraining):
+    """Parts: "direction" (d,), the update divided by ‖a‖₁; "steps" (), ‖a‖₁ in units of `STEPS_UNIT`. Kept: "trained" (d,)."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return ("direction", "steps")
+
+    def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
+        weight = weight_of_steps(steps_of(self.train, len(given.data.y_train)), self.train.momentum)
+        update = np.asarray(result["update"])
+        direction = (update / weight).astype(update.dtype, copy=False)
+        return {"direction": direction, "steps": np.array(weight / STEPS_UNIT), "trained": result["trained"]}
+
+
+def fednova(train: Train, *, weights: Weights = "examples", seed: int = 0) -> Algorithm:
+    """One shared model, moved by the normalised mean. It has no hyper-parameter of its own."""
+
+    def init(federation: Federation) -> State:
+        return State(Shared(train.model.init(seed)))
+
+    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+        cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
+        held = federation.compute(TrainNormalised(train.at(federation.round)), {"model": state.model}, on=cohort)
+        (mean,) = federation.mean(held, weights=weights)
+        model = state.model
+        if mean is not None and not mean.parts["steps"].own:  # a cohort below the floor, which would train alone, waits
+            moved = federation.apply(_scaled, mean.parts["direction"], mean.parts["steps"], on=held.clients[0])
+            model = federation.fold(model + moved, on=held.clients[0])
+        notes = {"unchanged_clusters": [0] if mean is None else [], "clipped_clients": 0 if mean is None else mean.clipped}
+        return replace(state, model=model), RoundRecord(federation.round, cohort, None, notes)
+
+    def serve(state: State) -> Served:
+        return Served(Evaluate(train.model), {"model": state.model})
+
+    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, object]]:
+        return state, {}
+
+    return Algorithm("fednova", ("mean",), init, round, serve, admit)
+
+
+def _scaled(direction: Array, steps: Array) -> Array:
+    """τ_eff Σ p_i d_i."""
+    return (direction * (float(steps) * STEPS_UNIT)).astype(direction.dtype, copy=False)

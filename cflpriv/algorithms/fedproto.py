@@ -1,0 +1,152 @@
+"""FedProto: clients share the mean feature vector of each class, and nothing of their models.
+
+Source: Tan et al. 2022 (AAAI), Algorithm 1, equations 3, 6 and 7. Client i sends C_i^j, the mean of f_i(x) over its samples of class j,
+f_i being its network without the last layer; the server averages over the clients that own class j; local training adds λ ·
+distance(f_i(x), C̄^y) to the loss, here ‖·‖²/e per sample as in the authors' code.
+
+Deviations, each for a reason:
+- The mean over the owners of a class is unweighted, as in the authors' code; eq. 6 weighs by class counts, which would have to be told.
+- A client predicts by its last layer. The paper also takes the nearest prototype.
+- All clients have one architecture here and start from one initial model; a class that nobody sent this round keeps its prototype.
+
+What it reveals, by which verb: through `gather`, which classes each client owns (not at all where sums are oblivious: then a class is a
+sum over those who choose it, and one owned by fewer than the floor is dropped); through one `mean` per class, everybody's prototypes of
+it, or their sum. A class's mean feature vector is its mean image seen through the network; with a linear model it *is* the mean image.
+Features beyond `secagg_clip` are clipped (and reported).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..algorithm import Algorithm, Served
+from ..engine import Result, TaskInput
+from ..errors import InputError, TooFewClients
+from ..federation import Federation
+from ..handles import GroupMean, Held, Labels, Shared
+from ..models import Model
+from ..record import RoundRecord
+from ..training import EvaluateOwn, Train, listening
+from ..types import Array
+from .around import AroundTraining
+
+__all__ = ["TrainToPrototypes", "class_means", "fedproto"]
+
+
+@dataclass(frozen=True)
+class TrainToPrototypes(AroundTraining):
+    """Train the client's own model (at first the initial one of `seed`), features pulled to the given list "prototypes", one for each of
+    `known` classes. Then, of the trained model, "prototype j" (e,) and "owns j" () 0 or 1 for every class j; zero for one it does not own.
+
+    Kept: "trained" (d,), the own model.
+    """
+
+    seed: int
+    known: tuple[int, ...]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(f"{name} {j}" for name in ("prototype", "owns") for j in range(self.train.model.classes))
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("trained",)
+
+    def before(self, given: TaskInput) -> TaskInput:
+        model = self.train.model
+        own = given.memory["trained"] if "trained" in given.memory else model.init(self.seed)
+        if not self.train.pull:
+            return replace(given, params={"model": own})
+        sent = given.params["prototypes"]
+        if not isinstance(sent, list):
+            raise TypeError("parameter 'prototypes': expected a list")
+        prototypes = np.full((model.classes, len(sent[0])), np.nan, dtype=own.dtype)
+        prototypes[list(self.known)] = sent
+        return replace(given, params={"model": own, "prototypes": prototypes})
+
+    def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
+        trained = inner.array("model") + np.asarray(result["update"])
+        means, owned = class_means(self.train.model, trained, given.data.x_train, given.data.y_train)
+        told: Result = {"trained": trained}
+        for j in range(self.train.model.classes):
+            told |= {f"prototype {j}": means[j].copy(), f"owns {j}": np.array(int(owned[j]))}
+        return told
+
+
+def class_means(model: Model, vector: Array, x: Array, y: Array) -> tuple[Array, Array]:
+    """The mean of what the model's last layer takes, over the samples of each class (classes, e), and which classes occur (classes,)."""
+    seen: list[torch.Tensor] = []
+    module = model.load(vector)
+    with torch.no_grad(), listening(module, seen):
+        for at in range(0, len(y), 1024):
+            module(model.inputs(x[at : at + 1024]))
+    features = torch.cat(seen).numpy()
+    counts = np.bincount(y, minlength=model.classes)
+    sums = np.zeros((model.classes, features.shape[1]))
+    np.add.at(sums, y, features)
+    return (sums / np.maximum(counts, 1)[:, None]).astype(features.dtype), counts > 0
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """The prototypes of the classes that have one."""
+
+    prototypes: Mapping[int, Shared]
+
+
+def fedproto(train: Train, *, lam: float = 1.0, seed: int = 0) -> Algorithm:
+    """Own models, drawn together by class prototypes with strength `lam` (λ, 1 in the paper). Without it (0) it is local training.
+
+    Raises `InputError` for a λ that is not a finite number of 0 or more.
+    """
+    if not (lam >= 0 and np.isfinite(lam)):
+        raise InputError(f"algorithm.lam: {lam} is not a finite number of 0 or more")
+    initial = train.model.init(seed)
+
+    def init(federation: Federation) -> State:
+        return State({})
+
+    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+        cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
+        known = tuple(sorted(state.prototypes))
+        task = TrainToPrototypes(replace(train.at(federation.round), pull=lam if known else 0.0), seed, known)
+        params = {"prototypes": [state.prototypes[j] for j in known]} if known and lam else {}
+        held = federation.compute(task, params, on=cohort)
+        means = {j: _class_mean(federation, held, j) for j in range(train.model.classes)}
+        found = {j: mean.parts[f"prototype {j}"] for j, mean in means.items() if mean is not None}
+        notes = {
+            "owners": [0 if mean is None else mean.count for mean in means.values()],
+            "clipped_clients": sum(mean.clipped for mean in means.values() if mean is not None),
+        }
+        return State({**state.prototypes, **found}), RoundRecord(federation.round, held.clients, None, notes)
+
+    def serve(state: State) -> Served:
+        return Served(EvaluateOwn(train.model, "trained"), {"model": initial})
+
+    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+        """Newcomers start from the initial model; what they gain from the others comes with their first training."""
+        return state, {}
+
+    return Algorithm("fedproto", ("gather", "mean"), init, round, serve, admit)
+
+
+def _class_mean(federation: Federation, held: Held, j: int) -> GroupMean | None:
+    """The mean of the prototypes of class j over its owners; None where they are too few.
+
+    Group 1 are the owners. Where the server learns who owns the class the others send nothing; else they send zeros to group 0.
+    """
+    owns = held[f"owns {j}"]
+    told = federation.labels(owns)
+    groups: Labels | Held = owns if told is None else told
+    owners = None if told is None else [client for client in held.clients if told[client]]
+    if owners == []:
+        return None
+    try:
+        mean = federation.mean(held[f"prototype {j}"], groups=groups, k=2, on=owners)[1]
+    except TooFewClients:
+        return None
+    # below the floor with `small_clusters = "local"` everybody has its own back, which is no prototype for others
+    return None if mean is not None and mean.parts[f"prototype {j}"].own else mean

@@ -1,0 +1,211 @@
+"""FeSEM: k centres, each the mean of the local models nearest to it.
+
+Source: Xie et al. 2020 ("Multi-center federated learning"), Algorithm 1: expectation, r_i = argmin_k ‖W_i − W̃_k‖² over the local
+models W_i; maximisation, W̃_k = mean of the W_i assigned to it; then every client trains on from its centre.
+
+Which verb? The distance between one local model and k centres needs the local model. The server could `gather` it (everything shows),
+or see the Gram matrix of updates and centres (all angles show). The client has both itself once it is sent all centres: so it finds its
+own r_i, as in IFCA, and only r_i leaves. That is the least that can leave; it costs k downloads a client.
+
+Deviations, each for a reason:
+- The assignment is the client's, as above. A round is: train from your centre, find the nearest centre, send the movement from it.
+- The first centres: the first cohort trains from one θ⁰; k-means on the Gram matrix of its updates gives the groups whose means they are
+  (`start = "means"`, as in `one_shot`). With `start = "random"` the groups are random: nothing more is shown, but a client leans to
+  the centre that it is part of, and often no structure is found. A centre that is a single client's model, as k-means++ would take, would
+  show that model.
+- A client met later trains from θ⁰ at first, so that its W_i is its own before it has a centre.
+- Averages are unweighted by default.
+- A client that has no centre yet is served the one of lowest training loss.
+
+What it reveals, by which verb: once the Gram matrix of the first cohort's updates, through `gram` (not with "random"); the choices
+through `gather` (not at all where sums are oblivious, which takes "random"), who is in which mean, and what `mean` shows.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from ..algorithm import Algorithm, Served
+from ..engine import Result, TaskInput
+from ..errors import InputError
+from ..federation import Federation
+from ..handles import Held, Shared
+from ..models import Model
+from ..record import RoundRecord
+from ..training import Evaluate, Losses, Train
+from ..types import Array, Clustering
+from .around import AroundTraining
+from .fedavg import Weights
+from .one_shot import STARTS, ClusterByMeans
+
+__all__ = ["EvaluateAssigned", "TrainAndAssign", "fesem", "nearest_centre"]
+
+MEMORY = "fesem centre"
+"""Under this name clients keep r_i."""
+
+
+def nearest_centre(model: Array, centres: Sequence[Array]) -> int:
+    """argmin_k ‖model − centre_k‖ in float64, the first of equals."""
+    return int(np.argmin([float(np.linalg.norm(np.asarray(model, dtype=np.float64) - centre)) for centre in centres]))
+
+
+@dataclass(frozen=True)
+class TrainAndAssign(AroundTraining):
+    """Train from the own centre of the given list "model" (from the initial model of `seed` without one), then find the nearest.
+
+    With `first` the new choice is random. Parts: "choice" (); "step" (d,), the local model minus the chosen centre. Kept: "trained" (d,),
+    and the choice under `MEMORY`.
+    """
+
+    seed: int
+    first: bool = False
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return ("choice", "step")
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        return ("trained", MEMORY)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (MEMORY,)
+
+    def before(self, given: TaskInput) -> TaskInput:
+        start = _centres(given)[int(given.memory[MEMORY])] if MEMORY in given.memory else self.train.model.init(self.seed)
+        return replace(given, params={"model": start})
+
+    def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
+        trained = inner.array("model") + np.asarray(result["update"])
+        centres = _centres(given)
+        choice = int(given.streams("fesem start").integers(len(centres))) if self.first else nearest_centre(trained, centres)
+        return {"choice": np.array(choice), "step": trained - centres[choice], "trained": trained, MEMORY: np.array(choice)}
+
+
+@dataclass(frozen=True)
+class Remember:
+    """Keep the given "label" () under `MEMORY`. No parts."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        return (MEMORY,)
+
+    def run(self, given: TaskInput) -> Result:
+        return {MEMORY: given.array("label").copy()}
+
+
+@dataclass(frozen=True)
+class EvaluateAssigned:
+    """`Evaluate` of the client's centre in the given list "model", or of that with the lowest training loss. Parts: those of `Evaluate`."""
+
+    model: Model
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return Evaluate(self.model).parts
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (MEMORY,)
+
+    def used(self, given: TaskInput) -> Array:
+        """The model (d,) that the client uses."""
+        centres = _centres(given)
+        if MEMORY in given.memory:
+            return centres[int(given.memory[MEMORY])]
+        return centres[int(Losses(self.model).run(given)["choice"])]
+
+    def run(self, given: TaskInput) -> Result:
+        return Evaluate(self.model).run(replace(given, params={"model": self.used(given)}))
+
+
+def _centres(given: TaskInput) -> list[Array]:
+    centres = given.params["model"]
+    if not isinstance(centres, list):
+        raise TypeError("parameter 'model': expected the list of centres")
+    return [np.asarray(centre) for centre in centres]
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """The centres, the choices as far as the server learns them, and whether anybody has chosen yet."""
+
+    models: tuple[Shared, ...]
+    labels: Mapping[int, int]
+    begun: bool = False
+
+
+def fesem(train: Train, *, k: int = 2, start: Literal["means", "random"] = "means", weights: Weights = "equal", seed: int = 0) -> Algorithm:
+    """FeSEM with `k` centres, begun by k-means on the first cohort's updates or by random groups.
+
+    Raises `InputError` for parameters that cannot be.
+    """
+    if k < 1:
+        raise InputError(f"algorithm.k: {k} is below 1")
+    if start not in ("means", "random"):
+        raise InputError(f"algorithm.start: {start!r} is not known; known are means, random")
+
+    def init(federation: Federation) -> State:
+        if k > len(federation.clients):
+            raise InputError(f"algorithm.k: {k} clusters of {len(federation.clients)} clients")
+        return State((Shared(train.model.init(seed)),) * k, {})
+
+    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+        strata = {client: state.labels.get(client, k) for client in federation.clients}
+        cohort = federation.cohort(strata)
+        task = TrainAndAssign(train.at(federation.round), seed, first=not state.begun)
+        held = federation.compute(task, {"model": list(state.models)}, on=cohort)
+        # E-step: the clients' own, but for the first centres
+        labels = by_means(federation, held["step"]) if start == "means" and not state.begun else federation.labels(held["choice"])
+        means = federation.mean(held["step"], weights, held["choice"] if labels is None else labels, k)  # M-step
+        models = []
+        for j, (model, mean) in enumerate(zip(state.models, means, strict=True)):
+            if mean is None:
+                models.append(model)
+                continue
+            member = held.clients[0] if labels is None else next(client for client in held.clients if labels[client] == j)
+            models.append(federation.fold(model + mean.parts["step"], on=member))
+        notes = {
+            "chosen": [0 if mean is None else mean.count for mean in means],
+            "unchanged_clusters": [j for j, mean in enumerate(means) if mean is None],
+            "clipped_clients": sum(mean.clipped for mean in means if mean is not None),
+        }
+        told = None if labels is None else tuple(labels[client] for client in held.clients)
+        return State(tuple(models), {**state.labels, **(labels or {})}, True), RoundRecord(federation.round, held.clients, told, notes)
+
+    def by_means(federation: Federation, steps: Held) -> Mapping[int, int]:
+        """The groups of the first centres, which their clients are told."""
+        released = federation.gram(steps, then=ClusterByMeans(min(k, len(steps.clients)), STARTS, seed))
+        federation.close(steps)
+        labels = {client: int(label) for client, label in zip(steps.clients, released.result["labels"], strict=True)}
+        federation.compute(Remember(), {"label": [np.array(j) for j in range(k)]}, which=labels, on=steps.clients)
+        return labels
+
+    def serve(state: State) -> Served:
+        return Served(EvaluateAssigned(train.model), {"model": list(state.models)})
+
+    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+        """Newcomers train from θ⁰ and choose the nearest centre; their models stay with them, centres do not move."""
+        held = federation.compute(TrainAndAssign(train.at(federation.round), seed), {"model": list(state.models)}, on=newcomers)
+        labels = dict(federation.labels(held["choice"]) or {})
+        return replace(state, labels={**state.labels, **labels}), {"joined": [labels[client] for client in sorted(labels)]}
+
+    def describe(state: State) -> Mapping[str, Any]:
+        if not state.labels:
+            return {"clustering": None}
+        clients = tuple(sorted(state.labels))
+        return {"clustering": Clustering(clients, tuple(state.labels[client] for client in clients), k), "rule": f"k = {k}"}
+
+    verbs = ("gram", "gather", "mean") if start == "means" else ("gather", "mean")
+    return Algorithm("fesem", verbs, init, round, serve, admit, describe)

@@ -1,0 +1,315 @@
+"""pFedLIA, where the data are: training on a part, scoring others' models on what was held back; and clustering of scores.
+
+Source: Rokvic, Danassis & Faltings 2025, Sections III-B to III-F, equation 1; deviations are listed in `pfedlia`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from sklearn.cluster import OPTICS
+from torch.nn import functional
+
+from ..engine import Result, TaskInput
+from ..errors import InputError
+from ..models import Model
+from ..privacy import Noise
+from ..private_signatures import noisy_sum, sum_event
+from ..randomness import stream
+from ..training import Train
+from ..types import Array, ClientData
+
+__all__ = ["HasValidation", "Influence", "Neighbours", "OnPart", "Scores", "better_group", "cluster_scores", "scored", "split"]
+
+Scores = Literal["value", "sign"]
+
+
+# --- what clients compute -----------------------------------------------------------------------------------------------------------
+
+
+def split(data: ClientData, share: float, seed: int) -> tuple[Array, Array]:
+    """A client's training samples as (training, validation) indices, the same in every round. `InputError` if either would be empty."""
+    count = len(data.y_train)
+    held_back = round(share * count) or 1
+    if count - held_back < 1:
+        raise InputError(
+            f"client {data.id}: of {count} training sample(s) none can be held back: pfedlia needs validation data (algorithm.validation)"
+        )
+    order = stream(seed, "pfedlia validation", client=data.id).permutation(count)
+    return np.sort(order[held_back:]), np.sort(order[:held_back])
+
+
+@dataclass(frozen=True)
+class OnPart:
+    """`train` on the training part of a client's data, or on the first `samples` of it (0: all).
+
+    Parts: "update" (d,), local minus given; "movement" (d,), local minus the given "origin" (else the given model). Kept, with `remember`:
+    "trained" (d,).
+    """
+
+    train: Train
+    validation: float
+    samples: int = 0
+    remember: bool = True
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return ("update", "movement")
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        return ("trained",) if self.remember else ()
+
+    def private(self, noise: Noise) -> "OnPart":
+        """The same with private training. Which samples are held back follows from their number, public under "replace_one" only."""
+        return replace(self, train=self.train.private(noise))
+
+    @property
+    def events(self) -> dict[str, Any]:
+        return self.train.events
+
+    @property
+    def covers(self) -> dict[str, tuple[str, ...]]:
+        steps = self.train.covers
+        return dict.fromkeys((*self.parts, *self.keeps), steps["update"]) if steps else {}
+
+    def at(self, round: int) -> "OnPart":
+        """This task with the learning rate of `round`."""
+        return replace(self, train=self.train.at(round))
+
+    def run(self, given: TaskInput) -> Result:
+        return self._result(given, self.train.run(self._part(given)))
+
+    def cost(self, given: TaskInput) -> int:
+        return self.train.cost(given)
+
+    def chunk_size(self, given: TaskInput) -> int:
+        return self.train.chunk_size(given)
+
+    def run_many(self, inputs: Sequence[TaskInput], device: str) -> tuple[list[Result], str]:
+        results, path = self.train.run_many([self._part(given) for given in inputs], device)
+        return [self._result(given, result) for given, result in zip(inputs, results, strict=True)], path
+
+    def _part(self, given: TaskInput) -> TaskInput:
+        data = given.data
+        kept = split(data, self.validation, given.streams.seed)[0]
+        kept = kept[: self.samples] if self.samples else kept
+        return replace(given, data=ClientData(data.id, data.x_train[kept], data.y_train[kept], data.x_test[:0], data.y_test[:0]))
+
+    def _result(self, given: TaskInput, result: Result) -> Result:
+        if not result:
+            return {}
+        start = given.array("model")
+        update = np.asarray(result["update"])  # made at once: what is made on demand would be made from all of the client's data
+        origin = given.array("origin") if "origin" in given.params else start
+        return {"update": update, "movement": (start - origin) + update, "trained": start + update}
+
+
+@dataclass(frozen=True)
+class Influence:
+    """Eq. 1: what a client's validation loss, summed over samples, loses when it uses the models of others. Part: "scores" (n,) float64.
+
+    Score j is Σ_z L(z, before_j) − L(z, after_j). Lazy: before is the given "model" θ₀, after is θ₀ plus client j's update, from the given
+    "updates" by sender, and the given "own" for the client's own. Exact: "model" is θ*, and the given list "without" has θ*_{−j}; then
+    before is θ*_{−j} and after θ*. `clients` are those scored, ascending. Losses are computed in the model's dtype, sums in float64. All
+    scores are finite; a client on whose data "model" has no finite loss scores everybody 0.
+    """
+
+    model: Model
+    validation: float
+    clients: tuple[int, ...]
+    noise_multiplier: float = 0.0
+    cap: float = 0.0
+
+    def private(self, noise: Noise) -> "Influence":
+        """Scores under sample-level differential privacy: each validation sample's row of differences is clipped to `cap`, then noise.
+
+        Guarantee: that of one `GaussianEvent`, sensitivity 2·cap, under "replace_one". Under "add_remove" there is none: one sample more or
+        less moves the split of all others.
+        """
+        if noise.relation != "replace_one":
+            raise InputError("algorithm 'pfedlia' under privacy.unit = 'sample': needs privacy.relation = 'replace_one'")
+        return replace(self, noise_multiplier=noise.signature, cap=noise.loss_cap)
+
+    @property
+    def events(self) -> dict[str, Any]:
+        return {"scores": sum_event(self.noise_multiplier, self.cap, "replace_one")} if self.noise_multiplier else {}
+
+    @property
+    def covers(self) -> dict[str, tuple[str, ...]]:
+        return {"scores": ("scores",)} if self.noise_multiplier else {}
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return ("scores",)
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        return ()
+
+    def run(self, given: TaskInput) -> Result:
+        return self.run_many([given], "cpu")[0][0]
+
+    def cost(self, given: TaskInput) -> int:
+        return len(given.data.y_train)
+
+    def chunk_size(self, given: TaskInput) -> int:
+        return max(1, 65536 // len(given.data.y_train))
+
+    def run_many(self, inputs: Sequence[TaskInput], device: str) -> tuple[list[Result], str]:
+        """Each model is loaded once for all clients of the chunk that were given the same."""
+        if self.noise_multiplier:
+            return [{"scores": self._noisy(given)} for given in inputs], "sequential"
+        data = [self._validation(given) for given in inputs]
+        base = self._losses(inputs[0].array("model"), data)
+        if any(given.array("model") is not inputs[0].array("model") for given in inputs):
+            base = np.concatenate([self._losses(given.array("model"), [one]) for given, one in zip(inputs, data, strict=True)])
+        scores = np.empty((len(inputs), len(self.clients)))
+        for place, client in enumerate(self.clients):
+            groups: dict[int, tuple[Array, bool, list[int]]] = {}
+            for i, given in enumerate(inputs):
+                vector, whole = self._other(given, place, client)
+                groups.setdefault(id(vector), (vector, whole, []))[2].append(i)
+            for vector, whole, members in groups.values():
+                start = inputs[members[0]].array("model")
+                losses = self._losses(vector if whole else start + vector, [data[i] for i in members])
+                scores[members, place] = (losses - base[members]) * (1 if whole else -1)
+        return [{"scores": _finite(row, float(loss))} for row, loss in zip(scores, base, strict=True)], "shared"
+
+    def _noisy(self, given: TaskInput) -> Array:
+        """One client's scores with noise."""
+        x, y = self._validation(given)
+        start = given.array("model")
+
+        def each(vector: Array) -> Array:
+            with torch.no_grad():
+                return np.asarray(functional.cross_entropy(self.model.load(vector)(x), y, reduction="none").double().numpy())
+
+        base = each(start)
+        rows = np.empty((len(y), len(self.clients)))
+        for place, client in enumerate(self.clients):
+            vector, whole = self._other(given, place, client)
+            losses = each(vector if whole else start + vector)
+            rows[:, place] = (losses - base) * (1 if whole else -1)
+        rows = np.nan_to_num(rows, nan=0.0, posinf=self.cap, neginf=-self.cap)
+        return noisy_sum(rows, self.cap, self.noise_multiplier, "replace_one", given, "scores")
+
+    def _other(self, given: TaskInput, place: int, client: int) -> tuple[Array, bool]:
+        """What client `client` brings: a whole model θ*_{−j} (True), or an update of the given model."""
+        if "without" in given.params:
+            return np.asarray(given.params["without"][place]), True
+        if client == given.data.id:
+            return given.array("own"), False
+        return given.params["updates"][client], False
+
+    def _validation(self, given: TaskInput) -> tuple[torch.Tensor, torch.Tensor]:
+        kept = split(given.data, self.validation, given.streams.seed)[1]
+        return self.model.inputs(given.data.x_train[kept]), torch.from_numpy(given.data.y_train[kept])
+
+    def _losses(self, vector: Array, data: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Array:
+        """Each client's validation loss, summed."""
+        module = self.model.load(vector)
+        x, y = torch.cat([x for x, _ in data]), torch.cat([y for _, y in data])
+        with torch.no_grad():
+            pieces = [
+                functional.cross_entropy(module(x[at : at + 1024]), y[at : at + 1024], reduction="none") for at in range(0, len(y), 1024)
+            ]  # fmt: skip
+        return np.array([float(part.double().sum()) for part in torch.split(torch.cat(pieces), [len(y) for _, y in data])])
+
+
+def _finite(row: Array, base: float) -> Array:
+    """Where a model has no finite loss, the worst score of the row, or that of twice the loss `base`, if that is lower."""
+    known = np.isfinite(row)
+    return np.where(known, row, min([-abs(base), *row[known]])) if np.isfinite(base) else np.zeros_like(row)
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Sec. III-F, peer to peer: a client divides its row of "scores" in two. Part: "neighbours" (n,) int64, 1 for those it takes."""
+
+    clients: tuple[int, ...]
+    scores: Scores
+
+    uses_data: ClassVar[bool] = False
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return ("neighbours",)
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        return ()
+
+    def run(self, given: TaskInput) -> Result:
+        row = given.array("scores")
+        others = np.array([client != given.data.id for client in self.clients])
+        chosen = np.ones(len(row), dtype=np.int64)  # itself included
+        chosen[others] = better_group(scored(row[others], self.scores))
+        return {"neighbours": chosen}
+
+
+@dataclass(frozen=True)
+class HasValidation:
+    """Refuses clients whose data cannot be split. Part: "ready" ()."""
+
+    validation: float
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return ("ready",)
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        return ()
+
+    def run(self, given: TaskInput) -> Result:
+        split(given.data, self.validation, given.streams.seed)
+        return {"ready": np.array(1.0)}
+
+
+# --- clustering scores --------------------------------------------------------------------------------------------------------------
+
+
+def scored(values: Array, scores: Scores) -> Array:
+    return np.sign(values) if scores == "sign" else values
+
+
+def better_group(row: Array) -> Array:
+    """Which of the values (n,) belong to the better of two groups, by exact 2-means: the cut of the sorted values of least squared error.
+
+    Equal values stay together. Without two different values all are in the better group if they are not negative, else none is.
+    """
+    row = np.asarray(row, dtype=np.float64)
+    values = np.unique(row)
+    if len(values) < 2:
+        return row >= 0
+    best, threshold = np.inf, values[1]
+    for value in values[1:]:
+        low, high = row[row < value], row[row >= value]
+        error = float(((low - low.mean()) ** 2).sum() + ((high - high.mean()) ** 2).sum())
+        if error < best:
+            best, threshold = error, value
+    return np.asarray(row >= threshold)
+
+
+def cluster_scores(matrix: Array, min_samples: int, scores: Scores = "value") -> tuple[Array, Array]:
+    """OPTICS on the rows of the N × N scores, then its noise points placed by score. Labels (n,) by first client, and which were noise.
+
+    A noise point joins the cluster that it scores best on average, if above 0, else stands alone. Placing looks at OPTICS' clusters only.
+    """
+    rows = scored(np.asarray(matrix, dtype=np.float64), scores)
+    with np.errstate(divide="ignore", invalid="ignore"):  # equal rows have reachability 0, which OPTICS divides by
+        found = np.asarray(OPTICS(min_samples=min_samples).fit(rows).labels_)
+    noise = found < 0
+    labels = found.copy()
+    clusters = [label for label in np.unique(found) if label >= 0]
+    for i in np.flatnonzero(noise):
+        means = [float(matrix[i, found == label].mean()) for label in clusters]
+        best = int(np.argmax(means)) if means else -1
+        labels[i] = clusters[best] if best >= 0 and means[best] > 0 else labels.max() + 1 + len(matrix)
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[inverse], noise

@@ -1,0 +1,141 @@
+"""LG-FedAvg: every client keeps the first layers (its representation) to itself; only the last ones are averaged.
+
+Source: Liang et al. 2020, "Think locally, act globally", Algorithm 1. PACFL's tables: LeNet-5 with 3 local and 2 global layers, no
+FedAvg model to start from.
+
+Deviations, each for a reason:
+- Clients send updates of the global layers, not the layers: the same mean, and a blind mean never sees a model.
+- Own layers start from the initial model of the public seed, also those of clients not sampled yet and of newcomers.
+
+With all layers global it is FedAvg.
+
+What it reveals, by which verb: `mean` shows the updates of the global layers only; the server never sees a whole model of anyone. Under
+a rotation it takes larger networks than FedAvg, because fewer numbers travel.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..algorithm import Algorithm, Served
+from ..engine import Result, TaskInput
+from ..errors import InputError
+from ..federation import Federation
+from ..handles import Shared
+from ..models import Model
+from ..record import RoundRecord
+from ..training import Evaluate, Train
+from ..types import Array
+from .around import AroundTraining
+from .fedavg import State, Weights
+
+__all__ = ["EvaluateParted", "TrainParted", "global_part", "lg_fedavg"]
+
+MEMORY = "lg_fedavg own layers"
+"""Under this name clients keep their own layers."""
+
+
+def global_part(model: Model, global_layers: int) -> int:
+    """Where in the parameter vector the last `global_layers` layers (that have parameters) begin. `InputError` for more than there are."""
+    layers: dict[str, int] = {}
+    for name, _, offset in model.layout:
+        layers.setdefault(name.rpartition(".")[0], offset)
+    if global_layers > len(layers):
+        raise InputError(f"algorithm.global_layers: {global_layers} of a model with {len(layers)} layers")
+    return list(layers.values())[len(layers) - global_layers]
+
+
+def _whole(model: Model, cut: int, seed: int, given: TaskInput) -> Array:
+    """A client's model: its own layers (at first those of the initial model) before the given "model", which is the global part."""
+    own = given.memory[MEMORY] if MEMORY in given.memory else model.init(seed)[:cut]
+    return np.concatenate([own, given.array("model")])
+
+
+@dataclass(frozen=True)
+class TrainParted(AroundTraining):
+    """Train all layers; the given "model" (d − cut,) is the global part, what comes before `cut` is the client's own.
+
+    Parts: "update" (d − cut,). Kept: "trained" (d,), and the own layers (cut,) under `MEMORY`.
+    """
+
+    cut: int
+    seed: int
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return ("update",)
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        return ("trained", MEMORY)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (MEMORY,)
+
+    def before(self, given: TaskInput) -> TaskInput:
+        return replace(given, params={"model": _whole(self.train.model, self.cut, self.seed, given)})
+
+    def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
+        update = np.asarray(result["update"])
+        trained = inner.array("model") + update
+        return {"update": update[self.cut :].copy(), "trained": trained, MEMORY: trained[: self.cut].copy()}
+
+
+@dataclass(frozen=True)
+class EvaluateParted:
+    """`Evaluate` of the client's own layers with the given "model", the global part. Parts: those of `Evaluate`."""
+
+    model: Model
+    cut: int
+    seed: int
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return Evaluate(self.model).parts
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (MEMORY,)
+
+    def used(self, given: TaskInput) -> Array:
+        """The model (d,) that the client uses."""
+        return _whole(self.model, self.cut, self.seed, given)
+
+    def run(self, given: TaskInput) -> Result:
+        return Evaluate(self.model).run(replace(given, params={"model": self.used(given)}))
+
+
+def lg_fedavg(train: Train, *, global_layers: int = 0, weights: Weights = "examples", seed: int = 0) -> Algorithm:
+    """The last `global_layers` layers are shared; 0 for two, as in PACFL's tables, or one where the model has fewer than three.
+
+    Raises `InputError` for a number that cannot be.
+    """
+    if global_layers < 0:
+        raise InputError(f"algorithm.global_layers: {global_layers} is negative")
+    layers = len({name.rpartition(".")[0] for name, _, _ in train.model.layout})
+    cut = global_part(train.model, global_layers or min(2, max(1, layers - 1)))
+
+    def init(federation: Federation) -> State:
+        return State(Shared(train.model.init(seed)[cut:].copy()))
+
+    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+        cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
+        held = federation.compute(TrainParted(train.at(federation.round), cut, seed), {"model": state.model}, on=cohort)
+        (mean,) = federation.mean(held["update"], weights=weights)
+        model = state.model if mean is None else federation.fold(state.model + mean.parts["update"], on=held.clients[0])
+        notes = {"unchanged_clusters": [0] if mean is None else [], "clipped_clients": 0 if mean is None else mean.clipped}
+        return State(model), RoundRecord(federation.round, cohort, None, notes)
+
+    def serve(state: State) -> Served:
+        return Served(EvaluateParted(train.model, cut, seed), {"model": state.model})
+
+    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, object]]:
+        return state, {}
+
+    return Algorithm("lg_fedavg", ("mean",), init, round, serve, admit)

@@ -1,0 +1,147 @@
+"""One-shot clustering: everybody trains alone, k-means on the local models, then FedAvg inside each cluster.
+
+Source: Ghosh et al. 2019 ("Robust federated learning in a heterogeneous environment") as IFCA's Algorithm 1 and section 6.3 use it.
+
+Distances between local models that started from one θ⁰ are those between their updates, and k-means needs nothing but inner products:
+so the updates go through `gram`, and the server need not see one. Cluster models start from the mean of their members' local models.
+
+Deviations, each for a reason:
+- k-means (k-means++, the best of `starts` starts by inertia) runs on coordinates made from the Gram matrix: the same distances.
+- "Local ERM" is `local_epochs` of SGD for all clients present, before the first round.
+- A client whose local training diverged (and is skipped) joins the largest cluster, a newcomer too.
+- A cluster whose members' models cannot be averaged (too few, or dropped out) starts from the initial model.
+- Newcomers train alone once and join the cluster whose mean their update is nearest to; old clients stay.
+
+What it reveals, by which verb: `gram`, once, all updates or under a protection their angles and norms; the cluster of everybody; then
+what FedAvg's `mean` shows inside clusters. Under a rotation or CKKS the one shot is as hidden as PACFL's signatures are.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from sklearn.cluster import KMeans
+
+from ..algorithm import Algorithm, Served
+from ..errors import InputError
+from ..federation import Federation, GramView
+from ..handles import Held, Shared
+from ..record import RoundRecord
+from ..training import Evaluate, Train
+from ..types import Array, Clustering
+from .attempts import try_mean
+from .fedavg import Weights, average_within
+
+__all__ = ["STARTS", "ClusterByMeans", "PlaceByMeans", "one_shot"]
+
+STARTS = 10
+"""k-means is begun so often, and the best is kept."""
+
+
+def _products(view: GramView) -> Array:
+    """The inner products of the clients' updates (n, n), symmetric."""
+    everyone = slice(0, view.gram.n)
+    block = np.asarray(view.gram.block(everyone, everyone), dtype=np.float64).reshape(view.gram.n, view.gram.n)
+    return (block + block.T) / 2
+
+
+def _squared_distances(products: Array, labels: Array, row: int) -> Array:
+    """‖u_row − mean of cluster z‖² for each cluster of `labels`, from inner products alone."""
+    distances = []
+    for label in range(int(labels.max()) + 1):
+        members = np.flatnonzero(labels == label)
+        inside = products[np.ix_(members, members)].mean()
+        distances.append(products[row, row] - 2 * products[row, members].mean() + inside)
+    return np.array(distances)
+
+
+@dataclass(frozen=True)
+class ClusterByMeans:
+    """k-means where the Gram may be seen. Result: labels by first client; evidence: Euclidean distances and the inertia."""
+
+    k: int
+    starts: int
+    seed: int
+
+    def __call__(self, view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        products = _products(view)
+        values, vectors = np.linalg.eigh(products)
+        points = vectors * np.sqrt(np.maximum(values, 0.0))  # rows with these inner products
+        found = KMeans(self.k, n_init=self.starts, random_state=self.seed % 2**32).fit(points)
+        _, first, raw = np.unique(found.labels_, return_index=True, return_inverse=True)
+        labels = np.argsort(np.argsort(first))[raw]
+        view.memory["labels"] = labels
+        squares = np.maximum(np.diag(products)[:, None] + np.diag(products)[None, :] - 2 * products, 0.0)
+        evidence = {"distance": np.sqrt(squares), "clients": view.gram.clients, "inertia": float(found.inertia_)}
+        return {"labels": labels}, evidence
+
+
+@dataclass(frozen=True)
+class PlaceByMeans:
+    """New clients join the cluster with the nearest mean (of the clients clustered at first). Result: their labels."""
+
+    def __call__(self, view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        products, old = _products(view), view.memory["labels"]
+        fresh = range(view.gram.n - len(view.new), view.gram.n)
+        labels = [int(np.argmin(_squared_distances(products, old, row))) for row in fresh]
+        return {"labels": np.array(labels, dtype=np.int64)}, {}
+
+
+def _with_late(clustering: Clustering, clients: Sequence[int]) -> Clustering:
+    """The clustering with those of `clients` that it lacks, in the largest cluster."""
+    late = [client for client in clients if client not in clustering.clients]
+    return clustering.extended(late, [int(np.bincount(clustering.labels).argmax())] * len(late)) if late else clustering
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Cluster models, who is in which, and the updates of the one shot, still with their owners."""
+
+    models: tuple[Shared, ...]
+    clustering: Clustering
+    updates: Held
+    evidence: Mapping[str, Any] | None = None
+
+
+def one_shot(
+    train: Train, *, k: int = 2, local_epochs: int = 10, starts: int = STARTS, weights: Weights = "examples", seed: int = 0
+) -> Algorithm:
+    """k-means with `k` clusters on models of `local_epochs` of local training. Raises `InputError` for parameters that cannot be."""
+    for name, value in (("k", k), ("local_epochs", local_epochs), ("starts", starts)):
+        if value < 1:
+            raise InputError(f"algorithm.{name}: {value} is below 1")
+    erm = replace(train, epochs=local_epochs)
+    initial = Shared(train.model.init(seed))
+
+    def init(federation: Federation) -> State:
+        if k > len(federation.clients):
+            raise InputError(f"algorithm.k: {k} clusters of {len(federation.clients)} clients")
+        held = federation.compute(erm, {"model": initial})["update"]
+        released = federation.gram(held, then=ClusterByMeans(k, starts, seed))
+        clustering = Clustering(held.clients, tuple(int(label) for label in released.result["labels"]), k)
+        clustering = _with_late(clustering, federation.clients)
+        means = try_mean(federation, held, weights, clustering, k)  # over those who have an update
+        models = []
+        for label, mean in enumerate(means):
+            member = next(iter(clustering.members(label)), held.clients[0])
+            models.append(initial if mean is None else federation.fold(initial + mean.parts["update"], on=member))
+        return State(tuple(models), clustering, held, released.evidence)
+
+    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+        models, record = average_within(federation, state.models, state.clustering, train, weights)
+        return replace(state, models=models), record
+
+    def serve(state: State) -> Served:
+        return Served(Evaluate(train.model), {"model": list(state.models)}, state.clustering)
+
+    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+        held = federation.compute(erm, {"model": initial}, on=newcomers)["update"]
+        released = federation.gram(held, then=PlaceByMeans(), against=state.updates)
+        labels = [int(label) for label in released.result["labels"]]
+        return replace(state, clustering=_with_late(state.clustering.extended(held.clients, labels), newcomers)), {"joined": labels}
+
+    def describe(state: State) -> Mapping[str, Any]:
+        return {"clustering": state.clustering, "evidence": state.evidence, "rule": f"k = {k}"}
+
+    return Algorithm("one_shot", ("gram", "mean"), init, round, serve, admit, describe, public_groups=k > 1)

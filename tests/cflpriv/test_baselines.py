@@ -1,0 +1,744 @@
+"""The baselines: their limits are algorithms already known, each has a case small enough for plain numpy, all keep the contract."""
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scenes import PROTECTIONS, federation, population, training
+from torch.nn import functional
+
+from cflpriv.algorithm import Algorithm
+from cflpriv.algorithms import ALGORITHMS, fedavg, local
+from cflpriv.algorithms.around import steps_of, weight_of_steps
+from cflpriv.algorithms.ditto import MEMORY as PERSONAL
+from cflpriv.algorithms.ditto import ditto
+from cflpriv.algorithms.fedfomo import MEMORY as AFFINITY
+from cflpriv.algorithms.fedfomo import Ask, fedfomo, first_order_weights
+from cflpriv.algorithms.fednova import fednova
+from cflpriv.algorithms.fedproto import class_means, fedproto
+from cflpriv.algorithms.fedprox import fedprox
+from cflpriv.algorithms.fesem import fesem, nearest_centre
+from cflpriv.algorithms.lg_fedavg import MEMORY as OWN_LAYERS
+from cflpriv.algorithms.lg_fedavg import global_part, lg_fedavg
+from cflpriv.algorithms.one_shot import ClusterByMeans, one_shot
+from cflpriv.algorithms.per_fedavg import per_fedavg
+from cflpriv.algorithms.scaffold import MEMORY as CONTROL
+from cflpriv.algorithms.scaffold import scaffold
+from cflpriv.data import DataSpec, build_population
+from cflpriv.engine import Engine, Streams, TaskInput
+from cflpriv.errors import InputError
+from cflpriv.federation import GramView, Sampling
+from cflpriv.local import LocalFederation
+from cflpriv.metrics import ari
+from cflpriv.models import Model
+from cflpriv.protection import Protection
+from cflpriv.remote.messages import task_from_bytes, task_to_bytes
+from cflpriv.similarity import Gram
+from cflpriv.training import Gradient, Train
+from cflpriv.types import Array, ClientData, Population
+
+BASELINES = ("fedprox", "fednova", "scaffold", "ditto", "lg_fedavg", "per_fedavg", "fedfomo", "fedproto", "fesem", "one_shot")
+ONE_MODEL = ("fedprox", "fednova", "scaffold", "ditto", "per_fedavg")
+
+
+def digits(clients: int = 8, **more: Any) -> Population:
+    options: dict[str, Any] = {"rotations": (0, 90), "samples_per_client": 40, "test_samples_per_client": 20} | more
+    return build_population(DataSpec(clients=clients, **options))
+
+
+def train_on(scene: Population, dtype: Any = "float64", **options: Any) -> Train:
+    model = Model("mlp", scene.shape, scene.classes, hidden=16, dtype=dtype)
+    return Train(model, **({"epochs": 1, "batch_size": 10, "lr": 0.1, "momentum": 0.5} | options))
+
+
+def uneven(scene: Population, sizes: tuple[int, ...] = (40, 23, 8, 31)) -> Population:
+    """The same clients with different numbers of samples."""
+    clients = tuple(
+        replace(c, x_train=c.x_train[: sizes[i % len(sizes)]], y_train=c.y_train[: sizes[i % len(sizes)]])
+        for i, c in enumerate(scene.clients)
+    )
+    return replace(scene, clients=clients)
+
+
+def rounds(algorithm: Algorithm, fed: LocalFederation, count: int) -> Any:
+    state = algorithm.init(fed)
+    for number in range(count):
+        fed.begin_round(number)
+        state, _ = algorithm.round(fed, state)
+    return state
+
+
+def make(name: str, train: Train, **options: Any) -> Algorithm:
+    function, _ = ALGORITHMS[name]
+    known = inspect.signature(function).parameters
+    return function(train, **{key: value for key, value in options.items() if key in known})
+
+
+def told(algorithm: Algorithm, fed: LocalFederation, state: Any) -> Array:
+    """The test loss of the model that each client would use."""
+    what = algorithm.serve(state)
+    results = fed.engine.run(what.task, fed.resolve(what.task, what.params, what.which, fed.clients))
+    return np.array([float(one["loss"]) for one in results])
+
+
+def update_of(train: Train, data: ClientData, model: Array, number: int = 0, seed: int = 0, **params: Any) -> Array:
+    """What plain local training of one client gives."""
+    given_ = TaskInput(data, {"model": model, **params}, {}, Streams(seed, number, data.id))
+    return np.asarray(train.run(given_)["update"])
+
+
+def gradient_of(model: Model, data: ClientData, vector: Array) -> Array:
+    return np.asarray(Gradient(model).run(TaskInput(data, {"model": vector}, {}, Streams(0, 0, data.id)))["gradient"])
+
+
+def kept(fed: LocalFederation, client: int, name: str) -> Array:
+    """What a client remembers under a name, which it must."""
+    value = fed.recall(client, name)
+    assert value is not None
+    return value
+
+
+def truth(scene: Population) -> dict[int, int]:
+    return {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
+
+
+def both(one: Algorithm, other: Algorithm, scene: Population, count: int = 3, **options: Any) -> tuple[Array, Array]:
+    """The shared models after some rounds of two algorithms on like federations."""
+    found = []
+    for algorithm in (one, other):
+        fed = federation(scene, **options)
+        found.append(fed.peek(fed.clients[0], rounds(algorithm, fed, count).model))
+    return found[0], found[1]
+
+
+# --- limits: what each must equal
+
+
+@pytest.mark.parametrize("weights", ["examples", "equal"])
+def test_fedprox_without_its_term_is_fedavg_bit_for_bit(weights: Any) -> None:
+    scene = uneven(digits())
+    train = train_on(scene, "float32")
+    options: dict[str, Any] = {"sampling": Sampling("global", 0.5)}
+    np.testing.assert_array_equal(*both(fedprox(train, mu=0.0, weights=weights), fedavg(train, weights=weights), scene, **options))
+    pulled, plain = both(fedprox(train, mu=1.0, weights=weights), fedavg(train, weights=weights), scene, **options)
+    assert np.abs(pulled - plain).max() > 1e-4
+
+
+def test_per_fedavg_without_its_inner_step_is_fedavg_bit_for_bit() -> None:
+    scene = uneven(digits())
+    train = train_on(scene, "float32")
+    np.testing.assert_array_equal(*both(per_fedavg(train, alpha=0.0), fedavg(train), scene))
+    np.testing.assert_array_equal(*both(per_fedavg(train, alpha=0.0, beta=0.02), fedavg(replace(train, lr=0.02)), scene))
+    fed = federation(scene)
+    plain, meta = fedavg(train), per_fedavg(train, alpha=0.0)
+    state = rounds(plain, fed, 2)
+    np.testing.assert_array_equal(told(meta, fed, state), told(plain, fed, state))  # and no step before use
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_fednova_with_equal_steps_is_fedavg(momentum: float) -> None:
+    scene = digits()
+    train = train_on(scene, momentum=momentum, lr=0.02)
+    for weights in ("equal", "examples"):
+        nova, plain = both(fednova(train, weights=weights), fedavg(train, weights=weights), scene)
+        np.testing.assert_allclose(nova, plain, rtol=0, atol=1e-12)
+    unequal = uneven(scene)
+    nova, plain = both(fednova(train), fedavg(train), unequal)
+    assert np.abs(nova - plain).max() > 1e-4
+
+
+def test_scaffolds_first_round_is_fedavg_with_equal_weights() -> None:
+    scene = uneven(digits())
+    train = train_on(scene)
+    np.testing.assert_allclose(*both(scaffold(train), fedavg(train, weights="equal"), scene, 1), rtol=0, atol=1e-12)
+    second, plain = both(scaffold(train), fedavg(train, weights="equal"), scene, 2)
+    assert np.abs(second - plain).max() > 1e-5
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_ditto_without_its_pull_is_local_training_on_the_personal_models(participation: float) -> None:
+    scene = uneven(digits())
+    train = train_on(scene)
+    one, two = (federation(scene, sampling=Sampling("global", participation), seed=2) for _ in range(2))
+    rounds(ditto(train, lam=0.0), one, 4)
+    alone = rounds(local(train), two, 4)
+    met = [client for client in one.clients if one.recall(client, PERSONAL) is not None]
+    assert len(met) >= 4
+    for client in met:
+        np.testing.assert_allclose(kept(one, client, PERSONAL), two.peek(client, alone.model), rtol=0, atol=1e-12)
+    shared, plain = both(ditto(train, lam=3.0), fedavg(train), scene)
+    np.testing.assert_array_equal(shared, plain)  # whatever λ is, w is FedAvg's
+
+
+def test_lg_fedavg_with_all_layers_global_is_fedavg() -> None:
+    scene = uneven(digits())
+    train = train_on(scene)
+    np.testing.assert_allclose(*both(lg_fedavg(train, global_layers=2), fedavg(train), scene), rtol=0, atol=1e-12)
+
+
+def test_one_cluster_makes_fedavg_of_fesem() -> None:
+    scene = digits()
+    train = train_on(scene)
+    fed, other = federation(scene), federation(scene)
+    state, plain = rounds(fesem(train, k=1), fed, 3), rounds(fedavg(train, weights="equal"), other, 3)
+    np.testing.assert_allclose(fed.peek(0, state.models[0]), other.peek(0, plain.model), rtol=0, atol=1e-12)
+
+
+def test_fedproto_without_its_pull_is_local_training() -> None:
+    scene = digits()
+    train = train_on(scene)
+    one, two = federation(scene), federation(scene)
+    rounds(fedproto(train, lam=0.0), one, 3)
+    alone = rounds(local(train), two, 3)
+    for client in one.clients:
+        np.testing.assert_allclose(kept(one, client, "trained"), two.peek(client, alone.model), rtol=0, atol=1e-12)
+    assert not [m for m in one.transcript.messages if m.verb == "compute"]  # and no prototype is sent for nothing
+
+
+# --- small cases by hand
+
+
+def test_fedprox_by_hand() -> None:
+    """Two full-batch steps: g(θ₁) + μ (θ₁ − θ₀)."""
+    scene = population(groups=1, clients_per_group=1)
+    train = training(scene, epochs=2, batch_size=0, lr=0.1)
+    fed = federation(scene)
+    state = rounds(fedprox(train, mu=0.7), fed, 1)
+    start = train.model.init(0)
+    first = start - 0.1 * gradient_of(train.model, scene.clients[0], start)
+    second = first - 0.1 * (gradient_of(train.model, scene.clients[0], first) + 0.7 * (first - start))
+    np.testing.assert_allclose(state.model.value(), second, atol=1e-12)
+
+
+@given(st.integers(1, 60), st.sampled_from([0.0, 0.3, 0.9]))
+def test_the_weight_of_steps_is_how_far_constant_gradients_lead(steps: int, momentum: float) -> None:
+    position, velocity = 0.0, 0.0
+    for _ in range(steps):
+        velocity = momentum * velocity + 1.0
+        position += velocity
+    assert weight_of_steps(steps, momentum) == pytest.approx(position, rel=1e-12)
+
+
+@given(st.integers(1, 3), st.integers(0, 7), st.integers(1, 20), st.sampled_from([0.0, 0.1]), st.sampled_from([0.0, 0.3]))
+@settings(max_examples=40, deadline=None)
+def test_steps_are_those_that_training_takes(epochs: int, batch: int, samples: int, maml: float, rate: float) -> None:
+    scene = population(groups=1, clients_per_group=1, samples=20)
+    data = replace(scene.clients[0], x_train=scene.clients[0].x_train[:samples], y_train=scene.clients[0].y_train[:samples])
+    train = training(scene, epochs=epochs, batch_size=batch, maml_lr=maml, sampling_rate=rate)
+    given_ = TaskInput(data, {}, {}, Streams(0, 0, 0))
+    if maml and steps_of(train, samples) == 0:
+        with pytest.raises(InputError, match="client 0 has 1 batch, which makes no pair"):
+            train.batches(given_)
+    else:
+        assert steps_of(train, samples) == len(train.batches(given_)) // (2 if maml else 1)
+
+
+def test_fednova_by_hand() -> None:
+    """Two clients of 12 and 4 samples in batches of 4: three steps and one."""
+    scene = uneven(population(groups=1, clients_per_group=2), (12, 4))
+    train = training(scene, batch_size=4)
+    fed = federation(scene)
+    state = rounds(fednova(train), fed, 1)
+    start = train.model.init(0)
+    one, two = (update_of(train, client, start) for client in scene.clients)
+    effective = 12 / 16 * 3 + 4 / 16 * 1  # τ_eff = Σ p_i τ_i
+    np.testing.assert_allclose(state.model.value(), start + effective * (12 / 16 * one / 3 + 4 / 16 * two / 1), atol=1e-12)
+
+
+def test_scaffold_by_hand() -> None:
+    """One full-batch step a round: after the first, c_i is client i's gradient and c their mean; the second is g_i − c_i + c."""
+    scene = population(groups=2, clients_per_group=1)
+    train = training(scene, batch_size=0, lr=0.2)
+    fed = federation(scene)
+    state = rounds(scaffold(train), fed, 2)
+    start = train.model.init(0)
+    controls = [gradient_of(train.model, client, start) for client in scene.clients]
+    first = start - 0.2 * np.mean(controls, axis=0)
+    steps = [gradient_of(train.model, c, first) - own + np.mean(controls, axis=0) for c, own in zip(scene.clients, controls, strict=True)]
+    np.testing.assert_allclose(state.model.value(), first - 0.2 * np.mean(steps, axis=0), atol=1e-12)
+    for client, data in zip(fed.clients, scene.clients, strict=True):
+        np.testing.assert_allclose(kept(fed, client, CONTROL), gradient_of(train.model, data, first), atol=1e-12)
+    np.testing.assert_allclose(state.control.value(), np.mean([kept(fed, c, CONTROL) for c in fed.clients], axis=0), atol=1e-12)
+
+
+def test_scaffolds_control_is_the_mean_of_its_clients_controls_under_sampling() -> None:
+    scene = digits()
+    fed = federation(scene, sampling=Sampling("global", 0.4))
+    state = rounds(scaffold(train_on(scene, momentum=0.9, lr=0.02)), fed, 5)
+    known = [fed.recall(client, CONTROL) for client in fed.clients]
+    total = np.sum([one for one in known if one is not None], axis=0)
+    np.testing.assert_allclose(state.control.value(), total / len(known), atol=1e-10)
+
+
+def test_scaffolds_controls_are_mean_gradients_with_momentum_too() -> None:
+    """On the way of one client from θ, Σ a_t g_t / ‖a‖₁; without the weight of momentum they would be almost tenfold."""
+    scene = population(groups=1, clients_per_group=1)
+    train = training(scene, batch_size=0, epochs=20, lr=1e-6, momentum=0.9)
+    fed = federation(scene)
+    rounds(scaffold(train), fed, 1)
+    gradient = gradient_of(train.model, scene.clients[0], train.model.init(0))
+    assert np.linalg.norm(kept(fed, 0, CONTROL) - gradient) < 0.01 * np.linalg.norm(gradient)
+
+
+def test_ditto_by_hand() -> None:
+    """One full-batch step: v₁ = v₀ − η (∇F(v₀) + λ (v₀ − w)); in the first round v₀ = w, in the second they differ."""
+    scene = population(groups=2, clients_per_group=1)
+    train = training(scene, batch_size=0, lr=0.1)
+    fed = federation(scene)
+    rounds(ditto(train, lam=0.5), fed, 2)
+    start = train.model.init(0)
+    gradients = [gradient_of(train.model, client, start) for client in scene.clients]
+    shared = start - 0.1 * np.mean(gradients, axis=0)
+    for client, gradient in zip(scene.clients, gradients, strict=True):
+        own = start - 0.1 * gradient
+        expected = own - 0.1 * (gradient_of(train.model, client, own) + 0.5 * (own - shared))
+        np.testing.assert_allclose(kept(fed, client.id, PERSONAL), expected, atol=1e-12)
+
+
+def test_lg_fedavg_by_hand() -> None:
+    """Global part: the mean of its updates; own part: each client's own training, which never travels."""
+    scene = digits(3)
+    train = train_on(scene)
+    cut = global_part(train.model, 1)
+    assert cut == 64 * 16 + 16
+    fed = federation(scene)
+    state = rounds(lg_fedavg(train), fed, 1)
+    start = train.model.init(0)
+    updates = {client.id: update_of(train, client, start) for client in scene.clients}
+    np.testing.assert_allclose(state.model.value(), start[cut:] + np.mean([u[cut:] for u in updates.values()], axis=0), atol=1e-12)
+    for client, update in updates.items():
+        np.testing.assert_allclose(kept(fed, client, OWN_LAYERS), start[:cut] + update[:cut], atol=1e-12)
+    sent = [m for m in fed.transcript.messages if m.source == "clients"]
+    assert [m.bytes_each for m in sent] == [8 * (train.model.dimension - cut) + 8]  # and the sample count
+
+
+def test_per_fedavg_by_hand() -> None:
+    """One pair of full batches: θ − β ∇f(θ − α ∇f(θ)), and one more step of rate α before use."""
+    scene = population(groups=1, clients_per_group=1)
+    train = training(scene, batch_size=0, epochs=2)
+    fed = federation(scene)
+    algorithm = per_fedavg(train, alpha=0.3, beta=0.05)
+    state = rounds(algorithm, fed, 1)
+    data, model, start = scene.clients[0], train.model, train.model.init(0)
+    expected = start - 0.05 * gradient_of(model, data, start - 0.3 * gradient_of(model, data, start))
+    np.testing.assert_allclose(state.model.value(), expected, atol=1e-12)
+    task = algorithm.serve(state).task
+    used = task.used(TaskInput(data, {"model": expected}, {}, Streams(0, 0, 0)))  # type: ignore[attr-defined]
+    np.testing.assert_allclose(used, expected - 0.3 * gradient_of(model, data, expected), atol=1e-12)
+
+
+def test_fedfomos_weights_by_hand() -> None:
+    raw, weights = first_order_weights(2.0, np.array([1.0, 1.5, 3.0, np.inf, 0.0]), [2.0, 0.5, 1.0, 1.0, 0.0])
+    np.testing.assert_allclose(raw, [0.5, 1.0, -1.0, 0.0, 0.0])
+    np.testing.assert_allclose(weights, [1 / 3, 2 / 3, 0, 0, 0])
+    assert not first_order_weights(0.0, np.array([1.0, 2.0]), [1.0, 1.0])[1].any()
+    for own in (np.inf, np.nan):
+        np.testing.assert_array_equal(first_order_weights(own, np.array([1.0, np.inf]), [1.0, 1.0]), np.zeros((2, 2)))
+
+
+@given(st.integers(2, 12), st.integers(1, 6), st.floats(0, 1), st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_fedfomo_asks_for_different_others_and_greedily_for_the_best(n: int, m: int, epsilon: float, seed: int) -> None:
+    scene = population(groups=1, clients_per_group=1)
+    affinity = np.array([np.arange(n), np.arange(n)], dtype=float)
+    given_ = TaskInput(scene.clients[0], {}, {AFFINITY: affinity}, Streams(seed, 0, 0))
+    wanted = Ask(tuple(range(n)), m, epsilon).run(given_)["wanted"]
+    assert len(set(wanted)) == len(wanted) == min(m, n - 1)
+    assert 0 not in wanted
+    greedy = Ask(tuple(range(n)), m, 0.0).run(given_)["wanted"]
+    assert list(greedy) == list(range(n))[1:][-m:]
+
+
+def test_class_means_by_hand() -> None:
+    scene = digits(2)
+    model = train_on(scene).model
+    vector, data = model.init(3), scene.clients[0]
+    means, owned = class_means(model, vector, data.x_train, data.y_train)
+    weight, bias = vector[: 64 * 16].reshape(16, 64), vector[64 * 16 : 64 * 16 + 16]
+    features = np.maximum(data.x_train.reshape(len(data.y_train), 64) @ weight.T + bias, 0.0)
+    for label in range(scene.classes):
+        mine = features[data.y_train == label]
+        assert owned[label] == (len(mine) > 0)
+        np.testing.assert_allclose(means[label], mine.mean(axis=0) if len(mine) else np.zeros(16), atol=1e-6)
+
+
+def test_the_pull_to_prototypes_is_the_gradient_of_what_is_written() -> None:
+    """One step against autograd on the written loss; a class without a prototype pulls nothing."""
+    scene = digits(2)
+    data, train = scene.clients[0], train_on(scene, batch_size=0, momentum=0.0, pull=2.5)
+    vector = train.model.init(0)
+    prototypes = np.random.default_rng(0).normal(size=(scene.classes, 16))
+    prototypes[3] = np.nan
+    update = update_of(train, data, vector, prototypes=prototypes)
+    x, y = torch.from_numpy(data.x_train).double().flatten(1), torch.from_numpy(data.y_train)
+    leaf = torch.tensor(vector, requires_grad=True)
+    w1, b1, w2, b2 = torch.split(leaf, [1024, 16, 160, 10])
+    features = functional.relu(x @ w1.view(16, 64).T + b1)
+    loss = functional.cross_entropy(features @ w2.view(10, 16).T + b2, y)
+    for i in range(len(y)):
+        if y[i] != 3:
+            loss = loss + 2.5 * (features[i] - torch.from_numpy(prototypes)[y[i]]).square().mean() / len(y)
+    np.testing.assert_allclose(update, -0.1 * torch.autograd.grad(loss, leaf)[0].numpy(), atol=1e-12)
+
+
+def test_fedprotos_prototypes_are_means_over_the_owners() -> None:
+    scene = build_population(DataSpec(partition="pathological", groups=((0, 1), (1, 2)), clients=4, test_samples_per_client=10))
+    train = train_on(scene)
+    fed = federation(scene)
+    state = rounds(fedproto(train), fed, 1)
+    start = train.model.init(0)
+    means = []
+    for client in scene.clients:
+        trained = start + update_of(train, client, start)
+        means.append(class_means(train.model, trained, client.x_train, client.y_train))
+    assert sorted(state.prototypes) == [0, 1, 2]
+    for label in state.prototypes:
+        owners = [mean[label] for mean, owned in means if owned[label]]
+        assert len(owners) == (4 if label == 1 else 2)
+        np.testing.assert_allclose(state.prototypes[label].value(), np.mean(owners, axis=0), atol=1e-12)
+
+
+def test_fedprotos_classes_below_the_floor_are_dropped_and_owners_hidden_where_sums_are_oblivious() -> None:
+    scene = build_population(DataSpec(partition="pathological", groups=((0, 1), (1, 2)), clients=8, test_samples_per_client=10))
+    few = [client for client in scene.clients if client.id not in (1, 7)]  # of whom 3 and 5 own class 2
+    for kind in ("secagg", "secagg-oblivious"):
+        fed = federation(few, Protection(sum=kind, floor=3, secagg_clip=8.0))
+        state = rounds(fedproto(train_on(scene)), fed, 2)
+        assert sorted(state.prototypes) == [0, 1]  # class 2 has two owners
+        assert bool([m for m in fed.transcript.messages if m.verb == "gather"]) == (kind == "secagg")
+
+
+def test_fesem_by_hand() -> None:
+    """After the first round each centre is the mean of its group's local models; after the second, of those nearest to it before."""
+    scene = digits(6)
+    train = train_on(scene)
+    fed = federation(scene)
+    algorithm = fesem(train, k=2, start="random")
+    one = rounds(algorithm, fed, 1)
+    start = train.model.init(0)
+    trained = {client.id: start + update_of(train, client, start) for client in scene.clients}
+    centres = []
+    for j in range(2):
+        members = [trained[client] for client in fed.clients if one.labels[client] == j]
+        assert members
+        centres.append(np.mean(members, axis=0))
+        np.testing.assert_allclose(one.models[j].value(), centres[j], atol=1e-12)
+    fed.begin_round(1)
+    two, _ = algorithm.round(fed, one)
+    again = {c.id: centres[one.labels[c.id]] + update_of(train, c, centres[one.labels[c.id]], 1) for c in scene.clients}
+    nearest = {client: int(np.argmin([np.linalg.norm(again[client] - centre) for centre in centres])) for client in fed.clients}
+    assert dict(two.labels) == nearest
+    for j in set(nearest.values()):
+        members = [again[client] for client in fed.clients if nearest[client] == j]
+        np.testing.assert_allclose(two.models[j].value(), np.mean(members, axis=0), atol=1e-12)
+
+
+@given(st.integers(1, 5), st.integers(0, 99))
+def test_the_nearest_centre_is_nearest(k: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    model, centres = rng.normal(size=7), rng.normal(size=(k, 7))
+    assert nearest_centre(model, list(centres)) == int(((centres - model) ** 2).sum(axis=1).argmin())
+
+
+def test_k_means_from_a_gram_is_k_means() -> None:
+    """The best partition of few points, by trying all: from inner products alone."""
+    rng = np.random.default_rng(1)
+    points = rng.normal(size=(9, 5)) + 2.5 * rng.integers(0, 2, size=(9, 1))
+    view = GramView(Gram.of_vectors(range(9), points[:, None, :]), tuple(range(9)), {})
+    result, evidence = ClusterByMeans(2, 20, 0)(view)
+
+    def inertia(labels: Array) -> float:
+        return sum(float(((points[labels == z] - points[labels == z].mean(axis=0)) ** 2).sum()) for z in set(labels.tolist()))
+
+    best = min(inertia(np.array([(code >> i) & 1 for i in range(9)])) for code in range(1, 2**8))
+    assert inertia(result["labels"]) == pytest.approx(best, rel=1e-9)
+    assert evidence["inertia"] == pytest.approx(best, rel=1e-9)
+    assert result["labels"][0] == 0  # numbered by first client
+    np.testing.assert_allclose(evidence["distance"][2, 5], np.linalg.norm(points[2] - points[5]), atol=1e-9)
+
+
+# --- the common contract
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_all_engine_paths_and_client_orders_give_the_same(name: str) -> None:
+    scene = uneven(digits(6), (40, 33, 38, 31))
+    found = []
+    for clients, kind in ((scene.clients, "auto"), (scene.clients[::-1], "auto"), (scene.clients, "sequential")):
+        fed = LocalFederation(clients, sampling=Sampling("global", 0.7), engine=Engine(kind))  # type: ignore[arg-type]
+        algorithm = make(name, train_on(scene, epochs=2))
+        found.append(told(algorithm, fed, rounds(algorithm, fed, 3)))
+        if kind == "auto":
+            assert {path for task, path in fed.engine.paths if task.startswith("Train") or task == "OnPart"} == {"stacked"}
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_allclose(found[0], found[2], rtol=0, atol=1e-10)  # losses are sums over samples
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_its_tasks_travel_to_clients_elsewhere(name: str) -> None:
+    """Every task that the algorithm computes or serves survives the wire of the remote federation, unchanged."""
+    scene = digits(6)
+
+    class Travelling(LocalFederation):
+        def compute(self, task: Any, *rest: Any, **more: Any) -> Any:
+            assert task_from_bytes(task_to_bytes(task)) == task
+            return super().compute(task, *rest, **more)
+
+    fed = Travelling(scene.clients)
+    algorithm = make(name, train_on(scene))
+    task = algorithm.serve(rounds(algorithm, fed, 2)).task
+    assert task_from_bytes(task_to_bytes(task)) == task
+
+
+def test_the_number_of_workers_changes_nothing() -> None:
+    scene = uneven(digits(6), (40, 33, 38, 31))
+    engine = Engine(workers=2)
+    try:
+        for name in BASELINES:
+            found = []
+            for one in (Engine(), engine):
+                fed = LocalFederation(scene.clients, engine=one)
+                algorithm = make(name, train_on(scene, "float32"))
+                found.append(told(algorithm, fed, rounds(algorithm, fed, 2)))
+            np.testing.assert_array_equal(found[0], found[1], err_msg=name)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("kind", ["secagg", "secagg-oblivious"])
+def test_secure_sums_change_nothing_but_rounding(name: str, kind: str) -> None:
+    scene = digits(6)
+    train = train_on(scene, lr=0.05)
+    algorithm = make(name, train, weights="equal", start="random" if kind == "secagg-oblivious" else "means")
+    results = []
+    for protection in (Protection(floor=2), Protection(sum=kind, floor=2, secagg_clip=8.0)):
+        fed = federation(scene, protection)
+        if kind == "secagg-oblivious" and name == "one_shot" and protection.secure:
+            with pytest.raises(InputError, match="public already; use sum = 'secagg'"):
+                rounds(algorithm, fed, 1)
+            return
+        results.append(told(algorithm, fed, rounds(algorithm, fed, 3)))
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_cohorts_below_the_floor_wait_or_train_alone(name: str) -> None:
+    """With `small_clusters = "local"` and a cohort of two under a floor of three nobody's update is summed, and all are served on."""
+    scene = build_population(DataSpec(partition="pathological", groups=((0, 1), (2, 3)), clients=6, test_samples_per_client=10))
+    fed = federation(scene, Protection(floor=3, small_clusters="local"), sampling=Sampling("global", 0.34))
+    algorithm = make(name, train_on(scene), start="random", k=1)
+    losses = told(algorithm, fed, rounds(algorithm, fed, 3))
+    assert np.isfinite(losses).all()
+    sums = [m for m in fed.transcript.messages if m.verb == "mean" and m.round >= 0]
+    assert not sums
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_diverged_clients_take_no_part(name: str) -> None:
+    scene = digits(6)
+    broken = [replace(c, x_train=np.full_like(c.x_train, 3e38)) if c.id == 2 else c for c in scene.clients]
+    fed = federation(broken)
+    algorithm = make(name, train_on(scene, "float32", on_divergence="skip"))
+    state = rounds(algorithm, fed, 2)
+    shared = getattr(state, "model", None)
+    if shared is not None and not shared.own:
+        assert np.isfinite(shared.value()).all()
+    sums = [m for m in fed.transcript.messages if m.verb == "mean"]
+    assert all(2 not in m.clients for m in sums)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_newcomers_are_taken_and_served(name: str) -> None:
+    scene = digits(8)
+    fed = federation(scene, present=range(6))
+    algorithm = make(name, train_on(scene))
+    assert algorithm.admit is not None
+    state = rounds(algorithm, fed, 2)
+    before = told(algorithm, fed, state)
+    fed.join([6, 7])
+    state, _ = algorithm.admit(fed, state, [6, 7])
+    after = told(algorithm, fed, state)
+    np.testing.assert_array_equal(after[:6], before)  # nobody else is touched
+    assert np.isfinite(after[6:]).all()
+    clustering = algorithm.describe(state).get("clustering")
+    assert clustering is None or {6, 7} <= set(clustering.clients)
+    fed.begin_round(2)
+    algorithm.round(fed, state)  # and the federation goes on with them
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_diverged_clients_are_served_newcomers_too(name: str) -> None:
+    scene = digits(8)
+    broken = [replace(c, x_train=np.full_like(c.x_train, 3e38)) if c.id in (2, 7) else c for c in scene.clients]
+    fed = federation(broken, present=range(6))
+    algorithm = make(name, train_on(scene, "float32", on_divergence="skip"))
+    assert algorithm.admit is not None
+    state = rounds(algorithm, fed, 2)
+    fed.join([6, 7])
+    state, _ = algorithm.admit(fed, state, [6, 7])
+    assert np.isfinite(told(algorithm, fed, state)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("fedprox", {"mu": -1.0}, r"algorithm\.mu: -1"),
+        ("fedprox", {"mu": float("nan")}, r"algorithm\.mu: nan"),
+        ("scaffold", {"global_lr": 0.0}, r"algorithm\.global_lr: 0"),
+        ("ditto", {"lam": -0.1}, r"algorithm\.lam: -0.1"),
+        ("ditto", {"personal_epochs": -1}, r"algorithm\.personal_epochs: -1"),
+        ("lg_fedavg", {"global_layers": 3}, r"algorithm\.global_layers: 3 of a model with 2 layers"),
+        ("lg_fedavg", {"global_layers": -1}, r"algorithm\.global_layers: -1"),
+        ("per_fedavg", {"alpha": float("inf")}, r"algorithm\.alpha: inf"),
+        ("per_fedavg", {"beta": -1.0}, r"algorithm\.beta: -1"),
+        ("fedfomo", {"models": 0}, r"algorithm\.models: 0"),
+        ("fedfomo", {"epsilon": 1.5}, r"algorithm\.epsilon: 1.5"),
+        ("fedfomo", {"validation": 0.0}, r"algorithm\.validation: 0"),
+        ("fedproto", {"lam": -1.0}, r"algorithm\.lam: -1"),
+        ("fesem", {"k": 0}, r"algorithm\.k: 0"),
+        ("fesem", {"start": "k-means++"}, r"algorithm\.start: 'k-means\+\+'"),
+        ("one_shot", {"local_epochs": 0}, r"algorithm\.local_epochs: 0"),
+        ("one_shot", {"k": 0}, r"algorithm\.k: 0"),
+    ],
+)
+def test_bad_parameters_are_named(name: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        make(name, train_on(digits(2)), **options)
+
+
+def test_what_only_the_clients_can_tell_is_refused_when_they_are_there() -> None:
+    scene = digits(4)
+    for algorithm in (fesem(train_on(scene), k=5), one_shot(train_on(scene), k=5)):
+        with pytest.raises(InputError, match="5 clusters of 4 clients"):
+            algorithm.init(federation(scene))
+    few = [replace(c, x_train=c.x_train[:1], y_train=c.y_train[:1]) for c in scene.clients]
+    with pytest.raises(InputError, match="held back"):
+        fedfomo(train_on(scene)).init(federation(few))
+    with pytest.raises(InputError, match="makes no pair"):
+        per_fedavg(train_on(scene, batch_size=0))
+    with pytest.raises(InputError, match="client 0 has 1 batch, which makes no pair"):  # or it would stay at the initial model
+        rounds(per_fedavg(train_on(scene, batch_size=64)), federation(scene), 1)
+
+
+# --- what the papers claim, on real digits
+
+
+def global_loss(model: Model, scene: Population, vector: Array) -> float:
+    """The mean training loss over all samples of all clients, weighted by client."""
+    losses = []
+    for client in scene.clients:
+        module = model.load(vector)
+        with torch.no_grad():
+            losses.append(float(functional.cross_entropy(module(model.inputs(client.x_train)), torch.from_numpy(client.y_train))))
+    return float(np.mean(losses))
+
+
+def skewed(clients: int = 10, sizes: tuple[int, ...] = (60,)) -> Population:
+    scene = build_population(DataSpec(partition="label_skew", skew_percent=20, clients=clients, test_samples_per_client=20))
+    return uneven(scene, sizes)
+
+
+def test_scaffold_beats_fedavg_under_client_drift() -> None:
+    """Label skew, full participation, 20 local steps a round: FedAvg settles away from the optimum, SCAFFOLD goes on towards it."""
+    scene = skewed()
+    model = Model("linear", scene.shape, scene.classes, dtype="float64")
+    train = Train(model, epochs=20, batch_size=0, lr=0.2)
+    losses = [global_loss(model, scene, one) for one in both(scaffold(train), fedavg(train, weights="equal"), scene, 40)]
+    assert losses[0] < 0.7 * losses[1]
+
+
+def test_fednova_is_not_misled_by_unequal_numbers_of_steps() -> None:
+    """Label skew with unequal sample counts and equal weights: FedAvg leans to whoever takes most steps, FedNova does not."""
+    scene = skewed(sizes=(80, 10))
+    model = Model("linear", scene.shape, scene.classes, dtype="float64")
+    train = Train(model, epochs=2, batch_size=5, lr=0.05)
+    losses = [global_loss(model, scene, one) for one in both(fednova(train, weights="equal"), fedavg(train, weights="equal"), scene, 40)]
+    assert losses[0] < losses[1]
+
+
+def test_fedprox_keeps_clients_together() -> None:
+    scene = skewed()
+    spreads = []
+    for mu in (0.0, 1.0):
+        fed = federation(scene)
+        rounds(fedprox(train_on(scene, epochs=5), mu=mu), fed, 3)
+        trained = np.stack([one for one in (fed.recall(client, "trained") for client in fed.clients) if one is not None])
+        spreads.append(float(np.linalg.norm(trained - trained.mean(axis=0), axis=1).mean()))
+    assert spreads[1] < 0.8 * spreads[0]
+
+
+@pytest.mark.parametrize("name", ["ditto", "lg_fedavg", "per_fedavg", "fedfomo", "fedproto"])
+def test_personal_models_beat_the_shared_one_under_label_skew(name: str) -> None:
+    scene = skewed()
+    losses = []
+    for one in (name, "fedavg"):
+        fed = federation(scene)
+        algorithm = make(one, train_on(scene, epochs=2), alpha=0.1)
+        losses.append(told(algorithm, fed, rounds(algorithm, fed, 10)).mean())
+    assert losses[0] < losses[1]
+
+
+def test_fedfomo_finds_those_who_are_alike() -> None:
+    """After some rounds, clients turned alike have most of a client's affinity; asking, they ask each other."""
+    scene = digits(8, samples_per_client=80)
+    fed = federation(scene)
+    rounds(fedfomo(train_on(scene, epochs=3), models=3), fed, 8)
+    groups = truth(scene)
+    inside = 0
+    for client in fed.clients:
+        affinity = kept(fed, client, AFFINITY)
+        best = affinity[0][np.argsort(-affinity[1])][:3].astype(int)
+        inside += sum(groups[int(other)] == groups[client] for other in best)
+    assert inside >= 18  # of 24; at random 24 · 3/7 ≈ 10.3, and 18 or more has probability below 0.002
+
+
+@pytest.mark.parametrize("name", PROTECTIONS)
+def test_one_shot_finds_rotated_groups_and_places_newcomers(name: str) -> None:
+    scene = digits(12, samples_per_client=80)
+    fed = federation(scene, PROTECTIONS[name], present=range(9))
+    algorithm = one_shot(train_on(scene), k=2, weights="equal")
+    state = rounds(algorithm, fed, 1)
+    assert ari([truth(scene)[c] for c in state.clustering.clients], state.clustering.labels) == 1.0
+    fed.join([9, 10, 11])
+    assert algorithm.admit is not None
+    state, notes = algorithm.admit(fed, state, [9, 10, 11])
+    assert ari([truth(scene)[c] for c in state.clustering.clients], state.clustering.labels) == 1.0
+    assert len(notes["joined"]) == 3
+
+
+def test_one_shots_clusters_that_cannot_be_averaged_start_from_the_initial_model() -> None:
+    """Two groups of four under a floor of three; of each, two drop out of the one shot's mean, so no group is left to sum."""
+    scene = digits(8)
+    train = train_on(scene)
+    drops = [(-1, client, "Masked") for group in (0, 1) for client in [c for c, g in truth(scene).items() if g == group][:2]]
+    fed = federation(scene, Protection(sum="secagg", floor=3), dropouts=drops)
+    state = one_shot(train, k=2, weights="equal").init(fed)
+    assert ari(scene.groups, [state.clustering[client.id] for client in scene.clients]) == 1.0
+    for model in state.models:
+        np.testing.assert_array_equal(fed.peek(0, model), train.model.init(0))
+
+
+def test_one_shot_under_private_groups_is_refused_before_anything_runs() -> None:
+    scene = digits(8)
+    assert one_shot(train_on(scene), k=2).public_groups
+    assert not one_shot(train_on(scene), k=1).public_groups
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_fesem_finds_groups_with_other_labels(seed: int) -> None:
+    halves = ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9))
+    spec = DataSpec(partition="pathological", groups=halves, clients=12, samples_per_client=60, test_samples_per_client=10, seed=seed)
+    scene = build_population(spec)
+    fed = federation(scene, present=range(10), seed=seed)
+    algorithm = fesem(train_on(scene), k=2, seed=seed)
+    state = rounds(algorithm, fed, 5)
+    fed.join([10, 11])
+    assert algorithm.admit is not None
+    state, _ = algorithm.admit(fed, state, [10, 11])
+    assert ari(scene.groups, [state.labels[client] for client in fed.clients]) == 1.0
