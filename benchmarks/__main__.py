@@ -15,9 +15,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from . import engine, secagg
+from . import attacks, ckks, engine, peers, privacy, secagg
 
-COMPARISONS = {**engine.COMPARISONS, **secagg.COMPARISONS}
+COMPARISONS = {
+    **engine.COMPARISONS, **secagg.COMPARISONS, **ckks.COMPARISONS, **peers.COMPARISONS, **privacy.COMPARISONS, **attacks.COMPARISONS,
+}  # fmt: skip
 
 
 def measured(name: str) -> dict[str, Any]:

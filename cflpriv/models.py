@@ -140,6 +140,18 @@ def _femnist_cnn(model: Model) -> nn.Module:
     )  # fmt: skip
 
 
+def _sigmoid_lenet(model: Model) -> nn.Module:
+    channels, height, width = _image(model, smallest=4)
+    flat = 12 * -(-height // 4) * -(-width // 4)
+    module = nn.Sequential(
+        nn.Conv2d(channels, 12, 5, stride=2, padding=2), nn.Sigmoid(), nn.Conv2d(12, 12, 5, stride=2, padding=2), nn.Sigmoid(),
+        nn.Conv2d(12, 12, 5, padding=2), nn.Sigmoid(), nn.Flatten(), nn.Linear(flat, model.classes),
+    )  # fmt: skip
+    for parameter in module.parameters():
+        nn.init.uniform_(parameter, -0.5, 0.5)
+    return module
+
+
 def _resnet9(model: Model) -> nn.Module:
     channels, height, width = _image(model, smallest=32)
 
@@ -179,6 +191,7 @@ MODELS: dict[str, tuple[Callable[[Model], nn.Module], str]] = {
     "lenet5": (_lenet5, "LeNet-5 as in PACFL, Table 10"),
     "cnn": (_cnn, "two convolutions and two linear layers, `hidden` units (IFCA and StoCFL on CIFAR; the papers give no widths)"),
     "femnist_cnn": (_femnist_cnn, "LEAF's network for FEMNIST: two padded convolutions and 2048 units"),
+    "sigmoid_lenet": (_sigmoid_lenet, "three smooth convolutions, weights U(-.5, .5): what gradient inversion is measured on (DLG)"),
     "lstm": (_lstm, "two-layer LSTM of `hidden` units over windows of word numbers (CFL on AG News); runs in the plain loop"),
     "resnet9": (_resnet9, "ResNet-9 with GroupNorm as in PACFL, Table 11"),
 }

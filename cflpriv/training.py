@@ -1,21 +1,29 @@
 """What clients do with a model: train it, measure it, take its gradient or the losses of several. Each is a task for the engine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count as counting
 from typing import Literal
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional
 
 from .engine import Deferred, Result, TaskInput, fast
-from .engine.sgd import Local, Options
+from .engine.sgd import Local, Options, to_prototypes
 from .engine.span import Movement
 from .errors import InputError, TrainingDiverged
 from .models import Model, dtype_of
+from .privacy import Noise, secret_key, secret_of
+from .protocols.entropy import derive, gaussians, uniforms
+from .protocols.events import ChoiceEvent, Event, Relation, SampledGaussianEvent
+from .protocols.mechanisms import noisy_argmin, snap
 from .types import Array, ClientData
 
-__all__ = ["Evaluate", "Gradient", "Losses", "Start", "Train"]
+__all__ = ["Evaluate", "EvaluateOwn", "Gradient", "Losses", "Start", "Train", "listening"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,11 @@ class Train:
     above 0, batches are used in pairs: g is taken at θ − maml_lr·g′, g′ being the gradient on the first of the pair (first-order MAML).
     With `clip_norm` above 0 each sample's gradient is scaled down to that norm before averaging. With `sampling_rate` q above 0 batches
     are Poisson: round(epochs / q) steps, each with every sample independently with probability q, sums divided by q·n (DP-SGD, less noise).
+    With `noise_multiplier` z above 0 (the private form, see `private`) each sum of clipped gradients gets Gaussian noise of z·clip_norm and
+    is divided by q·`public_samples`; batches and noise come from the client's cryptographic source. Source: Abadi et al. 2016,
+    Algorithm 1. Deviations: the divisor is public; clipping in the model's dtype keeps the norm to 1e-5 of it (float32).
+    With `pull` above 0 each sample's loss has pull·‖f − C_y‖²/e more: f (e,) is what the last linear layer takes, C_y the row of the
+    sample's class in the given "prototypes" (classes, e), where a row of NaN pulls nothing (FedProto).
     `frozen` names parameters, by prefix, that stay as given. `lr_decay` multiplies the rate once a round. A client whose parameters do not
     stay finite ends the run (`TrainingDiverged`), or with `on_divergence = "skip"` takes no part in the round.
     """
@@ -46,6 +59,10 @@ class Train:
     sampling_rate: float = 0.0
     frozen: tuple[str, ...] = ()
     on_divergence: Literal["stop", "skip"] = "stop"
+    pull: float = 0.0
+    noise_multiplier: float = 0.0
+    public_samples: int = 0
+    relation: Relation = "add_remove"
 
     def __post_init__(self) -> None:
         for name, value, smallest in (("epochs", self.epochs, 1), ("batch_size", self.batch_size, 0)):
@@ -60,11 +77,19 @@ class Train:
             ("prox", self.prox),
             ("maml_lr", self.maml_lr),
             ("clip_norm", self.clip_norm),
+            ("pull", self.pull),
         ):
             if not (rate >= 0 and np.isfinite(rate)):
                 raise InputError(f"training.{name}: {rate} is not a finite number of 0 or more")
         if not 0 <= self.sampling_rate <= 1:
             raise InputError(f"training.sampling_rate: {self.sampling_rate} is outside [0, 1]")
+        if self.pull and self.clip_norm:
+            raise InputError(f"training.pull: {self.pull} with clip_norm = {self.clip_norm}: per-sample gradients know no prototypes")
+        if self.noise_multiplier and not (self.noise_multiplier > 0 and self.clip_norm and self.sampling_rate and self.public_samples > 0):
+            raise InputError(
+                f"training.noise_multiplier: {self.noise_multiplier} needs clip_norm, sampling_rate and public_samples above 0 "
+                f"({self.clip_norm}, {self.sampling_rate}, {self.public_samples})"
+            )
         if not 0 < self.lr_decay <= 1:
             raise InputError(f"training.lr_decay: {self.lr_decay} is outside (0, 1]")
 
@@ -80,14 +105,55 @@ class Train:
         """This task with the learning rate of `round`."""
         return replace(self, lr=self.lr * self.lr_decay ** max(0, round), lr_decay=1.0) if self.lr_decay != 1.0 else self
 
+    def private(self, noise: Noise) -> "Train":
+        """This training with per-sample clipping, Poisson batches and noise.
+
+        Guarantee: "update" and what the client keeps are as private as `events` says, towards everybody who sees them.
+        Reveals: the update up to the noise; not "count", which has no private form.
+        """
+        if not noise.training:
+            return self
+        return replace(
+            self, clip_norm=noise.clip_norm, sampling_rate=noise.sampling_rate, noise_multiplier=noise.training,
+            public_samples=noise.samples, relation=noise.relation,
+        )  # fmt: skip
+
+    @property
+    def events(self) -> dict[str, Event]:
+        """What a private training costs: its noisy steps."""
+        if not self.noise_multiplier:
+            return {}
+        return {"steps": SampledGaussianEvent(self.noise_multiplier, self.sampling_rate, self.steps, self.clip_norm, self.relation)}
+
+    @property
+    def covers(self) -> dict[str, tuple[str, ...]]:
+        """Which events cover which results."""
+        return {"update": ("steps",), "trained": ("steps",)} if self.noise_multiplier else {}
+
+    @property
+    def steps(self) -> int:
+        """The number of Poisson batches."""
+        return max(1, round(self.epochs / self.sampling_rate))
+
     def batches(self, given: TaskInput) -> list[Array]:
-        """The client's batches in order, as indices of its samples."""
+        """The client's batches in order, as indices of its samples. `InputError` where they should go in pairs and there is none."""
+        batches = self._batches(given)
+        if self.maml_lr and len(batches) < 2:
+            raise InputError(
+                f"training.epochs = {self.epochs}: client {given.data.id} has 1 batch, which makes no pair for the inner step of MAML "
+                f"(algorithm.alpha = {self.maml_lr}); 2 epochs at least, or smaller batches"
+            )
+        return batches
+
+    def _batches(self, given: TaskInput) -> list[Array]:
         count = len(given.data.y_train)
         size = self.batch_size or count
+        if self.noise_multiplier:
+            coins = uniforms(derive(secret_key(given), "batches"), self.steps * count).reshape(self.steps, count)
+            return [np.flatnonzero(row < self.sampling_rate) for row in coins]
         draws = given.streams("batches")
         if self.sampling_rate:
-            steps = max(1, round(self.epochs / self.sampling_rate))
-            return [np.flatnonzero(draws.random(count) < self.sampling_rate) for _ in range(steps)]
+            return [np.flatnonzero(draws.random(count) < self.sampling_rate) for _ in range(self.steps)]
         if size >= count:
             return [np.arange(count)] * self.epochs
         orders = [draws.permutation(count) for _ in range(self.epochs)]
@@ -103,6 +169,9 @@ class Train:
         moving = [i for i, frozen in enumerate(self._frozen()) if not frozen]
         x, y = self.model.inputs(given.data.x_train), torch.from_numpy(given.data.y_train)
 
+        seen: list[torch.Tensor] = []
+        prototypes = torch.tensor(given.array("prototypes"), dtype=x.dtype) if self.pull else None
+
         def gradients(batch: Array) -> list[torch.Tensor]:
             leaves = [parameters[i] for i in moving]
             divisor = self._expected(given) or len(batch)
@@ -110,20 +179,43 @@ class Train:
                 if len(batch) == 0:
                     return [torch.zeros_like(leaf) for leaf in leaves]
                 loss = functional.cross_entropy(module(x[batch]), y[batch], reduction="sum") / divisor
+                if prototypes is not None:
+                    loss = loss + self.pull * to_prototypes(seen.pop(), prototypes[y[batch]]).sum() / divisor
                 return list(torch.autograd.grad(loss, leaves))
             total = [torch.zeros_like(leaf) for leaf in leaves]
             for i in batch:
                 own = torch.autograd.grad(functional.cross_entropy(module(x[i : i + 1]), y[i : i + 1]), leaves)
                 norm = torch.stack([gradient.square().sum() for gradient in own]).sum().sqrt()
+                if not torch.isfinite(norm):
+                    continue  # no norm bounds it, so it contributes nothing
                 for sum_, gradient in zip(total, own, strict=True):
                     sum_.add_(gradient * (self.clip_norm / norm.clamp_min(self.clip_norm)) / divisor)
             return total
 
+        numbers = counting()
+
+        def noisy(batch: Array) -> list[torch.Tensor]:
+            plain = gradients(batch)
+            if not self.noise_multiplier:
+                return plain
+            whole = [torch.zeros_like(parameter) for parameter in parameters]
+            for i, gradient in zip(moving, plain, strict=True):
+                whole[i] = gradient
+            made = self.noised(given, next(numbers), torch.cat([one.reshape(-1) for one in whole]).numpy())
+            pieces = torch.split(torch.from_numpy(made).to(x.dtype), [one.numel() for one in whole])
+            return [pieces[i].view_as(whole[i]) for i in moving]
+
         batches = self.batches(given)
         stride = 2 if self.maml_lr else 1
         with torch.random.fork_rng(devices=[]):  # for modules that draw, such as dropout
-            torch.manual_seed(int(given.streams("torch").integers(2**63)))
-            self._steps(batches, stride, parameters, moving, velocities, anchor, correction, gradients)
+            # private: by a secret seed, since with known masks one sample more would move the masks, and gradients, of all after it
+            torch.manual_seed(
+                int.from_bytes(derive(secret_key(given), "torch")[:8], "big")
+                if self.noise_multiplier
+                else int(given.streams("torch").integers(2**63))
+            )
+            with listening(module, seen) if self.pull else nullcontext():
+                self._steps(batches, stride, parameters, moving, velocities, anchor, correction, noisy)
         return self._result(given, start, self.model.store(module) - start)
 
     def _steps(
@@ -160,14 +252,16 @@ class Train:
         return fast.chunk_size(self.model, self.batch_size or count, count)
 
     def run_many(self, inputs: Sequence[TaskInput], device: str) -> tuple[list[Result], str]:
-        options = Options(self.lr, self.momentum, self.weight_decay, self.prox, self.maml_lr, self.clip_norm, tuple(self._frozen()))
+        options = Options(
+            self.lr, self.momentum, self.weight_decay, self.prox, self.maml_lr, self.clip_norm, tuple(self._frozen()), self.pull
+        )
         moved, path = fast.train(self.model, [self._local(given) for given in inputs], options, self.epochs, device)
         if moved is None:
             return [self.run(given) for given in inputs], "sequential"
         return [self._result(given, given.array("model"), update) for given, update in zip(inputs, moved, strict=True)], path
 
     def _local(self, given: TaskInput) -> Local:
-        vectors = {name: given.array(name) for name in ("anchor", "correction") if name in given.params}
+        vectors = {name: given.array(name) for name in ("anchor", "correction", "prototypes") if name in given.params}
         x, y = self.model.inputs(given.data.x_train), torch.from_numpy(given.data.y_train)
         return Local(
             x,
@@ -176,13 +270,20 @@ class Train:
             given.array("model"),
             **vectors,
             expected=self._expected(given),
+            noised=partial(self.noised, given) if self.noise_multiplier else None,
             owner=given.data,
             samples=self.samples,
         )
 
     def _expected(self, given: TaskInput) -> float:
-        """The expected size of a Poisson batch; 0 for batches of a fixed size."""
-        return self.sampling_rate * len(given.data.y_train)
+        """The expected size of a Poisson batch, from the public number of samples where that is private; 0 for batches of a fixed size."""
+        return self.sampling_rate * (self.public_samples if self.noise_multiplier else len(given.data.y_train))
+
+    def noised(self, given: TaskInput, at: int, gradient: Array) -> Array:
+        """The gradient (d,) of batch number `at` with its noise, on the public grid (see `protocols.mechanisms`)."""
+        scale = self.noise_multiplier * self.clip_norm / self._expected(given)
+        noise = gaussians(derive(secret_key(given), "noise", at), gradient.size) * scale
+        return snap(gradient + noise, scale)
 
     def samples(self, data: ClientData) -> torch.Tensor:
         """A client's training samples as the model's input."""
@@ -213,6 +314,19 @@ class Train:
         return [whole[offset : offset + int(np.prod(shape))].view(shape) for _, shape, offset in self.model.layout]
 
 
+@contextmanager
+def listening(module: nn.Module, seen: list[torch.Tensor]) -> Iterator[None]:
+    """While inside, what the module's last linear layer takes is appended to `seen` at every pass. `InputError` if there is none."""
+    linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    if not linear:
+        raise InputError("the model has no linear layer, so there are no features before it (FedProto)")
+    hook = linear[-1].register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 @dataclass(frozen=True)
 class Start:
     """The initial model of a public seed, made by the client itself. Parts: "model" (d,)."""
@@ -227,6 +341,10 @@ class Start:
     @property
     def keeps(self) -> tuple[str, ...]:
         return ()
+
+    @property
+    def uses_data(self) -> bool:
+        return False
 
     def run(self, given: TaskInput) -> Result:
         return {"model": self.model.init(self.seed)}
@@ -264,10 +382,41 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
-class Gradient:
-    """The gradient of the mean training loss at the given "model". Parts: "gradient" (d,), "count" ()."""
+class EvaluateOwn:
+    """`Evaluate` of the model that the client keeps under `name`, or of the given "model" while it keeps none. Parts: as there."""
 
     model: Model
+    name: str
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return Evaluate(self.model).parts
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def used(self, given: TaskInput) -> Array:
+        """The model (d,) that the client uses."""
+        return given.memory[self.name] if self.name in given.memory else given.array("model")
+
+    def run(self, given: TaskInput) -> Result:
+        return Evaluate(self.model).run(replace(given, params={"model": self.used(given)}))
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of the mean training loss at the given "model". Parts: "gradient" (d,), "count" ().
+
+    One that is not finite ends the run (`TrainingDiverged`), or with `on_divergence = "skip"` its client takes no part.
+    """
+
+    model: Model
+    on_divergence: Literal["stop", "skip"] = "stop"
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -301,6 +450,8 @@ class Gradient:
 
     def _result(self, given: TaskInput, gradient: Array) -> Result:
         if not np.isfinite(gradient).all():
+            if self.on_divergence == "skip":
+                return {}
             raise TrainingDiverged(f"client {given.data.id}: its gradient in round {given.streams.round} is not finite")
         return {"gradient": gradient, "count": np.array(float(len(given.data.y_train)))}
 
@@ -309,10 +460,28 @@ class Gradient:
 class Losses:
     """The mean training loss of each model of the given list "model" (IFCA's cluster estimate).
 
-    Parts: "losses" (k,) float64, "choice" () the index of the lowest (the first among equals).
+    Parts: "losses" (k,) float64, "choice" () the index of the lowest (the first among equals; NaN is never the lowest).
+
+    With `epsilon` above 0 (the private form, see `private`) the choice is the exponential mechanism's on sums of losses, each sample's cut
+    at `cap`; "losses" has no private form.
     """
 
     model: Model
+    epsilon: float = 0.0
+    cap: float = 0.0
+    relation: Relation = "add_remove"
+
+    def private(self, noise: Noise) -> "Losses":
+        """This choice under sample-level differential privacy: `protocols.mechanisms.noisy_argmin`, which says what it guarantees."""
+        return replace(self, epsilon=noise.choice, cap=noise.loss_cap, relation=noise.relation) if noise.choice else self
+
+    @property
+    def events(self) -> dict[str, Event]:
+        return {"choice": ChoiceEvent(self.epsilon, self.relation, "sample")} if self.epsilon else {}
+
+    @property
+    def covers(self) -> dict[str, tuple[str, ...]]:
+        return {"choice": ("choice",)} if self.epsilon else {}
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -343,6 +512,7 @@ class Losses:
         x = torch.cat([self.model.inputs(given.data.x_train) for given in inputs])
         y = torch.cat([torch.from_numpy(given.data.y_train) for given in inputs])
         losses = np.empty((len(inputs), len(models[0])))
+        sums = np.empty_like(losses)
         for k, vector in enumerate(models[0]):
             module = self.model.load(np.asarray(vector))
             with torch.no_grad():
@@ -350,5 +520,14 @@ class Losses:
                     functional.cross_entropy(module(x[at : at + 1024]), y[at : at + 1024], reduction="none")
                     for at in range(0, len(y), 1024)
                 ]  # fmt: skip
-            losses[:, k] = [float(part.double().mean()) for part in torch.split(torch.cat(pieces), sizes)]
-        return [{"losses": row, "choice": np.array(int(row.argmin()))} for row in losses], "shared"
+            each = torch.split(torch.cat(pieces), sizes)
+            losses[:, k] = [float(part.double().mean()) for part in each]
+            if self.epsilon:
+                sums[:, k] = [float(torch.nan_to_num(part.double(), nan=self.cap).clamp(0, self.cap).sum()) for part in each]
+        choices = [int(np.where(np.isnan(row), np.inf, row).argmin()) for row in losses]
+        if self.epsilon:
+            choices = [self._draw(given, row) for given, row in zip(inputs, sums, strict=True)]
+        return [{"losses": row, "choice": np.array(choice)} for row, choice in zip(losses, choices, strict=True)], "shared"
+
+    def _draw(self, given: TaskInput, sums: Array) -> int:
+        return noisy_argmin(sums, self.cap, self.epsilon, self.relation, "sample", secret_of(given, "choice")).value

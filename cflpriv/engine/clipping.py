@@ -53,7 +53,9 @@ class _Linear:
     bias: bool
 
     def squares(self) -> Tensor:
-        return (self.before.square().sum(2) + float(self.bias)) * self.delta.square().sum(2)
+        inputs: Tensor = torch.linalg.vector_norm(self.before, dim=2)  # forms no tensor of squares
+        deltas: Tensor = torch.linalg.vector_norm(self.delta, dim=2)
+        return (inputs.square() + float(self.bias)) * deltas.square()
 
     def total(self, factors: Tensor) -> list[Tensor]:
         scaled = self.delta * factors.unsqueeze(2)

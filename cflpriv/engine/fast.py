@@ -42,6 +42,12 @@ def train(
     way = _forward(model, len(clients), device, alone=options.clip_norm > 0)
     if way is None or (options.clip_norm and (way.name != "stacked" or any(options.frozen))):
         return None, "sequential"
+    if options.pull:
+        stacked = _stacked(model)
+        if stacked is None or not stacked.ends_linear:
+            return None, "sequential"
+        features: Any = stacked.with_features
+        return train_stacked(features, way.images, way.layout, clients, options, device), "stacked"
     return train_stacked(way.forward, way.images, way.layout, clients, options, device), way.name
 
 
@@ -55,7 +61,7 @@ def gradients(model: Model, clients: Sequence[Local], device: str) -> tuple[list
 
 def _spans(model: Model, clients: Sequence[Local], options: Options) -> bool:
     """Whether the span form is exact and cheaper: one hidden layer, full batches, fewer samples than inputs."""
-    if options.maml_lr or options.clip_norm or any(options.frozen) or _network(model) is None:
+    if options.maml_lr or options.clip_norm or options.pull or any(options.frozen) or _network(model) is None:
         return False
     width = int(torch.tensor(model.shape).prod())
     return all(one.correction is None and len(one.y) < width and all(len(b) == len(one.y) for b in one.batches) for one in clients)

@@ -63,6 +63,17 @@ class Stacked:
             at += count
         return x
 
+    @property
+    def ends_linear(self) -> bool:
+        """Whether the last layer is linear, so that there are features (clients, batch, e) before it."""
+        return self.steps[-1][0] is _linear
+
+    def with_features(self, x: Tensor, parameters: Sequence[Tensor], clients: int) -> tuple[Tensor, Tensor]:
+        """Outputs as `forward` gives them, and the features (clients, batch, e) that the last layer, a linear one, takes."""
+        head, count = self.steps[-1]
+        features = Stacked(self.steps[:-1], self.images, ()).forward(x, parameters[:-count], clients)
+        return head(features, parameters[-count:], clients, None), features
+
 
 def stack_layers(module: nn.Module) -> Stacked | None:
     """The stacked form of `module`, or None if it has a layer that is not known here."""

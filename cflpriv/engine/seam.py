@@ -1,7 +1,7 @@
 """The seam: what a task is, and all that it may use on one client."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -34,7 +34,8 @@ class Streams:
 class TaskInput:
     """All that a task may use on one client: its own data, the parameters it was given, what it remembers, its random streams.
 
-    `choice` is the index (or indices) by which the given parameters were picked from lists, None where nothing was picked.
+    `choice` is the index (or indices) by which the given parameters were picked from lists, None where nothing was picked. `secret` are 32
+    bytes of the client's cryptographic source, for a private task alone: its noise and batches come from these and not from `streams`.
     """
 
     data: ClientData
@@ -42,6 +43,7 @@ class TaskInput:
     memory: Mapping[str, Array]
     streams: Streams
     choice: int | tuple[int, ...] | None = None
+    secret: bytes = field(default=b"", repr=False)
 
     def array(self, name: str) -> Array:
         """The parameter `name`, which must be a single array."""

@@ -67,7 +67,7 @@ class Workers:
         for given in jobs[number]:
             if id(given.data) not in known:
                 known[id(given.data)] = fresh[id(given.data)] = given.data
-        light = [(id(given.data), given.params, given.memory, given.streams, given.choice) for given in jobs[number]]
+        light = [(id(given.data), given.params, given.memory, given.streams, given.choice, given.secret) for given in jobs[number]]
         self._pipes[worker].send((task, fresh, light, kind))
         busy[self._pipes[worker]] = number
 

@@ -1,0 +1,71 @@
+"""Gradient inversions and shadow models as rows of one tensor program against the same one after the other.
+
+The reference network of gradient inversion on random images, float64, one intra-op thread; a trial is one inversion of 40 iterations.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from cflpriv.attacks.gradient_inversion import LocalSteps, invert_updates, unroll
+from cflpriv.models import Model
+from cflpriv.training import Train
+
+from .engine import against_loop, interleaved, row
+
+__all__ = ["COMPARISONS"]
+
+TRIALS, ITERATIONS = 16, 40
+STEPS = LocalSteps()
+
+
+def inversions(size: int) -> dict[str, Any]:
+    """Sixteen inversions at once against a loop over them, each with `torch.optim.LBFGS` on a gradient by plain autograd."""
+    torch.set_num_threads(1)
+    rng, model = np.random.default_rng(0), Model("sigmoid_lenet", (1, size, size), 10, dtype="float64")
+    x, y = rng.random((TRIALS, 1, 1, size, size)), rng.integers(0, 10, (TRIALS, 1))
+    starts = np.repeat(model.init(0)[None], TRIALS, axis=0)
+    updates = unroll(model, STEPS)(torch.tensor(starts), torch.tensor(x), torch.tensor(y)).detach().numpy()
+    module = model.load(starts[0])
+    weights = list(module.parameters())
+
+    def ours() -> float:
+        _, left = invert_updates(model, starts, updates, y, STEPS, np.random.default_rng(1), iterations=ITERATIONS)
+        return float(np.median(left))
+
+    def alone(update: np.ndarray[Any, Any], label: torch.Tensor, image: torch.Tensor) -> float:
+        target, image = -torch.tensor(update), image.requires_grad_(True)
+        search = torch.optim.LBFGS([image], max_iter=ITERATIONS, history_size=50, line_search_fn="strong_wolfe", tolerance_change=0)
+
+        def closure() -> float:
+            search.zero_grad()
+            loss = torch.nn.functional.cross_entropy(module(image), label)
+            made = torch.autograd.grad(loss, weights, create_graph=True)
+            apart = (torch.cat([one.flatten() for one in made]) - target).square().sum() / target.square().sum()
+            apart.backward(inputs=[image])
+            return float(apart.detach())
+
+        search.step(closure)
+        return float(closure())
+
+    def theirs() -> float:
+        begin = torch.tensor(np.random.default_rng(1).random((TRIALS, 1, 1, size, size)))
+        return float(np.median([alone(updates[i], torch.tensor(y[i]), begin[i]) for i in range(TRIALS)]))
+
+    a, b = ours(), theirs()
+    pairs = interleaved(ours, theirs, 3)
+    return row(pairs, 2.0, 3.4, "plain loop", f"median distance left {a:.1e} against {b:.1e}")
+
+
+def shadows() -> dict[str, Any]:
+    """Sixteen shadow models of 100 samples as clients of one stacked program against one after the other."""
+    return against_loop(Train(Model("mlp", (64,), 10, hidden=32), epochs=10, batch_size=10, lr=0.1), 16, 100, 2.0, 3.4)
+
+
+COMPARISONS: dict[str, Callable[[], dict[str, Any]]] = {
+    "gradient inversion, 16 of 28×28": lambda: inversions(28),
+    "gradient inversion, 16 of 8×8": lambda: inversions(8),
+    "16 shadow models": shadows,
+}

@@ -1,0 +1,167 @@
+"""Encrypted inner products against the naive way, 9 × `CKKSVector.dot` a pair, interleaved A B A B in one process: p = 3, d = 784.
+
+"online" is what a pair costs with its mask made ahead: multiply, add the mask, decrypt, read p² coefficients. "with the masks" makes the
+mask too. Both leave bytes on the wire out, on both sides (`CKKSVector.dot` is timed between objects as well, decryption included). Rows for
+N = 8192 without "ungrouped" are what `ckks_group = 0` gives: four pairs an output. Seconds are the processor's: both sides compute in one
+thread, and others on the machine do not count.
+`python -m benchmarks.ckks` prints the rows and the seconds of all pairs of 100 clients, wire, signatures and all.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cflpriv.protocols import ckks
+from cflpriv.protocols.ckks import PARAMETERS, SYMMETRIC_PARAMETERS, Identity, KeyHolder, Parameters, Roster, Server, Setup, Workers
+from cflpriv.protocols.ckks.client import packed
+from cflpriv.protocols.ckks.products import grouped, mask, product, rerandomised
+from cflpriv.protocols.ckks.reference import naive_block, naive_context
+from cflpriv.protocols.entropy import system_entropy
+
+__all__ = ["COMPARISONS", "all_pairs"]
+
+P, D, REPEATS = 3, 784, 9
+
+
+def orthonormal(n: int) -> Any:
+    rng = np.random.default_rng(0)
+    return [np.linalg.qr(rng.normal(size=(D, P)))[0].T for _ in range(n)]
+
+
+class Ours:
+    """One output's worth of pairs: a left client, and `group` right ones side by side."""
+
+    def __init__(self, parameters: Parameters, group: int) -> None:
+        self.ring = ckks.arithmetic(parameters)
+        self.packing = ckks.plan(parameters, P, D, group=group)
+        self.group = self.packing.group
+        seal = self.ring.seal
+        generator = seal.KeyGenerator(self.ring.context)
+        public = seal.PublicKey()
+        generator.create_public_key(public)
+        secret = generator.secret_key()
+        self.encryptor = seal.Encryptor(self.ring.context, public)
+        self.masker = self.ring.masker(public)
+        self.decryptor = seal.Decryptor(self.ring.context, secret)
+        own = self.encryptor if parameters.mode == "public-key" else seal.Encryptor(self.ring.context, secret)
+        sides = []
+        self.rows = orthonormal(1 + self.group)
+        for rows in self.rows:
+            both = []
+            for polynomials in packed(self.packing, rows):
+                ciphers = []
+                for polynomial in polynomials:
+                    cipher = self.ring.zero(own, public=parameters.mode == "public-key")
+                    self.ring.add_polynomial(cipher, self.ring.residues(polynomial))
+                    ciphers.append(cipher)
+                both.append(ciphers)
+            sides.append(both)
+        self.left = sides[0][0]
+        monomials = [None, *(self.ring.monomial(slot * self.packing.span) for slot in range(1, self.group))]
+        # one such sum serves all left clients: with many of them its share of a pair is nothing
+        self.together = grouped(self.ring, self.packing, [both[1] for both in sides[1:]], monomials)
+        self.positions = [at for slot in range(self.group) for at in self.packing.targets(slot)]
+
+    def mask(self) -> Any:
+        return mask(self.ring, self.masker, self.packing, [True] * self.group, system_entropy)
+
+    def output(self, fresh: Any) -> Any:
+        cipher = rerandomised(self.ring, product(self.ring, self.left, self.together), fresh)
+        plain = self.ring.seal.Plaintext()
+        self.decryptor.decrypt(cipher, plain)
+        return np.array(self.ring.coefficients(plain, self.positions), dtype=np.float64) / self.packing.scale**2
+
+
+def compared(parameters: Parameters, *, group: int = 1, masks: bool, floor: float, stretch: float) -> dict[str, Any]:
+    """One row: what a pair costs us and them, several of ours to one of theirs, medians over interleaved repeats."""
+    ours = Ours(parameters, group)
+    import tenseal
+
+    context = naive_context()
+    left, right = ([tenseal.ckks_vector(context, list(row)) for row in rows] for rows in ours.rows[:2])
+    outputs = 24
+    mine, theirs, error = [], [], 0.0
+    truth = np.concatenate([(ours.rows[0] @ rows.T).ravel() for rows in ours.rows[1:]])
+    ours.output(ours.mask())
+    for _ in range(REPEATS):
+        ready = [] if masks else [ours.mask() for _ in range(outputs)]
+        begun = time.process_time()
+        for number in range(outputs):
+            found = ours.output(ours.mask() if masks else ready[number])
+        mine.append((time.process_time() - begun) / outputs / ours.group)
+        error = max(error, float(np.abs(found - truth).max()))
+        begun = time.process_time()
+        naive_block(left, right)
+        theirs.append(time.process_time() - begun)
+    ratios = sorted(b / a for a, b in zip(mine, theirs, strict=True))
+    return {
+        "ratio": statistics.median(ratios),
+        "low": ratios[0],
+        "high": ratios[-1],
+        "floor": floor,
+        "stretch": stretch,
+        "against": f"{P * P} x CKKSVector.dot",
+        "note": f"ours {statistics.median(mine) * 1e3:.3g} ms a pair, theirs {statistics.median(theirs) * 1e3:.3g} ms; N = "
+        f"{parameters.ring} {list(parameters.bits)} {parameters.mode}, {ours.group} pair(s) an output, {ours.packing.chunks} chunk(s); "
+        f"largest error {error:.1e}",
+    }
+
+
+def all_pairs(n: int = 100, workers: int = 2, ring: int = 8192, group: int = 1) -> str:
+    """All pairs of n clients, from vectors to the Gram matrix, over real bytes: seconds, and the largest error."""
+    identities = [Identity.create(number) for number in range(n)]
+    roster = Roster(tuple(identity.public() for identity in identities))
+    holder_identity, server_identity = Identity.create(0), Identity.create(0)
+    parameters = PARAMETERS[ring]
+    setup = Setup(bytes(16), 0, roster.digest, n, P, D, ring, parameters.bits, parameters.mode, "labels", 1.0, group)
+    rows = orthonormal(n)
+    pool = Workers(workers) if workers > 1 else None
+    begun = time.perf_counter()
+    try:
+        holder = KeyHolder(setup, holder_identity, server_identity.public(), roster)
+        server = Server(setup, holder.announcement, holder_identity.public(), roster, server_identity)
+        for number, client in enumerate(rows):
+            upload = ckks.encrypt(setup, holder.announcement, holder_identity.public(), identities[number], client)
+            holder.enrol(server.receive(upload))
+        uploaded = time.perf_counter() - begun
+        count = size = 0
+        for request in server.requests(server.jobs(range(n)), pool):
+            holder.answer(request)
+            count, size = count + 1, size + len(request)
+        found = ckks.gram_matrix(server.clients, holder.blocks)
+    finally:
+        if pool is not None:
+            pool.close()
+    seconds = time.perf_counter() - begun
+    flat = np.concatenate(rows)
+    error = float(np.abs(found - flat @ flat.T).max())
+    return (
+        f"n = {n}, p = {P}, d = {D}, N = {ring}, {setup.group} pair(s) an output, {workers} process(es): {seconds:.1f} s for all pairs, of "
+        f"which uploads {uploaded:.1f} s; {count} outputs, {size / 1e6:.0f} MB to the key holder, upload {len(upload) / 1e3:.0f} kB "
+        f"a client; largest error {error:.1e}"
+    )
+
+
+TWO, ONE = PARAMETERS[8192], PARAMETERS[4096]
+COMPARISONS: dict[str, Callable[[], dict[str, Any]]] = {
+    "ckks 8192 online": lambda: compared(TWO, group=4, masks=False, floor=300, stretch=546),
+    "ckks 8192 online, ungrouped": lambda: compared(TWO, masks=False, floor=300, stretch=546),
+    "ckks 8192 with the masks": lambda: compared(TWO, group=4, masks=True, floor=60, stretch=82),
+    "ckks 8192 with the masks, ungrouped": lambda: compared(TWO, masks=True, floor=30, stretch=32),
+    "ckks 4096 online": lambda: compared(ONE, masks=False, floor=300, stretch=915),
+    "ckks 4096 with the masks": lambda: compared(ONE, masks=True, floor=30, stretch=109),
+    "ckks 4096 with the masks, grouped": lambda: compared(ONE, group=4, masks=True, floor=60, stretch=226),
+    "ckks 2048 symmetric with the masks": lambda: compared(SYMMETRIC_PARAMETERS[2048], masks=True, floor=30, stretch=148),
+}
+"""Name -> what measures it, for `make bench`."""
+
+
+if __name__ == "__main__":
+    for name, measure in COMPARISONS.items():
+        row = measure()
+        print(f"{name:<36} {row['ratio']:8.1f} ({row['low']:.1f} to {row['high']:.1f})  {row['note']}", flush=True)
+    for one, pairs in ((8192, 4), (4096, 1)):
+        print(all_pairs(ring=one, group=pairs), flush=True)
