@@ -1,16 +1,16 @@
 """Whose data?
 
 Clustered federated learning asks which clients resemble one another, so an experiment must know in what way they were made to differ. This
-room turns real images into clients with a known truth, in four steps, a file each:
+room turns real images into clients with a known truth:
 
-- `formats` reads files (idx, npz, libsvm, CIFAR-10's binary batches) and trusts none of them: sizes are checked before memory is taken,
-  nothing is unpickled, and every failure is one line naming the file.
-- `datasets` says which files make up which data set. Nothing is downloaded or made up; what is incomplete or not the official version says
-  so in `notes`, and the notes travel into the report. Users bring their own data with `load_npz` or `load_idx`; an npz may name each
-  sample's real client.
-- `partition` decides which sample belongs to which client: alike (`iid`), by labels (`label_skew`, `dirichlet`, `pathological`) or as the
-  file says (`given`). `shifts` makes groups differ in other ways: rotated images, shifted or swapped labels, several data sets in one
-  frame.
+- `formats` reads files (idx, npz, libsvm, CIFAR's binary batches, SVHN's MATLAB files, LEAF's json, text) and trusts none of them: sizes
+  are checked before memory is taken, nothing is unpickled, and every failure is one line naming the file.
+- `named` says which files make up which data set, `datasets` what form they are brought to. Nothing is downloaded or made up; what is
+  incomplete or not the official version says so in `notes`, and the notes travel into the report. Users bring their own data with
+  `load_npz` or `load_idx`; an npz may name each sample's real client. `text` turns articles and sentences into windows of words.
+- `partition` decides which sample belongs to which client: alike (`iid`), by labels (`label_skew`, `dirichlet`, `pathological`, by the
+  kinds that labels belong to) or as the file says (`given`). `shifts` makes groups differ in other ways: rotated images, shifted, swapped
+  or permuted labels, several data sets in one frame.
 - `population` puts them together: `build_population(DataSpec(...))` returns clients, their true groups, and how to normalise a model's
   input. `synthetic` invents small populations for tests, and calls them so.
 
@@ -18,14 +18,15 @@ Three rules hold throughout. Pixels stay in [0, 1]: signatures are taken of raw 
 belong to two clients, except where `repeat_per_group` asks for it by name; test samples may, since they only score. And every draw comes
 from a stream keyed by the seed, the purpose and the client, so the same specification gives the same population in any order of calls.
 
-True groups are what the scores are computed against: the rotation, shift, swap, set of labels or source. Where there is no such truth
-(`dirichlet`, `given`) a note says that ARI means nothing.
+True groups are what the scores are computed against: the rotation, shift, swap, set of labels, kind or source. Where there is no such truth
+(`dirichlet`, most of `given`) a note says that ARI means nothing.
 """
 
-from .datasets import Dataset, channel_statistics, data_directory, load_dataset, load_idx, load_npz
+from .datasets import Dataset, channel_statistics, data_directory, load_idx, load_npz
+from .named import load_dataset
 from .partition import Partition, dirichlet, given, iid, label_skew, pathological
 from .population import DATASETS, PARTITIONS, DataSpec, build_population
-from .shifts import MixtureLayout, conform, mixture_layout, rotate, shift_labels, swap_labels
+from .shifts import MixtureLayout, conform, label_permutations, mixture_layout, rotate, shift_labels, swap_labels
 from .synthetic import gaussian_clusters
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "gaussian_clusters",
     "given",
     "iid",
+    "label_permutations",
     "label_skew",
     "load_dataset",
     "load_idx",

@@ -1,34 +1,29 @@
-"""Real data sets, read from a directory the user names, and the user's own files. Nothing is downloaded and nothing is invented.
-
-A data set keeps its name only if it is that data set: files of another shape are refused, fewer images than the official number are said
-so in `notes`.
-"""
+"""The form that every data set of images is brought to, and the user's own files. Nothing is downloaded and nothing is invented."""
 
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import InputError
-from ..randomness import stream
 from ..types import Array, check_array
-from .formats import read_cifar_batch, read_idx, read_libsvm, read_npz
+from .formats import read_idx, read_npz
 
 __all__ = [
     "DIRECTORY_VARIABLE",
-    "LOADERS",
+    "HOW_TO_SET",
     "Dataset",
     "channel_statistics",
     "data_directory",
-    "load_dataset",
+    "dataset_of",
     "load_idx",
     "load_npz",
 ]
 
 DIRECTORY_VARIABLE = "CFLPRIV_DATA"
-_HOW_TO_SET = f"set it with --data-dir or {DIRECTORY_VARIABLE}"
+HOW_TO_SET = f"set it with --data-dir or {DIRECTORY_VARIABLE}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +31,8 @@ class Dataset:
     """Images and labels. Shapes: x (n, C, H, W) float32 in [0, 1], y (n,) int64 in 0..classes-1; `mean`, `std` one value a channel.
 
     `mean` and `std` are for a model's input only; x itself is never normalised. `owners_train`, `owners_test` (n,) int64 name the real
-    client of each sample where the file knows it. Treat the arrays as read-only. Raises `InputError` naming the first bad value.
+    client of each sample where the file knows it; `label_kinds` (classes,) the kind that each label belongs to (superclass, alphabet), -1
+    where unknown, if the data set has kinds. Treat the arrays as read-only. Raises `InputError` naming the first bad value.
     """
 
     name: str
@@ -50,6 +46,7 @@ class Dataset:
     notes: tuple[str, ...] = ()
     owners_train: Array | None = None
     owners_test: Array | None = None
+    label_kinds: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for part, x, y, owners in (
@@ -72,6 +69,8 @@ class Dataset:
                 check_array(f"{self.name}: client_{part}", owners, ndim=1, kind="i")
                 if len(owners) != len(y) or owners.min() < 0:
                     raise InputError(f"{self.name}: client_{part} must name a client, from 0 up, for each of the {len(y)} samples")
+        if self.label_kinds and len(self.label_kinds) != self.classes:
+            raise InputError(f"{self.name}: label_kinds has {len(self.label_kinds)} entries for {self.classes} classes")
         if self.x_train.shape[1:] != self.x_test.shape[1:]:
             raise InputError(f"{self.name}: train samples have shape {self.x_train.shape[1:]}, test samples {self.x_test.shape[1:]}")
         if not len(self.mean) == len(self.std) == self.x_train.shape[1]:
@@ -110,17 +109,7 @@ def data_directory(given: str | Path | None = None) -> Path:
     return Path(given or os.environ.get(DIRECTORY_VARIABLE) or "data")
 
 
-def load_dataset(name: str, directory: str | Path | None = None) -> Dataset:
-    """One of the data sets in `LOADERS`, from `directory` (see `data_directory`).
-
-    Raises `InputError` for an unknown name, a missing file (with the directories searched) or a damaged one.
-    """
-    if name not in LOADERS:
-        raise InputError(f"data set {name!r}: unknown; known are {', '.join(LOADERS)}")
-    return LOADERS[name](data_directory(directory))
-
-
-def _dataset(
+def dataset_of(
     name: str,
     train: tuple[Array, Array],
     test: tuple[Array, Array],
@@ -128,6 +117,7 @@ def _dataset(
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
     notes: tuple[str, ...] = (),
     owners: tuple[Array | None, Array | None] = (None, None),
+    label_kinds: tuple[int, ...] = (),
 ) -> Dataset:
     """Bring whatever a file held to the form of `Dataset`; `classes` 0 means one more than the largest label."""
     x_train, x_test = _images(f"{name}: x_train", train[0]), _images(f"{name}: x_test", test[0])
@@ -138,7 +128,7 @@ def _dataset(
         statistics = channel_statistics([x_train])
     mean, std = statistics or ((0.0,), (1.0,))
     owners_train, owners_test = (None if o is None else _whole(f"{name}: client owners", o) for o in owners)
-    return Dataset(name, x_train, y_train, x_test, y_test, classes, mean, std, notes, owners_train, owners_test)
+    return Dataset(name, x_train, y_train, x_test, y_test, classes, mean, std, notes, owners_train, owners_test, label_kinds)
 
 
 def _images(name: str, x: Array) -> Array:
@@ -188,7 +178,7 @@ def load_npz(path: str | Path) -> Dataset:
     names = arrays.get("class_names")
     if "client_test" in arrays and "client_train" not in arrays:
         raise InputError(f"{path}: has client_test but no client_train")
-    return _dataset(
+    return dataset_of(
         str(path),
         (arrays["x_train"], arrays["y_train"]),
         (arrays["x_test"], arrays["y_test"]),
@@ -199,119 +189,6 @@ def load_npz(path: str | Path) -> Dataset:
 
 def load_idx(train_images: str | Path, train_labels: str | Path, test_images: str | Path, test_labels: str | Path) -> Dataset:
     """The user's own images in four idx files (raw or gzip): images (n, H, W) and labels (n,) of unsigned bytes."""
-    return _dataset(
+    return dataset_of(
         str(train_images), (read_idx(train_images, 3), read_idx(train_labels, 1)), (read_idx(test_images, 3), read_idx(test_labels, 1))
     )
-
-
-# The named data sets. Each loader takes the data directory.
-
-
-def _find(name: str, folders: Iterable[Path], names: Iterable[str]) -> Path:
-    """The first of the files `names` in the first of `folders` that has one."""
-    folders, names = list(folders), list(names)
-    for folder in folders:
-        for file in names:
-            if (folder / file).is_file():
-                return folder / file
-    searched = " and ".join(map(str, folders))
-    raise InputError(f"{name}: no {' or '.join(names)} in {searched}; {_HOW_TO_SET}")
-
-
-def _official(name: str, dataset: Dataset, shape: tuple[int, int, int], counts: tuple[int, int], notes: tuple[str, ...] = ()) -> Dataset:
-    """`dataset` under its own name: it must have the name's shape; fewer or more images than the official number become a note."""
-    if dataset.shape != shape:
-        raise InputError(f"{dataset.name}: samples have shape {dataset.shape}, but those of {name} have {shape}")
-    here = len(dataset.y_train), len(dataset.y_test)
-    if here != counts:
-        notes = (*notes, f"{name}: {here[0]} training and {here[1]} test images; the official files have {counts[0]} and {counts[1]}")
-    return replace(dataset, name=name, notes=notes)
-
-
-def _digits(directory: Path) -> Dataset:
-    """scikit-learn's bundled 8×8 digits (1 797 real images, grey levels 0..16). 20 % of each class are the test set."""
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    x, y = (bunch.images / 16.0).astype(np.float32), bunch.target.astype(np.int64)
-    is_test = np.zeros(len(y), dtype=bool)
-    for label in range(10):
-        members = np.flatnonzero(y == label)
-        # Seed 0, whatever the experiment's seed: the split is part of the data set.
-        is_test[stream(0, f"data.digits.split{label}").permutation(members)[: round(0.2 * len(members))]] = True
-    notes = ("digits: scikit-learn's bundled 8×8 digits, split 80/20 within each class; they have no official split",)
-    return _dataset("digits", (x[~is_test], y[~is_test]), (x[is_test], y[is_test]), classes=10, notes=notes)
-
-
-def _mnist_like(name: str, folders: tuple[str, ...]) -> Callable[[Path], Dataset]:
-    def load(directory: Path) -> Dataset:
-        stems = ("train-images", 3), ("train-labels", 1), ("t10k-images", 3), ("t10k-labels", 1)
-        paths = [
-            _find(
-                name,
-                [directory / folder for folder in folders],
-                [f"{stem}{dot}idx{axes}-ubyte{packed}" for packed in ("", ".gz") for dot in ("-", ".")],
-            )
-            for stem, axes in stems
-        ]
-        images_train, labels_train, images_test, labels_test = (read_idx(path, axes) for path, (_, axes) in zip(paths, stems, strict=True))
-        # MNIST's constants for Fashion-MNIST too: PACFL's authors normalise both by them, and their figures are what we compare with.
-        dataset = _dataset(str(paths[0]), (images_train, labels_train), (images_test, labels_test), 10, ((0.1307,), (0.3081,)))
-        return _official(name, dataset, (1, 28, 28), (60_000, 10_000))
-
-    return load
-
-
-def _usps(directory: Path) -> Dataset:
-    """The npz form, or the libsvm files (grey levels -1..1, labels 1..10 for digits 0..9), brought to 0..1 with ink bright."""
-    folders = [directory / "usps", directory / "USPS", directory]
-    path = _find("usps", folders, ("usps.npz", "usps.bz2"))
-    if path.suffix == ".npz":
-        dataset = load_npz(path)
-    else:
-        parts = []
-        for file in (path, _find("usps", [path.parent], ("usps.t.bz2",))):
-            values, labels = read_libsvm(file, 256)
-            if not (np.abs(values) <= 1).all():
-                raise InputError(f"{file}: grey levels must lie in -1..1")
-            parts.append(((values.reshape(-1, 1, 16, 16) + 1) / 2, labels - 1))
-        dataset = _dataset(str(path), parts[0], parts[1], classes=10)
-    _needs_ten(dataset)
-    return _official("usps", dataset, (1, 16, 16), (7_291, 2_007))
-
-
-def _cifar10(directory: Path) -> Dataset:
-    """The official *binary* version if it is there, else the npz subset. The official Python version is pickled: it is not read."""
-    folders = [directory / "cifar10" / "cifar-10-batches-bin", directory / "cifar-10-batches-bin"]
-    complete = [folder for folder in folders if folder.is_dir()]
-    if complete:
-        names = [f"data_batch_{part}.bin" for part in range(1, 6)]
-        batches = [read_cifar_batch(_find("cifar10", complete[:1], (name,))) for name in names]
-        train = np.concatenate([x for x, _ in batches]), np.concatenate([y for _, y in batches])
-        test = read_cifar_batch(_find("cifar10", complete[:1], ("test_batch.bin",)))
-        dataset = _dataset(str(complete[0]), train, test, classes=10)
-        return _official("cifar10", dataset, (3, 32, 32), (50_000, 10_000))
-    try:
-        path = _find("cifar10", [directory / "cifar10", directory], ("cifar10_subset.npz",))
-    except InputError as error:
-        pickled = [f for f in (directory / "cifar10" / "cifar-10-batches-py", directory / "cifar-10-batches-py") if f.is_dir()]
-        why = f"; {pickled[0]} is pickled and is not read: unpack the binary version beside it" if pickled else ""
-        raise InputError(f"{error}; or the official binary batches in {folders[0]} or {folders[1]}{why}") from None
-    dataset = load_npz(path)
-    _needs_ten(dataset)
-    notes = (f"cifar10: read from {path.name}, not from the official batches; pixels may differ slightly (JPEG)",)
-    return _official("cifar10", dataset, (3, 32, 32), (50_000, 10_000), notes)
-
-
-def _needs_ten(dataset: Dataset) -> None:
-    if dataset.classes != 10:
-        raise InputError(f"{dataset.name}: has {dataset.classes} classes, expected 10")
-
-
-LOADERS: dict[str, Callable[[Path], Dataset]] = {
-    "digits": _digits,
-    "mnist": _mnist_like("mnist", ("mnist", "MNIST/raw")),
-    "fashion_mnist": _mnist_like("fashion_mnist", ("fashion_mnist", "FashionMNIST/raw")),
-    "usps": _usps,
-    "cifar10": _cifar10,
-}

@@ -1,11 +1,14 @@
-"""Strict readers of the files that data sets come in: idx, npz, libsvm text and CIFAR-10's binary batches.
+"""Strict readers of the files that data sets come in: idx, npz, libsvm, CIFAR's binary batches, SVHN's MATLAB files, LEAF's json, text.
 
 Files are untrusted. Sizes are checked before memory is taken, nothing is unpickled, and whatever is wrong becomes an `InputError` of one
 line that names the file.
 """
 
 import bz2
+import csv
 import gzip
+import io
+import json
 import math
 import struct
 import tokenize
@@ -14,20 +17,32 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import numpy as np
+import scipy.io
 
 from ..errors import InputError
 from ..types import Array
 
-__all__ = ["LARGEST_BYTES", "read_cifar_batch", "read_idx", "read_libsvm", "read_npz"]
+__all__ = [
+    "LARGEST_BYTES",
+    "read_cifar100_batch",
+    "read_cifar_batch",
+    "read_csv",
+    "read_idx",
+    "read_leaf",
+    "read_libsvm",
+    "read_lines",
+    "read_npz",
+    "read_svhn",
+]
 
 # No file that belongs here unpacks to more than this; a header that says so is damaged or hostile.
 LARGEST_BYTES = 2**31
 _CHUNK_BYTES = 2**20
 _IDX_UINT8 = 0x08
-_CIFAR_RECORD_BYTES = 1 + 3 * 32 * 32
+_CIFAR_PIXELS = 3 * 32 * 32
 
 
 @contextmanager
@@ -47,6 +62,7 @@ def _reading(path: Path, what: str) -> Iterator[None]:
         TypeError,
         SyntaxError,
         MemoryError,
+        csv.Error,
         OverflowError,
         RuntimeError,  # zipfile's word for an encrypted member; NotImplementedError, for an unknown compression, is one too
         struct.error,
@@ -166,10 +182,145 @@ def read_cifar_batch(path: str | Path) -> tuple[Array, Array]:
 
     A record is a label byte and three colour planes. The official Python version of the data set is pickled, so it is not read.
     """
+    labels, images = _cifar_records(Path(path), "CIFAR-10", 1)
+    return images, labels[:, 0]
+
+
+def read_cifar100_batch(path: str | Path) -> tuple[Array, Array, Array]:
+    """One file of CIFAR-100's official binary version: images (n, 3, 32, 32), fine and coarse labels (n,), all uint8.
+
+    A record is a coarse label (superclass, 0..19), a fine label (0..99) and three colour planes. Raises `InputError` also for a label
+    outside its range, naming the record.
+    """
     path = Path(path)
-    with _reading(path, "CIFAR-10 binary"), path.open("rb") as handle:
+    labels, images = _cifar_records(path, "CIFAR-100", 2)
+    for column, key, classes in ((0, "coarse", 20), (1, "fine", 100)):
+        wrong = np.flatnonzero(labels[:, column] >= classes)
+        if len(wrong):
+            raise InputError(f"{path}: record {wrong[0]} has {key} label {labels[wrong[0], column]}, not in 0..{classes - 1}")
+    return images, labels[:, 1], labels[:, 0]
+
+
+def _cifar_records(path: Path, name: str, label_bytes: int) -> tuple[Array, Array]:
+    """Labels (n, label_bytes) and images (n, 3, 32, 32) of a file of records."""
+    size = label_bytes + _CIFAR_PIXELS
+    with _reading(path, f"{name} binary"), path.open("rb") as handle:
         body = _read_at_most(handle, LARGEST_BYTES + 1)
-    if len(body) == 0 or len(body) > LARGEST_BYTES or len(body) % _CIFAR_RECORD_BYTES:
-        raise InputError(f"{path}: {len(body)} bytes are not a whole number of records of {_CIFAR_RECORD_BYTES} bytes")
-    records = np.frombuffer(body, np.uint8).reshape(-1, _CIFAR_RECORD_BYTES)
-    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
+    if len(body) == 0 or len(body) > LARGEST_BYTES or len(body) % size:
+        raise InputError(f"{path}: {len(body)} bytes are not a whole number of records of {size} bytes")
+    records = np.frombuffer(body, np.uint8).reshape(-1, size)
+    return records[:, :label_bytes], records[:, label_bytes:].reshape(-1, 3, 32, 32)
+
+
+def read_svhn(path: str | Path) -> tuple[Array, Array]:
+    """One of SVHN's cropped-digit MATLAB files: images (n, 3, 32, 32) uint8, labels (n,) int64 in 0..9 (the file's 10 is digit 0).
+
+    The file holds X, uint8 (32, 32, 3, n), and y, (n, 1) in 1..10; nothing else in it is read. Sizes are taken from the headers first.
+    Raises `InputError` naming file and array.
+    """
+    path = Path(path)
+    with _reading(path, "MATLAB"):
+        with path.open("rb"):
+            pass  # scipy looks for other endings if there is no such file
+        try:
+            headers = {name: (shape, kind) for name, shape, kind in scipy.io.whosmat(path)}
+        except Exception as error:  # damaged headers make scipy's parser fail in any way
+            raise ValueError(str(error)) from error
+        for name in ("X", "y"):
+            if name not in headers:
+                raise InputError(f"{path}: has no array {name!r}; it holds {', '.join(sorted(headers)) or 'nothing'}")
+        (x_shape, x_kind), (y_shape, _) = headers["X"], headers["y"]
+        if len(x_shape) != 4 or x_shape[:3] != (32, 32, 3) or x_kind != "uint8":
+            raise InputError(f"{path}: X is {x_kind} of shape {x_shape}, expected uint8 (32, 32, 3, n)")
+        count = int(x_shape[3])
+        if math.prod(map(int, x_shape)) > LARGEST_BYTES:
+            raise InputError(f"{path}: X promises shape {x_shape}, more than {LARGEST_BYTES} bytes")
+        if tuple(y_shape) not in ((count, 1), (1, count)):
+            raise InputError(f"{path}: y has shape {y_shape}, expected ({count}, 1) for {count} images")
+        try:
+            arrays = scipy.io.loadmat(path, variable_names=("X", "y"))
+        except Exception as error:
+            raise ValueError(str(error)) from error
+        x, y = np.asarray(arrays["X"]), np.asarray(arrays["y"]).ravel()
+    wrong = np.flatnonzero(~np.isin(y, np.arange(1, 11)))
+    if len(wrong):
+        raise InputError(f"{path}: y at index {wrong[0]} is {y[wrong[0]]}, not in 1..10")
+    return np.ascontiguousarray(x.transpose(3, 2, 0, 1)), y.astype(np.int64) % 10
+
+
+def read_leaf(path: str | Path, features: int, classes: int) -> Mapping[str, tuple[Array, Array]]:
+    """One of LEAF's json files: per user the samples (n, features) float32 in 0..1 and labels (n,) int64 in 0..classes-1.
+
+    The file is an object with "users", a list of names, "num_samples" (optional) and "user_data", name -> {"x": [[...]], "y": [...]}.
+    Raises `InputError` naming file, key and value.
+    """
+    path = Path(path)
+    with _reading(path, "LEAF json"):
+        tree = json.loads(_unpacked(path))
+        if not isinstance(tree, dict) or not isinstance(tree.get("users"), list) or not isinstance(tree.get("user_data"), dict):
+            raise InputError(f"{path}: expected an object with a list 'users' and an object 'user_data'")
+        users, counts = tree["users"], tree.get("num_samples")
+        if counts is not None and (not isinstance(counts, list) or len(counts) != len(users)):
+            raise InputError(f"{path}: num_samples has not one number for each of the {len(users)} users")
+        found: dict[str, tuple[Array, Array]] = {}
+        for i, user in enumerate(users):
+            if not isinstance(user, str) or user in found or user not in tree["user_data"]:
+                raise InputError(f"{path}: users[{i}] = {user!r}: expected a name, once, that user_data has")
+            found[user] = _leaf_user(f"{path}: user_data[{user!r}]", tree["user_data"][user], features, classes)
+            if counts is not None and counts[i] != len(found[user][1]):
+                raise InputError(f"{path}: num_samples[{i}] = {counts[i]!r}, but user {user!r} has {len(found[user][1])} samples")
+        return found
+
+
+def _leaf_user(name: str, entry: Any, features: int, classes: int) -> tuple[Array, Array]:
+    if not isinstance(entry, dict) or not isinstance(entry.get("x"), list) or not isinstance(entry.get("y"), list):
+        raise InputError(f"{name}: expected an object with lists 'x' and 'y'")
+    x, y = entry["x"], entry["y"]
+    if len(x) != len(y):
+        raise InputError(f"{name}: has {len(x)} samples in x but {len(y)} labels in y")
+    samples = np.zeros((len(x), features), np.float32)
+    for i, row in enumerate(x):
+        if not isinstance(row, list) or len(row) != features:
+            raise InputError(f"{name}: x[{i}] is not a list of {features} numbers")
+        values = np.asarray(row)
+        if values.dtype.kind not in "iuf" or not ((values >= 0) & (values <= 1)).all():
+            at = next((j for j, one in enumerate(row) if isinstance(one, bool) or not isinstance(one, int | float) or not 0 <= one <= 1), 0)
+            raise InputError(f"{name}: x[{i}][{at}] = {row[at]!r}: expected numbers in 0..1")
+        samples[i] = values
+    for i, label in enumerate(y):
+        if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < classes:
+            raise InputError(f"{name}: y[{i}] = {label!r}, not in 0..{classes - 1}")
+    return samples, np.array(y, dtype=np.int64)
+
+
+def read_lines(path: str | Path) -> tuple[str, ...]:
+    """The lines of a UTF-8 text file (gzip or plain, told apart by content) that are not blank."""
+    path = Path(path)
+    with _reading(path, "UTF-8 text"):
+        return tuple(line for line in _unpacked(path).decode("utf-8").split("\n") if line.strip())
+
+
+def read_csv(path: str | Path, columns: int) -> tuple[tuple[str, ...], ...]:
+    """The rows of a UTF-8 comma-separated file (gzip or plain), each of `columns` cells. Raises `InputError` naming file and row."""
+    path = Path(path)
+    with _reading(path, "csv"):
+        rows = tuple(tuple(row) for row in csv.reader(io.StringIO(_unpacked(path).decode("utf-8"), newline=""), strict=True) if row)
+    for number, row in enumerate(rows):
+        if len(row) != columns:
+            raise InputError(f"{path}: row {number + 1} has {len(row)} cells, expected {columns}")
+    return rows
+
+
+def _unpacked(path: Path) -> bytes:
+    """A whole file, unpacked if it is gzip by content, of at most `LARGEST_BYTES`."""
+    with path.open("rb") as raw:
+        packed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        if packed:
+            with gzip.open(raw) as unpacked:
+                body = _read_at_most(cast(IO[bytes], unpacked), LARGEST_BYTES + 1)
+        else:
+            body = _read_at_most(raw, LARGEST_BYTES + 1)
+    if len(body) > LARGEST_BYTES:
+        raise InputError(f"{path}: unpacks to more than {LARGEST_BYTES} bytes")
+    return body

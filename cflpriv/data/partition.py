@@ -165,16 +165,21 @@ def pathological(
     groups: Sequence[Sequence[int]],
     samples_per_client: int = 0,
     test_samples_per_client: int = 0,
+    noise: float = 0.0,
+    noise_labels: int = 1,
 ) -> Partition:
     """Clients of a group hold its labels only; all groups have the same number of clients, client i is in group i % len(groups).
 
     The samples of a label are divided evenly (to within one) among all clients that hold it, also where groups overlap. Then each client
-    keeps a random `samples_per_client` of its share, exactly. Test: all test samples with the group's labels.
+    keeps a random `samples_per_client` of its share, exactly. Test: all test samples with the client's labels.
 
-    Source: the pathological settings of StoCFL ({012},{34},{56},{789}), pFedLIA and CFL.
+    With probability `noise` a client also holds `noise_labels` random labels from outside its group, as one more owner of them (pFedLIA's
+    noisy setting: ½ and one label, five on CIFAR-100; it does not say how many samples). The true group stays.
 
-    Raises `InputError` for a label out of range, an empty or repeated group, clients that are no multiple of the groups, or too few
-    samples.
+    Source: the pathological settings of StoCFL ({012},{34},{56},{789}), pFedLIA (section IV-A) and CFL.
+
+    Raises `InputError` for a label out of range, an empty or repeated group, clients that are no multiple of the groups, too few
+    samples, or a noise that is no probability or has too few foreign labels to draw from.
     """
     _check(y_train, y_test, clients, samples_per_client, test_samples_per_client)
     label_sets = [tuple(sorted(int(label) for label in group)) for group in groups]
@@ -190,7 +195,8 @@ def pathological(
     if not label_sets or clients % len(label_sets):
         raise InputError(f"clients = {clients}: not a multiple of the {len(label_sets)} groups")
     membership = [i % len(label_sets) for i in range(clients)]
-    owners = {label: [i for i in range(clients) if label in label_sets[membership[i]]] for label in sorted(present)}
+    held = _noisy([label_sets[g] for g in membership], sorted(present), noise, noise_labels, seed)
+    owners = {label: [i for i in range(clients) if label in held[i]] for label in sorted(present)}
     train = _deal(y_train, owners, clients, seed, "data.pathological")
     _none_empty(train, clients, f"groups = {[list(group) for group in label_sets]}")
     for client, own in enumerate(train):
@@ -199,14 +205,37 @@ def pathological(
                 f"samples_per_client = {samples_per_client}: client {client} "
                 f"of group {list(label_sets[membership[client]])} can have {len(own)}"
             )
-    unused = sorted(present - {label for group in label_sets for label in group})
+    unused = sorted(present - {label for labels in held for label in labels})
+    noisy = sum(labels != label_sets[g] for labels, g in zip(held, membership, strict=True))
+    notes = [f"pathological: the labels {unused} are in no group; their samples are unused"] if unused else []
+    notes += [f"pathological: {noisy} of {clients} clients also hold {noise_labels} label(s) from outside their group"] if noise else []
     return Partition(
         tuple(range(clients)),
         _subsets(train, samples_per_client, seed, "data.pathological"),
-        _test_with_labels(y_test, [label_sets[g] for g in membership], test_samples_per_client, seed, "data.pathological"),
+        _test_with_labels(y_test, held, test_samples_per_client, seed, "data.pathological"),
         tuple(membership),
-        (f"pathological: the labels {unused} are in no group; their samples are unused",) if unused else (),
+        tuple(notes),
     )
+
+
+def _noisy(
+    label_sets: Sequence[tuple[int, ...]], present: Sequence[int], noise: float, noise_labels: int, seed: int
+) -> list[tuple[int, ...]]:
+    """Each client's labels, with probability `noise` and `noise_labels` random others."""
+    if not 0 <= noise <= 1:
+        raise InputError(f"noise = {noise}: expected a probability, 0..1")
+    if noise_labels < 1:
+        raise InputError(f"noise_labels = {noise_labels}: expected at least 1")
+    held = []
+    for client, own in enumerate(label_sets):
+        draws = stream(seed, "data.pathological.noise", client=client)
+        if draws.random() < noise:
+            foreign = [label for label in present if label not in own]
+            if len(foreign) < noise_labels:
+                raise InputError(f"noise_labels = {noise_labels}: outside the group {list(own)} there are {len(foreign)} labels")
+            own = tuple(sorted((*own, *map(int, draws.choice(foreign, noise_labels, replace=False)))))
+        held.append(own)
+    return held
 
 
 def consecutive_pairs(classes: int) -> tuple[tuple[int, ...], ...]:
@@ -224,11 +253,13 @@ def given(
     seed: int,
     samples_per_client: int = 0,
     test_samples_per_client: int = 0,
+    kinds: Array | None = None,
 ) -> Partition:
     """Real clients as the file names them, by an integer owner per sample, which stays their id. `clients` > 0 takes the lowest ids only.
 
     `samples_per_client` keeps a random subset of at most that many. Test: the client's own test samples (possibly none), or, without
-    `owners_test`, the test samples with its labels. True groups are unknown: all 0.
+    `owners_test`, the test samples with its labels. The true group is the kind of a client's training samples if `kinds` (n,) names
+    one for each sample and it is the same for all of the client's (Omniglot: the alphabet); otherwise groups are unknown, all 0.
 
     Raises `InputError` for more clients than the file has, or test owners that have no training sample.
     """
@@ -241,7 +272,10 @@ def given(
     ids = ids[: clients or len(ids)]
     _check(y_train, y_test, len(ids), samples_per_client, test_samples_per_client)
     train = [np.flatnonzero(owners_train == owner) for owner in ids]
-    notes = ["the file's own clients have no known groups (all count as one), so ARI means nothing"]
+    of_owner = [set(kinds[own].tolist()) for own in train] if kinds is not None else []
+    known = bool(of_owner) and all(len(its) == 1 for its in of_owner)
+    groups = tuple(int(its.pop()) for its in of_owner) if known else (0,) * len(ids)
+    notes = [] if known else ["the file's own clients have no known groups (all count as one), so ARI means nothing"]
     if owners_test is None:
         label_sets = [tuple(map(int, np.unique(y_train[own]))) for own in train]
         test = _test_with_labels(y_test, label_sets, test_samples_per_client, seed, "data.given", ids)
@@ -253,7 +287,7 @@ def given(
         )
         without = sum(len(pool) == 0 for pool in pools)
         notes += [f"{without} of {len(ids)} clients have no test samples"] if without else []
-    return Partition(tuple(ids), _subsets(train, samples_per_client, seed, "data.given", ids), test, (0,) * len(ids), tuple(notes))
+    return Partition(tuple(ids), _subsets(train, samples_per_client, seed, "data.given", ids), test, groups, tuple(notes))
 
 
 # What the partitions share.

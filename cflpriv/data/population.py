@@ -6,12 +6,17 @@ from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from ..errors import InputError
+from ..randomness import Stream, stream
 from ..types import Array, ClientData, Population
 from . import partition as split
-from .datasets import LOADERS, Dataset, channel_statistics, data_directory, load_dataset, load_idx, load_npz
+from .datasets import Dataset, channel_statistics, data_directory, load_idx, load_npz
+from .named import LOADERS, load_dataset
 from .partition import Partition
-from .shifts import conform, mixture_layout, rotate, shift_labels, swap_labels
+from .shifts import conform, label_permutations, mixture_layout, rotate, shift_labels, swap_labels
+from .text import TEXTS, UNKNOWN, Texts, load_texts, numbers, vocabulary, windows
 
 __all__ = ["DATASETS", "PARTITIONS", "DataSpec", "build_population"]
 
@@ -21,9 +26,17 @@ DATASETS: dict[str, str] = {
     "fashion_mnist": "Fashion-MNIST, 60 000 + 10 000 pieces of clothing of 28×28, four idx files",
     "usps": "USPS, 7 291 + 2 007 digits of 16×16, usps.npz or usps.bz2 and usps.t.bz2",
     "cifar10": "CIFAR-10, 32×32 colour, the official binary batches or the npz subset",
+    "cifar100": "CIFAR-100, 100 classes in 20 superclasses (its kinds), the official binary version or cifar100.npz",
+    "svhn": "SVHN, 32×32 colour house numbers, train_32x32.mat and test_32x32.mat",
+    "emnist_letters": "EMNIST letters, 26 classes of 28×28, the official idx files or the npz subset; no writers",
+    "omniglot": "Omniglot's small sets at 28×28: 160 drawers as clients, eight alphabets as kinds; not FEMNIST",
+    "femnist": "FEMNIST with its writers, LEAF's json files in femnist/train and femnist/test",
+    "ag_news": "AG News for next-word models, four topics as kinds; train.csv and test.csv",
+    "nordic_wiki": "sentences of Wikipedia in Nordic languages for next-word models; LANGUAGE_train.txt, LANGUAGE_test.txt",
+    "nordic_ud": "sentences of the Nordic treebanks, in the same form",
     "npz": "your own arrays x_train, y_train, x_test, y_test (and client_train, client_test), one path",
     "idx": "your own four idx files: train images, train labels, test images, test labels",
-    "mixture": "clients from several of the named data sets in one frame, with separate outputs (PACFL's MIX-k)",
+    "mixture": "clients from several data sets in one frame: separate outputs (PACFL's MIX-k), or shared_labels (StoCFL's hybrid)",
 }
 
 PARTITIONS: dict[str, str] = {
@@ -31,7 +44,8 @@ PARTITIONS: dict[str, str] = {
     "label_skew": "each client owns skew_percent of the labels, at random; a true group is a set of labels (PACFL)",
     "dirichlet": "each class is divided in proportions from Dirichlet(alpha); no true groups",
     "pathological": "groups of clients with a few labels each, the same number of clients in every group",
-    "given": "the clients that the npz file names; no known groups",
+    "kinds": "groups of clients by topic, language, superclass or alphabet, one each or several (groups)",
+    "given": "the clients that the data set itself names: npz (client_train), omniglot's drawers, femnist's writers",
 }
 
 
@@ -39,7 +53,7 @@ PARTITIONS: dict[str, str] = {
 class DataSpec:
     """What `build_population` makes. 0 or an empty tuple means the default that the field's comment names.
 
-    At most one of `rotations`, `label_shifts`, `label_swaps` may be set, with `partition` iid or pathological: one entry per group,
+    At most one of `SHIFTS` may be set, with `partition` iid, pathological or kinds: one entry per group,
     clients dealt to the groups in turn (client i to i mod the number of groups; with pathological groups, each of these is divided again).
     """
 
@@ -52,14 +66,24 @@ class DataSpec:
     skew_percent: float = 20.0  # label_skew
     alpha: float = 0.1  # dirichlet
     minimum: int = 10  # dirichlet: samples that every client has at least
-    groups: tuple[tuple[int, ...], ...] = ()  # pathological: labels of each group; empty: (0, 1), (2, 3), ...
+    groups: tuple[tuple[int, ...], ...] = ()  # pathological: each group's labels, empty: (0, 1), (2, 3), ...; kinds: its kinds, empty: one
+    noise: float = 0.0  # pathological, kinds: probability that a client also holds labels from outside its group (pFedLIA: 0.5)
+    noise_labels: int = 1  # how many of them
     rotations: tuple[int, ...] = ()  # degrees counter-clockwise, multiples of 90
     label_shifts: tuple[int, ...] = ()  # added to the labels, modulo the classes
     label_swaps: tuple[tuple[int, int], ...] = ()  # labels that each group exchanges; (0, 0) is none
+    label_permutations: int = 0  # the number of groups, each with a random permutation of all labels of its own (CFL)
     repeat_per_group: bool = False  # iid with shifts: every group divides the whole training set (IFCA's m·n = 240 000 on MNIST)
     sources: tuple[tuple[str, int], ...] = ()  # mixture: (data set, number of clients)
+    shared_labels: bool = False  # mixture: the same outputs for all data sets (StoCFL's hybrid), not each its own (PACFL's MIX-4)
+    languages: tuple[str, ...] = ()  # nordic_wiki, nordic_ud: of da, fo, is, nb, nn, sv; empty: nb, sv, da
+    vocabulary: int = 2000  # texts: entries of the public vocabulary, fitted on training text
+    sequence_length: int = 10  # texts: words before the one to be predicted
     seed: int = 0
 
+
+SHIFTS = ("rotations", "label_shifts", "label_swaps", "label_permutations")
+"""Keys that make groups differ; one of them at a time."""
 
 Shift = Callable[[Array, Array], tuple[Array, Array]]
 
@@ -74,6 +98,8 @@ def build_population(spec: DataSpec, directory: str | Path | None = None) -> Pop
     _check_spec(spec)
     if spec.source == "mixture":
         return _build_mixture(spec, directory)
+    if spec.source in TEXTS:
+        return _build_texts(spec, directory)
     dataset = _load(spec, directory)
     shifts = _shifts(spec, dataset)
     try:
@@ -114,7 +140,7 @@ def _check_spec(spec: DataSpec) -> None:
     _known("partition", spec.partition, list(PARTITIONS))
     if isinstance(spec.seed, bool) or not isinstance(spec.seed, int):
         raise _refuse("seed", spec.seed, "expected a whole number")
-    for key in ("clients", "samples_per_client", "test_samples_per_client", "minimum"):
+    for key in ("clients", "samples_per_client", "test_samples_per_client", "minimum", "label_permutations", "sequence_length"):
         value = getattr(spec, key)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise _refuse(key, value, "expected a whole number, 0 or more")
@@ -123,17 +149,28 @@ def _check_spec(spec: DataSpec) -> None:
         raise _refuse("paths", spec.paths, f"source = {spec.source!r} takes {paths}")
     if spec.sources and spec.source != "mixture":
         raise _refuse("sources", spec.sources, "only source = 'mixture' has sources")
-    if spec.groups and spec.partition != "pathological":
-        raise _refuse("groups", spec.groups, "only partition = 'pathological' has groups")
-    if spec.partition == "given" and spec.source != "npz":
-        raise _refuse("partition", "given", "only source = 'npz' names its clients (client_train)")
-    shifts = [key for key in ("rotations", "label_shifts", "label_swaps") if getattr(spec, key)]
+    if spec.groups and spec.partition not in ("pathological", "kinds"):
+        raise _refuse("groups", spec.groups, "only partition = 'pathological' or 'kinds' has groups")
+    if spec.noise and spec.partition not in ("pathological", "kinds"):
+        raise _refuse("noise", spec.noise, "only partition = 'pathological' or 'kinds' has labels from outside a group")
+    if spec.shared_labels and spec.source != "mixture":
+        raise _refuse("shared_labels", True, "only source = 'mixture' has several data sets")
+    if spec.languages and spec.source not in ("nordic_wiki", "nordic_ud"):
+        raise _refuse("languages", spec.languages, "only source = 'nordic_wiki' or 'nordic_ud' has languages")
+    for key in ("vocabulary", "sequence_length"):
+        if spec.source not in TEXTS and getattr(spec, key) != getattr(DataSpec, key):
+            raise _refuse(key, getattr(spec, key), f"only texts have it: {', '.join(TEXTS)}")
+    if spec.source in TEXTS and spec.partition not in ("iid", "kinds"):
+        raise _refuse("partition", spec.partition, "texts are divided by 'kinds' (topics, languages) or 'iid'")
+    if spec.source in TEXTS and spec.noise:
+        raise _refuse("noise", spec.noise, "texts have no labels to hold besides")
+    shifts = [key for key in SHIFTS if getattr(spec, key)]
     if len(shifts) > 1:
         raise _refuse(shifts[1], getattr(spec, shifts[1]), f"cannot be combined with {shifts[0]}")
-    if shifts and (spec.partition not in ("iid", "pathological") or spec.source == "mixture"):
-        raise _refuse(shifts[0], getattr(spec, shifts[0]), "needs partition 'iid' or 'pathological', and no mixture")
+    if shifts and (spec.partition not in ("iid", "pathological", "kinds") or spec.source == "mixture" or spec.source in TEXTS):
+        raise _refuse(shifts[0], getattr(spec, shifts[0]), "needs partition 'iid', 'pathological' or 'kinds' of images, and no mixture")
     if spec.repeat_per_group and not (shifts and spec.partition == "iid"):
-        raise _refuse("repeat_per_group", True, "needs partition = 'iid' with rotations, label_shifts or label_swaps")
+        raise _refuse("repeat_per_group", True, f"needs partition = 'iid' with one of {', '.join(SHIFTS)}")
     if spec.source == "mixture":
         _check_mixture(spec)
 
@@ -180,15 +217,88 @@ def _partition(spec: DataSpec, dataset: Dataset, shifts: int) -> Partition:
             return split.label_skew(y_train, y_test, clients, seed, spec.skew_percent, **caps)
         case "dirichlet":
             return split.dirichlet(y_train, y_test, clients, seed, spec.alpha, spec.minimum, **caps)
-        case "pathological":
-            groups = spec.groups or split.consecutive_pairs(dataset.classes)
+        case "pathological" | "kinds":
+            by_kind = spec.partition == "kinds"
+            groups = _labels_of_kinds(spec, dataset) if by_kind else spec.groups or split.consecutive_pairs(dataset.classes)
             if clients % (len(groups) * shifts):
                 raise InputError(f"clients = {clients}: not a multiple of the {len(groups) * shifts} groups")
-            return split.pathological(y_train, y_test, clients, seed, groups, **caps)
+            return split.pathological(y_train, y_test, clients, seed, groups, **caps, noise=spec.noise, noise_labels=spec.noise_labels)
         case _:
             if dataset.owners_train is None:
-                raise InputError(f"partition = 'given': {dataset.name} has no array client_train")
-            return split.given(y_train, y_test, dataset.owners_train, dataset.owners_test, clients, seed, **caps)
+                named = "has no array client_train" if spec.source == "npz" else "does not name its clients"
+                raise InputError(f"partition = 'given': {dataset.name} {named}")
+            kinds = np.array(dataset.label_kinds)[y_train] if dataset.label_kinds else None
+            return split.given(y_train, y_test, dataset.owners_train, dataset.owners_test, clients, seed, **caps, kinds=kinds)
+
+
+def _labels_of_kinds(spec: DataSpec, dataset: Dataset) -> tuple[tuple[int, ...], ...]:
+    """The labels of each group of kinds; without groups, each kind is one."""
+    known = sorted({kind for kind in dataset.label_kinds if kind >= 0})
+    if not known:
+        raise InputError(f"partition = 'kinds': {dataset.name} has no kinds; cifar100, omniglot and the texts have")
+    groups = _groups_of_kinds(spec, known)
+    return tuple(tuple(label for label, kind in enumerate(dataset.label_kinds) if kind in group) for group in groups)
+
+
+def _groups_of_kinds(spec: DataSpec, known: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The groups of kinds that were asked for, or each kind by itself."""
+    groups = spec.groups or tuple((kind,) for kind in known)
+    strange = [kind for group in groups for kind in group if kind not in known]
+    if strange:
+        raise InputError(f"groups = {[list(one) for one in groups]}: {strange[0]} is not a kind of {spec.source}; kinds are {list(known)}")
+    return groups
+
+
+def _build_texts(spec: DataSpec, directory: str | Path | None) -> Population:
+    """Documents are dealt to clients, whole; then each becomes windows. `samples_per_client` keeps a random subset of at most that many."""
+    try:
+        texts = load_texts(spec.source, directory, spec.languages)
+        entries = vocabulary(texts.train, spec.vocabulary)
+        if spec.sequence_length < 1:
+            raise InputError(f"sequence_length = {spec.sequence_length}: expected at least 1")
+        kinds_train, kinds_test = np.array(texts.train_kinds), np.array(texts.test_kinds)
+        if spec.partition == "iid":
+            part = split.iid(kinds_train, kinds_test, spec.clients, spec.seed)
+        else:
+            groups = _groups_of_kinds(spec, range(len(texts.kinds)))
+            part = split.pathological(kinds_train, kinds_test, spec.clients, spec.seed, groups)
+    except InputError as error:
+        raise InputError(f"[data] {error}") from None
+    index = {word: number for number, word in enumerate(entries)}
+    cut = {name: [windows(numbers(one, index), spec.sequence_length) for one in getattr(texts, name)] for name in ("train", "test")}
+    shared: dict[bytes, tuple[Array, Array]] = {}
+    clients = []
+    for client, train, test in zip(part.ids, part.train, part.test, strict=True):
+        own = _joined([cut["train"][i] for i in train], spec.samples_per_client, stream(spec.seed, "data.text.cap", client=client))
+        if len(own[1]) == 0:
+            raise InputError(f"[data] clients = {spec.clients}: client {client} has no text of two words or more")
+        key = test.tobytes()
+        if spec.test_samples_per_client or key not in shared:
+            draws = stream(spec.seed, "data.text.test", client=client)
+            shared[key] = _joined([cut["test"][i] for i in test], spec.test_samples_per_client, draws)
+        clients.append(ClientData(client, *own, *shared[key]))
+    return Population(f"{spec.source}/{spec.partition}", tuple(clients), part.groups, len(entries), notes=_text_notes(texts, entries, cut))
+
+
+def _joined(parts: Sequence[tuple[Array, Array]], cap: int, draws: Stream) -> tuple[Array, Array]:
+    """The windows of several documents, in order, or a random `cap` of them."""
+    x, y = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+    if cap == 0 or cap >= len(y):
+        return x, y
+    kept = np.sort(draws.choice(len(y), cap, replace=False))
+    return x[kept], y[kept]
+
+
+def _text_notes(texts: Texts, entries: Sequence[str], cut: dict[str, list[tuple[Array, Array]]]) -> tuple[str, ...]:
+    words = np.concatenate([y for _, y in cut["test"]])
+    if len(words) == 0:
+        raise InputError(f"{texts.name}: no test text has two words or more")
+    unknown = float(np.mean(words == UNKNOWN))
+    return (
+        *texts.notes,
+        f"{texts.name}: kinds are {', '.join(texts.kinds)}; a public vocabulary of {len(entries)} entries, fitted on all training text; "
+        f"{100 * unknown:.1f} % of the test words are outside it and count as one word in the perplexity",
+    )
 
 
 def _unchanged(x: Array, y: Array) -> tuple[Array, Array]:
@@ -205,6 +315,10 @@ def _shifted(shift: int, classes: int, x: Array, y: Array) -> tuple[Array, Array
 
 def _swapped(first: int, second: int, x: Array, y: Array) -> tuple[Array, Array]:
     return x, swap_labels(y, first, second)
+
+
+def _permuted(permutation: tuple[int, ...], x: Array, y: Array) -> tuple[Array, Array]:
+    return x, np.array(permutation)[y]
 
 
 def _conformed(shape: tuple[int, int, int], offset: int, x: Array, y: Array) -> tuple[Array, Array]:
@@ -233,6 +347,7 @@ def _shifts(spec: DataSpec, dataset: Dataset) -> tuple[Shift, ...]:
         *(partial(_rotated, turn) for turn in turns),
         *(partial(_shifted, move, classes) for move in moves),
         *(partial(_swapped, first, second) for first, second in swaps),
+        *(partial(_permuted, one) for one in label_permutations(spec.seed, spec.label_permutations, classes)),
     )
 
 
@@ -253,11 +368,14 @@ def _clients(
 def _build_mixture(spec: DataSpec, directory: str | Path | None) -> Population:
     """PACFL's MIX-k: each source's clients share its samples, `samples_per_client` each or, with a note, what there is if that is less."""
     datasets = [load_dataset(name, directory) for name, _ in spec.sources]
-    layout = mixture_layout([dataset.shape for dataset in datasets], [dataset.classes for dataset in datasets])
+    layout = mixture_layout([one.shape for one in datasets], [one.classes for one in datasets], spec.shared_labels)
     clients: list[ClientData] = []
     groups: list[int] = []
     members = ", ".join(f"{name} ({count} clients)" for name, count in spec.sources)
-    notes = [f"mixture of {members}; PACFL's MIX-4 has SVHN too, which is not among them"]
+    notes = [f"mixture of {members}" + ("; all share one set of labels" if spec.shared_labels else "")]
+    names = {name for name, _ in spec.sources}
+    if not spec.shared_labels and "svhn" not in names and len(names) == 4:
+        notes.append("PACFL's MIX-4 is of CIFAR-10, SVHN, Fashion-MNIST and USPS; SVHN is not among these four")
     for group, (dataset, (name, count), offset) in enumerate(zip(datasets, spec.sources, layout.offsets, strict=True)):
         samples, there = spec.samples_per_client, len(dataset.y_train) // count
         if samples > there > 0:

@@ -1,14 +1,16 @@
 """Ways in which groups of clients differ although their images come from one place: rotated pixels, renamed labels, another domain."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..errors import InputError
+from ..randomness import stream
 from ..types import Array
 
-__all__ = ["MixtureLayout", "conform", "mixture_layout", "rotate", "shift_labels", "swap_labels"]
+__all__ = ["MixtureLayout", "conform", "label_permutations", "mixture_layout", "rotate", "shift_labels", "swap_labels"]
 
 
 def rotate(x: Array, quarter_turns: int) -> Array:
@@ -32,6 +34,22 @@ def swap_labels(y: Array, first: int, second: int) -> Array:
     return swapped
 
 
+def label_permutations(seed: int, groups: int, classes: int) -> tuple[tuple[int, ...], ...]:
+    """A random permutation of the labels for each of `groups`, no two alike: label y becomes permutation[y].
+
+    Source: CFL's permuted labels (section VI), CIFAR-10 with four groups. Raises `InputError` if there are not as many permutations.
+    """
+    if groups > math.factorial(min(classes, 20)):
+        raise InputError(f"label_permutations = {groups}: {classes} labels have only {math.factorial(classes)} permutations")
+    found: list[tuple[int, ...]] = []
+    for group in range(groups):
+        draws = stream(seed, f"data.label_permutation{group}")
+        while (one := tuple(map(int, draws.permutation(classes)))) in found:
+            pass
+        found.append(one)
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class MixtureLayout:
     """The common form of several data sets: the `shape` (C, H, W) that holds each, its label `offsets`, and the sum of their `classes`."""
@@ -41,9 +59,14 @@ class MixtureLayout:
     classes: int
 
 
-def mixture_layout(shapes: Sequence[tuple[int, int, int]], classes: Sequence[int]) -> MixtureLayout:
-    """The layout of PACFL's MIX-k: largest channels, height and width; data set i's labels begin after those of the sets before it."""
+def mixture_layout(shapes: Sequence[tuple[int, int, int]], classes: Sequence[int], shared_labels: bool = False) -> MixtureLayout:
+    """The layout of PACFL's MIX-k: largest channels, height and width; data set i's labels begin after those of the sets before it.
+
+    With `shared_labels` (StoCFL's hybrid) all sets begin at 0 and the classes are the most that any has.
+    """
     channels, height, width = (max(shape[axis] for shape in shapes) for axis in range(3))
+    if shared_labels:
+        return MixtureLayout((channels, height, width), (0,) * len(shapes), max(classes))
     offsets = np.concatenate([[0], np.cumsum(classes)])
     return MixtureLayout((channels, height, width), tuple(map(int, offsets[:-1])), int(offsets[-1]))
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cflpriv.data import Dataset, channel_statistics, data_directory, load_dataset, load_idx, load_npz
-from cflpriv.data.datasets import LOADERS
+from cflpriv.data.named import LOADERS
 from cflpriv.errors import InputError
 from cflpriv.types import Array
 

@@ -276,3 +276,68 @@ def test_refused(call: Callable[[], Partition], words: str) -> None:
         call()
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@QUICK
+@holds_for(
+    y=st.builds(labels_with, st.lists(st.integers(20, 40), min_size=6, max_size=6), SEEDS),
+    noise=st.sampled_from([0.0, 0.5, 1.0]),
+    seed=SEEDS,
+)
+def test_noisy_pathological(y: Array, noise: float, seed: int) -> None:
+    """A client holds its group's labels, and with noise exactly `noise_labels` others; everything else stays as it was."""
+    groups = ((0, 1), (2,), (3, 4))
+    partition = pathological(y, TEST_LABELS, 9, seed, groups, noise=noise, noise_labels=2)
+    check_disjoint(partition, len(y))
+    assert partition.groups == (0, 1, 2) * 3
+    held = [set(np.unique(y[own]).tolist()) for own in partition.train]
+    foreign = [its - set(groups[group]) for its, group in zip(held, partition.groups, strict=True)]
+    assert all(set(groups[group]) <= its for its, group in zip(held, partition.groups, strict=True))
+    assert {len(its) for its in foreign} <= ({0} if noise == 0 else {2} if noise == 1 else {0, 2})
+    for i, its in enumerate(held):
+        np.testing.assert_array_equal(partition.test[i], np.flatnonzero(np.isin(TEST_LABELS, list(its))))
+    for label in range(6):
+        shares = [int((y[own] == label).sum()) for own, its in zip(partition.train, held, strict=True) if label in its]
+        if shares:
+            assert max(shares) - min(shares) <= 1
+            assert sum(shares) == (y == label).sum()
+    noisy = sum(map(bool, foreign))
+    assert [f"{noisy} of 9 clients" in note for note in partition.notes if "outside" in note] == ([True] if noise else [])
+
+
+def test_half_of_the_clients_are_noisy_with_probability_one_half() -> None:
+    y = labels_with([400] * 6, 0)
+    partition = pathological(y, TEST_LABELS, 300, 3, ((0, 1), (2, 3), (4, 5)), noise=0.5)
+    foreign = [set(np.unique(y[own]).tolist()) - {2 * g, 2 * g + 1} for own, g in zip(partition.train, partition.groups, strict=True)]
+    # Binomial(300, 1/2): outside 105..195 with probability below 2e-7.
+    assert 105 <= sum(map(bool, foreign)) <= 195
+    assert set().union(*foreign) == set(range(6))
+    # the draws do not depend on what else is asked for
+    capped = pathological(y, TEST_LABELS, 300, 3, ((0, 1), (2, 3), (4, 5)), 5, noise=0.5)
+    assert all(set(part) <= set(whole) for part, whole in zip(capped.train, partition.train, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"noise": 1.1}, "noise = 1.1: expected a probability"),
+        ({"noise": float("nan")}, "noise = nan"),
+        ({"noise": 0.5, "noise_labels": 0}, "noise_labels = 0: expected at least 1"),
+        ({"noise": 1.0, "noise_labels": 5}, "noise_labels = 5: outside the group [0, 1] there are 4 labels"),
+    ],
+)
+def test_bad_noise(changes: dict[str, float], words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        pathological(labels_with([20] * 6, 0), TEST_LABELS, 6, 0, ((0, 1), (2, 3), (4, 5)), **changes)  # type: ignore[arg-type]
+    assert words in str(caught.value)
+
+
+def test_owners_of_one_kind_are_groups() -> None:
+    y = np.array([0, 1, 0, 2, 3, 2])
+    owners, kinds = np.array([4, 4, 9, 9, 7, 7]), np.array([0, 0, 0, 0, 1, 1])
+    known = given(y, y, owners, owners, 0, 0, kinds=kinds)
+    assert (known.ids, known.groups, known.notes) == ((4, 7, 9), (0, 1, 0), ())
+    kinds[2] = 1  # client 9 has two kinds now
+    unknown = given(y, y, owners, owners, 0, 0, kinds=kinds)
+    assert unknown.groups == (0, 0, 0)
+    assert any("ARI means nothing" in note for note in unknown.notes)

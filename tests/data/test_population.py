@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cflpriv.data import DATASETS, PARTITIONS, Dataset, DataSpec, build_population, conform, load_dataset
-from cflpriv.data.datasets import LOADERS
+from cflpriv.data import DATASETS, PARTITIONS, Dataset, DataSpec, build_population, conform, label_permutations, load_dataset
+from cflpriv.data.named import LOADERS
 from cflpriv.data.partition import iid
+from cflpriv.data.text import TEXTS
 from cflpriv.errors import InputError
 from cflpriv.types import Array, Population
 
@@ -41,6 +42,8 @@ SPECS = {
     "rotated": DataSpec(rotations=(0, 90, 180, 270), test_samples_per_client=50),
     "shifted": DataSpec(label_shifts=(0, 3, 6, 9), test_samples_per_client=50),
     "swapped": DataSpec(label_swaps=((0, 0), (0, 1), (2, 3))),
+    "permuted": DataSpec(label_permutations=4, test_samples_per_client=50),
+    "noisy": DataSpec(partition="pathological", noise=0.5),
     "repeated": DataSpec(rotations=(0, 180), repeat_per_group=True),
     "rotated and pathological": DataSpec(partition="pathological", rotations=(0, 180)),
 }
@@ -59,7 +62,8 @@ def test_same_seed_same_population(name: str) -> None:
 def test_samples_are_real_and_owned_once(name: str, digits: Dataset) -> None:
     """Undoing each client's shift gives back samples of the data set, disjoint between clients (within a group where they repeat)."""
     spec, population = SPECS[name], build_population(SPECS[name])
-    shifts = max(len(spec.rotations), len(spec.label_shifts), len(spec.label_swaps), 1)
+    shifts = max(len(spec.rotations), len(spec.label_shifts), len(spec.label_swaps), spec.label_permutations, 1)
+    permutations = label_permutations(0, spec.label_permutations, 10)
     known = {row: index for index, row in enumerate(rows(digits.x_train))}
     assert len(known) > 1430  # a handful of the bundled digits may repeat
     owned: list[list[int]] = []
@@ -70,6 +74,8 @@ def test_samples_are_real_and_owned_once(name: str, digits: Dataset) -> None:
         labels = digits.y_train[indices]
         if spec.label_shifts:
             labels = (labels + spec.label_shifts[kind]) % 10
+        if permutations:
+            labels = np.array(permutations[kind])[labels]
         if spec.label_swaps:
             a, b = spec.label_swaps[kind]
             labels = np.array([{a: b, b: a}.get(int(label), int(label)) for label in labels])
@@ -162,6 +168,19 @@ def test_mixture_is_padded_exactly(tmp_path: Path, digits: Dataset) -> None:
     np.testing.assert_allclose((population.mean[0], population.std[0]), (pooled.mean(), pooled.std()), rtol=1e-5)
 
 
+def test_a_hybrid_shares_its_labels(tmp_path: Path) -> None:
+    """StoCFL's hybrid: the pixels of PACFL's mixture, the labels of each data set as they are."""
+    write_usps(tmp_path / "usps")
+    spec = DataSpec(source="mixture", clients=0, sources=(("digits", 3), ("usps", 2)), samples_per_client=15)
+    apart, hybrid = (build_population(replace(spec, shared_labels=shared), tmp_path) for shared in (False, True))
+    assert (apart.classes, hybrid.classes) == (20, 10)
+    assert hybrid.groups == apart.groups
+    for one, other in zip(apart.clients, hybrid.clients, strict=True):
+        np.testing.assert_array_equal(one.x_train, other.x_train)
+        np.testing.assert_array_equal(one.y_train % 10, other.y_train)
+        np.testing.assert_array_equal(one.y_test % 10, other.y_test)
+
+
 MIX = DataSpec(source="mixture", clients=0, sources=(("digits", 2),))
 
 
@@ -188,7 +207,7 @@ MIX = DataSpec(source="mixture", clients=0, sources=(("digits", 2),))
         (DataSpec(paths=("a",)), "[data] paths = ('a',): source = 'digits' takes 0"),
         (DataSpec(source="idx", paths=("a", "b")), "[data] paths = ('a', 'b'): source = 'idx' takes 4"),
         (DataSpec(source="npz", paths=("absent.npz",)), "[data] paths = 'absent.npz': no such file"),
-        (DataSpec(partition="given"), "[data] partition = 'given': only source = 'npz'"),
+        (DataSpec(partition="given"), "[data] partition = 'given': digits does not name its clients"),
         (DataSpec(rotations=(0, 45)), "[data] rotations = (0, 45): 45 is not a multiple of 90"),
         (DataSpec(rotations=(0, 360)), "[data] rotations = (0, 360): two groups would be the same"),
         (DataSpec(label_shifts=(3, 13)), "[data] label_shifts = (3, 13): two groups would be the same"),
@@ -196,8 +215,19 @@ MIX = DataSpec(source="mixture", clients=0, sources=(("digits", 2),))
         (DataSpec(label_swaps=((1, 1), (2, 2))), "two groups would be the same"),
         (DataSpec(label_swaps=((1, 10),)), "[data] label_swaps = ((1, 10),): (1, 10) is not in 0..9"),
         (DataSpec(rotations=(0, 90), label_shifts=(0, 1)), "[data] label_shifts = (0, 1): cannot be combined with rotations"),
-        (DataSpec(partition="dirichlet", rotations=(0, 90)), "[data] rotations = (0, 90): needs partition 'iid' or 'pathological'"),
+        (
+            DataSpec(partition="dirichlet", rotations=(0, 90)),
+            "[data] rotations = (0, 90): needs partition 'iid', 'pathological' or 'kinds'",
+        ),
         (DataSpec(clients=3, rotations=(0, 90, 180, 270)), "[data] clients = 3: fewer than the 4 groups"),
+        (DataSpec(label_permutations=-1), "[data] label_permutations = -1"),
+        (DataSpec(label_permutations=4, label_shifts=(0, 1)), "[data] label_permutations = 4: cannot be combined with label_shifts"),
+        (DataSpec(label_permutations=30), "[data] clients = 20: fewer than the 30 groups"),
+        (DataSpec(noise=0.5), "[data] noise = 0.5: only partition = 'pathological' or 'kinds'"),
+        (DataSpec(partition="pathological", noise=2.0), "[data] noise = 2.0: expected a probability"),
+        (DataSpec(partition="kinds"), "[data] partition = 'kinds': digits has no kinds"),
+        (DataSpec(shared_labels=True), "[data] shared_labels = True: only source = 'mixture'"),
+        (DataSpec(languages=("da",)), "[data] languages = ('da',): only source = 'nordic_wiki'"),
         (DataSpec(repeat_per_group=True), "[data] repeat_per_group = True"),
         (DataSpec(sources=(("digits", 2),)), "[data] sources = (('digits', 2),): only source = 'mixture'"),
         (replace(MIX, sources=()), "[data] sources = (): a mixture needs"),
@@ -218,19 +248,19 @@ def test_mistakes(spec: DataSpec, words: str) -> None:
 
 
 def test_the_lists_for_the_command_line_are_what_is_accepted() -> None:
-    assert set(DATASETS) == {*LOADERS, "npz", "idx", "mixture"}
-    assert set(PARTITIONS) == {"iid", "label_skew", "dirichlet", "pathological", "given"}
+    assert set(DATASETS) == {*LOADERS, *TEXTS, "npz", "idx", "mixture"}
+    assert set(PARTITIONS) == {"iid", "label_skew", "dirichlet", "pathological", "kinds", "given"}
     assert all("\n" not in line for line in (*DATASETS.values(), *PARTITIONS.values()))
 
 
 @needs_files
 def test_a_hundred_clients_of_mnist_are_quick_after_loading() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     dataset = load_dataset("mnist", FOLDER)
-    loading = time.perf_counter() - started
-    started = time.perf_counter()
+    loading = time.process_time() - started
+    started = time.process_time()
     population = build_population(DataSpec(source="mnist", clients=100, samples_per_client=500, rotations=(0, 90, 180, 270)), FOLDER)
-    assert time.perf_counter() - started < 3 + 2 * loading  # building reads the files again
+    assert time.process_time() - started < 3 + 2 * loading  # building reads the files again
     assert {client.samples for client in population.clients} == {500}
     part = iid(dataset.y_train, dataset.y_test, 100, 0, 500)
     for client in (0, 1, 2, 3, 98):

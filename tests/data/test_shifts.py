@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from cflpriv.data import conform, gaussian_clusters, mixture_layout, rotate, shift_labels, swap_labels
+from cflpriv.data import conform, gaussian_clusters, label_permutations, mixture_layout, rotate, shift_labels, swap_labels
 from cflpriv.errors import InputError
 from cflpriv.types import Array
 
@@ -69,6 +69,22 @@ def test_frame_refuses_what_does_not_fit() -> None:
 def test_layout_of_mix_4() -> None:
     layout = mixture_layout([(3, 32, 32), (1, 28, 28), (1, 16, 40)], [10, 10, 26])
     assert (layout.shape, layout.offsets, layout.classes) == ((3, 32, 40), (0, 10, 20), 46)
+    shared = mixture_layout([(3, 32, 32), (1, 28, 28), (1, 16, 40)], [10, 10, 26], shared_labels=True)
+    assert (shared.shape, shared.offsets, shared.classes) == ((3, 32, 40), (0, 0, 0), 26)
+
+
+@given(seed=st.integers(0, 2**32), groups=st.integers(1, 6), classes=st.integers(3, 12))
+def test_label_permutations(seed: int, groups: int, classes: int) -> None:
+    """Each is a permutation, no two are alike (all six of three labels if need be), and more groups leave the first ones as they are."""
+    found = label_permutations(seed, groups, classes)
+    assert len(set(found)) == len(found) == groups
+    assert all(sorted(one) == list(range(classes)) for one in found)
+    assert label_permutations(seed, groups - 1, classes) == found[: groups - 1]
+
+
+def test_too_many_permutations() -> None:
+    with pytest.raises(InputError, match="label_permutations = 7: 3 labels have only 6"):
+        label_permutations(0, 7, 3)
 
 
 def test_gaussian_clusters() -> None:
