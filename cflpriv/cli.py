@@ -25,6 +25,7 @@ def run(
     config: Annotated[Path, typer.Argument(help="An experiment, a TOML file.", metavar="CONFIG.toml")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: section.key=value. May be repeated.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run folder to make; default runs/NAME.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that ended early, from its last checkpoint.")] = False,
     data_dir: DataDir = None,
 ) -> None:
     """Run one experiment into a run folder."""
@@ -38,12 +39,22 @@ def run(
 
         def tick(row: dict[str, Any]) -> None:
             result = _row_text(row)
-            progress.update(bar, advance=1, result=result)
+            progress.update(bar, completed=row["round"] + 1, result=result)
             if not _out.is_terminal:
                 _out.print(f"round {row['round'] + 1}/{total}  {result}", markup=False)
 
+        bars: dict[str, Any] = {}
+
+        def step(what: str, done: int, total: int) -> None:
+            if what not in bars:
+                bars[what] = progress.add_task(what, total=total, result="")
+            progress.update(bars[what], completed=done, total=total, visible=done < total)
+
         try:
-            summary = run_experiment(experiment, folder, data_dir, say=lambda line: progress.console.print(line, markup=False), tick=tick)
+            summary = run_experiment(
+                experiment, folder, data_dir, resume=resume, say=lambda line: progress.console.print(line, markup=False),
+                tick=tick, step=step,
+            )  # fmt: skip
         except InputError as error:  # found out with the data at hand: name the file that asked for it
             raise InputError(f"{config}: {error}") from None
     _out.print(_summary_text(summary), markup=False)
@@ -51,21 +62,63 @@ def run(
 
 
 @app.command()
+def sweep(
+    config: Annotated[Path, typer.Argument(help="An experiment with a section [sweep], a TOML file.", metavar="CONFIG.toml")],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: section.key=value. May be repeated.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The folder for all runs; default runs/NAME.")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Processes; default [sweep] workers.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Run a grid of experiments; the same command again goes on where it stopped."""
+    from .attacks import ATTACKS, BUDGETS
+    from .attacks.audit import audit_run
+    from .experiments.front import write_tables
+    from .experiments.report import write_report
+    from .experiments.sweep import load_sweep, run_sweep
+
+    grid, folder = load_sweep(config, set_ or []), out or Path("runs") / config.stem
+    for key, names, known in (("attacks", grid.attacks, ATTACKS), ("budget", (grid.budget,) if grid.budget else (), BUDGETS)):
+        for name in names:
+            if name not in known:
+                raise InputError(f"{config}: [sweep] {key}: {name!r} is not known; known are {', '.join(known)}")
+    failed = run_sweep(grid, folder, data_dir, audit=audit_run, workers=workers, say=_say)
+    tables = write_tables(folder, grid)
+    if len(failed) == len(grid.cells):
+        raise InputError(f"{config}: every run failed, the first with: {next(iter(failed.values()))}")
+    _out.print(f"report: {write_report(folder)}; tables: {', '.join(path.name for path in tables)}", markup=False)
+    if failed:
+        _out.print(f"{len(failed)} of {len(grid.cells)} runs failed; see {folder / 'failed'}", markup=False)
+
+
+@app.command()
 def audit(
     run_dir: Annotated[Path, typer.Argument(help="A run folder whose payloads were recorded.", metavar="RUN_DIR")],
     adversary: Annotated[
-        str | None, typer.Option("--adversary", help="server, server+N (N colluding clients); default: all that apply.")
+        str | None,
+        typer.Option(
+            "--adversary",
+            help="server, server+N (N colluding clients), active-server, key-holder, client, outsider; default: server, server+1 and "
+            "key-holder as far as the run has them.",
+        ),
     ] = None,
     attacks: Annotated[
         str | None, typer.Option("--attacks", help="Names of attacks, with commas between; default: all that apply.")
     ] = None,
+    budget: Annotated[
+        str, typer.Option("--budget", help="quick (this run only), standard (5 seeds), thorough (10 seeds), as far as time allows.")
+    ] = "standard",
     data_dir: DataDir = None,
 ) -> None:
-    """Attack a recorded run; writes audit.json and audit/ into its folder."""
+    """Attack a recorded run; writes audit.json and audit/ into its folder. Stopped, it goes on where it was when called again."""
     from .attacks.audit import audit_run
 
-    names = None if attacks is None else attacks.split(",")
-    cells = audit_run(run_dir, adversary=adversary, attacks=names, data_dir=data_dir, say=_say)
+    names = None if attacks is None else [name.strip() for name in attacks.split(",")]
+    try:
+        cells = audit_run(run_dir, adversary=adversary, attacks=names, budget=budget, data_dir=data_dir, say=_say)
+    except KeyboardInterrupt:
+        done = run_dir / "audit.json"
+        _err.print(f"cflpriv: stopped; what is finished is in {done}, and the same command goes on from there", markup=False)
+        sys.exit(1)
     for cell in cells:
         _out.print(cell.line(), markup=False)
     _out.print(f"written: {run_dir / 'audit.json'}", markup=False)
@@ -79,12 +132,37 @@ def report(folder: Annotated[Path, typer.Argument(help="A run folder, or a folde
     _out.print(f"report: {write_report(folder)}", markup=False)
 
 
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="A paper's table or figure; `cflpriv list` names them.", metavar="NAME")],
+    scale: Annotated[float, typer.Option("--scale", help="Shrink rounds, clients or trials, up to 1; the output says which.")] = 1.0,
+    seeds: Annotated[int, typer.Option("--seeds", help="How many seeds, 0, 1, ...")] = 1,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key of every run: section.key=value. May be repeated.")] = None,
+    cells: Annotated[str | None, typer.Option("--cells", help="Beginnings of cells' names, with semicolons between; default: all.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The folder for its runs and tables; default runs/reproduce-NAME.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Run a paper's table or figure, ours beside the published one; the same command again goes on where it stopped."""
+    from .experiments.reproduce import reproduce as run_all
+
+    folder = out or Path("runs") / f"reproduce-{name}"
+    wanted = [] if cells is None else [one.strip() for one in cells.split(";") if one.strip()]
+    outcome = run_all(name, folder, data_dir, scale=scale, seeds=seeds, changes=set_ or [], cells=wanted, say=_say)
+    _out.print((folder / "table.md").read_text(encoding="utf-8"), markup=False)
+    written = sorted(path.name for path in folder.iterdir() if path.stem in ("table", "picture"))
+    _out.print(f"written: {', '.join(written)} in {folder}", markup=False)
+    if outcome.interrupted:
+        _err.print("cflpriv: stopped; all that is finished is kept, and the same command goes on from there", markup=False)
+        sys.exit(1)
+
+
 @app.command("list")
 def list_() -> None:
-    """What exists: algorithms, protections, attacks, data sets, partitions, models."""
+    """What exists: algorithms, protections, attacks, data sets, partitions, models, reproductions."""
     from .algorithms import ALGORITHMS
     from .attacks import ATTACKS
     from .data import DATASETS, PARTITIONS
+    from .experiments.reproductions import REPRODUCTIONS
     from .models import MODELS
     from .protection import GATHERS, GRAMS, SUMS
 
@@ -97,6 +175,7 @@ def list_() -> None:
         ("data.source", DATASETS),
         ("data.partition", PARTITIONS),
         ("models", {name: line for name, (_, line) in MODELS.items()}),
+        ("reproductions", {name: f"{one.title} ({one.source})" for name, one in REPRODUCTIONS.items()}),
     ):
         _out.print(f"[bold]{title}[/bold]")
         for name, line in entries.items():
@@ -125,7 +204,8 @@ def _row_text(row: dict[str, Any]) -> str:
     if row.get("accuracy_mean") is None:
         return ""
     local = "" if row["local_accuracy_mean"] is None else f"  local models {100 * row['local_accuracy_mean']:.1f} %"
-    return f"accuracy {100 * row['accuracy_mean']:.1f} %{local}"
+    perplexity = "" if row.get("perplexity_mean") is None else f"  perplexity {row['perplexity_mean']:.1f}"
+    return f"accuracy {100 * row['accuracy_mean']:.1f} %{local}{perplexity}"
 
 
 def _summary_text(summary: dict[str, Any]) -> str:
@@ -133,10 +213,11 @@ def _summary_text(summary: dict[str, Any]) -> str:
         return "–" if value is None else f"{100 * value:.1f} %"
 
     clusters = "" if summary["clusters"] is None else f", {summary['clusters']} cluster(s) of {summary['true_groups']} true group(s)"
+    perplexity = "" if summary.get("perplexity_mean") is None else f", perplexity {summary['perplexity_mean']:.1f}"
     agreement = "" if summary["ari"] is None else f", ARI {summary['ari']:.3f}"
     return (
         f"{summary['algorithm']}, protection {summary['protection']}: accuracy {percent(summary['accuracy_mean'])}"
-        f" (worst client {percent(summary['accuracy_worst'])}), local models {percent(summary['local_accuracy_mean'])}"
+        f" (worst client {percent(summary['accuracy_worst'])}), local models {percent(summary['local_accuracy_mean'])}{perplexity}"
         f"{clusters}{agreement}; up {summary['upload_bytes'] / 1e6:.2f} MB, down {summary['download_bytes'] / 1e6:.2f} MB"
     )
 

@@ -1,10 +1,16 @@
 """What was measured? From a TOML file to a run folder to a report.
 
-`config` reads an experiment, `run` carries it out and writes the folder, `measure` is the experimenter's eye (it may see truth; nothing it
-sees reaches the transcript), `report` turns folders into one page with pictures.
+`config` reads an experiment, `run` carries it out, `folder` writes its folder, `checkpoint` and `resume` let a run that ended early go on,
+`measure` is the experimenter's eye (it may see truth; nothing it sees reaches the transcript), `sweep` runs a grid of experiments, `front`
+sets what they found side by side, `report` turns folders into one page with pictures.
 """
 
 from .config import Config, load_config, parse_config
-from .run import Simulation, advance, finish, run_experiment, start
+from .folder import run_experiment
+from .run import Simulation, advance, finish, start
+from .sweep import Sweep, load_sweep, parse_sweep, run_sweep
 
-__all__ = ["Config", "Simulation", "advance", "finish", "load_config", "parse_config", "run_experiment", "start"]
+__all__ = [
+    "Config", "Simulation", "Sweep", "advance", "finish", "load_config", "load_sweep", "parse_config", "parse_sweep", "run_experiment",
+    "run_sweep", "start",
+]  # fmt: skip

@@ -1,73 +1,355 @@
-"""An algorithm's state on disk: what the server has of it, and apart from that, in a simulation, what clients hold of it.
+"""A run's state on disk, complete enough to go on from: what the server has of it, and apart from that what clients and key holder have.
 
-`NAME.json` is the structure, `NAME.safetensors` the server's arrays. `NAME.clients.safetensors` holds the clients' side of handles
-(signatures, own models): it is as secret as the folder `secrets/`, a deployment would not have it, and no adversary's view reads it.
+`NAME.json` is the structure, `NAME.safetensors` the server's arrays. `NAME.clients.safetensors` holds the other side (what clients hold and
+remember, the seeds of their secrets, the sessions of open clustering epochs): it is as secret as the folder `secrets/`, a deployment would
+not have it, and no adversary's view reads it. The JSON file is written last and carries the digests of the others and of itself, so a
+checkpoint is there as a whole or not at all. Nothing that depends on the clock is in it: the same run gives the same bytes.
+
+Reading makes only the types listed in `TYPES`; there is no pickle and no import by name.
 """
 
 import json
-import os
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file
 
-from ..handles import Held
+from ..algorithms.cfl import Node, Seen
+from ..algorithms.cfl import State as Cfl
+from ..algorithms.fedavg import State as FedAvg
+from ..algorithms.fedfomo import State as Fedfomo
+from ..algorithms.fedproto import State as Fedproto
+from ..algorithms.fesem import State as Fesem
+from ..algorithms.fixed import State as Fixed
+from ..algorithms.ifca import Restart
+from ..algorithms.ifca import State as Ifca
+from ..algorithms.local import State as Local
+from ..algorithms.one_shot import State as OneShot
+from ..algorithms.pacfl import State as Pacfl
+from ..algorithms.pfedlia import State as Pfedlia
+from ..algorithms.scaffold import State as Scaffold
+from ..algorithms.stocfl import State as Stocfl
+from ..clustering import Cut
+from ..epochs import Epoch
+from ..errors import InputError
+from ..files import write_arrays, write_atomically
+from ..handles import Blind, GroupMean, Held, HeldKey, Own, Shared
 from ..local import LocalFederation
-from ..types import Array
+from ..protection import GramSession, Recorder
+from ..similarity import Gram, SimilarityMatrix
+from ..types import Array, Clustering
 
-__all__ = ["flatten", "save_checkpoint", "write_atomically"]
+__all__ = [
+    "TYPES", "Checkpoint", "arrays_of", "digest_of", "flatten", "latest", "load_checkpoint", "prune", "reader", "restore",
+    "save_checkpoint", "write_atomically", "writer",
+]  # fmt: skip
+
+FORMAT = 1
 
 
-def flatten(state: Any, federation: LocalFederation) -> tuple[Any, dict[str, Array], dict[str, Array]]:
-    """A state as (JSON tree, the server's arrays, the clients' arrays), arrays by path."""
-    arrays: dict[str, Array] = {}
-    held: dict[str, Array] = {}
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("cflpriv.")
 
-    def walk(value: Any, path: str) -> Any:
+
+TYPES: dict[str, type] = {
+    _name(kind): kind
+    for kind in (
+        Shared, Blind, Own, GroupMean, Clustering, SimilarityMatrix, Cut,
+        FedAvg, Fixed, Local, Pacfl, Ifca, Restart, Cfl, Node, Seen, Stocfl, Pfedlia, Scaffold, Fedfomo, Fedproto, Fesem, OneShot,
+    )
+}  # fmt: skip
+"""The dataclasses that a state may be made of. A new kind of state is added here, or its run can be neither saved nor resumed."""
+
+
+# --- out ------------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Out:
+    """Collects a state: the server's arrays, everybody else's, and the handles that were met, by key."""
+
+    server: dict[str, Any] = field(default_factory=dict)
+    others: dict[str, Any] = field(default_factory=dict)
+    keys: dict[HeldKey, str] = field(default_factory=dict)
+    parts: dict[HeldKey, dict[int, dict[str, None]]] = field(default_factory=dict)
+
+    def walk(self, value: Any, path: str, arrays: dict[str, Any]) -> Any:
+        """JSON for a value; its arrays go to `arrays` by path."""
         if value is None or isinstance(value, bool | int | float | str):
             return value
-        if isinstance(value, np.generic):
-            return value.item()
-        if isinstance(value, np.ndarray):
-            arrays[path] = np.ascontiguousarray(value)
-            return {"array": path}
+        if isinstance(value, np.ndarray | np.generic | bytes):
+            kind = "bytes" if isinstance(value, bytes) else "scalar" if isinstance(value, np.generic) else "array"
+            arrays[path] = np.array(bytearray(value), dtype=np.uint8) if isinstance(value, bytes) else np.asarray(value)
+            return {kind: path}
         if isinstance(value, Held):
+            place = self.keys.setdefault(value.key, path)
             for client in value.clients:
-                for part in value.parts:
-                    one = federation.peek(client, value[part])
-                    for key, array in one.items() if isinstance(one, dict) else [("", one)]:
-                        held[f"{path}/{client}/{part}{f'/{key}' if key != '' else ''}"] = np.ascontiguousarray(array)
-            return {"held": value.key.name, "clients": list(value.clients), "parts": list(value.parts), "path": path}
+                self.parts.setdefault(value.key, {}).setdefault(client, {}).update(dict.fromkeys(value.parts))
+            return {"held": place, "clients": list(value.clients), "parts": list(value.parts)}
         if is_dataclass(value) and not isinstance(value, type):
-            names = [one.name for one in fields(value) if not one.name.startswith("_")]
-            inner = {name: walk(getattr(value, name), f"{path}/{name}") for name in names}
-            return {"type": type(value).__name__, "fields": inner}
+            if TYPES.get(_name(type(value))) is not type(value):
+                raise TypeError(f"checkpoint: {path} is a {_name(type(value))}, which is not among checkpoint.TYPES")
+            inner = {one.name: self.walk(getattr(value, one.name), f"{path}/{one.name}", arrays) for one in fields(value) if one.init}
+            return {"type": _name(type(value)), "fields": inner}
         if isinstance(value, Mapping):
-            return {"mapping": [[walk(key, path), walk(item, f"{path}/{key}")] for key, item in value.items()]}
+            return {"mapping": [[self.walk(key, path, arrays), self.walk(item, f"{path}/{key}", arrays)] for key, item in value.items()]}
         if isinstance(value, list | tuple):
-            return {"items": [walk(item, f"{path}/{i}") for i, item in enumerate(value)]}
+            items = [self.walk(item, f"{path}/{i}", arrays) for i, item in enumerate(value)]
+            return {"items" if isinstance(value, tuple) else "list": items}
+        if hasattr(value, "__array__"):  # made on demand: made now, one at a time, when it is written
+            arrays[path] = value
+            return {"array": path}
         raise TypeError(f"checkpoint: {path} is a {type(value).__name__}, which a state may not hold")
 
-    tree = walk(state, "state")
-    return tree, arrays, held
+    def held(self, federation: LocalFederation) -> dict[str, Any]:
+        """What the clients hold behind the handles that were met, and the open epochs that these are in."""
+        keys: dict[str, Any] = {}
+        epochs: list[dict[str, Any]] = []
+        numbers: dict[int, int] = {}
+        for key, place in list(self.keys.items()):
+            values = {
+                client: {part: federation.side.values[key][client][part] for part in parts} for client, parts in self.parts[key].items()
+            }
+            entries = []
+            for part, epoch in federation.epochs.entered.get(key, ()):
+                if id(epoch) not in numbers:
+                    numbers[id(epoch)] = len(epochs)
+                    epochs.append(self._epoch(epoch))
+                entries.append([part, numbers[id(epoch)]])
+            keys[place] = {
+                "name": key.name,
+                "values": self._values(values, place),
+                "received": self.walk(federation.side.received.get(key, {}), f"{place}/received", self.others),
+                "epochs": entries,
+            }
+        return {"keys": keys, "epochs": epochs}
+
+    def _values(self, values: Mapping[int, Mapping[str, Any]], place: str) -> list[Any]:
+        return [
+            [client, part, self.walk(value, f"{place}/{client}/{part}", self.others)]
+            for client, parts in values.items()
+            for part, value in parts.items()
+        ]
+
+    def _epoch(self, epoch: Epoch) -> dict[str, Any]:
+        path = f"epochs/{epoch.number}"
+        saved: Any = getattr(epoch.session, "saved", lambda: None)()
+        return {
+            "number": epoch.number,
+            "clients": list(epoch.clients),
+            "shape": list(epoch.shape),
+            "memory": self.walk(epoch.memory, f"{path}/memory", self.others),
+            "session": None if saved is None else self.walk(saved, f"{path}/session", self.others),
+        }
 
 
-def save_checkpoint(folder: Path, name: str, state: Any, federation: LocalFederation) -> None:
-    """Write a state into `folder`, each file complete or not at all."""
+def writer() -> _Out:
+    """Collects values for a checkpoint of another kind."""
+    return _Out()
+
+
+def flatten(state: Any, federation: LocalFederation) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """A state as (JSON tree, the server's arrays, the clients' arrays), arrays by path."""
+    out = _Out()
+    tree = out.walk(state, "state", out.server)
+    out.held(federation)
+    return tree, out.server, out.others
+
+
+def save_checkpoint(
+    folder: Path, name: str, state: Any, federation: LocalFederation, progress: Mapping[str, Any] | None = None, secrets: bytes = b""
+) -> int:
+    """Write a checkpoint into `folder`; its size in bytes. `progress` is what the run knows besides, `secrets` the clients' seeds.
+
+    Raises OSError where it cannot be written; an earlier checkpoint of another name is untouched then.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    tree, arrays, held = flatten(state, federation)
-    for file, content in ((f"{name}.safetensors", arrays), (f"{name}.clients.safetensors", held)):
-        if content:
-            save_file(dict(sorted(content.items())), folder / f"{file}.part")
-            os.replace(folder / f"{file}.part", folder / file)
-    write_atomically(folder / f"{name}.json", json.dumps({"round": federation.round, "state": tree}, indent=1, sort_keys=True) + "\n")
+    out = _Out()
+    tree = {
+        "format": FORMAT,
+        "round": federation.round,
+        "state": out.walk(state, "state", out.server),
+        "federation": federation.saved(),
+        "progress": dict(progress or {}),
+        "held": out.held(federation),
+        "memory": out._values(federation.side.memory, "memory"),
+        "receipts": None if federation.accounts is None else federation.accounts.saved(out.keys),
+        "secrets": out.walk(secrets, "secrets", out.others),
+    }
+    files, size = {}, 0
+    for file, arrays in ((f"{name}.safetensors", out.server), (f"{name}.clients.safetensors", out.others)):
+        files[file], written = write_arrays(folder / file, arrays, mode=0o600 if arrays is out.others else 0o644)
+        size += written
+    tree["files"] = files
+    tree["digest"] = digest_of(tree)
+    write_atomically(folder / f"{name}.json", json.dumps(tree, indent=1, sort_keys=True) + "\n")
+    return size
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file so that a reader sees the old or the new one, never half of it."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+def digest_of(tree: Mapping[str, Any]) -> str:
+    text = json.dumps({key: value for key, value in tree.items() if key != "digest"}, sort_keys=True)
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def prune(folder: Path, keep: str) -> None:
+    """Remove the checkpoints of rounds other than `keep`: the JSON file first, so that none is ever there in part."""
+    for path in sorted(folder.glob("round_*"), key=lambda path: (path.suffix != ".json", path.name)):
+        if path.name.split(".")[0] != keep:
+            path.unlink(missing_ok=True)
+
+
+# --- in -------------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A checkpoint as read and verified; `restore` makes a state of it."""
+
+    path: Path
+    tree: Mapping[str, Any]
+    server: Mapping[str, Array]
+    others: Mapping[str, Array]
+
+    @property
+    def progress(self) -> Mapping[str, Any]:
+        progress: Mapping[str, Any] = self.tree["progress"]
+        return progress
+
+    @property
+    def secrets(self) -> bytes:
+        secrets: bytes = _In(self).walk(self.tree["secrets"], self.others)
+        return secrets
+
+
+def latest(folder: Path) -> str | None:
+    """The name of the last complete checkpoint in a run's `checkpoints/`: "final", or that of the highest round; None if there is none."""
+    if (folder / "final.json").is_file():
+        return "final"
+    names = sorted(path.stem for path in folder.glob("round_*.json"))
+    return names[-1] if names else None
+
+
+def load_checkpoint(folder: Path, name: str) -> Checkpoint:
+    """Read a checkpoint and check it against its digests. Raises `InputError` naming the file that is missing, damaged or changed."""
+    path = folder / f"{name}.json"
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        if tree["format"] != FORMAT:
+            raise InputError(f"{path}: is of format {tree['format']!r}; this version reads {FORMAT}")
+        if tree["digest"] != digest_of(tree):
+            raise InputError(f"{path}: does not match its own digest; the checkpoint was changed")
+        sides = [
+            arrays_of(folder / f"{name}{suffix}", tree["files"][f"{name}{suffix}"]) for suffix in (".safetensors", ".clients.safetensors")
+        ]
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: is no checkpoint ({type(error).__name__}: {error})") from None
+    return Checkpoint(path, tree, *sides)
+
+
+def arrays_of(path: Path, digest: str) -> dict[str, Array]:
+    found = blake2b(digest_size=16)
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 22):
+                found.update(chunk)
+        if found.hexdigest() != digest:
+            raise InputError(f"{path}: does not match its digest in the checkpoint; it was changed or cut")
+        return load_file(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+@dataclass
+class _In:
+    """Makes values of a checkpoint's JSON."""
+
+    checkpoint: Checkpoint
+    keys: dict[str, HeldKey] = field(default_factory=dict)
+
+    def walk(self, tree: Any, arrays: Mapping[str, Array]) -> Any:
+        if not isinstance(tree, dict):
+            return tree
+        if "array" in tree:
+            return np.array(arrays[tree["array"]])
+        if "scalar" in tree:
+            return arrays[tree["scalar"]][()]
+        if "bytes" in tree:
+            return arrays[tree["bytes"]].tobytes()
+        if "held" in tree:
+            return Held(self.keys[tree["held"]], tuple(tree["clients"]), tuple(tree["parts"]))
+        if "mapping" in tree:
+            return {self.walk(key, arrays): self.walk(item, arrays) for key, item in tree["mapping"]}
+        if "items" in tree:
+            return tuple(self.walk(item, arrays) for item in tree["items"])
+        if "list" in tree:
+            return [self.walk(item, arrays) for item in tree["list"]]
+        if tree.get("type") not in TYPES:
+            raise InputError(f"{self.checkpoint.path}: {tree.get('type')!r} is not a kind of state")
+        return TYPES[tree["type"]](**{name: self.walk(value, arrays) for name, value in tree["fields"].items()})
+
+
+def reader(checkpoint: Checkpoint) -> _In:
+    """Makes values of a checkpoint of another kind."""
+    return _In(checkpoint)
+
+
+def restore(checkpoint: Checkpoint, federation: LocalFederation, resumed: int = 0) -> Any:
+    """The algorithm's state, with everything its handles refer to put back into a freshly built `federation`.
+
+    Raises `InputError` for a checkpoint that does not fit together.
+    """
+    tree, others, path = checkpoint.tree, checkpoint.others, checkpoint.path
+    into = _In(checkpoint)
+    try:
+        side = federation.side
+        for client, name, value in tree["memory"]:
+            side.memory[int(client)][name] = into.walk(value, others)
+        epochs = [_epoch(one, into, federation) for one in tree["held"]["epochs"]]
+        for place, one in tree["held"]["keys"].items():
+            key = into.keys[place] = HeldKey(one["name"])
+            values: dict[int, dict[str, Any]] = {}
+            for client, part, value in one["values"]:
+                values.setdefault(int(client), {})[part] = into.walk(value, others)
+            side.values[key] = values
+            side.received[key] = into.walk(one["received"], others)
+            if one["epochs"]:
+                federation.epochs.entered[key] = [(part, epochs[number]) for part, number in one["epochs"]]
+        if federation.accounts is not None:
+            federation.accounts.restore(tree["receipts"], into.keys)
+        state = into.walk(tree["state"], checkpoint.server)
+        federation.restore(tree["federation"], resumed)
+    except InputError:
+        raise
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise InputError(f"{path}: does not fit together ({type(error).__name__}: {error})") from None
+    return state
+
+
+def _epoch(tree: Mapping[str, Any], into: _In, federation: LocalFederation) -> Epoch:
+    others, number = into.checkpoint.others, tree["number"]
+    session: GramSession = _Lost(number)
+    if tree["session"] is not None:
+        session = federation.epochs.channel.open(number)
+        session.restore(into.walk(tree["session"], others))  # type: ignore[attr-defined]
+    return Epoch(number, session, list(tree["clients"]), tuple(tree["shape"]), into.walk(tree["memory"], others))
+
+
+@dataclass(frozen=True)
+class _Lost:
+    """Stands for the session of an epoch that could not be saved (encrypted vectors: the key holder's keys are nowhere else)."""
+
+    number: int
+
+    def upload(self, client: int, rows: Array) -> Mapping[str, Array]:
+        raise InputError(f"gram: clustering epoch {self.number} ended when the run did: under this protection.gram it cannot be resumed")
+
+    def extend(self, clients: Sequence[int], uploads: Sequence[Mapping[str, Array]], p: int, record: Recorder) -> Gram:
+        raise InputError(f"gram: clustering epoch {self.number} ended when the run did: under this protection.gram it cannot be resumed")

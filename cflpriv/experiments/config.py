@@ -6,6 +6,7 @@ file, the section, the key and the value.
 
 import inspect
 import tomllib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -18,9 +19,10 @@ from pydantic import ConfigDict, ValidationError, create_model
 from ..algorithm import Algorithm
 from ..algorithms import ALGORITHMS
 from ..data import DataSpec
-from ..errors import InputError
+from ..errors import CflprivWarning, InputError
 from ..federation import Sampling
 from ..models import Dtype, Model
+from ..privacy import REPLACE_ONLY, Noise, Privacy, plan, releases_of
 from ..protection import Protection
 from ..record import Level
 from ..training import Train
@@ -33,9 +35,13 @@ Section = TypeVar("Section")
 
 @dataclass(frozen=True)
 class DataSection(DataSpec):
-    """`[data]`: whose data, and how many clients (the last ones) join only after training."""
+    """`[data]`: whose data, and how many clients (the last ones) join only after training.
+
+    Newcomers are scored as they are and after `newcomer_epochs` of training on their own data (0: not).
+    """
 
     newcomers: int = 0
+    newcomer_epochs: int = 5
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,10 @@ class TrainingSection:
 
 @dataclass(frozen=True)
 class RunSection:
-    """`[run]`: the seed of all that is not secret, how to compute, what to record, for whom to write secrets (simulation only)."""
+    """`[run]`: the seed of all that is not secret, how to compute, what to record, for whom to write secrets (simulation only).
+
+    With `target_accuracy` above 0 the summary says how many rounds and megabits it took to reach it.
+    """
 
     seed: int = 0
     engine: Literal["auto", "sequential"] = "auto"
@@ -79,6 +88,8 @@ class RunSection:
     record_clients: tuple[int, ...] = ()
     audit_parties: tuple[str, ...] = ("server",)
     evaluate_every: int = 1
+    target_accuracy: float = 0.0
+    checkpoint_every: int = 1
     insecure_test_entropy: bool = False
 
 
@@ -91,13 +102,16 @@ class Config:
     training: TrainingSection = field(default_factory=TrainingSection)
     algorithm: Mapping[str, Any] = field(default_factory=lambda: {"name": "pacfl"})
     protection: Protection = field(default_factory=Protection)
+    privacy: Privacy = field(default_factory=Privacy)
     run: RunSection = field(default_factory=RunSection)
 
     def __post_init__(self) -> None:
         for key, value, smallest in (
             ("training.rounds", self.training.rounds, 0),
             ("data.newcomers", self.data.newcomers, 0),
+            ("data.newcomer_epochs", self.data.newcomer_epochs, 0),
             ("run.evaluate_every", self.run.evaluate_every, 1),
+            ("run.checkpoint_every", self.run.checkpoint_every, 1),
             ("run.workers", self.run.workers, 1),
             ("model.hidden", self.model.hidden, 1),
         ):
@@ -117,9 +131,55 @@ class Config:
         if not 0 <= self.training.dropout < 1:
             raise InputError(f"training.dropout = {self.training.dropout}: is outside [0, 1)")
         self.sampling()
+        self._check_privacy()
 
     def sampling(self) -> Sampling:
         return Sampling(self.training.sampling, self.training.participation)  # type: ignore[arg-type]
+
+    def _check_privacy(self) -> None:
+        """What can be known of `[privacy]` before any data are touched."""
+        privacy = self.privacy
+        if privacy.unit == "none":
+            return
+        if self.training.weights == "examples":
+            raise InputError(
+                f"training.weights = 'examples' under privacy.unit = {privacy.unit!r}: sample counts would be released; set it to 'equal'"
+            )
+        if self.training.on_divergence == "skip":
+            raise InputError(
+                f"training.on_divergence = 'skip' under privacy.unit = {privacy.unit!r}: who is left out would tell what nobody has paid "
+                "for; use 'stop'"
+            )
+        if privacy.unit == "client" and self.protection.sum not in ("none", "secagg"):
+            raise InputError(
+                f"protection.sum = {self.protection.sum!r} under privacy.unit = 'client': noise goes to sums in the clear or inside secure "
+                "aggregation; use 'none' (the server is trusted) or 'secagg'"
+            )
+        if privacy.unit == "sample":
+            name = self.algorithm["name"]
+            releases_of(name, (), "sample", self.training.rounds, self.algorithm)
+            if name in REPLACE_ONLY and privacy.relation != "replace_one":
+                raise InputError(
+                    f"algorithm {name!r} under privacy.unit = 'sample': clients hold samples back by their number, which is public only "
+                    "with privacy.relation = 'replace_one'"
+                )
+            if privacy.samples and self.training.batch_size > privacy.samples:
+                raise InputError(f"training.batch_size = {self.training.batch_size}: is above privacy.samples = {privacy.samples}")
+        if self.run.insecure_test_entropy:
+            warnings.warn(
+                f"run.insecure_test_entropy = true with privacy.unit = {privacy.unit!r}: the noise is that of a public key and protects "
+                "nothing, whatever epsilon the ledger comes to",
+                CflprivWarning,
+                stacklevel=2,
+            )
+        privacy.warn_of_delta(privacy.samples if privacy.unit == "sample" else self.data.clients)
+
+    def noise(self) -> Noise | None:
+        """The noise of a whole run, calibrated, where the unit is a sample."""
+        if self.privacy.unit != "sample":
+            return None
+        releases = releases_of(self.algorithm["name"], (), "sample", self.training.rounds, self.algorithm)
+        return plan(self.privacy, releases, epochs=self.training.epochs, batch_size=self.training.batch_size, seed=self.run.seed)
 
     def model_for(self, population: Population) -> Model:
         """The model that fits a population's samples."""
@@ -127,13 +187,17 @@ class Config:
             self.model.name, population.shape, population.classes, self.model.hidden, population.mean, population.std, self.model.dtype
         )
 
+    def train_for(self, population: Population) -> Train:
+        """Local training as `[training]` says."""
+        t = self.training
+        return Train(
+            self.model_for(population), t.epochs, t.batch_size, t.lr, t.momentum, t.weight_decay, t.lr_decay, on_divergence=t.on_divergence
+        )
+
     def algorithm_for(self, population: Population) -> Algorithm:
         """The algorithm, its hyper-parameters checked. The true groups go only to those that ask for them (oracle, shuffled)."""
         make, _ = ALGORITHMS[self.algorithm["name"]]
-        t = self.training
-        train = Train(
-            self.model_for(population), t.epochs, t.batch_size, t.lr, t.momentum, t.weight_decay, t.lr_decay, on_divergence=t.on_divergence
-        )
+        t, train = self.training, self.train_for(population)
         wanted = inspect.signature(make).parameters
         given: dict[str, Any] = {"seed": self.run.seed, "weights": t.weights}
         given["groups"] = {client.id: group for client, group in zip(population.clients, population.groups, strict=True)}
@@ -153,13 +217,22 @@ class Config:
 
 
 _SECTIONS: dict[str, type] = {
-    "data": DataSection, "model": ModelSection, "training": TrainingSection, "protection": Protection, "run": RunSection,
+    "data": DataSection, "model": ModelSection, "training": TrainingSection, "protection": Protection,
+    "privacy": Privacy, "run": RunSection,
 }  # fmt: skip
 _GIVEN = {"train", "groups", "weights", "seed"}
 
 
 def load_config(path: str | Path, changes: Sequence[str] = ()) -> Config:
     """Read an experiment. `changes` are "section.key=value" with a TOML value, as `--set` takes them."""
+    tree = read_tree(path)
+    for change in changes:
+        set_key(tree, change)
+    return parse_config(tree, str(path))
+
+
+def read_tree(path: str | Path) -> dict[str, Any]:
+    """A TOML file as nested mappings. Raises `InputError` naming it."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -168,19 +241,16 @@ def load_config(path: str | Path, changes: Sequence[str] = ()) -> Config:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from None
     try:
-        tree = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path}: is not TOML ({error})") from None
-    for change in changes:
-        _set(tree, change)
-    return parse_config(tree, str(path))
 
 
 def parse_config(tree: Mapping[str, Any], source: str = "config") -> Config:
     """A `Config` from nested mappings; `source` names them in errors."""
     for section in tree:
         if section not in (*_SECTIONS, "algorithm"):
-            raise InputError(f"{source}: [{section}] is not a section{_near(section, [*_SECTIONS, 'algorithm'])}")
+            raise InputError(f"{source}: [{section}] is not a section{near(section, [*_SECTIONS, 'algorithm'])}")
         if not isinstance(tree[section], Mapping):
             raise InputError(f"{source}: {section} = {tree[section]!r}: write it as a section, [{section}]")
     try:
@@ -201,7 +271,7 @@ def _section(kind: type[Section], values: Mapping[str, Any], name: str) -> Secti
 def _algorithm(values: Mapping[str, Any]) -> dict[str, Any]:
     name = values.get("name", "pacfl")
     if not isinstance(name, str) or name not in ALGORITHMS:
-        raise InputError(f"[algorithm] name = {name!r}: is not known{_near(str(name), list(ALGORITHMS))}")
+        raise InputError(f"[algorithm] name = {name!r}: is not known{near(str(name), list(ALGORITHMS))}")
     make: Callable[..., Algorithm] = ALGORITHMS[name][0]
     hints = get_type_hints(make)
     keys = {key: (hints[key], one.default) for key, one in inspect.signature(make).parameters.items() if key not in _GIVEN}
@@ -213,7 +283,7 @@ def _algorithm(values: Mapping[str, Any]) -> dict[str, Any]:
 def _checked(section: str, keys: Mapping[str, tuple[Any, Any]], values: Mapping[str, Any]) -> dict[str, Any]:
     for key in values:
         if key not in keys:
-            raise InputError(f"[{section}] {key} = {values[key]!r}: is not a key here{_near(key, list(keys))}")
+            raise InputError(f"[{section}] {key} = {values[key]!r}: is not a key here{near(key, list(keys))}")
     model = create_model(section, __config__=ConfigDict(strict=True, extra="forbid"), **keys)  # type: ignore[call-overload]
     try:
         parsed = model(**{key: _tuples(value) for key, value in values.items()})
@@ -226,7 +296,8 @@ def _checked(section: str, keys: Mapping[str, tuple[Any, Any]], values: Mapping[
     return {key: getattr(parsed, key) for key in keys}
 
 
-def _set(tree: dict[str, Any], change: str) -> None:
+def set_key(tree: dict[str, Any], change: str) -> None:
+    """Change a key of a tree, as `--set` does."""
     name, equals, text = change.partition("=")
     section, dot, key = name.strip().partition(".")
     if not (equals and dot and section and key):
@@ -243,7 +314,8 @@ def _set(tree: dict[str, Any], change: str) -> None:
     tree[section][key] = value
 
 
-def _near(name: str, known: Sequence[str]) -> str:
+def near(name: str, known: Sequence[str]) -> str:
+    """The end of a sentence about an unknown name: the nearest known one, or all."""
     close = get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}" if known else "; there are none"
 

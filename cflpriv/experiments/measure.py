@@ -12,24 +12,35 @@ from ..models import Model
 from ..training import Evaluate
 from ..types import Array
 
-__all__ = ["local_accuracy", "recomputed", "served_accuracy"]
+__all__ = ["local_accuracy", "local_scores", "recomputed", "served_accuracy", "served_scores"]
 
 
 def served_accuracy(federation: LocalFederation, served: Served, clients: Sequence[int]) -> Array:
     """The share of each client's own test data that the model it would use gets right, shape (clients,). NaN without test data."""
+    return served_scores(federation, served, clients)[0]
+
+
+def served_scores(federation: LocalFederation, served: Served, clients: Sequence[int]) -> tuple[Array, Array]:
+    """As `served_accuracy`, and the mean loss in nats a sample, whose exponential is the perplexity; each (clients,)."""
     inputs = federation.resolve(served.task, served.params, served.which, clients)
-    return _shares(federation.engine.run(served.task, inputs))
+    return _scores(federation.engine.run(served.task, inputs))
 
 
 def local_accuracy(federation: LocalFederation, model: Model, clients: Sequence[int]) -> Array:
     """The same of each client's last locally trained model (the metric of the clustering papers); NaN for clients that never trained."""
-    accuracy = np.full(len(clients), np.nan)
+    return local_scores(federation, model, clients)[0]
+
+
+def local_scores(federation: LocalFederation, model: Model, clients: Sequence[int]) -> tuple[Array, Array]:
+    """As `local_accuracy`, and the mean loss in nats a sample; each (clients,)."""
+    accuracy, loss = np.full(len(clients), np.nan), np.full(len(clients), np.nan)
     trained = [(i, client, federation.recall(client, "trained")) for i, client in enumerate(clients)]
     known = [(i, client, vector) for i, client, vector in trained if vector is not None]
     inputs = [_input(federation, client, {"model": vector}) for _, client, vector in known]
     if inputs:
-        accuracy[[i for i, _, _ in known]] = _shares(federation.engine.run(Evaluate(model), inputs))
-    return accuracy
+        at = [i for i, _, _ in known]
+        accuracy[at], loss[at] = _scores(federation.engine.run(Evaluate(model), inputs))
+    return accuracy, loss
 
 
 def recomputed(algorithm: Algorithm, federation: LocalFederation, clients: Sequence[int]) -> Mapping[str, Any] | None:
@@ -43,7 +54,9 @@ def _input(federation: LocalFederation, client: int, params: Mapping[str, Value]
     return TaskInput(federation.data(client), params, {}, Streams(federation.seed, federation.round, client))
 
 
-def _shares(results: Sequence[Mapping[str, Array]]) -> Array:
+def _scores(results: Sequence[Mapping[str, Array]]) -> tuple[Array, Array]:
+    """The share that is correct and the mean loss, NaN for a client without test data or (the loss) for tasks that tell none."""
     counts = np.array([float(result.get("count", 0.0)) for result in results])
     correct = np.array([float(result.get("correct", 0.0)) for result in results])
-    return np.where(counts > 0, correct / np.maximum(counts, 1), np.nan)
+    loss = np.array([float(result.get("loss", np.nan)) for result in results])
+    return tuple(np.where(counts > 0, one / np.maximum(counts, 1), np.nan) for one in (correct, loss))  # type: ignore[return-value]

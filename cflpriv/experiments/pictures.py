@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "Evidence", "Series", "brackets", "by_clusters", "clients_picture", "dendrogram", "heatmap", "recovered_images", "rounds_picture",
-    "shrunk",
+    "Evidence", "Series", "brackets", "by_clusters", "clients_picture", "dendrogram", "heatmap", "new_figure", "recovered_images",
+    "rounds_picture", "shrunk", "style", "uri",
 ]  # fmt: skip
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6BB1", "#999933")
@@ -90,8 +90,8 @@ def heatmap(evidence: Evidence) -> str:
     leaves = _leaves(evidence)
     order = leaves[np.argsort(evidence.labels[leaves], kind="stable")]
     values, n = evidence.distance[np.ix_(order, order)], len(order)
-    with _style():
-        figure = _figure(5.3, 5.4)
+    with style():
+        figure = new_figure(5.3, 5.4)
         axes = figure.subplots()
         image = axes.imshow(shrunk(values, PIXELS), cmap="viridis", extent=(0, n, n, 0), interpolation="none")
         figure.colorbar(image, ax=axes, shrink=0.75, label=evidence.unit)
@@ -111,7 +111,7 @@ def heatmap(evidence: Evidence) -> str:
         axes.set_yticks([])
         _title(axes, "How far apart clients are", evidence.mark)
         _group_legend(figure, evidence.groups)
-        return _uri(figure)
+        return uri(figure)
 
 
 def brackets(tree: Array) -> Array:
@@ -137,8 +137,8 @@ def dendrogram(evidence: Evidence) -> str:
 
     tree, n, leaves = evidence.tree, len(evidence.clients), _leaves(evidence)
     look: dict[str, Any] = {"colors": INK, "linewidths": 0.6 if n > DENSE else 1.0, "rasterized": n > DENSE}
-    with _style():
-        figure = _figure(5.3, 5.4)
+    with style():
+        figure = new_figure(5.3, 5.4)
         axes = figure.subplots()
         axes.add_collection(LineCollection(list(brackets(tree)), **look))
         top = max(float(tree[-1, 2]), evidence.height or 0.0) * 1.12 or 1.0
@@ -160,14 +160,14 @@ def dendrogram(evidence: Evidence) -> str:
         _client_ticks(strip, evidence.clients[leaves])
         _title(axes, "Which clients merge first", evidence.mark)
         _group_legend(figure, evidence.groups)
-        return _uri(figure)
+        return uri(figure)
 
 
 def by_clusters(silhouettes: Mapping[int, float], gap_ratios: Mapping[int, float], k: int) -> str:
     """Mean silhouette and gap ratio for each number of clusters, with the number `k` that was taken."""
     panels = [("mean silhouette", silhouettes, None), ("gap ratio", gap_ratios, CLEAR_GAP)]
-    with _style():
-        figure = _figure(5.3, 2.1)
+    with style():
+        figure = new_figure(5.3, 2.1)
         for axes, (name, values, line) in zip(figure.subplots(1, 2), panels, strict=True):
             points = sorted((size, value) for size, value in values.items() if np.isfinite(value))
             axes.axvline(k, color=CUT, linestyle="--", linewidth=1.2)
@@ -180,14 +180,14 @@ def by_clusters(silhouettes: Mapping[int, float], gap_ratios: Mapping[int, float
             axes.set_xlabel(f"clusters K (dashed: {k}, taken)")
             axes.set_ylabel(name)
             axes.xaxis.get_major_locator().set_params(integer=True)
-        return _uri(figure)
+        return uri(figure)
 
 
 def rounds_picture(runs: Sequence[Series]) -> str:
     """Both accuracies per round, one line a run."""
     rows = -(-len(runs) // 3)
-    with _style():
-        figure = _figure(10.5, 3.6 + 0.22 * rows)
+    with style():
+        figure = new_figure(10.5, 3.6 + 0.22 * rows)
         panels = figure.subplots(1, 2, sharey=True)
         for i, run in enumerate(runs):
             look = {"color": PALETTE[i % len(PALETTE)], "linestyle": DASHES[i // len(PALETTE) % len(DASHES)], "label": run.name}
@@ -202,7 +202,7 @@ def rounds_picture(runs: Sequence[Series]) -> str:
             axes.xaxis.get_major_locator().set_params(integer=True)
         panels[0].set_ylabel("mean accuracy over clients, %")
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=min(3, len(runs)), frameon=False)
-        return _uri(figure)
+        return uri(figure)
 
 
 def clients_picture(runs: Sequence[Series]) -> str:
@@ -210,8 +210,8 @@ def clients_picture(runs: Sequence[Series]) -> str:
     groups = np.concatenate([run.client_groups for run in runs])
     palette = dict(zip(np.unique(groups).tolist(), _palette(len(np.unique(groups))), strict=True))
     dense = len(groups) > DENSE
-    with _style():
-        figure = _figure(10.5, 1.5 + 0.55 * len(runs))
+    with style():
+        figure = new_figure(10.5, 1.5 + 0.55 * len(runs))
         panels = figure.subplots(1, 2, sharey=True, sharex=True)
         for axes, name, which in zip(panels, MODELS, ("client_served", "client_local"), strict=True):
             for i, run in enumerate(runs):
@@ -227,7 +227,7 @@ def clients_picture(runs: Sequence[Series]) -> str:
         panels[0].set_yticks(range(len(runs)), [run.name for run in runs])
         panels[0].set_ylim(len(runs) - 0.45, -0.55)
         _group_legend(figure, groups)
-        return _uri(figure)
+        return uri(figure)
 
 
 def recovered_images(
@@ -246,8 +246,8 @@ def recovered_images(
     m = len(truth)
     rows = [("real mean image", truth), ("attacker recovers", recovered), ("guess with no view", np.stack([baseline] * m))]
     labels = label_truth is not None and label_guess is not None
-    with _style():
-        figure = _figure(1.5 + 1.1 * m, 4.6 if labels else 3.7)
+    with style():
+        figure = new_figure(1.5 + 1.1 * m, 4.6 if labels else 3.7)
         grid = figure.subplots(4 if labels else 3, m, squeeze=False, height_ratios=[1, 1, 1, 0.7] if labels else None)
         for line, (name, images) in zip(grid[:3], rows, strict=True):
             for axes, image in zip(line, images, strict=True):
@@ -267,28 +267,30 @@ def recovered_images(
                 axes.set_ylim(0, 1.12)
                 axes.set_yticks([])
             grid[3, 0].set_ylabel("labels: true (bar),\ninferred (dot)", rotation=0, ha="right", va="center")
-        return _uri(figure)
+        return uri(figure)
 
 
-def _style() -> AbstractContextManager[None]:
+def style() -> AbstractContextManager[None]:
     """One look, whatever the reader's own matplotlib settings are."""
-    from matplotlib import style
+    from matplotlib import style as styles
 
     look = {
         "font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": FAINT,
         "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK,
         "svg.hashsalt": "cflpriv", "svg.fonttype": "path", "text.parse_math": False,
     }  # fmt: skip
-    return style.context(["default", look])
+    return styles.context(["default", look])
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure, its size in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _uri(figure: Figure) -> str:
+def uri(figure: Figure) -> str:
+    """A figure as an SVG data URI."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg", dpi=150, metadata={"Date": None, "Creator": None})
     return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

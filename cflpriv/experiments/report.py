@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 from scipy.cluster import hierarchy
 
 from ..algorithms import ALGORITHMS
@@ -25,7 +26,11 @@ from ..protection import GATHERS, GRAMS, SUMS
 from ..similarity import MEASURES
 from ..types import Array
 from . import pictures
+from .audit_report import attack_matrix, label_histograms
 from .checkpoint import write_atomically
+from .front import section, write_tables
+from .privacy_report import privacy_section
+from .sweep import Sweep, sweep_of
 
 __all__ = ["Run", "read_run", "write_report"]
 
@@ -73,7 +78,12 @@ def write_report(folder: Path) -> Path:
     import jinja2
 
     folder = Path(folder)
+    sweep = sweep_of(folder)
     runs, unfinished = _read_runs(folder)
+    everything = runs
+    if sweep is not None:  # one seed stands for the others below the sweep's own tables
+        first_seed = {cell.name for cell in sweep.cells if cell.seed == sweep.cells[0].seed}
+        runs = [run for run in runs if run.name in first_seed] or runs
     template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["percent"] = lambda value: "–" if value is None else f"{100 * value:.1f}"
@@ -81,13 +91,16 @@ def write_report(folder: Path) -> Path:
     detailed = runs[:DETAILED]
     page = environment.from_string(template).render(
         title=folder.resolve().name,
+        sweep=None if sweep is None else Markup(_sweep_section(environment, folder, sweep)),
         runs=runs,
         unfinished=unfinished,
         undetailed=runs[DETAILED:],
         leakage=_leakage(runs),
         recovered=[shown for run in detailed for shown in _recovered(run)],
+        histograms=[shown for run in detailed for shown in _histograms(run)],
         clusterings=[shown for run in detailed if (shown := _clustering(run)) is not None],
         accuracy=_accuracy(runs),
+        privacy=privacy_section([(run.label, run.folder, run.summary, run.rounds) for run in detailed]),
         reveals=_reveals(runs),
         notes=_notes(runs),
         lost=_lost(runs),
@@ -95,11 +108,19 @@ def write_report(folder: Path) -> Path:
         recomputed=RECOMPUTED,
     )
     try:
-        write_atomically(folder / "results.csv", _csv(runs))
+        write_atomically(folder / "results.csv", _csv(everything))
         write_atomically(folder / "report.html", page)
     except OSError as error:
         raise InputError(f"{folder}: the report cannot be written ({error.strerror})") from None
     return folder / "report.html"
+
+
+def _sweep_section(environment: Any, folder: Path, sweep: Sweep) -> str:
+    """The sweep's section of the page; its tables are written beside it."""
+    write_tables(folder, sweep)
+    template = Path(__file__).with_name("sweep.html").read_text(encoding="utf-8")
+    text: str = environment.from_string(template).render(section(folder, sweep))
+    return text
 
 
 def _lost(runs: Sequence[Run]) -> dict[str, float]:
@@ -277,7 +298,10 @@ def _leakage(runs: Sequence[Run]) -> dict[str, Any]:
             number = notes.setdefault(note, len(notes) + 1) if note else None
             rows.setdefault(row, {}).setdefault(column, []).append({**cell, "number": number, "seeds": len(cell.get("seeds") or ())})
     lines = [{"row": row, "cells": [cells.get(column, []) for column in columns]} for row, cells in rows.items()]
-    return {"columns": list(columns.values()), "lines": lines, "notes": list(notes), "missing": [run for run in runs if run.audit is None]}
+    audited = [(str(run.audit[0]["protection"]), f"{run.summary['algorithm']} ({run.name})", run.audit) for run in runs if run.audit]
+    missing = [run for run in runs if run.audit is None]
+    table = {"columns": list(columns.values()), "lines": lines, "notes": list(notes), "missing": missing}
+    return table | {"matrix": attack_matrix(audited)}
 
 
 def _recovered(run: Run) -> list[dict[str, Any]]:
@@ -286,6 +310,8 @@ def _recovered(run: Run) -> list[dict[str, Any]]:
     for file in dict.fromkeys(cell["arrays"] for cell in run.audit or () if cell.get("arrays")):
         path, cells = run.folder / "audit" / file, [cell for cell in run.audit or () if cell.get("arrays") == file]
         arrays = _arrays(path)
+        if _labels_only(arrays):
+            continue  # see _histograms
         for key in ("clients", "truth", "recovered", "baseline"):
             _require(key in arrays, path, f"has no {key!r}")
         clients, truth = arrays["clients"].astype(np.int64), arrays["truth"]
@@ -306,6 +332,31 @@ def _recovered(run: Run) -> list[dict[str, Any]]:
             histograms = real[few], guess[few]
         strip = pictures.recovered_images(truth[few], arrays["recovered"][few], arrays["baseline"], titles, *histograms)
         shown.append({"run": run, "cells": cells, "strip": strip, "labels": bool(histograms), "shown": len(few), "clients": len(clients)})
+    return shown
+
+
+def _labels_only(arrays: Mapping[str, Array]) -> bool:
+    """Whether an audit's arrays are inferred labels without images."""
+    return "label_truth" in arrays and not {"truth", "recovered", "baseline"} & set(arrays)
+
+
+def _histograms(run: Run) -> list[dict[str, Any]]:
+    """For each file of inferred labels that an audit left: true and inferred shares of a few clients, and the cells that name it."""
+    shown = []
+    for file in dict.fromkeys(cell["arrays"] for cell in run.audit or () if cell.get("arrays")):
+        path, cells = run.folder / "audit" / file, [cell for cell in run.audit or () if cell.get("arrays") == file]
+        arrays = _arrays(path)
+        if not _labels_only(arrays):
+            continue
+        _require("clients" in arrays and "label_guess" in arrays, path, "has no 'clients' or no 'label_guess'")
+        clients, real, guess = arrays["clients"].astype(np.int64), arrays["label_truth"], arrays["label_guess"]
+        fits = real.ndim == 2 and real.shape == guess.shape and len(real) == len(clients)
+        _require(fits, path, "'label_truth' and 'label_guess' are not both (m, classes)")
+        groups = np.array([(run.measured or {}).get("truth", {}).get(str(client), 0) for client in clients])
+        few = np.argsort(groups, kind="stable")[np.unique(np.linspace(0, len(clients) - 1, SHOWN_CLIENTS).round().astype(np.int64))]
+        titles = [f"client {clients[i]}\ngroup {groups[i]}" for i in few]
+        strip = label_histograms(real[few], guess[few], titles)
+        shown.append({"run": run, "cells": cells, "strip": strip, "shown": len(few), "clients": len(clients)})
     return shown
 
 

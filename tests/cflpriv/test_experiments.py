@@ -16,10 +16,9 @@ from safetensors.numpy import load_file
 
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
-from cflpriv.experiments import Config, load_config, parse_config, run_experiment, start
-from cflpriv.experiments.run import admit, advance, finish
+from cflpriv.experiments import Config, Simulation, load_config, parse_config, run_experiment, start
+from cflpriv.experiments.run import admit, advance, begin, finish
 from cflpriv.handles import Held
-from cflpriv.types import Population
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))
@@ -226,15 +225,12 @@ def test_newcomers_do_not_disturb_the_training() -> None:
 
 
 def test_withheld_evidence_is_recomputed_and_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cflpriv.experiments import run as run_module
-
-    def withheld(config: Config, data_dir: Any = None, population: Population | None = None) -> Any:
-        simulation = start(config, data_dir, population)
+    def withheld(simulation: Simulation) -> None:
+        begin(simulation)
         simulation.state = replace(simulation.state, evidence=None)
-        return simulation
 
     run_experiment(small(), tmp_path / "seen")
-    monkeypatch.setattr(run_module, "start", withheld)
+    monkeypatch.setattr("cflpriv.experiments.folder.begin", withheld)
     run_experiment(small(), tmp_path / "withheld")
     measured = [json.loads((tmp_path / name / "measured.json").read_text()) for name in ("seen", "withheld")]
     assert [one["evidence_source"] for one in measured] == ["server", "recomputed"]
@@ -308,7 +304,7 @@ def test_ctrl_c_saves_what_was_done(tmp_path: Path) -> None:
     rows = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
     assert summary["rounds"] == len(rows) >= 3
     assert summary["rounds_planned"] == 100000
-    assert (tmp_path / "run" / "checkpoints" / "final.safetensors").is_file()
+    assert (tmp_path / "run" / "checkpoints" / f"round_{len(rows):07d}.json").is_file()
 
 
 # --- real data

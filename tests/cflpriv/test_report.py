@@ -270,7 +270,7 @@ def test_newcomers_are_reported(runs: Path) -> None:
 
 def test_every_status_has_colour_and_words_and_figures_stand_beside_their_references(whole: tuple[Path, Page]) -> None:
     _, page = whole
-    lines = {line[0].split()[2]: line[1] for line in page.tables[1][1:]}
+    lines = {line[0].split()[2]: line[1] for line in page.tables[2][1:]}
     assert lines.keys() == {status.split("_")[0] for status in STATUSES}
     for status, words in STATUSES.items():
         assert page.classes[status] >= 3  # the cell, its badge, the legend
@@ -332,7 +332,7 @@ def test_the_table_of_clusters_and_groups_counts_clients(runs: Path) -> None:
             "evidence": {},
         },
     )
-    table = page_of(runs / "a_pacfl").tables[2]
+    table = page_of(runs / "a_pacfl").tables[3]
     counts = Counter(zip(labels, groups, strict=True))
     assert [line[0].strip() for line in table[1:]] == ["0", "1", "2"]
     assert [[int(one) for one in line[1:]] for line in table[1:]] == [
@@ -362,8 +362,8 @@ def test_a_thousand_clients_and_a_tree_that_is_one_long_chain(runs: Path) -> Non
     assert path.stat().st_size < 2e6
     page = Page(path.read_text())
     assert len(page.images) == 9
-    assert len(page.tables[3]) == 31  # the largest clusters only
-    assert all(len(line) == 32 for line in page.tables[3])
+    assert len(page.tables[4]) == 31  # the largest clusters only
+    assert all(len(line) == 32 for line in page.tables[4])
     assert "970 clusters and 970 groups are left out" in page.words
 
 

@@ -1,0 +1,59 @@
+"""The audit's part of a report: the matrix of attacks by protections, and true beside inferred label histograms.
+
+Nothing here knows of run folders; `report` reads the files and hands over what it checked.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..types import Array
+from .pictures import CUT, new_figure, style, uri
+
+__all__ = ["ORDER", "attack_matrix", "label_histograms"]
+
+ORDER = ("leaks", "at_baseline", "not_validated", "nothing_to_see")
+"""Of several figures of one attack the first of these is the attack's: one leak is a leak."""
+
+
+def attack_matrix(audits: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]) -> dict[str, Any]:
+    """Attacks down, runs across: what an attack came to, by adversary, over all its figures.
+
+    `audits` has (column heading, line below it, cells of audit.json) for each run. Gives `columns`, and `lines` of "attack" and, for each
+    column, a list of "adversary", "status" and "figure" (the cell that decided; among equals the first), the server first.
+    """
+    attacks = list(dict.fromkeys(str(cell["attack"]) for _, _, cells in audits for cell in cells))
+    lines = []
+    for attack in attacks:
+        places = []
+        for _, _, cells in audits:
+            mine = [cell for cell in cells if cell["attack"] == attack]
+            adversaries = sorted({str(cell["adversary"]) for cell in mine}, key=lambda name: (name != "server", name))
+            places.append([_worst(name, [cell for cell in mine if cell["adversary"] == name]) for name in adversaries])
+        lines.append({"attack": attack, "places": places})
+    return {"columns": [{"name": name, "sub": sub} for name, sub, _ in audits], "lines": lines}
+
+
+def _worst(adversary: str, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    figure = min(cells, key=lambda cell: ORDER.index(cell["status"]))
+    return {"adversary": adversary, "status": figure["status"], "figure": figure}
+
+
+def label_histograms(truth: Array, guess: Array, titles: Sequence[str]) -> str:
+    """A panel a client: true label shares as bars, inferred ones as dots, (m, classes) each."""
+    m, classes = truth.shape
+    with style():
+        figure = new_figure(1.5 + 1.1 * m, 1.7)
+        panels = figure.subplots(1, m, squeeze=False, sharey=True)[0]
+        top = 1.12 * max(float(truth.max()), float(guess.max()), 1e-6)
+        for axes, real, said, title in zip(panels, truth, guess, titles, strict=True):
+            axes.bar(range(classes), real, color="#8fbbdc", width=0.8)
+            axes.plot(np.arange(classes), said, "o", color=CUT, markersize=3)
+            axes.set_title(title, fontsize=8)
+            axes.set_xticks([0, classes - 1])
+            axes.set_xlim(-0.7, classes - 0.3)
+            axes.set_ylim(-0.03 * top, top)
+            axes.set_yticks([])
+        panels[0].set_ylabel("label shares:\ntrue (bar),\ninferred (dot)", rotation=0, ha="right", va="center")
+        return uri(figure)

@@ -1,0 +1,44 @@
+"""What a run's traffic comes to: the keys of rounds.jsonl and summary.json that count bytes, numbers and megabits."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..local import LocalFederation
+from ..traffic import client_bytes, megabits, to_target
+
+__all__ = ["traffic_so_far", "traffic_summary"]
+
+
+def traffic_so_far(federation: LocalFederation, number: int) -> dict[str, Any]:
+    """After round `number`: what protections added so far, numbers moved so far, and this round's mean bytes a client that took part."""
+    bare, transcript = federation.bare, federation.transcript
+    sent, received = client_bytes(message for message in transcript.messages if message.round == number)
+    return {
+        "protection_upload_bytes": transcript.upload_bytes - bare.upload_bytes,
+        "protection_download_bytes": transcript.download_bytes - bare.download_bytes,
+        "upload_numbers": bare.upload_numbers,
+        "download_numbers": bare.download_numbers,
+        "client_upload_bytes": float(np.mean(list(sent.values()))) if sent else 0.0,
+        "client_download_bytes": float(np.mean(list(received.values()))) if received else 0.0,
+    }
+
+
+def traffic_summary(federation: LocalFederation, rows: Sequence[Mapping[str, Any]], target: float) -> dict[str, Any]:
+    """The same for a whole run: `setup_bytes` is what went before the first round (PACFL's signatures), `megabits` all numbers at 32 bits.
+
+    With a `target` above 0, rounds and megabits until either accuracy first reached it (None: never).
+    """
+    bare, transcript = federation.bare, federation.transcript
+    setup = [message for message in transcript.messages if message.round < 0]
+    summary: dict[str, Any] = {
+        "protection_upload_bytes": transcript.upload_bytes - bare.upload_bytes,
+        "protection_download_bytes": transcript.download_bytes - bare.download_bytes,
+        "setup_bytes": sum(message.total_bytes for message in setup),
+        "megabits": megabits(bare.upload_numbers + bare.download_numbers),
+    }
+    for prefix in ("", "local_") if target > 0 else ():
+        rounds, cost = to_target(rows, target, f"{prefix}accuracy_mean") or (None, None)
+        summary |= {f"{prefix}rounds_to_target": rounds, f"{prefix}megabits_to_target": cost}
+    return summary

@@ -1,0 +1,87 @@
+"""A run's ledger: made before anything is sent, kept in the run folder, read for the round's row, the summary and the report."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..accounts import Accounts
+from ..algorithm import Algorithm
+from ..client_level import client_channels
+from ..errors import InputError
+from ..privacy import Noise, Privacy, releases_of
+from ..protection import Channels, Protection, Transforms, channels
+from ..protocols.entropy import Entropy
+from ..protocols.ledger import Ledger
+from .config import Config
+
+__all__ = ["FILE", "Books", "books", "opened", "spent", "summed_up"]
+
+FILE = "ledger.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Books:
+    """The ledger of a run, and what a federation needs to keep to it: `accounts` (samples) or `channels_of` (clients)."""
+
+    privacy: Privacy
+    ledger: Ledger
+    noise_source: Entropy
+    accounts: Accounts | None = None
+    channels_of: Callable[[Protection, Transforms, tuple[int, ...], Entropy], Channels] = channels
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of `LocalFederation`."""
+        return {"accounts": self.accounts, "noise_source": self.noise_source, "channels_of": self.channels_of}
+
+
+def books(config: Config, algorithm: Algorithm, noise: Noise | None, noise_source: Entropy) -> Books | None:
+    """The books of a run; None without privacy. Raises `InputError` naming an algorithm that cannot be private."""
+    privacy = config.privacy
+    if privacy.unit == "none":
+        return None
+    ledger = Ledger(privacy.budget)
+    if noise is not None:
+        return Books(privacy, ledger, noise_source, Accounts(noise, ledger))
+    name = str(config.algorithm["name"])
+    releases = releases_of(name, algorithm.verbs, "client", config.training.rounds, config.algorithm, privacy.local)
+
+    def channels_of(protection: Protection, transforms: Transforms, clients: tuple[int, ...], entropy: Entropy) -> Channels:
+        plain = channels(protection, transforms, clients, entropy)
+        return client_channels(plain, privacy, releases, protection, ledger, len(clients), config.run.seed, noise_source)
+
+    return Books(privacy, ledger, noise_source, None, channels_of)
+
+
+def opened(one: Books | None, folder: Path) -> None:
+    """Keep the ledger in the run folder from now on; go on with the one that is there. Raises `InputError` naming a damaged file."""
+    if one is None:
+        return
+    path = folder / FILE
+    try:
+        if path.exists():
+            one.ledger.adopt(Ledger.open(path, one.privacy.budget))
+        else:
+            one.ledger.keep(path)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+
+
+def spent(one: Books | None, clients: Sequence[int]) -> Mapping[str, Any]:
+    """For a round's row: the ε spent so far, by those who spent most, and by client."""
+    if one is None:
+        return {}
+    each = {client: one.ledger.spent(client) for client in clients}
+    return {"epsilon": max(each.values(), default=0.0), "epsilon_per_client": [round(each[client], 6) for client in clients]}
+
+
+def summed_up(one: Books | None, stopped: str | None) -> Mapping[str, Any]:
+    """For the summary. `epsilon` is what the ledger comes to, not what was allowed (`epsilon_budget`)."""
+    if one is None:
+        return {"epsilon": None, "delta": None}
+    most = max((one.ledger.spent(client) for client in one.ledger.clients), default=0.0)
+    b = one.ledger.budget
+    return {
+        "epsilon": most, "delta": b.delta, "epsilon_budget": b.epsilon, "privacy_unit": b.unit, "privacy_relation": b.relation,
+        "stopped": stopped,
+    }  # fmt: skip

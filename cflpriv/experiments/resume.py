@@ -1,0 +1,137 @@
+"""How a run that ended early goes on: from its last checkpoint, with what came after that put aside.
+
+A round that was cut short is done again. What it had already written (rows, messages) is moved to `interrupted/N/` in the run folder, N
+being the number of the interruption: those messages did leave their senders, so they stay on record, but they are not part of the run's
+transcript, and no attack reads them. A charge to a privacy ledger is never taken back. `resumes.jsonl` has one line for each time a run
+was taken up.
+
+Under cryptographic randomness a resumed run uses no transform and no mask key a second time: its turns start in a range of their own.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..files import append, write_atomically
+from ..protocols.entropy import Entropy
+from ..record import cut_transcript
+from .checkpoint import Checkpoint, latest, load_checkpoint
+from .config import Config, load_config
+
+__all__ = ["Tape", "check_same_config", "kept_rows", "last_checkpoint", "locked", "note_resume", "put_aside"]
+
+
+class Tape:
+    """A source of randomness that keeps what it gives while a federation is built, and on resume gives that again: the same secrets.
+
+    `drawn` counts all bytes; `stop` ends the keeping.
+    """
+
+    def __init__(self, source: Entropy, replay: bytes | None = None) -> None:
+        self._source, self._replay = source, replay
+        self.kept = b""
+        self.drawn = 0
+        self._keeping = True
+
+    def __call__(self, count: int) -> bytes:
+        self.drawn += count
+        if not self._keeping:
+            return self._source(count)
+        if self._replay is None:
+            data = self._source(count)
+        else:
+            data, self._replay = self._replay[:count], self._replay[count:]
+            if len(data) < count:
+                raise InputError("the checkpoint's secrets do not fit this run: there are too few of them")
+        self.kept += data
+        return data
+
+    def stop(self, drawn: int = 0) -> None:
+        """The federation is built. `drawn` bytes had been drawn when a resumed run was saved, which a deterministic source skips."""
+        if self._replay:
+            raise InputError("the checkpoint's secrets do not fit this run: there are too many of them")
+        self._keeping = False
+        if self._replay is not None:
+            self._source(drawn)
+            self.drawn = drawn
+
+
+def check_same_config(config: Config, folder: Path) -> None:
+    """Refuse to go on under another configuration. Raises `InputError` naming the first key that differs."""
+    old, new = (_flat(asdict(one)) for one in (load_config(folder / "config.toml"), config))
+    for key in sorted({*old, *new}):
+        if old.get(key) != new.get(key):
+            was, now = (repr(one[key]) if one.get(key) is not None else "not set" for one in (old, new))
+            raise InputError(f"--resume: {key} is {now}, but {folder / 'config.toml'} has {was}; a resumed run keeps its configuration")
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def last_checkpoint(folder: Path) -> Checkpoint | None:
+    """The last complete checkpoint of a run folder, verified; None where the run ended before its first."""
+    name = latest(folder / "checkpoints")
+    return None if name is None else load_checkpoint(folder / "checkpoints", name)
+
+
+def note_resume(folder: Path, checkpoint: Checkpoint | None) -> int:
+    """Write down, before anything else happens, that the run is taken up again; how many times that has been, this one included."""
+    path = folder / "resumes.jsonl"
+    number = 1 + (path.read_bytes().count(b"\n") if path.is_file() else 0)
+    append(path, json.dumps({"number": number, "from": None if checkpoint is None else checkpoint.path.stem}) + "\n")
+    return number
+
+
+def put_aside(folder: Path, number: int, rows: int, messages: int) -> dict[str, int]:
+    """Cut rounds and transcript back to `rows` and `messages`; what came later is moved to `interrupted/NUMBER/`. How many lines moved."""
+    aside = folder / "interrupted" / str(number)
+    path = folder / "rounds.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    if lines[rows:]:
+        aside.mkdir(parents=True, exist_ok=True)
+        write_atomically(aside / "rounds.jsonl", b"".join(lines[rows:]).decode("utf-8", errors="replace"))
+        with path.open("r+b") as out:
+            out.truncate(sum(map(len, lines[:rows])))
+    moved = cut_transcript(folder / "transcript", messages, aside) if (folder / "transcript").is_dir() else 0
+    return {"rounds": len(lines[rows:]), "messages": moved}
+
+
+def kept_rows(folder: Path, count: int) -> list[dict[str, Any]]:
+    """The first `count` rows of rounds.jsonl. Raises `InputError` naming the line that is missing or damaged."""
+    path = folder / "rounds.jsonl"
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    rows = []
+    for number in range(count):
+        try:
+            rows.append(json.loads(lines[number]))
+        except (IndexError, ValueError):
+            raise InputError(f"{path}: line {number + 1} of the {count} that the checkpoint goes on from is missing or damaged") from None
+    return rows
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a run folder for this process alone. Raises `InputError` if another process has it."""
+    try:
+        from fcntl import LOCK_EX, LOCK_NB, flock
+    except ImportError:  # no such locks on this system
+        yield
+        return
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            flock(number, LOCK_EX | LOCK_NB)
+        except OSError:
+            raise InputError(f"{folder}: another process is running this experiment") from None
+        yield
+    finally:
+        os.close(number)

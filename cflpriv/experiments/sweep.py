@@ -1,0 +1,371 @@
+"""A grid of runs from one file: algorithms × protections × ε × any keys × seeds, a process per worker, resumable at any moment.
+
+A sweep is an experiment with a section `[sweep]`:
+
+    algorithms   names, or tables with a `name`, hyper-parameters and perhaps a `label`
+    protections  names, or tables of [protection] keys, perhaps with a `label` and other sections' keys (`privacy = {...}`)
+    epsilon      values of privacy.epsilon, for those protections that have a privacy unit
+    keys         any other dotted key with its values: {"training.lr" = [0.1, 0.01]}
+    seeds        each is both run.seed and data.seed, the same list for every setting, so that settings compare as pairs
+    audit        whether to attack every finished run that recorded payloads; `attacks` names attacks, `budget` their budget
+    workers      how many processes
+
+A run's result depends on its configuration alone, so it does not matter how many workers there are or who ran it. What failed is recorded
+in `failed/` with its error, and the rest goes on; the same command given again goes on with what is missing and tries what failed again.
+"""
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import product
+from multiprocessing import get_all_start_methods, get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import tomli_w
+
+from ..errors import InputError
+from ..files import write_atomically
+from ..protection import GRAMS, SUMS
+from .config import Config, near, parse_config, read_tree, set_key
+from .folder import run_experiment
+from .resume import locked
+
+__all__ = ["Audit", "Cell", "Setting", "Sweep", "load_sweep", "parse_sweep", "run_sweep", "sweep_of"]
+
+Audit = Callable[..., Any]
+"""What attacks a run folder: called as `audit(folder, data_dir=..., attacks=..., budget=...)`, the last two where the sweep names them."""
+
+_KEYS = {
+    "algorithms": list, "protections": list, "epsilon": list, "keys": dict, "seeds": list, "audit": bool, "attacks": list, "budget": str,
+    "workers": int,
+}  # fmt: skip
+
+_PLACES = {"run.seed": "seeds", "data.seed": "seeds", "algorithm.name": "algorithms", "privacy.epsilon": "epsilon"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the seeds of a group of runs have in common: the labels of its algorithm and protection, ε, and other keys."""
+
+    algorithm: str
+    protection: str
+    epsilon: float | None = None
+    keys: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def name(self) -> str:
+        epsilon = () if self.epsilon is None else (f"ε={self.epsilon:g}",)
+        return " · ".join((self.algorithm, self.protection, *epsilon, *(f"{key}={value}" for key, value in self.keys)))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep: its folder's name, its setting and seed, and its configuration, or why it has none."""
+
+    name: str
+    setting: Setting
+    seed: int
+    config: Config | None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep as read. `text` is its file, resolved, by which it is known again."""
+
+    cells: tuple[Cell, ...]
+    text: str
+    workers: int = 1
+    audit: bool = True
+    attacks: tuple[str, ...] = ()
+    budget: str = ""
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        return tuple(dict.fromkeys(cell.setting for cell in self.cells))
+
+
+# --- reading ------------------------------------------------------------------------------------------------------------------------
+
+
+def load_sweep(path: str | Path, changes: Sequence[str] = ()) -> Sweep:
+    """Read a sweep. `changes` are "section.key=value", as `--set` takes them. Raises `InputError` naming file, key and value."""
+    tree = read_tree(path)
+    for change in changes:
+        set_key(tree, change)
+    return parse_sweep(tree, str(path))
+
+
+def sweep_of(folder: Path) -> Sweep | None:
+    """The sweep whose folder this is, or None."""
+    path = Path(folder) / "sweep.toml"
+    return parse_sweep(read_tree(path), str(path)) if path.is_file() else None
+
+
+def parse_sweep(tree: Mapping[str, Any], source: str = "sweep") -> Sweep:
+    """A `Sweep` from nested mappings. A combination that makes no sense is a cell with a problem; if all are, that is raised."""
+    sweep = tree.get("sweep")
+    if not isinstance(sweep, Mapping):
+        raise InputError(f"{source}: has no section [sweep]")
+    for key, value in sweep.items():
+        if key not in _KEYS:
+            raise InputError(f"{source}: [sweep] {key} = {value!r}: is not a key here{near(key, list(_KEYS))}")
+        if not isinstance(value, _KEYS[key]) or (isinstance(value, bool) and _KEYS[key] is not bool):
+            raise InputError(f"{source}: [sweep] {key} = {value!r}: expected {_KEYS[key].__name__}")
+        if value in ([], {}):
+            raise InputError(f"{source}: [sweep] {key} = {value!r}: is empty; leave it out or give values")
+    if sweep.get("workers", 1) < 1:
+        raise InputError(f"{source}: [sweep] workers = {sweep['workers']}: is below 1")
+    base = {section: dict(values) for section, values in tree.items() if section != "sweep" and isinstance(values, Mapping)}
+    if strange := [section for section in tree if section != "sweep" and section not in base]:
+        raise InputError(f"{source}: {strange[0]} = {tree[strange[0]]!r}: write it as a section, [{strange[0]}]")
+    try:
+        cells = tuple(_cells(base, sweep))
+    except InputError as error:
+        raise InputError(f"{source}: [sweep] {error}") from None
+    names = [cell.name for cell in cells]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"{source}: [sweep] two cells are called {twice!r}; give their algorithms or protections a `label`")
+    if all(cell.problem for cell in cells):
+        raise InputError(f"{source}: {cells[0].problem}")
+    return Sweep(
+        cells, tomli_w.dumps({**base, "sweep": {key: value for key, value in sweep.items() if key != "workers"}}),
+        sweep.get("workers", 1), sweep.get("audit", True), tuple(sweep.get("attacks", ())), sweep.get("budget", ""),
+    )  # fmt: skip
+
+
+def _cells(base: Mapping[str, Mapping[str, Any]], sweep: Mapping[str, Any]) -> Iterator[Cell]:
+    algorithms = [_algorithm(one) for one in sweep.get("algorithms", [dict(base.get("algorithm", {"name": "pacfl"}))])]
+    protections = [_protection(one) for one in sweep.get("protections", [{"label": "as given", **base.get("protection", {})}])]
+    keys = sweep.get("keys", {})
+    for key, values in keys.items():
+        if "." not in key or not isinstance(values, list) or not values:
+            raise InputError(f"keys: {key!r} = {values!r}: expected a dotted key and a list of values")
+        if key in _PLACES:  # one would overwrite the other
+            raise InputError(f"keys: {key!r}: has a place of its own; use `{_PLACES[key]}`")
+    for epsilon in sweep.get("epsilon", ()):
+        if isinstance(epsilon, bool) or not isinstance(epsilon, int | float):
+            raise InputError(f"epsilon: {epsilon!r} is not a number")
+    for seed in sweep.get("seeds", [0]):
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise InputError(f"seeds: {seed!r} is not a whole number")
+    privacy = [{**base.get("privacy", {}), **overrides.get("privacy", {})}.get("unit", "none") != "none" for _, overrides in protections]
+    if "epsilon" in sweep and not any(privacy):
+        raise InputError(f"epsilon = {sweep['epsilon']!r}: no protection here has a privacy unit, so nothing would depend on it")
+    for (algorithm, name_keys), ((protection, overrides), private) in product(algorithms, zip(protections, privacy, strict=True)):
+        for epsilon in sweep.get("epsilon", [None]) if private else [None]:
+            for values in product(*keys.values()):
+                setting = Setting(algorithm, protection, epsilon, tuple(zip(keys, values, strict=True)))
+                for seed in sweep.get("seeds", [0]):
+                    tree = {section: dict(its) for section, its in base.items()} | {"algorithm": dict(name_keys)}
+                    for section, its in overrides.items():
+                        tree[section] = {**tree.get(section, {}), **its} if section != "protection" else dict(its)
+                    if epsilon is not None:
+                        tree.setdefault("privacy", {})["epsilon"] = float(epsilon)
+                    for key, value in setting.keys:
+                        section, _, inner = key.partition(".")
+                        tree.setdefault(section, {})[inner] = value
+                    for section in ("run", "data"):
+                        tree.setdefault(section, {})["seed"] = seed
+                    yield _cell(setting, seed, tree)
+
+
+def _cell(setting: Setting, seed: int, tree: Mapping[str, Any]) -> Cell:
+    epsilon = [] if setting.epsilon is None else [f"eps{setting.epsilon:g}"]
+    words = [setting.algorithm, setting.protection, *epsilon, *(f"{key.split('.')[-1]}={value}" for key, value in setting.keys), f"s{seed}"]
+    name = "-".join(re.sub(r"[^A-Za-z0-9_.=+]+", "_", word).strip("_.") or "_" for word in words)
+    try:
+        return Cell(name, setting, seed, parse_config(tree, name))
+    except InputError as error:
+        return Cell(name, setting, seed, None, str(error))
+
+
+def _algorithm(entry: Any) -> tuple[str, dict[str, Any]]:
+    if isinstance(entry, str):
+        entry = {"name": entry}
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+        raise InputError(f"algorithms: {entry!r}: expected a name, or a table with a `name`")
+    return str(entry.get("label", entry["name"])), {key: value for key, value in entry.items() if key != "label"}
+
+
+def _protection(entry: Any) -> tuple[str, dict[str, Any]]:
+    """A label, and the sections that the entry changes."""
+    if isinstance(entry, str):
+        if entry not in GRAMS and entry not in SUMS:
+            raise InputError(f"protections: {entry!r}: is not known{near(entry, [*SUMS, *GRAMS])}")
+        keys: dict[str, Any] = {"gram": [entry]} if entry in GRAMS and entry != "none" else {}
+        return entry, {"protection": keys | ({"sum": entry} if entry in SUMS else {})}
+    if not isinstance(entry, Mapping):
+        raise InputError(f"protections: {entry!r}: expected a name or a table")
+    plain = {key: value for key, value in entry.items() if key != "label" and not isinstance(value, Mapping)}
+    sections = {key: dict(value) for key, value in entry.items() if isinstance(value, Mapping)}
+    default = ", ".join(f"{key}={'+'.join(value) if isinstance(value, list) else value}" for key, value in plain.items()) or "none"
+    return str(entry.get("label", default)), {"protection": plain, **sections}
+
+
+# --- running ------------------------------------------------------------------------------------------------------------------------
+
+
+def run_sweep(
+    sweep: Sweep,
+    out: str | Path,
+    data_dir: str | Path | None = None,
+    *,
+    audit: Audit | None = None,
+    workers: int | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, str]:
+    """Run what is missing of a sweep into the folder `out`; the errors of the cells that failed, by name.
+
+    Each run has its folder in `out`. Raises `InputError` if `out` belongs to something else.
+    """
+    out = Path(out)
+    known = out / "sweep.toml"
+    if known.is_file():
+        if known.read_text(encoding="utf-8") != sweep.text:
+            raise InputError(f"{out}: holds another sweep ({_difference(known, sweep.text)}); choose another folder with --out")
+    elif out.exists() and any(not path.name.endswith(".part") for path in out.iterdir()):
+        raise InputError(f"{out}: exists and holds no sweep; choose another folder with --out")
+    try:
+        (out / "failed").mkdir(parents=True, exist_ok=True)
+        write_atomically(known, sweep.text)
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written ({error.strerror})") from None
+    failed: dict[str, str] = {}
+    with locked(out):
+        todo = []
+        for cell in sweep.cells:
+            (out / "failed" / f"{cell.name}.json").unlink(missing_ok=True)
+            if cell.problem:
+                failed[cell.name] = _fail(out, cell.name, cell.problem)
+            elif not _done(out / cell.name, sweep, audit):
+                todo.append(cell)
+        count = len(sweep.cells)
+        say(f"{count} runs: {count - len(todo) - len(failed)} done before, {len(todo)} to do, {len(failed)} refused")
+        ended = _results(todo, sweep, out, data_dir, audit, min(workers or sweep.workers, len(todo)))
+        for number, (name, trouble) in enumerate(ended, 1):
+            if trouble:
+                failed[name] = _fail(out, name, trouble)
+            say(f"[{number}/{len(todo)}] {name}: {trouble or 'done'}")
+    return failed
+
+
+def _difference(known: Path, text: str) -> str:
+    """The first key by which a folder's sweep differs from this one."""
+    old, new = tomllib.loads(known.read_text(encoding="utf-8")), tomllib.loads(text)
+    for section in sorted({*old, *new}):
+        for key in sorted({*old.get(section, {}), *new.get(section, {})}):
+            was, now = old.get(section, {}).get(key), new.get(section, {}).get(key)
+            if was != now:
+                return f"{section}.{key} is {now!r} now, was {was!r}"
+    return "another file"
+
+
+def _done(folder: Path, sweep: Sweep, audit: Audit | None) -> bool:
+    finished = (folder / "summary.json").is_file() and (folder / "checkpoints" / "final.json").is_file()
+    return finished and (not _audits(folder, sweep, audit) or (folder / "audit.json").is_file())
+
+
+def _audits(folder: Path, sweep: Sweep, audit: Audit | None) -> bool:
+    recorded = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))["run"]["record"] != "headers"
+    return audit is not None and sweep.audit and recorded
+
+
+def _fail(out: Path, name: str, error: str) -> str:
+    write_atomically(out / "failed" / f"{name}.json", json.dumps({"cell": name, "error": error}) + "\n")
+    return error
+
+
+def _results(
+    todo: Sequence[Cell], sweep: Sweep, out: Path, data_dir: str | Path | None, audit: Audit | None, workers: int
+) -> Iterator[tuple[str, str]]:
+    """(name, error or nothing) of each cell as it ends. A worker that dies fails its cell only; another takes its place."""
+    waiting = list(reversed(todo))
+    busy: dict[Connection, tuple[_Worker, str]] = {}
+    idle: list[_Worker] = []
+    try:
+        while waiting or busy:
+            while waiting and len(busy) < workers:
+                idle = [one for one in idle if one.process.is_alive()]
+                worker = idle.pop() if idle else _Worker.start()
+                cell = waiting.pop()
+                worker.link.send((cell, sweep, out, data_dir, audit))
+                busy[worker.link] = (worker, cell.name)
+            for link in [link for link in wait(list(busy)) if isinstance(link, Connection)]:
+                worker, name = busy.pop(link)
+                try:
+                    yield name, worker.link.recv()
+                    idle.append(worker)
+                except EOFError:
+                    worker.process.join()
+                    yield name, f"its worker process died (exit code {worker.process.exitcode})"
+    finally:
+        for worker in [*idle, *(worker for worker, _ in busy.values())]:
+            worker.link.close()  # an idle worker ends by itself
+        for worker, _ in busy.values():
+            worker.process.join(timeout=STOPPING_SECONDS)
+            worker.process.kill()
+
+
+STOPPING_SECONDS = 5.0
+"""After Ctrl-C a worker has this long to finish its round; whatever it does, its run can be resumed."""
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """A process that runs the cells it is sent, one after the other."""
+
+    process: Any
+    link: Connection = field(repr=False)
+
+    @classmethod
+    def start(cls) -> "_Worker":
+        context: Any = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
+        if context.get_start_method() == "forkserver":
+            context.set_forkserver_preload(["cflpriv.experiments.folder"])  # torch is loaded once, not by every worker
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs,), daemon=False)
+        process.start()
+        theirs.close()
+        return cls(process, ours)
+
+
+def _serve(link: Connection) -> None:
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # between rounds; a run has its own way to stop
+    Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(EOFError, OSError):
+        while True:
+            link.send(_run_cell(*link.recv()))
+
+
+def _end_with_parent() -> None:
+    """A sweep that was killed leaves no workers behind, which would hold their run folders."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _run_cell(cell: Cell, sweep: Sweep, out: Path, data_dir: str | Path | None, audit: Audit | None) -> str:
+    """The error of a cell, or nothing."""
+    assert cell.config is not None
+    folder = out / cell.name
+    try:
+        summary = run_experiment(cell.config, folder, data_dir, resume=True)
+        if summary["rounds"] < summary["rounds_planned"] and not summary.get("stopped"):
+            return "interrupted"
+        if audit is not None and _audits(folder, sweep, audit):
+            wanted = {"attacks": list(sweep.attacks)} if sweep.attacks else {}
+            audit(folder, data_dir=data_dir, **wanted, **({"budget": sweep.budget} if sweep.budget else {}))
+    except Exception as error:  # whatever it is, it is this cell's: it is recorded, and the other cells go on
+        return f"{type(error).__name__}: {error}"
+    return ""

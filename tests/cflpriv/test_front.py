@@ -1,0 +1,173 @@
+"""The figures of a sweep: means, intervals and paired differences against scipy, the front against its definition."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from cflpriv.errors import InputError
+from cflpriv.experiments.front import Result, front_rows, mean_of, on_front, paired, read_results, table_rows, write_tables
+from cflpriv.experiments.report import write_report
+from cflpriv.experiments.sweep import Sweep, parse_sweep
+
+numbers = st.floats(-100, 100, allow_nan=False)
+
+SWEEP = parse_sweep(
+    {
+        "training": {"weights": "equal"},
+        "run": {"record": "full"},
+        "sweep": {"algorithms": ["pacfl", "fedavg"], "protections": ["none", "haar", "secagg"], "seeds": [0, 1, 2]},
+    }
+)
+LEAK = {"none": 0.9, "haar": 0.2, "secagg": 0.5}
+LOSS = {"none": 0.0, "haar": 0.03, "secagg": 0.01}
+
+
+def summary(cell: Any) -> dict[str, Any]:
+    served = 0.8 + 0.01 * cell.seed - LOSS[cell.setting.protection] + 0.05 * (cell.setting.algorithm == "pacfl")
+    return {
+        "algorithm": cell.setting.algorithm, "protection": cell.setting.protection, "dataset": "made up", "clients": 4, "true_groups": 2,
+        "clusters": 2, "ari": None if cell.setting.algorithm == "fedavg" else 1.0, "rounds": 2, "rounds_planned": 2, "rounds_skipped": 0,
+        "upload_bytes": 1000, "download_bytes": 2000, "seconds": 1.5, "accuracy_mean": served, "accuracy_std": 0.1, "accuracy_worst": 0.5,
+        "local_accuracy_mean": 0.7, "local_accuracy_std": 0.1, "epsilon": 4.0 if cell.setting.protection == "secagg" else None,
+        "delta": 1e-5 if cell.setting.protection == "secagg" else None, "notes": [],
+    }  # fmt: skip
+
+
+def leak(cell: Any, **more: Any) -> dict[str, Any]:
+    value = LEAK[cell.setting.protection] + 0.01 * cell.seed
+    common = {"adversary": "server", "protection": cell.setting.protection, "low": None, "high": None, "baseline": 0.1, "reference": 0.9}
+    return {"attack": "inversion", "metric": "cosine", "value": value, "status": "leaks", "k_known": 0, "seeds": [0], **common, **more}
+
+
+def results(sweep: Sweep = SWEEP) -> list[Result]:
+    return [Result(cell, summary(cell), [leak(cell), leak(cell, metric="error", lower_is_better=True)]) for cell in sweep.cells]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A sweep's folder with made-up runs."""
+    (tmp_path / "sweep.toml").write_text(SWEEP.text)
+    (tmp_path / "failed").mkdir()
+    for result in results():
+        assert result.cell.config is not None
+        run = tmp_path / result.cell.name
+        run.mkdir()
+        (run / "config.toml").write_text(result.cell.config.to_toml())
+        (run / "environment.json").write_text("{}")
+        (run / "rounds.jsonl").write_text("")
+        (run / "summary.json").write_text(json.dumps(result.summary))
+        (run / "audit.json").write_text(json.dumps(result.audit))
+    return tmp_path
+
+
+@given(st.lists(numbers, min_size=2, max_size=8))
+def test_means_and_intervals_are_scipys(values: list[float]) -> None:
+    mean = mean_of(values)
+    assert mean is not None
+    assert mean.mean == pytest.approx(np.mean(values))
+    assert mean.std == pytest.approx(np.std(values, ddof=1))
+    if np.ptp(values) > 1e-6:
+        interval = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+        assert [mean.low, mean.high] == pytest.approx([interval.low, interval.high])
+    assert mean_of([*values, None]) == mean
+
+
+def test_one_seed_has_no_interval_and_none_has_no_mean() -> None:
+    one = mean_of([3.0, None])
+    assert one is not None
+    assert (one.mean, one.std, one.low, one.seeds) == (3.0, None, None, 1)
+    assert mean_of([None]) is None
+
+
+@given(st.dictionaries(st.integers(0, 9), numbers, min_size=2), numbers, st.integers(0, 2**32))
+def test_paired_differences_take_out_what_seeds_share(seeds: dict[int, float], shift: float, draw: int) -> None:
+    noise = np.random.default_rng(draw).normal(size=10) * 1e-9
+    mine = {seed: value + shift + noise[seed] for seed, value in seeds.items()}
+    difference = paired(mine, {**seeds, 77: 3.0, 78: None})
+    assert difference is not None
+    assert difference.mean == pytest.approx(shift, abs=1e-6)
+    assert difference.seeds == len(seeds)
+    assert difference.std == pytest.approx(0.0, abs=1e-6)  # however far the seeds are apart
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12))
+def test_the_front_is_what_nobody_dominates(points: list[tuple[int, int]]) -> None:
+    found = on_front([float(x) for x, _ in points], [float(y) for _, y in points])
+    for (x, y), front in zip(points, found, strict=True):
+        dominated = any(a <= x and b >= y and (a, b) != (x, y) for a, b in points)
+        assert front is not dominated
+    assert any(found)
+
+
+def test_the_table_compares_with_the_first_protection_of_the_same_algorithm() -> None:
+    rows = {(row["algorithm"], row["protection"]): row for row in table_rows(results(), SWEEP)}
+    assert len(rows) == 6
+    for (_, protection), row in rows.items():
+        assert row["seeds"] == 3
+        assert row["accuracy_mean_std"] == pytest.approx(0.01)
+        if protection == "none":
+            assert row["accuracy_mean_difference"] is None
+        else:
+            assert row["accuracy_mean_difference"] == pytest.approx(-LOSS[protection])
+            assert row["accuracy_mean_difference_low"] == pytest.approx(-LOSS[protection])  # the seeds' common part is gone
+    assert rows["fedavg", "none"]["ari"] is None
+
+
+def test_the_front_names_the_settings_that_no_other_beats() -> None:
+    rows = [row for row in front_rows(results()) if row["utility"] == "accuracy_mean"]
+    front = {(row["metric"], row["algorithm"], row["protection"]) for row in rows if row["on_front"]}
+    # pacfl serves better everywhere; less leakage costs accuracy, so all of pacfl's settings are on the front of "cosine"
+    assert {one for one in front if one[0] == "cosine"} == {("cosine", "pacfl", name) for name in LEAK}
+    # where a larger figure is an error of the attacker, "none" has the largest error here and the best accuracy
+    assert {one for one in front if one[0] == "error"} == {("error", "pacfl", "none")}
+    assert all(row["guess_with_no_view"] == pytest.approx(0.1) for row in rows)
+    assert {row["epsilon"] for row in rows} == {None, 4.0}
+    assert not [row for row in front_rows(results()) if row["utility"] == "ari" and row["algorithm"] == "fedavg"]
+
+
+def test_the_files_hold_every_run_and_setting(folder: Path) -> None:
+    (folder / "failed" / "pacfl-haar-s1.json").write_text('{"cell": "pacfl-haar-s1", "error": "=HYPERLINK()"}')
+    (folder / "pacfl-haar-s1" / "summary.json").unlink()
+    write_tables(folder, SWEEP)
+    sizes = {}
+    for name in ("sweep.csv", "table.csv", "front.csv"):
+        with (folder / name).open() as file:
+            sizes[name] = len(list(csv.DictReader(file)))
+    assert sizes == {"sweep.csv": 18, "table.csv": 6, "front.csv": 2 * (6 + 6 + 3)}
+    found, failed = read_results(folder, SWEEP)
+    assert len(found) == 17
+    assert list(failed) == ["pacfl-haar-s1"]
+
+
+def test_the_report_shows_the_sweep_and_says_what_would_make_it_wrong(folder: Path) -> None:
+    (folder / "failed" / "pacfl-haar-s1.json").write_text('{"cell": "pacfl-haar-s1", "error": "<b>broke</b>"}')
+    page = write_report(folder).read_text()
+    for words in ("The sweep", "Left and up is better", "What would make it wrong", "Utility against ε", "What it costs", "&lt;b&gt;broke"):
+        assert words in page
+    assert "<b>broke" not in page
+    assert "http:" not in page.replace("http://www.w3.org", "")
+    assert write_report(folder).read_text() == page
+    first = [cell.name for cell in SWEEP.cells if cell.seed == 0]
+    assert all(name in page for name in first)  # below the sweep's own tables: the runs of the first seed
+    assert f"({SWEEP.cells[1].name})" not in page
+
+
+def test_a_damaged_summary_is_named(folder: Path) -> None:
+    (folder / SWEEP.cells[0].name / "audit.json").write_text("[")
+    with pytest.raises(InputError, match=r"audit\.json: is damaged"):
+        write_tables(folder, SWEEP)
+
+
+def test_a_run_that_stopped_early_is_in_no_mean(folder: Path) -> None:
+    path = folder / SWEEP.cells[0].name / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "rounds": 1}))
+    assert SWEEP.cells[0].name not in {one.cell.name for one in read_results(folder, SWEEP)[0]}
+    assert replace(SWEEP, workers=3).settings == SWEEP.settings

@@ -1,0 +1,327 @@
+"""Reproductions: every entry makes sense, the table says what the runs found, scale and data are named, and nothing is run twice."""
+
+import csv
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import scipy.linalg
+
+from cflpriv.cli import main
+from cflpriv.errors import InputError
+from cflpriv.experiments import reproduce as engine
+from cflpriv.experiments.folder import run_experiment
+from cflpriv.experiments.reproduce import Outcome, config_of, reproduce, scaled_trials
+from cflpriv.experiments.reproductions import METRICS, REPRODUCTIONS, Cell, Figure, Reproduction
+from cflpriv.experiments.trials import _fitted, _mmd, gaussians, influence_speed, label_swap_gap
+
+REQUIRED = (
+    "pacfl-label-skew", "pacfl-mix4", "pacfl-newcomers", "pacfl-rounds-to-target", "pacfl-dirichlet", "pacfl-beta-sweep",
+    "pacfl-gaussians", "ifca-synthetic", "ifca-rotated-mnist", "ifca-rotated-cifar", "stocfl-clustering", "stocfl-rotated-mnist",
+    "stocfl-shifted", "stocfl-lambda", "stocfl-tau", "cfl-label-swap", "cfl-congruent", "cfl-permuted-labels", "cfl-agnews",
+    "pfedlia-pathological", "pfedlia-noisy", "pfedlia-nordic", "pfedlia-speedup", "femnist",
+)  # fmt: skip
+
+BASE: dict[str, Any] = {
+    "data.clients": 8, "data.rotations": [0, 90], "data.test_samples_per_client": 20, "model.name": "mlp", "model.hidden": 8,
+    "training.rounds": 3, "training.lr": 0.1, "run.insecure_test_entropy": True, "run.evaluate_every": 1
+}  # fmt: skip
+
+
+def draw(seed: int, data_dir: str | Path | None, settings: Mapping[str, Any]) -> Mapping[str, float | None]:
+    """A trial for tests."""
+    CALLS.append(seed)
+    if seed in STOPS:
+        raise KeyboardInterrupt
+    return {"success": float(seed % 2), "gap": None}
+
+
+CALLS: list[int] = []
+STOPS: set[int] = set()
+
+TINY = Reproduction(
+    "tiny", "no paper", "set here",
+    (
+        Cell("PACFL", (Figure("local", 90.0), Figure("shared"), Figure("ari", 1.0)), {"algorithm.name": "pacfl", "algorithm.k": 2}),
+        Cell("FedAvg", (Figure("shared", 50.0),), {"algorithm.name": "fedavg"}),
+        Cell("control", (Figure("shared", "lower"),), {"algorithm.name": "shuffled"}, groups_of="PACFL"),
+        Cell("drawn", (Figure("success", 0.5), Figure("gap")), trial=draw, trials=6),
+    ),
+    BASE, {"training.rounds": 2, "data.clients": 4},
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REPRODUCTIONS, "tiny", TINY)
+    CALLS.clear()
+    STOPS.clear()
+
+
+# --- the entries
+
+
+def test_every_promised_name_is_there() -> None:
+    assert set(REQUIRED) == set(REPRODUCTIONS) - {"tiny"}
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_an_entry_makes_sense(name: str) -> None:
+    entry = REPRODUCTIONS[name]
+    labels = [cell.label for cell in entry.cells]
+    assert all((entry.title, entry.source, entry.chosen))
+    assert len({engine._slug(label) for label in labels}) == len(labels)  # a folder each
+    assert any(figure.published is not None for cell in entry.cells for figure in cell.figures)
+    for cell in entry.cells:
+        assert cell.figures
+        assert {figure.metric for figure in cell.figures} <= set(METRICS)
+        assert not cell.groups_of or labels.index(cell.groups_of) < labels.index(cell.label)
+        assert entry.over != "x" or cell.x is not None or cell.trial is None
+        if cell.trial:
+            assert not cell.changes
+            continue
+        whole, said = config_of(entry, cell, 3)
+        assert not said
+        assert (whole.run.seed, whole.data.seed) == (3, 3)
+        small, said = config_of(entry, cell, 3, 0.01)
+        assert said  # whatever was shrunk is named
+        assert small.training.rounds < whole.training.rounds or small.data != whole.data
+
+
+def test_scale_keeps_to_its_floors_and_names_what_it_shrinks() -> None:
+    entry = REPRODUCTIONS["pacfl-mix4"]
+    config, said = config_of(entry, entry.cell("PACFL"), 0, 0.1, (), {"svhn": "mnist"})
+    assert config.data.sources == (("cifar10", 3), ("mnist", 3), ("fashion_mnist", 3), ("usps", 3))
+    assert config.training.rounds == 5
+    assert "training.rounds 50 → 5" in said
+    assert any("mnist stands in for svhn" in one for one in said)
+    skew = REPRODUCTIONS["pacfl-label-skew"]
+    config, said = config_of(skew, skew.cell("PACFL"), 0, 0.01)
+    assert (config.training.rounds, config.data.clients, config.data.samples_per_client) == (4, 10, 600)
+    assert "data.samples_per_client at most 600" in said
+    assert config_of(skew, skew.cell("PACFL"), 0)[0].data.samples_per_client == 0
+    assert [scaled_trials(REPRODUCTIONS["ifca-synthetic"].cells[0], scale) for scale in (1, 0.1, 0.001)] == [40, 4, 1]
+
+
+# --- running
+
+
+def rows_of(outcome: Outcome) -> dict[tuple[str, str], float | None]:
+    return {(row.cell, row.metric): row.ours for row in outcome.rows}
+
+
+def test_the_table_says_what_the_runs_found_and_nothing_is_run_twice(tmp_path: Path) -> None:
+    first = reproduce("tiny", tmp_path / "a", seeds=2)
+    summaries = [json.loads((tmp_path / "a" / f"PACFL-s{seed}" / "summary.json").read_text()) for seed in (0, 1)]
+    local = [100 * one["local_accuracy_mean_last_rounds"] for one in summaries]
+    row = first.rows[0]
+    assert row.ours == pytest.approx(np.mean(local))
+    assert row.deviation == pytest.approx(np.std(local, ddof=1))
+    assert row.difference == pytest.approx(np.mean(local) - 90.0)
+    assert rows_of(first)["PACFL", "ari"] == 1.0
+    assert rows_of(first)["drawn", "success"] == 0.5
+    assert rows_of(first)["drawn", "gap"] is None
+    assert [one.difference for one in first.rows if one.cell == "control"] == [None]  # words are no number to compare with
+    assert first.remarks[0] == "scale 1: nothing shrunk"
+    table = (tmp_path / "a" / "table.md").read_text()
+    assert "Scale 1, 2 seed(s)" in table
+    assert "set here" in table
+    with (tmp_path / "a" / "table.csv").open(newline="") as file:
+        written = list(csv.DictReader(file))
+    assert float(written[0]["difference"]) == row.difference
+    assert len(written) == len(first.rows)
+    assert ElementTree.parse(tmp_path / "a" / "picture.svg").getroot().tag.endswith("svg")
+    CALLS.clear()
+    again = reproduce("tiny", tmp_path / "a", seeds=2)
+    assert again == first  # the very seconds: nothing was run
+    assert CALLS == []
+
+
+def test_the_control_has_the_sizes_of_the_clusters_that_were_found(tmp_path: Path) -> None:
+    reproduce("tiny", tmp_path / "a", cells=["control"])  # brings the cell that it takes its groups from
+    found = json.loads((tmp_path / "a" / "PACFL-s0" / "measured.json").read_text())["labels"]
+    control = json.loads((tmp_path / "a" / "control-s0" / "measured.json").read_text())
+    assert control["truth"] == found
+    assert sorted(np.bincount(list(control["labels"].values()))) == sorted(np.bincount(list(found.values())))
+
+
+def test_an_interrupted_reproduction_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = reproduce("tiny", tmp_path / "whole")
+
+    def cut(config: Any, folder: Path, *arguments: Any, **options: Any) -> Any:
+        stop = folder.name == "FedAvg-s0" and not folder.exists()
+        return run_experiment(config, folder, *arguments, **options, tick=lambda row: signal.raise_signal(signal.SIGINT) if stop else None)
+
+    monkeypatch.setattr(engine, "run_experiment", cut)
+    outcome = reproduce("tiny", tmp_path / "cut")
+    assert outcome.interrupted
+    assert {row.cell for row in outcome.rows} == {"PACFL"}
+    assert "interrupted: the same command goes on" in (tmp_path / "cut" / "table.md").read_text()
+    assert len((tmp_path / "cut" / "FedAvg-s0" / "rounds.jsonl").read_text().splitlines()) == 1  # kept
+    STOPS.add(3)
+    outcome = reproduce("tiny", tmp_path / "cut")
+    assert outcome.interrupted
+    assert {row.cell for row in outcome.rows} == {"PACFL", "FedAvg", "control"}
+    STOPS.clear()
+    CALLS.clear()
+    outcome = reproduce("tiny", tmp_path / "cut")
+    assert not outcome.interrupted
+    assert CALLS == [3, 4, 5]  # trials 0, 1 and 2 were kept
+    assert rows_of(outcome) == rows_of(whole)
+
+
+def test_another_scale_needs_another_folder(tmp_path: Path) -> None:
+    outcome = reproduce("tiny", tmp_path / "a", scale=0.5)
+    assert {"training.rounds 3 → 2", "data.clients 8 → 4", "trials 6 → 3"} <= set(outcome.remarks)
+    for cells in ("FedAvg", "PACFL"):
+        with pytest.raises(InputError, match=r"data\.clients is 8, but .* has 4; .*choose another folder with --out"):
+            reproduce("tiny", tmp_path / "a", cells=[cells])
+
+
+def test_protections_pass_through_and_what_they_refuse_is_a_row(tmp_path: Path) -> None:
+    changes = ['protection.sum="secagg"', 'protection.gram=["haar"]']
+    outcome = reproduce("tiny", tmp_path / "a", changes=changes, cells=["PACFL", "FedAvg"])
+    assert rows_of(outcome)["PACFL", "ari"] == 1.0
+    assert json.loads((tmp_path / "a" / "PACFL-s0" / "summary.json").read_text())["protection"] != "none"
+    assert any("training.weights = equal" in one for one in outcome.remarks)
+    changes = ['protection.sum="secagg-oblivious"']
+    outcome = reproduce("tiny", tmp_path / "b", changes=changes, cells=["PACFL", "FedAvg"])
+    assert rows_of(outcome)["PACFL", "local"] is None
+    assert "secagg-oblivious" in outcome.rows[0].note
+    assert rows_of(outcome)["FedAvg", "shared"] is not None  # the others go on
+
+
+def test_wrong_words_are_refused_by_name(tmp_path: Path) -> None:
+    for options, words in (
+        ({"name": "tinny"}, "did you mean 'tiny'"), ({"scale": 0.0}, r"outside \(0, 1\]"), ({"scale": 1.5}, "outside"),
+        ({"seeds": 0}, "--seeds 0"), ({"cells": ["nothing"]}, "no cell begins so"),
+        ({"name": "pacfl-gaussians", "changes": ["protection.sum=secagg"]}, "has no runs"),
+        ({"changes": ["data.nothing=1"], "cells": ["FedAvg"]}, None),
+    ):  # fmt: skip
+        arguments = {"name": "tiny", **options}
+        if words is None:
+            assert "is not a key" in reproduce(out=tmp_path / "x", **arguments).rows[0].note  # type: ignore[arg-type]
+            continue
+        with pytest.raises(InputError, match=words):
+            reproduce(out=tmp_path / "x", **arguments)  # type: ignore[arg-type]
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["cflpriv", *words])
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(tmp_path / "a")
+    assert command(monkeypatch, "reproduce", "tiny", "--out", folder, "--scale", "0.5", "--cells", "FedAvg;drawn") == 0
+    said = capsys.readouterr().out
+    assert "| FedAvg |" in said
+    assert "training.rounds 3 → 2" in said
+    absent = ["femnist", "--data-dir", str(tmp_path / "nothing"), "--out", str(tmp_path / "b")]
+    assert command(monkeypatch, "reproduce", *absent) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1  # data that are not there are said in one line
+    assert not (tmp_path / "b").exists()
+    STOPS.add(0)
+    assert command(monkeypatch, "reproduce", "tiny", "--out", str(tmp_path / "c"), "--cells", "drawn") == 1
+    assert "the same command goes on" in capsys.readouterr().err
+    assert command(monkeypatch, "list") == 0
+    assert "pacfl-label-skew" in capsys.readouterr().out
+
+
+# --- figures
+
+
+def test_figures_of_rows() -> None:
+    rows = [
+        {"accuracy_mean": 0.2, "perplexity_mean": 40.0, "max_norms": [1.0], "mean_norms": [2.0]},
+        {"accuracy_mean": 0.3, "perplexity_mean": 30.0, "max_norms": [4.0, None], "splits": [{}]},
+        {"accuracy_mean": 0.9, "max_norms": [1.0, 3.0], "mean_norms": [0.5]},
+    ]
+    assert engine._measured("before_split", {}, rows) == 20.0
+    assert engine._measured("perplexity_before_split", {}, rows) == 40.0
+    assert engine._measured("max_norm", {}, rows) == 0.75
+    assert engine._measured("mean_norm", {}, rows) == 0.25
+    assert engine._measured("newcomer", {"newcomers": {"newcomer_accuracy_mean": 0.5}}, rows) == 50.0
+    assert engine._measured("rounds_local", {"local_rounds_to_target": None}, rows) is None
+
+
+def test_distances_of_gaussians_against_their_common_axes() -> None:
+    """In the basis where b is the identity and a diagonal (λ), both distances are sums over coordinates."""
+    draws = np.random.default_rng(0)
+    x = draws.standard_normal((40, 5)) @ draws.standard_normal((5, 5))
+    y = draws.standard_normal((40, 5)) + 0.3
+    a, b = np.cov(x.T), np.cov(y.T)
+    values, vectors = scipy.linalg.eigh(a, b)
+    step = vectors.T @ (y.mean(axis=0) - x.mean(axis=0))
+    kl = 0.5 * (values - 1 - np.log(values) + step**2).sum()
+    middle = (1 + values) / 2
+    bhattacharyya = (step**2 / middle / 8 + 0.5 * np.log(middle) - 0.25 * np.log(values)).sum()
+    assert _fitted(x, y) == pytest.approx((bhattacharyya, kl), rel=1e-9)
+    assert _fitted(x, x) == pytest.approx((0.0, 0.0), abs=1e-9)
+
+
+def test_mmd_is_the_distance_of_mean_embeddings() -> None:
+    draws = np.random.default_rng(1)
+    x, y = draws.standard_normal((7, 3)), draws.standard_normal((7, 3)) + 1
+    both = [*x, *y]
+    squares = [float(((u - v) ** 2).sum()) for u in both for v in both]
+    width = float(np.median([one for one in squares if one > 0]))
+    sign = [1] * 7 + [-1] * 7
+    total = sum(
+        sign[i] * sign[j] * np.exp(-float(((both[i] - both[j]) ** 2).sum()) / width) for i in range(14) for j in range(14)
+    )  # fmt: skip
+    assert _mmd(x, y) == pytest.approx(np.sqrt(total / 49))
+    assert _mmd(x, x) == 0.0
+
+
+def test_trials_are_functions_of_their_seed() -> None:
+    cell = REPRODUCTIONS["pacfl-gaussians"].cells[0]
+    assert gaussians(1, None, cell.settings) == gaussians(1, None, cell.settings) != gaussians(2, None, cell.settings)
+    settings = {
+        "data": {"source": "digits", "clients": 4, "label_swaps": [[0, 1], [2, 3]]},
+        "model": {"name": "mlp", "hidden": 16}, "training": {"rounds": 12, "epochs": 3, "lr": 0.3},
+    }  # fmt: skip
+    found = label_swap_gap(0, None, settings)
+    assert found == label_swap_gap(0, None, settings)
+    assert found["gap"] is not None
+    assert (found["gap"] > 0) == (found["gap_from_round"] is not None)
+
+
+def test_influence_speed_on_digits() -> None:
+    found = influence_speed(0, None, {"source": "digits", "samples": 600, "threshold": 0.3, "epochs_at_most": 20})
+    exact, lazy = found["exact_seconds"], found["lazy_seconds"]
+    assert exact is not None
+    assert lazy is not None
+    assert found["speedup"] == exact / lazy > 0
+
+
+# --- the real thing, very small
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in REQUIRED if name != "femnist"])
+def test_scaled_down(name: str, tmp_path: Path) -> None:
+    if "CFLPRIV_DATA" not in os.environ:
+        pytest.skip("CFLPRIV_DATA names no folder with data sets")
+    entry = REPRODUCTIONS[name]
+    runs = any(cell.trial is None for cell in entry.cells)
+    changes = ["data.samples_per_client=60", "data.test_samples_per_client=20", "model.hidden=16", "training.epochs=1"] if runs else []
+    labels = [cell.label for cell in entry.cells if cell.trial is None or not runs]
+    wanted = [labels[0], labels[-1]] if runs else labels[:1]
+    outcome = reproduce(name, tmp_path / "a", os.environ["CFLPRIV_DATA"], scale=0.005, changes=changes, cells=wanted)
+    assert not outcome.interrupted
+    measured = {row.cell: row.ours for row in outcome.rows if row.ours is not None}
+    assert set(wanted) <= {row.cell for row in outcome.rows if row.ours is not None or row.note == "never"}
+    assert np.isfinite(list(measured.values())).all()
+    assert (tmp_path / "a" / "picture.svg").is_file() == bool(measured)

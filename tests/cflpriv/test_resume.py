@@ -1,0 +1,483 @@
+"""Runs that are killed, starved of disk or tampered with: what was complete is there, and a resumed run ends as an uninterrupted one."""
+
+import json
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cflpriv.algorithms import ALGORITHMS
+from cflpriv.data import build_population
+from cflpriv.errors import InputError
+from cflpriv.experiments import Config, advance, finish, parse_config, run_experiment, start
+from cflpriv.experiments.checkpoint import TYPES, latest, load_checkpoint, restore, save_checkpoint
+from cflpriv.experiments.report import write_report
+from cflpriv.experiments.resume import Tape, locked
+from cflpriv.experiments.run import admit, prepare
+from cflpriv.files import append, write_arrays, write_atomically
+from cflpriv.protocols.entropy import public_entropy
+from cflpriv.record import read_transcript
+
+SMALL: dict[str, Any] = {
+    "data": {"clients": 8, "rotations": [0, 90], "test_samples_per_client": 20, "newcomers": 1},
+    "model": {"name": "mlp", "hidden": 4},
+    "training": {"rounds": 8, "lr": 0.1, "weights": "equal", "participation": 0.8},
+    "algorithm": {"name": "pacfl"},
+    "run": {"insecure_test_entropy": True, "record": "full"},
+}
+PROTECTIONS: dict[str, dict[str, Any]] = {"none": {}, "haar": {"gram": ["haar"], "sum": "haar"}, "secagg": {"sum": "secagg"}}
+SCENE = build_population(parse_config(SMALL).data)
+
+
+def small(**sections: dict[str, Any]) -> Config:
+    return parse_config({name: SMALL.get(name, {}) | sections.get(name, {}) for name in {*SMALL, *sections}})
+
+
+def run(config: Config, out: Path, **options: Any) -> dict[str, Any]:
+    return run_experiment(config, out, population=SCENE, resume=True, **options)
+
+
+def final(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted((folder / "checkpoints").iterdir())}
+
+
+def timeless(folder: Path) -> tuple[Any, Any]:
+    """Rows and summary without what the clock says."""
+
+    def without(row: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in row.items() if "seconds" not in key}
+
+    rows = [without(json.loads(line)) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return rows, without(json.loads((folder / "summary.json").read_text()))
+
+
+class Stop(BaseException):
+    """Ends a run where nothing catches it: what a kill leaves behind, without a process."""
+
+
+def stopping(after: int) -> Any:
+    def tick(row: dict[str, Any]) -> None:
+        if row["round"] + 1 == after:
+            raise Stop
+
+    return tick
+
+
+def interrupted(config: Config, out: Path, after: int) -> None:
+    with pytest.raises(Stop):
+        run(config, out, tick=stopping(after))
+
+
+# --- ending early, going on
+
+
+def test_the_summary_of_an_interruption_is_not_taken_for_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C wrote a summary; the resumed run is killed between its final checkpoint and its own summary."""
+    config = small(algorithm={"name": "fedavg"}, training={"rounds": 3})
+
+    def ctrl_c(row: dict[str, Any]) -> None:
+        if row["round"] == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert run(config, tmp_path / "run", tick=ctrl_c)["rounds"] == 1
+
+    def killed(*anything: Any) -> None:
+        raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cflpriv.experiments.folder._measured", killed)
+        with pytest.raises(Stop):
+            run(config, tmp_path / "run")
+    assert latest(tmp_path / "run" / "checkpoints") == "final"
+    assert run(config, tmp_path / "run")["rounds"] == 3
+    run(config, tmp_path / "whole")
+    assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("protection", ["none", "haar"])
+@pytest.mark.parametrize("algorithm", ["pacfl", "cfl", "ifca", "stocfl", "pfedlia", "fedavg", "local"])
+def test_a_resumed_run_ends_as_an_uninterrupted_one(algorithm: str, protection: str, tmp_path: Path) -> None:
+    options: dict[str, dict[str, Any]] = {"pfedlia": {"warm_up": 2}, "stocfl": {"tau": 0.3}}
+    more = options.get(algorithm, {})
+    data = {"newcomers": 0 if algorithm == "local" else 1}
+    config = small(algorithm={"name": algorithm, **more}, protection=PROTECTIONS[protection], training={"rounds": 5}, data=data)
+    run(config, tmp_path / "whole")
+    for after in (1, 3):
+        interrupted(config, tmp_path / str(after), after)
+        run(config, tmp_path / str(after))
+        assert final(tmp_path / str(after)) == final(tmp_path / "whole")
+        assert timeless(tmp_path / str(after)) == timeless(tmp_path / "whole")
+        if algorithm != "local":  # which sends nothing
+            whole, resumed = (read_transcript(tmp_path / name / "transcript") for name in ("whole", str(after)))
+            assert [message.digest for message in whole] == [message.digest for message in resumed]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithms_state_can_be_saved_and_read(name: str, tmp_path: Path) -> None:
+    """A kind of state that nobody added to `TYPES` fails here, not after an hour of somebody's run."""
+    more: dict[str, Any] = {"pfedlia": {"warm_up": 1}}.get(name, {})
+    config = small(algorithm={"name": name, **more}, training={"rounds": 2}, data={"newcomers": 0})
+    simulation = start(config, population=SCENE)
+    advance(simulation)
+    save_checkpoint(tmp_path, "x", simulation.state, simulation.federation, {}, simulation.tape.kept)
+    later = prepare(config, population=SCENE, secrets=load_checkpoint(tmp_path, "x").secrets)
+    later.state = restore(load_checkpoint(tmp_path, "x"), later.federation)
+    save_checkpoint(tmp_path, "y", later.state, later.federation, {}, later.tape.kept)
+    for side in ("safetensors", "clients.safetensors"):
+        assert (tmp_path / f"x.{side}").read_bytes() == (tmp_path / f"y.{side}").read_bytes()
+    assert load_checkpoint(tmp_path, "x").tree["state"] == load_checkpoint(tmp_path, "y").tree["state"]
+
+
+def test_under_secure_sums_a_resumed_run_completes_and_never_takes_a_slot_twice(tmp_path: Path) -> None:
+    config = small(protection=PROTECTIONS["secagg"], run={"insecure_test_entropy": False, "checkpoint_every": 2}, training={"rounds": 5})
+    interrupted(config, tmp_path / "run", 3)
+    interrupted(config, tmp_path / "run", 4)
+    summary = run(config, tmp_path / "run")
+    assert summary["rounds"] == 5
+    aside = [json.loads(line) for line in (tmp_path / "run" / "interrupted" / "1" / "messages.jsonl").read_text().splitlines()]
+    slots = [json.loads(line["header"])["context"]["slot"] for line in aside if "secagg" in json.loads(line["header"])["kind"]]
+    kept = [message.context["slot"] for message in read_transcript(tmp_path / "run" / "transcript") if "secagg" in message.kind]
+    assert slots
+    assert not {tuple(slot) for slot in slots} & {tuple(slot) for slot in kept}
+
+
+CHARGED: dict[str, dict[str, Any]] = {
+    "sample": {"unit": "sample", "epsilon": 30.0, "delta": 1e-4, "samples": 60},
+    "client": {"unit": "client", "epsilon": 200.0, "delta": 1e-2},
+    "signatures too": {"unit": "client", "epsilon": 200.0, "delta": 1e-2, "local": ["gram"]},
+}
+
+
+@pytest.mark.filterwarnings("ignore:run.insecure_test_entropy")
+@pytest.mark.parametrize("name", CHARGED)
+def test_charges_are_neither_lost_nor_taken_back(name: str, tmp_path: Path) -> None:
+    algorithm = "pacfl" if name != "client" else "fedavg"
+    config = small(privacy=CHARGED[name], training={"rounds": 4}, algorithm={"name": algorithm}, run={"checkpoint_every": 2})
+    whole = run(config, tmp_path / "whole")
+    assert whole["rounds"] == 4
+    interrupted(config, tmp_path / "cut", 3)  # round 2 was charged and will be run again
+    before = json.loads((tmp_path / "cut" / "ledger.json").read_text())["charges"]
+    cut = run(config, tmp_path / "cut")
+    after = json.loads((tmp_path / "cut" / "ledger.json").read_text())["charges"]
+    assert after[: len(before)] == before
+    struck = max(charge["round"] for charge in before)
+    again = [charge for charge in after[len(before) :] if charge["round"] == struck]
+    assert again  # new noise, a new charge
+    # what was charged for the round that was cut short is missing at the end: the run stops when the budget is spent, and says so
+    assert (cut["rounds"] == 4 and cut["stopped"] is None) or "refused by the privacy ledger" in cut["stopped"]
+    assert cut["epsilon"] <= CHARGED[name]["epsilon"] * (1 + 1e-9)
+    assert run(config, tmp_path / "cut") == cut  # and it stays stopped
+
+
+def test_what_an_interrupted_round_sent_stays_on_record(tmp_path: Path) -> None:
+    config = small(run={"checkpoint_every": 3})
+    interrupted(config, tmp_path / "run", 5)
+    before = read_transcript(tmp_path / "run" / "transcript")
+    run(config, tmp_path / "run")
+    aside = tmp_path / "run" / "interrupted" / "1"
+    lines = [json.loads(json.loads(line)["header"]) for line in (aside / "messages.jsonl").read_text().splitlines()]
+    assert {line["round"] for line in lines} == {3, 4}
+    assert [line["digest"] for line in lines] == [message.digest for message in before if message.round >= 3]
+    assert [json.loads(line)["round"] for line in (aside / "rounds.jsonl").read_text().splitlines()] == [3, 4]
+    assert list(aside.glob("payloads_*.safetensors"))
+    assert len((tmp_path / "run" / "resumes.jsonl").read_text().splitlines()) == 1
+    whole = run_experiment(config, tmp_path / "whole", population=SCENE)
+    assert len(read_transcript(tmp_path / "run" / "transcript", whole["messages"])) == whole["messages"]
+
+
+def test_a_run_that_is_done_is_left_alone_and_old_checkpoints_go(tmp_path: Path) -> None:
+    config = small(training={"rounds": 3})
+    first = run(config, tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in sorted((tmp_path / "run").rglob("*"))}
+    assert run(config, tmp_path / "run") == first
+    assert {path: path.stat().st_mtime_ns for path in sorted((tmp_path / "run").rglob("*"))} == before
+    assert sorted(final(tmp_path / "run")) == ["final.clients.safetensors", "final.json", "final.safetensors"]
+    assert (tmp_path / "run" / "checkpoints" / "final.clients.safetensors").stat().st_mode & 0o077 == 0
+    interrupted(config, tmp_path / "cut", 2)
+    assert {path.name.split(".")[0] for path in (tmp_path / "cut" / "checkpoints").iterdir()} == {"round_0000002"} or (
+        {path.name.split(".")[0] for path in (tmp_path / "cut" / "checkpoints").iterdir()} == {"round_0000001"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "words"),
+    [
+        ("training", {"lr": 0.2}, r"training\.lr is 0\.2, but .*config\.toml has 0\.1"),
+        ("training", {"rounds": 20}, r"training\.rounds is 20"),
+        ("protection", {"sum": "secagg"}, r"protection\.sum is 'secagg', but .* has 'none'"),
+        ("algorithm", {"p": 2}, r"algorithm\.p is 2, but .* has not set"),
+        ("run", {"seed": 1}, r"run\.seed is 1"),
+    ],
+)
+def test_another_configuration_is_refused_by_name(section: str, changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    interrupted(small(), tmp_path / "run", 2)
+    with pytest.raises(InputError, match=words):
+        run(small(**{section: changes}), tmp_path / "run")
+
+
+def test_other_data_are_refused(tmp_path: Path) -> None:
+    interrupted(small(), tmp_path / "run", 2)
+    other = replace(SCENE, clients=(replace(SCENE.clients[0], x_train=SCENE.clients[0].x_train * 0.5), *SCENE.clients[1:]))
+    with pytest.raises(InputError, match="other data"):
+        run_experiment(small(), tmp_path / "run", population=other, resume=True)
+
+
+@pytest.mark.parametrize("file", ["json", "safetensors", "clients.safetensors"])
+@pytest.mark.parametrize("how", ["cut", "flipped", "gone"])
+def test_a_damaged_checkpoint_is_refused_in_one_line(file: str, how: str, tmp_path: Path) -> None:
+    interrupted(small(), tmp_path / "run", 3)
+    name = latest(tmp_path / "run" / "checkpoints")
+    path = tmp_path / "run" / "checkpoints" / f"{name}.{file}"
+    data = path.read_bytes()
+    if how == "gone":
+        path.unlink()
+        if file == "json":
+            assert latest(path.parent) is None  # no checkpoint is there without its JSON file: the run starts again
+            return
+    else:
+        path.write_bytes(data[: len(data) // 2] if how == "cut" else data[:-20] + bytes([data[-20] ^ 1]) + data[-19:])
+    with pytest.raises(InputError, match=f"{name}.{file}") as caught:
+        run(small(), tmp_path / "run")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_makes_no_type_that_is_not_listed(tmp_path: Path) -> None:
+    simulation = start(small(), population=SCENE)
+    save_checkpoint(tmp_path, "x", simulation.state, simulation.federation, {}, simulation.tape.kept)
+    checkpoint = load_checkpoint(tmp_path, "x")
+    tree = json.loads(json.dumps(checkpoint.tree).replace("algorithms.pacfl.State", "os.system"))
+    with pytest.raises(InputError, match=r"'os\.system' is not a kind of state"):
+        restore(replace(checkpoint, tree=tree), prepare(small(), population=SCENE).federation)
+    broken = {**checkpoint.tree, "held": {"keys": {}, "epochs": []}}
+    with pytest.raises(InputError, match="does not fit together"):
+        restore(replace(checkpoint, tree=broken), prepare(small(), population=SCENE).federation)
+    with pytest.raises(TypeError, match=r"TYPES|may not hold"):
+        save_checkpoint(tmp_path, "y", Config(), simulation.federation)
+    assert all(name.count(".") >= 1 for name in TYPES)
+
+
+def test_a_transcript_that_was_changed_is_not_gone_on_from(tmp_path: Path) -> None:
+    interrupted(small(), tmp_path / "run", 3)
+    path = tmp_path / "run" / "transcript" / "messages.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-3]))
+    with pytest.raises(InputError, match=r"messages\.jsonl"):
+        run(small(), tmp_path / "run")
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    interrupted(small(), tmp_path / "run", 2)
+    with locked(tmp_path / "run"), pytest.raises(InputError, match="another process"):
+        run(small(), tmp_path / "run")
+
+
+def test_the_experiments_functions_continue_after_a_restore(tmp_path: Path) -> None:
+    whole, other = (start(small(), population=SCENE) for _ in range(2))
+    for _ in range(3):
+        advance(whole)
+        advance(other)
+    save_checkpoint(tmp_path, "x", other.state, other.federation, {}, other.tape.kept)
+    checkpoint = load_checkpoint(tmp_path, "x")
+    later = prepare(small(), population=SCENE, secrets=checkpoint.secrets)
+    later.tape.stop()
+    later.state, later.rows = restore(checkpoint, later.federation), list(other.rows)
+    for simulation in (whole, later):
+        advance(simulation)
+        admit(simulation)
+    for a, b in zip(whole.state.models, later.state.models, strict=True):
+        np.testing.assert_array_equal(a.value(), b.value())
+    assert finish(whole)["accuracy_mean"] == finish(later)["accuracy_mean"]
+
+
+def test_the_tape_gives_the_same_secrets_again() -> None:
+    source = public_entropy("tape")
+    tape = Tape(source)
+    first = [tape(n) for n in (32, 5, 16)]
+    tape.stop()
+    after = [tape(7), tape(9)]
+    again = Tape(public_entropy("tape"), tape.kept)
+    assert [again(n) for n in (32, 5, 16)] == first
+    again.stop(53 + 7)
+    assert again(9) == after[1]
+    with pytest.raises(InputError, match="too few"):
+        Tape(source, b"abc")(4)
+    with pytest.raises(InputError, match="too many"):
+        Tape(source, b"abc").stop()
+
+
+# --- kills
+
+
+def _child(config: Config, out: Path) -> None:
+    run(config, out)
+
+
+def kills(config: Config, folder: Path, count: int, seed: int) -> list[Path]:
+    """`count` runs, each killed at a moment drawn uniformly over the time that a whole run takes, then run to the end."""
+    fork = multiprocessing.get_context("fork")
+    began = time.perf_counter()
+    whole = fork.Process(target=_child, args=(config, folder / "whole"))
+    whole.start()
+    whole.join()
+    assert whole.exitcode == 0
+    seconds = time.perf_counter() - began
+    moments, ended = random.Random(seed), []
+    for number in range(count):
+        out = folder / str(number)
+        child = fork.Process(target=_child, args=(config, out))
+        child.start()
+        child.join(moments.uniform(0, seconds))
+        if child.pid is not None and child.exitcode is None:
+            os.kill(child.pid, signal.SIGKILL)
+        child.join()
+        run(config, out)
+        ended.append(out)
+    return ended
+
+
+def test_five_kills_at_random_moments(tmp_path: Path) -> None:
+    for out in kills(small(), tmp_path, 5, seed=os.getpid()):
+        assert final(out) == final(tmp_path / "whole")
+        assert timeless(out) == timeless(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_fifty_kills_at_random_moments(tmp_path: Path) -> None:
+    struck = 0
+    for out in kills(small(training={"rounds": 20}), tmp_path, 50, seed=os.getpid()):
+        assert final(out) == final(tmp_path / "whole")
+        assert timeless(out) == timeless(tmp_path / "whole")
+        struck += (out / "resumes.jsonl").exists()
+    assert struck >= 10  # most runs were struck after they had written something
+
+
+@pytest.mark.slow
+def test_fifty_kills_under_secure_aggregation(tmp_path: Path) -> None:
+    config = small(protection=PROTECTIONS["secagg"], run={"insecure_test_entropy": False})
+    for out in kills(config, tmp_path, 50, seed=os.getpid()):
+        assert timeless(out)[1]["rounds"] == 8
+        messages = read_transcript(out / "transcript", timeless(out)[1]["messages"])
+        assert {message.round for message in messages} >= set(range(8))
+
+
+# --- the disk
+
+
+@contextmanager
+def small_files(limit: int) -> Iterator[None]:
+    """No file may grow beyond `limit` bytes: what a full disk does to a writer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+
+
+def test_a_full_disk_loses_nothing_that_was_complete(tmp_path: Path) -> None:
+    config = small()
+    run(config, tmp_path / "whole")
+    sizes = sorted({path.stat().st_size for path in (tmp_path / "whole").rglob("*") if path.is_file()})
+    for number, limit in enumerate((1, sizes[len(sizes) // 3] - 1, sizes[-2] // 2, sizes[-1] // 2, sizes[-1] - 1)):
+        out = tmp_path / str(number)
+        with small_files(limit), pytest.raises(OSError, match="go on with --resume"):
+            run(config, out)
+        if (out / "rounds.jsonl").exists():
+            lines = (out / "rounds.jsonl").read_text().splitlines()
+            assert [json.loads(line)["round"] for line in lines] == list(range(len(lines)))  # whole lines only
+            read_transcript(out / "transcript")
+        run(config, out)
+        assert final(out) == final(tmp_path / "whole")
+
+
+def test_a_full_file_system_loses_nothing(tmp_path: Path) -> None:
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(mount)], capture_output=True)
+    if made.returncode:
+        pytest.skip("mounting a small file system is not allowed here")
+    try:
+        config = small(training={"rounds": 40})
+        with pytest.raises(OSError, match="No space left"):
+            run(config, mount / "run")
+        rows = (mount / "run" / "rounds.jsonl").read_bytes().splitlines()
+        assert [json.loads(row)["round"] for row in rows] == list(range(len(rows)))
+        subprocess.run(["mount", "-o", "remount,size=30m", str(mount)], check=True)
+        run(config, mount / "run")
+        run(config, tmp_path / "whole")
+        assert final(mount / "run") == final(tmp_path / "whole")
+    finally:
+        subprocess.run(["umount", str(mount)], check=False)
+
+
+def test_files_are_whole_or_old(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_atomically(path, "old")
+    arrays = {"a": np.arange(1000.0), "b": np.zeros((0, 3), dtype=np.float32), "c": np.array(True)}
+    digest, size = write_arrays(tmp_path / "a.safetensors", arrays)
+    append(tmp_path / "log", "one\n")
+    with small_files(100):
+        for write in (lambda: write_atomically(path, "new" * 100), lambda: write_arrays(tmp_path / "a.safetensors", arrays)):
+            with pytest.raises(OSError, match=r"x\.json|a\.safetensors"):
+                write()
+        with pytest.raises(OSError, match="log"):
+            append(tmp_path / "log", "two\n" * 100)
+    assert path.read_text() == "old"
+    assert (tmp_path / "log").read_text() == "one\n"
+    assert (tmp_path / "a.safetensors").stat().st_size == size
+    assert not list(tmp_path.glob("*.part"))
+    from safetensors.numpy import load_file
+
+    read = load_file(tmp_path / "a.safetensors")
+    assert {name: (array.dtype, array.shape) for name, array in read.items()} == {name: (a.dtype, a.shape) for name, a in arrays.items()}
+    np.testing.assert_array_equal(read["a"], arrays["a"])
+    assert write_arrays(tmp_path / "b.safetensors", arrays)[0] == digest
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be made"):
+        run_experiment(small(), tmp_path / "file" / "run", population=SCENE)
+
+
+# --- Ctrl-C and the command line
+
+
+@pytest.mark.slow
+def test_ctrl_c_then_resume_from_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text(small(training={"rounds": 60}).to_toml())
+    arguments = [sys.executable, "-u", "-m", "cflpriv.cli", "run", str(path), "--out", str(tmp_path / "run"), "--resume"]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("round 3/"):
+            process.send_signal(signal.SIGINT)
+            break
+    rest = process.stdout.read()
+    assert process.wait(timeout=60) == 0
+    assert "--resume goes on" in rest
+    write_report(tmp_path / "run")  # a run that ended early can be looked at
+    refused = subprocess.run([*arguments, "--set", "training.lr=0.3"], capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "training.lr" in refused.stderr
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "resumed after round" in done.stdout
+    run(small(training={"rounds": 60}), tmp_path / "whole")
+    assert final(tmp_path / "run") == final(tmp_path / "whole")

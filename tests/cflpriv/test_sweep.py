@@ -1,0 +1,225 @@
+"""Sweeps: the grid is what was asked for, results do not depend on who ran them, kills and failures cost only what was under way."""
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from cflpriv import cli
+from cflpriv.errors import InputError
+from cflpriv.experiments.front import read_results, write_tables
+from cflpriv.experiments.report import write_report
+from cflpriv.experiments.sweep import Sweep, load_sweep, parse_sweep, run_sweep, sweep_of
+
+ROOT = Path(__file__).parent.parent.parent
+
+BASE: dict[str, Any] = {
+    "data": {"clients": 6, "rotations": [0, 90], "test_samples_per_client": 20},
+    "model": {"name": "mlp", "hidden": 4},
+    "training": {"rounds": 2, "lr": 0.1, "weights": "equal"},
+    "run": {"insecure_test_entropy": True, "record": "headers"},
+}
+
+
+def swept(**sweep: Any) -> Sweep:
+    return parse_sweep({**BASE, "sweep": sweep}, "my.toml")
+
+
+# --- the grid
+
+
+def test_the_grid_is_the_product_with_the_same_seeds_everywhere() -> None:
+    sweep = swept(
+        algorithms=["fedavg", {"name": "ifca", "k": 2, "label": "two"}],
+        protections=["none", "haar", {"sum": "secagg", "floor": 4}],
+        seeds=[3, 5],
+        keys={"training.lr": [0.1, 0.2], "model.hidden": [4, 5]},
+    )
+    assert len(sweep.cells) == len({cell.name for cell in sweep.cells}) == 2 * 3 * 2 * 4
+    seen = set()
+    for cell in sweep.cells:
+        config = cell.config
+        assert config is not None
+        assert config.run.seed == config.data.seed == cell.seed
+        assert dict(cell.setting.keys) == {"training.lr": config.training.lr, "model.hidden": config.model.hidden}
+        seen.add((config.algorithm["name"], config.protection.sum, config.protection.gram, config.protection.floor))
+    expected = [("none", (), 0), ("haar", ("haar",), 0), ("secagg", (), 4)]
+    assert seen == {(name, *rest) for name in ("fedavg", "ifca") for rest in expected}
+    for setting in sweep.settings:
+        assert sorted(cell.seed for cell in sweep.cells if cell.setting == setting) == [3, 5]
+    assert {cell.setting.algorithm for cell in sweep.cells} == {"fedavg", "two"}
+    assert swept(seeds=[1]).cells[0].name == "pacfl-as_given-s1"
+
+
+@pytest.mark.parametrize(
+    ("sweep", "words"),
+    [
+        ({"algoritms": ["pacfl"]}, r"\[sweep\] algoritms = .* did you mean 'algorithms'"),
+        ({"seeds": []}, r"seeds = \[\]: is empty"),
+        ({"seeds": ["a"]}, r"seeds: 'a' is not a whole number"),
+        ({"workers": 0}, r"workers = 0: is below 1"),
+        ({"workers": True}, r"workers = True: expected int"),
+        ({"algorithms": ["pacf"]}, r"did you mean 'pacfl'"),
+        ({"algorithms": [3]}, r"algorithms: 3: expected a name"),
+        ({"protections": ["har"]}, r"protections: 'har': is not known; did you mean 'haar'"),
+        ({"protections": [3]}, r"protections: 3"),
+        ({"epsilon": ["x"]}, r"epsilon: 'x' is not a number"),
+        ({"keys": {"lr": [1]}}, r"keys: 'lr'"),
+        ({"keys": {"training.lr": 1}}, r"keys: 'training.lr' = 1"),
+        ({"keys": {"training.lrr": [0.1]}}, r"lrr = 0.1: is not a key here"),
+        ({"keys": {"data.seed": [1, 2]}}, r"keys: 'data.seed': has a place of its own; use `seeds`"),
+        ({"keys": {"algorithm.name": ["ifca"]}}, r"keys: 'algorithm.name': has a place of its own; use `algorithms`"),
+        ({"epsilon": [1.0], "protections": ["none", "haar"]}, r"epsilon = \[1\.0\]: no protection here has a privacy unit"),
+        ({"algorithms": ["pacfl", {"name": "pacfl", "p": 2}]}, r"two cells are called .*label"),
+    ],
+)
+def test_mistakes_name_key_and_value(sweep: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        swept(**sweep)
+    assert str(caught.value).startswith("my.toml: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_without_a_sweep_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text("[training]\nrounds = 3\n")
+    with pytest.raises(InputError, match=r"x\.toml: has no section \[sweep\]"):
+        load_sweep(tmp_path / "x.toml")
+    with pytest.raises(InputError, match="no such file"):
+        load_sweep(tmp_path / "y.toml")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples" / "sweeps").glob("*.toml")), ids=lambda path: path.stem)
+def test_the_examples_load(path: Path) -> None:
+    sweep = load_sweep(path)
+    assert not [cell.problem for cell in sweep.cells if cell.problem]
+    assert parse_sweep(tomllib.loads(sweep.text)).cells == sweep.cells
+
+
+@pytest.mark.parametrize(("key", "value"), [("attacks", ["signature_inversion", "no such one"]), ("budget", "no such one")])
+def test_unknown_attacks_are_named_before_anything_runs(key: str, value: Any, tmp_path: Path) -> None:
+    path = tmp_path / "grid.toml"
+    path.write_text(tomli_w.dumps({**BASE, "sweep": {"algorithms": ["fedavg"], key: value}}))
+    with pytest.raises(InputError, match=rf"\[sweep\] {key}: 'no such one' is not known; known are "):
+        cli.sweep(path, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# --- running
+
+
+def _hostile_audit(folder: Path, **options: Any) -> None:
+    if "s1" in folder.name:
+        os._exit(7)
+
+
+def _failing_audit(folder: Path, **options: Any) -> None:
+    raise RuntimeError(f"no attack today on {folder.name}, {sorted(options)}")
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8") as file:
+        return [{key: value for key, value in row.items() if "seconds" not in key} for row in csv.DictReader(file)]
+
+
+def test_results_do_not_depend_on_the_number_of_workers_and_failures_stay_alone(tmp_path: Path) -> None:
+    sweep = swept(
+        algorithms=["fedavg", "pacfl"],
+        protections=["none", "haar", {"label": "odd", "sum": "secagg-oblivious"}, {"label": "floor", "sum": "secagg", "floor": 7}],
+        seeds=[0, 1],
+    )
+    tables = []
+    for workers in (1, 2):
+        lines: list[str] = []
+        out = tmp_path / str(workers)
+        failed = run_sweep(sweep, out, workers=workers, say=lines.append)
+        assert set(failed) == {cell.name for cell in sweep.cells if "floor" in cell.name or "pacfl-odd" in cell.name}
+        assert all("floor = 7" in error or "private" in error or "oblivious" in error for error in failed.values())
+        for name, error in failed.items():
+            assert json.loads((out / "failed" / f"{name}.json").read_text())["error"] == error
+        write_tables(out, sweep)
+        tables.append([rows_of(out / name) for name in ("sweep.csv", "table.csv", "front.csv")])
+        assert len(lines) == 1 + len(sweep.cells)
+    assert tables[0] == tables[1]
+    ran = [row for row in tables[0][0] if not row["error"]]
+    assert len(ran) == 2 * 2 * 2 + 2  # fedavg under "odd" runs too
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "1").rglob("summary.json")}
+    run_sweep(sweep, tmp_path / "1")  # done runs are left alone, failed ones are tried again
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "1").rglob("summary.json")} == before
+    page = write_report(tmp_path / "2").read_text()
+    assert "floor = 7" in page
+    assert "No run was attacked" in page
+    assert sweep_of(tmp_path / "2") == Sweep(sweep.cells, sweep.text)
+
+
+def test_a_dead_worker_and_a_failing_audit_are_recorded(tmp_path: Path) -> None:
+    recorded = {**BASE, "run": {**BASE["run"], "record": "full"}}
+    sweep = parse_sweep({**recorded, "sweep": {"algorithms": ["fedavg"], "seeds": [0, 1, 2], "attacks": ["x"], "budget": "quick"}})
+    failed = run_sweep(sweep, tmp_path / "a", audit=_hostile_audit)
+    assert list(failed) == ["fedavg-as_given-s1"]
+    assert "died (exit code 7)" in failed["fedavg-as_given-s1"]
+    failed = run_sweep(sweep, tmp_path / "a", audit=_failing_audit)
+    assert "RuntimeError: no attack today on fedavg-as_given-s0, ['attacks', 'budget', 'data_dir']" in failed["fedavg-as_given-s0"]
+    results, found = read_results(tmp_path / "a", sweep)
+    assert len(results) == 3  # the runs themselves are there
+    assert found == failed
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    sweep = swept(algorithms=["fedavg"])
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    with pytest.raises(InputError, match="holds no sweep"):
+        run_sweep(sweep, tmp_path / "other")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "sweep.toml").write_text(swept(algorithms=["pacfl"]).text)
+    with pytest.raises(InputError, match=r"another sweep \(sweep\.algorithms is \['fedavg'\] now, was \['pacfl'\]\)"):
+        run_sweep(sweep, tmp_path / "old")
+    more = swept(algorithms=["fedavg"], workers=3)
+    assert more.text == sweep.text  # how many workers there are is no part of what a sweep is
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_goes_on_and_leaves_no_workers_behind(tmp_path: Path) -> None:
+    path = tmp_path / "grid.toml"
+    grid = {**BASE, "training": {**BASE["training"], "rounds": 30}}
+    path.write_text(tomli_w.dumps({**grid, "sweep": {"algorithms": ["fedavg"], "seeds": [0, 1, 2], "workers": 2}}))
+    arguments = [sys.executable, "-u", "-m", "cflpriv.cli", "sweep", str(path), "--out", str(tmp_path / "cut")]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "cut").glob("*/checkpoints/round_*.json")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    sweep = load_sweep(path)
+    assert len(read_results(tmp_path / "cut", sweep)[0]) < 3
+    time.sleep(0.5)  # workers see that their parent is gone, and let go of their folders
+    done = subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run_sweep(sweep, tmp_path / "whole", workers=1)
+    write_tables(tmp_path / "whole", sweep)
+    assert rows_of(tmp_path / "whole" / "sweep.csv") == rows_of(tmp_path / "cut" / "sweep.csv")
+    assert (tmp_path / "cut" / "report.html").is_file()
+
+
+def test_one_round_by_hand_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    spec = util.spec_from_file_location("one_round_by_hand", ROOT / "examples" / "one_round_by_hand.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main()
+    said = capsys.readouterr().out
+    found, truth = (re.findall(rf"{words}: +({{.*}})", said)[0] for words in ("clusters found", "true groups"))
+    assert found == truth  # clusters are numbered by first client, as the groups are here
+    assert "secagg Masked" in said
