@@ -1,0 +1,113 @@
+"""For the clients of a Flower app that exists already: one mod, and the train function as it was.
+
+Importing this loads no torch.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array as FlowerArray
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp.typing import ClientAppCallable, Mod
+
+from ..errors import InputError
+from ..protocols.mechanisms import clip
+from ..remote.client import RemoteClient, Settings
+from ..remote.foreign import Foreign
+from ..remote.messages import Refused, encode
+from ..types import Array, ClientData
+from .client import answer, ask_of, settings_of, store_of
+from .transport import RECORD
+
+__all__ = ["CLIP", "Layout", "cflpriv_mod", "cut", "flat", "layout_of"]
+
+CLIP = "clip-norm"
+"""The setting by which the server asks the clients' mod to clip; the application's train function sees it too."""
+Layout = tuple[tuple[str, tuple[int, ...], str], ...]
+log = logging.getLogger("cflpriv.flower")
+
+
+def layout_of(arrays: ArrayRecord) -> Layout:
+    """How a flat vector is cut into the arrays of a record. Raises `InputError` for arrays that are not floating."""
+    layout = []
+    for name, array in arrays.items():
+        if not array.dtype.startswith("float"):
+            raise InputError(
+                f"initial_arrays: {name!r} has dtype {array.dtype}; only floating arrays are averaged (BatchNorm counts its batches: "
+                "use GroupNorm)"
+            )
+        layout.append((str(name), tuple(int(size) for size in array.shape), str(array.dtype)))
+    return tuple(layout)
+
+
+def flat(arrays: ArrayRecord, layout: Layout) -> Array:
+    """The arrays of a record as one vector, float64 if any of them is. Raises `InputError` if they do not fit the layout."""
+    found = {str(name): array for name, array in arrays.items()}
+    for name, shape, _ in layout:
+        if name not in found or tuple(found[name].shape) != shape:
+            raise InputError(f"arrays: {name!r} is not there in shape {shape}")
+    dtype = np.float64 if any(kind == "float64" for _, _, kind in layout) else np.float32
+    return np.concatenate([np.ravel(found[name].numpy()).astype(dtype) for name, _, _ in layout])
+
+
+def cut(vector: Array, layout: Layout) -> ArrayRecord:
+    """A vector as a record of arrays."""
+    arrays, start = {}, 0
+    for name, shape, dtype in layout:
+        stop = start + int(np.prod(shape, dtype=int))
+        arrays[name] = FlowerArray(np.ascontiguousarray(vector[start:stop].reshape(shape).astype(dtype)))
+        start = stop
+    if start != len(vector):
+        raise InputError(f"arrays: {len(vector)} numbers for a layout of {start}")
+    return ArrayRecord(arrays)
+
+
+def cflpriv_mod(
+    signature: Callable[[Context], Array] | None = None,
+    settings: Callable[[Context], tuple[Settings, Path | None, Mapping[str, Any]]] = settings_of,
+    arrays: str = "arrays",
+    config: str = "config",
+) -> Mod:
+    """A client mod. `signature(context)` gives the client's (p, d) orthonormal rows, e.g. `signatures.principal_vectors` of its data.
+
+    `settings` says who the client is and what protection is in force; by default from the file that the node was started with. `arrays`
+    and `config` are the names under which the application's train function expects the model and its settings, and returns the model.
+    """
+
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if RECORD not in message.content:
+            return call_next(message, context)
+        ask = ask_of(message)
+        try:
+            who, folder, _ = settings(context)
+        except InputError:
+            log.exception("settings")
+            return answer(message, encode(Refused("bad-settings")))
+
+        def train(task: Foreign, given: Mapping[str, Any]) -> Mapping[str, Array]:
+            start = np.asarray(given["model"])
+            message.content = RecordDict({arrays: cut(start, task.layout), config: ConfigRecord(dict(task.config))})
+            reply = call_next(message, context)
+            trained = reply.content.get(arrays) if reply.has_content() else None
+            if not isinstance(trained, ArrayRecord):
+                raise InputError(f"the application's train function returned no arrays under {arrays!r}")
+            update = flat(trained, task.layout) - start
+            norm = dict(task.config).get(CLIP)
+            return {"update": clip(update, float(norm)).astype(update.dtype) if norm else update}
+
+        def sign(task: Foreign, given: Mapping[str, Any]) -> Mapping[str, Array]:
+            if signature is None:
+                raise InputError("cflpriv_mod: no signature function was given")
+            return {"signature": np.asarray(signature(context), dtype=np.float64)}
+
+        client = RemoteClient(who, _no_data, store_of(context, folder), own={"train": train, "signature": sign})
+        return answer(message, client.receive(ask))
+
+    return mod
+
+
+def _no_data() -> ClientData:
+    raise InputError("this client's data belong to its application")

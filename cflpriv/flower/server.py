@@ -1,0 +1,245 @@
+"""A whole experiment on a Grid, from its config, into the same run folder as a local one.
+
+The server side of a deployment: it has no client's data. What only an experimenter can know (true groups) is scored where it is given.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.serverapp import Grid
+
+from ..errors import InputError, TrainingDiverged
+from ..experiments.checkpoint import Checkpoint, arrays_of, reader, write_atomically
+from ..experiments.config import Config
+from ..experiments.folder import environment, flush, plain_json, write_measured
+from ..experiments.run import LAST, population_digest
+from ..metrics import ari, spread
+from ..protocols.errors import TooFewClients
+from ..protocols.keys import Roster
+from ..record import Transcript, cut_transcript
+from ..remote.server import ClientsLost, RemoteFederation
+from ..types import ClientData, Population
+from .checkpoint import load_server, save_server
+from .transport import GridTransport
+
+__all__ = ["serve", "standing_in"]
+
+Step = TypeVar("Step")
+MOST_RETRIES = 5
+
+
+def session_of(path: Path) -> bytes:
+    """The session of a server's checkpoint, by which its clients know it again."""
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        arrays = arrays_of(path.parent / Path(tree["arrays"]).name, tree["file"])
+        return reader(Checkpoint(path, tree, arrays, {})).walk(tree["federation"], arrays)["session"]  # type: ignore[no-any-return]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: is no checkpoint of a server ({type(error).__name__}: {error})") from None
+
+
+def standing_in(
+    shape: tuple[int, ...], classes: int, mean: tuple[float, ...] = (0.0,), std: tuple[float, ...] = (1.0,), name: str = "elsewhere"
+) -> Population:
+    """What a server knows of its clients' data: the shape of a sample, the number of classes, the model's normalisation."""
+    nothing = ClientData(
+        0, np.zeros((1, *shape), np.float32), np.zeros(1, np.int64), np.zeros((0, *shape), np.float32), np.zeros(0, np.int64)
+    )
+    return Population(name, (nothing,), (0,), classes, mean, std)
+
+
+def serve(
+    grid: Grid,
+    config: Config,
+    out: str | Path,
+    described: Population,
+    *,
+    clients: int,
+    truth: Mapping[int, int] | None = None,
+    roster: Roster | None = None,
+    wait_seconds: float = 120.0,
+    deadline_seconds: float = 60.0,
+    compute_seconds: float = 600.0,
+    message_type: str = "query.cflpriv",
+    resume: bool = False,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Run `config` with the `clients` that the Grid reaches; the summary, as in summary.json.
+
+    `described` gives the shape of samples and the number of classes (`standing_in`). `truth` (true group by client) is for scoring only.
+    A step in which clients were lost while being compared is taken again without them; who comes back keeps its cluster, who comes new is
+    admitted. Each client's own scores are gathered, and recorded as that, unless sums are secure; then there are none.
+
+    With `resume` a run that ended early goes on from its last complete round, also as another run of a restarted SuperLink: clients need
+    their state in files for that. One that never started starts.
+
+    Raises `InputError` if `out` exists (or holds another experiment), or fewer than `clients` answer in time.
+    """
+    out = Path(out)
+    if config.privacy.unit != "none":
+        raise InputError(f"privacy.unit = {config.privacy.unit!r}: is not carried to clients elsewhere yet; use 'none'")
+    last = out / "checkpoints" / "server.json"
+    going_on = resume and last.is_file()
+    if going_on and (out / "config.toml").read_text(encoding="utf-8") != config.to_toml():
+        raise InputError(f"{out / 'config.toml'}: is another experiment than the one to go on with")
+    if out.exists() and not going_on and not (resume and not (out / "rounds.jsonl").exists()):
+        raise InputError(f"{out}: the output folder exists; choose another, or remove it")
+    out.mkdir(parents=True, exist_ok=True)
+    transport = GridTransport(
+        grid, deadline_seconds=deadline_seconds, compute_seconds=compute_seconds, message_type=message_type, journal=_journal(out)
+    )
+    transcript = Transcript(config.run.record, config.run.record_rounds or None, config.run.record_clients or None)
+    federation = RemoteFederation(
+        transport, protection=config.protection, sampling=config.sampling(), seed=config.run.seed, roster=roster, transcript=transcript,
+        session=session_of(last) if going_on else None,
+    )  # fmt: skip
+    state: Any = None
+    rows: list[dict[str, Any]] = []
+    written = 0
+    if going_on:
+        state, progress = load_server(last.parent, federation)
+        rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text(encoding="utf-8").splitlines()[: progress["rounds"]]]
+        cut_transcript(out / "transcript", progress["transcript"]["messages"], out / "interrupted" / str(progress["rounds"]))
+        transcript.restore(out / "transcript", progress["transcript"])
+        written = len(transcript.messages)
+        write_atomically(out / "rounds.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    algorithm = config.algorithm_for(described)
+    began = time.perf_counter()
+    transport.wait_for(clients, wait_seconds)
+    federation.enrol()
+    if len(federation.clients) < clients:
+        words = sorted({code for _, _, code in federation.refusals})
+        raise InputError(f"{len(federation.clients)} of {clients} clients answered within {wait_seconds:g} s; refusals: {words or 'none'}")
+    write_atomically(out / "config.toml", config.to_toml())
+    write_atomically(out / "environment.json", json.dumps(environment(), indent=1) + "\n")
+    say(f"{algorithm.name}: {len(federation.clients)} clients, protection {config.protection.name}")
+    if not going_on:
+        state = _again(federation, lambda: algorithm.init(federation), say)
+        written = flush(transcript, out, written)
+        save_server(last.parent, -1, state, federation, {"rounds": 0, "transcript": transcript.saved()})
+    with (out / "rounds.jsonl").open("a", encoding="utf-8") as file:
+        for number in range(len(rows), config.training.rounds):
+            started = time.perf_counter()
+            came = federation.begin_round(number)
+            row: dict[str, Any] = {"round": number, "cohort": [], "skipped": None}
+            state, row["admitted"] = _admitted(federation, algorithm, state, came, say)
+            try:
+                state, record = _again(federation, lambda state=state: algorithm.round(federation, state), say)  # type: ignore[misc]
+                row |= {"cohort": list(record.cohort), "labels": None if record.labels is None else list(record.labels), **record.notes}
+            except (TooFewClients, TrainingDiverged) as error:
+                row["skipped"] = str(error)
+            if not config.protection.secure and federation.clients:
+                row |= _scores(federation, algorithm.serve(state))
+            row["upload_bytes"], row["download_bytes"] = transcript.upload_bytes, transcript.download_bytes
+            row["lost"], row["seconds"] = _missing(clients, federation.clients), time.perf_counter() - started
+            rows.append(row)
+            file.write(json.dumps(plain_json(row)) + "\n")
+            file.flush()
+            written = flush(transcript, out, written)
+            save_server(last.parent, number, state, federation, {"rounds": len(rows), "transcript": transcript.saved()})
+            say(f"round {number}: {row['skipped'] or 'done'}, {row['seconds']:.1f} s")
+    summary = _summary(config, algorithm, state, described, truth, rows, transcript)
+    summary |= {
+        "engine": "flower", "clients": len(federation.clients), "refusals": [list(one) for one in federation.refusals],
+        "stages": [[stage, asked, answered, round(seconds, 3)] for stage, asked, answered, seconds in transport.stages],
+        "seconds": time.perf_counter() - began,
+    }  # fmt: skip
+    _save_models(algorithm.serve(state).params, out)
+    write_measured(out, algorithm.describe(state), truth or {})
+    write_atomically(out / "summary.json", json.dumps(plain_json(summary), indent=1) + "\n")
+    return summary
+
+
+def _summary(
+    config: Config, algorithm: Any, state: Any, described: Population, truth: Mapping[int, int] | None, rows: list[dict[str, Any]],
+    transcript: Transcript,
+) -> dict[str, Any]:  # fmt: skip
+    """The keys of a local run's summary; what a deployment cannot know is null."""
+    found = algorithm.describe(state)
+    clustering = found.get("clustering")
+    score = None
+    if clustering is not None and truth is not None:
+        known = [client for client in clustering.clients if client in truth]
+        score = ari([truth[client] for client in known], [clustering[client] for client in known])
+    measured = [row for row in rows if row.get("accuracy_mean") is not None]
+    names = [f"{kind}_{what}" for kind in ("accuracy", "local_accuracy") for what in ("mean", "std", "worst")]
+    return {
+        "algorithm": algorithm.name, "dataset": described.name, "protection": config.protection.name,
+        **{name: measured[-1].get(name) if measured else None for name in names},
+        "accuracy_mean_last_rounds": float(np.mean([row["accuracy_mean"] for row in measured[-LAST:]])) if measured else None,
+        "local_accuracy_mean_last_rounds": None, "last_rounds": len(measured[-LAST:]),
+        "ari": score, "clusters": 1 if clustering is None and "mean" in algorithm.verbs else clustering.k if clustering else None,
+        "true_groups": 0 if truth is None else len(set(truth.values())), "clear_structure": found.get("clear"),
+        "cut_rule": found.get("rule"), "rounds": len(rows), "rounds_planned": config.training.rounds,
+        "rounds_skipped": sum(row["skipped"] is not None for row in rows),
+        "group_rounds_without_sum": sum(len(row.get("unchanged_clusters", ())) for row in rows),
+        "clipped_client_rounds": sum(row.get("clipped_clients", 0) for row in rows),
+        "parameters": config.model_for(described).dimension, "upload_bytes": transcript.upload_bytes,
+        "download_bytes": transcript.download_bytes, "engine_paths": {}, "newcomers": None, "epsilon": None, "delta": None,
+        "messages": len(transcript.messages), "data_digest": population_digest(described), "notes": list(described.notes),
+    }  # fmt: skip
+
+
+def _journal(out: Path) -> Callable[[dict[str, Any]], None]:
+    """stages.jsonl: what is being waited for, and what came of it, as it happens."""
+
+    def write(entry: dict[str, Any]) -> None:
+        with (out / "stages.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    return write
+
+
+def _again(federation: RemoteFederation, step: Callable[[], Step], say: Callable[[str], None]) -> Step:
+    """A step of the algorithm, taken again without clients that were lost in the middle of it."""
+    for _ in range(MOST_RETRIES):
+        try:
+            return step()
+        except ClientsLost as error:
+            say(str(error))
+    return step()
+
+
+def _admitted(
+    federation: RemoteFederation, algorithm: Any, state: Any, came: Iterable[int], say: Callable[[str], None]
+) -> tuple[Any, list[int]]:
+    """Take in clients that the clustering has not seen, where the algorithm can."""
+    clustering = algorithm.describe(state).get("clustering")
+    fresh = [client for client in came if clustering is not None and client not in clustering.clients]
+    if not fresh or algorithm.admit is None:
+        return state, []
+    state, _ = _again(federation, lambda: algorithm.admit(federation, state, fresh), say)
+    return state, fresh
+
+
+def _scores(federation: RemoteFederation, served: Any) -> dict[str, Any]:
+    """Each client's accuracy on its own test data: it computes, and says three numbers."""
+    held = federation.compute(served.task, served.params, which=served.which)
+    told = federation.gather(held["correct", "count"])
+    accuracy = np.array([float(one["correct"]) / max(float(one["count"]), 1.0) for one in told.values()])
+    return {
+        **spread(accuracy, "accuracy"),
+        "per_client": {"clients": list(told), "accuracy": accuracy.tolist(), "local_accuracy": [None] * len(told)},
+    }
+
+
+def _missing(clients: int, present: tuple[int, ...]) -> list[int]:
+    return [client for client in range(clients) if client not in present]
+
+
+def _save_models(params: Mapping[str, Any], out: Path) -> None:
+    """The models that clients would be served, as far as the server has them."""
+    from safetensors.numpy import save_file
+
+    models = {}
+    for name, value in params.items():
+        for i, one in enumerate(value if isinstance(value, list | tuple) else [value]):
+            if getattr(one, "is_clear", False):
+                models[f"{name}/{i}"] = np.ascontiguousarray(one.value())
+    (out / "checkpoints").mkdir(exist_ok=True)
+    if models:
+        save_file(models, out / "checkpoints" / "models.safetensors")

@@ -1,0 +1,180 @@
+"""For a Flower app that exists already: clustered averaging with secure sums on the server, one mod on the clients.
+
+    # server                                                          # client
+    strategy = ClusteredAveraging(Protection(sum="secagg"))           app = ClientApp(mods=[cflpriv_mod(signature=...)])
+    strategy.start(grid=grid, initial_arrays=arrays, num_rounds=20)   @app.train() ...   # as it was
+
+The mod lets ordinary messages pass, answers protocol stages itself, and calls the application's own train function for local training:
+what that returns stays with the client and leaves it only as part of a sum.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid, PrivacyAccountant
+from flwr.supercore.privacy_accounting import GaussianPrivacyEvent
+
+from ..algorithms.pacfl import ClusterByAngles
+from ..errors import InputError
+from ..federation import Sampling
+from ..handles import Shared
+from ..protection import Protection
+from ..protocols.entropy import Entropy, system_entropy
+from ..protocols.errors import TooFewClients
+from ..protocols.keys import Roster
+from ..protocols.mechanisms import gaussian
+from ..remote.foreign import Foreign
+from ..remote.server import ClientsLost, RemoteFederation
+from .mod import CLIP, cut, flat, layout_of
+from .transport import GridTransport
+
+__all__ = ["ClusteredAveraging", "ClusteredResult"]
+
+log = logging.getLogger("cflpriv.flower")
+
+
+@dataclass
+class ClusteredResult:
+    """What training gave: each client's cluster, the clusters' models, what each round did; ε of the updates where noise was added."""
+
+    labels: dict[int, int]
+    arrays: list[ArrayRecord]
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    evidence: Mapping[str, Any] | None = None
+    epsilon: float | None = None
+
+
+@dataclass
+class ClusteredAveraging:
+    """FedAvg inside clusters, which are found once from the clients' signatures (PACFL), with sums under `protection`.
+
+    `k` clusters, or `beta` degrees, or neither for an automatic cut; `k = 1` clusters nobody and asks for no signature. `clients` is how
+    many must have answered before the first round.
+
+    With `noise_multiplier`, the clients' mod scales each update down to `clip_norm`, and this server adds Gaussian noise of
+    noise_multiplier · clip_norm to each cluster's sum before it is used. That protects clients from whoever sees the models, not from this
+    server (secure aggregation hides single updates from it). `accountant` counts these releases, e.g. `PldAccountant`; at its budget
+    training ends with what there is. Numbers of clients count as public, and signatures carry no noise: ε is that of the updates alone.
+
+    Raises `InputError` for parameters that cannot be.
+    """
+
+    protection: Protection = field(default_factory=Protection)
+    clients: int = 2
+    k: int | None = None
+    beta: float | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    roster: Roster | None = None
+    seed: int = 0
+    wait_seconds: float = 120.0
+    deadline_seconds: float = 60.0
+    train_seconds: float = 3600.0
+    clip_norm: float = 0.0
+    noise_multiplier: float = 0.0
+    accountant: PrivacyAccountant | None = None
+    entropy: Entropy = system_entropy
+    message_type: str = "train"
+
+    def __post_init__(self) -> None:
+        if self.noise_multiplier < 0 or self.clip_norm < 0:
+            raise InputError("noise_multiplier and clip_norm: give numbers of 0 or more")
+        if self.noise_multiplier and not self.clip_norm:
+            raise InputError("noise_multiplier: needs clip_norm, the bound that it is relative to")
+        if self.accountant is not None and not self.noise_multiplier:
+            raise InputError("accountant: there is nothing to account without noise_multiplier")
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        train_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> ClusteredResult:
+        """Train. `evaluate_fn(round, cluster, arrays)` looks at a cluster's model after each round, on the server.
+
+        Raises `InputError` if fewer than `clients` answer.
+        """
+        layout = layout_of(initial_arrays)
+        transport = GridTransport(
+            grid, deadline_seconds=self.deadline_seconds, compute_seconds=self.train_seconds, message_type=self.message_type
+        )
+        federation = RemoteFederation(
+            transport, protection=self.protection, sampling=self.sampling, seed=self.seed, roster=self.roster, entropy=self.entropy
+        )
+        transport.wait_for(self.clients, self.wait_seconds)
+        federation.enrol()
+        if len(federation.clients) < self.clients:
+            words = sorted({code for _, _, code in federation.refusals})
+            raise InputError(f"{len(federation.clients)} of {self.clients} clients answered; refusals: {words or 'none'}")
+        labels, evidence = self._clusters(federation)
+        first = Shared(flat(initial_arrays, layout))
+        models = [first] * (max(labels.values()) + 1)
+        config = tuple((str(key), value) for key, value in (train_config or {}).items() if isinstance(value, bool | int | float | str))
+        if self.clip_norm:
+            config = (*config, (CLIP, self.clip_norm))
+        task = Foreign("train", ("update",), layout, config)
+        result = ClusteredResult(labels, [], evidence=evidence)
+        for number in range(num_rounds):
+            federation.begin_round(number)
+            if self._spent(federation):
+                result.rounds.append({"round": number, "stopped": "the privacy budget is spent"})
+                break
+            row: dict[str, Any] = {"round": number, "skipped": None}
+            try:
+                cohort = [client for client in federation.cohort(labels) if client in labels]
+                held = federation.compute(task, {"model": models}, which=labels, on=cohort)
+                means = federation.mean(held["update"], "equal", labels, len(models))
+                models = [
+                    model if mean is None else model + self._noised(mean.parts["update"], mean.count)
+                    for model, mean in zip(models, means, strict=True)
+                ]
+                row |= {"trained": len(held.clients), "clusters_without_a_sum": [i for i, mean in enumerate(means) if mean is None]}
+                if self.accountant is not None:
+                    self.accountant.compose(self._event(federation))
+            except TooFewClients as error:
+                row["skipped"] = str(error)
+            log.info("round %d: %s", number, row)
+            if evaluate_fn is not None:
+                told = [evaluate_fn(number, label, cut(model.value(), layout)) for label, model in enumerate(models)]
+                row["metrics"] = [None if one is None else dict(one) for one in told]
+            result.rounds.append(row)
+        result.arrays = [cut(model.value(), layout) for model in models]
+        result.epsilon = None if self.accountant is None else self.accountant.get_privacy_spent().epsilon
+        return result
+
+    def _clusters(self, federation: RemoteFederation) -> tuple[dict[int, int], Mapping[str, Any] | None]:
+        if self.k == 1:
+            return dict.fromkeys(federation.clients, 0), None
+        for _ in range(3):
+            held = federation.compute(Foreign("signature", ("signature",)))
+            by = ClusterByAngles(beta=self.beta, k=self.k, at_least=federation.merge_below)
+            try:
+                released = federation.gram(held["signature"], then=by)
+            except ClientsLost:
+                continue
+            found = [int(label) for label in released.result["labels"]]
+            return dict(zip(held.clients, found, strict=True)), released.evidence
+        raise InputError("clients were lost three times while their signatures were compared; see the refusals")
+
+    def _noised(self, update: Shared, count: int) -> Shared:
+        """The mean update, with noise of clip_norm · noise_multiplier on the sum."""
+        if not self.noise_multiplier:
+            return update
+        value = update.value()
+        noised = gaussian(value.astype(np.float64) * count, self.clip_norm, self.noise_multiplier, "add_remove", "client", self.entropy)
+        return Shared((noised.value / count).astype(value.dtype))
+
+    def _event(self, federation: RemoteFederation) -> GaussianPrivacyEvent:
+        """A client is in one cluster only, so a round is one release for each client."""
+        assert self.accountant is not None
+        size = self.accountant.config.population_size
+        return GaussianPrivacyEvent(self.noise_multiplier, min(len(federation.clients), size), size)
+
+    def _spent(self, federation: RemoteFederation) -> bool:
+        limited = self.accountant is not None and self.accountant.config.max_epsilon is not None
+        return bool(limited and self.accountant is not None and self.accountant.would_exceed(self._event(federation)))

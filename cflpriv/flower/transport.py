@@ -1,0 +1,76 @@
+"""Bytes over Flower's Grid: push, poll, and stop at the deadline with what has come."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+__all__ = ["ANSWER", "ASK", "RECORD", "GridTransport"]
+
+RECORD, ASK, ANSWER = "cflpriv", "ask", "answer"
+
+
+class GridTransport:
+    """A `remote.Transport` over a Grid.
+
+    A stage lasts at most `deadline_seconds` ("compute" as long as `compute_seconds`, the greeting `hello_seconds`); messages that nobody
+    fetched by then are dropped by the SuperLink, because their time to live ends with the stage. `message_type` is Flower's. `journal` is
+    told when a stage begins and ends; `stages` keeps (stage, clients asked, clients answered, seconds), for the record.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        deadline_seconds: float = 60.0,
+        compute_seconds: float = 600.0,
+        hello_seconds: float = 30.0,
+        poll_seconds: float = 0.05,
+        message_type: str = "query.cflpriv",
+        clock: Callable[[], float] = time.monotonic,
+        journal: Callable[[dict[str, Any]], None] = lambda entry: None,
+    ) -> None:
+        self._grid, self._journal = grid, journal
+        self._deadlines = {"compute": compute_seconds, "enrol": hello_seconds}
+        self._deadline, self._poll, self._type, self._clock = deadline_seconds, poll_seconds, message_type, clock
+        self.stages: list[tuple[str, int, int, float]] = []
+
+    def places(self) -> Sequence[int]:
+        return sorted(int(node) for node in self._grid.get_node_ids())
+
+    def wait_for(self, count: int, seconds: float) -> Sequence[int]:
+        """The nodes, once there are `count`, or those there are after `seconds`. A run may start before its nodes are known."""
+        until = self._clock() + seconds
+        while len(self.places()) < count and self._clock() < until:
+            time.sleep(min(0.5, self._poll * 4))
+        return self.places()
+
+    def exchange(self, requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
+        if not requests:
+            return {}
+        seconds = self._deadlines.get(stage, self._deadline)
+        began = self._clock()
+        self._journal({"stage": stage, "asked": len(requests)})
+        messages = [
+            Message(RecordDict({RECORD: ConfigRecord({ASK: data})}), dst_node_id=node, message_type=self._type, ttl=seconds, group_id=stage)
+            for node, data in requests.items()
+        ]
+        pushed = list(self._grid.push_messages(messages))
+        waiting = {identity: node for identity, node in zip(pushed, requests, strict=True) if identity}
+        answers: dict[int, bytes] = {}
+        while waiting and self._clock() - began < seconds:
+            for reply in self._grid.pull_messages(list(waiting)):
+                node = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if node is None or reply.has_error():
+                    continue
+                record = reply.content.get(RECORD)
+                data = record.get(ANSWER) if isinstance(record, ConfigRecord) else None
+                if isinstance(data, bytes):
+                    answers[node] = data
+            if waiting:
+                time.sleep(self._poll)
+        self.stages.append((stage, len(requests), len(answers), self._clock() - began))
+        self._journal({"stage": stage, "asked": len(requests), "answered": len(answers), "seconds": round(self._clock() - began, 3)})
+        return answers

@@ -1,0 +1,21 @@
+"""How do the verbs work when the clients are somewhere else?
+
+A federation of strangers is the same five verbs over messages. What a server asks and a client answers is a handful of typed, canonical,
+size-limited byte strings; nothing here knows what carries them.
+
+    messages   what may be said, and how arrays, sums and tasks become bytes and back
+    store      what a client keeps between two messages (each may find a new process)
+    client     one client: bytes in, bytes out
+    means      the server's side of `mean`: in the clear, under a transform, secure aggregation
+    sums       secure sums, many groups abreast
+    roll       who is there, and who answers
+    agreement  the clients' secret, over messages
+    foreign    a task that an application does by its own means
+    server     the federation: the verbs over any transport that delivers bytes to clients and brings some answers back
+
+`cflpriv.flower` carries them on Flower; a queue, a socket or a test carries them as well.
+
+**Who trusts whom.** A client computes what it is asked, and releases only what its *own* settings allow: it was told by its operator,
+not by the server, which protection is in force, and refuses a stage that would release a value otherwise ("forbidden"). Answers that
+refuse are opaque words (`REFUSALS`), never the text of an exception.
+"""

@@ -1,0 +1,91 @@
+"""The server's part in the clients' agreement on the secret of their transforms, over messages."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from ..protocols import group
+from ..protocols.errors import RemoteError, TooFewClients
+from ..protocols.keys import Roster
+from . import messages as m
+from .roll import Roll
+
+__all__ = ["Agreement"]
+
+
+class Agreement:
+    """`members` have the secret. Clients insist that more than half of their roster takes part, so that none can be kept apart."""
+
+    def __init__(self, roll: Roll, session: bytes, roster: Roster) -> None:
+        self._roll, self._session, self._roster = roll, session, roster
+        self._server: group.Server | None = None
+        self._epoch = 0
+        self.members: frozenset[int] = frozenset()
+
+    def saved(self) -> dict[str, Any]:
+        """The server's machine and who has the secret, for a checkpoint."""
+        return {"server": b"" if self._server is None else self._server.to_bytes(), "epoch": self._epoch, "members": sorted(self.members)}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._server = group.Server.from_bytes(saved["server"], self._roster) if saved["server"] else None
+        self._epoch, self.members = saved["epoch"], frozenset(saved["members"])
+
+    def extend(self, record: Callable[..., None]) -> None:
+        """Agree, once enough are there; then let everybody else who is there get the secret from a member."""
+        lost = {client for client, _, word in self._roll.refusals if word == "no-secret"} - self._roll.present
+        self.members -= lost
+        fresh = sorted(self._roll.present - self.members)
+        if self._server is None:
+            with suppress(TooFewClients):  # another attempt comes with the next round
+                self._agree(fresh, record)
+            return
+        for newcomer in fresh:
+            self._admit(newcomer, record)
+
+    def _agree(self, fresh: list[int], record: Callable[..., None]) -> None:
+        smallest = len(self._roster.keys) // 2 + 1
+        if len(fresh) < smallest:
+            return
+        terms = group.make_terms(session=self._session, epoch=self._epoch, roster=self._roster, members=fresh, smallest=smallest)
+        self._epoch += 1  # an epoch is tried once
+        server = group.Server(terms, self._roster)
+        outbox = server.advance()
+        while True:
+            answers = self._stage(outbox, record)
+            if server.stage is group.ServerStage.RUNNING:
+                break
+            for client, said in answers.items():
+                with suppress(RemoteError):
+                    server.receive(client, said)
+            outbox = server.advance()
+        self._server, self.members = server, frozenset(answers)
+
+    def _admit(self, newcomer: int, record: Callable[..., None]) -> None:
+        sponsor = min(self._roll.present & self.members, default=None)
+        assert self._server is not None
+        if sponsor is None:
+            return
+        outbox: Mapping[int, bytes] = self._server.admit(newcomer, sponsor)
+        while outbox:
+            answers = self._stage(outbox, record)
+            if answers.get(newcomer) == b"":
+                self.members |= {newcomer}
+            outbox = {}
+            for client, said in answers.items():
+                with suppress(RemoteError):
+                    outbox = self._server.receive(client, said) if said else {}
+
+    def _stage(self, outbox: Mapping[int, bytes], record: Callable[..., None]) -> dict[int, bytes]:
+        asks: dict[int, m.Ask] = {client: m.Group(self._session, said) for client, said in outbox.items() if client in self._roll.present}
+        answers = self._roll.ask(asks, "group") if asks else {}
+        said = {client: answer.said for client, answer in answers.items() if isinstance(answer, m.Stepped)}
+        ways = (("server", "clients", dict(outbox), ("server", "clients")), ("clients", "server", said, ("server",)))
+        for source, target, parts, readers in ways:
+            kept = {client: data for client, data in sorted(parts.items()) if data}
+            if kept:
+                payload = [{"bytes": np.frombuffer(data, dtype=np.uint8)} for data in kept.values()]
+                record("agreement", source, target, list(kept), payload, readers=readers)
+        return said

@@ -1,0 +1,27 @@
+"""A task whose work is done by somebody else's code on the client, so that an existing application can train by its own means."""
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Foreign"]
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """Run the client's own function `name`. It is given arrays by name and gives the arrays named in `parts`.
+
+    `layout` says how a flat vector "model" is cut into named arrays: (name, shape, dtype); `config` are the application's own settings.
+    Parts that are flat vectors are float32 or float64.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    layout: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+    config: tuple[tuple[str, bool | int | float | str], ...] = ()
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        return ()
+
+    def run(self, given: Any) -> dict[str, Any]:
+        raise TypeError(f"task {self.name!r} is done by the client's own application, which is not here")

@@ -1,0 +1,189 @@
+"""The server's side of `mean`: who is asked for what, stage by stage, under each protection."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from ..errors import InputError
+from ..handles import Blind, GroupMean, Shared
+from ..protection import ClearSum, Contribution, Protection, Recorder, SumCall, above_floor, weighted_mean
+from ..protocols.errors import MalformedMessage, TooFewClients
+from ..protocols.orthonormal import TRANSFORMS
+from ..protocols.secagg import Slot, Sum, counts_of
+from ..types import Array, check_array
+from . import messages as m
+from .roll import Roll
+from .sums import Layout, SecureSums, group_mean
+
+__all__ = ["Asked", "Means"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be averaged: parts of the values held as `number`, their layout, each client's public weight (0: its sample count)."""
+
+    number: int
+    parts: tuple[str, ...]
+    layout: Layout
+    weight: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Means:
+    """Takes means over messages. Who does not answer takes no part; a group that falls below the floor has no mean."""
+
+    _roll: Roll
+    _session: bytes
+    _protection: Protection
+    _sums: SecureSums
+
+    def of_groups(self, call: SumCall, asked: Asked, record: Recorder) -> tuple[GroupMean | None, ...]:
+        """The mean of each group at the floor, by whatever the protection names. Raises `TooFewClients` if there is none."""
+        groups = above_floor(call)
+        if self._protection.sum in TRANSFORMS:
+            return self._blind(call, asked, groups, record)
+        heard = sorted({one.client for one in call.contributions if any(label in groups for label in one.labels)})
+        if not self._protection.secure:
+            ask = m.Give(self._session, "sum", asked.number, asked.parts, "", not call.public_weights)
+            arrived = []
+            for client, answer in sorted(self._roll.ask(dict.fromkeys(heard, ask), "sum").items()):
+                parts = self._update(answer, asked.layout, client)
+                if parts is None or not isinstance(answer, m.Given) or (not call.public_weights and answer.samples < 1):
+                    continue
+                labels = next(one.labels for one in call.contributions if one.client == client)
+                arrived.append(Contribution(client, parts, asked.weight[client] or float(answer.samples), labels))
+            return ClearSum().means(replace(call, contributions=tuple(arrived)), record)
+        slot, following = (call.round + 1, call.number), (call.round + 2, call.number)
+        terms = {}
+        for label in groups:
+            members = call.members(label)
+            weighted = not call.public_weights or len({one.weight for one in members}) > 1
+            limit = max(one.weight for one in members) if call.public_weights else self._protection.max_weight
+            listed = self._listed(call, [one.client for one in members])
+            dimension = sum(int(np.prod(part.shape, dtype=int)) for part in asked.layout)
+            cohort = [one.client for one in members]
+            terms[label] = self._sums.terms(slot, cohort, listed, dimension, limit if weighted else 0.0, following)
+        step = self._stepper(slot, call, asked, "sum", None)
+        ended = self._sums.run(terms, step, self._exchange, record)
+        means: list[GroupMean | None] = [None] * call.k
+        for label, total in ended.items():
+            if isinstance(total, Sum):
+                common = 1.0 if terms[label].weight_limit else call.members(label)[0].weight
+                means[label] = group_mean(total, None, asked.layout, len(total.survivors), common)
+        if not any(means):
+            raise TooFewClients(tuple(len(call.members(label)) for label in groups), call.floor)
+        return tuple(means)
+
+    def _blind(self, call: SumCall, asked: Asked, groups: Sequence[int], record: Recorder) -> tuple[GroupMean | None, ...]:
+        """Updates under the clients' transform, averaged unseen; one stage for all groups that share no client."""
+        dimension = sum(int(np.prod(part.shape, dtype=int)) for part in asked.layout)
+        if any(len(one.labels) > 1 for one in call.contributions):
+            raise InputError("mean: overlapping groups under a transform are not carried to clients elsewhere")
+        fixed = self._protection.transform == "fixed"
+        purposes = {label: "sum/fixed" if fixed else f"sum/{call.round}/{call.number}/{label}" for label in groups}
+        asks: dict[int, m.Ask] = {
+            one.client: m.Give(self._session, "sum", asked.number, asked.parts, purposes[label], False)
+            for label in groups
+            for one in call.members(label)
+        }
+        heard: dict[int, Array] = {}
+        for client, answer in self._roll.ask(asks, "sum").items():
+            if isinstance(answer, m.Given) and [one.name for one in answer.values] == ["blind"]:
+                with suppress(MalformedMessage, InputError):
+                    heard[client] = check_array(f"client {client}: blind", m.from_tensor(answer.values[0].value), ndim=1)
+        means: list[GroupMean | None] = [None] * call.k
+        size = transform_size(self._protection.sum, dimension)
+        for label in groups:
+            members = [one for one in call.members(label) if len(heard.get(one.client, ())) == size]
+            if len(members) < max(1, call.floor):
+                continue
+            rows = [heard[one.client] for one in members]
+            record(
+                "blind update", "clients", "server", [one.client for one in members], [{"blind": row} for row in rows],
+                readers=("server",), context={"transform": purposes[label], "kind": self._protection.sum, "group": label},
+            )  # fmt: skip
+            weights = [one.weight for one in members]
+            value = weighted_mean(rows, weights)
+            parts, start = {}, 0
+            for part in asked.layout:
+                stop = start + int(np.prod(part.shape, dtype=int))
+                parts[part.name] = Shared(blind=(Blind(purposes[label], value, start, stop, part.shape, dimension),))
+                start = stop
+            means[label] = GroupMean(parts, float(sum(weights)), len(members))
+        if not any(means):
+            raise TooFewClients(tuple(len(call.members(label)) for label in groups), call.floor)
+        return tuple(means)
+
+    def oblivious(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks, record: Recorder) -> tuple[GroupMean | None, ...]:
+        """A sum of counts, then one over the blocks of clusters at the floor; who is where stays with the clients."""
+        clients = [one.client for one in call.contributions]
+        listed = self._listed(call, clients)
+        limit = max(one.weight for one in call.contributions) if call.public_weights else self._protection.max_weight
+        first, second = (call.round + 1, 2 * call.number), (call.round + 1, 2 * call.number + 1)
+        counted = self._sums.run(
+            {0: self._sums.counts(first, clients, listed, call.k, second)},
+            self._stepper(first, call, asked, "counts", choice), self._exchange, record,
+        )[0]  # fmt: skip
+        if not isinstance(counted, Sum):
+            raise counted
+        dimension = sum(int(np.prod(part.shape, dtype=int)) for part in asked.layout)
+        terms = self._sums.blocks(counted, second, listed, dimension, limit)
+        total = self._sums.run({0: terms}, self._stepper(second, call, asked, "blocks", choice), self._exchange, record)[0]
+        if not isinstance(total, Sum):
+            raise total
+        means: list[GroupMean | None] = [None] * call.k
+        counts = counts_of(counted)
+        equal = call.public_weights and len({one.weight for one in call.contributions}) == 1
+        for label, _ in terms.blocks:
+            count = round(total.weight(label) / call.contributions[0].weight) if equal else counts[label]
+            means[label] = group_mean(total, label, asked.layout, count)
+        return tuple(means)
+
+    def _listed(self, call: SumCall, clients: Sequence[int]) -> list[bytes]:
+        """The models of a sum, no more than the algorithm speaks of in public: clients would refuse a longer list."""
+        listed = sorted({call.models[client] for client in clients})
+        if len(listed) > call.models_at_most:
+            raise InputError(
+                f"mean: members of one group were sent {len(listed)} different models, where the algorithm speaks of {call.models_at_most}"
+            )
+        return listed
+
+    def _stepper(
+        self, slot: Slot, call: SumCall, asked: Asked,
+        kind: Literal["sum", "counts", "blocks"], groups: m.Mine | m.Picks | None,
+    ) -> Callable[[int, bytes], m.Step]:  # fmt: skip
+        clients = {label: [one.client for one in call.members(label)] for label in range(call.k)}
+        lists = {client: len(self._listed(call, members)) for members in clients.values() for client in members}
+
+        def step(client: int, said: bytes) -> m.Step:
+            return m.Step(self._session, slot, asked.number, asked.parts, asked.weight[client], lists[client], kind, groups, said)
+
+        return step
+
+    def _exchange(self, steps: Mapping[int, m.Step], stage: str) -> Mapping[int, bytes]:
+        present = {client: step for client, step in steps.items() if client in self._roll.present}
+        answers = self._roll.ask(present, stage) if present else {}
+        return {client: answer.said for client, answer in answers.items() if isinstance(answer, m.Stepped)}
+
+    def _update(self, answer: m.Answer, layout: Layout, client: int) -> dict[str, Array] | None:
+        """The parts of an update that are as they were said to be, else None."""
+        if not isinstance(answer, m.Given) or [one.name for one in answer.values] != [part.name for part in layout]:
+            return None
+        try:
+            parts = {one.name: m.from_tensor(one.value) for one in answer.values}
+            for part in layout:
+                if parts[part.name].shape != part.shape or parts[part.name].dtype.str != part.dtype:
+                    raise MalformedMessage
+                check_array(f"client {client}: {part.name}", parts[part.name])
+        except (MalformedMessage, InputError):
+            self._roll.refusals.append((client, "sum", "malformed"))
+            return None
+        return parts
+
+
+def transform_size(kind: str, dimension: int) -> int:
+    """How long a vector is under a transform: Hadamard pads to a power of two."""
+    return 1 << (dimension - 1).bit_length() if kind == "hadamard" else dimension

@@ -1,0 +1,453 @@
+"""What a server asks and a client answers, as canonical bytes.
+
+Every request names the session. Arrays travel as (dtype, shape, bytes), sums with their blind and own parts as they are, tasks as the names
+and fields of frozen dataclasses from a fixed list. A decoder takes any bytes and gives a valid message or raises `MalformedMessage`.
+"""
+
+import dataclasses
+import importlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+
+from ..errors import InputError
+from ..handles import Blind, Shared
+from ..protocols import codec
+from ..protocols.errors import MalformedMessage
+from ..types import Array
+from .foreign import Foreign
+
+__all__ = [
+    "REFUSALS", "VERSION", "AddUp", "Addends", "Answer", "Ask", "Boxed", "Compute", "Computed", "Described", "Done", "Enrol", "Enrolled",
+    "Fold", "Give", "Given", "Group", "Many", "Mine", "Named", "One", "OwnPart", "Parameter", "Picks", "Recipient", "Refused", "Said",
+    "Seal", "Sealed", "Step", "Stepped", "Take", "Tensor", "blind_terms", "decode_answer", "decode_ask", "encode", "from_tensor",
+    "task_from_bytes", "task_to_bytes", "to_one", "to_tensor",
+]  # fmt: skip
+
+VERSION = 1
+LIMIT_BYTES = 1 << 31
+DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
+MOST_AXES = 8
+
+REFUSALS: dict[str, str] = {
+    "malformed": "the message is not one of this protocol",
+    "version": "server and client speak different versions of this protocol",
+    "wrong-session": "the client has not been enrolled into this session; enrol it again",
+    "forbidden": "the client's own settings forbid this release: its protection differs from the server's",
+    "used-transform": "the client has used this transform already: each serves one clustering epoch or one sum",
+    "no-secret": "the client has no part in the agreement on the clients' secret yet",
+    "not-held": "the client does not hold the value asked for (it lost its state, or the value was dropped)",
+    "unknown-task": "the client does not know this task; both sides need the same version",
+    "bad-input": "the client's data or parameters do not fit the task",
+    "not-on-roster": "the client's identity is not the one pinned on its roster",
+    "bad-settings": "the client's settings file cannot be used; its own log says why",
+    "internal": "the client failed; its own log says why",
+}
+"""What a client may answer instead, besides the words of the protocols it speaks (`cflpriv.protocols.errors`): code -> what it means."""
+
+Bytes16 = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+Bytes32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+Bytes64 = Annotated[bytes, msgspec.Meta(max_length=64)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+Name = Annotated[str, msgspec.Meta(max_length=200)]
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Anything that is said."""
+
+
+class Tensor(Message, frozen=True):
+    """An array: numpy's name of its dtype, its shape, its bytes in C order."""
+
+    dtype: Name
+    shape: tuple[Count, ...]
+    data: bytes
+
+
+class Named(Message, frozen=True):
+    """An array and its name."""
+
+    name: Name
+    value: Tensor
+
+
+class Said(Message, frozen=True):
+    """What one sender's part is, in a relayed value: `sender` and the array."""
+
+    sender: Count
+    value: Tensor
+
+
+# --- sums and parameters ------------------------------------------------------------------------------------------------------------
+
+
+class BlindPart(Message, frozen=True):
+    transform: Name
+    value: Tensor
+    start: Count
+    stop: Count
+    shape: tuple[Count, ...]
+    dimension: Count
+
+
+class OwnPart(Message, frozen=True):
+    held: Count
+    part: Name
+    factor: float
+
+
+class Addends(Message, frozen=True):
+    """A `Shared`: its clear part (none or one), its blind parts, its own parts."""
+
+    clear: tuple[Tensor, ...]
+    blind: tuple[BlindPart, ...]
+    own: tuple[OwnPart, ...]
+
+
+class One(Message, frozen=True, tag="one"):
+    """One value for the client."""
+
+    value: Addends
+
+
+class Many(Message, frozen=True, tag="many"):
+    """A list, from which a client picks or which it is given whole."""
+
+    values: tuple[Addends, ...]
+
+
+class Mine(Message, frozen=True, tag="mine"):
+    """What the client itself holds."""
+
+    held: Count
+    part: Name
+
+
+class Parameter(Message, frozen=True):
+    name: Name
+    value: One | Many | Mine
+
+
+class Picks(Message, frozen=True, tag="picks"):
+    """The positions that a client's labels name; `several` says that a list of them is meant, even if it has one."""
+
+    labels: tuple[Count, ...]
+    several: bool
+
+
+# --- requests -----------------------------------------------------------------------------------------------------------------------
+
+
+class Enrol(Message, frozen=True, tag="enrol"):
+    """Says hello. `session` names this federation for good."""
+
+    version: Count
+    session: Bytes16
+
+
+class Compute(Message, frozen=True, tag="compute"):
+    """Run `task` and keep its parts as number `held`. Of what is held already only the numbers `live` are still wanted."""
+
+    session: Bytes16
+    round: int
+    seed: int
+    held: Count
+    live: tuple[Count, ...]
+    task: bytes
+    params: tuple[Parameter, ...]
+    which: Picks | Mine | None
+
+
+class Give(Message, frozen=True, tag="give"):
+    """Release parts of `held`: "gram" (one part), "gather" or "sum"; under the client's own protection, whatever that is.
+
+    `transform` names the purpose that a shared transform is for ("gram/EPOCH", "sum/…"), empty in the clear. `weigh` asks for the sample
+    count along with a sum.
+    """
+
+    session: Bytes16
+    verb: Literal["gram", "gather", "sum"]
+    held: Count
+    parts: tuple[Name, ...]
+    transform: Name
+    weigh: bool
+
+
+class Step(Message, frozen=True, tag="step"):
+    """One message of a secure sum over parts of `held`; `said` are the bytes of `cflpriv.protocols.secagg`.
+
+    `weight` is the public weight, 0 for the client's own sample count. `models` is how many models the algorithm speaks of in public.
+    `labels` are the client's groups in a sum over blocks (a count of them first), where it does not choose them itself.
+    """
+
+    session: Bytes16
+    slot: tuple[Count, Count]
+    held: Count
+    parts: tuple[Name, ...]
+    weight: float
+    models: Count
+    kind: Literal["sum", "counts", "blocks"]
+    groups: Mine | Picks | None
+    said: bytes
+
+
+class Recipient(Message, frozen=True):
+    """Who wants a value, and the encryption key with its owner's signature."""
+
+    client: Count
+    encryption_key: Bytes32
+    signature: Bytes64
+
+
+class Seal(Message, frozen=True, tag="seal"):
+    """Seal parts of `held` for each recipient; they will know it as number `arrives`."""
+
+    session: Bytes16
+    held: Count
+    parts: tuple[Name, ...]
+    arrives: Count
+    recipients: tuple[Recipient, ...]
+
+
+class Boxed(Message, frozen=True):
+    sender: Recipient
+    box: bytes
+
+
+class Take(Message, frozen=True, tag="take"):
+    """Boxes from others, to be kept as number `held`."""
+
+    session: Bytes16
+    held: Count
+    parts: tuple[Name, ...]
+    boxes: tuple[Boxed, ...]
+
+
+class Fold(Message, frozen=True, tag="fold"):
+    """Open a sum and send its value back under a transform of its own."""
+
+    session: Bytes16
+    transform: Name
+    value: Addends
+
+
+class AddUp(Message, frozen=True, tag="add-up"):
+    """Add up own parts and keep the total as number `held`, part "own"."""
+
+    session: Bytes16
+    held: Count
+    addends: tuple[OwnPart, ...]
+
+
+class Group(Message, frozen=True, tag="group"):
+    """One message of the agreement on the clients' secret; `said` are the bytes of `cflpriv.protocols.group`."""
+
+    session: Bytes16
+    said: bytes
+
+
+Ask = Enrol | Compute | Give | Step | Seal | Take | Fold | AddUp | Group
+
+
+# --- answers ------------------------------------------------------------------------------------------------------------------------
+
+
+class Enrolled(Message, frozen=True, tag="enrolled"):
+    """A client's number and keys; the signature covers the session, the number and the encryption key."""
+
+    version: Count
+    client: Count
+    signing_key: Bytes32
+    encryption_key: Bytes32
+    signature: Bytes64
+
+
+class Described(Message, frozen=True):
+    """The name, dtype and shape of a part that the client holds. Shapes are public."""
+
+    name: Name
+    dtype: Name
+    shape: tuple[Count, ...]
+
+
+class Computed(Message, frozen=True, tag="computed"):
+    """Whether the client has a result (without one it takes no further part), and the parts that it now holds."""
+
+    result: bool
+    parts: tuple[Described, ...]
+
+
+class Given(Message, frozen=True, tag="given"):
+    """What a client releases; `samples` only where it was asked to weigh (else 0)."""
+
+    values: tuple[Named, ...]
+    samples: Count
+
+
+class Stepped(Message, frozen=True, tag="stepped"):
+    """The client's message of a secure sum, or of the agreement (empty where it says nothing)."""
+
+    said: bytes
+
+
+class Sealed(Message, frozen=True, tag="sealed"):
+    """One box for each recipient, in order."""
+
+    boxes: tuple[bytes, ...]
+
+
+class Done(Message, frozen=True, tag="done"):
+    """It is done; nothing leaves the client."""
+
+
+class Refused(Message, frozen=True, tag="refused"):
+    """An opaque word why not."""
+
+    code: Name
+
+
+Answer = Enrolled | Computed | Given | Stepped | Sealed | Done | Refused
+
+
+def encode(message: Message) -> bytes:
+    """The one encoding of a message."""
+    return codec.encode(message)
+
+
+def decode_ask(data: bytes) -> Ask:
+    """A request. Raises `MalformedMessage`."""
+    return codec.decode(data, Ask, LIMIT_BYTES)  # type: ignore[arg-type]
+
+
+def decode_answer(data: bytes, limit: int = LIMIT_BYTES) -> Answer:
+    """An answer of at most `limit` bytes. Raises `MalformedMessage`."""
+    return codec.decode(data, Answer, limit)  # type: ignore[arg-type]
+
+
+# --- arrays and sums ----------------------------------------------------------------------------------------------------------------
+
+
+def to_tensor(value: Array) -> Tensor:
+    """An array as a message. Raises `InputError` for a dtype that does not travel."""
+    array = np.ascontiguousarray(value)
+    if array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    if array.dtype.str not in DTYPES or array.ndim > MOST_AXES:
+        raise InputError(f"an array of dtype {array.dtype} with {array.ndim} axes does not travel")
+    return Tensor(array.dtype.str, tuple(int(size) for size in np.shape(value)), array.tobytes())
+
+
+def from_tensor(tensor: Tensor) -> Array:
+    """The array of a message, read-only. Raises `MalformedMessage` if dtype, shape and bytes do not fit each other."""
+    if tensor.dtype not in DTYPES or len(tensor.shape) > MOST_AXES:
+        raise MalformedMessage
+    dtype = np.dtype(tensor.dtype)
+    count = 1
+    for size in tensor.shape:
+        count *= size
+    if count * dtype.itemsize != len(tensor.data):
+        raise MalformedMessage
+    return np.frombuffer(tensor.data, dtype).reshape(tensor.shape)
+
+
+def to_one(value: Array | Shared, numbers: Mapping[Any, int]) -> Addends:
+    """A value or sum as a message; `numbers` gives the number of each held value by its key."""
+    if not isinstance(value, Shared):
+        return Addends((to_tensor(value),), (), ())
+    return Addends(
+        () if value.clear is None else (to_tensor(value.clear),),
+        tuple(
+            BlindPart(term.transform, to_tensor(term.value), term.start, term.stop, term.shape, term.dimension or len(term.value))
+            for term in value.blind
+        ),
+        tuple(OwnPart(numbers[term.held.key], term.held.part, term.factor) for term in value.own),
+    )
+
+
+def blind_terms(addends: Addends) -> tuple[Blind, ...]:
+    """The blind parts of a sum. Raises `MalformedMessage` for parts that do not fit."""
+    terms = []
+    for part in addends.blind:
+        value = from_tensor(part.value)
+        if (
+            value.ndim != 1
+            or not part.start <= part.stop <= part.dimension <= len(value)
+            or int(np.prod(part.shape, dtype=int)) != part.stop - part.start
+        ):
+            raise MalformedMessage
+        terms.append(Blind(part.transform, value, part.start, part.stop, part.shape, part.dimension))
+    return tuple(terms)
+
+
+# --- tasks --------------------------------------------------------------------------------------------------------------------------
+
+TASKS_IN = ("training", "signatures", "models", "algorithms")
+"""Where the dataclasses live that may travel as tasks and parts of tasks."""
+LARGEST_TASK_BYTES = 1 << 20
+
+
+@cache
+def _known() -> dict[str, type]:
+    """The tasks of these modules, and models, by name."""
+    package = __package__.rpartition(".")[0]
+    known: dict[str, type] = {}
+    modules = [importlib.import_module(f"{package}.{name}") for name in TASKS_IN]
+    modules += [module for name, module in sorted(sys.modules.items()) if name.startswith(f"{package}.algorithms.")]
+    for module in modules:
+        for thing in vars(module).values():
+            own = isinstance(thing, type) and dataclasses.is_dataclass(thing) and thing.__module__ == module.__name__
+            if (
+                own
+                and ((hasattr(thing, "run") and hasattr(thing, "parts")) or thing.__name__ == "Model")
+                and known.setdefault(thing.__name__, thing) is not thing
+            ):
+                raise TypeError(f"two dataclasses are called {thing.__name__}: {known[thing.__name__].__module__}, {module.__name__}")
+    return known
+
+
+def task_to_bytes(task: Any) -> bytes:
+    """A task as JSON of names and fields. Raises `InputError` for a field that does not travel, e.g. a function."""
+    return json.dumps(_plain(task, type(task).__name__), allow_nan=True, separators=(",", ":")).encode()
+
+
+def _plain(value: Any, where: str) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Sequence):
+        return [_plain(one, f"{where}[{i}]") for i, one in enumerate(value)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        name = type(value).__name__
+        if not isinstance(value, Foreign) and _known().get(name) is not type(value):
+            raise InputError(f"{where}: {name} is not a task that clients elsewhere know")
+        names = [one.name for one in dataclasses.fields(value) if one.init]
+        return {"": name, **{one: _plain(getattr(value, one), f"{where}.{one}") for one in names}}
+    raise InputError(f"{where}: a {type(value).__name__} does not travel to clients elsewhere")
+
+
+def task_from_bytes(data: bytes) -> Any:
+    """The task that `task_to_bytes` wrote. Raises `MalformedMessage`."""
+    if len(data) > LARGEST_TASK_BYTES:
+        raise MalformedMessage
+    try:
+        plain = json.loads(data)
+        known = {"Foreign": Foreign} if isinstance(plain, dict) and plain.get("") == "Foreign" else _known()  # that one loads no torch
+        task = _made(plain, known)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise MalformedMessage from None
+    if not hasattr(task, "run") or not hasattr(task, "parts"):
+        raise MalformedMessage
+    return task
+
+
+def _made(plain: Any, known: Mapping[str, type]) -> Any:
+    if isinstance(plain, list):
+        return tuple(_made(one, known) for one in plain)
+    if not isinstance(plain, dict):
+        return plain
+    kind = known[plain.pop("")]
+    return kind(**{name: _made(value, known) for name, value in plain.items()})

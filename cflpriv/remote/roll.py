@@ -1,0 +1,115 @@
+"""Who is there: places and the clients at them, their pinned keys, who answers and who refuses."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from ..protocols.errors import MalformedMessage, ProtocolError
+from ..protocols.keys import Roster, verify_key
+from . import messages as m
+from .client import ENROL
+
+__all__ = ["Roll", "Transport"]
+
+
+class Transport(Protocol):
+    """Delivers bytes to places and brings back the answers that come in time. A place is an opaque number, e.g. of a node."""
+
+    def places(self) -> Sequence[int]:
+        """Where there may be clients now."""
+        ...
+
+    def exchange(self, requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
+        """Send each place its request; the answers, by place. It must return by the stage's deadline, with what there is."""
+        ...
+
+
+class Roll:
+    """The clients of one session. `peers` has what others need to seal something for a client.
+
+    `refusals` are (client, stage, word), −1 for a client not known yet; the words are explained in `messages.REFUSALS`.
+    """
+
+    def __init__(self, transport: Transport, session: bytes, roster: Roster | None, expect: Iterable[int] | None) -> None:
+        self._transport, self._session, self._roster = transport, session, roster
+        self._expect = None if expect is None else frozenset(expect)
+        self._places: dict[int, int] = {}
+        self._signing: dict[int, bytes] = {}
+        self._lost: set[int] = set()
+        self.peers: dict[int, m.Recipient] = {}
+        self.refusals: list[tuple[int, str, str]] = []
+
+    @property
+    def present(self) -> frozenset[int]:
+        """Those who answered last time."""
+        return frozenset(self._places) - self._lost
+
+    def lose(self, client: int) -> None:
+        """This client must enrol again."""
+        self._lost.add(client)
+
+    def enrol(self) -> tuple[int, ...]:
+        """Say hello to all places without a client that answers; the clients that came or came back."""
+        answering = {place for client, place in self._places.items() if client not in self._lost}
+        fresh = [place for place in self._transport.places() if place not in answering]
+        ask = m.encode(m.Enrol(m.VERSION, self._session))
+        came = []
+        for place, data in sorted(self._transport.exchange(dict.fromkeys(fresh, ask), "enrol").items() if fresh else ()):
+            try:
+                answer = m.decode_answer(data, 1 << 16)
+            except MalformedMessage:
+                self.refusals.append((-1, "enrol", "malformed"))
+                continue
+            if isinstance(answer, m.Refused):
+                self.refusals.append((-1, "enrol", answer.code))
+            elif isinstance(answer, m.Enrolled) and self._accepted(answer):
+                self._places = {client: where for client, where in self._places.items() if where != place}
+                self._places[answer.client] = place
+                self._lost.discard(answer.client)
+                came.append(answer.client)
+        return tuple(sorted(came))
+
+    def _accepted(self, answer: m.Enrolled) -> bool:
+        """Whether an identity is one we know: on the roster, or (without one) the same as before."""
+        client, parts = answer.client, (self._session, answer.client.to_bytes(8, "big"), answer.encryption_key)
+        code = ""
+        if self._expect is not None and client not in self._expect:
+            code = "unknown-client"
+        elif answer.version != m.VERSION:
+            code = "version"
+        elif self._roster is not None and not (client < len(self._roster.keys) and self._roster.keys[client] == answer.signing_key):
+            code = "not-on-roster"
+        elif self._signing.get(client, answer.signing_key) != answer.signing_key:
+            code = "other-identity"
+        else:
+            try:
+                verify_key(answer.signing_key, client, answer.signature, ENROL, *parts)
+            except ProtocolError as error:
+                code = error.code
+        if code:
+            self.refusals.append((client, "enrol", code))
+            return False
+        self._signing[client] = answer.signing_key
+        self.peers[client] = m.Recipient(client, answer.encryption_key, answer.signature)
+        return True
+
+    def ask(self, asks: Mapping[int, m.Ask], stage: str) -> dict[int, m.Answer]:
+        """The answers of clients that gave one in time; the others are lost until they enrol again. Refusals are noted."""
+        places = {self._places[client]: client for client in asks}
+        encoded: dict[int, bytes] = {id(ask): m.encode(ask) for ask in asks.values()}
+        answers: dict[int, m.Answer] = {}
+        arrived = self._transport.exchange({place: encoded[id(asks[client])] for place, client in places.items()}, stage)
+        for place, data in arrived.items():
+            client = places[place]
+            try:
+                answer = m.decode_answer(data)
+            except MalformedMessage:
+                self.refusals.append((client, stage, "malformed"))
+                continue
+            if isinstance(answer, m.Refused):
+                self.refusals.append((client, stage, answer.code))
+                if answer.code in ("wrong-session", "no-secret"):  # it has lost its state
+                    self._lost.add(client)
+                continue
+            answers[client] = answer
+        self._lost |= set(asks) - {places[place] for place in arrived}
+        return answers

@@ -1,0 +1,78 @@
+"""What a client keeps between two messages, as named bytes.
+
+Every message may find a new process, so all of a client's state goes through a store: held values, memory, protocol machines, mask keys.
+It is as secret as the client's data.
+"""
+
+import os
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+from typing import Protocol
+
+__all__ = ["DiskStore", "MemoryStore", "Store"]
+
+
+class Store(Protocol):
+    """Named bytes. `put` and `drop` are durable when they return."""
+
+    def get(self, name: str) -> bytes | None: ...
+
+    def put(self, name: str, value: bytes) -> None: ...
+
+    def drop(self, name: str) -> None: ...
+
+    def names(self) -> Iterable[str]: ...
+
+
+class MemoryStore(dict[str, bytes]):
+    """A store in this process, for tests and for transports that keep clients alive."""
+
+    def put(self, name: str, value: bytes) -> None:
+        self[name] = value
+
+    def drop(self, name: str) -> None:
+        self.pop(name, None)
+
+    def names(self) -> Iterable[str]:
+        return tuple(self)
+
+
+class DiskStore:
+    """One file a name in a folder that only its owner can read; each file is the old one or the new one, never half of it."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / sha256(name.encode()).hexdigest()[:40]
+
+    def get(self, name: str) -> bytes | None:
+        try:
+            data = self._path(name).read_bytes()
+        except FileNotFoundError:
+            return None
+        head, _, value = data.partition(b"\n")
+        return value if head == name.encode() else None
+
+    def put(self, name: str, value: bytes) -> None:
+        path = self._path(name)
+        part = path.with_suffix(".part")
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(name.encode() + b"\n" + value)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+
+    def drop(self, name: str) -> None:
+        self._path(name).unlink(missing_ok=True)
+
+    def names(self) -> Iterable[str]:
+        found = []
+        for path in self._folder.iterdir():
+            if path.suffix != ".part":
+                with path.open("rb") as file:
+                    found.append(file.readline().rstrip(b"\n").decode(errors="replace"))
+        return tuple(found)

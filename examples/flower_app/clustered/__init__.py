@@ -1,0 +1,1 @@
+"""A thin Flower app: everything it does is in cflpriv."""

@@ -1,0 +1,264 @@
+"""Start a SuperLink, SuperNodes and a run on this machine, wait for its end, and clean up.
+
+    python loopback.py                     four SuperNodes, secure aggregation, plain HTTP on 127.0.0.1
+    python loopback.py --tls               the same with TLS and authenticated SuperNodes
+    python loopback.py --simulation        the same app on Flower's simulation engine (needs flwr[simulation])
+    python loopback.py --set protection.sum=none    the same without secure aggregation
+
+Everything is written into `--out` (default: runs/flower): keys, settings, logs, and `run/`, the run folder.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from cflpriv import load_config
+from cflpriv.flower.client import write_identities
+
+HERE = Path(__file__).resolve().parent
+BIN = Path(sys.executable).parent
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [int(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+class Machines:
+    """The processes of a deployment; each is ended by its own process id when the block ends."""
+
+    def __init__(self, out: Path, environment: dict[str, str]) -> None:
+        self.out, self.environment = out, environment
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> "Machines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.running.values():
+            self.end(process)
+
+    @staticmethod
+    def end(process: "subprocess.Popen[bytes]", how: int = signal.SIGTERM) -> None:
+        """End a process and what it started (its own process group)."""
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, how)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
+
+    def start(self, name: str, *command: str) -> None:
+        log = (self.out / f"{name}.log").open("ab")
+        self.running[name] = subprocess.Popen(
+            [str(BIN / command[0]), *command[1:]], stdout=log, stderr=log, env=self.environment, cwd=self.out, start_new_session=True
+        )
+
+
+def certificates(out: Path, clients: int) -> None:
+    """A certificate authority of our own, a server certificate for 127.0.0.1, and an EC key for each SuperNode."""
+
+    def quietly(*command: str) -> None:
+        subprocess.run(command, cwd=out, check=True, capture_output=True)
+
+    subject = "subjectAltName=IP:127.0.0.1,DNS:localhost"
+    quietly(
+        "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=loopback CA", "-keyout", "ca.key",
+        "-out", "ca.crt",
+    )  # fmt: skip
+    quietly("openssl", "req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-keyout", "server.key", "-out", "server.csr")
+    (out / "san.cnf").write_text(subject + "\n")
+    quietly(
+        "openssl", "x509", "-req", "-in", "server.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
+        "-extfile", "san.cnf", "-out", "server.crt",
+    )  # fmt: skip
+    for client in range(clients):
+        quietly("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", f"node{client}")
+
+
+def prepare(out: Path, experiment: Path, changes: list[str], rounds: int | None) -> tuple[dict[str, Any], Path]:
+    """Keys, roster and a settings file for each client, and the resolved experiment."""
+    config = load_config(experiment, [*changes, *([] if rounds is None else [f"training.rounds={rounds}"])])
+    resolved = out / "experiment.toml"
+    resolved.write_text(config.to_toml(), encoding="utf-8")
+    clients = config.data.clients
+    roster = write_identities(out / "keys", clients)
+    protection = tomli_of(config)["protection"]
+    for client in range(clients):
+        settings = {
+            "identity": f"keys/client{client}.key", "roster": "keys/roster.txt", "state": f"state/client{client}",
+            "experiment": str(resolved), "protection": protection,
+        }  # fmt: skip
+        (out / f"client{client}.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
+    return {"clients": clients}, roster
+
+
+def tomli_of(config: Any) -> dict[str, Any]:
+    import tomllib
+
+    return tomllib.loads(config.to_toml())
+
+
+def health(port: int, seconds: float, tls: Path | None) -> None:
+    """Wait until the SuperLink answers."""
+    import ssl
+
+    context = None if tls is None else ssl.create_default_context(cafile=str(tls))
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        with suppress(OSError):
+            scheme = "http" if tls is None else "https"
+            with urllib.request.urlopen(f"{scheme}://127.0.0.1:{port}/health", timeout=2, context=context):
+                return
+        time.sleep(0.2)
+    raise SystemExit(f"the SuperLink did not answer on port {port} within {seconds:g} s; see superlink.log")
+
+
+def flwr(machines: Machines, *command: str) -> str:
+    done = subprocess.run(
+        [str(BIN / "flwr"), *command], env=machines.environment, cwd=machines.out, capture_output=True, text=True, timeout=300
+    )
+    if done.returncode:
+        raise SystemExit(f"flwr {' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def status(machines: Machines, run_id: str) -> str:
+    """Flower's own word on a run, e.g. "finished:completed"."""
+    runs = json.loads(flwr(machines, "list", "loop", "--format", "json"))["runs"]
+    return next(str(run["status"]) for run in runs if str(run["run-id"]) == run_id)
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/flower"))
+    parser.add_argument("--experiment", type=Path, default=HERE / "experiment.toml")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    parser.add_argument("--rounds", type=int, default=None)
+    parser.add_argument("--deadline", type=float, default=60.0, help="seconds that a protocol stage may take")
+    parser.add_argument("--tls", action="store_true")
+    parser.add_argument("--simulation", action="store_true")
+    given = parser.parse_args(arguments)
+    out = given.out.resolve()
+    if out.exists():
+        raise SystemExit(f"{out}: exists; remove it or choose another --out")
+    out.mkdir(parents=True)
+    with deploy(out, given.experiment, given.set, given.rounds, given.deadline, given.tls, given.simulation) as machines:
+        run_id = submit(machines)
+        print(f"run {run_id}: logs in {out}", flush=True)
+        word = wait(machines, run_id, 1800)
+        if word != "finished:completed":
+            print(flwr(machines, "log", run_id, "loop", "--show"))
+    print(f"run {run_id}: {word}")
+    if word != "finished:completed":
+        raise SystemExit(f"the run ended as {word!r}; see {out}/superlink.log")
+    summary: dict[str, Any] = json.loads((out / "run" / "summary.json").read_text(encoding="utf-8"))
+    for key in ("algorithm", "protection", "clusters", "ari", "accuracy_mean", "rounds", "seconds"):
+        print(f"  {key:<14} {summary[key]}")
+    print(f"  run folder     {out / 'run'}")
+    return summary
+
+
+def deploy(
+    out: Path, experiment: Path, changes: list[str], rounds: int | None, deadline: float, tls: bool = False, simulation: bool = False
+) -> Machines:
+    """Start SuperLink and SuperNodes in `out`."""
+    known, roster = prepare(out, experiment, changes, rounds)
+    clients = int(known["clients"])
+    home = out / ".flwr"
+    home.mkdir()
+    port, *ports = free_ports(clients + 1)
+    # nothing reaches outside this machine: no telemetry, no look for updates, no installation of dependencies
+    environment = {
+        **os.environ, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0",
+        "CFLPRIV_SETTINGS": str(out), "FLWR_HOME": str(home), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05", "OMP_NUM_THREADS": "1",
+        "PATH": f"{BIN}:{os.environ.get('PATH', '')}",
+    }  # fmt: skip
+    if tls:
+        certificates(out, clients)
+    where = f'root-certificates = "{out / "ca.crt"}"' if tls else "insecure = true"
+    (home / "config.toml").write_text(f'[superlink]\ndefault = "loop"\n\n[superlink.loop]\naddress = "127.0.0.1:{port}"\n{where}\n')
+    machines = Machines(out, environment)
+    machines.simulation = simulation  # type: ignore[attr-defined]
+    app = out / "app"
+    shutil.copytree(HERE / "clustered", app / "clustered", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(HERE / "pyproject.toml", app)
+    machines.run_config = {  # type: ignore[attr-defined]
+        "experiment": str(out / "experiment.toml"), "out": str(out / "run"), "clients": clients, "roster": str(roster),
+        "deadline-seconds": deadline,
+    }  # fmt: skip
+    link = ["flower-superlink", "--host", "127.0.0.1", "--port", str(port), "--disable-runtime-dependency-installation"]
+    secure = ["--insecure"]
+    if tls:
+        secure = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key", "--enable-supernode-auth"]
+    try:
+        machines.start("superlink", *link, *secure, *(["--simulation"] if simulation else []))
+        health(port, 60, out / "ca.crt" if tls else None)
+        if tls:
+            for client in range(clients):
+                flwr(machines, "supernode", "register", str(out / f"node{client}.pub"), "loop")
+        for client in range(clients) if not simulation else ():
+            start_node(machines, client, port, ports[client], tls)
+    except BaseException:
+        machines.__exit__()
+        raise
+    machines.ports = (port, ports, tls)  # type: ignore[attr-defined]
+    return machines
+
+
+def start_node(machines: Machines, client: int, port: int, own: int, tls: bool) -> None:
+    secure = ["--root-certificates", "ca.crt", "--auth-supernode-private-key", f"node{client}"] if tls else ["--insecure"]
+    settings = machines.out / f"client{client}.toml"
+    machines.start(
+        f"node{client}", "flower-supernode", *secure, "--superlink", f"127.0.0.1:{port}", "--host", "127.0.0.1", "--port", str(own),
+        "--node-config", f'settings="{settings}"',
+    )  # fmt: skip
+
+
+def submit(machines: Machines) -> str:
+    """Start the run; its id."""
+    given = machines.run_config  # type: ignore[attr-defined]
+    words = " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in given.items())
+    more = []
+    if machines.simulation:  # type: ignore[attr-defined]
+        more = ["--federation-config", f"num-supernodes={given['clients']} client-resources-num-cpus=1"]
+    answer = flwr(machines, "run", "app", "loop", "--run-config", words, *more, "--format", "json")
+    told = json.loads(answer[answer.index("{") : answer.rindex("}") + 1])
+    if "run-id" not in told:
+        raise SystemExit(f"flwr run said: {answer}")
+    return str(told["run-id"])
+
+
+def wait(machines: Machines, run_id: str, seconds: float) -> str:
+    """Flower's word when the run has ended."""
+    until = time.monotonic() + seconds
+    word = "?"
+    while time.monotonic() < until:
+        word = status(machines, run_id)
+        if word.startswith("finished"):
+            return word
+        time.sleep(1.0)
+    raise SystemExit(f"the run is still {word!r} after {seconds:g} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,397 @@
+"""The verbs over messages: every algorithm runs unchanged, results are those of the local federation, and clients refuse what they must."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scenes import population, training
+
+from cflpriv.algorithms import ALGORITHMS
+from cflpriv.federation import Sampling
+from cflpriv.local import LocalFederation
+from cflpriv.protection import Protection
+from cflpriv.protocols.entropy import public_entropy
+from cflpriv.protocols.errors import MalformedMessage, TooFewClients
+from cflpriv.protocols.keys import Identity, Roster
+from cflpriv.record import Transcript
+from cflpriv.remote import messages as m
+from cflpriv.remote.client import RemoteClient, Settings
+from cflpriv.remote.server import ClientsLost, RemoteFederation
+from cflpriv.remote.store import DiskStore, MemoryStore, Store
+from cflpriv.types import Population
+
+ENTROPY = public_entropy("remote")
+
+
+class Loopback:
+    """Clients in this process, each a new object for every message: what is not in its store is gone."""
+
+    def __init__(self, scene: Population, protection: Protection, stores: Callable[[int], Store] | None = None) -> None:
+        self.data = {client.id: client for client in scene.clients}
+        self.identities = {client: Identity.create(client, ENTROPY) for client in self.data}
+        self.roster = Roster(tuple(self.identities[client].public() for client in sorted(self.data)))
+        self.protection = protection
+        self.stores = {client: stores(client) if stores else MemoryStore() for client in self.data}
+        self.dead: set[int] = set()
+        self.kill_at: dict[str, set[int]] = {}
+        self.stages: list[str] = []
+        self.tamper: Callable[[int, str, bytes], bytes] = lambda client, stage, data: data
+
+    def settings(self, client: int) -> Settings:
+        return Settings(self.identities[client], self.protection, self.roster)
+
+    def places(self) -> Sequence[int]:
+        return [1000 + client for client in self.data if client not in self.dead]
+
+    def exchange(self, requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
+        self.stages.append(stage)
+        self.dead |= self.kill_at.pop(stage, set())
+        answers = {}
+        for place, data in requests.items():
+            client = place - 1000
+            if client not in self.dead:
+                remote = RemoteClient(self.settings(client), lambda client=client: self.data[client], self.stores[client], ENTROPY)  # type: ignore[misc]
+                answers[place] = self.tamper(client, stage, remote.receive(data))
+        return answers
+
+
+def remote(scene: Population, protection: Protection | None = None, **options: Any) -> tuple[Loopback, RemoteFederation]:
+    transport = Loopback(scene, protection or Protection())
+    roster = transport.roster if transport.protection.secure or transport.protection.transformed else None
+    fed = RemoteFederation(
+        transport, protection=transport.protection, roster=roster, entropy=ENTROPY, transcript=Transcript("full"), seed=1, **options
+    )
+    fed.enrol()
+    return transport, fed
+
+
+def algorithm(name: str, scene: Population) -> Any:  # an Algorithm, whose `admit` is not None where it is used
+    wanted = inspect.signature(ALGORITHMS[name][0]).parameters
+    options: dict[str, Any] = {"weights": "equal"} if "weights" in wanted else {}
+    if "groups" in wanted:
+        options["groups"] = {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
+    return ALGORITHMS[name][0](training(scene), **options)
+
+
+def run(made: Any, fed: Any, rounds: int = 2) -> Any:
+    state = made.init(fed)
+    for number in range(rounds):
+        fed.begin_round(number)
+        state, _ = made.round(fed, state)
+    return state
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_runs_unchanged_and_equals_the_local_federation(name: str) -> None:
+    scene = population(clients_per_group=3)
+    one = LocalFederation(scene.clients, seed=1, transcript=Transcript("full"))
+    _, two = remote(scene)
+    a, b = (run(algorithm(name, scene), fed) for fed in (one, two))
+    made = algorithm(name, scene)
+    assert made.describe(a).get("clustering") == made.describe(b).get("clustering")
+    for client in scene.clients:
+        served = []
+        for fed, state in ((one, a), (two, b)):
+            what = made.serve(state)
+            held = fed.compute(what.task, what.params, which=what.which, on=[client.id])
+            served.append(fed.gather(held["loss"])[client.id]["loss"])
+        np.testing.assert_allclose(served[0], served[1], rtol=1e-9)  # one client at a time, or stacked
+    assert not two.refusals
+    kinds = [[(one.verb, one.kind, one.source, one.target, one.clients) for one in fed.transcript.messages] for fed in (one, two)]
+    assert kinds[0] == kinds[1]
+
+
+@pytest.mark.parametrize("name", ["pacfl", "ifca", "fedavg", "oracle"])
+@pytest.mark.parametrize("mode", ["active", "passive"])
+def test_secure_sums_equal_the_sums_in_the_clear(name: str, mode: Any) -> None:
+    scene = population(clients_per_group=4)
+    protection = Protection(sum="secagg", floor=2, secagg_mode=mode)
+    _, plain = remote(scene)
+    transport, secure = remote(scene, protection)
+    made = algorithm(name, scene)
+    a, b = run(made, plain), run(made, secure)
+    assert not secure.refusals
+    losses = []
+    for fed, state in ((plain, a), (secure, b)):
+        what = made.serve(state)
+        held = fed.compute(what.task, what.params, which=what.which)
+        losses.append(np.array([one["loss"] for one in fed.gather(held["loss"]).values()]))
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    assert "secagg Deliver" in transport.stages
+    assert "sum" not in transport.stages
+
+
+@pytest.mark.parametrize("name", ["pacfl", "cfl", "stocfl", "ifca"])
+@pytest.mark.parametrize("kind", ["haar", "hadamard", "permutation"])
+def test_under_a_shared_transform_clusters_and_models_are_the_same(name: str, kind: Any) -> None:
+    """The clients agree on the secret over the same wire; the server holds no clear update and no signature."""
+    scene = population(clients_per_group=3)
+    transport, blind = remote(scene, Protection(gram=(kind,), sum=kind))
+    _, plain = remote(scene)
+    made = algorithm(name, scene)
+    a, b = run(made, plain), run(made, blind)
+    assert not blind.refusals
+    assert made.describe(a).get("clustering") == made.describe(b).get("clustering")
+    losses = []
+    for fed, state in ((plain, a), (blind, b)):
+        what = made.serve(state)
+        told = fed.gather(fed.compute(what.task, what.params, which=what.which)["loss"])
+        losses.append(np.array([one["loss"] for one in told.values()]))
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+    assert "group" in transport.stages
+    kinds = {one.kind for one in blind.transcript.messages}
+    assert "update" not in kinds
+    assert "blind update" in kinds
+
+
+def test_who_comes_later_gets_the_secret_from_a_member_and_a_transform_serves_once() -> None:
+    scene = population(groups=1, clients_per_group=5)
+    protection = Protection(gram=("haar",), sum="haar")
+    transport = Loopback(scene, protection)
+    transport.dead = {4}
+    fed = RemoteFederation(transport, protection=protection, roster=transport.roster, entropy=ENTROPY, seed=1)
+    fed.enrol()
+    assert list(fed.clients) == [0, 1, 2, 3]
+    transport.dead = set()
+    assert fed.begin_round(0) == (4,)
+    assert list(fed.clients) == [0, 1, 2, 3, 4]
+    task = training(scene)
+    held = fed.compute(task, {"model": task.model.init(0)})
+    (mean,) = fed.mean(held["update"])
+    assert mean is not None
+    assert mean.count == 5
+    other = fed.compute(task, {"model": task.model.init(1)})
+    again = m.Give(fed.session, "sum", fed._known[other.key].number, ("update",), "sum/0/1/0", False)
+    assert fed._ask({0: again}, "sum") == {}
+    assert fed.refusals[-1][2] == "used-transform"
+    with_clear = m.Fold(fed.session, "apply/9/9/9", m.to_one(task.model.init(0), {}))
+    assert fed._ask({0: with_clear}, "fold") == {}
+    assert fed.refusals[-1][2] == "forbidden"
+
+
+def test_too_few_for_an_agreement_are_nobody() -> None:
+    scene = population(groups=1, clients_per_group=5)
+    protection = Protection(gram=("haar",))
+    transport = Loopback(scene, protection)
+    transport.dead = {2, 3, 4}
+    fed = RemoteFederation(transport, protection=protection, roster=transport.roster, entropy=ENTROPY)
+    fed.enrol()
+    assert fed.clients == ()
+
+
+def test_oblivious_sums_keep_the_choice_with_the_client() -> None:
+    scene = population(clients_per_group=4)
+    _, plain = remote(scene)
+    transport, secure = remote(scene, Protection(sum="secagg-oblivious", floor=2))
+    made = algorithm("ifca", scene)
+    a, b = run(made, plain), run(made, secure)
+    assert not secure.refusals
+    assert "gather" not in transport.stages
+    for one, two in zip(a.restarts[0].models, b.restarts[0].models, strict=True):
+        np.testing.assert_allclose(one.value(), two.value(), atol=1e-5)
+
+
+def test_the_same_mean_as_the_local_federation_by_sample_counts() -> None:
+    scene = population(clients_per_group=3)
+    protection = Protection(sum="secagg", floor=2, max_weight=200.0)
+    _, plain = remote(scene)
+    _, secure = remote(scene, protection)
+    task = training(scene)
+    totals = []
+    for fed in (plain, secure):
+        fed.begin_round(0)
+        held = fed.compute(task, {"model": task.model.init(0)})
+        (mean,) = fed.mean(held["update"], "examples")
+        assert mean is not None
+        totals.append(mean.parts["update"].value())
+    np.testing.assert_allclose(totals[0], totals[1], atol=1e-6)
+
+
+STAGES = ["secagg Invite", "secagg Adverts", "secagg Deliver", "secagg Survivors", "secagg Unmask"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_client_that_dies_at_any_stage_leaves_a_right_sum_or_none(stage: str) -> None:
+    scene = population(groups=1, clients_per_group=7)
+    transport, fed = remote(scene, Protection(sum="secagg", floor=3))
+    fed.begin_round(0)
+    task = training(scene)
+    held = fed.compute(task, {"model": task.model.init(0)})
+    values = LocalFederation(scene.clients, seed=1)
+    values.begin_round(0)
+    clear = values.compute(task, {"model": task.model.init(0)})
+    transport.kill_at = {stage: {2}}
+    (mean,) = fed.mean(held["update"])
+    assert mean is not None
+    alive = [client for client in range(7) if client != 2 or stage in ("secagg Survivors", "secagg Unmask")]
+    expected = np.mean([values.peek(client, clear["update"]) for client in alive], axis=0)
+    np.testing.assert_allclose(mean.parts["update"].value(), expected, atol=1e-6)
+    assert 2 not in fed.clients
+    transport.dead.clear()
+    assert 2 in fed.begin_round(1)  # it is known by its identity
+    held = fed.compute(task, {"model": task.model.init(0)})
+    (mean,) = fed.mean(held["update"])
+    assert mean is not None
+    assert mean.count == 7
+
+
+def test_too_few_clients_end_with_an_error_and_no_sum() -> None:
+    scene = population(groups=1, clients_per_group=4)
+    transport, fed = remote(scene, Protection(sum="secagg", floor=3))
+    fed.begin_round(0)
+    task = training(scene)
+    held = fed.compute(task, {"model": task.model.init(0)})
+    transport.kill_at = {"secagg Deliver": {1, 2}}
+    with pytest.raises(TooFewClients):
+        fed.mean(held["update"])
+
+
+def test_a_client_lost_while_clusters_are_found_is_named_and_the_step_can_be_taken_again() -> None:
+    scene = population(clients_per_group=3)
+    transport, fed = remote(scene)
+    made: Any = ALGORITHMS["pacfl"][0](training(scene), k=2)
+    transport.kill_at = {"gram": {4}}
+    with pytest.raises(ClientsLost, match=r"\[4\]"):
+        made.init(fed)
+    state = made.init(fed)
+    assert state.clustering.clients == (0, 1, 2, 3, 5)
+    transport.dead.clear()
+    assert fed.begin_round(0) == (4,)
+    state, _ = made.admit(fed, state, [4])
+    local = LocalFederation(scene.clients, seed=1, present=[0, 1, 2, 3, 5])
+    other = made.init(local)
+    local.join([4])
+    local.begin_round(0)
+    assert state.clustering == made.admit(local, other, [4])[0].clustering
+
+
+def give(fed: RemoteFederation, verb: Any, held: Any, parts: tuple[str, ...]) -> m.Give:
+    return m.Give(fed.session, verb, fed._known[held.key].number, parts, "", False)
+
+
+def test_a_client_releases_nothing_that_its_own_settings_forbid() -> None:
+    """An active server that asks a client under secure aggregation for its update, by whatever verb, gets a word."""
+    scene = population(clients_per_group=3)
+    _, fed = remote(scene, Protection(sum="secagg", floor=2))
+    fed.begin_round(0)
+    task = training(scene)
+    held = fed.compute(task, {"model": task.model.init(0)})
+    for verb in ("sum", "gather", "gram"):
+        assert fed._ask({0: give(fed, verb, held, ("update",))}, verb) == {}
+    assert {code for _, _, code in fed.refusals} == {"forbidden"}
+    _, clear = remote(scene)
+    clear.begin_round(0)
+    held = clear.compute(task, {"model": task.model.init(0)})
+    step = m.Step(clear.session, (1, 1), clear._known[held.key].number, ("update",), 1.0, 1, "sum", None, b"x")
+    assert clear._ask({0: step}, "secagg") == {}
+    assert clear.refusals[-1][2] == "forbidden"
+
+
+def test_a_private_model_on_top_of_the_list_is_refused() -> None:
+    """A server that hands one client another model than it lists gets no sum with that client in it."""
+    scene = population(groups=1, clients_per_group=5)
+    _, fed = remote(scene, Protection(sum="secagg", floor=2))
+    fed.begin_round(0)
+    task = training(scene)
+    ones = fed.compute(task, {"model": task.model.init(0)})
+    known = fed._known[ones.key]
+    other = m.Compute(
+        fed.session, 0, 1, known.number, (), m.task_to_bytes(task), (m.Parameter("model", m.One(m.to_one(task.model.init(9), {}))),), None
+    )
+    assert isinstance(fed._ask({3: other}, "compute")[3], m.Computed)
+    (mean,) = fed.mean(ones["update"])
+    assert mean is not None
+    assert mean.count == 4
+    assert any(client == 3 and stage == "secagg Invite" for client, stage, _ in fed.refusals), fed.refusals
+
+
+def test_identities_are_pinned() -> None:
+    scene = population(clients_per_group=3)
+    transport, fed = remote(scene)
+    transport.identities[2] = Identity.create(2, ENTROPY)  # somebody else says it is client 2
+    transport.roster = Roster(tuple(transport.identities[client].public() for client in sorted(transport.data)))
+    fed._roll.lose(2)
+    assert fed.enrol() == ()
+    assert fed.refusals[-1] == (2, "enrol", "other-identity")
+    protected = Loopback(scene, Protection(sum="secagg"))
+    pinned = protected.roster
+    protected.identities[1] = Identity.create(1, ENTROPY)
+    fed = RemoteFederation(protected, protection=protected.protection, roster=pinned, entropy=ENTROPY)
+    assert 1 not in fed.enrol()
+    assert fed.refusals[-1][2] == "not-on-roster"
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=200, deadline=None)
+def test_any_bytes_get_a_word_and_change_nothing(data: bytes) -> None:
+    store = MemoryStore()
+    client = RemoteClient(Settings(Identity.create(0, ENTROPY)), lambda: population().clients[0], store, ENTROPY)
+    answer = m.decode_answer(client.receive(data))
+    assert answer == m.Refused("malformed")
+    assert not store
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_changed_answers_are_refused_and_never_averaged(data: st.DataObject) -> None:
+    scene = population(groups=1, clients_per_group=4)
+    transport, fed = remote(scene)
+    fed.begin_round(0)
+    task = training(scene)
+    held = fed.compute(task, {"model": task.model.init(0)})
+    (whole,) = fed.mean(held["update"], on=[0, 1, 3])
+
+    def tamper(client: int, stage: str, answer: bytes) -> bytes:
+        if client != 2:
+            return answer
+        at = data.draw(st.integers(0, len(answer) - 1))
+        return answer[:at] + bytes([answer[at] ^ data.draw(st.integers(1, 255))]) + answer[at + 1 :]
+
+    transport.tamper = tamper
+    (mean,) = fed.mean(held["update"])
+    assert whole is not None
+    assert mean is not None
+    assert mean.count == 3
+    np.testing.assert_array_equal(mean.parts["update"].value(), whole.parts["update"].value())
+
+
+def test_state_lives_in_files_as_well_and_old_values_are_dropped(tmp_path: Any) -> None:
+    scene = population(clients_per_group=3)
+    transport = Loopback(scene, Protection(), lambda client: DiskStore(tmp_path / str(client)))
+    fed = RemoteFederation(transport, entropy=ENTROPY, seed=1)
+    fed.enrol()
+    made = algorithm("stocfl", scene)
+    run(made, fed, 4)
+    assert not fed.refusals
+    assert (tmp_path / "0").stat().st_mode & 0o077 == 0
+    kept = [name for name in transport.stores[0].names() if name.startswith("held/")]
+    assert 0 < len(kept) <= 5
+
+
+def test_what_does_not_travel_is_refused_by_name() -> None:
+    from cflpriv.errors import InputError
+    from cflpriv.models import Model
+    from cflpriv.training import Train
+
+    with pytest.raises(InputError, match="does not travel"):
+        m.task_to_bytes(Train(Model("factory", (2,), 2, factory=lambda: None)))  # type: ignore[arg-type, return-value]
+    with pytest.raises(InputError, match="is not carried"):
+        RemoteFederation(Loopback(population(), Protection()), protection=Protection(gram=("ckks",)))
+    with pytest.raises(InputError, match="pinned roster"):
+        RemoteFederation(Loopback(population(), Protection()), protection=Protection(gram=("haar",)))
+    with pytest.raises(MalformedMessage):
+        m.task_from_bytes(b'{"":"os.system"}')
+
+
+def test_cohorts_and_batches_are_those_of_the_local_federation() -> None:
+    scene = population(clients_per_group=5)
+    sampling = Sampling("global", 0.4)
+    one = LocalFederation(scene.clients, seed=1, sampling=sampling)
+    _, two = remote(scene, sampling=sampling)
+    made = algorithm("fedavg", scene)
+    a, b = run(made, one, 3), run(made, two, 3)
+    np.testing.assert_allclose(a.model.value(), b.model.value(), rtol=1e-9)

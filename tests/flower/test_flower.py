@@ -1,0 +1,379 @@
+"""The verbs on Flower's messages: transport, client app, settings, strategy, mod, accountant. Deployments are in test_deployment."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="the extra `flower` is not installed")
+
+from fake_grid import FakeGrid
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.supercore.privacy_accounting import GaussianPrivacyEvent, NeighboringRelation, PrivacyConfig, SamplingMethod
+from scenes import population, training
+
+from cflpriv.algorithms import ALGORITHMS
+from cflpriv.attacks.audit import audit_run
+from cflpriv.errors import InputError
+from cflpriv.experiments import load_config
+from cflpriv.experiments.report import write_report
+from cflpriv.flower import ClusteredAveraging, GridTransport, PldAccountant, cflpriv_mod, client_app, serve, write_identities
+from cflpriv.flower.client import ContextStore, read_roster, read_settings
+from cflpriv.local import LocalFederation
+from cflpriv.protection import Protection
+from cflpriv.protocols.entropy import public_entropy
+from cflpriv.record import read_transcript
+from cflpriv.remote.server import RemoteFederation
+from cflpriv.signatures import principal_vectors
+from cflpriv.types import Population
+
+
+def deployment(folder: Path, scene: Population, protection: str = "", state: bool = False) -> FakeGrid:
+    """A node for each client, with keys and a settings file each."""
+    write_identities(folder / "keys", len(scene.clients), public_entropy(str(folder)))
+    configs = {}
+    for client in range(len(scene.clients)):
+        path = folder / f"client{client}.toml"
+        kept = f'state = "state{client}"\n' if state else ""
+        path.write_text(f'identity = "keys/client{client}.key"\nroster = "keys/roster.txt"\n{kept}[protection]\n{protection}\n')
+        configs[1000 + client] = {"settings": str(path)}
+    by_number = {client.id: client for client in scene.clients}
+
+    def data(context: Context, tables: dict[str, Any]) -> Any:
+        return by_number[read_settings(str(context.node_config["settings"]))[0].identity.client]
+
+    return FakeGrid({node: client_app(data) for node in configs}, configs)
+
+
+@pytest.mark.parametrize("state", [True, False])
+def test_a_federation_on_flower_messages_equals_the_local_one(tmp_path: Path, state: bool) -> None:
+    scene = population(clients_per_group=3)
+    grid = deployment(tmp_path, scene, state=state)
+    fed = RemoteFederation(GridTransport(grid), seed=1)  # type: ignore[arg-type]
+    fed.enrol()
+    made = ALGORITHMS["stocfl"][0](training(scene), weights="equal")
+    one = LocalFederation(scene.clients, seed=1)
+    states = []
+    for each in (one, fed):
+        current = made.init(each)
+        for number in range(3):
+            each.begin_round(number)
+            current, _ = made.round(each, current)
+        states.append(current)
+    assert states[0].clustering == states[1].clustering
+    np.testing.assert_allclose(states[0].global_model.value(), states[1].global_model.value(), rtol=1e-9)
+    assert not fed.refusals
+    assert set(grid.types) == {"query.cflpriv"}
+
+
+def test_secure_sums_and_lost_nodes(tmp_path: Path) -> None:
+    scene = population(groups=1, clients_per_group=5)
+    grid = deployment(tmp_path, scene, 'sum = "secagg"\nfloor = 3')
+    roster = read_roster(tmp_path / "keys" / "roster.txt")
+    ticks = iter(range(10**9))
+    transport = GridTransport(grid, clock=lambda: float(next(ticks)), poll_seconds=0.0)  # type: ignore[arg-type]
+    fed = RemoteFederation(transport, protection=Protection(sum="secagg", floor=3), roster=roster, seed=1)
+    assert fed.enrol() == (0, 1, 2, 3, 4)
+    task = training(scene)
+    fed.begin_round(0)
+    held = fed.compute(task, {"model": task.model.init(0)})
+    grid.dead = {1002}
+    (mean,) = fed.mean(held["update"])
+    assert mean is not None
+    assert mean.count == 4
+    grid.dead = set()
+    grid.apps[7] = grid.apps.pop(1002)  # it comes back as another node
+    grid.contexts[7] = Context(1, 7, {"settings": str(tmp_path / "client2.toml")}, RecordDict(), {})
+    assert fed.begin_round(1) == (2,)
+    assert not grid.errors
+
+
+def test_serve_writes_the_run_folder_of_a_local_run(tmp_path: Path) -> None:
+    config = load_config(
+        Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml", ["training.rounds=1", "protection.sum=none"]
+    )
+    from cflpriv.data import build_population
+
+    scene = build_population(config.data)
+    grid = deployment(tmp_path, scene, "floor = 2")
+    truth = {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
+    with pytest.raises(InputError, match=r"0 of 4 clients answered within .* refusals"):
+        serve(FakeGrid({}), config, tmp_path / "none", scene, clients=4, wait_seconds=0.1, say=str)  # type: ignore[arg-type]
+    summary = serve(grid, config.with_("protection", floor=0), tmp_path / "run", scene, clients=4, truth=truth, say=str)  # type: ignore[arg-type]
+    assert summary["rounds_skipped"] == 1, "clients whose floor is higher than the server's give nothing"
+    grid = deployment(tmp_path / "again", scene)
+    config = config.with_("protection", floor=0).with_("run", record="full")
+    summary = serve(grid, config, tmp_path / "open", scene, clients=4, truth=truth, say=str)  # type: ignore[arg-type]
+    assert summary["ari"] == 1.0
+    assert summary["accuracy_mean"] > 0.3
+    assert json.loads((tmp_path / "open" / "rounds.jsonl").read_text().splitlines()[0])["per_client"]["clients"] == [0, 1, 2, 3]
+    kinds = {(one.verb, one.kind) for one in read_transcript(tmp_path / "open" / "transcript", summary["messages"])}
+    assert ("gather", "correct+count") in kinds, "single scores are on record"
+    assert (tmp_path / "open" / "checkpoints" / "models.safetensors").exists()
+    assert "pacfl" in write_report(tmp_path / "open").read_text()
+    cells = audit_run(tmp_path / "open", budget="quick", attacks=["signature_inversion"], population=scene)
+    assert "leaks" in {cell.status for cell in cells}
+
+
+class Cut(Exception):
+    """The SuperLink goes down."""
+
+
+@pytest.mark.parametrize("protection", ["", 'sum = "secagg"\nfloor = 2', 'gram = ["haar"]\nsum = "haar"'])
+@pytest.mark.parametrize("at", ["round 0", "secagg Deliver", "sum", "compute"])
+def test_a_restarted_server_goes_on_from_its_last_round(tmp_path: Path, protection: str, at: str) -> None:
+    """Clients keep their state in files; the transcript, rows and models are those of a run that was not cut."""
+    import tomllib
+
+    from cflpriv.data import build_population
+    from cflpriv.experiments.config import parse_config
+
+    example = Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml"
+    tree = tomllib.loads(example.read_text())
+    tree["protection"] = tomllib.loads(protection)
+    tree["training"]["rounds"] = 3
+    config = parse_config(tree)
+    scene = build_population(config.data)
+    whole = deployment(tmp_path / "whole", scene, protection, state=True)
+    roster = read_roster(tmp_path / "whole" / "keys" / "roster.txt")
+    expected = serve(whole, config, tmp_path / "w", scene, clients=4, roster=roster, say=str)  # type: ignore[arg-type]
+
+    grid = deployment(tmp_path / "cut", scene, protection, state=True)
+    roster = read_roster(tmp_path / "cut" / "keys" / "roster.txt")
+    seen: dict[str, int] = {}
+    push = grid.push_messages
+
+    def fails(messages: Any) -> Any:
+        messages = list(messages)
+        stage = messages[0].metadata.group_id
+        seen[stage] = seen.get(stage, 0) + 1
+        if stage == at and seen[stage] == (4 if at == "compute" else 2):
+            raise Cut
+        return push(messages)
+
+    def says(line: str) -> None:
+        if line.startswith(at):
+            raise Cut
+
+    grid.push_messages = fails  # type: ignore[method-assign]
+    try:
+        serve(grid, config, tmp_path / "r", scene, clients=4, roster=roster, say=says)  # type: ignore[arg-type]
+        pytest.skip("this protection has no such stage")
+    except Cut:
+        pass
+    grid.push_messages = push  # type: ignore[method-assign]
+    for node in list(grid.apps):  # a new run: contexts are new, and so are node ids
+        grid.apps[node + 50] = grid.apps.pop(node)
+        grid.contexts[node + 50] = Context(2, node + 50, grid.contexts.pop(node).node_config, RecordDict(), {})
+    again = serve(grid, config, tmp_path / "r", scene, clients=4, roster=roster, resume=True, say=str)  # type: ignore[arg-type]
+    assert not again["refusals"]
+    rows = [[json.loads(line) for line in (tmp_path / run / "rounds.jsonl").read_text().splitlines()] for run in ("w", "r")]
+    assert [row["cohort"] for row in rows[0]] == [row["cohort"] for row in rows[1]]
+    assert again["rounds"] == expected["rounds"] == 3
+    read_transcript(tmp_path / "r" / "transcript", again["messages"])
+    if "haar" not in protection:
+        from safetensors.numpy import load_file
+
+        models = [load_file(tmp_path / run / "checkpoints" / "models.safetensors") for run in ("w", "r")]
+        for name in models[0]:
+            np.testing.assert_allclose(models[0][name], models[1][name], atol=1e-5)
+    with pytest.raises(InputError, match="is another experiment"):
+        serve(grid, config.with_("run", seed=9), tmp_path / "r", scene, clients=4, roster=roster, resume=True, say=str)  # type: ignore[arg-type]
+
+
+def test_bad_settings_get_a_word_and_no_text(tmp_path: Path) -> None:
+    scene = population(clients_per_group=1)
+    grid = deployment(tmp_path, scene, 'sun = "secagg"')
+    fed = RemoteFederation(GridTransport(grid))  # type: ignore[arg-type]
+    assert fed.enrol() == ()
+    assert fed.refusals == [(-1, "enrol", "bad-settings")] * 2
+    assert not grid.errors
+    with pytest.raises(InputError, match=r"client0.toml: \[protection\] sun = 'secagg': is not a key here"):
+        read_settings(tmp_path / "client0.toml")
+    for text, word in (
+        ("", "identity = None"),
+        ('identity = "no.key"', "no.key: is not a key file"),
+        ('identity = "keys/client0.key"\n[protection]\nsum = "secagg"', "give the roster"),
+        ('identity = "keys/client0.key"\n[protection]\nsum = "nothing"', "protection.sum: 'nothing' is not known"),
+    ):
+        (tmp_path / "bad.toml").write_text(text)
+        with pytest.raises(InputError, match=word):
+            read_settings(tmp_path / "bad.toml")
+    with pytest.raises(InputError, match="keys are not overwritten"):
+        write_identities(tmp_path / "keys", 1)
+
+
+# --- an application that exists already -----------------------------------------------------------------------------------------------
+
+
+def stock_app(scene: Population, node: int, mods: list[Any]) -> ClientApp:
+    """A client app that knows nothing of us: it takes "arrays", goes half the way to its target, and returns "arrays"."""
+    app = ClientApp(mods=mods)
+    target = float(node % 2)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        content: Any = message.content
+        weights = content["arrays"]["w"].numpy()
+        step = float(content["config"]["lr"])
+        moved = weights + step * (target - weights)
+        sent: dict[str, Any] = {
+            "arrays": ArrayRecord({"w": Array(moved.astype(np.float32))}),
+            "metrics": MetricRecord({"num-examples": 10}),
+        }
+        return Message(RecordDict(sent), reply_to=message)
+
+    return app
+
+
+@pytest.mark.parametrize("protection", ["", 'sum = "secagg"\nfloor = 3'])
+def test_a_stock_app_becomes_clustered_and_secure(tmp_path: Path, protection: str) -> None:
+    scene = population(clients_per_group=4)
+    base = deployment(tmp_path, scene, protection)
+
+    def signature(context: Context) -> Any:
+        number = read_settings(str(context.node_config["settings"]))[0].identity.client
+        rng = np.random.default_rng(number % 2)
+        return principal_vectors(np.abs(rng.normal(size=(20, 12))) + np.arange(12) * (number % 2), 3)
+
+    base.apps = {node: stock_app(scene, node, [cflpriv_mod(signature)]) for node in base.apps}
+    settings = Protection(sum="secagg", floor=3) if protection else Protection()
+    strategy = ClusteredAveraging(settings, clients=8, k=2, roster=read_roster(tmp_path / "keys" / "roster.txt") if protection else None)
+    seen = []
+    result = strategy.start(
+        base, ArrayRecord({"w": Array(np.full(16, 0.5, np.float32))}), 5, ConfigRecord({"lr": 0.5}),  # type: ignore[arg-type]
+        evaluate_fn=lambda number, label, arrays: seen.append((number, label)),
+    )  # fmt: skip
+    assert result.labels == {client: client % 2 for client in range(8)}
+    for label, arrays in enumerate(result.arrays):
+        np.testing.assert_allclose(arrays["w"].numpy(), label + (0.5 - label) * 0.5**5, atol=1e-4)
+    assert seen == [(number, label) for number in range(5) for label in (0, 1)]
+    assert set(base.types) == {"train"}
+    assert not base.errors
+
+
+def test_the_strategy_stops_at_its_budget_and_noise_is_what_it_says(tmp_path: Path) -> None:
+    scene = population(groups=1, clients_per_group=4)
+    grid = deployment(tmp_path, scene)
+    grid.apps = {node: stock_app(scene, 1, [cflpriv_mod()]) for node in grid.apps}
+    accounts = PldAccountant(PrivacyConfig(1e-5, 4, NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION, 3.0))
+    strategy = ClusteredAveraging(clients=4, k=1, clip_norm=0.5, noise_multiplier=3.0, accountant=accounts, entropy=public_entropy("noise"))
+    size = 20000
+    result = strategy.start(grid, ArrayRecord({"w": Array(np.zeros(size, np.float32))}), 20, ConfigRecord({"lr": 1.0}))  # type: ignore[arg-type]
+    done = [row for row in result.rounds if "stopped" not in row]
+    assert 0 < len(done) < 20
+    assert result.rounds[-1]["stopped"] == "the privacy budget is spent"
+    assert result.epsilon is not None
+    assert result.epsilon <= 3.0
+    assert accounts.would_exceed(GaussianPrivacyEvent(3.0, 4, 4))
+    # the sum of len(done) means, each with noise of 3 · 0.5 / 4 a coordinate: 6 standard errors of a sample deviation
+    spread = np.std(result.arrays[0]["w"].numpy()) / (3.0 * 0.5 / 4 * np.sqrt(len(done)))
+    assert abs(spread - 1) < 6 / np.sqrt(2 * size)
+    with pytest.raises(InputError, match="needs clip_norm"):
+        ClusteredAveraging(noise_multiplier=1.0)
+    with pytest.raises(InputError, match="BatchNorm"):
+        strategy.start(grid, ArrayRecord({"n": Array(np.zeros(1, np.int64))}))  # type: ignore[arg-type]
+
+
+def test_the_accountant_is_never_below_the_exact_value_and_below_flowers_own() -> None:
+    from flwr.serverapp import RdpAccountant
+
+    from cflpriv.protocols.mechanisms import gaussian_epsilon
+
+    config = PrivacyConfig(1e-5, 100, NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION, 8.0)
+    ours, theirs = PldAccountant(config), RdpAccountant(config)
+    for z, count in ((2.0, 3), (4.0, 10)):
+        for one in (ours, theirs):
+            one.compose(GaussianPrivacyEvent(z, 10, 100), count)
+    exact = gaussian_epsilon((3 / 4 + 10 / 16) ** -0.5, 1e-5)
+    assert ours.get_epsilon(1e-5) == pytest.approx(exact, rel=1e-6)
+    assert ours.get_epsilon(1e-5) < theirs.get_epsilon(1e-5)
+    again = PldAccountant(config)
+    again.load_state_dict(json.loads(json.dumps(ours.state_dict())))
+    assert again.get_privacy_spent() == ours.get_privacy_spent()
+    with pytest.raises(InputError, match="NO_AMPLIFICATION"):
+        PldAccountant(PrivacyConfig(1e-5, 100, NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.POISSON))
+
+
+# --- fresh processes --------------------------------------------------------------------------------------------------------------------
+
+ONE_MESSAGE = """
+import sys
+from pathlib import Path
+from cflpriv.flower.client import read_settings
+from cflpriv.remote.client import RemoteClient
+from cflpriv.remote.store import DiskStore
+
+settings, folder, _ = read_settings(sys.argv[1])
+def data():
+    from scenes import population
+    return population(groups=1, clients_per_group=3).clients[settings.identity.client]
+client = RemoteClient(settings, data, DiskStore(folder))
+sys.stdout.buffer.write(bytes(["torch" in sys.modules]))
+answer = client.receive(sys.stdin.buffer.read())
+sys.stdout.buffer.write(bytes(["torch" in sys.modules]) + answer)
+"""
+
+
+class Processes:
+    """A transport that starts a process for every message."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder, self.count = folder, count
+        self.torch: dict[str, bool] = {}
+
+    def places(self) -> list[int]:
+        return list(range(self.count))
+
+    def exchange(self, requests: Any, stage: str) -> dict[int, bytes]:
+        command = [sys.executable, "-c", ONE_MESSAGE]
+        path = {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1", "PATH": ""}
+        running = {
+            place: subprocess.Popen(
+                [*command, str(self.folder / f"client{place}.toml")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=path
+            )
+            for place in requests
+        }
+        answers = {}
+        for place, process in running.items():
+            out, _ = process.communicate(requests[place], timeout=120)
+            assert out[0] == 0, "torch is loaded before it is known whether anything is computed"
+            self.torch[stage] = bool(out[1])
+            answers[place] = out[2:]
+        return answers
+
+
+def test_each_message_in_a_fresh_process_and_torch_only_to_compute(tmp_path: Path) -> None:
+    scene = population(groups=1, clients_per_group=3)
+    deployment(tmp_path, scene, 'sum = "secagg"\nfloor = 2', state=True)
+    transport = Processes(tmp_path, 3)
+    fed = RemoteFederation(
+        transport, protection=Protection(sum="secagg", floor=2), roster=read_roster(tmp_path / "keys" / "roster.txt"), seed=1
+    )
+    fed.enrol()
+    fed.begin_round(0)
+    task = training(scene)
+    held = fed.compute(task, {"model": task.model.init(0)})
+    (mean,) = fed.mean(held["update"])
+    one = LocalFederation(scene.clients, seed=1)
+    one.begin_round(0)
+    (plain,) = one.mean(one.compute(task, {"model": task.model.init(0)})["update"])
+    assert mean is not None
+    assert plain is not None
+    np.testing.assert_allclose(mean.parts["update"].value(), plain.parts["update"].value(), atol=1e-6)
+    assert transport.torch.pop("compute")
+    assert not any(transport.torch.values())
+    assert len(transport.torch) == 6
+
+
+def test_flowers_context_keeps_state_as_a_store_does() -> None:
+    context = Context(1, 2, {}, RecordDict(), {})
+    ContextStore(context).put("a", b"1")
+    assert ContextStore(context).get("a") == b"1"
+    ContextStore(context).drop("a")
+    assert ContextStore(context).names() == ()
