@@ -1,33 +1,84 @@
 """What can be learnt from what was seen?
 
-An attack gets an `AdversaryView` (a filter of a recorded transcript plus the coalition's own secrets) and a stated prior, and returns a
+An attack gets an `AdversaryView` (a filter of a recorded transcript plus the coalition's own secrets) and a stated `Prior`, and returns a
 guess; a scorer that never sees the view compares the guess with the truth. Every figure stands beside the same attack without a view and
 beside the same attack on the unprotected pipeline, and carries an interval.
+
+Writing one
+-----------
+An attack is a module with three functions, and one line in `ATTACKS`:
+
+    guess(view: AdversaryView | None, prior: Prior, ...) -> Guess     no truth in here; None is the attack without a view
+    score(guess, truth: Truth, ...) -> Array                          no view in here; one number a client
+    cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]   runs both on the views of a case and states the figures
+
+A `Case` is one adversary on one run: `view`, `reference` (the same on the weakest form of the same pipeline: same seed and data, no
+protection), `prior`, `truth`, and the `budget`. `cells` makes its figures with `leakage.cell(case, NAME, metric, mine, blank, theirs, ...)`
+from arrays of scores, one a client: of the view, of no view, of the reference. It gives `leakage.nothing(case, NAME, metric, why)` where
+the view holds nothing for it. Arrays, if any, are saved for the report: "clients" (m,) with "truth", "recovered" (m, C, H, W) and
+"baseline" (C, H, W), and/or "label_truth", "label_guess" (m, classes). An audit calls `cells` for every seed of its budget and pools what
+comes back.
+
+Stand-alone
+-----------
+The mathematics of each attack is a plain function of arrays, for updates, signatures and Gram matrices of any other system:
+`invert_signature`, `recover_label_set`, `labels_from_bias`, `labels_from_templates`, `labels_from_gram`, `rows_from_products`,
+`disaggregate`, `groups_from_scores`, `recover_labels`, `invert_updates`. See examples/attack_other_systems.py.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..types import Array
-from .adversary import AdversaryView, load_view, view_of
-from .leakage import Cell, Prior, Truth
-from .signature_inversion import attack_signatures, invert_signature, recover_label_set
+from . import (
+    cluster_identity,
+    disaggregation,
+    gradient_inversion,
+    gram_geometry,
+    influence,
+    key_recovery,
+    label_inference,
+    model_inconsistency,
+    signature_inversion,
+    sybil_span,
+)
+from .adversary import ADVERSARIES, AdversaryView, load_view, view_of
+from .disaggregation import disaggregate
+from .gradient_inversion import invert_updates
+from .gram_geometry import labels_from_gram
+from .influence import groups_from_scores
+from .key_recovery import recover_labels
+from .label_inference import labels_from_bias, labels_from_templates
+from .leakage import BUDGETS, Budget, Case, Cell, Prior, Truth
+from .signature_inversion import invert_signature, recover_label_set
+from .sybil_span import rows_from_products
 
 __all__ = [
-    "ATTACKS", "AdversaryView", "Attack", "Cell", "Prior", "Truth", "attack_signatures", "invert_signature", "load_view",
-    "recover_label_set", "view_of",
+    "ADVERSARIES", "ATTACKS", "BUDGETS", "AdversaryView", "Attack", "Budget", "Case", "Cell", "Prior", "Truth", "disaggregate",
+    "groups_from_scores", "invert_signature", "invert_updates", "labels_from_bias", "labels_from_gram", "labels_from_templates",
+    "load_view", "recover_label_set", "recover_labels", "rows_from_products", "view_of",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack of the suite: a line for `cflpriv list`, and what turns views, a prior and the truth into cells."""
+    """An attack of the suite: a line for `cflpriv list`, and what turns a case into cells and arrays for the report."""
 
     summary: str
-    cells: Callable[..., tuple[list[Cell], dict[str, Array] | None]]
+    cells: Callable[[Case], tuple[list[Cell], dict[str, Array] | None]]
 
 
 ATTACKS: dict[str, Attack] = {
-    "signature_inversion": Attack("mean image and label set of a client from its signature U_p", attack_signatures),
+    "signature_inversion": Attack("mean image and label set of a client from its signature U_p", signature_inversion.cells),
+    "label_inference": Attack("label sets and histograms from the bias gradient in updates", label_inference.cells),
+    "anchor_counts": Attack("label counts from gradients at an anchor model (StoCFL)", label_inference.anchor_cells),
+    "gram_geometry": Attack("label sets from inner products, with 0, 3 and 10 known clients", gram_geometry.cells),
+    "sybil_span": Attack("signatures from inner products with known vectors that span them", sybil_span.cells),
+    "cluster_identity": Attack("a client's group from which model it is sent and whom it is summed with", cluster_identity.cells),
+    "disaggregation": Attack("single clients' values from sums over cohorts", disaggregation.cells),
+    "key_recovery": Attack("label sets, histograms and coordinates from updates under a secret permutation", key_recovery.cells),
+    "gradient_inversion": Attack("training images from one client's update, for few samples and steps", gradient_inversion.cells),
+    "model_inconsistency": Attack("one client's update from a secure sum, by sending others a dead model", model_inconsistency.cells),
+    "influence": Attack("groups from the N × N scores of pFedLIA", influence.cells),
 }
 """Name -> attack, in the order in which an audit runs them."""

@@ -1,44 +1,105 @@
 """Who attacks, and what they have: a filter of the transcript and the secrets of the parties that collude.
 
-server            what reaches or passes the server
-server+N          the same, and the secrets and messages of N clients that collude with it
+server            what reaches or passes the server, as far as it can read it
+server+N          the same, with the secrets of N clients that collude, and what these were sent and sent themselves
+active-server     what the server sees; it may deviate from the protocol. A recorded run is one in which it did not, so on a transcript
+                  its view is the server's: attacks that craft messages need a run in which they were sent
+key-holder        what reaches the party that holds the key of a Gram, if the run has one
+client            what one client sends, receives and knows: the first one whose secrets were written
+outsider          who talks to whom, when, and how much; no payloads, and nothing of what groups clients inside one message
 """
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
-from ..errors import InputError
-from ..record import Message, read_transcript
+import numpy as np
 
-__all__ = ["AdversaryView", "load_view", "view_of"]
+from ..errors import InputError
+from ..experiments.config import load_config
+from ..protection import Protection
+from ..protocols.orthonormal import TRANSFORMS, Transform, transform
+from ..record import Message, payload_rows, read_transcript
+from ..types import Array
+
+__all__ = ["ADVERSARIES", "AdversaryView", "load_view", "opened", "view_of"]
+
+ADVERSARIES: dict[str, str] = {
+    "server": "curious: every message that reaches or passes it",
+    "server+N": "the server with N colluding clients and their secrets",
+    "active-server": "a server that may lie; on the transcript of an honest run it sees what `server` sees",
+    "key-holder": "the party that holds the key of an encrypted Gram",
+    "client": "one client: its own messages and secrets",
+    "outsider": "reads no payload: parties, times and sizes",
+}
 
 
 @dataclass(frozen=True, eq=False)
 class AdversaryView:
-    """`messages` in order, payloads only where the adversary can read them; `secrets` by party; `coalition`, the clients that collude."""
+    """`messages` in order, payloads only where the adversary can read them; `secrets` by party; `coalition`, the clients that collude.
+
+    `protection` is the public setting under which the run was made.
+    """
 
     adversary: str
     messages: tuple[Message, ...]
     secrets: Mapping[str, Mapping[str, str]]
     coalition: tuple[int, ...] = ()
+    protection: Protection = field(default_factory=Protection)
 
     def select(self, verb: str, kind: str | None = None) -> tuple[Message, ...]:
         """The messages of a verb (and kind) whose payload is at hand."""
         return tuple(m for m in self.messages if m.verb == verb and kind in (None, m.kind) and m.payload is not None)
 
+    def until(self, rounds: int) -> "AdversaryView":
+        """What was seen before round number `rounds`."""
+        return replace(self, messages=tuple(m for m in self.messages if m.round < rounds))
 
-def view_of(messages: Sequence[Message], adversary: str, secrets: Mapping[str, Mapping[str, str]]) -> AdversaryView:
+    def secret_of(self, name: str) -> bytes | None:
+        """The clients' shared secret of the group epoch that a transform's name is of, if a colluding client has it."""
+        epoch = name.partition("@")[2]
+        key = f"group_secret@{epoch}" if epoch else "group_secret"
+        found = next((party[key] for party in self.secrets.values() if key in party), None)
+        return None if found is None else bytes.fromhex(found)
+
+
+def opened(view: AdversaryView, rows: Array, name: str, verb: str, dimension: int) -> Array:
+    """Rows (..., size) as the clients had them, (..., dimension), where the coalition has the secret of their transform.
+
+    Otherwise as they came. `name` is the transform's, `verb` ("gram" or "mean") says whose kind it is.
+    """
+    stages = view.protection.gram if verb == "gram" else (view.protection.sum,)
+    kind = next((stage for stage in stages if stage in TRANSFORMS), None)
+    secret = view.secret_of(name)
+    if secret is None or kind is None:
+        return rows
+    made = _transform(kind, secret, name, dimension)
+    return np.asarray(made.invert(np.asarray(rows, np.float64))) if made.size == rows.shape[-1] else rows
+
+
+@lru_cache(maxsize=4)
+def _transform(kind: str, secret: bytes, name: str, dimension: int) -> Transform:
+    """Attacks ask for the same few transforms again and again, and a Haar transform takes a while to make."""
+    return transform(kind, secret, name, dimension)
+
+
+def view_of(
+    messages: Sequence[Message], adversary: str, secrets: Mapping[str, Mapping[str, str]], protection: Protection | None = None
+) -> AdversaryView:
     """The view of `adversary` on recorded `messages`. `secrets` maps parties ("client:3") to theirs; only the coalition's are taken.
 
-    Raises `InputError` for an unknown adversary, or one whose secrets were not written.
+    Raises `InputError` for an unknown adversary, one whose secrets were not written, or a key holder in a run without one.
     """
+    protection = protection or Protection()
     match = re.fullmatch(r"server(?:\+(\d+))?", adversary)
-    if match is None:
-        raise InputError(f"--adversary {adversary}: is not known; known are server, server+N")
-    wanted = int(match.group(1) or 0)
+    if match is None and adversary not in ADVERSARIES:
+        raise InputError(f"--adversary {adversary}: is not known; known are {', '.join(ADVERSARIES)}")
+    if adversary == "server+N":
+        raise InputError("--adversary server+N: write a number for N, as in server+1")
+    wanted = int(match.group(1) or 0) if match else int(adversary == "client")
     clients = sorted(int(party.partition(":")[2]) for party in secrets if party.startswith("client:"))
     if wanted > len(clients):
         raise InputError(
@@ -46,29 +107,102 @@ def view_of(messages: Sequence[Message], adversary: str, secrets: Mapping[str, M
             'run with [run] audit_parties naming them ("client:ID")'
         )
     coalition = tuple(clients[:wanted])
+    if adversary == "outsider":
+        return AdversaryView(adversary, _traffic(messages), {}, (), protection)
+    if adversary == "key-holder" and not any("key-holder" in (m.source, m.target) for m in messages):
+        raise InputError("--adversary key-holder: nobody held a key in this run (no message to or from one)")
+    if adversary == "key-holder" and "ckks" in protection.gram and adversary not in secrets:
+        raise InputError(
+            "--adversary key-holder: its key was not written, so what it can read is not known; "
+            'run with [run] audit_parties naming "key-holder"'
+        )
+    party = {"key-holder": "key-holder", "client": None}.get(adversary, "server")
     seen = []
     for message in messages:
-        by_server = "server" in (message.source, message.target) or message.verb == "relay"
-        if not by_server:
-            continue
-        readable = "server" in message.readers
-        seen.append(message if readable else replace(message, payload=None, digest=""))  # a digest would let small values be guessed
-    return AdversaryView(adversary, tuple(seen), {f"client:{client}": secrets[f"client:{client}"] for client in coalition}, coalition)
+        whole = party is not None and (party in (message.source, message.target) or (party == "server" and message.verb == "relay"))
+        if whole and party in message.readers:
+            seen.append(message)
+        elif (own := _of_coalition(message, coalition, header=whole)) is not None:
+            seen.append(own)
+    parties = [f"client:{client}" for client in coalition] + (["key-holder"] if adversary in secrets else [])
+    own_secrets = {party: secrets[party] for party in parties}
+    return AdversaryView(adversary, tuple(seen), own_secrets, coalition, protection)
+
+
+def _of_coalition(message: Message, coalition: tuple[int, ...], *, header: bool) -> Message | None:
+    """What colluding clients read of a message: their own rows, what was sent to all of them alike, what a relay brought them.
+
+    `header` says that the adversary sees the message pass: without it, a message of which the clients have no part is not seen at all.
+    """
+    closed = replace(message, payload=None, digest="") if header else None  # a digest would let small values be guessed
+    if not coalition or "clients" not in (message.source, message.target):
+        return closed
+    rows = payload_rows(message)
+    if message.each:
+        to = [any(client in coalition for client in peers) for peers in message.peers] or [False] * len(message.clients)
+        received = {client for client, their in zip(message.clients, to, strict=True) if their}
+        mine = [i for i, client in enumerate(rows) if client in coalition or client in received]
+        if not mine:
+            return closed
+        payload = None if message.payload is None or len(rows) != _length(message) else _taken(message, rows, mine)
+        clients = message.clients if header else tuple(rows[i] for i in mine)
+        return replace(message, clients=clients, peers=() if not header else message.peers, payload=payload, digest="")
+    mine = [i for i, client in enumerate(message.clients) if client in coalition]
+    if not mine:
+        return closed
+    return message if header else replace(message, clients=tuple(message.clients[i] for i in mine), digest="")
+
+
+def _length(message: Message) -> int:
+    return min(len(array) for array in (message.payload or {}).values())
+
+
+def _taken(message: Message, rows: tuple[int, ...], mine: Sequence[int]) -> dict[str, Array]:
+    assert message.payload is not None  # checked by the caller
+    kept = {name: np.asarray(array)[list(mine)] for name, array in message.payload.items()}
+    return kept | {"clients": np.array([rows[i] for i in mine], dtype=np.int64)}
+
+
+def _traffic(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Headers as a wire shows them: clients that were sent equally much in one step are not told apart by what they were sent."""
+    merged: dict[tuple[int, str, str, str, int], Message] = {}
+    for message in messages:
+        key = (message.round, message.verb, message.source, message.target, message.bytes_each)
+        before = merged.get(key)
+        clients = message.clients if before is None else tuple(sorted({*before.clients, *message.clients}))
+        bare = before or replace(message, kind="", payload=None, digest="", context={}, peers=(), readers=())
+        merged[key] = replace(
+            bare,
+            clients=clients,
+            copies=message.copies + (before.copies if before else 0),
+            total_bytes=message.total_bytes + (before.total_bytes if before else 0),
+        )
+    return tuple(sorted(merged.values(), key=lambda message: message.index))
 
 
 def load_view(run_dir: str | Path, adversary: str = "server") -> AdversaryView:
     """The view of `adversary` on a run folder. Raises `InputError` naming the file for a folder that is none, or was changed."""
     folder = Path(run_dir)
-    return view_of(read_transcript(folder / "transcript", _messages(folder / "summary.json")), adversary, read_secrets(folder))
+    if not (folder / "config.toml").is_file():
+        raise InputError(f"{folder}: is not a run folder (no config.toml)")
+    return view_of(recorded(folder), adversary, read_secrets(folder), load_config(folder / "config.toml").protection)
 
 
-def _messages(path: Path) -> int | None:
+def recorded(folder: Path) -> list[Message]:
+    """The messages of a run folder; none for a run in which nobody said anything (`local`)."""
+    count = messages_of(folder / "summary.json")
+    if count == 0 and not (folder / "transcript").exists():
+        return []
+    return read_transcript(folder / "transcript", count)
+
+
+def messages_of(path: Path) -> int | None:
     """How many messages the run's summary counts."""
     try:
         return int(json.loads(path.read_text(encoding="utf-8"))["messages"])
     except FileNotFoundError:
         return None  # an interrupted run has no summary yet
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: is not a run's summary ({error})") from None
 
 
@@ -79,11 +213,11 @@ def read_secrets(folder: Path) -> dict[str, dict[str, str]]:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             party = str(content.pop("party"))
-            if not re.fullmatch(r"client:\d+", party):
+            if not re.fullmatch(r"client:\d+|key-holder", party):
                 raise ValueError(f"party {party!r}")
             for value in content.values():
                 bytes.fromhex(value)
             secrets[party] = {str(key): str(value) for key, value in content.items()}
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise InputError(f"{path}: is not a party's secrets ({error})") from None
     return secrets

@@ -2,29 +2,45 @@
 
 Status of a cell: `leaks` if the attack beats the baseline by the margin, `at_baseline` if it does not although its unprotected reference
 does, `not_validated` if the reference does not either, `nothing_to_see` if the view holds nothing to attack or the truth nothing to find.
+
+Over several seeds (`pooled`) value, baseline and reference are means over seeds, and interval and status are those of a paired t-test over
+seeds; with one seed they are over clients.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 from scipy import stats
+from scipy.optimize import linear_sum_assignment
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
+from ..errors import InputError
+from ..experiments.config import Config
 from ..randomness import stream
 from ..types import Array, Population
+from .adversary import AdversaryView
 
 FEWEST_SCORES = 3
 
-__all__ = ["Cell", "Prior", "Status", "Truth", "confidence_interval", "cosine", "judge", "proportion_interval", "psnr_db", "ssim"]
+__all__ = [
+    "BUDGETS", "Budget", "Case", "Cell", "Prior", "Status", "Truth", "cell", "confidence_interval", "cosine", "dealt_at_random",
+    "grouping_accuracy", "judge", "nothing", "pooled", "popular_set", "proportion_interval", "psnr_db", "ssim",
+]  # fmt: skip
 
 Status = Literal["leaks", "at_baseline", "not_validated", "nothing_to_see"]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure of the leakage table. `low` and `high` are a 95 % interval over clients; `arrays` names a file in audit/."""
+    """One figure of the leakage table.
+
+    `low` and `high` are a 95 % interval, over seeds if there are three or more `seeds`, else over clients. `reference` is the figure on the
+    unprotected pipeline and `reference_baseline` the baseline there. `margin` is what a leak must beat the baseline by; with
+    `lower_is_better` the figure is an error, and with `exact` a single success is a leak, since chance gives none. `k_known` counts clients
+    whose data the attacker knows. `arrays` names a file in audit/.
+    """
 
     attack: str
     adversary: str
@@ -40,6 +56,10 @@ class Cell:
     seeds: tuple[int, ...] = ()
     note: str = ""
     arrays: str | None = None
+    margin: float = 0.0
+    lower_is_better: bool = False
+    reference_baseline: float | None = None
+    exact: bool = False
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -48,17 +68,23 @@ class Cell:
         """The cell as one line of text."""
         if self.value is None:
             return f"{self.attack} / {self.metric} ({self.adversary}, {self.protection}): {self.status}; {self.note}"
+        known = f", k = {self.k_known}" if self.k_known else ""
         interval = "" if self.low is None or self.high is None else f" [{self.low:.3f}, {self.high:.3f}]"
         beside = f"baseline {self.baseline:.3f}" + ("" if self.reference is None else f", unprotected {self.reference:.3f}")
-        return f"{self.attack} / {self.metric} ({self.adversary}, {self.protection}): {self.value:.3f}{interval}; {beside}: {self.status}"
+        seeds = f", {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
+        where = f"{self.adversary}, {self.protection}{known}{seeds}"
+        return f"{self.attack} / {self.metric} ({where}): {self.value:.3f}{interval}; {beside}: {self.status}"
 
 
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """What an attacker knows beforehand: labelled auxiliary samples, the shape of a sample, how many labels each client has.
+    """What an attacker knows beforehand: labelled auxiliary samples, the shape of a sample, how many labels and samples each client has.
 
     `description` says so in words, with size and distribution, and goes into every cell's note. `rows_per_label` is the public number of
-    rows that a signature has for each label (0: signatures are of all samples together).
+    rows that a signature has for each label (0: signatures are of all samples together). `groups` is the number of true groups. `config` is
+    the public configuration: model, learning rate, steps; `mean` and `std` normalise the model's input. `simulate` runs the public
+    pipeline, in the clear, on data (x, y) of pretended clients and gives what they would have uploaded for comparison, shape (m, p, d);
+    None where the pipeline compares nothing at its start.
     """
 
     x: Array
@@ -68,17 +94,71 @@ class Prior:
     labels_per_client: Mapping[int, int]
     description: str
     rows_per_label: int = 0
+    samples_per_client: Mapping[int, int] = field(default_factory=dict)
+    groups: int = 0
+    config: Config | None = None
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    simulate: Callable[[Sequence[tuple[Array, Array]]], Array | None] = lambda clients: None
+    seed: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """What a scorer knows: each client's mean training image, and its labels."""
+    """What a scorer knows of each client: mean training image, labels, how many samples of each (classes,), true group, samples (x, y)."""
 
     mean_images: Mapping[int, Array]
     label_sets: Mapping[int, frozenset[int]]
+    label_counts: Mapping[int, Array] = field(default_factory=dict)
+    groups: Mapping[int, int] = field(default_factory=dict)
+    data: Mapping[int, tuple[Array, Array]] = field(default_factory=dict)
+
+    def histogram(self, client: int) -> Array:
+        """The shares of a client's labels, shape (classes,)."""
+        return np.asarray(self.label_counts[client] / self.label_counts[client].sum())
 
 
-def prior_of(population: Population, seed: int, size: int = 2000, rows_per_label: int = 0) -> Prior:
+@dataclass(frozen=True)
+class Budget:
+    """How much an audit may do: runs with fresh seeds (the recorded one included), auxiliary samples, draws of known clients.
+
+    `rounds` are attacked where an attack takes them one by one. Fresh runs together take about `seconds` at most, by the recorded run's own
+    time: beyond it there are fewer seeds, and beyond that the reference has fewer rounds.
+    """
+
+    seeds: int
+    auxiliary: int
+    draws: int
+    rounds: int
+    seconds: float
+
+
+BUDGETS: dict[str, Budget] = {
+    "quick": Budget(seeds=1, auxiliary=1000, draws=2, rounds=1, seconds=30.0),
+    "standard": Budget(seeds=5, auxiliary=2000, draws=4, rounds=3, seconds=90.0),
+    "thorough": Budget(seeds=10, auxiliary=2000, draws=10, rounds=5, seconds=3600.0),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One adversary on one run. `reference` is the server's view of the same pipeline without protection, on the same data and seed.
+
+    `rows` are the vectors that clients had compared in the run's beginning, by client, (p, d): truth for scorers, and what the attacker
+    knows of the clients that it knows.
+    """
+
+    view: AdversaryView
+    reference: AdversaryView
+    prior: Prior
+    truth: Truth
+    protection: str
+    seed: int = 0
+    budget: Budget = BUDGETS["standard"]
+    rows: Mapping[int, Array] = field(default_factory=dict)
+
+
+def prior_of(population: Population, seed: int, size: int = 2000, rows_per_label: int = 0, config: Config | None = None) -> Prior:
     """An attacker with data of the same distribution that no client trained on: a sample of the clients' test data, without owners."""
     pools = {id(client.x_test): client for client in population.clients}.values()  # clients of a group may share one test set
     x = np.concatenate([client.x_test for client in pools])
@@ -86,9 +166,14 @@ def prior_of(population: Population, seed: int, size: int = 2000, rows_per_label
     chosen = stream(seed, "auxiliary data").permutation(len(y))[:size]
     labels = {client.id: len(np.unique(client.y_train)) for client in population.clients}
     words = (
-        f"auxiliary data: {len(chosen)} labelled samples of the clients' test distribution, unknown owners; number of labels a client known"
+        f"auxiliary data: {len(chosen)} labelled samples of the clients' test distribution (no shift), unknown owners; "
+        "numbers of samples and of labels a client known"
     )
-    return Prior(x[chosen], y[chosen], population.classes, population.shape, labels, words, rows_per_label)
+    return Prior(
+        x[chosen], y[chosen], population.classes, population.shape, labels, words, rows_per_label,
+        {client.id: client.samples for client in population.clients}, len(set(population.groups)), config,
+        population.mean, population.std, seed=seed,
+    )  # fmt: skip
 
 
 def truth_of(population: Population) -> Truth:
@@ -96,7 +181,104 @@ def truth_of(population: Population) -> Truth:
     return Truth(
         {client.id: client.x_train.mean(axis=0, dtype=np.float64) for client in population.clients},
         {client.id: frozenset(int(label) for label in np.unique(client.y_train)) for client in population.clients},
+        {client.id: np.bincount(client.y_train, minlength=population.classes) for client in population.clients},
+        {client.id: group for client, group in zip(population.clients, population.groups, strict=True)},
+        {client.id: (client.x_train, client.y_train) for client in population.clients},
     )
+
+
+def cell(
+    case: Case, attack: str, metric: str, mine: Array, blank: Array, theirs: Array, *, margin: float, theirs_blank: Array | None = None,
+    lower_is_better: bool = False, share: bool = False, k_known: int | None = None, note: str = "",
+) -> Cell:  # fmt: skip
+    """One figure from scores, one a client: of the view, of no view, and of the reference (with its own no-view scores, if others).
+
+    `share` says that scores are 0 or 1, so that the interval is exact. Below three clients there is no interval.
+    """
+    theirs_blank = blank if theirs_blank is None else theirs_blank
+    low: float | None = None
+    high: float | None = None
+    if len(mine) >= FEWEST_SCORES:
+        low, high = proportion_interval(mine) if share else confidence_interval(mine)
+    sign = -1.0 if lower_is_better else 1.0
+    status = judge(sign * mine, sign * blank, sign * theirs, sign * theirs_blank, margin)
+    return Cell(
+        attack, case.view.adversary, case.protection, metric, float(mine.mean()), low, high,
+        baseline=float(blank.mean()), reference=float(theirs.mean()), status=status,
+        k_known=len(case.view.coalition) if k_known is None else k_known, seeds=(case.seed,), note=note, margin=margin,
+        lower_is_better=lower_is_better, reference_baseline=float(theirs_blank.mean()),
+    )  # fmt: skip
+
+
+def nothing(case: Case, attack: str, metric: str, why: str, k_known: int | None = None) -> Cell:
+    """The cell of an attack that has nothing to see, and why."""
+    known = len(case.view.coalition) if k_known is None else k_known
+    none = (None,) * 5
+    return Cell(attack, case.view.adversary, case.protection, metric, *none, "nothing_to_see", known, (case.seed,), why)
+
+
+def pooled(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells of several seeds, those of one figure made one; in the order in which figures first occur.
+
+    From three seeds on the interval is a t-interval over seeds, and the status follows from the seeds' paired differences. With fewer it is
+    that of the first seed with something to see, the recorded run before others; of an exact figure, that of a seed that leaks.
+    """
+    figures: dict[tuple[str, str, str, str, int], list[Cell]] = {}
+    for one in cells:
+        figures.setdefault((one.attack, one.adversary, one.protection, one.metric, one.k_known), []).append(one)
+    return [_pooled(several) for several in figures.values()]
+
+
+def _pooled(cells: Sequence[Cell]) -> Cell:
+    seen = [one for one in cells if one.value is not None]
+    if len(seen) < FEWEST_SCORES:
+        return next((one for one in seen if one.exact and one.status == "leaks"), seen[0] if seen else cells[0])
+    first = seen[0]
+    value, baseline, reference, blank = (
+        np.array([np.nan if (number := getattr(one, name)) is None else number for one in seen])
+        for name in ("value", "baseline", "reference", "reference_baseline")
+    )
+    sign = -1.0 if first.lower_is_better else 1.0
+    low, high = confidence_interval(value)
+    if first.metric.endswith(("_accuracy", "_exact")):
+        low, high = max(low, 0.0), min(high, 1.0)  # shares
+
+    def beats(score: Array, beside: Array) -> bool:
+        return confidence_interval(sign * (score - beside))[0] > first.margin
+
+    status: Status = "not_validated" if not beats(reference, blank) else "leaks" if beats(value, baseline) else "at_baseline"
+    if first.exact:
+        status = "leaks" if (value > 0).any() else "at_baseline"
+    arrays = next((one.arrays for one in cells if one.arrays), None)
+    seeds = tuple(seed for one in seen for seed in one.seeds)
+    return replace(
+        first, value=float(value.mean()), low=low, high=high, baseline=float(baseline.mean()), reference=float(reference.mean()),
+        reference_baseline=float(blank.mean()), status=status, seeds=seeds, arrays=arrays,
+    )  # fmt: skip
+
+
+def popular_set(sets: Sequence[frozenset[int]]) -> frozenset[int]:
+    """The most common label set: the strongest guess without a view, as if the attacker knew which one that is."""
+    if not sets:
+        raise InputError("popular_set: there are no label sets")
+    return max(set(sets), key=lambda labels: (sets.count(labels), sorted(labels)))
+
+
+def grouping_accuracy(found: Array, groups: Array) -> Array:
+    """Whether each client's found group is the true one, up to the names of groups (best one-to-one matching), shape (n,) of 0 and 1."""
+    names, mine = np.unique(groups, return_inverse=True)
+    labels, theirs = np.unique(found, return_inverse=True)
+    table = np.zeros((len(labels), len(names)), dtype=np.int64)
+    np.add.at(table, (theirs, mine), 1)
+    rows, columns = linear_sum_assignment(-table)
+    match = dict(zip(rows.tolist(), columns.tolist(), strict=True))
+    return np.array([float(match.get(label, -1) == group) for label, group in zip(theirs.tolist(), mine.tolist(), strict=True)])
+
+
+def dealt_at_random(found: Array, groups: Array, seed: int, times: int = 200) -> Array:
+    """The same score for the same groups dealt at random, mean over deals, shape (n,): the no-view baseline of `grouping_accuracy`."""
+    rng = stream(seed, "groups dealt at random")
+    return np.full(len(groups), float(np.mean([grouping_accuracy(rng.permutation(found), groups).mean() for _ in range(times)])))
 
 
 def confidence_interval(values: Array) -> tuple[float, float]:

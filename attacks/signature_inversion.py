@@ -15,15 +15,13 @@ from math import comb
 
 import numpy as np
 
-from ..errors import InputError
-from ..protocols.orthonormal import haar
 from ..record import payload_rows
 from ..signatures import principal_vectors
 from ..types import Array
-from .adversary import AdversaryView
-from .leakage import FEWEST_SCORES, Cell, Prior, Truth, confidence_interval, cosine, judge, proportion_interval, psnr_db, ssim
+from .adversary import AdversaryView, opened
+from .leakage import Case, Cell, Prior, cell, cosine, nothing, popular_set, psnr_db, ssim
 
-__all__ = ["attack_signatures", "invert_signature", "recover_label_set"]
+__all__ = ["cells", "invert_signature", "recover_label_set", "signatures_in"]
 
 NAME = "signature_inversion"
 MARGIN = {"mean_image_cosine": 0.01, "mean_image_psnr_db": 1.0, "mean_image_ssim": 0.02, "label_set_accuracy": 0.1}
@@ -75,16 +73,19 @@ def simulated_signatures(prior: Prior, labels: int, p: int) -> dict[frozenset[in
     return templates
 
 
-def signatures_in(view: AdversaryView) -> dict[int, Array]:
-    """The signatures that the adversary holds, turned back where a colluding client's secret allows it."""
+def signatures_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
+    """The signatures (p, dimension) that the adversary holds, turned back where a colluding client's secret allows it.
+
+    Padded rows are cut to `dimension`: who takes them for signatures has no other use for what is beyond. Sketched ones are left out.
+    """
     found: dict[int, Array] = {}
-    secret = next((party["group_secret"] for party in view.secrets.values() if "group_secret" in party), None)
     for message in view.select("gram", "signature"):
-        assert message.payload is not None  # select gives only these
-        rows: Array = np.asarray(message.payload["rows"], dtype=np.float64)
-        if secret is not None:
-            rows = haar(bytes.fromhex(secret), f"gram/{message.context['epoch']}", rows.shape[-1]).invert(rows)
-        found |= dict(zip(payload_rows(message), rows, strict=True))
+        if message.payload is None or "rows" not in message.payload:
+            continue
+        rows = np.asarray(message.payload["rows"], dtype=np.float64)
+        rows = opened(view, rows, f"gram/{message.context['epoch']}", "gram", dimension)[..., :dimension]
+        if rows.shape[-1] == dimension:
+            found |= dict(zip(payload_rows(message), rows, strict=True))
     return found
 
 
@@ -93,7 +94,7 @@ def guess(view: AdversaryView | None, prior: Prior, clients: tuple[int, ...]) ->
     mean = prior.x.mean(axis=0, dtype=np.float64)
     if view is None:
         return Guess(dict.fromkeys(clients, mean))
-    signatures = signatures_in(view)
+    signatures = signatures_in(view, int(np.prod(prior.shape)))
     images, labels = {}, {}
     templates: dict[tuple[int, int], dict[frozenset[int], Array]] = {}
     for client in clients:
@@ -112,39 +113,28 @@ def _has_set_to_find(prior: Prior, size: int) -> bool:
     return size < prior.classes and comb(prior.classes, size) <= MOST_SETS
 
 
-def attack_signatures(
-    view: AdversaryView,
-    reference: AdversaryView,
-    prior: Prior,
-    truth: Truth,
-    *,
-    protection: str,
-    seed: int,
-    rotated: bool,
-) -> tuple[list[Cell], dict[str, Array] | None]:
-    """Cells and recovered arrays for the report. `reference` is the same adversary's view of the unprotected pipeline.
-
-    `rotated` says that the run's signatures travelled under the clients' secret transform (public knowledge of the protocol).
-    """
-    if not view.select("gram", "signature"):
-        note = "no signature is in this view (its payloads were not recorded, or the algorithm sends none)"
-        return [
-            Cell(NAME, view.adversary, protection, "mean_image_cosine", None, None, None, None, None, "nothing_to_see", note=note)
-        ], None
-    plain = AdversaryView(view.adversary, view.messages, view.secrets if rotated else {}, view.coalition)
-    clear = AdversaryView(reference.adversary, reference.messages, {}, reference.coalition)
-    clients = tuple(sorted(set(signatures_in(plain)) - set(view.coalition)))
+def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
+    """Cells and recovered arrays for the report."""
+    view, prior, truth = case.view, case.prior, case.truth
+    seen = signatures_in(view, int(np.prod(prior.shape)))
+    if not seen:
+        why = "no signature is in this view"
+        if any("rows" in (message.payload or {}) for message in view.select("gram", "signature")):
+            why = "signatures were sketched: this attack does not undo a sketch (gram_geometry reads inner products of sketches)"
+        return [nothing(case, NAME, "mean_image_cosine", why)], None
+    clients = tuple(sorted(set(seen) - set(view.coalition)))
     if not clients:
-        raise InputError(f"{NAME}: every client in the view belongs to the coalition")
-    mine, theirs, blank = guess(plain, prior, clients), guess(clear, prior, clients), guess(None, prior, clients)
-    cells = []
+        why = "the client sees its own signature only" if view.adversary == "client" else "every signature is of a colluding client"
+        return [nothing(case, NAME, "mean_image_cosine", why)], None
+    mine, theirs, blank = guess(view, prior, clients), guess(case.reference, prior, clients), guess(None, prior, clients)
+    figures = []
     comparisons = {"mean_image_cosine": cosine, "mean_image_psnr_db": psnr_db, "mean_image_ssim": ssim}
     if np.isnan(ssim(truth.mean_images[clients[0]], blank.images[clients[0]])):
         del comparisons["mean_image_ssim"]  # not images, or too small
     for metric, compare in comparisons.items():
-        scored = [np.array([compare(truth.mean_images[c], one.images[c]) for c in clients]) for one in (mine, theirs, blank)]
-        cells.append(_cell(view, protection, metric, *scored, seed=seed, note=prior.description))
-    cells.append(_label_cell(view, protection, clients, mine, theirs, truth, prior, seed))
+        scored = [np.array([compare(truth.mean_images[c], one.images[c]) for c in clients]) for one in (mine, blank, theirs)]
+        figures.append(cell(case, NAME, metric, *scored, margin=MARGIN[metric], note=prior.description))
+    figures.append(_label_cell(case, clients, mine, theirs))
     arrays = {
         "clients": np.array(clients),
         "truth": np.stack([truth.mean_images[c] for c in clients]),
@@ -154,34 +144,17 @@ def attack_signatures(
     if mine.label_sets:
         for name, sets in (("label_truth", truth.label_sets), ("label_guess", mine.label_sets)):
             arrays[name] = np.array([[float(label in sets.get(c, ())) for label in range(prior.classes)] for c in clients])
-    return cells, arrays
+    return figures, arrays
 
 
-def _label_cell(
-    view: AdversaryView, protection: str, clients: tuple[int, ...], mine: Guess, theirs: Guess, truth: Truth, prior: Prior, seed: int
-) -> Cell:
-    metric = "label_set_accuracy"
+def _label_cell(case: Case, clients: tuple[int, ...], mine: Guess, theirs: Guess) -> Cell:
+    metric, truth = "label_set_accuracy", case.truth
     judged = [client for client in clients if client in mine.label_sets]
     if not judged:
-        note = "every client has all labels, or too many sets are possible: there is no label set to find"
-        return Cell(NAME, view.adversary, protection, metric, None, None, None, None, None, "nothing_to_see", seeds=(seed,), note=note)
-    right = [np.array([float(one.label_sets[c] == truth.label_sets[c]) for c in judged]) for one in (mine, theirs)]
-    # the strongest guess without a view: the most common set for everyone, as if the attacker knew which one that is
-    sets = [truth.label_sets[c] for c in judged]
-    popular = max(set(sets), key=lambda labels: (sets.count(labels), sorted(labels)))
-    blank = np.array([float(labels == popular) for labels in sets])
-    note = f"{prior.description}; baseline: the most common label set for everyone"
-    return _cell(view, protection, metric, right[0], right[1], blank, seed=seed, note=note)
-
-
-def _cell(view: AdversaryView, protection: str, metric: str, mine: Array, theirs: Array, blank: Array, *, seed: int, note: str) -> Cell:
-    """One figure with its interval (none below three clients), its neighbours and its status."""
-    low: float | None = None
-    high: float | None = None
-    if len(mine) >= FEWEST_SCORES:
-        low, high = proportion_interval(mine) if metric == "label_set_accuracy" else confidence_interval(mine)
-    status = judge(mine, blank, theirs, blank, MARGIN[metric])
-    return Cell(
-        NAME, view.adversary, protection, metric, float(mine.mean()), low, high, float(blank.mean()), float(theirs.mean()), status,
-        k_known=len(view.coalition), seeds=(seed,), note=note,
-    )  # fmt: skip
+        why = "every client has all labels, or too many sets are possible: there is no label set to find"
+        return nothing(case, NAME, metric, why)
+    popular = popular_set([truth.label_sets[c] for c in judged])
+    sets = [mine.label_sets, dict.fromkeys(judged, popular), theirs.label_sets]
+    right = [np.array([float(one[c] == truth.label_sets[c]) for c in judged]) for one in sets]
+    note = f"{case.prior.description}; baseline: the most common label set for everyone"
+    return cell(case, NAME, metric, *right, margin=MARGIN[metric], share=True, note=note)

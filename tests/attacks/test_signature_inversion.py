@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cflpriv.attacks import ATTACKS, invert_signature, load_view, recover_label_set, view_of
+from cflpriv.attacks import invert_signature, load_view, recover_label_set, view_of
 from cflpriv.attacks.audit import audit_run
 from cflpriv.attacks.leakage import Cell, confidence_interval, cosine, judge, prior_of, proportion_interval, psnr_db, ssim, truth_of
 from cflpriv.attacks.signature_inversion import guess, simulated_signatures
@@ -15,6 +15,7 @@ from cflpriv.data import DataSpec, build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, parse_config, run_experiment
 from cflpriv.signatures import principal_vectors
+from cflpriv.types import Population
 
 PAIRS = {"partition": "pathological", "groups": [[0, 1], [2, 3], [4, 5], [6, 7]], "clients": 12}
 
@@ -27,13 +28,20 @@ def config(protection: dict[str, Any], **more: Any) -> Config:
     })  # fmt: skip
 
 
+ONLY = ("signature_inversion",)
+
+
+def audited(folder: Path, adversary: str | None = None, population: Population | None = None) -> list[Cell]:
+    return audit_run(folder, adversary=adversary, attacks=ONLY, budget="quick", population=population)
+
+
 def by_metric(cells: list[Cell], adversary: str = "server") -> dict[str, Cell]:
     return {cell.metric: cell for cell in cells if cell.adversary == adversary}
 
 
 def test_clear_signatures_show_images_and_labels(tmp_path: Path) -> None:
     run_experiment(config({}), tmp_path / "run")
-    cells = by_metric(audit_run(tmp_path / "run", adversary="server"))
+    cells = by_metric(audited(tmp_path / "run", "server"))
     assert cells["mean_image_cosine"].value is not None
     assert cells["mean_image_cosine"].value > 0.99
     assert {cell.status for cell in cells.values()} == {"leaks"}
@@ -55,7 +63,7 @@ def test_clear_signatures_show_images_and_labels(tmp_path: Path) -> None:
 
 def test_under_haar_the_server_is_at_its_baseline_and_a_colluder_breaks_it(tmp_path: Path) -> None:
     run_experiment(config({"gram": ["haar"], "sum": "haar"}), tmp_path / "run")
-    cells = audit_run(tmp_path / "run")
+    cells = audited(tmp_path / "run")
     server, coalition = by_metric(cells), by_metric(cells, "server+1")
     assert {cell.status for cell in server.values()} == {"at_baseline"}
     assert {cell.status for cell in coalition.values()} == {"leaks"}
@@ -82,7 +90,7 @@ def test_unrelated_signatures_are_at_the_baseline() -> None:
 
 def test_full_label_sets_are_nothing_to_see(tmp_path: Path) -> None:
     run_experiment(config({}, data={"partition": "iid", "groups": [], "rotations": [0, 90]}), tmp_path / "run")
-    cells = by_metric(audit_run(tmp_path / "run", adversary="server"))
+    cells = by_metric(audited(tmp_path / "run", "server"))
     assert cells["label_set_accuracy"].status == "nothing_to_see"
     assert cells["label_set_accuracy"].value is None
     assert "nothing_to_see" in cells["label_set_accuracy"].line()
@@ -126,20 +134,17 @@ def test_bad_folders_are_named(tmp_path: Path) -> None:
         audit_run(tmp_path / "run")
     with pytest.raises(InputError, match="--attacks nothing"):
         audit_run(tmp_path / "run", attacks=["nothing"])
-    (tmp_path / "run" / "transcript" / "messages.jsonl").unlink()
-    with pytest.raises(InputError, match=r"messages\.jsonl"):
-        audit_run(tmp_path / "run")
 
 
 def test_an_algorithm_without_signatures_is_nothing_to_see(tmp_path: Path) -> None:
     run_experiment(config({}, algorithm={"name": "fedavg"}), tmp_path / "run")
-    (cell,) = audit_run(tmp_path / "run", adversary="server")
+    (cell,) = audited(tmp_path / "run", "server")
     assert cell.status == "nothing_to_see"
 
 
 def test_newcomers_are_attacked_too(tmp_path: Path) -> None:
     run_experiment(config({}, data={"newcomers": 4}), tmp_path / "run")
-    cells = by_metric(audit_run(tmp_path / "run", adversary="server"))
+    cells = by_metric(audited(tmp_path / "run", "server"))
     assert cells["mean_image_cosine"].status == "leaks"
     with np.load(tmp_path / "run" / "audit" / "signature_inversion_server.npz") as arrays:
         assert len(arrays["clients"]) == 12
@@ -148,7 +153,7 @@ def test_newcomers_are_attacked_too(tmp_path: Path) -> None:
 def test_the_authors_signatures_show_the_mean_of_the_labels_images(tmp_path: Path) -> None:
     made = config({}, algorithm={"name": "pacfl", "variant": "authors", "labels_at_most": 3, "k": 4})
     run_experiment(made, tmp_path / "run")
-    cells = by_metric(audit_run(tmp_path / "run", adversary="server"))
+    cells = by_metric(audited(tmp_path / "run", "server"))
     assert cells["mean_image_cosine"].status == "leaks"
 
 
@@ -156,16 +161,16 @@ def test_other_data_and_cut_transcripts_are_refused(tmp_path: Path) -> None:
     run_experiment(config({}), tmp_path / "run")
     other = build_population(config({}, data={"seed": 1}).data)
     with pytest.raises(InputError, match="other data"):
-        audit_run(tmp_path / "run", population=other)
+        audited(tmp_path / "run", population=other)
     messages = tmp_path / "run" / "transcript" / "messages.jsonl"
     messages.write_text("\n".join(messages.read_text().splitlines()[:-1]) + "\n")
     with pytest.raises(InputError, match="was cut"):
-        audit_run(tmp_path / "run")
+        audited(tmp_path / "run")
 
 
 def test_a_colluder_counts_as_known(tmp_path: Path) -> None:
     run_experiment(config({"gram": ["haar"]}), tmp_path / "run")
-    cells = audit_run(tmp_path / "run", adversary="server+1")
+    cells = audited(tmp_path / "run", "server+1")
     assert {cell.k_known for cell in cells if cell.value is not None} == {1}
     secret = tmp_path / "run" / "secrets" / "client_0.json"
     for content in ('{"party": "client:0", "group_secret": "xyz"}', '{"party": "janitor"}', "[]", "{"):
@@ -197,4 +202,3 @@ def test_statuses() -> None:
     assert ssim(np.ones((1, 8, 8)), np.ones((1, 8, 8))) == pytest.approx(1.0)
     assert np.isnan(ssim(np.ones((1, 4, 4)), np.ones((1, 4, 4))))
     assert cosine(np.zeros(3), np.ones(3)) == 0.0
-    assert set(ATTACKS) == {"signature_inversion"}

@@ -1,0 +1,243 @@
+"""Gradient inversion: a client's training images from the update it sent.
+
+Source: Zhu et al. 2019 (DLG: images whose gradient is the one seen, by L-BFGS), Zhao et al. 2020 (iDLG: the label first, from the bias
+gradient), Geiping et al. 2020 (cosine distance and total variation; several local steps by unrolling them). Deviations: labels come from
+the head's bias with auxiliary predictions, so that several images and steps are served too; all images, starts and clients are rows of one
+batched L-BFGS in float64; the distance is taken relative to the length of the update.
+
+What it proves: with a smooth network and few images and steps, an update in the clear is the images. What it does not: that networks with
+ReLU and pooling, many images or many steps hide anything because this optimisation does not get there; their cells say `not_validated`.
+Batches in an order that the attacker does not know (more samples than the batch size) are not attempted.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+
+from ..models import Model, build_module
+from ..randomness import stream
+from ..types import Array
+from .adversary import AdversaryView
+from .label_inference import Step, bias_span, class_probabilities, labels_from_bias, public_model, steps_in, steps_scale
+from .lbfgs import minimise
+from .leakage import Case, Cell, Prior, Truth, cell, nothing, psnr_db, ssim
+
+__all__ = ["LocalSteps", "cells", "invert_updates", "labels_from_shares", "unroll"]
+
+NAME = "gradient_inversion"
+MARGIN = {"image_psnr_db": 3.0, "image_ssim": 0.1, "labels_exact": 0.1}
+MOST_IMAGES, MOST_STEPS, CLIENTS_PER_DRAW = 4, 10, 4
+ITERATIONS = 600
+ROWS_AT_ONCE = 32
+"""Rows of one tensor program; more need more memory than they save time."""
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """How a model became an update: `count` full-batch steps of SGD as in `training.Train` (1 step, rate 1: the negative gradient)."""
+
+    count: int = 1
+    lr: float = 1.0
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+# --- the mathematics, for updates from anywhere -------------------------------------------------------------------------------------
+
+
+def invert_updates(
+    model: Model, starts: Array, updates: Array, labels: Array, steps: LocalSteps, rng: np.random.Generator, *, restarts: int = 1,
+    iterations: int = ITERATIONS, distance: Literal["squared", "cosine"] = "squared", total_variation: float = 0.0,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Images (m, n, *shape) in [0, 1] whose `steps` on `starts` (m, d) give nearly `updates` (m, d), and the distances left (m,).
+
+    `labels` (m, n) are those of the n images of each of m updates. Each of `restarts` begins at uniform noise; the one that ends nearest is
+    returned. Raises nothing: an update that no images make leaves a large distance.
+    """
+    m, n = labels.shape
+    theta = torch.tensor(np.repeat(np.asarray(starts, np.float64), restarts, axis=0))
+    target = torch.tensor(np.repeat(np.asarray(updates, np.float64), restarts, axis=0))
+    y = torch.tensor(np.repeat(labels, restarts, axis=0))
+    begin = torch.tensor(rng.random((m * restarts, n * int(np.prod(model.shape)))))
+    made = unroll(model, steps)
+    length = target.square().sum(1).clamp_min(1e-300)
+
+    def objective(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, slopes = [], []
+        for piece, which in zip(torch.split(x, ROWS_AT_ONCE), torch.split(rows, ROWS_AT_ONCE), strict=True):
+            point = piece.detach().requires_grad_(True)
+            images = point.view(len(point), n, *model.shape)
+            mine, aim = made(theta[which], images, y[which]), target[which]
+            if distance == "squared":
+                apart = (mine - aim).square().sum(1) / length[which]
+            else:
+                apart = 1 - functional.cosine_similarity(mine, aim, dim=1)
+            whole = apart + total_variation * _variation(images) if total_variation else apart
+            values.append(whole.detach())
+            slopes.append(torch.autograd.grad(whole.sum(), point)[0])
+        return torch.cat(values), torch.cat(slopes)
+
+    found, left = minimise(objective, begin, iterations, tolerance=1e-24 if distance == "squared" else 1e-14)
+    distances = left.numpy().reshape(m, restarts)
+    best = np.where(np.isnan(distances), np.inf, distances).argmin(axis=1)
+    images = found.numpy().reshape(m, restarts, n, *model.shape)[np.arange(m), best]
+    return np.clip(images, 0.0, 1.0), distances[np.arange(m), best]
+
+
+def unroll(model: Model, steps: LocalSteps) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    """(θ (r, d), images (r, n, *shape), labels (r, n)) -> updates (r, d), differentiable in the images."""
+    exact = replace(model, dtype="float64")
+    module = build_module(exact).train(False)
+    mean, std = exact._statistic(exact.mean), exact._statistic(exact.std)
+
+    def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(functional_call(module, parameters, ((x - mean) / std,)), y)
+
+    def update(theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        now = {name: theta[at : at + int(np.prod(shape))].view(shape) for name, shape, at in exact.layout}
+        velocity = dict.fromkeys(now, torch.zeros((), dtype=torch.float64))
+        for _ in range(steps.count):
+            gradient = grad(loss)(now, x, y)
+            velocity = {k: steps.momentum * velocity[k] + gradient[k] + steps.weight_decay * now[k] for k in now}
+            now = {k: now[k] - steps.lr * velocity[k] for k in now}
+        return torch.cat([now[name].reshape(-1) for name, _, _ in exact.layout]) - theta
+
+    batched: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = vmap(update)
+    return batched
+
+
+def _variation(images: torch.Tensor) -> torch.Tensor:
+    """Mean absolute difference of neighbouring pixels, smoothed at 0, by row: (r, n, C, H, W) -> (r,)."""
+    across, down = images.diff(dim=-1), images.diff(dim=-2)
+    return (across.square() + 1e-8).sqrt().flatten(1).mean(1) + (down.square() + 1e-8).sqrt().flatten(1).mean(1)
+
+
+def labels_from_shares(shares: Array, count: int) -> Array:
+    """`count` labels, increasing, in the shares (classes,) nearest to the given ones: largest remainders first."""
+    exact = np.maximum(shares, 0.0) / max(float(np.maximum(shares, 0.0).sum()), 1e-12) * count
+    counts = np.floor(exact).astype(np.int64)
+    counts[np.argsort(-(exact - counts), kind="stable")[: count - int(counts.sum())]] += 1
+    return np.repeat(np.arange(len(shares)), counts)
+
+
+# --- the attack ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Guess:
+    """Images (n, *shape) and labels (n,) by client."""
+
+    images: Mapping[int, Array] = field(default_factory=dict)
+    labels: Mapping[int, Array] = field(default_factory=dict)
+
+
+def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], model: Model, restarts: int) -> Guess:
+    """The images behind each client's first update. Without a view: the mean auxiliary image, and the commonest auxiliary label."""
+    return _guess(None if view is None else steps_in(view, model.dimension), prior, clients, model, restarts)
+
+
+def _guess(steps: Mapping[int, Sequence[Step]] | None, prior: Prior, clients: Sequence[int], model: Model, restarts: int) -> Guess:
+    sizes = {client: prior.samples_per_client[client] for client in clients}
+    if steps is None:
+        mean, label = prior.x.mean(axis=0, dtype=np.float64), int(np.bincount(prior.y).argmax())
+        return Guess({c: np.repeat(mean[None], n, axis=0) for c, n in sizes.items()}, {c: np.full(n, label) for c, n in sizes.items()})
+    assert prior.config is not None  # the caller's
+    training, bias = prior.config.training, bias_span(model)
+    how = LocalSteps(training.epochs, training.lr, training.momentum, training.weight_decay)
+    images: dict[int, Array] = {}
+    labels: dict[int, Array] = {}
+    for size in sorted(set(sizes.values())):
+        group = [client for client in clients if sizes[client] == size]
+        first = {client: steps[client][0] for client in group}
+        for client, step in first.items():
+            predicted = class_probabilities(model, step.start, prior.x, prior.y)
+            shares = labels_from_bias(step.update[bias], predicted, steps_scale(prior, client, 0))
+            labels[client] = labels_from_shares(shares, size)
+        made, _ = invert_updates(
+            model, np.stack([first[c].start for c in group]), np.stack([first[c].update for c in group]),
+            np.stack([labels[c] for c in group]), how, stream(prior.seed, f"gradient inversion, {size} images"), restarts=restarts,
+        )  # fmt: skip
+        images |= dict(zip(group, made, strict=True))
+    return Guess(images, labels)
+
+
+def matched(truth: Array, images: Array) -> list[tuple[Array, Array]]:
+    """Pairs of true and recovered images (n, *shape each), by the one-to-one matching of largest total PSNR."""
+    table = np.array([[psnr_db(one, other) for other in images] for one in truth])
+    rows, columns = linear_sum_assignment(-table)
+    return [(truth[i], images[j]) for i, j in zip(rows, columns, strict=True)]
+
+
+def score(guess: Guess, truth: Truth, clients: Sequence[int], metric: str) -> Array:
+    """The mean over a client's images of PSNR or SSIM, or whether all its labels are right, by client."""
+    if metric == "labels_exact":
+        labels = {c: np.bincount(guess.labels[c], minlength=len(truth.label_counts[c])) for c in clients}
+        return np.array([float(np.array_equal(labels[c], truth.label_counts[c])) for c in clients])
+    compare = psnr_db if metric == "image_psnr_db" else ssim
+    return np.array([np.mean([compare(*pair) for pair in matched(truth.data[c][0], guess.images[c])]) for c in clients])
+
+
+def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
+    """Images of clients with few samples, from the first update of each that can be read."""
+    prior, why = case.prior, _refusal(case.prior)
+    if why:
+        return [nothing(case, NAME, "image_psnr_db", why)], None
+    model = public_model(prior)
+    mine, theirs = (steps_in(view, model.dimension) for view in (case.view, case.reference))
+    apart = {client for client in set(mine) & set(theirs) if len(mine[client][0].members) == 1} - set(case.view.coalition)
+    if not apart:
+        return [nothing(case, NAME, "image_psnr_db", "no single client's update can be read in this view")], None
+    assert prior.config is not None  # as `_refusal` found
+    batch = prior.config.training.batch_size or MOST_IMAGES
+    few = sorted(client for client in apart if prior.samples_per_client[client] <= min(MOST_IMAGES, batch))
+    if not few:
+        words = f"not attempted: no client has at most {min(MOST_IMAGES, batch)} samples in one batch; that proves nothing of others"
+        return [nothing(case, NAME, "image_psnr_db", words)], None
+    clients, restarts = few[: CLIENTS_PER_DRAW * case.budget.draws], case.budget.rounds
+    guesses = [_guess(steps, prior, clients, model, restarts) for steps in (mine, None)]
+    same = all(np.array_equal(mine[c][0].update, theirs[c][0].update) for c in clients)
+    guesses.append(guesses[0] if same else _guess(theirs, prior, clients, model, restarts))
+    count = sum(prior.samples_per_client[client] for client in clients)
+    note = (
+        f"{count} image(s) of {len(clients)} client(s), {prior.config.training.epochs} local step(s), {restarts} start(s), first update; "
+        f"{prior.description}; baseline: the mean auxiliary image"
+    )
+    metrics = ["image_psnr_db", "image_ssim", "labels_exact"]
+    if np.isnan(ssim(case.truth.data[clients[0]][0][0], case.truth.data[clients[0]][0][0])):
+        metrics.remove("image_ssim")
+    figures = []
+    for metric in metrics:
+        scores = [score(one, case.truth, clients, metric) for one in guesses]
+        figures.append(cell(case, NAME, metric, *scores, margin=MARGIN[metric], share=metric == "labels_exact", note=note))
+    arrays = {
+        "clients": np.array(clients),
+        "truth": np.stack([case.truth.data[c][0][0] for c in clients]),
+        "recovered": np.stack([_nearest(case.truth.data[c][0][0], guesses[0].images[c]) for c in clients]),
+        "baseline": guesses[1].images[clients[0]][0],
+    }
+    return figures, arrays
+
+
+def _nearest(truth: Array, images: Array) -> Array:
+    return np.asarray(max(images, key=lambda image: psnr_db(truth, image)))
+
+
+def _refusal(prior: Prior) -> str:
+    """Why a run of this configuration is not attempted; empty if it is."""
+    if prior.config is None:
+        return "the training settings are not known"
+    model, training = public_model(prior), prior.config.training
+    if bias_span(model) is None:
+        return "not attempted: the model's head has no bias to read labels from"
+    if any(isinstance(layer, nn.LSTM | nn.Embedding) for layer in build_module(model).modules()):
+        return "not attempted: inputs are words, not numbers"
+    if training.epochs > MOST_STEPS:
+        return f"not attempted: {training.epochs} local steps are more than {MOST_STEPS}; that proves nothing of them"
+    return ""

@@ -1,0 +1,238 @@
+"""Gram geometry: labels from inner products alone, with k clients whose data the attacker knows.
+
+Source: a rotation, or encryption with a released Gram, keeps all inner products (Sattler et al. 2019 send rotated updates; PACFL's angles
+are functions of them). A client's inner products with k known clients are those of a pretended client with the same labels, which the
+attacker makes from auxiliary data by running the public pipeline. With k = 0 there is nothing to hold on to but the Gram itself: label sets
+are dealt so that the whole Gram fits that of pretended clients best (a quadratic assignment, by descent from many starts).
+
+What it proves: hiding coordinates does not hide labels from a reader of the Gram who knows a few clients' data. What it does not: "the Gram
+leaks labels" without a k; a better matching for k = 0 may exist. Only Grams of what clients send at the start are attacked (signatures,
+anchor gradients), not those of updates at models that the attacker may not have.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from math import comb
+
+import numpy as np
+
+from ..randomness import stream
+from ..record import payload_rows
+from ..types import Array
+from .adversary import AdversaryView
+from .encrypted import Blocks, decrypted_blocks
+from .leakage import FEWEST_SCORES, Case, Cell, Prior, Truth, cell, nothing, popular_set
+
+__all__ = ["KNOWN", "cells", "labels_from_gram", "products_in"]
+
+NAME = "gram_geometry"
+KNOWN = (0, 3, 10)
+"""How many clients' data the attacker knows, one figure each."""
+MARGIN = 0.1
+MOST_SETS = 260
+KINDS = ("signature", "representation")
+Products = tuple[tuple[int, ...], Array]
+
+
+# --- the mathematics, for a Gram from anywhere --------------------------------------------------------------------------------------
+
+
+def labels_from_gram(
+    products: Array, known: Mapping[int, Array], templates: Mapping[frozenset[int], Array], *, seed: int = 0, restarts: int = 20
+) -> list[frozenset[int]]:
+    """The label set of each of n clients from their inner products (n, p, n, p), given the vectors (p, d) of some of them by place.
+
+    `templates` are the vectors (p, d) of pretended clients by label set. With `known` empty, the whole Gram is matched instead.
+    """
+    n, p = products.shape[:2]
+    sets = list(templates)
+    rows = np.stack([np.asarray(templates[one], np.float64) for one in sets])
+    if known:
+        places = sorted(known)
+        beside = np.concatenate([np.asarray(known[place], np.float64) for place in places])
+        pretended = _shape_of(np.einsum("spd,kd->spk", rows, beside).reshape(len(sets), p, len(places), p))
+        seen = _shape_of(products[:, :, places])
+        distance = ((seen[:, None] - pretended[None]) ** 2).reshape(n, len(sets), -1).sum(axis=2)
+        return [sets[int(best)] for best in distance.argmin(axis=1)]
+    flat = rows.reshape(len(sets) * p, -1)
+    between = _length_of((flat @ flat.T).reshape(len(sets), p, len(sets), p))
+    return [sets[best] for best in _assigned(_length_of(products), between, seed, restarts)]
+
+
+def _shape_of(blocks: Array) -> Array:
+    """Inner products without the signs that singular vectors do not have; those of single vectors as they are."""
+    return blocks if blocks.shape[1] == 1 else np.abs(blocks)
+
+
+def _length_of(blocks: Array) -> Array:
+    """One number a pair, (n, m) of (n, p, m, p): what does not depend on the basis of a span; a single vector's product as it is."""
+    return blocks[:, 0, :, 0] if blocks.shape[1] == 1 else np.sqrt((blocks**2).sum(axis=(1, 3)))
+
+
+def _assigned(seen: Array, between: Array, seed: int, restarts: int) -> list[int]:
+    """Kinds s minimising Σ_{i≠j} (seen[i, j] − between[s_i, s_j])², by coordinate descent from random starts."""
+    n, kinds = len(seen), len(between)
+    rng = stream(seed, "gram assignment")
+    best, lowest = [0] * n, np.inf
+    for _ in range(restarts):
+        chosen = rng.integers(kinds, size=n)
+        for _ in range(30):
+            before = chosen.copy()
+            for i in rng.permutation(n):
+                others = np.arange(n) != i
+                chosen[i] = ((seen[i, others][None] - between[:, chosen[others]]) ** 2).sum(axis=1).argmin()
+            if np.array_equal(before, chosen):
+                break
+        cost = float(((seen - between[np.ix_(chosen, chosen)])[~np.eye(n, dtype=bool)] ** 2).sum())
+        if cost < lowest:
+            best, lowest = chosen.tolist(), cost
+    return best
+
+
+# --- the attack ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Guess:
+    """A label set for each client."""
+
+    label_sets: Mapping[int, frozenset[int]] = field(default_factory=dict)
+
+
+def products_in(view: AdversaryView, everyone: Sequence[int] = (), shape: tuple[int, int] = (0, 0)) -> Products | None:
+    """Clients, and the inner products (n, p, n, p) of the vectors of the first clustering epoch in the view; None without one.
+
+    From rows under any orthonormal transform, from a Gram that was released block by block, or, for a key holder, from what it decrypts;
+    for that it has to know the ids of `everyone` on the roster and the public `shape` (p, d) of what clients send.
+    """
+    return _products_of_rows(view) or _products_of_blocks(_released_blocks(view) or decrypted_blocks(view, everyone, shape))
+
+
+def _released_blocks(view: AdversaryView) -> Blocks:
+    blocks: Blocks = {}
+    for message in view.select("gram", "gram"):
+        if message.payload is not None and "block" in message.payload and message.context.get("epoch") == 0:
+            for pair, block in zip(message.payload["pair"], message.payload["block"], strict=True):
+                blocks[int(pair[0]), int(pair[1])] = np.asarray(block, np.float64)
+    return blocks
+
+
+def _products_of_blocks(blocks: Blocks) -> Products | None:
+    """The whole of inner products from blocks (p, p) of pairs; None where a pair is missing (only landmarks were compared)."""
+    clients = sorted({client for pair in blocks for client in pair})
+    if not blocks or any((a, b) not in blocks and (b, a) not in blocks for a in clients for b in clients):
+        return None
+    p = len(next(iter(blocks.values())))
+    whole = np.empty((len(clients), p, len(clients), p))
+    for i, a in enumerate(clients):
+        for j, b in enumerate(clients):
+            whole[i, :, j] = blocks[a, b] if (a, b) in blocks else blocks[b, a].T
+    return tuple(clients), whole
+
+
+def _products_of_rows(view: AdversaryView) -> Products | None:
+    clients: list[int] = []
+    rows: list[Array] = []
+    epoch = None
+    for message in view.select("gram"):
+        if message.kind not in KINDS or message.payload is None or "rows" not in message.payload:
+            continue
+        epoch = message.context.get("epoch") if epoch is None else epoch
+        if message.context.get("epoch") == epoch:
+            clients += payload_rows(message)
+            rows += list(np.asarray(message.payload["rows"], dtype=np.float64))
+    if not clients:
+        return None
+    stacked = np.stack(rows)
+    n, p, d = stacked.shape
+    flat = stacked.reshape(n * p, d)
+    return tuple(clients), (flat @ flat.T).reshape(n, p, n, p)
+
+
+def guess(
+    found: Products, prior: Prior, known: Mapping[int, Array], templates: Mapping[int, Mapping[frozenset[int], Array]], seed: int
+) -> Guess:
+    """Label sets for all clients that are not known. `templates[size]` are those for clients with `size` labels."""
+    clients, products = found
+    guessed: dict[int, frozenset[int]] = {}
+    places = {clients.index(client): rows for client, rows in known.items()}
+    for size in sorted(templates):
+        mine = [i for i, client in enumerate(clients) if client not in known and prior.labels_per_client[client] == size]
+        kept = sorted({*mine, *places})
+        if not mine:
+            continue
+        inside = {kept.index(place): rows for place, rows in places.items()}
+        sets = labels_from_gram(products[kept][:, :, kept], inside, templates[size], seed=seed)
+        guessed |= {clients[place]: one for place, one in zip(kept, sets, strict=True) if place in mine}
+    return Guess(guessed)
+
+
+def pretended(prior: Prior, size: int, samples: int) -> dict[frozenset[int], Array]:
+    """What clients with each set of `size` labels would send, made of auxiliary data by the public pipeline; empty where it cannot be."""
+    sets, data = [], []
+    rng = stream(prior.seed, f"pretended clients {size}")
+    for chosen in combinations(range(prior.classes), size):
+        pools = [np.flatnonzero(prior.y == label) for label in chosen]
+        each = min(min(len(pool) for pool in pools), max(1, samples // size))
+        if each == 0:
+            continue
+        places = np.concatenate([rng.permutation(pool)[:each] for pool in pools])
+        sets.append(frozenset(chosen))
+        data.append((prior.x[places], prior.y[places]))
+    rows = prior.simulate(data) if data else None
+    return {} if rows is None else dict(zip(sets, rows, strict=True))
+
+
+def score(guess: Guess, truth: Truth, clients: Sequence[int]) -> Array:
+    """1 where a client's label set is right."""
+    return np.array([float(guess.label_sets[client] == truth.label_sets[client]) for client in clients])
+
+
+def products_of(case: Case) -> tuple[Products | None, Products | None]:
+    """The inner products in the view of a case, and in its reference."""
+    first = next(iter(case.rows.values()), np.zeros((0, 0)))
+    shape = (int(first.shape[0]), int(first.shape[1]))
+    return products_in(case.view, sorted(case.prior.samples_per_client), shape), products_in(case.reference)
+
+
+def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
+    """One figure for each k; known clients are drawn anew several times, and each client scored where it is not known."""
+    prior, metric = case.prior, "label_set_accuracy"
+    mine, theirs = products_of(case)
+    clients = sorted((set(mine[0]) & set(theirs[0]) & set(case.rows)) - set(case.view.coalition)) if mine and theirs else []
+    if mine is None or theirs is None or len(clients) < 2 * FEWEST_SCORES:
+        return [nothing(case, NAME, metric, "no Gram of signatures or anchor gradients of enough clients is in this view", 0)], None
+    sizes = {prior.labels_per_client[client] for client in clients}
+    fits = {size for size in sizes if size < prior.classes and comb(prior.classes, size) <= MOST_SETS}
+    samples = int(np.median([prior.samples_per_client[client] for client in clients]))
+    templates = {size: made for size in sorted(fits) if (made := pretended(prior, size, samples))}
+    judged = [client for client in clients if prior.labels_per_client[client] in templates]
+    if len(judged) < 2 * FEWEST_SCORES:
+        why = "clients have all labels, too many sets are possible, or auxiliary data are too few: there is no label set to find"
+        return [nothing(case, NAME, metric, why, 0)], None
+    popular = popular_set([case.truth.label_sets[c] for c in judged])
+    figures = []
+    for k in KNOWN:
+        if len(judged) - k < FEWEST_SCORES:
+            figures.append(nothing(case, NAME, metric, f"only {len(judged)} clients: with {k} known too few are left to find", k))
+            continue
+        right = [_drawn(case, found, templates, judged, k) for found in (mine, theirs)]
+        scored = np.isfinite(right[0])
+        blank = np.array([float(case.truth.label_sets[c] == popular) for c in judged])
+        draws = f"{case.budget.draws if k else 1} draw(s)"
+        note = f"{k} client(s) whose data are known, {draws}; {prior.description}; baseline: the most common label set for everyone"
+        figures.append(cell(case, NAME, metric, right[0][scored], blank[scored], right[1][scored], margin=MARGIN, k_known=k, note=note))
+    return figures, None
+
+
+def _drawn(case: Case, found: Products, templates: Mapping[int, Mapping[frozenset[int], Array]], judged: Sequence[int], k: int) -> Array:
+    """Mean score of each client over draws of k known ones, NaN for one that was known in all."""
+    scores = np.full((case.budget.draws if k else 1, len(judged)), np.nan)
+    for draw in range(len(scores)):
+        chosen = stream(case.seed, f"known clients {k}", draw).permutation(len(judged))[:k]
+        known = {judged[i]: case.rows[judged[i]] for i in chosen}
+        rest = [i for i in range(len(judged)) if i not in set(chosen.tolist())]
+        made = guess(found, case.prior, known, templates, case.seed)
+        scores[draw, rest] = score(made, case.truth, [judged[i] for i in rest])
+    return np.array([column[np.isfinite(column)].mean() if np.isfinite(column).any() else np.nan for column in scores.T])

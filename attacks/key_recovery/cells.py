@@ -1,0 +1,213 @@
+"""Key recovery on a recorded run: what the view holds, what the attacker says of it, and how that scores."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from ...errors import InputError
+from ...randomness import stream
+from ...record import payload_rows
+from ...training import Train
+from ...types import Array
+from ..adversary import AdversaryView, opened
+from ..label_inference import models_sent, public_model
+from ..leakage import Case, Cell, Prior, Status, Truth, cell, nothing, popular_set
+from .attack import Recovery, match_coordinates, recover_in_clear, recover_labels
+from .naming import Knowledge
+
+__all__ = ["Guess", "Seen", "blind_rounds", "cells", "guess", "knowledge", "score_l1", "score_sets", "score_structure"]
+
+NAME = "key_recovery"
+MARGIN = {"label_set_accuracy": 0.1, "histogram_l1": 0.1, "structure_l1": 0.1, "coordinates_exact": 0.05}
+FEWEST_CLIENTS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Updates of one secret transform in a view: `rounds` (n_t, d), the first those of `clients`; the model they started from, if sent.
+
+    `signed` is public: the kind of the transform. `clear` says that no transform hides the places of coordinates.
+    """
+
+    clients: tuple[int, ...]
+    rounds: tuple[Array, ...]
+    theta0: Array | None
+    signed: bool = False
+    clear: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Guess:
+    """Label `histograms` (classes,) by client, uniform where the attacker abstains, and the `structure` it found, shares without names.
+
+    `coordinates` maps seen to true coordinates.
+    """
+
+    histograms: Mapping[int, Array] = field(default_factory=dict)
+    structure: Mapping[int, Array] = field(default_factory=dict)
+    coordinates: Mapping[int, int] = field(default_factory=dict)
+    recovery: Recovery | None = None
+
+
+def blind_rounds(view: AdversaryView, dimension: int) -> Seen | None:
+    """The updates of the first round and all later ones under the same transform; None where there are none, one by one.
+
+    The clients of the first sum are attacked. Where a colluding client's secret opens the updates, they are clear.
+    """
+    rounds: dict[str, list[tuple[tuple[int, ...], Array]]] = {}
+    kinds: dict[str, str] = {}
+    theta0 = None
+    for message in view.messages:
+        if message.payload is None:
+            continue
+        if message.verb == "compute" and message.kind == "parameters" and not rounds:
+            models = [model for model in models_sent(view, message).values() if model.shape == (dimension,)]
+            theta0 = models[0] if len(models) == 1 else None
+        if message.verb != "mean" or message.kind not in ("update", "blind update"):
+            continue
+        part = next((name for name in ("blind", "update") if name in message.payload and message.payload[name].ndim == 2), None)
+        if part is None:
+            continue
+        rows = np.asarray(message.payload[part], dtype=np.float64)
+        name = str(message.context.get("transform", ""))
+        if part == "blind":
+            kind, sent = str(message.context.get("kind", "")), rows
+            rows = opened(view, rows, name, "mean", dimension)
+            kinds.setdefault(name, "" if rows is not sent else kind)
+        rounds.setdefault(name, []).append((payload_rows(message), rows))
+    if not rounds:
+        return None
+    name = next(iter(rounds))
+    clients, first = rounds[name][0]
+    if len(first) < FEWEST_CLIENTS:
+        return None
+    later = [rows for _, rows in rounds[name][1:] if len(rows) >= 2]  # a single client has nothing to be compared with
+    kind = kinds.get(name, "")
+    return Seen(clients, (first, *later), theta0, kind == "signed_permutation", kind == "")
+
+
+def knowledge(prior: Prior, theta0: Array | None) -> Knowledge:
+    """What the prior and the view say, for the attack. Without the initial model the attacker takes one of its own, which names nothing."""
+    if prior.config is None:
+        raise InputError(f"{NAME}: the prior has no public configuration, so that nothing can be simulated")
+    t, model = prior.config.training, public_model(prior)
+    train = Train(model, t.epochs, t.batch_size, t.lr, t.momentum, t.weight_decay)
+    samples = round(float(np.median(list(prior.samples_per_client.values()))))
+    sizes = set(prior.labels_per_client.values())
+    known = sizes.pop() if len(sizes) == 1 else prior.classes
+    start = model.init(prior.seed + 1) if theta0 is None else theta0
+    return Knowledge(train, start.astype(model.init(0).dtype), prior.x, prior.y, samples, known if known < prior.classes else None)
+
+
+def guess(view: AdversaryView | None, prior: Prior) -> Guess:
+    """The attack. Without a view it knows no clients, and `score` takes equal shares for everyone."""
+    if view is None:
+        return Guess()
+    seen = blind_rounds(view, public_model(prior).dimension)
+    if seen is None:
+        return Guess()
+    known, rng = knowledge(prior, seen.theta0), stream(prior.seed, "key recovery")
+    if seen.clear:
+        found = recover_in_clear(seen.rounds[0][:, : known.theta0.size], known, rng)
+    else:
+        found = recover_labels(seen.rounds, known, rng, signed=seen.signed)
+    shares = dict(zip(seen.clients, found.structure.proportions, strict=True))
+    if found.histograms is None or found.response is None or found.abstains:
+        return Guess({}, shares, {}, found)
+    pairs = match_coordinates(seen.rounds[0], found.response.predict(found.histograms), signed=seen.signed)
+    return Guess(dict(zip(seen.clients, found.histograms, strict=True)), shares, pairs, found)
+
+
+def _histogram(one: Guess, client: int, classes: int) -> Array:
+    return one.histograms.get(client, np.full(classes, 1.0 / classes))
+
+
+def score_sets(one: Guess, truth: Truth, prior: Prior, clients: list[int]) -> Array:
+    """1 where the labels of largest share are a client's label set; 0 for one of whom the attacker says nothing."""
+    sizes = prior.labels_per_client
+    found = {client: frozenset(np.argsort(-shares, kind="stable")[: sizes[client]].tolist()) for client, shares in one.histograms.items()}
+    return np.array([float(found.get(client) == truth.label_sets[client]) for client in clients])
+
+
+def score_l1(one: Guess, truth: Truth, clients: list[int], classes: int) -> Array:
+    """Σ |q̂ − q| by client, at most 2."""
+    return np.array([float(np.abs(_histogram(one, client, classes) - truth.histogram(client)).sum()) for client in clients])
+
+
+def score_structure(one: Guess, truth: Truth, clients: list[int], classes: int) -> Array:
+    """The same under the best renaming of all columns, which the scorer chooses: what is known before anything has a name."""
+    flat = np.full(classes, 1.0 / classes)
+    found = np.stack([one.structure.get(client, flat) for client in clients])
+    real = np.stack([truth.histogram(client) for client in clients])
+    cost = np.abs(found[:, :, None] - real[:, None, :]).sum(axis=0)
+    columns, labels = linear_sum_assignment(cost)
+    named = np.empty_like(found)
+    named[:, labels] = found[:, columns]
+    return np.asarray(np.abs(named - real).sum(axis=1))
+
+
+def exact_share(one: Guess, seen: Seen, clear: Seen) -> float | None:
+    """Of the coordinates the attacker places, the share that is right, from the same run in the clear. None where it places none."""
+    if not one.coordinates or clear.rounds[0].shape[0] != seen.rounds[0].shape[0]:
+        return None
+    pairs = np.array(list(one.coordinates.items()))
+    mine, theirs = seen.rounds[0][:, pairs[:, 0]], clear.rounds[0][:, pairs[:, 1]]
+    return float(np.mean(np.abs(np.abs(mine) - np.abs(theirs)).max(axis=0) <= 1e-4 * np.abs(theirs).max(axis=0)))
+
+
+def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
+    """Structure, label sets, histograms and coordinates from updates under a secret permutation of their coordinates."""
+    prior, truth = case.prior, case.truth
+    if prior.config is None:
+        return [nothing(case, NAME, "label_set_accuracy", "the prior has no public configuration")], None
+    dimension = public_model(prior).dimension
+    seen, clear = blind_rounds(case.view, dimension), blind_rounds(case.reference, dimension)
+    if seen is None or clear is None:
+        return [nothing(case, NAME, "label_set_accuracy", "the updates of single clients are not in this view")], None
+    if seen.clear:
+        why = "updates are in the clear here: there is no key to recover, and label_inference reads them"
+        return [nothing(case, NAME, "label_set_accuracy", why)], None
+    clients = sorted((set(seen.clients) & set(clear.clients)) - set(case.view.coalition))
+    mine, theirs = guess(case.view, prior), guess(case.reference, prior)
+    found, blank = mine.recovery, Guess()
+    assert found is not None  # there were updates
+    sure = f"the attacker's own confidence {found.confidence:.2f}" + (", so it abstains" if found.abstains else "")
+    note = f"structure by {found.structure.by}; {sure}; {len(seen.rounds)} round(s) under one transform; {prior.description}"
+    classes = prior.classes
+    figures = [
+        cell(
+            case, NAME, metric, *[score(one, truth, clients, classes) for one in (mine, blank, theirs)], margin=MARGIN[metric],
+            lower_is_better=True, note=f"{words}{note}; baseline: equal shares",
+        )
+        for metric, score, words in (
+            ("histogram_l1", score_l1, ""), ("structure_l1", score_structure, "under the best renaming of all labels; "),
+        )
+    ]  # fmt: skip
+    partial = [client for client in clients if prior.labels_per_client[client] < classes]
+    if partial:
+        popular = popular_set([truth.label_sets[c] for c in partial])
+        right = [score_sets(mine, truth, prior, partial), np.zeros(0), score_sets(theirs, truth, prior, partial)]
+        right[1] = np.array([float(truth.label_sets[c] == popular) for c in partial])
+        words = f"{note}; baseline: the most common label set for everyone"
+        figures.append(cell(case, NAME, "label_set_accuracy", *right, margin=MARGIN["label_set_accuracy"], share=True, note=words))
+    else:
+        figures.append(nothing(case, NAME, "label_set_accuracy", "every client has all labels: there is no label set to find"))
+    if (exact := exact_share(mine, seen, clear)) is not None:
+        words = f"of {len(mine.coordinates)} coordinates placed; {note}"
+        status: Status = "leaks" if exact > MARGIN["coordinates_exact"] else "at_baseline"
+        figures.append(
+            Cell(
+                NAME, case.view.adversary, case.protection, "coordinates_exact", exact, None, None, 0.0, 1.0, status,
+                seeds=(case.seed,), note=words, margin=MARGIN["coordinates_exact"], reference_baseline=0.0,
+            )
+        )  # fmt: skip
+    shown = [client for client in clients if client in mine.histograms]
+    if not shown:
+        return figures, None
+    return figures, {
+        "clients": np.array(shown),
+        "label_truth": np.stack([truth.histogram(client) for client in shown]),
+        "label_guess": np.stack([mine.histograms[client] for client in shown]),
+    }

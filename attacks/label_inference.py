@@ -1,0 +1,382 @@
+"""Label inference: which labels a client has, and how many of each, from its updates or from its gradient at an anchor model.
+
+Source: the gradient of softmax cross-entropy by the head's bias is the mean predicted probability less the share of each label (Zhao et al.
+2020, iDLG, for one sample; Wainakh et al. 2022 for batches). Local SGD adds up such gradients, so an update's bias part divided by rate and
+steps is q − p̄ with q the label shares; p̄ comes from auxiliary data on the way from the model sent to the model that came back. For
+StoCFL's anchor gradient Ψ, normalised and perhaps sketched, the same coordinates give label counts once the scale is found from the labels
+that are absent; where a sketch hides them, Ψ is split into the gradients of clients with a single label, which the attacker makes itself.
+
+What it proves: an update in the clear shows a client's labels, and so does the mean update of its cluster, for all of the cluster. What it
+does not: nothing about single samples; with unknown numbers of samples or another loss the shares are off, the label sets less so. Weight
+decay, Adam and heads without a bias are outside what is modelled (momentum is inside).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import is_
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+
+from ..models import Model
+from ..record import Message, payload_rows
+from ..types import Array
+from .adversary import AdversaryView, opened
+from .leakage import Case, Cell, Prior, Truth, cell, nothing, popular_set
+
+__all__ = ["anchor_cells", "cells", "class_probabilities", "counts_from_bias", "labels_from_bias", "labels_from_templates", "top_labels"]
+
+NAME, ANCHOR = "label_inference", "anchor_counts"
+MARGIN = {"label_set_accuracy": 0.1, "histogram_l1": 0.1, "label_counts_exact": 0.1}
+PATH = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Where on the way from the model sent to the model returned p̄ is taken."""
+
+
+# --- the mathematics, for updates and gradients from anywhere -----------------------------------------------------------------------
+
+
+def labels_from_bias(bias_update: Array, probabilities: Array, scale: float) -> Array:
+    """Label shares q (classes,) from the update of a head's bias (classes,) by SGD on softmax cross-entropy.
+
+    `probabilities[c]` (classes,) is what the model predicts on average for samples of label c; `scale` is learning rate × steps. Solves
+    update / scale = q − Σ_c q_c probabilities[c] for shares: q ≥ 0, Σ q = 1, by least squares.
+    """
+    classes = len(bias_update)
+    system = np.vstack([np.eye(classes) - np.asarray(probabilities, np.float64).T, 10.0 * np.ones((1, classes))])
+    shares, _ = nnls(system, np.append(np.asarray(bias_update, np.float64) / scale, 10.0))
+    return np.asarray(shares / max(float(shares.sum()), 1e-12))
+
+
+def counts_from_bias(bias_gradient: Array, probabilities: Array, labels: int) -> Array:
+    """Label shares q (classes,) from a bias gradient of unknown scale s > 0: s·(Σ_c q_c probabilities[c] − q), `labels` classes present.
+
+    The scale is that at which the classes − `labels` smallest shares vanish. With all labels present it cannot be known this way: then the
+    one that makes the smallest share vanish is taken, which overstates what is uneven.
+    """
+    classes = len(bias_gradient)
+    system = np.asarray(probabilities, np.float64).T - np.eye(classes)
+    w = np.linalg.lstsq(system, np.asarray(bias_gradient, np.float64), rcond=None)[0]
+    v = np.linalg.svd(system)[2][-1]  # the stationary shares: what a zero gradient means
+    v = v / v.sum()
+    # q = v + z·u with z = 1/s; a class that is absent has v_c + z u_c = 0
+    u = w - v * w.sum()
+    absent = np.argsort(u / v)[: max(1, classes - labels)]
+    z = max(0.0, -float(v[absent] @ u[absent]) / max(float(u[absent] @ u[absent]), 1e-300))
+    q = v + z * u
+    q[absent] = 0.0
+    q = np.maximum(q, 0.0)
+    return np.asarray(q / max(float(q.sum()), 1e-12))
+
+
+def labels_from_templates(vector: Array, templates: Array, mixture: Array) -> Array:
+    """Label shares (classes,) from a vector (d,) that is linear in them up to its length, such as a normalised, sketched gradient.
+
+    `templates` (classes, d) are those of pretended clients with a single label, `mixture` (d,) that of one with all labels equally: it
+    tells how long each label's part is. Non-negative least squares.
+    """
+    parts, whole = nnls(templates.T, np.asarray(vector, np.float64))[0], nnls(templates.T, np.asarray(mixture, np.float64))[0]
+    shares = np.divide(parts, whole, out=np.zeros_like(parts), where=whole > 0)
+    return np.asarray(shares / max(float(shares.sum()), 1e-12))
+
+
+def top_labels(shares: Array, labels: int) -> frozenset[int]:
+    """The `labels` labels of largest share."""
+    return frozenset(int(label) for label in np.argsort(-shares, kind="stable")[:labels])
+
+
+def class_probabilities(model: Model, vector: Array, x: Array, y: Array) -> Array:
+    """What a model predicts on average for samples of each label, (classes, classes); uniform for labels without samples."""
+    module = model.load(vector.astype(np.float32 if model.dtype == "float32" else np.float64))
+    with torch.no_grad():
+        predicted = torch.softmax(module(model.inputs(x)), dim=1).double().numpy()
+    uniform = np.full(model.classes, 1 / model.classes)
+    return np.stack([predicted[y == label].mean(axis=0) if (y == label).any() else uniform for label in range(model.classes)])
+
+
+# --- what the view holds ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One client's training in one round, as the adversary knows it: what it was sent, how it moved; `members` share a mean."""
+
+    start: Array
+    update: Array
+    members: tuple[int, ...]
+
+
+def models_sent(view: AdversaryView, message: Message) -> dict[str, Array]:
+    """The models in a message of parameters, "model" for a single one, "model/3" in a list; blind parts opened where a secret allows it.
+
+    A model with a part that stays blind is left out.
+    """
+    models: dict[str, Array] = {}
+    blind: dict[str, list[tuple[str, Array]]] = {}
+    for part, value in (message.payload or {}).items():
+        first, _, rest = part.partition("/")
+        if first != "model" or value.ndim != 1:
+            continue
+        head, _, tail = rest.partition("/")
+        name, purpose = (f"model/{head}", tail) if head.isdigit() else ("model", rest)
+        if purpose:
+            blind.setdefault(name, []).append((purpose, np.asarray(value, np.float64)))
+        else:
+            models[name] = np.asarray(value, np.float64)
+    for name, terms in blind.items():
+        clear = models.pop(name, None)
+        if clear is not None and all(view.secret_of(purpose) is not None for purpose, _ in terms):
+            models[name] = clear + np.sum([opened(view, value, purpose, "mean", len(clear)) for purpose, value in terms], axis=0)
+    return models
+
+
+def steps_in(view: AdversaryView, dimension: int) -> dict[int, list[Step]]:
+    """Each client's steps in the order of rounds: single ones where updates can be read, else those of its cluster's mean."""
+    single = _single_steps(view, dimension)
+    return single or _mean_steps(view, dimension)
+
+
+def _single_steps(view: AdversaryView, dimension: int) -> dict[int, list[Step]]:
+    steps: dict[int, list[Step]] = {}
+    sent: dict[int, dict[str, Array]] = {}
+    for message in view.messages:
+        if message.payload is None:
+            continue
+        if message.verb == "compute" and message.kind == "parameters":
+            models = {name: model for name, model in models_sent(view, message).items() if model.shape == (dimension,)}
+            sent |= dict.fromkeys(message.clients, models)
+        for client, label, row in _updates(view, message, dimension):
+            models = sent.get(client, {})
+            start = next(iter(models.values())) if len(models) == 1 else models.get(f"model/{label}")
+            if start is not None and row.shape == (dimension,):
+                steps.setdefault(client, []).append(Step(start, row, (client,)))
+    return steps
+
+
+def updates_in(view: AdversaryView, dimension: int) -> dict[tuple[int, int], Array]:
+    """Single updates by (round, client), as far as they can be read; of several in a round, the last."""
+    return {(message.round, client): row for message in view.messages for client, _, row in _updates(view, message, dimension)}
+
+
+def _updates(view: AdversaryView, message: Message, dimension: int) -> list[tuple[int, int, Array]]:
+    """(client, group, update) of each client in a message of updates; what stays blind is as it came."""
+    payload, context = message.payload, message.context
+    if payload is None or message.verb != "mean" or message.kind not in ("update", "blind update"):
+        return []
+    found = [np.asarray(payload[name], np.float64) for name in ("update", "step", "movement", "blind") if name in payload]
+    rows = next((rows for rows in found if rows.ndim == 2), None)
+    if rows is None:
+        return []
+    if "transform" in context:
+        rows = opened(view, rows, str(context["transform"]), "mean", dimension)[:, :dimension]
+    groups = context.get("labels") or [[context.get("group", 0)]] * len(message.clients)
+    labels = {client: int(several[0]) if several else 0 for client, several in zip(message.clients, groups, strict=False)}
+    return [(client, labels.get(client, 0), row) for client, row in zip(payload_rows(message), rows, strict=False)]
+
+
+def _mean_steps(view: AdversaryView, dimension: int) -> dict[int, list[Step]]:
+    """From cluster models alone: a model sent, and the next one sent to the same cluster, are one mean update apart."""
+    steps: dict[int, list[Step]] = {}
+    before: dict[int, tuple[Array, tuple[int, ...]]] = {}
+    for message in view.select("compute", "parameters"):
+        which = message.context.get("which", [])
+        if len(which) > 1 or message.context.get("task") not in ("Train", "OnPart"):
+            continue
+        label = int(which[0]) if which else -1  # -1: everybody has the same model
+        model = models_sent(view, message).get(f"model/{label}" if which else "model")
+        if model is None or model.shape != (dimension,):
+            continue
+        if label in before:
+            start, members = before[label]
+            if np.any(model != start):
+                for client in members:
+                    steps.setdefault(client, []).append(Step(start, model - start, members))
+        before[label] = (model, message.clients)
+    return steps
+
+
+# --- the attack ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Guess:
+    """Label shares (classes,) by client."""
+
+    shares: Mapping[int, Array] = field(default_factory=dict)
+
+
+def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], model: Model, rounds: int) -> Guess:
+    """Label shares from the first `rounds` steps of each client. Without a view: the shares of the auxiliary data, for everyone."""
+    return _guess(None if view is None else steps_in(view, model.dimension), prior, clients, model, rounds)
+
+
+def _guess(steps: Mapping[int, Sequence[Step]] | None, prior: Prior, clients: Sequence[int], model: Model, rounds: int) -> Guess:
+    if steps is None:
+        return Guess(dict.fromkeys(clients, auxiliary_shares(prior)))
+    bias = bias_span(model)
+    made: dict[int, Array] = {}  # the mean predictions along a mean update are the same for a whole cluster
+    shares = {}
+    for client in clients:
+        estimates = []
+        for number, step in enumerate(steps[client][:rounds]):
+            if id(step.update) not in made:
+                points = [class_probabilities(model, step.start + share * step.update, prior.x, prior.y) for share in PATH]
+                made[id(step.update)] = np.mean(points, axis=0)
+            scale = np.mean([steps_scale(prior, member, number) for member in step.members])
+            estimates.append(labels_from_bias(step.update[bias], made[id(step.update)], float(scale)))
+        shares[client] = np.mean(estimates, axis=0)
+    return Guess(shares)
+
+
+def auxiliary_shares(prior: Prior) -> Array:
+    """The label shares (classes,) of the auxiliary data: what the prior alone says of any client."""
+    return np.asarray(np.bincount(prior.y, minlength=prior.classes) / len(prior.y))
+
+
+def bias_span(model: Model) -> slice | None:
+    """Where the head's bias lies in the parameter vector; None if the last layer has none."""
+    name, shape, offset = model.layout[-1]
+    return slice(offset, offset + model.classes) if name.endswith("bias") and shape == (model.classes,) else None
+
+
+def steps_scale(prior: Prior, client: int, number: int) -> float:
+    """How far a constant unit gradient would carry a client's parameters in one round: rate × steps, with momentum's growth."""
+    assert prior.config is not None  # the caller's
+    training, count = prior.config.training, prior.samples_per_client[client]
+    steps = training.epochs * -(-count // (min(training.batch_size, count) or count))
+    grown = sum((1 - training.momentum ** (t + 1)) / (1 - training.momentum) for t in range(steps))
+    return float(training.lr * training.lr_decay**number * grown)
+
+
+def score_sets(guess: Guess, truth: Truth, prior: Prior, clients: Sequence[int]) -> Array:
+    """1 where the labels of largest share are a client's label set."""
+    sizes = prior.labels_per_client
+    return np.array([float(top_labels(guess.shares[c], sizes[c]) == truth.label_sets[c]) for c in clients])
+
+
+def score_l1(guess: Guess, truth: Truth, clients: Sequence[int]) -> Array:
+    """Σ |q̂ − q| by client, at most 2."""
+    return np.array([float(np.abs(guess.shares[c] - truth.histogram(c)).sum()) for c in clients])
+
+
+def score_counts(guess: Guess, truth: Truth, clients: Sequence[int]) -> Array:
+    """1 where all counts, shares × samples rounded, are right."""
+    totals = {c: truth.label_counts[c].sum() for c in clients}
+    return np.array([float(np.array_equal(np.rint(guess.shares[c] * totals[c]), truth.label_counts[c])) for c in clients])
+
+
+def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
+    """Label sets and histograms from updates, or from the mean updates of clusters where only these can be seen."""
+    prior = case.prior
+    model = None if prior.config is None else public_model(prior)
+    if model is None or bias_span(model) is None:
+        return [nothing(case, NAME, "histogram_l1", "the model's head has no bias to read")], None
+    mine = steps_in(case.view, model.dimension)
+    theirs = mine if _same(case.view, case.reference) else steps_in(case.reference, model.dimension)
+    clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
+    if not clients:
+        why = "no update, and no two models of one cluster, can be read in this view"
+        return [nothing(case, NAME, "histogram_l1", why)], None
+    apart = all(len(step.members) == 1 for client in clients for step in mine[client])
+    source = "from single updates" if apart else "from the mean update of the client's cluster: all members get one guess"
+    rounds = case.budget.rounds
+    guesses = [_guess(steps, prior, clients, model, rounds) for steps in (mine, None)]
+    guesses.append(guesses[0] if theirs is mine else _guess(theirs, prior, clients, model, rounds))
+    return _figures(case, NAME, clients, guesses, f"{source}, the first {rounds} round(s); {prior.description}")
+
+
+def _same(a: AdversaryView, b: AdversaryView) -> bool:
+    """Whether two views are of the very same messages, so that an attack need not be made twice."""
+    return a.coalition == b.coalition and len(a.messages) == len(b.messages) and all(map(is_, a.messages, b.messages))
+
+
+def _figures(case: Case, name: str, clients: list[int], guesses: list[Guess], note: str) -> tuple[list[Cell], dict[str, Array]]:
+    prior, truth = case.prior, case.truth
+    l1 = [score_l1(one, truth, clients) for one in guesses]
+    words = f"{note}; baseline: the label shares of the auxiliary data"
+    figures = [cell(case, name, "histogram_l1", *l1, margin=MARGIN["histogram_l1"], lower_is_better=True, note=words)]
+    partial = [client for client in clients if prior.labels_per_client[client] < prior.classes]
+    if partial:
+        popular = popular_set([truth.label_sets[c] for c in partial])
+        sets = [score_sets(one, truth, prior, partial) for one in guesses]
+        sets[1] = np.array([float(truth.label_sets[c] == popular) for c in partial])
+        words = f"{note}; baseline: the most common label set for everyone"
+        figures.append(cell(case, name, "label_set_accuracy", *sets, margin=MARGIN["label_set_accuracy"], share=True, note=words))
+    else:
+        figures.append(nothing(case, name, "label_set_accuracy", "every client has all labels: there is no label set to find"))
+    arrays = {
+        "clients": np.array(clients),
+        "label_truth": np.stack([truth.histogram(c) for c in clients]),
+        "label_guess": np.stack([guesses[0].shares[c] for c in clients]),
+    }
+    return figures, arrays
+
+
+def public_model(prior: Prior) -> Model:
+    """The model that everybody trains, from the public configuration."""
+    assert prior.config is not None  # the caller's
+    chosen = prior.config.model
+    return Model(chosen.name, prior.shape, prior.classes, chosen.hidden, prior.mean, prior.std, chosen.dtype)
+
+
+# --- anchor gradients ---------------------------------------------------------------------------------------------------------------
+
+
+def representations_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
+    """StoCFL's Ψ by client, first come."""
+    found: dict[int, Array] = {}
+    for message in view.select("gram", "representation"):
+        if message.payload is None or "rows" not in message.payload:
+            continue
+        rows = opened(view, np.asarray(message.payload["rows"], dtype=np.float64), f"gram/{message.context['epoch']}", "gram", dimension)
+        for client, row in zip(payload_rows(message), rows, strict=True):
+            found.setdefault(client, row[0])
+    return found
+
+
+def anchor_of(view: AdversaryView) -> Array | None:
+    """The public model at which representations were taken."""
+    for message in view.select("compute", "parameters"):
+        if message.context.get("task") == "Represent":
+            return models_sent(view, message).get("model")
+    return None
+
+
+def guess_anchor(view: AdversaryView | None, prior: Prior, clients: Sequence[int], model: Model) -> Guess:
+    """Label shares from Ψ: by the bias coordinates where they are there, else by templates."""
+    if view is None:
+        return Guess(dict.fromkeys(clients, auxiliary_shares(prior)))
+    seen, anchor = representations_in(view, model.dimension), anchor_of(view)
+    whole = all(seen[client].shape == (model.dimension,) for client in clients)
+    bias = bias_span(model)
+    if whole and anchor is not None and bias is not None:
+        predicted = class_probabilities(model, anchor, prior.x, prior.y)
+        return Guess({client: counts_from_bias(seen[client][bias], predicted, prior.labels_per_client[client]) for client in clients})
+    present = [int(label) for label in np.unique(prior.y)]
+    pools = [np.flatnonzero(prior.y == label) for label in present]
+    equal = min(len(pool) for pool in pools)
+    places = [*pools, np.concatenate([pool[:equal] for pool in pools])]
+    made = prior.simulate([(prior.x[one], prior.y[one]) for one in places])
+    if made is None or made.shape[2:] != seen[clients[0]].shape:
+        return Guess(dict.fromkeys(clients, np.full(prior.classes, 1 / prior.classes)))  # the public pipeline cannot be imitated here
+    shares = {}
+    for client in clients:
+        shares[client] = np.zeros(prior.classes)
+        shares[client][present] = labels_from_templates(seen[client], made[:-1, 0], made[-1, 0])
+    return Guess(shares)
+
+
+def anchor_cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
+    """Label counts from gradients at the anchor."""
+    prior = case.prior
+    model = None if prior.config is None else public_model(prior)
+    mine, theirs = ({}, {}) if model is None else (representations_in(one, model.dimension) for one in (case.view, case.reference))
+    clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
+    if model is None or not clients:
+        return [nothing(case, ANCHOR, "histogram_l1", "no representation at an anchor model can be read in this view")], None
+    guesses = [guess_anchor(view, prior, clients, model) for view in (case.view, None, case.reference)]
+    exact = [score_counts(one, case.truth, clients) for one in guesses]
+    figures, arrays = _figures(case, ANCHOR, clients, guesses, prior.description)
+    words = f"{prior.description}; all counts of a client right; baseline: the label shares of the auxiliary data"
+    figures.insert(0, cell(case, ANCHOR, "label_counts_exact", *exact, margin=MARGIN["label_counts_exact"], share=True, note=words))
+    return figures, arrays

@@ -1,0 +1,122 @@
+"""Membership inference: was this sample among those a model was trained on?
+
+Three scores, larger for members: the loss itself (Yeom et al. 2018); LiRA, how much likelier the model's confidence is among shadow models
+trained with the sample than among those without (Carlini et al. 2022, Algorithm 1, with one variance for all samples, which they advise for
+few shadow models); RMIA, in how many pairings with samples of the population its likelihood grew more (Zarifzadeh et al. 2024, mean over
+all shadow models as the marginal). Shadow models are trained as clients of one stacked program.
+
+What it proves: what a model shows of single samples, on average (AUC) and at worst (true positives at few false ones). What it does not:
+an AUC near one half says nothing of the few samples that stand out. A stand-alone attack: audits of runs do not call it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy import stats
+from torch.nn import functional
+
+from ..engine import Engine, Streams, TaskInput
+from ..errors import InputError
+from ..models import Model
+from ..training import Train
+from ..types import Array, ClientData
+from .leakage import proportion_interval
+
+__all__ = ["Roc", "confidences", "deal", "lira", "loss_threshold", "rmia", "roc", "shadow_models"]
+
+
+@dataclass(frozen=True)
+class Roc:
+    """How well scores part members from others. `tpr` is at the largest false-positive rate that is at most the one asked for: `fpr`.
+
+    Intervals are 95 %: of the AUC after Hanley & McNeil 1982, of the TPR exact for a fixed threshold. With fewer than 1 / rate
+    `non_members` the only such rate is 0.
+    """
+
+    auc: float
+    auc_interval: tuple[float, float]
+    tpr: float
+    tpr_interval: tuple[float, float]
+    fpr: float
+    members: int
+    non_members: int
+
+
+def roc(scores: Array, member: Array, rate: float = 0.01) -> Roc:
+    """The figures of scores (n,) for who is a member (n,) bool. Raises `InputError` without members or without others."""
+    inside, outside = scores[member], scores[~member]
+    if not len(inside) or not len(outside):
+        raise InputError(f"membership: {len(inside)} members and {len(outside)} others; both are needed")
+    auc = float(stats.mannwhitneyu(inside, outside).statistic) / (len(inside) * len(outside))
+    q1, q2 = auc / (2 - auc), 2 * auc**2 / (1 + auc)
+    spread = auc * (1 - auc) + (len(inside) - 1) * (q1 - auc**2) + (len(outside) - 1) * (q2 - auc**2)
+    half = 1.96 * float(np.sqrt(max(spread, 0.0) / (len(inside) * len(outside))))
+    allowed = int(rate * len(outside))  # so many false positives
+    bar = np.sort(outside)[::-1][allowed] if allowed < len(outside) else -np.inf
+    hits = (inside > bar).astype(np.float64)
+    return Roc(
+        auc, (max(0.0, auc - half), min(1.0, auc + half)), float(hits.mean()), proportion_interval(hits), float((outside > bar).mean()),
+        len(inside), len(outside),
+    )  # fmt: skip
+
+
+def deal(samples: int, shadows: int, rng: np.random.Generator) -> Array:
+    """Which shadow model has which sample, (shadows, samples) bool: each sample in half of them. `shadows` is even."""
+    if shadows < 2 or shadows % 2:
+        raise InputError(f"shadows: {shadows} is not an even number of 2 or more")
+    return np.argsort(rng.random((shadows, samples)), axis=0) < shadows // 2
+
+
+def shadow_models(train: Train, x: Array, y: Array, inside: Array, start: Array, seed: int, engine: Engine | None = None) -> Array:
+    """Models (s, d) trained from `start` (d,) on the samples of each row of `inside` (s, n), all in one run of the engine."""
+    engine = engine or Engine()
+    inputs = [
+        TaskInput(ClientData(i, x[row], y[row], x[:0], y[:0]), {"model": start}, {}, Streams(seed, 0, i)) for i, row in enumerate(inside)
+    ]
+    return np.stack([start + np.asarray(result["update"]) for result in engine.run(train, inputs)])
+
+
+def confidences(model: Model, vectors: Array, x: Array, y: Array) -> Array:
+    """log(p / (1 − p)) of the true label's probability p by each model (s, d) on each sample, (s, n), from logits in float64."""
+    rows = []
+    for vector in vectors:
+        module = model.load(np.asarray(vector))
+        with torch.no_grad():
+            logits = module(model.inputs(x)).double()
+        mine = functional.one_hot(torch.from_numpy(y), model.classes).bool()
+        rest = logits.masked_fill(mine, -torch.inf).logsumexp(dim=1)
+        rows.append((logits[mine] - rest).numpy())
+    return np.stack(rows)
+
+
+def loss_threshold(target: Array) -> Array:
+    """Scores (n,) of confidences (n,): the negative loss, log p."""
+    return np.asarray(-np.logaddexp(0.0, -target))
+
+
+def lira(target: Array, shadow: Array, inside: Array) -> Array:
+    """The log-likelihood ratio (n,) of the target's confidences (n,) under shadow confidences (s, n) with and without each sample."""
+    ratio = np.zeros(len(target))
+    for sign, mask in ((1.0, inside), (-1.0, ~inside)):
+        count = mask.sum(axis=0)
+        if (count == 0).any():
+            raise InputError("lira: some sample is in all shadow models, or in none")
+        mean = np.where(mask, shadow, 0.0).sum(axis=0) / count
+        squares = np.where(mask, (shadow - mean) ** 2, 0.0).sum()
+        deviation = float(np.sqrt(squares / max(int((count - 1).sum()), 1))) + 1e-12
+        ratio += sign * stats.norm.logpdf(target, mean, deviation)
+    return ratio
+
+
+def rmia(target: Array, shadow: Array, others: Array, shadow_others: Array, gamma: float = 1.0) -> Array:
+    """Shares (n,) of population samples z for which (p(x|θ)/p(x)) / (p(z|θ)/p(z)) ≥ gamma.
+
+    Confidences of the target (n,) and the shadow models (s, n) on the samples, and (z,), (s, z) on samples that nobody trained on.
+    """
+    mine, theirs = (loss_threshold(at) - _log_mean(loss_threshold(by)) for at, by in ((target, shadow), (others, shadow_others)))
+    return np.asarray((mine[:, None] - theirs[None, :] >= np.log(gamma)).mean(axis=1))
+
+
+def _log_mean(values: Array) -> Array:
+    return np.asarray(np.logaddexp.reduce(values, axis=0) - np.log(len(values)))

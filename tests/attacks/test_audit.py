@@ -1,0 +1,253 @@
+"""The audit of a run folder: what it writes, how it goes on after a stop, what it refuses; and how cells of several seeds become one."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attack_scenes import config
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from cflpriv.attacks import ATTACKS, BUDGETS, Attack, Cell
+from cflpriv.attacks import audit as audit_module
+from cflpriv.attacks.audit import audit_run
+from cflpriv.attacks.leakage import dealt_at_random, grouping_accuracy, pooled
+from cflpriv.cli import app
+from cflpriv.errors import InputError
+from cflpriv.experiments import run_experiment
+from cflpriv.experiments.report import write_report
+
+KEYS = {"attack", "adversary", "protection", "metric", "value", "low", "high", "baseline", "reference", "status", "k_known", "seeds"}
+FEW = ("signature_inversion", "cluster_identity")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    run_experiment(config(protection={"gram": ["haar"], "sum": "secagg"}), folder)
+    return folder
+
+
+@pytest.fixture
+def run(recorded: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(recorded, tmp_path / "run"))
+
+
+@pytest.fixture
+def three_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BUDGETS, "standard", replace(BUDGETS["standard"], seeds=3))
+
+
+@pytest.mark.usefixtures("three_seeds")
+def test_a_standard_audit_has_seeds_intervals_and_references(run: Path) -> None:
+    lines: list[str] = []
+    cells = audit_run(run, attacks=FEW, say=lines.append)
+    assert {cell.adversary for cell in cells} == {"server", "server+1"}
+    for cell in cells:
+        if cell.status != "nothing_to_see":
+            assert len(cell.seeds) == BUDGETS["standard"].seeds
+            assert None not in (cell.value, cell.low, cell.high, cell.baseline, cell.reference)
+    written = json.loads((run / "audit.json").read_text())
+    assert all(set(cell) >= KEYS for cell in written)
+    assert len(written) == len(cells)
+    statuses = {(cell["adversary"], cell["attack"], cell["metric"]): cell["status"] for cell in written}
+    assert statuses["server", "signature_inversion", "mean_image_cosine"] == "at_baseline"
+    assert statuses["server+1", "signature_inversion", "mean_image_cosine"] == "leaks"
+    assert statuses["server", "cluster_identity", "group_accuracy"] == "leaks"
+    page = write_report(run).read_text()
+    assert "What attackers learn" in page
+    assert 'class="matrix"' in page
+
+
+def test_an_audit_that_was_stopped_goes_on(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def counted(name: str, attack: Attack, stop: bool) -> Attack:
+        def cells(case: Any) -> Any:
+            calls.append(name)
+            if stop:
+                raise KeyboardInterrupt
+            return attack.cells(case)
+
+        return replace(attack, cells=cells)
+
+    whole = dict(ATTACKS)
+    for name in FEW:
+        monkeypatch.setitem(ATTACKS, name, counted(name, whole[name], stop=name == FEW[1]))
+    with pytest.raises(KeyboardInterrupt):
+        audit_run(run, adversary="server", attacks=FEW, budget="quick")
+    assert calls == list(FEW)
+    kept = json.loads((run / "audit.json").read_text())
+    assert {cell["attack"] for cell in kept} == {FEW[0]}  # what was finished is there
+    calls.clear()
+    monkeypatch.setitem(ATTACKS, FEW[1], counted(FEW[1], whole[FEW[1]], stop=False))
+    cells = audit_run(run, adversary="server", attacks=FEW, budget="quick")
+    assert calls == [FEW[1]]
+    assert {cell.attack for cell in cells} == set(FEW)
+    calls.clear()
+    again = audit_run(run, adversary="server", attacks=FEW, budget="quick")
+    assert calls == []
+    assert again == cells
+    (run / "audit" / "units.json").write_text("{")
+    assert audit_run(run, adversary="server", attacks=FEW, budget="quick") == cells  # a damaged store costs time only
+    assert calls == list(FEW)
+
+
+@pytest.mark.usefixtures("three_seeds")
+def test_another_budget_starts_anew_and_other_attacks_add_up(run: Path) -> None:
+    audit_run(run, adversary="server", attacks=FEW[:1], budget="quick")
+    audit_run(run, adversary="server", attacks=FEW[1:], budget="quick")
+    assert {cell["attack"] for cell in json.loads((run / "audit.json").read_text())} == set(FEW)
+    (cell,) = audit_run(run, adversary="server", attacks=FEW[1:])
+    assert len(cell.seeds) == 3
+    assert {cell["attack"] for cell in json.loads((run / "audit.json").read_text())} == {FEW[1]}
+
+
+def test_bad_folders_are_refused_with_a_word(run: Path, tmp_path: Path) -> None:
+    def refused(match: str, **options: Any) -> None:
+        with pytest.raises(InputError, match=match):
+            audit_run(run, budget=options.pop("budget", "quick"), **options)
+
+    with pytest.raises(InputError, match="not a run folder"):
+        audit_run(tmp_path)
+    refused("--budget lavish", budget="lavish")
+    refused("--attacks none_such", attacks=["none_such"])
+    refused("names none", attacks=[])
+    refused("--adversary janitor", adversary="janitor")
+    refused("nobody held a key", adversary="key-holder")
+
+    summary = (run / "summary.json").read_text()
+    (run / "summary.json").unlink()
+    refused("not complete")
+    (run / "summary.json").write_text("{}")
+    refused("not a run's summary")
+    (run / "summary.json").write_text(json.dumps({"messages": json.loads(summary)["messages"]}))
+    refused("has no 'algorithm'")
+    (run / "summary.json").write_text(summary.replace('"pacfl"', '"ifca"'))
+    refused("one of them was changed")
+    (run / "summary.json").write_text(summary)
+
+    settings = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(settings.replace('"secagg"', '"none"'))
+    refused("one of them was changed")
+    (run / "config.toml").write_text("[project]\nname = 'else'\n")
+    refused("project")
+    (run / "config.toml").write_text(settings)
+
+    messages = run / "transcript" / "messages.jsonl"
+    lines = messages.read_text()
+    messages.write_text("".join(lines.splitlines(keepends=True)[:-1]))
+    refused("was cut")
+    messages.write_text(lines.replace("signature", "signatory"))
+    refused("not a message of this transcript")
+    messages.write_text(lines)
+    payloads = sorted((run / "transcript").glob("payloads_*"))[0]
+    content = bytearray(payloads.read_bytes())
+    content[-5] ^= 1
+    payloads.write_bytes(content)
+    refused("does not match its digest")
+    payloads.unlink()
+    refused("payload")
+    messages.unlink()
+    refused("no transcript here")
+
+
+def test_the_command_line(run: Path) -> None:
+    runner = CliRunner()
+    result = runner.invoke(app, ["audit", str(run), "--adversary", "server", "--attacks", "cluster_identity", "--budget", "quick"])
+    assert result.exit_code == 0, result.output
+    assert "cluster_identity / group_accuracy" in result.output
+    listed = runner.invoke(app, ["list"]).output
+    assert all(name in listed for name in ATTACKS)
+
+
+def test_a_long_run_is_cut_to_what_the_budget_allows(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    summary["seconds"] = 2 * BUDGETS["quick"].seconds
+    (run / "summary.json").write_text(json.dumps(summary))
+    (cell,) = audit_run(run, adversary="server", attacks=["cluster_identity"], budget="quick")
+    assert "first 1 round(s) only" in cell.note
+    summary["seconds"] = BUDGETS["standard"].seconds / 4.5
+    (run / "summary.json").write_text(json.dumps(summary))
+    (cell,) = audit_run(run, adversary="server", attacks=["cluster_identity"])
+    assert len(cell.seeds) == 3  # two fresh seeds of two runs each
+
+
+def one(value: float, baseline: float, reference: float, seed: int, **more: Any) -> Cell:
+    return Cell(
+        "a", "server", "none", "m", value, None, None, baseline, reference, "leaks", 0, (seed,), reference_baseline=baseline, **more
+    )
+
+
+def test_pooling_is_a_paired_t_test_over_seeds() -> None:
+    sure = pooled([one(0.9 + 0.01 * seed, 0.2, 0.95, seed, margin=0.1) for seed in range(5)])[0]
+    assert sure.status == "leaks"
+    assert sure.seeds == (0, 1, 2, 3, 4)
+    assert sure.value == pytest.approx(0.92)
+    assert sure.low == pytest.approx(0.92 - 2.776445 * np.std([0.9, 0.91, 0.92, 0.93, 0.94], ddof=1) / 5**0.5, abs=1e-6)
+    assert pooled([one(0.25, 0.2, 0.95, seed, margin=0.1) for seed in range(5)])[0].status == "at_baseline"
+    assert pooled([one(0.9, 0.2, 0.21, seed, margin=0.1) for seed in range(5)])[0].status == "not_validated"
+    wild = [one(0.9 if seed else 0.0, 0.2, 0.95, seed, margin=0.1) for seed in range(3)]
+    assert pooled(wild)[0].status == "at_baseline"  # three seeds that disagree prove nothing
+    errors = [one(0.1, 0.9, 0.1, seed, margin=0.1, lower_is_better=True) for seed in range(5)]
+    assert pooled(errors)[0].status == "leaks"
+    rare = [one(0.05 if seed == 2 else 0.0, 0.0, 0.1, seed, exact=True) for seed in range(5)]
+    assert pooled(rare)[0].status == "leaks"
+    assert pooled([one(0.9, 0.2, 0.9, 0)])[0].seeds == (0,)
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=20), st.permutations(range(4)))
+def test_grouping_accuracy_knows_no_names(groups: list[int], names: list[int]) -> None:
+    truth = np.array(groups)
+    assert grouping_accuracy(np.array(names)[truth], truth).all()
+    alone = grouping_accuracy(np.zeros(len(truth)), truth).mean()
+    assert alone == pytest.approx(np.bincount(truth).max() / len(truth))
+    assert (dealt_at_random(truth, truth, 0, times=5) <= 1.0).all()
+
+
+def test_every_figure_is_in_the_matrix(run: Path) -> None:
+    from cflpriv.experiments.audit_report import attack_matrix, label_histograms
+
+    cells = [cell.as_json() for cell in audit_run(run, attacks=FEW, budget="quick")]
+    matrix = attack_matrix([("haar", "pacfl (run)", cells), ("none", "x", [])])
+    assert [line["attack"] for line in matrix["lines"]] == list(FEW)
+    (first, empty) = matrix["lines"][0]["places"]
+    assert [place["adversary"] for place in first] == ["server", "server+1"]
+    assert [place["status"] for place in first] == ["at_baseline", "leaks"]
+    assert empty == []
+    uri = label_histograms(np.eye(2, 10), np.full((2, 10), 0.1), ["client 0", "client 1"])
+    assert uri.startswith("data:image/svg+xml;base64,")
+    assert uri == label_histograms(np.eye(2, 10), np.full((2, 10), 0.1), ["client 0", "client 1"])
+
+
+def test_pretended_clients_upload_what_real_ones_do(run: Path) -> None:
+    """The attacker's simulator is the public pipeline: on a client's own data it gives that client's signature."""
+    made = config()
+    from attack_scenes import case, population_of
+
+    people, seen = population_of(made), case(made)
+    rows = seen.prior.simulate([(client.x_train, client.y_train) for client in people.clients[:3]])
+    assert rows is not None
+    for client, row in zip(people.clients, rows, strict=False):
+        assert row == pytest.approx(seen.rows[client.id], abs=1e-12)
+    assert audit_module.simulator(config({"name": "fedavg"}), people)([(people.clients[0].x_train, people.clients[0].y_train)]) is None
+
+
+def test_a_run_in_which_nobody_says_anything_has_nothing_to_see(tmp_path: Path) -> None:
+    run_experiment(config({"name": "local"}, training={"rounds": 1}), tmp_path / "run")
+    names = ("signature_inversion", "label_inference", "gram_geometry", "cluster_identity", "disaggregation", "influence")
+    assert {cell.status for cell in audit_run(tmp_path / "run", attacks=names, budget="quick")} == {"nothing_to_see"}
+
+
+def test_payloads_of_chosen_rounds_and_clients_are_enough(tmp_path: Path) -> None:
+    chosen = {"record": "attackable", "record_rounds": [1], "record_clients": list(range(12))}
+    run_experiment(config(run=chosen), tmp_path / "run")
+    cells = audit_run(tmp_path / "run", adversary="server", attacks=["label_inference"], budget="quick")
+    assert {cell.metric: cell.status for cell in cells} == {"histogram_l1": "leaks", "label_set_accuracy": "leaks"}
+    with np.load(tmp_path / "run" / "audit" / "label_inference_server.npz") as arrays:
+        assert arrays["clients"].tolist() == list(range(12))

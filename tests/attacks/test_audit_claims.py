@@ -1,0 +1,61 @@
+"""What an audit may not claim: protection that it did not measure, or a leak that the prior alone explains."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from attack_scenes import QUICK, case, config
+
+from cflpriv.attacks import ATTACKS
+from cflpriv.attacks.adversary import view_of
+from cflpriv.attacks.audit import case_of, fresh_scene
+from cflpriv.attacks.label_inference import auxiliary_shares
+from cflpriv.attacks.leakage import Cell, pooled
+from cflpriv.data import build_population
+from cflpriv.errors import InputError
+from cflpriv.protection import Protection
+from cflpriv.record import Transcript
+
+
+def test_a_key_holder_whose_key_was_not_written_is_refused() -> None:
+    made = Transcript("full")
+    said = [{"bytes": np.zeros(1, np.uint8)}]
+    made.add(0, "gram", "ckks request", "server", "key-holder", [0], said, readers=("server", "key-holder"), context={"epoch": 0})
+    with pytest.raises(InputError, match="key was not written"):
+        view_of(made.messages, "key-holder", {}, Protection(gram=("ckks",)))
+
+
+def test_a_key_holder_knows_the_clusters_that_it_makes() -> None:
+    pytest.importorskip("tenseal")
+    made = config({"k": 4}, {"gram": ["ckks"]}, data={"clients": 12}, training={"rounds": 1})
+    made = replace(made, run=replace(made.run, audit_parties=("server", "key-holder")))
+    scene = fresh_scene(made, build_population(made.data), 1, QUICK)
+    holder, server = (ATTACKS["cluster_identity"].cells(case_of(scene, one, QUICK))[0][0] for one in ("key-holder", "server"))
+    assert holder.value == server.value
+    assert holder.value is not None
+
+
+def test_a_coalition_of_all_has_nothing_left_to_see() -> None:
+    made = config(training={"rounds": 1}, run={"audit_parties": ["server", *(f"client:{i}" for i in range(20))]})
+    (cell,) = ATTACKS["signature_inversion"].cells(case(made, "server+20"))[0]
+    assert cell.status == "nothing_to_see"
+
+
+def test_means_of_a_single_model_are_attacked_under_secure_aggregation() -> None:
+    cells, _ = ATTACKS["label_inference"].cells(case(config({"name": "fedavg"}, {"sum": "secagg"})))
+    assert {cell.status for cell in cells} == {"at_baseline"}
+
+
+def test_the_prior_alone_knows_the_labels_of_the_auxiliary_data() -> None:
+    prior = case(config(training={"rounds": 0})).prior
+    few = replace(prior, y=np.array([0, 0, 0, 1]))
+    assert auxiliary_shares(few)[:3].tolist() == [0.75, 0.25, 0.0]
+
+
+def test_a_seed_with_nothing_to_see_hides_no_other() -> None:
+    empty = Cell("a", "server", "none", "m", *(None,) * 5, "nothing_to_see", 0, (0,))
+    leaking = replace(empty, value=0.5, baseline=0.0, reference=0.5, status="leaks", seeds=(1,), exact=True)
+    safe = replace(leaking, value=0.0, status="at_baseline", seeds=(2,))
+    assert pooled([empty, leaking])[0] == leaking
+    assert pooled([safe, leaking])[0] == leaking
+    assert pooled([empty])[0] == empty

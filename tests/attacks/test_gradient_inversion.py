@@ -1,0 +1,229 @@
+"""Gradient inversion: the optimiser against oracles, the unrolled update against the trainer, and images on DLG's network."""
+
+import gzip
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attack_scenes import case, config, over_seeds, unrelated
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize, rosen, rosen_der
+
+from cflpriv.attacks import ATTACKS, invert_updates
+from cflpriv.attacks.gradient_inversion import LocalSteps, labels_from_shares, matched, unroll
+from cflpriv.attacks.lbfgs import minimise
+from cflpriv.attacks.leakage import judge, psnr_db
+from cflpriv.engine import Streams, TaskInput
+from cflpriv.models import Model
+from cflpriv.training import Train
+from cflpriv.types import Array, ClientData
+
+NET = Model("sigmoid_lenet", (1, 8, 8), 10, dtype="float64")
+
+
+# --- the optimiser ------------------------------------------------------------------------------------------------------------------
+
+
+def quadratics(seed: int, m: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = np.random.default_rng(seed)
+    root = rng.normal(size=(m, n, n))
+    return torch.tensor(root @ root.transpose(0, 2, 1) + 0.1 * np.eye(n)), torch.tensor(rng.normal(size=(m, n)))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 8))
+def test_quadratics_reach_the_solution_of_their_equations(seed: int, m: int, n: int) -> None:
+    a, b = quadratics(seed, m, n)
+
+    def objective(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ax = torch.einsum("rij,rj->ri", a[rows], x)
+        return (x * ax / 2 - b[rows] * x).sum(1), ax - b[rows]
+
+    found, value = minimise(objective, torch.zeros(m, n, dtype=torch.float64), 400)
+    exact = torch.linalg.solve(a, b)
+    best = objective(exact, torch.arange(m))[0]
+    assert torch.allclose(value, best, rtol=1e-9, atol=1e-9)
+    assert torch.allclose(found, exact, rtol=1e-3, atol=1e-3)
+
+
+def test_rosenbrock_as_scipy_and_each_row_as_if_alone() -> None:
+    start = np.random.default_rng(0).normal(size=(6, 2))
+
+    def objective(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        point = x.numpy()
+        return torch.tensor([rosen(row) for row in point]), torch.tensor(np.array([rosen_der(row) for row in point]))
+
+    together, values = minimise(objective, torch.tensor(start), 500)
+    for row, value, mine in zip(start, values, together, strict=True):
+        alone, _ = minimise(objective, torch.tensor(row[None]), 500)
+        assert torch.equal(alone[0], mine)
+        theirs = minimize(rosen, row, jac=rosen_der, method="BFGS", options={"gtol": 1e-9})
+        assert float(value) <= theirs.fun + 1e-9
+
+
+def test_a_row_never_ends_above_its_start_and_done_rows_cost_nothing() -> None:
+    asked: list[int] = []
+
+    def objective(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        asked.extend(rows.tolist())
+        value = x.square().sum(1)
+        return torch.where(x[:, 0] > 5, torch.nan, value), 2 * x
+
+    start = torch.tensor([[0.0, 0.0], [3.0, 4.0], [6.0, 0.0]], dtype=torch.float64)
+    _, values = minimise(objective, start, 50, tolerance=0.0)
+    assert values[0] == 0.0
+    assert float(values[1]) < 1e-12
+    assert torch.isnan(values[2])
+    assert asked.count(0) == 1
+    assert asked.count(2) == 1
+
+
+# --- updates and labels -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [LocalSteps(1, 0.5), LocalSteps(5, 0.1), LocalSteps(3, 0.1, momentum=0.9, weight_decay=0.01)])
+def test_the_unrolled_update_is_the_trainers(steps: LocalSteps) -> None:
+    rng = np.random.default_rng(1)
+    x, y = rng.random((2, 1, 8, 8)), np.array([3, 7])
+    model = replace(NET, mean=(0.3,), std=(0.7,))
+    start = model.init(0)
+    train = Train(model, steps.count, 0, steps.lr, steps.momentum, steps.weight_decay)
+    told = TaskInput(ClientData(0, x, y, x[:0], y[:0]), {"model": start}, {}, Streams(0, 0, 0))
+    update = np.asarray(train.run(told)["update"])
+    assert np.allclose(unrolled(model, start[None], x[None], y[None], steps)[0], update, rtol=0, atol=1e-12)
+
+
+def unrolled(model: Model, starts: Array, x: Array, y: Array, steps: LocalSteps) -> Array:
+    made = unroll(model, steps)(torch.tensor(starts), torch.tensor(x), torch.tensor(y))
+    return np.asarray(made.detach().numpy())
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=10).filter(lambda q: sum(q) > 0.1), st.integers(1, 20))
+def test_labels_fit_their_shares(shares: list[float], count: int) -> None:
+    labels = labels_from_shares(np.array(shares), count)
+    counts = np.bincount(labels, minlength=len(shares))
+    assert len(labels) == count
+    assert np.abs(counts - np.array(shares) / sum(shares) * count).max() <= 1
+
+
+def test_matching_undoes_an_order() -> None:
+    truth = np.random.default_rng(0).random((4, 1, 8, 8))
+    assert all(np.array_equal(one, other) for one, other in matched(truth, truth[[2, 0, 3, 1]]))
+
+
+# --- images -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("distance", ["squared", "cosine"])
+def test_a_gradient_is_its_image_and_an_unrelated_one_is_not(distance: Any) -> None:
+    rng = np.random.default_rng(5)
+    x, y, starts = rng.random((4, 1, 1, 8, 8)), np.array([[1], [2], [3], [4]]), np.stack([NET.init(seed) for seed in range(4)])
+    updates = unrolled(NET, starts, x, y, LocalSteps())
+    found, left = invert_updates(NET, starts, updates, y, LocalSteps(), rng, distance=distance)
+    assert np.median([psnr_db(a[0], b[0]) for a, b in zip(x, found, strict=True)]) > 40
+    assert left.max() < 1e-4
+    wrong, far = invert_updates(NET, starts, np.roll(updates, 1, axis=0), y, LocalSteps(), rng, distance=distance, iterations=100)
+    assert max(psnr_db(a[0], b[0]) for a, b in zip(x, wrong, strict=True)) < 15
+    assert far.min() > 100 * left.max()
+
+
+SCENE: dict[str, Any] = {
+    "training": {"rounds": 1, "epochs": 1, "batch_size": 0}, "model": {"name": "sigmoid_lenet", "dtype": "float64"},
+    "data": {"samples_per_client": 1},
+}  # fmt: skip
+
+
+def scene(seed: int = 0, **more: Any) -> Any:
+    parts = {key: {**SCENE[key], **more.pop(key, {})} for key in SCENE}
+    return config({"name": "fedavg"}, more.pop("protection", {}), seed, **parts, **more)
+
+
+def test_leaks_unprotected_and_is_at_baseline_on_unrelated_clients() -> None:
+    attack = ATTACKS["gradient_inversion"].cells
+    seen = over_seeds([attack(case(scene(seed)))[0] for seed in range(3)])
+    assert {cell.status for cell in seen.values()} == {"leaks"}
+    value = seen["image_psnr_db", 0].value
+    assert value is not None
+    assert value > 40
+    other = over_seeds([attack(unrelated(scene(seed)))[0] for seed in range(3)])
+    assert {cell.status for cell in other.values()} == {"at_baseline"}
+
+
+def test_secure_sums_leave_nothing_to_see() -> None:
+    (cell,) = ATTACKS["gradient_inversion"].cells(case(scene(protection={"sum": "secagg"})))[0]
+    assert cell.status == "nothing_to_see"
+    assert "no single client's update" in cell.note
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"data": {"samples_per_client": 9}}, "at most 4 samples"), ({"training": {"epochs": 11}}, "11 local steps"),
+        ({"data": {"samples_per_client": 4}, "training": {"batch_size": 2}}, "at most 2 samples"),
+    ],
+)  # fmt: skip
+def test_what_is_not_attempted_says_so(change: dict[str, Any], why: str) -> None:
+    (cell,) = ATTACKS["gradient_inversion"].cells(case(scene(**change)))[0]
+    assert cell.status == "nothing_to_see"
+    assert cell.note.startswith("not attempted")
+    assert why in cell.note
+
+
+# --- the papers' setting, on real data ----------------------------------------------------------------------------------------------
+
+
+def images(name: str) -> tuple[Array, Array, Array]:
+    """(images, labels) of the test file, and the mean image of others: the baseline."""
+    folder = Path(os.environ.get("CFLPRIV_DATA", "")) / name
+    if not (folder / "t10k-images-idx3-ubyte.gz").is_file():
+        pytest.skip(f"{name}: not found under CFLPRIV_DATA")
+    raw = np.frombuffer(gzip.decompress((folder / "t10k-images-idx3-ubyte.gz").read_bytes()), np.uint8, offset=16)
+    y = np.frombuffer(gzip.decompress((folder / "t10k-labels-idx1-ubyte.gz").read_bytes()), np.uint8, offset=8)
+    x = raw.reshape(-1, 1, 28, 28) / 255
+    return x, y.astype(np.int64), x[5000:].mean(axis=0)
+
+
+def inverted(name: str, many: int, each: int, steps: LocalSteps, network: str = "sigmoid_lenet", **more: Any) -> tuple[Array, Array]:
+    """PSNR of `many` inversions of `each` images, mean by inversion, and of the mean image beside it."""
+    x, y, mean = images(name)
+    truth, labels = x[: many * each].reshape(many, each, 1, 28, 28), y[: many * each].reshape(many, each)
+    model = Model(network, (1, 28, 28), 10, dtype="float64")
+    starts = np.stack([model.init(seed) for seed in range(many)])
+    updates = unrolled(model, starts, truth, labels, steps)
+    found, _ = invert_updates(model, starts, updates, labels, steps, np.random.default_rng(0), **more)
+    scores = np.array([np.mean([psnr_db(*pair) for pair in matched(a, b)]) for a, b in zip(truth, found, strict=True)])
+    return scores, np.array([np.mean([psnr_db(one, mean) for one in several]) for several in truth])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
+def test_twenty_images_of_real_data(name: str) -> None:
+    scores, baseline = inverted(name, 20, 1, LocalSteps())
+    print(f"{name}: median {np.median(scores):.1f} dB, least {scores.min():.1f}, mean image {np.median(baseline):.1f}")
+    assert np.median(scores) >= 40
+    assert (scores >= 25).mean() >= 0.9
+    assert np.median(baseline) < 20
+
+
+@pytest.mark.slow
+def test_five_local_steps_of_one_image_by_unrolling() -> None:
+    steps = LocalSteps(5, 0.1)
+    scores, _ = inverted("mnist", 4, 1, steps)
+    print(f"one image, 5 steps: {scores.round(1).tolist()}")
+    assert scores.min() >= 30
+
+
+@pytest.mark.slow
+def test_what_is_not_validated_is_called_so() -> None:
+    """ReLU and pooling: below the mean image, so that nothing may be claimed of such networks; four images: above it."""
+    scores, baseline = inverted("mnist", 4, 1, LocalSteps(), "lenet5", restarts=2, iterations=150)
+    print(f"lenet5: {scores.round(1).tolist()}, mean image {baseline.round(1).tolist()}")
+    assert judge(scores, baseline, scores, baseline, 3.0) == "not_validated"
+    scores, baseline = inverted("mnist", 4, 4, LocalSteps())
+    print(f"four images: {scores.round(1).tolist()}, mean image {baseline.round(1).tolist()}")
+    assert judge(scores, baseline, scores, baseline, 3.0) == "leaks"
