@@ -1,6 +1,11 @@
-"""Errors of the toolkit itself; those of the protocols are in `cflpriv.protocols.errors`."""
+"""Errors of the toolkit itself; those of the protocols are in `cflpriv.protocols.errors`.
 
-__all__ = ["CflprivWarning", "InputError", "TrainingDiverged"]
+`TooFewClients` is also here, for algorithms, which import no protocol: sums raise it.
+"""
+
+from .protocols.errors import TooFewClients
+
+__all__ = ["CflprivWarning", "InputError", "TooFewClients", "TrainingDiverged"]
 
 
 class InputError(ValueError):

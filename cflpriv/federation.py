@@ -24,14 +24,17 @@ Parameter = Array | Shared | Held | Sequence[Array] | Sequence[Shared]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a round's clients are chosen: a share `participation` of all ("global", the papers') or of each cluster ("per_cluster")."""
+    """How a round's clients are chosen: a share `participation` of all ("global", the papers') or of each cluster ("per_cluster").
 
-    mode: Literal["global", "per_cluster"] = "global"
+    "fixed_cohorts" deals each cluster into cohorts of about that share once and takes one after the other, against differencing of sums.
+    """
+
+    mode: Literal["global", "per_cluster", "fixed_cohorts"] = "global"
     participation: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.mode not in ("global", "per_cluster"):
-            raise InputError(f"training.sampling: {self.mode!r} is not known; known are global, per_cluster")
+        if self.mode not in ("global", "per_cluster", "fixed_cohorts"):
+            raise InputError(f"training.sampling: {self.mode!r} is not known; known are global, per_cluster, fixed_cohorts")
         if not 0 < self.participation <= 1:
             raise InputError(f"training.participation: {self.participation} is outside (0, 1]")
 

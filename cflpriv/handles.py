@@ -58,13 +58,17 @@ class Held:
 
 @dataclass(frozen=True, eq=False)
 class Blind:
-    """A vector under a transform the server lacks; `value[start:stop]` of the opened vector is meant, in the given `shape`."""
+    """A vector under a transform the server lacks; `value[start:stop]` of the opened vector is meant, in the given `shape`.
+
+    `dimension` is the length of the vector where its transform pads it (None: that of `value`).
+    """
 
     transform: str
     value: Array
     start: int
     stop: int
     shape: tuple[int, ...]
+    dimension: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +130,7 @@ class Shared:
             return float(np.linalg.norm(self.clear))
         if self.clear is None and not self.own and len(self.blind) == 1:
             term = self.blind[0]
-            if term.start == 0 and term.stop == len(term.value):
+            if term.start == 0 and term.stop == (term.dimension or len(term.value)):
                 return float(np.linalg.norm(term.value))
         raise InputError("norm: the server knows it only for a sum with a single whole part")
 

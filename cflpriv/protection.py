@@ -5,35 +5,46 @@ server side (what is made of it), so that the algorithms above and the protectio
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from .errors import InputError
-from .handles import Blind, GroupMean, Shared
+from .handles import GroupMean, Shared
 from .protocols.entropy import Entropy
 from .protocols.errors import TooFewClients
-from .protocols.orthonormal import HAAR_LIMIT, Haar, haar
+from .protocols.orthonormal import TRANSFORMS, Transform, transform
+from .protocols.sketch import public_seed, sketch
 from .similarity import Gram
 from .types import Array
 
 HAAR_SMALLEST = 8
+SKETCH_SMALLEST = 8
 
 __all__ = [
     "GATHERS", "GRAMS", "STAGES", "SUMS", "Channels", "Contribution", "GatherChannel", "GramChannel", "GramSession", "Protection",
-    "Recorder", "SecureSum", "SumCall", "SumChannel", "Transforms", "channels",
+    "Recorder", "SecureSum", "SumCall", "SumChannel", "Transforms", "Vectors", "above_floor", "channels", "check_hidden",
+    "sketched", "weighted_mean",
 ]  # fmt: skip
 
 SmallClusters = Literal["wait", "local", "merge"]
 
 GRAMS: dict[str, str] = {
     "none": "the server sees every signature",
+    "sketch": "a first stage for long vectors: a public random sketch of `sketch_dim` numbers; protects nothing by itself",
+    "permutation": "coordinates in an order shared by the clients: the server sees every value, not its place",
+    "signed_permutation": "the same with signs: the server sees the size of every value",
+    "hadamard": "signs, Walsh-Hadamard mixing, permutation and signs shared by the clients: heuristically only the Gram matrix shows",
     "haar": "a Haar rotation shared by the clients: the server sees the Gram matrix and nothing else",
+    "ckks": "encrypted inner products: a key holder apart sees the Gram matrix, the server what `ckks_release` says",
 }
 SUMS: dict[str, str] = {
     "none": "the server sees every update",
+    "permutation": "updates in a secret order, averaged blindly (CFL's Algorithm 5): a curious server can read labels off them",
+    "signed_permutation": "the same with signs; broken in the same way",
+    "hadamard": "updates under a shared Hadamard transform, averaged blindly: heuristically only their Gram matrix shows",
     "haar": "updates under a shared Haar rotation, averaged blindly: the server sees their Gram matrix (small models)",
     "secagg": "secure aggregation: the server sees the sum of each group of clients, and who is in it",
     "secagg-oblivious": "secure aggregation over blocks: clients choose their group (IFCA), the server sees sums and sizes only",
@@ -60,10 +71,16 @@ class Protection:
     floor: no sum is formed over fewer clients (0: 3 under secure aggregation, else 1).
     small_clusters: what happens to a group below the floor: its model waits ("wait"), its members train alone ("local"), or clusters below
     it join the nearest while clustering ("merge").
+    sketch_dim: what the stage "sketch" of `gram` makes of longer vectors; shorter ones it leaves as they are.
     transform: a fresh transform for each sum ("per_round"), or one for all ("fixed", CFL's Algorithm 5 as printed).
     secagg_mode: what the server may do: lie ("active": signatures against a roster, complete graph) or only look ("passive").
     secagg_bits, secagg_clip: the modulus is 2^bits, and values beyond ±clip are clipped, and reported. max_weight: the public maximum of a
     client's weight, needed for `weights = "examples"` under secure aggregation.
+    ckks_release: what the server learns of encrypted similarities: the result of clustering ("labels"), also distances, or the Gram matrix,
+    both noised. ckks_mode: clients encrypt under the key holder's public key, or ("symmetric") share its secret key.
+    ckks_ring: the ring's degree, 0 for the smallest that serves. ckks_bound: the public bound on a compared vector's norm. ckks_group: how
+    many pairs share an output (more takes more upload and less of all else), 0 for as many as fit, in a ring of 8192 at least 4.
+    ckks_workers: processes, 0 for one a core where that pays. landmarks: clients are compared with so many of them only, 0 for all pairs.
     """
 
     gram: tuple[str, ...] = ()
@@ -71,17 +88,29 @@ class Protection:
     gather: str = "none"
     floor: int = 0
     small_clusters: SmallClusters = "wait"
+    sketch_dim: int = 4096
     transform: Literal["per_round", "fixed"] = "per_round"
     secagg_mode: Literal["active", "passive"] = "active"
     secagg_bits: Literal[16, 32] = 32
     secagg_clip: float = 1.0
     max_weight: float = 0.0
+    ckks_release: Literal["gram", "distances", "labels"] = "labels"
+    ckks_mode: Literal["public-key", "symmetric"] = "public-key"
+    ckks_ring: int = 0
+    ckks_bound: float = 1.0
+    ckks_group: int = 0
+    ckks_workers: int = 0
+    landmarks: int = 0
 
     def __post_init__(self) -> None:
         for stage in self.gram:
             _known("gram", stage, GRAMS)
-        if len(self.gram) > 1:
-            raise InputError(f"protection.gram: {list(self.gram)} names more than one transform; give one")
+        if "sketch" in self.gram[1:]:
+            raise InputError(f"protection.gram: {list(self.gram)}: the sketch comes first, once")
+        if len(self.gram) - self.gram.count("sketch") > 1:
+            raise InputError(f"protection.gram: {list(self.gram)} names more than one transform; give one, perhaps after 'sketch'")
+        if self.sketch_dim < SKETCH_SMALLEST:
+            raise InputError(f"protection.sketch_dim: {self.sketch_dim} is below {SKETCH_SMALLEST}; inner products would be noise")
         _known("sum", self.sum, SUMS)
         _known("gather", self.gather, GATHERS)
         if self.floor < 0:
@@ -92,6 +121,14 @@ class Protection:
             )
         if not (self.secagg_clip > 0 and np.isfinite(self.secagg_clip)):
             raise InputError(f"protection.secagg_clip: {self.secagg_clip} is not a finite number above 0")
+        if not 2**-20 <= self.ckks_bound <= 2**20:
+            raise InputError(f"protection.ckks_bound: {self.ckks_bound} is not between 2^-20 and 2^20")
+        counts = (("ckks_group", self.ckks_group, 0), ("ckks_workers", self.ckks_workers, 0), ("landmarks", self.landmarks, 0))
+        for key, value, smallest in counts:
+            if value < smallest:
+                raise InputError(f"protection.{key}: {value} is below {smallest}")
+        if self.landmarks and "ckks" not in self.gram:
+            raise InputError(f"protection.landmarks: {self.landmarks} spares encrypted products; it goes with gram = ['ckks']")
         if not (self.max_weight >= 0 and np.isfinite(self.max_weight)):
             raise InputError(f"protection.max_weight: {self.max_weight} is not a finite number of 0 or more")
 
@@ -99,6 +136,11 @@ class Protection:
     def secure(self) -> bool:
         """Whether sums go through secure aggregation."""
         return self.sum.startswith("secagg")
+
+    @property
+    def transformed(self) -> bool:
+        """Whether clients share a secret transform, for what is compared or for updates."""
+        return self.sum in TRANSFORMS or any(stage in TRANSFORMS for stage in self.gram)
 
     @property
     def smallest_sum(self) -> int:
@@ -143,21 +185,66 @@ class Recorder(Protocol):
 
 
 class Transforms:
-    """The clients' shared transforms, made from their group secret and kept while they are in use. The server never holds one of these."""
+    """The clients' shared transforms, made from their group secret and kept while they are in use. The server never holds one of these.
 
-    def __init__(self, secret: bytes, keep_bytes: int = 1 << 29) -> None:
-        self._secret = secret
+    `kind` is that of updates. A client removed from the group starts a new group epoch with a fresh secret (`renew`): `name` gives every
+    purpose the epoch it was first used in, and who came later cannot use what belongs to an earlier one.
+    """
+
+    def __init__(self, secret: bytes, kind: str = "haar", keep_bytes: int = 1 << 29) -> None:
+        self._secrets = [secret]
+        self._kind = kind
         self._keep_bytes = keep_bytes
-        self._made: OrderedDict[tuple[str, int], Haar] = OrderedDict()
+        self._holders: list[set[int] | None] = [None]
+        self._made: OrderedDict[tuple[str, str, int], Transform] = OrderedDict()
 
-    def __call__(self, purpose: str, dimension: int) -> Haar:
-        key = (purpose, dimension)
+    @property
+    def kind(self) -> str:
+        return self._kind
+
+    @property
+    def epoch(self) -> int:
+        """The group epoch that runs."""
+        return len(self._secrets) - 1
+
+    def renew(self, secret: bytes) -> None:
+        """A new group epoch."""
+        self._secrets.append(secret)
+        self._holders.append(None)
+
+    def hold(self, epoch: int, clients: Iterable[int]) -> None:
+        """These clients, and no others, have the secret of a group epoch."""
+        self._holders[epoch] = set(clients)
+
+    def name(self, purpose: str) -> str:
+        """The public name of a purpose's transform, with which it is asked for."""
+        return purpose if self.epoch == 0 else f"{purpose}@{self.epoch}"
+
+    def holds(self, client: int, name: str) -> bool:
+        """Whether a client has the secret of the transform of this name."""
+        holders = self._holders[_group_epoch(name)]
+        return holders is None or client in holders
+
+    def check(self, client: int, name: str) -> None:
+        """`InputError` for a client that cannot use this transform."""
+        if not self.holds(client, name):
+            raise InputError(
+                f"client {client} came after a removal and lacks the secret of transform {name!r}: cluster anew, or have a member fold "
+                "what is shared"
+            )
+
+    def __call__(self, name: str, dimension: int, kind: str | None = None) -> Transform:
+        key = (kind or self._kind, name, dimension)
         if key not in self._made:
-            self._made[key] = haar(self._secret, purpose, dimension)
-            while len(self._made) > 2 and sum(8 * d * d for _, d in self._made) > self._keep_bytes:
+            self._made[key] = transform(key[0], self._secrets[_group_epoch(name)], name, dimension)
+            while len(self._made) > 2 and sum(one.nbytes for one in self._made.values()) > self._keep_bytes:
                 self._made.popitem(last=False)
         self._made.move_to_end(key)
         return self._made[key]
+
+
+def _group_epoch(name: str) -> int:
+    return int(name.partition("@")[2] or 0)
 
 
 # --- gram ---------------------------------------------------------------------------------------------------------------------------
@@ -176,67 +263,67 @@ class GramSession(Protocol):
 
 
 class GramChannel(Protocol):
-    """`where` the Gram may be seen, and whether `evidence` drawn from it may come back to the server."""
+    """`where` the Gram may be seen, and whether `evidence` drawn from it (or which of it, by name) may come back to the server."""
 
     @property
     def where(self) -> Literal["server", "key-holder"]: ...
 
     @property
-    def evidence(self) -> bool: ...
+    def evidence(self) -> bool | tuple[str, ...]: ...
 
     def open(self, epoch: int) -> GramSession: ...
 
 
 @dataclass
-class _Vectors:
-    """Vectors, perhaps under a transform, collected at the server."""
+class Vectors:
+    """Vectors, perhaps changed by `protect`, which knows whose they are, collected at the server."""
 
-    protect: Callable[[Array], Array]
+    protect: Callable[[int, Array], Array]
     clients: list[int] = field(default_factory=list)
     rows: list[Array] = field(default_factory=list)
 
     def upload(self, client: int, rows: Array) -> Mapping[str, Array]:
-        return {"rows": self.protect(rows)}
+        return {"rows": self.protect(client, rows)}
 
     def extend(self, clients: Sequence[int], uploads: Sequence[Mapping[str, Array]], p: int, record: Recorder) -> Gram:
         self.clients += clients
         self.rows += [np.asarray(upload["rows"], dtype=np.float64) for upload in uploads]
         return Gram.of_vectors(self.clients, np.stack(self.rows))
 
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the epoch; a session without this method is not resumed."""
+        return {"clients": list(self.clients), "rows": list(self.rows)}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        self.clients, self.rows = list(saved["clients"]), list(saved["rows"])
+
+
+def sketched(epoch: int, sketch_dim: int | None) -> Callable[[Array], Array]:
+    """The stage "sketch" of one clustering epoch: rows (..., d) become (..., sketch_dim) where d is larger, else they stay.
+
+    Without `sketch_dim` all rows stay. The seed is public.
+    """
+
+    def reduce(rows: Array) -> Array:
+        dimension = rows.shape[-1]
+        if sketch_dim is None or dimension <= sketch_dim:
+            return rows
+        return sketch(public_seed("gram", epoch), dimension, sketch_dim).apply(rows)
+
+    return reduce
+
 
 @dataclass(frozen=True)
 class ClearGram:
-    """Guarantee: none. Reveals: every signature. Source: PACFL, Algorithm 1."""
+    """Guarantee: none. Reveals: every signature, or its public sketch. Source: PACFL, Algorithm 1."""
 
+    sketch_dim: int | None = None
     where: Literal["server", "key-holder"] = "server"
     evidence: bool = True
 
     def open(self, epoch: int) -> GramSession:
-        return _Vectors(protect=lambda rows: rows)
-
-
-@dataclass(frozen=True)
-class HaarGram:
-    """Guarantee: against a server that lacks the clients' secret, the rows of one epoch tell their Gram matrix and nothing more.
-
-    Reveals: the Gram matrix; all rows, to one client that colludes. Zero rows of padded signatures stay zero.
-    Source: `protocols.orthonormal.haar`.
-    """
-
-    transforms: Transforms
-    where: Literal["server", "key-holder"] = "server"
-    evidence: bool = True
-
-    def open(self, epoch: int) -> GramSession:
-        return _Vectors(protect=lambda rows: self._rotate(epoch, rows))
-
-    def _rotate(self, epoch: int, rows: Array) -> Array:
-        dimension = rows.shape[-1]
-        if dimension > HAAR_LIMIT:
-            raise InputError(
-                f"protection.gram: 'haar' keeps d² numbers and takes vectors up to d = {HAAR_LIMIT}; these have d = {dimension}"
-            )
-        return self.transforms(f"gram/{epoch}", dimension).apply(rows)
+        reduce = sketched(epoch, self.sketch_dim)
+        return Vectors(lambda client, rows: reduce(rows))
 
 
 # --- sum ----------------------------------------------------------------------------------------------------------------------------
@@ -309,11 +396,11 @@ class SumChannel(Protocol):
         ...
 
 
-def check_hidden(verb: str, dimension: int) -> None:
+def check_hidden(verb: str, dimension: int, kind: str = "haar") -> None:
     """Refuse to hide a few numbers under a rotation: one number keeps its size, two their length."""
     if dimension < HAAR_SMALLEST:
         raise InputError(
-            f"{verb}: a rotation of {dimension} number(s) hides little under sum = 'haar'; it takes {HAAR_SMALLEST} or more at once"
+            f"{verb}: a rotation of {dimension} number(s) hides little under sum = {kind!r}; it takes {HAAR_SMALLEST} or more at once"
         )
 
 
@@ -373,57 +460,6 @@ class ClearSum:
         return tuple(means)
 
 
-@dataclass(frozen=True)
-class HaarSum:
-    """The blind mean: clients send updates under a shared rotation, the server averages them unseen, the clients turn the mean back.
-
-    Guarantee: against a server that lacks the clients' secret, the updates of one sum tell their Gram matrix and nothing more
-    (`transform = "per_round"`; with "fixed", the Gram of all updates ever sent). Weights are public or equal.
-    Reveals: norms and angles between updates of one sum, who is in which group; everything, to one client that colludes. Where means of
-    several sums are folded into one (`federation.fold`, so that a model's blind parts do not pile up), also the norm of that total, and so
-    the angle between successive means.
-    Source: Sattler et al. 2019 (CFL), Algorithm 5; `protocols.orthonormal.haar`.
-    """
-
-    transforms: Transforms
-    fixed: bool = False
-    name: str = "haar"
-    private_weights: bool = False
-    oblivious: bool = False
-    overlapping: bool = True
-    binds_models: bool = False
-
-    def means(self, call: SumCall, record: Recorder) -> tuple[GroupMean | None, ...]:
-        call = call.arriving()
-        means: list[GroupMean | None] = [None] * call.k
-        for label in above_floor(call):
-            members = call.members(label)
-            names = list(members[0].parts)
-            shapes = {name: np.shape(members[0].parts[name]) for name in names}
-            vectors = [np.concatenate([np.ravel(one.parts[name]) for name in names]) for one in members]
-            dimension = len(vectors[0])
-            check_hidden("mean", dimension)
-            if dimension > HAAR_LIMIT:
-                raise InputError(
-                    f"protection.sum: 'haar' keeps d² numbers and takes updates up to d = {HAAR_LIMIT}; these have d = {dimension}"
-                )
-            purpose = "sum/fixed" if self.fixed else f"sum/{call.round}/{call.number}/{label}"
-            rotated = self.transforms(purpose, dimension).apply(np.stack(vectors))
-            record(
-                "blind update", "clients", "server", [one.client for one in members], [{"blind": row} for row in rotated],
-                readers=("server",), context={"transform": purpose, "group": label},
-            )  # fmt: skip
-            weights = [one.weight for one in members]
-            value = weighted_mean(list(rotated), weights)
-            parts, start = {}, 0
-            for name in names:
-                stop = start + int(np.prod(shapes[name], dtype=int))
-                parts[name] = Shared(blind=(Blind(purpose, value, start, stop, shapes[name]),))
-                start = stop
-            means[label] = GroupMean(parts, float(sum(weights)), len(members))
-        return tuple(means)
-
-
 # --- gather -------------------------------------------------------------------------------------------------------------------------
 
 
@@ -457,10 +493,18 @@ class Channels:
 
 def channels(protection: Protection, transforms: Transforms, clients: tuple[int, ...], entropy: Entropy) -> Channels:
     """What does what `protection` asks for. `transforms` and what `entropy` feeds belong to the `clients`."""
-    gram: GramChannel = HaarGram(transforms) if protection.gram == ("haar",) else ClearGram()
+    from .rotations import BlindSum, RotatedGram
+
+    sketch_dim = protection.sketch_dim if "sketch" in protection.gram else None
+    kind = next((stage for stage in protection.gram if stage in TRANSFORMS), None)
+    gram: GramChannel = ClearGram(sketch_dim) if kind is None else RotatedGram(transforms, kind, sketch_dim)
+    if "ckks" in protection.gram:
+        from .encrypted import EncryptedGram, Settings  # the protocol is loaded where it is used
+
+        gram = EncryptedGram(clients, Settings.of(protection, sketch_dim), entropy)
     total: SumChannel = ClearSum()
-    if protection.sum == "haar":
-        total = HaarSum(transforms, fixed=protection.transform == "fixed")
+    if protection.sum in TRANSFORMS:
+        total = BlindSum(transforms, protection.sum, fixed=protection.transform == "fixed")
     elif protection.secure:
         from .secure_sum import ObliviousSecaggSum, Parties, SecaggSum  # the protocol is loaded where it is used
 

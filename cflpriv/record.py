@@ -5,19 +5,21 @@ payload between the server (or key holder) and a set of clients, so that a round
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from .errors import InputError
+from .files import append, write_arrays, write_atomically
 from .types import Array
 
-__all__ = ["LEVELS", "Level", "Message", "RoundRecord", "Transcript", "read_transcript"]
+__all__ = ["LEVELS", "Level", "Message", "RoundRecord", "Transcript", "cut_transcript", "read_transcript"]
 
 Level = Literal["headers", "attackable", "full"]
 LEVELS: dict[str, str] = {
@@ -161,19 +163,55 @@ class Transcript:
         return replace(message, payload=kept)
 
     def write(self, folder: Path, first: int = 0) -> None:
-        """Append messages from number `first` on: headers to messages.jsonl, payloads to one safetensors file per call."""
+        """Append messages from number `first` on: headers to messages.jsonl, payloads to one safetensors file per call.
+
+        Whole or not at all: where it fails, OSError is raised and the folder is as it was, but for a payload file that no header names.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         fresh = self.messages[first:]
-        payloads = {
-            f"{message.index}/{name}": np.ascontiguousarray(array) for message in fresh for name, array in (message.payload or {}).items()
-        }
+        payloads = {f"{message.index}/{name}": array for message in fresh for name, array in (message.payload or {}).items()}
         if payloads:
-            save_file(payloads, folder / f"payloads_{first:07d}.safetensors")
-        with (folder / "messages.jsonl").open("a", encoding="utf-8") as out:
-            for message in fresh:
-                header = json.dumps(_header(message), sort_keys=True)
-                self._chain = _link(self._chain, header)
-                out.write(json.dumps({"chain": self._chain, "header": header}) + "\n")
+            write_arrays(folder / f"payloads_{first:07d}.safetensors", payloads)
+        lines, chain = [], self._chain
+        for message in fresh:
+            header = json.dumps(_header(message), sort_keys=True)
+            chain = _link(chain, header)
+            lines.append(json.dumps({"chain": chain, "header": header}) + "\n")
+        append(folder / "messages.jsonl", "".join(lines))
+        self._chain = chain
+
+    def saved(self) -> dict[str, Any]:
+        """Where it stands, for a checkpoint, once all of it is written."""
+        counted = {"upload_bytes": self.upload_bytes, "download_bytes": self.download_bytes}
+        return {"messages": len(self.messages), "chain": self._chain, **counted}
+
+    def restore(self, folder: Path, saved: Mapping[str, Any]) -> None:
+        """Take up a written transcript where `saved` was taken; headers are read, payloads stay on disk. `InputError` if it is another."""
+        headers = folder / "messages.jsonl"
+        lines = list(_parsed(headers)) if headers.is_file() else []
+        self.messages = [message for message, _, _ in lines]
+        self._chain = lines[-1][2] if lines else ""
+        if len(self.messages) != saved["messages"] or self._chain != saved["chain"]:
+            raise InputError(f"{headers}: is not the transcript that the checkpoint goes on from")
+        self.upload_bytes, self.download_bytes = saved["upload_bytes"], saved["download_bytes"]
+
+
+def cut_transcript(folder: Path, count: int, aside: Path) -> int:
+    """Cut a transcript back to its first `count` messages; what came later is moved to the folder `aside`. How many lines that were."""
+    headers = folder / "messages.jsonl"
+    lines = headers.read_bytes().splitlines(keepends=True) if headers.is_file() else []
+    payloads = [path for path in sorted(folder.glob("payloads_*.safetensors")) if int(path.stem.split("_")[1]) >= count]
+    if lines[count:] or payloads:
+        aside.mkdir(parents=True, exist_ok=True)
+    if lines[count:]:
+        write_atomically(aside / "messages.jsonl", b"".join(lines[count:]).decode("utf-8", errors="replace"))
+        with headers.open("r+b") as out:
+            out.truncate(sum(map(len, lines[:count])))
+    for path in payloads:
+        os.replace(path, aside / path.name)
+    for path in folder.glob("*.part"):
+        path.unlink()
+    return len(lines[count:])
 
 
 def payload_rows(message: Message) -> tuple[int, ...]:
@@ -208,6 +246,19 @@ def read_transcript(folder: Path, count: int | None = None) -> list[Message]:
         except Exception as error:
             raise InputError(f"{path}: cannot be read as safetensors ({error})") from None
     messages: list[Message] = []
+    for message, kept, _ in _parsed(headers):
+        if any(f"{message.index}/{name}" not in payloads for name in kept):
+            raise InputError(f"{headers}: line {message.index + 1} is not a message of this transcript (a payload is missing)")
+        message = replace(message, payload={name: payloads[f"{message.index}/{name}"] for name in kept} or None)
+        _verify(message, headers, message.index + 1)
+        messages.append(message)
+    if count is not None and len(messages) != count:
+        raise InputError(f"{headers}: has {len(messages)} messages, the run had {count}; the transcript was cut")
+    return messages
+
+
+def _parsed(headers: Path) -> Iterator[tuple[Message, list[str], str]]:
+    """Each line's message, without its payload, the names of what was kept of that, and the chain up to it, followed from line to line."""
     chain = ""
     for number, line in enumerate(headers.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         try:
@@ -220,17 +271,11 @@ def read_transcript(folder: Path, count: int | None = None) -> list[Message]:
             fields["clients"], fields["readers"] = tuple(fields["clients"]), tuple(fields["readers"])
             fields["peers"] = tuple(tuple(row) for row in fields["peers"])
             message = Message(**fields)
-            payload = {name: payloads[f"{message.index}/{name}"] for name in kept} or None
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{headers}: line {number} is not a message of this transcript ({error})") from None
-        if message.index != len(messages):
-            raise InputError(f"{headers}: line {number} has index {message.index}, expected {len(messages)}")
-        message = replace(message, payload=payload)
-        _verify(message, headers, number)
-        messages.append(message)
-    if count is not None and len(messages) != count:
-        raise InputError(f"{headers}: has {len(messages)} messages, the run had {count}; the transcript was cut")
-    return messages
+        if message.index != number - 1:
+            raise InputError(f"{headers}: line {number} has index {message.index}, expected {number - 1}")
+        yield message, kept, chain
 
 
 def _verify(message: Message, path: Path, line: int) -> None:

@@ -4,6 +4,7 @@ A signature is an array (p, d) with orthonormal rows (the papers write d × p), 
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy.linalg
@@ -11,6 +12,10 @@ import scipy.linalg
 from .engine import TaskInput
 from .errors import InputError
 from .types import Array
+
+if TYPE_CHECKING:
+    from .privacy import Noise
+    from .private_signatures import NoisyPrincipalVectors
 
 __all__ = ["PrincipalVectors", "principal_vectors"]
 
@@ -67,6 +72,14 @@ class PrincipalVectors:
     @property
     def keeps(self) -> tuple[str, ...]:
         return ()
+
+    def private(self, noise: "Noise") -> "NoisyPrincipalVectors":
+        """This signature under sample-level differential privacy; `InputError` per label, whose width would tell labels."""
+        from .private_signatures import NoisyPrincipalVectors
+
+        if self.per_label:
+            raise InputError("algorithm.per_label: a signature per label has no private form: which labels there are would show; use false")
+        return NoisyPrincipalVectors(self.p, noise.sketch_dim, noise.signature, noise.relation, noise.seed)
 
     @property
     def width(self) -> int:

@@ -50,12 +50,14 @@ class SimilarityMatrix:
 class Gram:
     """The inner products of n clients' p vectors each, by blocks: `block(rows, cols)` has shape (rows, p, cols, p).
 
-    Blocks are made when asked for, so that large n needs little memory.
+    Blocks are made when asked for, so that large n needs little memory. `error` is the standard deviation of what a protection added to
+    each inner product; float64's rounding goes without saying.
     """
 
     clients: tuple[int, ...]
     p: int
     block: Callable[[slice, slice], Array]
+    error: float = 0.0
 
     @property
     def n(self) -> int:
@@ -77,14 +79,14 @@ class Gram:
         return cls(tuple(clients), p, block)
 
     @classmethod
-    def of_matrix(cls, clients: Sequence[int], matrix: Array, p: int = 1) -> "Gram":
+    def of_matrix(cls, clients: Sequence[int], matrix: Array, p: int = 1, error: float = 0.0) -> "Gram":
         """The Gram already at hand, shape (n·p, n·p)."""
         check_array("Gram matrix", matrix, ndim=2)
         n = len(clients)
         if matrix.shape != (n * p, n * p):
             raise InputError(f"Gram matrix: shape {matrix.shape}, expected {(n * p, n * p)}")
         blocks = matrix.reshape(n, p, n, p)
-        return cls(tuple(clients), p, lambda rows, cols: blocks[rows, :, cols, :])
+        return cls(tuple(clients), p, lambda rows, cols: blocks[rows, :, cols, :], error)
 
     def matrix(self) -> Array:
         """The whole (n·p, n·p) matrix."""
@@ -98,7 +100,8 @@ def angles(gram: Gram, measure: Measure = "smallest_angle", *, authors: bool = F
     With `authors`, eq. 2 is the smallest arccos over all pairs of columns and eq. 3 keeps the sign, as in the PACFL authors' code; both
     then depend on the arbitrary signs of singular vectors.
 
-    Near 0 the cosine carries half the digits: from a Gram in float64 the angle is good to about 1e-16 / angle (radians).
+    Near 0 the cosine carries half the digits: from a Gram in float64 the angle is good to about 1e-16 / angle (radians). `noise` is the
+    distance that `gram.error` alone can make of two equal vectors.
     """
     values = np.empty((gram.n, gram.n))
     for start in range(0, gram.n, rows_at_once):
@@ -109,10 +112,7 @@ def angles(gram: Gram, measure: Measure = "smallest_angle", *, authors: bool = F
         values[start:stop, start:] = rows
         values[start:, start:stop] = rows.T
     metric = f"{measure} (authors)" if authors else measure
-    noise = (
-        NOISE_DEGREES * (gram.p if measure in ("corresponding_angles", "sum_of_angles") else 1) if measure != "chordal" else NOISE_CHORDAL
-    )
-    return SimilarityMatrix(values, gram.clients, metric, "distance", noise)
+    return SimilarityMatrix(values, gram.clients, metric, "distance", _noise(gram, measure))
 
 
 def angle_rows(gram: Gram, rows: slice, cols: slice, measure: Measure, *, authors: bool = False) -> Array:
@@ -132,6 +132,15 @@ def angle_rows(gram: Gram, rows: slice, cols: slice, measure: Measure, *, author
     if measure == "sum_of_angles":
         return np.asarray(_degrees(np.linalg.svd(product, compute_uv=False)).sum(axis=2))
     return np.asarray(np.sqrt(np.maximum(gram.p - (product**2).sum(axis=(2, 3)), 0.0)))
+
+
+def _noise(gram: Gram, measure: str) -> float:
+    """What errors make of a distance of 0. A p × p block of them has spectral norm about 2 √p error; this takes twice as much."""
+    cosine = 4 * np.sqrt(gram.p) * gram.error
+    if measure == "chordal":  # p − ‖G‖² errs by 2 ⟨G, E⟩, of std 2 √p error where G is orthogonal
+        return max(NOISE_CHORDAL, float(np.sqrt(2 * cosine)))
+    angle = max(NOISE_DEGREES, float(np.degrees(np.sqrt(2 * cosine))))
+    return angle if measure == "smallest_angle" else gram.p * angle
 
 
 def is_angular(measure: str) -> bool:

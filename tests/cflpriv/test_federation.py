@@ -105,13 +105,13 @@ def test_nothing_leaves_in_compute_and_memory_stays() -> None:
 def test_values_are_dropped_with_the_last_handle() -> None:
     fed = federation(population())
     held = fed.compute(Make())
-    assert len(fed._values) == 1
+    assert len(fed.side.values) == 1
     part = held["vector"]
     del held
-    assert len(fed._values) == 1
+    assert len(fed.side.values) == 1
     assert fed.peek(0, part).shape == (10,)
     del part
-    assert len(fed._values) == 0
+    assert len(fed.side.values) == 0
 
 
 def test_a_missing_label_or_part_is_named() -> None:
@@ -297,7 +297,7 @@ def test_under_haar_the_server_reads_only_rotated_updates() -> None:
     assert mean is not None
     assert mean.parts["vector"].clear is None
     plain = np.stack([fed.peek(c, held["vector"]) for c in fed.clients])
-    (message,) = fed.transcript.messages
+    (message,) = (one for one in fed.transcript.messages if one.verb == "mean")
     assert message.payload is not None
     seen = message.payload["blind"]
     np.testing.assert_allclose(seen @ seen.T, plain @ plain.T, atol=1e-8)
@@ -356,7 +356,7 @@ def test_apply_runs_at_the_server_on_clear_values_and_at_a_client_on_blind_ones(
     result = fed.apply(np.abs, mean.parts["vector"], on=4)
     assert result.clear is None
     np.testing.assert_allclose(fed.peek(0, result), np.abs(fed.peek(0, mean.parts["vector"])), atol=1e-9)
-    assert [(m.verb, m.kind, m.clients) for m in fed.transcript.messages[1:]] == [
+    assert [(m.verb, m.kind, m.clients) for m in fed.transcript.messages if m.verb not in ("group", "mean")] == [
         ("apply", "arguments", (4,)),
         ("apply", "blind result", (4,)),
     ]
@@ -566,8 +566,8 @@ def test_no_secret_is_in_the_transcript() -> None:
 def test_unknown_protections_are_refused_by_name() -> None:
     with pytest.raises(InputError, match=r"protection\.gram: 'har' is not known"):
         Protection(gram=("har",))
-    with pytest.raises(InputError, match=r"protection\.sum: 'hadamard'"):
-        Protection(sum="hadamard")
+    with pytest.raises(InputError, match=r"protection\.sum: 'walsh'"):
+        Protection(sum="walsh")
     with pytest.raises(InputError, match=r"protection\.floor: -1"):
         Protection(floor=-1)
     with pytest.raises(InputError, match="a sum over one client"):
@@ -619,7 +619,7 @@ def test_a_repeated_round_number_repeats_no_transform() -> None:
     for _ in range(2):
         fed.begin_round(0)
         fed.mean(held["vector"])
-    transforms = [m.context["transform"] for m in fed.transcript.messages]
+    transforms = [m.context["transform"] for m in fed.transcript.messages if m.verb == "mean"]
     assert len(set(transforms)) == 2
 
 

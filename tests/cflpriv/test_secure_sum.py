@@ -159,7 +159,7 @@ def test_what_the_server_proposes_is_what_was_agreed() -> None:
         (terms,) = invites(fed)
         assert terms.floor == 3
         assert len(terms.models) == 1
-        assert terms.models[0] == fed._received[held.key][0] != bytes(32)
+        assert terms.models[0] == fed.side.received[held.key][0] != bytes(32)
         assert terms.cohort == tuple(range(8))
         assert terms.mode == "active"
     other = LocalFederation(population().clients, protection=secure(), transcript=Transcript("full"))

@@ -1,0 +1,302 @@
+"""Client-level differential privacy: what a whole client contributes to a mean is clipped, and the sum gets noise.
+
+`ClippedMean` stands around the channel of sums. With `sum = "none"` the server adds the noise: it is trusted with every contribution, and
+the guarantee holds towards those who see the means (clients, and whoever gets a model later). With `sum = "secagg"` each client adds a
+share of Skellam noise to its integers before they are masked, so the guarantee holds towards the server as well.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+
+from .errors import InputError
+from .handles import GroupMean, Shared
+from .privacy import Privacy, Releases
+from .protection import Channels, Contribution, GramChannel, GramSession, Protection, Recorder, SumCall, SumChannel, above_floor
+from .protocols.accounting import calibrate
+from .protocols.entropy import Entropy
+from .protocols.events import Event, GaussianEvent
+from .protocols.fixedpoint import Bits, largest_levels
+from .protocols.ledger import Ledger
+from .protocols.mechanisms import MOST_VARIANCE, SkellamPlan, clip, gaussian, skellam_open, skellam_plan, skellam_share
+from .randomness import stream
+from .similarity import Gram
+from .types import Array
+
+__all__ = ["ClippedMean", "LocalGram", "client_channels"]
+
+FINEST_NOISE = 1e4
+"""Standard deviation of a share of Skellam noise, in integers, where the modulus leaves room: finer integers gain nothing."""
+FEWEST_LEVELS = 1.0
+"""A clipped vector is at least so many integers long: below, it would drown in its own rounding."""
+REACH = 13
+"""A share of noise stays within so many standard deviations, but for 1e-30."""
+
+
+def client_channels(
+    channels: Channels, privacy: Privacy, releases: Releases, protection: Protection, ledger: Ledger, clients: int, seed: int,
+    noise_source: Entropy,
+) -> Channels:  # fmt: skip
+    """The channels of a federation with clipping, noise and the ledger around them. `InputError` for sums that cannot have noise."""
+    if protection.sum not in ("none", "secagg"):
+        raise InputError(
+            f"protection.sum = {protection.sum!r} under privacy.unit = 'client': noise goes to sums in the clear ('none', the server being "
+            "trusted) or inside secure aggregation ('secagg')"
+        )
+    if protection.gram and "gram" in privacy.local:
+        raise InputError(f"protection.gram = {list(protection.gram)} with privacy.local = ['gram']: the rows carry noise already; use none")
+    share = privacy.signature_share if releases.signatures and releases.trainings else 1.0
+    first: tuple[Event, ...] = ()
+    gram = channels.gram
+    if releases.signatures:
+        z = calibrate(lambda z: [_local_event(z, privacy)], share * privacy.epsilon, privacy.delta)
+        first = (_local_event(z, privacy),)
+        gram = LocalGram(channels.gram, z, privacy, ledger, noise_source)
+    shares = None
+    if protection.sum == "secagg":
+        shares = Shares(protection.secagg_bits, protection.secagg_clip, protection.smallest_sum, clients, seed)
+    mean = ClippedMean(channels.sum, privacy, releases.trainings, first, ledger, noise_source, shares)
+    return replace(channels, gram=gram, sum=mean)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Public settings of noise inside a secure sum.
+
+    `bits` of the modulus, the quantiser's `clip`, the fewest `survivors` that a sum is opened for, the most `clients` there are, the
+    `seed` of the flattening signs.
+    """
+
+    bits: Bits
+    clip: float
+    survivors: int
+    clients: int
+    seed: int
+
+
+@dataclass(frozen=True, eq=False)
+class ClippedMean:
+    """`mean` under client-level privacy. Every client's parts together are clipped to `privacy.clip_norm`; weights are equal.
+
+    Guarantee: that of one `GaussianEvent` (central) or `SkellamEvent` (in secure sums) a mean, charged before anything is sent.
+    Under "add_remove" neighbours differ in whether a client's contribution is there or zero: who takes part, and so the number that the
+    sum is divided by, is public. No amplification by the sampling of clients is claimed: the server sees who takes part.
+    Reveals: the means up to the noise, who is in which group; with `sum = "none"`, every contribution to the trusted server. Inside a
+    secure sum clients must be honest about their shares: c clients who tell theirs take c of the shares off the noise; the floor is the
+    number of survivors that the price counts, all beyond it are slack (for dropouts and such clients).
+    Source: McMahan et al. 2018 (central); Agarwal, Kairouz & Liu 2021 (Skellam).
+    """
+
+    inner: SumChannel
+    privacy: Privacy
+    trainings: int
+    before: tuple[Event, ...]
+    ledger: Ledger
+    noise_source: Entropy = field(repr=False)
+    shares: Shares | None = None
+    private_weights: bool = False
+    oblivious: bool = False
+    overlapping: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def binds_models(self) -> bool:
+        return self.inner.binds_models
+
+    def means(self, call: SumCall, record: Recorder) -> tuple[GroupMean | None, ...]:
+        if len({one.weight for one in call.contributions}) > 1:
+            raise InputError("mean: different weights under privacy.unit = 'client': a heavy client would need more noise; use 'equal'")
+        groups = above_floor(call)
+        size = sum(int(np.prod(np.shape(part), dtype=int)) for part in call.contributions[0].parts.values())
+        event = self._event(size)
+        payers = [one.client for one in call.contributions if any(label in groups for label in one.labels)]
+        self.ledger.charge(dict.fromkeys(payers, (event,)), "mean")
+        return self._central(call, record, size) if self.shares is None else self._shared(call, record, self.shares, size)
+
+    def _event(self, size: int) -> Event:
+        if self.shares is None:
+            return GaussianEvent(
+                _central_multiplier(self.privacy, self.trainings, self.before), self._sensitivity(), self.privacy.relation, "client"
+            )
+        return self._plan(size, self.shares).event
+
+    def _sensitivity(self) -> float:
+        return self.privacy.clip_norm * (1 if self.privacy.relation == "add_remove" else 2)
+
+    # --- a trusted server
+
+    def _central(self, call: SumCall, record: Recorder, size: int) -> tuple[GroupMean | None, ...]:
+        clipped = [replace(one, parts={"contribution": clip(_vector(one), self.privacy.clip_norm)}) for one in call.contributions]
+        z = _central_multiplier(self.privacy, self.trainings, self.before)
+        means: list[GroupMean | None] = []
+        for mean in self.inner.means(replace(call, contributions=tuple(clipped)), record):
+            if mean is None:
+                means.append(None)
+                continue
+            total = mean.parts["contribution"].value() * mean.count
+            noised = gaussian(total, self._sensitivity(), z, self.privacy.relation, "client", self.noise_source).value
+            means.append(_mean(noised / mean.count, call.contributions[0], mean))
+        return tuple(means)
+
+    # --- shares inside a secure sum
+
+    def _plan(self, size: int, shares: Shares) -> SkellamPlan:
+        return _skellam(self.privacy, self.trainings, self.before, shares, size)
+
+    def _shared(self, call: SumCall, record: Recorder, shares: Shares, size: int) -> tuple[GroupMean | None, ...]:
+        plan = self._plan(size, shares)
+        signs = _signs(shares.seed, plan.dimension)
+        levels = {label: largest_levels(len(call.members(label)), shares.bits) for label in range(call.k) if call.members(label)}
+        sent = []
+        for one in call.contributions:
+            room = min(levels[label] for label in one.labels)
+            made = skellam_share(_vector(one), plan, signs, self.noise_source)
+            if np.abs(made).max() > room:  # less than 1e-30 a coordinate, see `_skellam`
+                made = np.clip(made, -room, room)
+            # exactly these integers come out of the quantiser
+            sent.append(replace(one, parts={"shares": made * (shares.clip / room)}))
+        means: list[GroupMean | None] = []
+        for label, mean in enumerate(self.inner.means(replace(call, contributions=tuple(sent)), record)):
+            if mean is None:
+                means.append(None)
+                continue
+            total = np.rint(mean.parts["shares"].value() * mean.count * (levels[label] / shares.clip))
+            means.append(_mean(skellam_open(total, plan, signs, size) / mean.count, call.contributions[0], mean))
+        return tuple(means)
+
+
+@lru_cache(maxsize=16)
+def _central_multiplier(privacy: Privacy, trainings: int, before: tuple[Event, ...]) -> float:
+    return calibrate(
+        lambda z: [*before, *[GaussianEvent(z, 1.0, privacy.relation, "client")] * trainings], privacy.epsilon, privacy.delta, 1e-4
+    )
+
+
+@lru_cache(maxsize=16)
+def _skellam(privacy: Privacy, trainings: int, before: tuple[Event, ...], shares: Shares, size: int) -> SkellamPlan:
+    """The finest integers that fit, and the least noise that keeps the budget.
+
+    What a share holds at most, the rounded vector and `REACH` standard deviations of noise, must fit into the room that the modulus leaves
+    a client where all take part: noise that is cut off would not be the noise that the event prices. Noise is sized by the vector *after*
+    rounding, which in many dimensions and with few levels is much longer than before.
+    """
+    dimension = 1 << max(0, (size - 1).bit_length())
+    room, root = largest_levels(shares.clients, shares.bits) * 0.9, math.sqrt(shares.survivors)
+
+    def fits(plan: SkellamPlan) -> bool:
+        largest = privacy.clip_norm * plan.levels_per_unit + 1  # of one coordinate: rounding adds less than 1
+        return plan.local_variance <= MOST_VARIANCE and largest + REACH * math.sqrt(plan.local_variance) <= room
+
+    def made(z: float) -> SkellamPlan:
+        def at(levels: float) -> SkellamPlan:
+            return skellam_plan(privacy.clip_norm, z, dimension, levels, shares.survivors, privacy.relation)
+
+        low, high = FEWEST_LEVELS / privacy.clip_norm, min(room / privacy.clip_norm, FINEST_NOISE * root / (z * privacy.clip_norm))
+        if fits(at(high)):
+            return at(high)
+        while high / low > 1.001:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if fits(at(middle)) else (low, middle)
+        return at(low)  # which need not fit either: judged when the noise is known
+
+    def events(z: float) -> Sequence[Event]:
+        return [*before, *[made(z).event] * trainings]
+
+    try:
+        plan = made(calibrate(events, privacy.epsilon, privacy.delta))
+        if not fits(plan):
+            spread = math.sqrt(plan.local_variance)
+            raise ValueError(f"{dimension} coordinates take noise of {spread:.3g} levels a client; there are {room:.0f}")
+        return plan
+    except ValueError as error:
+        words = f"too few for noise at privacy.epsilon = {privacy.epsilon:g}"
+        raise InputError(f"protection.secagg_bits = {shares.bits}: {words} ({error})") from None
+
+
+@lru_cache(maxsize=4)
+def _signs(seed: int, dimension: int) -> Array:
+    return stream(seed, f"flatten {dimension}").choice(np.array([-1.0, 1.0]), size=dimension)
+
+
+def _vector(one: Contribution) -> Array:
+    return np.concatenate([np.ravel(np.asarray(part)).astype(np.float64) for part in one.parts.values()])
+
+
+def _mean(vector: Array, like: Contribution, mean: GroupMean) -> GroupMean:
+    """A mean cut into the parts of a contribution, in their dtypes."""
+    parts, start = {}, 0
+    for name, value in like.parts.items():
+        shape = np.shape(value)
+        stop = start + int(np.prod(shape, dtype=int))
+        parts[name] = Shared(vector[start:stop].reshape(shape).astype(value.dtype))
+        start = stop
+    return GroupMean(parts, mean.weight, mean.count, mean.clipped)
+
+
+# --- signatures by local noise --------------------------------------------------------------------------------------------------------
+
+
+def _local_event(z: float, privacy: Privacy) -> GaussianEvent:
+    return GaussianEvent(z, 1.0 if privacy.relation == "add_remove" else 2.0, privacy.relation, "client")
+
+
+@dataclass(frozen=True, eq=False)
+class LocalGram:
+    """`gram` by local noise, asked for by name: each client scales its rows to norm 1 in all and adds noise that hides them.
+
+    Guarantee: that of one `GaussianEvent` of the unit "client", each time something is added. Reveals: the rows up to that noise, which is
+    so much that a clustering survives only with very large ε. Source: the Gaussian mechanism in the local model.
+    """
+
+    inner: GramChannel
+    noise_multiplier: float
+    privacy: Privacy
+    ledger: Ledger
+    noise_source: Entropy = field(repr=False)
+
+    @property
+    def receiver(self) -> str:
+        return str(getattr(self.inner, "receiver", self.inner.where))
+
+    @property
+    def where(self) -> Literal["server", "key-holder"]:
+        return self.inner.where
+
+    @property
+    def evidence(self) -> bool | tuple[str, ...]:
+        return self.inner.evidence
+
+    def open(self, epoch: int) -> GramSession:
+        return _NoisySession(self.inner.open(epoch), self)
+
+
+@dataclass(frozen=True, eq=False)
+class _NoisySession:
+    inner: GramSession
+    channel: LocalGram
+
+    def upload(self, client: int, rows: Array) -> Mapping[str, Array]:
+        channel = self.channel
+        event = _local_event(channel.noise_multiplier, channel.privacy)
+        channel.ledger.charge({client: (event,)}, "gram by local noise")
+        unit = clip(rows / max(1.0, math.sqrt(len(rows))), 1.0)
+        noised = gaussian(unit, event.sensitivity, channel.noise_multiplier, event.relation, "client", channel.noise_source)
+        return self.inner.upload(client, noised.value)
+
+    def extend(self, clients: Sequence[int], uploads: Sequence[Mapping[str, Array]], p: int, record: Recorder) -> Gram:
+        return self.inner.extend(clients, uploads, p, record)
+
+    def saved(self) -> dict[str, Any] | None:
+        """For a checkpoint: the noisy rows, which are not drawn again on resume."""
+        saved: Callable[[], dict[str, Any]] | None = getattr(self.inner, "saved", None)
+        return None if saved is None else saved()
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        self.inner.restore(saved)  # type: ignore[attr-defined]

@@ -1,0 +1,98 @@
+"""Files that are there as a whole or not at all, and files that only grow: what is written survives a kill, a full disk and a power cut."""
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+__all__ = ["append", "sync_folder", "write_arrays", "write_atomically"]
+
+# the names of the safetensors format
+_DTYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint64": "U64",
+    "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file so that a reader sees the old or the new one, never half of it, whatever happens. Raises OSError."""
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    _replace(path, lambda out: out.write(data), 0o644)
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any], mode: int = 0o644) -> tuple[str, int]:
+    """Write arrays, by name, as safetensors, whole or not at all; the file's BLAKE2b digest and its size in bytes.
+
+    Values that are made on demand are made one at a time, so that they never stand in memory together. Raises OSError.
+    """
+    digest, size = blake2b(digest_size=16), 0
+
+    def write(out: BinaryIO) -> None:
+        nonlocal size
+
+        def put(data: Any) -> None:
+            nonlocal size
+            digest.update(data)
+            size += out.write(data)
+
+        header: dict[str, Any] = {}
+        start = 0
+        for name in sorted(arrays):
+            value = arrays[name] if hasattr(arrays[name], "dtype") else np.asarray(arrays[name])
+            stop = start + int(np.prod(value.shape, dtype=int)) * value.dtype.itemsize
+            header[name] = {"dtype": _DTYPES[value.dtype.name], "shape": list(value.shape), "data_offsets": [start, stop]}
+            start = stop
+        words = json.dumps(header, separators=(",", ":")).encode()
+        words += b" " * (-len(words) % 8)
+        put(len(words).to_bytes(8, "little"))
+        put(words)
+        for name in sorted(arrays):
+            put(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data)
+
+    _replace(path, write, mode)
+    return digest.hexdigest(), size
+
+
+def _replace(path: Path, write: Any, mode: int) -> None:
+    part = path.with_name(path.name + ".part")
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as out:
+            write(out)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    sync_folder(path.parent)
+
+
+def append(path: Path, text: str) -> None:
+    """Add to a file and see it onto the disk. Where that fails the file is cut back to what it was, and OSError raised."""
+    before = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("ab", buffering=0) as out:
+            data = text.encode("utf-8")
+            while data:
+                data = data[out.write(data) :]
+            os.fsync(out.fileno())
+    except OSError as error:
+        with suppress(OSError):
+            os.truncate(path, before)
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def sync_folder(folder: Path) -> None:
+    """See a folder's entries onto the disk, where the system can."""
+    with suppress(OSError):
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)

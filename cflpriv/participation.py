@@ -1,0 +1,127 @@
+"""Who takes part: a round's cohort, who vanishes during a mean, how many clients a group has, who asks whom in a relay.
+
+All draws are keyed, none is secret.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .errors import InputError
+from .federation import Sampling
+from .handles import Held, Labels, label_sets
+from .protection import STAGES, SumCall
+from .randomness import stream
+
+__all__ = ["check_mean", "draw_cohort", "draw_drops", "group_sizes", "wanted_senders"]
+
+
+def draw_cohort(
+    sampling: Sampling, clients: Sequence[int], labels: Labels | None, smallest: int, seed: int, round_number: int
+) -> tuple[int, ...]:
+    """The clients of a round, ascending: a share of all, or of each cluster, of which at least `smallest` where there are as many."""
+    share = sampling.participation
+    if sampling.mode == "fixed_cohorts":
+        return _fixed_cohort(share, clients, labels, smallest, seed, round_number)
+    if sampling.mode == "global":
+        return tuple(sorted(_sample(clients, max(1, round(share * len(clients))), "cohort", seed, round_number)))
+    if labels is None:
+        raise InputError("training.sampling: 'per_cluster' needs cluster labels, which the server does not have here; use 'global'")
+    sets, _ = label_sets(labels, clients, None, "cohort")
+    chosen: set[int] = set()
+    for label in sorted({label for several in sets.values() for label in several}):
+        members = [client for client in clients if label in sets[client]]
+        size = min(len(members), max(smallest, round(share * len(members))))
+        chosen |= _sample(members, size, f"cohort {label}", seed, round_number)
+    return tuple(sorted(chosen))
+
+
+def _fixed_cohort(
+    share: float, clients: Sequence[int], labels: Labels | None, smallest: int, seed: int, round_number: int
+) -> tuple[int, ...]:
+    """Each cluster (all clients, without labels) is dealt into cohorts once, and rounds take one of these after the other.
+
+    So sums over the members of a cluster repeat, and tell nothing by their differences, until its members change.
+    """
+    sets = dict.fromkeys(clients, (0,)) if labels is None else label_sets(labels, clients, None, "cohort")[0]
+    chosen: list[int] = []
+    for label in sorted({label for several in sets.values() for label in several}):
+        members = [client for client in clients if label in sets[client]]
+        cohorts = max(1, len(members) // max(smallest, round(share * len(members))))
+        draws = {client: float(stream(seed, "fixed cohorts", client=client).random()) for client in members}
+        members.sort(key=lambda client: (draws[client], client))
+        chosen += members[round_number % cohorts :: cohorts]
+    return tuple(sorted(set(chosen)))
+
+
+def _sample(pool: Sequence[int], size: int, purpose: str, seed: int, round_number: int) -> set[int]:
+    """`size` of the pool, by a draw keyed to each client, so that neither order nor newcomers disturb it."""
+    draws = {client: float(stream(seed, purpose, round_number, client).random()) for client in pool}
+    return set(sorted(pool, key=lambda client: (draws[client], client))[:size])
+
+
+def draw_drops(
+    clients: Sequence[int], certain: Mapping[tuple[int, int], str], probability: float, seed: int, round_number: int, call: int
+) -> dict[int, str]:
+    """Which clients vanish during a mean, and at which of the stages of secure aggregation; the same under every protection.
+
+    `certain` holds those listed by (round, client).
+    """
+    drops = {client: certain[round_number, client] for client in clients if (round_number, client) in certain}
+    for client in clients if probability else ():
+        if client in drops:
+            continue
+        draw = stream(seed, f"dropout {call}", round_number, client)
+        if draw.random() < probability:
+            drops[client] = STAGES[int(draw.integers(len(STAGES)))]
+    return drops
+
+
+def check_mean(
+    name: str, oblivious: bool, private_weights: bool, weights: str | Mapping[int, float], groups: object, k: int | None
+) -> None:
+    """Refuse a mean that the kind of sum `name` cannot take, before anybody is asked. `InputError` says what to use instead."""
+    if oblivious and not isinstance(groups, Held) and (k or 1) > 1:
+        raise InputError(f"mean: sum = {name!r} keeps groups private, but these are public already; use sum = 'secagg'")
+    if groups is not None and k is None:
+        raise InputError("mean: give k, the number of groups, with `groups`")
+    if weights == "examples" and not private_weights:
+        raise InputError(f"mean: weights = 'examples' would show every client's sample count under sum = {name!r}; use 'equal'")
+    if isinstance(weights, str) and weights not in ("equal", "examples"):
+        raise InputError(f"mean: weights = {weights!r} is not known; use 'equal', 'examples' or a mapping by client")
+
+
+def group_sizes(groups: Labels | Held | None, call: SumCall, present: Collection[int]) -> tuple[int, ...]:
+    """How many present clients belong to each group, as far as the server has labels; else how many take part."""
+    if groups is None or isinstance(groups, Held):
+        return call.counts() if groups is None else tuple(max(count, call.floor) for count in call.counts())
+    sizes = [0] * call.k
+    for client in present:
+        try:
+            (labels, _) = label_sets(groups, [client], call.k, "mean: groups")
+        except InputError:
+            continue
+        for label in labels[client]:
+            sizes[label] += 1
+    return tuple(sizes)
+
+
+def wanted_senders(
+    held: Held, present: Sequence[int], recipients: Sequence[int], to: Mapping[int, Sequence[int]] | Held | None,
+    value: Callable[[Held, int], Any],
+) -> dict[int, list[int]]:  # fmt: skip
+    """Whose values each recipient of a relay asks for, among the holders who are `present`."""
+    wanted: dict[int, list[int]] = {}
+    for recipient in recipients:
+        if to is None:
+            asked = [sender for sender in present if sender != recipient]
+        elif isinstance(to, Held):
+            asked = [int(sender) for sender in np.ravel(value(to, recipient))]
+        else:
+            asked = [int(sender) for sender in to[recipient]]
+        missing = sorted(set(asked) - set(present))
+        if missing:
+            raise InputError(f"relay: client {recipient} wants {held.key.name} of clients {missing}, who are absent or do not hold it")
+        wanted[recipient] = sorted(set(asked))
+    return wanted

@@ -1,0 +1,433 @@
+"""Similarity and averaging under the clients' shared transforms: the same clusters, and a server that lacks what it should lack."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from scenes import Make, federation, population
+
+from cflpriv.data import build_population
+from cflpriv.engine import TaskInput
+from cflpriv.errors import InputError
+from cflpriv.experiments.config import Config, parse_config
+from cflpriv.experiments.run import advance, start
+from cflpriv.federation import GramView
+from cflpriv.handles import Held, Shared
+from cflpriv.local import LocalFederation
+from cflpriv.protection import GRAMS, SUMS, Protection, Transforms
+from cflpriv.protocols.orthonormal import HAAR_LIMIT, TRANSFORMS, Haar, transform
+from cflpriv.protocols.sketch import public_seed, sketch
+from cflpriv.types import Array, Population
+
+KINDS = tuple(TRANSFORMS)
+GRAM_STAGES: tuple[tuple[str, ...], ...] = ((), *((kind,) for kind in KINDS), ("sketch", "haar"), ("sketch", "hadamard"))
+SUM_KINDS = ("none", *KINDS)
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "pacfl": {},
+    "fedavg": {},
+    "ifca": {"k": 2},
+    "cfl": {"eps1": 0.9, "eps2": 1.0},
+    "stocfl": {},
+    "pfedlia": {"warm_up": 1, "local_epochs": 2},
+}
+
+
+def shared(kind: str, **options: Any) -> Protection:
+    return Protection(gram=(kind,), sum=kind, **options)
+
+
+def everything(view: GramView) -> tuple[dict[str, Any], dict[str, Any]]:
+    return {"n": view.gram.n}, {"gram": view.gram.matrix()}
+
+
+def rows_of(fed: LocalFederation, held: Held, *clients: int) -> Array:
+    return np.concatenate([np.atleast_2d(fed.peek(client, held)) for client in clients])
+
+
+# --- all algorithms, the same clusters
+
+
+def config(algorithm: str, protection: dict[str, Any]) -> Config:
+    return parse_config(
+        {
+            "data": {"clients": 8, "rotations": [0, 90], "test_samples_per_client": 30},
+            "model": {"name": "mlp", "hidden": 8, "dtype": "float64"},
+            "training": {"rounds": 3, "lr": 0.1, "epochs": 3, "weights": "equal"},
+            "algorithm": {"name": algorithm, **ALGORITHMS[algorithm]},
+            "protection": protection,
+            "run": {"insecure_test_entropy": True, "record": "headers"},
+        }
+    )
+
+
+@cache
+def digits() -> Population:
+    return build_population(config("pacfl", {}).data)
+
+
+def outcome(algorithm: str, protection: dict[str, Any], rounds: int = 3) -> tuple[Any, list[float]]:
+    """The clusters, and every client's accuracy after the last round."""
+    simulation = start(config(algorithm, protection), population=digits())
+    rows = [advance(simulation) for _ in range(rounds)]
+    clustering = simulation.algorithm.describe(simulation.state).get("clustering")
+    labels = None if clustering is None else dict(zip(clustering.clients, clustering.labels, strict=True))
+    return labels, rows[-1]["per_client"]["accuracy"]
+
+
+@cache
+def clear(algorithm: str) -> tuple[Any, list[float]]:
+    return outcome(algorithm, {})
+
+
+def agree(algorithm: str, gram: tuple[str, ...], total: str, mode: str = "per_round") -> None:
+    labels, accuracy = outcome(algorithm, {"gram": list(gram), "sum": total, "transform": mode, "sketch_dim": 400})
+    assert labels == clear(algorithm)[0]
+    np.testing.assert_allclose(accuracy, clear(algorithm)[1], atol=0.05)  # a sample on the border may fall either way by rounding
+
+
+def test_the_scene_has_clusters_to_find() -> None:
+    """Without a protection every clustering algorithm finds the two rotations here, so that agreeing with it means something."""
+    truth = {client.id: group for client, group in zip(digits().clients, digits().groups, strict=True)}
+    for algorithm in ("pacfl", "ifca", "cfl", "stocfl"):
+        labels = clear(algorithm)[0]
+        assert len({(labels[client], truth[client]) for client in labels}) == 2 == len(set(labels.values())), algorithm
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_finds_the_same_clusters(algorithm: str, kind: str) -> None:
+    """Each kind for both verbs, in both modes over all; the whole product is slow."""
+    long = algorithm in ("cfl", "stocfl") and kind == "haar"  # what they compare has more numbers than sketch_dim
+    agree(algorithm, ("sketch", "haar") if long else (kind,), kind, "fixed" if kind in ("permutation", "hadamard") else "per_round")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("total", SUM_KINDS)
+@pytest.mark.parametrize("gram", GRAM_STAGES, ids="+".join)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_finds_the_same_clusters_under_every_pair(algorithm: str, gram: tuple[str, ...], total: str) -> None:
+    agree(algorithm, gram, total)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("total", KINDS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_one_transform_for_all_rounds_does_too(algorithm: str, total: str) -> None:
+    agree(algorithm, (), total, "fixed")
+
+
+# --- gram
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gram_grows_by_new_rows_only(kind: str) -> None:
+    """Dropouts come later, newcomers join, the owners of the first rows may be offline: nothing is sent twice, no entry changes."""
+    fed = federation(population(), shared(kind), present=range(6))
+    held = fed.compute(Make())
+    first = fed.gram(held["rows"], then=everything, on=[0, 1, 3, 4])  # 2 and 5 dropped out
+    fed.leave([0, 1])
+    second = fed.gram(held["rows"], then=everything, against=held["rows"], on=[2, 5])
+    fed.join([6, 7])
+    later = fed.compute(Make(), on=[6, 7])
+    third = fed.gram(later["rows"], then=everything, against=held["rows"])
+    order = [0, 1, 3, 4, 2, 5]
+    exact = np.concatenate([rows_of(fed, held["rows"], *order), rows_of(fed, later["rows"], 6, 7)])
+    assert first.evidence is not None
+    assert second.evidence is not None
+    assert third.evidence is not None
+    np.testing.assert_allclose(third.evidence["gram"], exact @ exact.T, atol=1e-10)
+    np.testing.assert_allclose(third.evidence["gram"][:12, :12], second.evidence["gram"], atol=1e-14)
+    np.testing.assert_allclose(second.evidence["gram"][:8, :8], first.evidence["gram"], atol=1e-14)
+    assert [m.clients for m in fed.transcript.messages if m.verb == "gram"] == [(0, 1, 3, 4), (2, 5), (6, 7)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_server_reads_transformed_rows_that_only_the_secret_opens(kind: str) -> None:
+    fed = federation(population(), shared(kind))
+    held = fed.compute(Make())
+    fed.gram(held["vector"], then=everything)
+    (message,) = (m for m in fed.transcript.messages if m.verb == "gram")
+    assert message.payload is not None
+    sent, plain = message.payload["rows"][:, 0], rows_of(fed, held["vector"], *fed.clients)
+    assert not np.isclose(sent[:, :10], plain).all(axis=1).any()
+    (secret,) = {fed.secrets(f"client:{client}")["group_secret"] for client in fed.clients}
+    opened = transform(kind, bytes.fromhex(secret), f"gram/{message.context['epoch']}", 10).invert(sent)
+    np.testing.assert_allclose(opened, plain, atol=1e-9)
+
+
+def test_the_weak_kinds_show_what_their_docstrings_say() -> None:
+    """Permutations leave the values, signs the sizes; Haar and Hadamard leave neither."""
+    shown = {}
+    for kind in KINDS:
+        fed = federation(population(), shared(kind))
+        held = fed.compute(Make())
+        fed.gram(held["vector"], then=everything)
+        (message,) = (m for m in fed.transcript.messages if m.verb == "gram")
+        assert message.payload is not None
+        sent, plain = message.payload["rows"][3, 0], fed.peek(3, held["vector"])
+        values = np.allclose(np.sort(sent), np.sort(plain)) if len(sent) == len(plain) else False
+        sizes = np.allclose(np.sort(np.abs(sent)), np.sort(np.abs(plain))) if len(sent) == len(plain) else False
+        shown[kind] = (values, sizes)
+    assert shown == {
+        "permutation": (True, True), "signed_permutation": (False, True), "hadamard": (False, False), "haar": (False, False),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("gram", [("sketch",), ("sketch", "haar"), ("sketch", "hadamard")])
+def test_the_gram_of_sketched_vectors_is_that_of_the_sketch(gram: tuple[str, ...]) -> None:
+    fed = federation(population(), Protection(gram=gram, sketch_dim=8))
+    held = fed.compute(Make())
+    for epoch in range(2):
+        released = fed.gram(held["vector"], then=everything)
+        assert released.evidence is not None
+        short = sketch(public_seed("gram", epoch), 10, 8).apply(rows_of(fed, held["vector"], *fed.clients))
+        np.testing.assert_allclose(released.evidence["gram"], short @ short.T, atol=1e-8)
+    released = fed.gram(held["rows"], then=everything)  # 4 numbers: short enough
+    assert released.evidence is not None
+    rows = rows_of(fed, held["rows"], *fed.clients)
+    np.testing.assert_allclose(released.evidence["gram"], rows @ rows.T, atol=1e-10)
+
+
+# --- sums
+
+
+@pytest.mark.parametrize("mode", ["per_round", "fixed"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_blind_mean_is_the_mean(kind: str, mode: Any) -> None:
+    fed = federation(population(), shared(kind, transform=mode))
+    held = fed.compute(Make())
+    total = Shared(np.full(10, 3.0))
+    for number in range(3):
+        fed.begin_round(number)
+        means = fed.mean(held["vector", "rows"], groups={client: client % 2 for client in fed.clients}, k=2)
+        for label, mean in enumerate(means):
+            assert mean is not None
+            assert mean.parts["vector"].clear is None
+            for part in ("vector", "rows"):
+                exact = np.mean([fed.peek(client, held[part]) for client in fed.clients if client % 2 == label], axis=0)
+                np.testing.assert_allclose(fed.peek(label, mean.parts[part]), exact, atol=1e-9)
+        (mean,) = fed.mean(held["vector"])
+        assert mean is not None
+        plain = np.mean([fed.peek(client, held["vector"]) for client in fed.clients], axis=0)
+        assert mean.parts["vector"].norm() == pytest.approx(np.linalg.norm(plain))  # also where the transform pads
+        total = fed.fold(total + mean.parts["vector"], on=number)
+    assert len(total.blind) == 1
+    np.testing.assert_allclose(fed.peek(7, total), 3.0 + 3 * plain, atol=1e-8)
+    halved = fed.apply(lambda value: value / 2, total)
+    assert halved.clear is None
+    np.testing.assert_allclose(fed.peek(7, halved), 1.5 + 1.5 * plain, atol=1e-8)
+    names = [m.context["transform"] for m in fed.transcript.messages if m.verb == "mean"]
+    assert len(set(names)) == (1 if mode == "fixed" else len(names))
+    assert {m.context["kind"] for m in fed.transcript.messages if m.kind.startswith("blind")} == {kind}
+
+
+def test_transforms_are_kept_within_their_budget_and_made_again_alike() -> None:
+    made = Transforms(bytes(32), "permutation", keep_bytes=5000)
+    first = made("sum/0", 1000).apply(np.arange(1000.0))
+    kept = made("sum/0", 1000)
+    assert made("sum/0", 1000) is kept
+    for number in range(1, 4):
+        made(f"sum/{number}", 1000)
+    assert made("sum/0", 1000) is not kept
+    np.testing.assert_array_equal(made("sum/0", 1000).apply(np.arange(1000.0)), first)
+    assert isinstance(made("sum/0", 1000, "haar"), Haar)
+
+
+# --- the group
+
+
+def group_messages(fed: LocalFederation) -> list[tuple[int, str, str, tuple[int, ...]]]:
+    return [(m.round, m.kind, m.source, m.clients) for m in fed.transcript.messages if m.verb == "group"]
+
+
+def test_the_secret_is_agreed_over_recorded_messages() -> None:
+    fed = federation(population(), Protection(gram=("permutation",)), present=range(6))
+    held = fed.compute(Make())
+    fed.gram(held["rows"], then=everything)
+    six = tuple(range(6))
+    assert group_messages(fed) == [
+        (-1, "Invite", "server", six),
+        (-1, "Advert", "clients", six),
+        (-1, "Adverts", "server", (0,)),
+        (-1, "Offer", "clients", (0,)),
+        (-1, "Deliver", "server", six[1:]),
+        (-1, "Confirm", "clients", six[1:]),
+        (-1, "Confirmed", "server", six),
+    ]
+    assert fed.transcript.messages[0].verb == "group"  # before anything else
+    assert fed.secrets("client:6") == {}
+    fed.join([6])
+    fed.gram(fed.compute(Make(), on=[6])["rows"], then=everything, against=held["rows"])
+    handed = [row[1:] for row in group_messages(fed)[7:]]
+    assert handed == [
+        ("Invite", "server", (6,)),
+        ("Advert", "clients", (6,)),
+        ("Admit", "server", (0,)),
+        ("Grant", "clients", (0,)),
+        ("Handover", "server", (6,)),
+    ]
+    assert fed.secrets("client:6") == fed.secrets("client:0")
+    secret = bytes.fromhex(fed.secrets("client:0")["group_secret"])
+    for message in fed.transcript.messages:
+        assert all(secret[:8] not in array.tobytes() for array in (message.payload or {}).values())
+        assert secret.hex() not in repr(message)
+
+
+def test_coming_and_going_changes_nothing_for_members() -> None:
+    fed = federation(population(), shared("hadamard"))
+    before = [fed.secrets(f"client:{client}") for client in range(8)]
+    fed.compute(Make())
+    fed.leave([1, 2])
+    fed.join([1, 2])
+    fed.gram(fed.compute(Make())["rows"], then=everything)
+    assert len(group_messages(fed)) == 7
+    assert [fed.secrets(f"client:{client}") for client in range(8)] == before
+
+
+@pytest.mark.parametrize("protection", [Protection(), shared("haar")])
+def test_unknown_clients_neither_leave_nor_are_removed(protection: Protection) -> None:
+    fed = federation(population(), protection)
+    for go in (fed.leave, fed.remove):
+        with pytest.raises(InputError, match=r"\[99\]"):
+            go([0, 99])
+    assert fed.clients == tuple(range(8))
+
+
+@pytest.mark.parametrize("protection", [Protection(), Protection(sum="secagg"), Protection(gram=("sketch",))])
+def test_without_a_transform_nothing_is_agreed(protection: Protection) -> None:
+    fed = federation(population(), protection)
+    held = fed.compute(Make())
+    fed.gram(held["rows"], then=everything)
+    fed.leave([7])
+    fed.join([7])
+    fed.remove([7])
+    fed.mean(held["vector"])
+    assert group_messages(fed) == []
+
+
+def test_after_a_removal_the_removed_client_has_no_key_to_what_comes() -> None:
+    fed = federation(population(), shared("permutation", transform="fixed"), present=range(6))
+    held = fed.compute(Make())
+    fed.gram(held["rows"], then=everything)
+    (mean,) = fed.mean(held["vector"])
+    assert mean is not None
+    blind = Shared(np.zeros(10)) + mean.parts["vector"]
+    fed.remove([0])
+    old, new = fed.secrets("client:0"), fed.secrets("client:1")
+    assert set(old) == {"group_secret"}
+    assert set(new) == {"group_secret", "group_secret@1"}
+    assert new["group_secret"] == old["group_secret"] != new["group_secret@1"]
+    with pytest.raises(InputError, match=r"\[0\] were removed"):
+        fed.join([0])
+    again = fed.compute(Make())
+    (fresh,) = fed.mean(again["vector"])
+    assert fresh is not None
+    assert [m.context["transform"] for m in fed.transcript.messages if m.verb == "mean"] == ["sum/fixed", "sum/fixed@1"]
+    opened = transform("permutation", bytes.fromhex(new["group_secret@1"]), "sum/fixed@1", 10)
+    np.testing.assert_allclose(
+        opened.invert(fresh.parts["vector"].blind[0].value), np.mean([fed.peek(c, again["vector"]) for c in range(1, 6)], axis=0)
+    )
+    # who comes now has the running secret only
+    fed.join([6])
+    assert set(fed.secrets("client:6")) == {"group_secret@1"}
+    late = fed.compute(Make(), on=[6])
+    with pytest.raises(InputError, match=r"client 6 came after a removal .* 'gram/0'"):
+        fed.gram(late["rows"], then=everything, against=held["rows"])
+    with pytest.raises(InputError, match=r"client 6 came after a removal .* 'sum/fixed'"):
+        fed.peek(6, blind)
+    fed.leave([1])
+    folded = fed.fold(blind + fresh.parts["vector"])
+    np.testing.assert_allclose(fed.peek(6, folded), fed.peek(2, blind) + fed.peek(2, fresh.parts["vector"]), atol=1e-9)
+    anew = fed.gram(fed.compute(Make())["rows"], then=everything)
+    assert anew.result == {"n": 5}
+
+
+def test_a_federation_that_goes_on_from_a_checkpoint_has_the_same_secret() -> None:
+    """The same draws while it is built, nothing of the agreement on record twice, newcomers handed the secret again."""
+    one = federation(population(), shared("haar"), present=range(6))
+    one.compute(Make())
+    one.join([6])
+    other = federation(population(), shared("haar"), present=range(6))
+    other.restore(one.saved())
+    assert other.secrets("client:6") == one.secrets("client:6")
+    other.mean(other.compute(Make())["vector"])
+    assert [row[1] for row in group_messages(other)] == ["Invite", "Advert", "Admit", "Grant", "Handover"]
+    one.remove([2])
+    with pytest.raises(InputError, match="removed cannot be resumed"):
+        other.restore(one.saved())
+
+
+# --- refusals by name
+
+
+@dataclass(frozen=True)
+class Long:
+    """A task that makes a vector too long for a dense rotation."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return ("long",)
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        return ()
+
+    def run(self, given: TaskInput) -> dict[str, Array]:
+        return {"long": np.random.default_rng(given.data.id).normal(size=HAAR_LIMIT + 1)}
+
+
+def test_what_is_too_long_for_haar_is_refused_and_told_what_takes_it() -> None:
+    fed = federation(population(), shared("haar"))
+    held = fed.compute(Long())
+    with pytest.raises(InputError, match=r"protection\.gram: 'haar' .* up to d = 8192; these have d = 8193: use \[\"sketch\", \"haar\"\]"):
+        fed.gram(held, then=everything)
+    with pytest.raises(InputError, match=r"protection\.sum: 'haar' .* d = 8193: use 'hadamard' or 'secagg'"):
+        fed.mean(held)
+    for protection in (shared("hadamard"), replace(shared("permutation"), gram=("sketch", "haar"), sketch_dim=64)):
+        fed = federation(population(), protection)
+        held = fed.compute(Long())
+        fed.gram(held, then=everything)
+        (mean,) = fed.mean(held)
+        assert mean is not None
+        exact = np.mean([fed.peek(client, held) for client in fed.clients], axis=0)
+        np.testing.assert_allclose(fed.peek(0, mean.parts["long"]), exact, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"gram": ("haar", "sketch")}, r"protection\.gram: \['haar', 'sketch'\]: the sketch comes first"),
+        ({"gram": ("sketch", "sketch")}, "the sketch comes first, once"),
+        ({"gram": ("haar", "permutation")}, "more than one transform"),
+        ({"gram": ("sketch", "haar", "hadamard")}, "more than one transform"),
+        ({"gram": ("sketch",), "sketch_dim": 7}, r"protection\.sketch_dim: 7 is below 8"),
+        ({"gram": ("shuffle",)}, r"protection\.gram: 'shuffle' is not known; known are none, "),
+        ({"sum": "sketch"}, r"protection\.sum: 'sketch' is not known"),
+    ],
+)
+def test_impossible_stages_are_refused_by_name(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Protection(**options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_few_numbers_are_not_hidden_by_any_kind(kind: str) -> None:
+    fed = federation(population(), shared(kind))
+    with pytest.raises(InputError, match=rf"hides little under sum = '{kind}'"):
+        fed.mean(fed.compute(Make())["one"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sample_counts_stay_private_under_every_kind(kind: str) -> None:
+    with pytest.raises(InputError, match=rf"training\.weights = 'examples': under protection\.sum = '{kind}'"):
+        parse_config({"protection": {"sum": kind}})
+
+
+def test_every_kind_is_listed() -> None:
+    assert set(KINDS) | {"sketch"} <= set(GRAMS)
+    assert set(KINDS) <= set(SUMS)
+    for gram, total in product(GRAM_STAGES, SUM_KINDS):
+        assert Protection(gram=gram, sum=total).transformed == (not {*gram, total}.isdisjoint(KINDS))
