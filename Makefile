@@ -12,13 +12,16 @@ export CFLPRIV_DATA := $(abspath ../shared/data)
 endif
 endif
 
-.PHONY: demo test test-slow lint type bench clean
+.PHONY: demo test test-flower test-slow lint type bench clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not flower"
+
+test-flower: $(READY)
+	$(BIN)/python -m pytest -m flower
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
@@ -36,7 +39,7 @@ bench: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "cflpriv needs Python 3.11 or newer; set PYTHON=python3.X"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,flower]"
 	touch $(READY)
 
 clean:

@@ -1,4 +1,4 @@
-"""The demo: PACFL with and without protection, beside FedAvg and local training, on real digits; then the audit and the report.
+"""The demo: PACFL with and without protection, beside FedAvg and local training, on real digits; then audit, report and a small sweep.
 
 Half of the clients see the digits upright, half turned by 90 degrees. Nobody tells the server how many groups there are.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 from cflpriv import InputError, load_config, run_experiment
 from cflpriv.attacks.audit import audit_run
 from cflpriv.experiments.report import write_report
+from cflpriv.experiments.sweep import load_sweep, run_sweep
 
 HERE = Path(__file__).parent
 OUT = Path("runs/demo")
@@ -33,7 +34,7 @@ def main() -> None:
     table = []
     for name, (file, changes) in RUNS.items():
         summary = run_experiment(load_config(HERE / file, changes), OUT / name, say=print)
-        cells = audit_run(OUT / name, say=print) if summary["algorithm"] == "pacfl" else []
+        cells = audit_run(OUT / name, attacks=["signature_inversion"], budget="quick", say=print) if summary["algorithm"] == "pacfl" else []
         seen = {cell.adversary: cell.value for cell in cells if cell.metric == "mean_image_cosine"}
         table.append((name, summary, seen))
     print()
@@ -49,6 +50,13 @@ def main() -> None:
         print(f"{name:<12}{accuracy:>10}{worst:>8}{own:>11}{summary['clusters'] or '–':>10}{ari:>7}   {leak}")
     print("\n(likeness is a cosine; without any view an attacker's guess, the average image, has the baseline in the report)")
     print(f"report: {write_report(OUT)}   ({time.perf_counter() - began:.0f} s)")
+
+    print("\nPrivacy against utility: two systems under four protections, two seeds each")
+    sweep = load_sweep(HERE / "sweeps" / "small_front.toml")
+    failed = run_sweep(sweep, OUT / "front", audit=audit_run, say=print)
+    for name, error in failed.items():
+        print(f"failed: {name}: {error}")
+    print(f"its pictures and tables: {write_report(OUT / 'front')}   ({time.perf_counter() - began:.0f} s in all)")
 
 
 if __name__ == "__main__":

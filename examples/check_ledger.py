@@ -1,0 +1,101 @@
+"""What does a ledger come to? The ε of every client, computed from ledger.json alone, without the project.
+
+    python examples/check_ledger.py RUN_DIR/ledger.json [RUN_DIR/summary.json]
+
+Needs dp-accounting only, whose event classes and accountants it uses as they are: privacy-loss distributions, or Rényi divergences where
+there is Skellam noise. With a summary, the largest ε must equal the one that is stated there, to 0.01 (the two round losses differently).
+"""
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from dp_accounting import dp_event, privacy_accountant
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld.common import DifferentialPrivacyParameters
+from dp_accounting.pld.privacy_loss_distribution import from_privacy_parameters
+from dp_accounting.rdp import rdp_privacy_accountant as rdp
+
+RELATIONS = {
+    "add_remove": privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    "replace_one": privacy_accountant.NeighboringRelation.REPLACE_ONE,
+}
+
+
+def epsilon(events: list[dict[str, Any]], relation: str, delta: float) -> float:
+    """ε at δ of the events of one client."""
+    counted = Counter(json.dumps(event, sort_keys=True) for event in events)
+    if any(json.loads(key)["event"] == "SkellamEvent" for key in counted):
+        return renyi(counted, delta)
+    accountant = PLDAccountant(RELATIONS[relation])
+    pure = []
+    for key, count in counted.items():
+        event = json.loads(key)
+        kind, z = event["event"], event.get("noise_multiplier", 0.0)
+        if kind == "GaussianEvent":
+            # its multiplier is over the sensitivity of its own relation; dp-accounting's, under replacement, over half of it
+            accountant.compose(dp_event.GaussianDpEvent(z if relation == "add_remove" else 2 * z), count)
+        elif kind == "SampledGaussianEvent":
+            sampled = dp_event.PoissonSampledDpEvent(event["sampling_rate"], dp_event.GaussianDpEvent(z))
+            accountant.compose(sampled, count * event["steps"])
+        elif kind in ("ChoiceEvent", "RandomizedResponseEvent"):
+            pure.append((event["epsilon"], count))
+        else:
+            raise SystemExit(f"{kind}: this script does not know such an event")
+    if not pure:
+        return float(accountant.get_epsilon(delta))
+    total = accountant._pld  # no event of dp-accounting says "pure epsilon", but its distributions do
+    for each, count in pure:
+        total = total.compose(from_privacy_parameters(DifferentialPrivacyParameters(each, 0.0)).self_compose(count))
+    return float(total.get_epsilon_for_delta(delta))
+
+
+def renyi(counted: Counter[str], delta: float) -> float:
+    """By Rényi divergences: Gaussian releases and Skellam sums (Agarwal et al. 2021)."""
+    orders = np.arange(2, 513)
+    total = np.zeros(len(orders))
+    for key, count in counted.items():
+        event = json.loads(key)
+        if event["event"] == "GaussianEvent":
+            total += count * orders / (2 * event["noise_multiplier"] ** 2)
+        elif event["event"] == "SkellamEvent":
+            mu, l2, l1 = event["variance"], event["l2"], event["l1"]
+            correction = np.minimum(((2 * orders - 1) * l2**2 + 6 * l1) / (4 * mu**2), 3 * l1 / (2 * mu))
+            total += count * (orders * l2**2 / (2 * mu) + correction)
+        else:
+            raise SystemExit(f"{event['event']}: this script does not know such an event beside Skellam noise")
+    return float(rdp.compute_epsilon(orders, total, delta)[0])
+
+
+def main(arguments: list[str]) -> int:
+    if not arguments:
+        print(__doc__)
+        return 2
+    ledger = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    released: dict[int, list[dict[str, Any]]] = {}
+    for charge in ledger["charges"]:
+        for client in charge["clients"]:
+            released.setdefault(client, []).extend(charge["events"])
+    prices: dict[str, float] = {}
+    spent = {}
+    for client, events in sorted(released.items()):
+        key = json.dumps(sorted(map(str, events)))
+        if key not in prices:
+            prices[key] = epsilon(events, ledger["relation"], ledger["delta"])
+        spent[client] = prices[key]
+    most = max(spent.values(), default=0.0)
+    print(f"{len(spent)} clients, {len(ledger['charges'])} charges; epsilon {min(spent.values(), default=0.0):.4f} to {most:.4f}", end=" ")
+    print(f"at delta {ledger['delta']:g} ({ledger['relation']}, unit {ledger['unit']}); budget {ledger['epsilon']:g}")
+    holds = most <= ledger["epsilon"] + 0.01
+    if len(arguments) > 1:
+        stated = json.loads(Path(arguments[1]).read_text(encoding="utf-8"))["epsilon"]
+        print(f"the summary states {stated:.4f}: {'equal' if abs(stated - most) <= 0.01 else 'NOT equal'}")
+        holds = holds and abs(stated - most) <= 0.01
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
