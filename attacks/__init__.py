@@ -23,7 +23,8 @@ Stand-alone
 -----------
 The mathematics of each attack is a plain function of arrays, for updates, signatures and Gram matrices of any other system:
 `invert_signature`, `recover_label_set`, `labels_from_bias`, `labels_from_templates`, `labels_from_gram`, `rows_from_products`,
-`disaggregate`, `groups_from_scores`, `recover_labels`, `invert_updates`. See examples/attack_other_systems.py.
+`disaggregate`, `groups_from_scores`, `recover_labels`, `invert_updates`, `clusters_from_sizes`, `products_from_bare`. See
+examples/attack_other_systems.py.
 """
 
 from collections.abc import Callable
@@ -33,16 +34,20 @@ from ..types import Array
 from . import (
     cluster_identity,
     disaggregation,
+    dp_run,
     gradient_inversion,
     gram_geometry,
     influence,
     key_recovery,
     label_inference,
+    membership_audit,
     model_inconsistency,
     signature_inversion,
     sybil_span,
 )
 from .adversary import ADVERSARIES, AdversaryView, load_view, view_of
+from .ckks_products import products_from_bare
+from .cluster_identity import clusters_from_sizes
 from .disaggregation import disaggregate
 from .gradient_inversion import invert_updates
 from .gram_geometry import labels_from_gram
@@ -54,9 +59,10 @@ from .signature_inversion import invert_signature, recover_label_set
 from .sybil_span import rows_from_products
 
 __all__ = [
-    "ADVERSARIES", "ATTACKS", "BUDGETS", "AdversaryView", "Attack", "Budget", "Case", "Cell", "Prior", "Truth", "disaggregate",
-    "groups_from_scores", "invert_signature", "invert_updates", "labels_from_bias", "labels_from_gram", "labels_from_templates",
-    "load_view", "recover_label_set", "recover_labels", "rows_from_products", "view_of",
+    "ADVERSARIES", "ATTACKS", "BUDGETS", "AdversaryView", "Attack", "Budget", "Case", "Cell", "Prior", "Truth",
+    "clusters_from_sizes", "disaggregate", "groups_from_scores", "invert_signature", "invert_updates", "labels_from_bias",
+    "labels_from_gram", "labels_from_templates", "load_view", "products_from_bare", "recover_label_set", "recover_labels",
+    "rows_from_products", "view_of",
 ]  # fmt: skip
 
 
@@ -78,7 +84,9 @@ ATTACKS: dict[str, Attack] = {
     "disaggregation": Attack("single clients' values from sums over cohorts", disaggregation.cells),
     "key_recovery": Attack("label sets, histograms and coordinates from updates under a secret permutation", key_recovery.cells),
     "gradient_inversion": Attack("training images from one client's update, for few samples and steps", gradient_inversion.cells),
+    "membership": Attack("who was trained on, from models and updates: loss threshold, LiRA, RMIA", membership_audit.cells),
     "model_inconsistency": Attack("one client's update from a secure sum, by sending others a dead model", model_inconsistency.cells),
     "influence": Attack("groups from the N × N scores of pFedLIA", influence.cells),
+    "dp_audit": Attack("a lower bound on ε for each private release and for the whole run, by canaries played again", dp_run.cells),
 }
 """Name -> attack, in the order in which an audit runs them."""

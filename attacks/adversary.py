@@ -134,7 +134,7 @@ def _of_coalition(message: Message, coalition: tuple[int, ...], *, header: bool)
 
     `header` says that the adversary sees the message pass: without it, a message of which the clients have no part is not seen at all.
     """
-    closed = replace(message, payload=None, digest="") if header else None  # a digest would let small values be guessed
+    closed = replace(message, payload=None, digest="", kept_digest="") if header else None  # a digest would let small values be guessed
     if not coalition or "clients" not in (message.source, message.target):
         return closed
     rows = payload_rows(message)
@@ -146,7 +146,8 @@ def _of_coalition(message: Message, coalition: tuple[int, ...], *, header: bool)
             return closed
         payload = None if message.payload is None or len(rows) != _length(message) else _taken(message, rows, mine)
         clients = message.clients if header else tuple(rows[i] for i in mine)
-        return replace(message, clients=clients, peers=() if not header else message.peers, payload=payload, digest="")
+        peers = message.peers if header else ()
+        return replace(message, clients=clients, peers=peers, payload=payload, digest="", kept_digest="")
     mine = [i for i, client in enumerate(message.clients) if client in coalition]
     if not mine:
         return closed
@@ -170,7 +171,7 @@ def _traffic(messages: Sequence[Message]) -> tuple[Message, ...]:
         key = (message.round, message.verb, message.source, message.target, message.bytes_each)
         before = merged.get(key)
         clients = message.clients if before is None else tuple(sorted({*before.clients, *message.clients}))
-        bare = before or replace(message, kind="", payload=None, digest="", context={}, peers=(), readers=())
+        bare = before or replace(message, kind="", payload=None, digest="", kept_digest="", context={}, peers=(), readers=())
         merged[key] = replace(
             bare,
             clients=clients,

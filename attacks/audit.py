@@ -5,11 +5,11 @@ as the budget allows, so that figures come with an interval over seeds; those ru
 pipeline on the same data and seed without protection. Truth is rebuilt from configuration and data; no attack sees it.
 
 What is finished is kept in audit/units.json: an audit that was stopped goes on where it was when it is called again, unless run, budget or
-attacks have changed meanwhile.
+attacks have changed meanwhile. What it will do and about how long that takes is said first (`plan`).
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -20,6 +20,7 @@ import numpy as np
 from ..data import build_population
 from ..errors import InputError
 from ..experiments.config import Config, load_config
+from ..experiments.folder import file_digests
 from ..experiments.run import admit as admit_newcomers
 from ..experiments.run import advance, begin, estimate_record_bytes, population_digest, prepare, start
 from ..files import write_atomically
@@ -29,12 +30,11 @@ from ..record import Message, Transcript, payload_rows
 from ..types import Array, ClientData, Population
 from . import ATTACKS
 from .adversary import AdversaryView, read_secrets, recorded, view_of
+from .clipped import compared_rows, engine_for
 from .leakage import BUDGETS, Budget, Case, Cell, Prior, pooled, prior_of, truth_of
+from .plan import Clock, Plan, plan_of
 
 __all__ = ["Scene", "audit_run", "case_of", "fresh_scene", "simulator"]
-
-MOST_BYTES = 1 << 30
-"""Payloads of a run that is made again for the audit; beyond this it has fewer rounds."""
 
 
 @dataclass(eq=False)
@@ -71,7 +71,38 @@ def audit_run(
     `population` replaces the data that the configuration names, for all seeds. Raises `InputError` for a folder that is no complete
     recorded run or was changed, an unknown attack, adversary or budget.
     """
-    folder = Path(run_dir)
+    folder, given = Path(run_dir), population
+    _check_asked(budget, attacks)
+    config, summary, messages, secrets = _read(folder)
+    adversaries = [adversary] if adversary else _adversaries(messages, secrets)
+    for one in adversaries:
+        view_of(messages, one, secrets, config.protection)  # an unknown one is refused before anything runs
+    people = population or build_population(config.data, data_dir)
+    if summary["data_digest"] != population_digest(people):
+        raise InputError(f"{folder / 'summary.json'}: the run was made with other data than are found now; give the same --data-dir")
+    limits = BUDGETS[budget]
+    plan = _plan(config, summary, people, limits)
+    wanted = [(one, name) for one in adversaries for name in attacks or ATTACKS]
+    kept = _Kept(folder, _key(folder, budget))  # a folder that cannot be written is refused before anything runs, too
+    todo = [seed for seed in plan.seeds if not all(_unit(*pair, seed) in kept.cells for pair in wanted)]
+    say(plan.words(budget, todo, len(wanted), adversaries))
+    clock = Clock(plan, todo, len(wanted))
+    for seed in todo:
+        say(clock.words(seed))
+        is_recorded = seed == config.run.seed
+        if is_recorded:
+            scene = _recorded_scene(config, people, messages, secrets, plan, limits)
+        else:
+            mine = _reseeded(config, seed)
+            scene = fresh_scene(mine, given or build_population(mine.data, data_dir), plan.rounds, limits)
+        for place, (one, name) in enumerate(wanted, 1):
+            if (unit := _unit(one, name, seed)) not in kept.cells:
+                say(f"  {place} of {len(wanted)}: {name}, adversary {one}")
+                kept.add(unit, _attacked(name, one, scene, limits, folder if is_recorded else None))
+    return pooled([cell for seed in plan.seeds for pair in wanted for cell in kept.cells[_unit(*pair, seed)]])
+
+
+def _check_asked(budget: str, attacks: Sequence[str] | None) -> None:
     if budget not in BUDGETS:
         raise InputError(f"--budget {budget}: is not known; known are {', '.join(BUDGETS)}")
     if attacks is not None and not attacks:
@@ -79,37 +110,6 @@ def audit_run(
     for name in attacks or ():
         if name not in ATTACKS:
             raise InputError(f"--attacks {name}: is not known; known are {', '.join(ATTACKS)}")
-    config, summary, messages, secrets = _read(folder)
-    adversaries = [adversary] if adversary else _adversaries(messages, secrets)
-    for one in adversaries:
-        view_of(messages, one, secrets, config.protection)  # an unknown one is refused before anything runs
-    spec = config.data
-    given = population
-    population = population or build_population(spec, data_dir)
-    if summary["data_digest"] != population_digest(population):
-        raise InputError(f"{folder / 'summary.json'}: the run was made with other data than are found now; give the same --data-dir")
-    names = list(attacks or ATTACKS)
-    kept = _Kept(folder, _key(folder, budget))
-    limits = BUDGETS[budget]
-    cells: list[Cell] = []
-    wanted = [(one, name) for one in adversaries for name in names]
-
-    def source(seed_config: Config) -> Population:
-        if given is not None:
-            return given
-        return population if seed_config.data == spec else build_population(seed_config.data, data_dir)
-
-    for scene in _scenes(config, summary, messages, secrets, source, limits, lambda seed: kept.has_all(wanted, seed)):
-        for one, name in wanted:
-            if isinstance(scene, int):
-                cells += kept.cells[_unit(one, name, scene)]
-                continue
-            unit = _unit(one, name, scene.seed)
-            if unit not in kept.cells:
-                say(f"{name}: adversary {one}, seed {scene.seed}")
-                kept.add(unit, _attacked(name, one, scene, limits, folder if scene.seed == config.run.seed else None))
-            cells += kept.cells[unit]
-    return pooled(cells)
 
 
 # --- the run folder -----------------------------------------------------------------------------------------------------------------
@@ -123,17 +123,40 @@ def _read(folder: Path) -> tuple[Config, dict[str, Any], list[Message], dict[str
     if config.run.record == "headers":
         raise InputError(f'{folder}: payloads were not recorded; run it again with [run] record = "full" or "attackable"')
     path = folder / "summary.json"
-    messages = recorded(folder)
     if not path.is_file():
-        raise InputError(f"{folder}: the run is not complete (no summary.json); finish it with `cflpriv run … --resume`")
-    summary = json.loads(path.read_text(encoding="utf-8"))
-    for key in ("algorithm", "protection", "data_digest", "rounds", "seconds"):
+        raise InputError(f"{path}: is missing, so the run is not complete; finish it with `cflpriv run … --resume`")
+    messages = recorded(folder)
+    summary = _summary(path, config)
+    secrets = read_secrets(folder)
+    found = file_digests(folder)
+    for name in sorted({*found, *summary["files"]}):
+        if name not in found:
+            raise InputError(f"{folder / name}: is missing; the run wrote it")
+        if found[name] != summary["files"].get(name):
+            raise InputError(
+                f"{folder / name}: is not as the run left it when it wrote summary.json; it was changed, is of another run, or a "
+                "resumed run ended before its last round (then finish it with --resume)"
+            )
+    return config, summary, messages, secrets
+
+
+def _summary(path: Path, config: Config) -> dict[str, Any]:
+    """A run's summary, as far as an audit reads it. Raises `InputError` naming the key that is missing, damaged or not the config's."""
+    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    kinds: dict[str, tuple[type, ...]] = {"rounds": (int,), "seconds": (int, float), "files": (dict,)}
+    for key in ("algorithm", "protection", "data_digest", *kinds):
         if key not in summary:
             raise InputError(f"{path}: has no {key!r}; it is not the summary of a run of this version")
+        if not isinstance(summary[key], kinds.get(key, (str,))) or isinstance(summary[key], bool):
+            raise InputError(f"{path}: {key} = {summary[key]!r} is of a wrong type")
+    if not 0 <= summary["rounds"] <= config.training.rounds:
+        raise InputError(f"{path}: rounds = {summary['rounds']}, but config.toml has {config.training.rounds}; one of them was changed")
+    if not 0 <= summary["seconds"] < float("inf"):
+        raise InputError(f"{path}: seconds = {summary['seconds']!r} is no duration")
     for key, value in (("algorithm", config.algorithm["name"]), ("protection", config.protection.name)):
         if summary[key] != value and not (key == "algorithm" and {summary[key], value} == {"ifca", "hypcluster"}):
             raise InputError(f"{path}: {key} is {summary[key]!r}, but config.toml says {value!r}; one of them was changed")
-    return config, summary, messages, read_secrets(folder)
+    return summary
 
 
 def _adversaries(messages: Sequence[Message], secrets: Mapping[str, object]) -> list[str]:
@@ -142,16 +165,11 @@ def _adversaries(messages: Sequence[Message], secrets: Mapping[str, object]) -> 
     return ["server", *(["server+1"] if client else []), *(["key-holder"] if holder else [])]
 
 
-def _of_run(folder: Path) -> list[Path]:
-    named = [folder / name for name in ("config.toml", "summary.json", "transcript/messages.jsonl")]
-    return [*named, *sorted((folder / "secrets").glob("*.json"))]
-
-
 def _key(folder: Path, budget: str) -> str:
-    """What a finished cell depends on: the run, the budget, and the attacks' own text."""
+    """What a finished cell depends on: the run, whose summary has the digests of its other files, the budget, and the attacks' own text."""
     digest = blake2b(budget.encode(), digest_size=16)
-    for path in (*_of_run(folder), *sorted(Path(__file__).parent.rglob("*.py"))):
-        digest.update(path.read_bytes() if path.exists() else b"")
+    for path in (folder / "summary.json", *sorted(Path(__file__).parent.rglob("*.py"))):
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
@@ -164,6 +182,10 @@ class _Kept:
 
     def __init__(self, folder: Path, key: str) -> None:
         self.folder, self.key = folder, key
+        try:
+            (folder / "audit").mkdir(exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{folder / 'audit'}: cannot be written ({error.strerror})") from None
         self.cells: dict[str, list[Cell]] = {}
         try:
             stored = json.loads((folder / "audit" / "units.json").read_text(encoding="utf-8"))
@@ -172,9 +194,6 @@ class _Kept:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass  # none, or damaged: everything is done again
 
-    def has_all(self, wanted: Sequence[tuple[str, str]], seed: int) -> bool:
-        return all(_unit(adversary, attack, seed) in self.cells for adversary, attack in wanted)
-
     def add(self, unit: str, cells: Sequence[Cell]) -> None:
         self.cells[unit] = list(cells)
         units = {name: [one.as_json() for one in several] for name, several in self.cells.items()}
@@ -182,7 +201,6 @@ class _Kept:
         done = sorted(self.cells, key=lambda name: (name.split("|")[0] != "server", name.split("|")[0], order.get(name.split("|")[1], 99)))
         table = pooled([one for name in done for one in self.cells[name]])
         try:
-            (self.folder / "audit").mkdir(exist_ok=True)
             write_atomically(self.folder / "audit" / "units.json", json.dumps({"key": self.key, "units": units}) + "\n")
             write_atomically(self.folder / "audit.json", json.dumps([one.as_json() for one in table], indent=1) + "\n")
         except OSError as error:
@@ -196,31 +214,26 @@ def _cell(fields: Mapping[str, Any]) -> Cell:
 # --- runs to attack -----------------------------------------------------------------------------------------------------------------
 
 
-def _scenes(
-    config: Config, summary: Mapping[str, Any], messages: Sequence[Message], secrets: Mapping[str, Mapping[str, str]],
-    source: Callable[[Config], Population], budget: Budget, done: Callable[[int], bool],
-) -> Iterator[Scene | int]:  # fmt: skip
-    """The recorded run, then fresh ones; a seed alone where all is known of it already."""
-    rounds, seconds = int(summary["rounds"]), max(float(summary["seconds"]), 1e-3)
-    open_ = _is_open(config)
-    size = estimate_record_bytes(config.with_("run", record="full", record_rounds=(), record_clients=()), source(config)) or 1
-    kept = max(1, min(rounds, int(rounds * budget.seconds / seconds), rounds * MOST_BYTES // size)) if rounds else 0
-    cut = None if kept == rounds else kept
-    fresh = min(budget.seeds - 1, int(budget.seconds / (seconds * (1 if open_ else 2)))) if cut is None else 0
-    for number in range(1 + fresh):
-        seed = config.run.seed + 1000 * number
-        if done(seed):
-            yield seed
-            continue
-        mine = config.with_("run", seed=seed).with_("data", seed=config.data.seed + 1000 * number)
-        people = source(mine)
-        if number:
-            yield fresh_scene(mine, people, kept, budget)
-            continue
-        whole = open_ and config.run.record == "full"
-        reference = list(messages) if whole else _again(_opened(mine), people, kept)[0]
-        seen = view_of(reference, "server", {}) if cut is None else view_of(reference, "server", {}).until(cut)
-        yield Scene(seed, config, people, messages, secrets, seen, _prior(mine, people, budget), cut)
+def _plan(config: Config, summary: Mapping[str, Any], population: Population, budget: Budget) -> Plan:
+    size = estimate_record_bytes(config.with_("run", record="full", record_rounds=(), record_clients=()), population)
+    is_whole = _is_open(config) and config.run.record == "full"
+    return plan_of(summary, config.run.seed, size=size, is_open=_is_open(config), is_whole=is_whole, budget=budget)
+
+
+def _reseeded(config: Config, seed: int) -> Config:
+    """The same experiment with other seeds, of data and of everything else."""
+    return config.with_("run", seed=seed).with_("data", seed=config.data.seed + seed - config.run.seed)
+
+
+def _recorded_scene(
+    config: Config, population: Population, messages: Sequence[Message], secrets: Mapping[str, Mapping[str, str]], plan: Plan,
+    budget: Budget,
+) -> Scene:  # fmt: skip
+    """The recorded run, and its unprotected twin: itself where nothing protects it."""
+    reference = _again(_opened(config), population, plan.rounds)[0] if plan.here else messages
+    seen, cut = view_of(reference, "server", {}), plan.rounds if plan.cut else None
+    seen = seen if cut is None else seen.until(cut)
+    return Scene(config.run.seed, config, population, messages, secrets, seen, _prior(config, population, budget), cut)
 
 
 def fresh_scene(config: Config, population: Population, rounds: int, budget: Budget = BUDGETS["standard"]) -> Scene:
@@ -249,17 +262,19 @@ def protection_name(config: Config) -> str:
 
 def _prior(config: Config, population: Population, budget: Budget) -> Prior:
     prior = prior_of(population, config.run.seed, budget.auxiliary, _rows_per_label(config), config)
-    return replace(prior, simulate=simulator(config, population))
+    return replace(prior, simulate=simulator(config, population), simulate_open=simulator(_opened(config), population))
 
 
 def _again(config: Config, population: Population, rounds: int) -> tuple[list[Message], dict[str, dict[str, str]]]:
     """All messages of a run of `config` in memory, and the secrets of the parties that are audited."""
     simulation = start(_recording(config), population=population)
-    for _ in range(rounds):
-        advance(simulation)
-    if rounds >= config.training.rounds:
-        admit_newcomers(simulation)
-    simulation.federation.engine.close()
+    try:
+        for _ in range(rounds):
+            advance(simulation)
+        if rounds >= config.training.rounds:
+            admit_newcomers(simulation)
+    finally:
+        simulation.federation.engine.close()
     parties = {party: simulation.federation.secrets(party) for party in config.run.audit_parties}
     return simulation.federation.transcript.messages, {party: held for party, held in parties.items() if held}
 
@@ -290,6 +305,7 @@ class _UntilCompared(Transcript):
 def simulator(config: Config, population: Population) -> Callable[[Sequence[tuple[Array, Array]]], Array | None]:
     """What clients with given data (x, y) would have compared at the beginning of the public pipeline: rows (m, p, d), in the clear.
 
+    Under `[privacy]` clipped, sketched and scaled as the clients' own, without noise.
     Only what is public of `population` is used: the shape of samples, the number of classes, how inputs are normalised.
     """
 
@@ -303,11 +319,12 @@ def simulator(config: Config, population: Population) -> Callable[[Sequence[tupl
         try:
             simulation = prepare(alone, population=people)
             simulation.federation.transcript = _UntilCompared("full")
+            simulation.federation.engine = engine_for(config, simulation.federation.engine)  # type: ignore[assignment]
             begin(simulation)
             advance(simulation)
         except _Upload:
             (message,) = [one for one in simulation.federation.transcript.messages if one.verb == "gram"]
-            return None if message.payload is None else np.asarray(message.payload["rows"], np.float64)
+            return None if message.payload is None else compared_rows(config, np.asarray(message.payload["rows"], np.float64))
         except InputError:
             return None
         return None
@@ -333,7 +350,8 @@ def case_of(scene: Scene, adversary: str, budget: Budget = BUDGETS["standard"]) 
             for client, row in zip(payload_rows(message), message.payload["rows"], strict=True):
                 rows.setdefault(client, np.asarray(row, np.float64))
     truth, protection = truth_of(scene.population), protection_name(scene.config)
-    return Case(scene.view(adversary), scene.reference, scene.prior, truth, protection, scene.seed, budget, rows)
+    record = scene.view("server")
+    return Case(scene.view(adversary), scene.reference, scene.prior, truth, protection, scene.seed, budget, rows, record)
 
 
 def _attacked(name: str, adversary: str, scene: Scene, budget: Budget, folder: Path | None) -> list[Cell]:
@@ -344,6 +362,5 @@ def _attacked(name: str, adversary: str, scene: Scene, budget: Budget, folder: P
     if arrays is None or folder is None:
         return list(cells)
     file = f"{name}_{adversary}.npz"
-    (folder / "audit").mkdir(exist_ok=True)
     np.savez(folder / "audit" / file, allow_pickle=False, **arrays)
     return [replace(cell, arrays=file) for cell in cells]

@@ -1,9 +1,12 @@
 """Cluster identity: which group a client belongs to, from which model it is sent, whom it is summed with, or which one it asks for.
 
 Source: the traffic of every clustered system names clusters (PACFL sends cluster models, CFL and StoCFL too; IFCA's clients name theirs).
+Oblivious sums name none, but the server learns how many of a round's cohort are in each group. Where clients stay in their groups, these
+are linear equations in who is where, with a row for each round's cohort: differencing, of sizes in place of values.
 
 What it proves: whoever sees this learns the partition of the clients, which is the data's where the clustering works. What it does not:
-what a group is about; names of groups take other knowledge, so clusters count up to renaming.
+what a group is about; names of groups take other knowledge, so clusters count up to renaming. Sizes are attacked as if nobody ever changed
+groups; a better attack would allow for it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,17 +15,20 @@ import numpy as np
 from scipy.cluster import hierarchy
 from scipy.spatial.distance import squareform
 
+from ..randomness import stream
 from ..record import payload_rows
 from ..types import Array
 from .adversary import AdversaryView
 from .leakage import Case, Cell, Truth, cell, dealt_at_random, grouping_accuracy, nothing
+from .sums import sizes_in
 
-__all__ = ["cells", "clusters_in", "linked_clusters"]
+__all__ = ["cells", "clusters_from_sizes", "clusters_in", "linked_clusters"]
 
 NAME = "cluster_identity"
 MARGIN = 0.1
 RENUMBERED = ("cfl", "stocfl")
 """Algorithms whose clusters get new numbers when they merge or split."""
+UNNAMED = -1
 
 
 def clusters_in(view: AdversaryView) -> dict[int, int]:
@@ -82,10 +88,66 @@ def linked_clusters(view: AdversaryView) -> dict[int, int]:
     return dict(zip(clients, found.tolist(), strict=True))
 
 
-def guess(view: AdversaryView, clients: Sequence[int], algorithm: str = "") -> Mapping[int, int]:
+def clusters_from_sizes(cohorts: Array, sizes: Array, seed: int = 0, starts: int = 20) -> Array:
+    """The groups (n,) of clients that never change them, from `sizes` (m, k) of the groups in each of m cohorts; NaN for one not known.
+
+    `cohorts` (m, n) is 1 where a client took part. Least squares over assignments, by coordinate descent from random starts.
+    """
+    member, known = np.asarray(cohorts, np.float64), np.isfinite(sizes)
+    target, (n, k) = np.where(known, sizes, 0.0), (member.shape[1], sizes.shape[1])
+    rng = stream(seed, "groups from sizes")
+    best, lowest = np.zeros(n, dtype=np.int64), np.inf
+    for start in range(1 + starts):
+        chosen = np.asarray(rng.integers(k, size=n) if start else _by_least_squares(member, target, known))
+        left: Array = target - member @ np.eye(k)[chosen]  # what is not explained yet
+        for _ in range(100):
+            before = chosen.copy()
+            for i in rng.permutation(n):
+                left[:, chosen[i]] += member[:, i]
+                chosen[i] = (member[:, i] @ (known * (1.0 - 2.0 * left))).argmin()
+                left[:, chosen[i]] -= member[:, i]
+            if np.array_equal(before, chosen):
+                break
+        cost = float((left[known] ** 2).sum())
+        if cost < lowest:
+            best, lowest = chosen, cost
+        if lowest == 0.0:
+            break
+    return best
+
+
+def _by_least_squares(member: Array, target: Array, known: Array) -> Array:
+    """The group of largest weight (n,), where weights solve the equations of each group alone; one that is never known has the rest."""
+    weights = np.full((member.shape[1], target.shape[1]), np.nan)
+    for group, rows in enumerate(known.T):
+        if rows.any():
+            weights[:, group] = np.linalg.lstsq(member[rows], target[rows, group], rcond=None)[0]
+    rest = 1.0 - np.nansum(weights, axis=1, keepdims=True)
+    return np.asarray(np.where(np.isnan(weights), rest, weights).argmax(axis=1))
+
+
+def clusters_by_sizes(view: AdversaryView, seed: int) -> dict[int, int]:
+    """The cluster of each client that took part in an oblivious sum, from the sizes of groups; nothing of a view without such sums."""
+    seen = sizes_in(view)
+    clients = sorted({client for one in seen for client in one.cohort})
+    labels = sorted({label for one in seen for label in one.counts})
+    if len(labels) < 2:
+        return {}
+    cohorts = np.array([[client in one.cohort for client in clients] for one in seen], dtype=np.float64)
+    sizes = np.array([[one.counts.get(label, 0 if one.whole else np.nan) for label in labels] for one in seen])
+    return dict(zip(clients, clusters_from_sizes(cohorts, sizes, seed).tolist(), strict=True))
+
+
+def guess(view: AdversaryView, clients: Sequence[int], algorithm: str = "", seed: int = 0) -> Mapping[int, int]:
     """A cluster for each client; one for all where nothing names any."""
     seen = linked_clusters(view) if algorithm in RENUMBERED else clusters_in(view)
-    return {client: seen.get(client, -1) for client in clients}
+    seen = seen or clusters_by_sizes(view, seed)
+    return {client: seen.get(client, UNNAMED) for client in clients}
+
+
+def compares(view: AdversaryView) -> bool:
+    """Whether clients were compared, or chose, so that a single cluster is a finding and not the only possibility."""
+    return any(message.verb == "gram" or (message.verb == "gather" and "choice" in (message.payload or {})) for message in view.messages)
 
 
 def score(guessed: Mapping[int, int], truth: Truth, clients: Sequence[int]) -> Array:
@@ -98,15 +160,19 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     metric, groups = "group_accuracy", case.truth.groups
     clients = sorted(set(groups) - set(case.view.coalition))
     algorithm = "" if case.prior.config is None else str(case.prior.config.algorithm["name"])
-    mine, theirs = (guess(view, clients, algorithm) for view in (case.view, case.reference))
+    mine, theirs = (guess(view, clients, algorithm, case.seed) for view in (case.view, case.reference))
     if len({groups[c] for c in clients}) < 2:
         return [nothing(case, NAME, metric, "there is one true group: no identity to find")], None
-    if len(set(theirs.values())) < 2 and len(set(mine.values())) < 2:
-        return [nothing(case, NAME, metric, "no message of this view names a cluster, nor does one without protection")], None
+    if set(mine.values()) == {UNNAMED}:
+        return [nothing(case, NAME, metric, "no message of this view names a client's cluster")], None
+    if len(set(mine.values())) < 2 and not (compares(case.view) or compares(case.reference)):
+        return [nothing(case, NAME, metric, "everybody is sent the same model and summed with everybody: no cluster is named")], None
     names = np.array([groups[c] for c in clients])
     largest = np.bincount(np.unique(names, return_inverse=True)[1]).max() / len(names)
     blank = [np.maximum(dealt_at_random(np.array(list(one.values())), names, case.seed), largest) for one in (mine, theirs)]
     note = "up to renaming; baseline: the same clusters dealt at random, or everybody in the largest group, whichever is more"
+    if rounds := len(sizes_in(case.view)):
+        note = f"no message names a cluster; worked out from the sizes of the groups in the cohorts of {rounds} round(s); {note}"
     scores = [score(one, case.truth, clients) for one in (mine, theirs)]
     made = cell(case, NAME, metric, scores[0], blank[0], scores[1], theirs_blank=blank[1], margin=MARGIN, note=note)
     return [made], None

@@ -5,7 +5,8 @@ change between rounds (a count, a gradient at a fixed model, any signature) the 
 each cohort; a client whose unit vector lies in their row space is known exactly (Pasquini et al. 2022 and So et al. 2023 on
 participation over rounds). Clustering makes cohorts smaller, so fewer rounds do.
 
-What it sees: who was in which sum, and the sums, which the next model sent to a cluster tells (mean = new model − old model). Single
+What it sees: who was in which sum, and the sums, which the next model sent to a cluster tells (mean = new model − old model). In an
+oblivious sum who is in which group is hidden, but who takes part is not: there the sums are totals over the round's cohort. Single
 updates, where a protection leaves these open, are not looked at: there the sums are beside the point.
 
 What it proves: a floor stops sums over one client and does not stop differencing; fixed cohorts do, since their equations repeat. What it
@@ -13,22 +14,21 @@ does not: updates at changing models are not static; two rounds' sums give their
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from ..randomness import stream
 from ..types import Array
-from .adversary import AdversaryView
-from .label_inference import models_sent, public_model, updates_in
+from .label_inference import public_model, updates_in
 from .leakage import Case, Cell, cell, nothing
+from .sums import CohortSum, sizes_in, sums_in
 
-__all__ = ["CohortSum", "cells", "disaggregate", "sums_in"]
+__all__ = ["cells", "disaggregate"]
 
 NAME = "disaggregation"
 EXACT = 1e-3
 """Relative error up to which a value counts as recovered: models travel in float32, and a mean is the difference of two of them."""
-SUMS = ("update", "blind update", "secagg Masked")
 
 
 def disaggregate(cohorts: Sequence[Sequence[int]], sums: Array, clients: Sequence[int]) -> tuple[Array, Array]:
@@ -43,48 +43,6 @@ def disaggregate(cohorts: Sequence[Sequence[int]], sums: Array, clients: Sequenc
     inverse = np.linalg.pinv(member)
     determined = np.abs(np.diag(inverse @ member) - 1.0) < 1e-8
     return np.asarray(inverse @ np.asarray(sums, np.float64)), determined
-
-
-@dataclass(frozen=True, eq=False)
-class CohortSum:
-    """One sum: its round, who was in it, and the mean, where two models tell it."""
-
-    round: int
-    members: tuple[int, ...]
-    mean: Array | None = None
-
-
-def sums_in(view: AdversaryView) -> list[CohortSum]:
-    """The sums over named cohorts, in order; those of which the members are not known are left out."""
-    sums: list[CohortSum] = []
-    current: dict[str, Array] = {}
-    waiting: dict[str, tuple[int, Array]] = {}
-    for message in view.messages:
-        if message.verb == "compute" and message.payload is not None:
-            for name, model in models_sent(view, message).items():
-                if name in waiting:
-                    place, start = waiting.pop(name)
-                    if model.shape == start.shape:
-                        sums[place] = replace(sums[place], mean=model - start)
-                current[name] = model
-        if message.verb == "mean" and message.kind in SUMS:
-            for label, members in _groups(message.clients, message.context):
-                name = f"model/{label}" if f"model/{label}" in current else "model"
-                if name in current and name not in waiting:
-                    waiting[name] = (len(sums), current[name])
-                sums.append(CohortSum(message.round, members))
-    return sums
-
-
-def _groups(clients: tuple[int, ...], context: object) -> list[tuple[int, tuple[int, ...]]]:
-    """The cohorts of one message by label; none where it is not said who is in which."""
-    assert isinstance(context, dict)  # a message's
-    if "group" in context:
-        return [(int(context["group"]), clients)]
-    if "labels" not in context or len(context["labels"]) != len(clients):
-        return []
-    labels = sorted({int(label) for several in context["labels"] for label in several})
-    return [(label, tuple(c for c, several in zip(clients, context["labels"], strict=True) if label in several)) for label in labels]
 
 
 def guess_single(sums: Sequence[CohortSum]) -> dict[tuple[int, int], Array]:
@@ -107,7 +65,7 @@ def score_static(seen: Sequence[CohortSum], clients: Sequence[int], seed: int) -
     sums = [replace(one, members=tuple(client for client in one.members if client in clients)) for one in seen]
     sums = [one for one in sums if one.members]  # colluders know their own values and take them off
     if not sums:
-        return np.zeros(len(clients)), "no sum has known members"
+        return np.zeros(len(clients)), "no sum has members that do not collude"
     values = stream(seed, "static values").normal(size=(len(clients), 4))  # any will do: the answer depends on cohorts alone
     place = {client: i for i, client in enumerate(clients)}
     totals = np.stack([values[[place[client] for client in one.members]].sum(axis=0) for one in sums])
@@ -133,6 +91,11 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     seen = [sums_in(one) for one in (view, reference)]
     if not seen[1]:
         return [nothing(case, NAME, "singleton_exact", "the algorithm makes no sums over clients")], None
+    if not seen[0]:
+        why = "no sum over named clients is in this view"
+        if sizes_in(view):
+            why = "who is in which sum is hidden, and in every round somebody was in a group below the floor, so not even totals are known"
+        return [nothing(case, NAME, metric, why) for metric in ("singleton_exact", "static_value_exact")], None
     blank = np.zeros(len(clients))
     config = case.prior.config
     dimension = 0 if config is None else public_model(case.prior).dimension
@@ -141,6 +104,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     static = [score_static(one, clients, case.seed) for one in seen]
     figures = []
     reference_words = "unprotected: the same cohorts' sums in the open, without a floor"
+    if sizes_in(view):
+        reference_words = f"here sums are totals over all who took part, since who is in which group is hidden; {reference_words}"
     here, there = static[0][1], static[1][1]
     for metric, mine, theirs, why, note in (
         (
@@ -152,6 +117,10 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
             f"a value that a client would send unchanged in every sum, by differencing; here {here}; without a floor {there}",
         ),
     ):  # fmt: skip
+        if metric == "static_value_exact" and case.prior.private:
+            noise = "sums carry the noise of [privacy], so that no value comes out exactly; what differencing leaves is not measured"
+            figures.append(nothing(case, NAME, metric, noise))
+            continue
         if not mine.any() and not theirs.any():
             figures.append(nothing(case, NAME, metric, why))
             continue

@@ -2,17 +2,20 @@
 
 Each of m canaries (records that nobody else resembles) is put in or left out by its own coin. After a single release the auditor guesses
 the coins of those it is surest of, and abstains on the rest. If the release is (ε, δ)-private, hardly more guesses can be right than with a
-coin of probability e^ε/(1 + e^ε) each; more right guesses than that refute the claim.
+coin of probability e^ε/(1 + e^ε) each; more right guesses than that refute the claim. Canaries may be spread over several clients: their
+samples are disjoint, so the whole is as private towards each coin as one client's release is.
 
 A bound is a statement at a confidence: the true ε is at or above it in a share of `confidence` of all audits. So an audit of a *sound*
 mechanism exceeds the accountant's ε in at most 1 − confidence of repetitions. And a bound has a ceiling: with r guesses, all of them right,
 it says no more than `ceiling(r, ...)`; of a claim above that an audit can refute nothing.
 
-Source: Steinke, Nasr & Jagielski 2023 ("Privacy auditing with one (1) training run"), Algorithm 1 and Theorem 5.2.
+Source: Steinke, Nasr & Jagielski 2023 ("Privacy auditing with one (1) training run"), Algorithm 1 and Theorem 5.2. Deviation: two numbers
+of guesses are tried, which share 1 − confidence evenly. The games that are guessed at are in `dp_mechanisms` (one release) and `dp_run`
+(whole runs).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,10 +23,7 @@ from scipy import stats
 
 from ..types import Array
 
-__all__ = ["AuditResult", "audit_second_moment", "ceiling", "epsilon_lower_bound", "guess", "p_value"]
-
-Release = Callable[[Array], Array]
-"""Rows (n, d) -> noisy second moment (d, d)."""
+__all__ = ["AuditResult", "audit", "ceiling", "epsilon_lower_bound", "guess", "numbers_of_guesses", "p_value"]
 
 
 @dataclass(frozen=True)
@@ -76,29 +76,36 @@ def ceiling(guesses: int, canaries: int, delta: float, confidence: float = 0.95)
 
 
 def guess(scores: Array, coins: Array, guesses: int) -> int:
-    """How many guesses are right: "in" for the largest half of them, "out" for the smallest, none for those between."""
-    order = np.argsort(scores)
-    half = guesses // 2
-    return int((~coins[order[:half]]).sum() + coins[order[len(order) - (guesses - half) :]].sum())
+    """How many guesses are right: those of the largest |score|, "in" where it is above 0 and "out" elsewhere."""
+    surest = np.argsort(-np.abs(scores), kind="stable")[:guesses]
+    return int(((scores > 0) == coins)[surest].sum())
 
 
-def audit_second_moment(
-    release: Release, rng: np.random.Generator, delta: float, *, dimension: int = 2000, guesses: Sequence[int] = (250, 600),
-    confidence: float = 0.95, background: Array | None = None,
-) -> AuditResult:  # fmt: skip
-    """Audit a noisy second-moment release of rows with norm at most 1, under adding and removing records.
+def numbers_of_guesses(canaries: int, claim: float, delta: float, confidence: float = 0.95) -> tuple[int, ...]:
+    """How many guesses are tried against a claim of ε: few, which see most where ε is small, and so many that a bound can exceed the claim.
 
-    The canaries are the `dimension` axes, so each has a coordinate of the release of its own, M_ii, to which no other canary adds; the
-    `background` (n, dimension) is known to the auditor, as the guarantee allows, and subtracted. Few guesses see most where ε is small,
-    many where it is large: all numbers in `guesses` are tried, which share 1 − confidence evenly; the best bound counts.
+    The second number is the least whose ceiling is a unit above `claim`, a tenth of the canaries at least, all of them where none will do.
     """
-    coins = rng.random(dimension) < 0.5
-    known = np.zeros((0, dimension)) if background is None else background
-    noisy = release(np.vstack([known, np.eye(dimension)[coins]]))
-    scores = np.diag(noisy) - np.square(known).sum(axis=0)
-    each = 1 - (1 - confidence) / len(guesses)
-    right = {count: guess(scores, coins, count) for count in guesses}
-    bounds = {count: epsilon_lower_bound(right[count], count, dimension, delta, each) for count in guesses}
-    best = max(guesses, key=lambda count: bounds[count])
-    top = max(ceiling(count, dimension, delta, each) for count in guesses)
-    return AuditResult(dimension, best, right[best], bounds[best], top)
+    many = min(canaries, max(100, canaries // 10))
+    while many < canaries and ceiling(many, canaries, delta, (1 + confidence) / 2) < claim + 1:
+        many = min(canaries, math.ceil(1.25 * many))
+    return tuple(sorted({min(canaries, max(40, canaries // 40)), many}))
+
+
+def audit(
+    scores: Array, coins: Array, delta: float, *, claim: float = 2.0, guesses: Sequence[int] = (), confidence: float = 0.95
+) -> AuditResult:
+    """The best bound from scores (m,): above 0 where the auditor believes that the coin (m,) bool was "in", further off where it is surer.
+
+    The numbers in `guesses` (default: `numbers_of_guesses` for the ε that is claimed) are all tried, so each at its share of
+    1 − confidence. `scores` must come from what was released alone. Raises `ValueError` for scores and coins that do not match, or none.
+    """
+    m = len(coins)
+    if not m or np.shape(scores) != np.shape(coins):
+        raise ValueError(f"audit: {np.shape(scores)} scores for {np.shape(coins)} coins")
+    tried = tuple(guesses) or numbers_of_guesses(m, claim, delta, confidence)
+    each = 1 - (1 - confidence) / len(tried)
+    right = {count: guess(scores, coins, count) for count in tried}
+    bounds = {count: epsilon_lower_bound(right[count], count, m, delta, each) for count in tried}
+    best = max(tried, key=lambda count: bounds[count])
+    return AuditResult(m, best, right[best], bounds[best], max(ceiling(count, m, delta, each) for count in tried))

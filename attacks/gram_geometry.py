@@ -17,11 +17,12 @@ from math import comb
 
 import numpy as np
 
+from ..protocols import ckks
 from ..randomness import stream
 from ..record import payload_rows
 from ..types import Array
 from .adversary import AdversaryView
-from .encrypted import Blocks, decrypted_blocks
+from .encrypted import Blocks, decrypted_blocks, with_opened_uploads
 from .leakage import FEWEST_SCORES, Case, Cell, Prior, Truth, cell, nothing, popular_set
 
 __all__ = ["KNOWN", "cells", "labels_from_gram", "products_in"]
@@ -32,6 +33,8 @@ KNOWN = (0, 3, 10)
 MARGIN = 0.1
 MOST_SETS = 260
 KINDS = ("signature", "representation")
+RELEASE_ERROR = 1e-4
+"""About the largest noise of a released inner product of unit vectors: what completion takes for rounding."""
 Products = tuple[tuple[int, ...], Array]
 
 
@@ -119,15 +122,18 @@ def _released_blocks(view: AdversaryView) -> Blocks:
 
 
 def _products_of_blocks(blocks: Blocks) -> Products | None:
-    """The whole of inner products from blocks (p, p) of pairs; None where a pair is missing (only landmarks were compared)."""
+    """The whole of inner products from blocks (p, p) of pairs. Where only landmarks were compared with everybody, the rest is completed
+    from these, as who clusters does it; None where nobody was compared with everybody."""
     clients = sorted({client for pair in blocks for client in pair})
-    if not blocks or any((a, b) not in blocks and (b, a) not in blocks for a in clients for b in clients):
+    landmarks = [one for one in clients if all((one, other) in blocks or (other, one) in blocks for other in clients)]
+    if not landmarks:
         return None
     p = len(next(iter(blocks.values())))
-    whole = np.empty((len(clients), p, len(clients), p))
-    for i, a in enumerate(clients):
-        for j, b in enumerate(clients):
-            whole[i, :, j] = blocks[a, b] if (a, b) in blocks else blocks[b, a].T
+    complete = len(landmarks) == len(clients)
+    whole = ckks.gram_matrix(clients, blocks, () if complete else landmarks, RELEASE_ERROR).reshape(len(clients), p, len(clients), p)
+    for (a, b), block in blocks.items():  # what was seen stands
+        i, j = clients.index(a), clients.index(b)
+        whole[i, :, j], whole[j, :, i] = block, block.T
     return tuple(clients), whole
 
 
@@ -193,7 +199,8 @@ def products_of(case: Case) -> tuple[Products | None, Products | None]:
     """The inner products in the view of a case, and in its reference."""
     first = next(iter(case.rows.values()), np.zeros((0, 0)))
     shape = (int(first.shape[0]), int(first.shape[1]))
-    return products_in(case.view, sorted(case.prior.samples_per_client), shape), products_in(case.reference)
+    view = with_opened_uploads(case.view, shape)
+    return products_in(view, sorted(case.prior.samples_per_client), shape), products_in(case.reference)
 
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
@@ -207,17 +214,21 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     fits = {size for size in sizes if size < prior.classes and comb(prior.classes, size) <= MOST_SETS}
     samples = int(np.median([prior.samples_per_client[client] for client in clients]))
     templates = {size: made for size in sorted(fits) if (made := pretended(prior, size, samples))}
-    judged = [client for client in clients if prior.labels_per_client[client] in templates]
+    plain = templates
+    if prior.private:
+        plain = {size: made for size in templates if (made := pretended(prior.unprotected(), size, samples))}
+    judged = [client for client in clients if prior.labels_per_client[client] in templates and prior.labels_per_client[client] in plain]
     if len(judged) < 2 * FEWEST_SCORES:
         why = "clients have all labels, too many sets are possible, or auxiliary data are too few: there is no label set to find"
         return [nothing(case, NAME, metric, why, 0)], None
     popular = popular_set([case.truth.label_sets[c] for c in judged])
     figures = []
+    rows = rows_known(case, judged)
     for k in KNOWN:
         if len(judged) - k < FEWEST_SCORES:
             figures.append(nothing(case, NAME, metric, f"only {len(judged)} clients: with {k} known too few are left to find", k))
             continue
-        right = [_drawn(case, found, templates, judged, k) for found in (mine, theirs)]
+        right = [_drawn(case, *of, judged, k) for of in ((mine, templates, rows), (theirs, plain, case.rows))]
         scored = np.isfinite(right[0])
         blank = np.array([float(case.truth.label_sets[c] == popular) for c in judged])
         draws = f"{case.budget.draws if k else 1} draw(s)"
@@ -226,12 +237,23 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     return figures, None
 
 
-def _drawn(case: Case, found: Products, templates: Mapping[int, Mapping[frozenset[int], Array]], judged: Sequence[int], k: int) -> Array:
+def rows_known(case: Case, clients: Sequence[int]) -> Mapping[int, Array]:
+    """What `clients` would have compared, (p, d) by client, as whoever has their data works it out: clipped and sketched as they do."""
+    if not case.prior.private:
+        return case.rows
+    made = case.prior.simulate([case.truth.data[client] for client in clients])
+    return {} if made is None else dict(zip(clients, made, strict=True))
+
+
+def _drawn(
+    case: Case, found: Products, templates: Mapping[int, Mapping[frozenset[int], Array]], rows: Mapping[int, Array],
+    judged: Sequence[int], k: int,
+) -> Array:  # fmt: skip
     """Mean score of each client over draws of k known ones, NaN for one that was known in all."""
     scores = np.full((case.budget.draws if k else 1, len(judged)), np.nan)
     for draw in range(len(scores)):
         chosen = stream(case.seed, f"known clients {k}", draw).permutation(len(judged))[:k]
-        known = {judged[i]: case.rows[judged[i]] for i in chosen}
+        known = {judged[i]: rows[judged[i]] for i in chosen}
         rest = [i for i in range(len(judged)) if i not in set(chosen.tolist())]
         made = guess(found, case.prior, known, templates, case.seed)
         scores[draw, rest] = score(made, case.truth, [judged[i] for i in rest])

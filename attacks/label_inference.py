@@ -6,31 +6,41 @@ steps is q − p̄ with q the label shares; p̄ comes from auxiliary data on the
 StoCFL's anchor gradient Ψ, normalised and perhaps sketched, the same coordinates give label counts once the scale is found from the labels
 that are absent; where a sketch hides them, Ψ is split into the gradients of clients with a single label, which the attacker makes itself.
 
-What it proves: an update in the clear shows a client's labels, and so does the mean update of its cluster, for all of the cluster. What it
-does not: nothing about single samples; with unknown numbers of samples or another loss the shares are off, the label sets less so. Weight
-decay, Adam and heads without a bias are outside what is modelled (momentum is inside).
+What it proves: an update in the clear shows a client's labels, and the mean update of a cluster, which two models of it tell, shows those
+of the cluster as a whole (`aggregate_histogram_l1`: one figure a cluster, nothing about a member; also where it is hidden who is in it),
+hence of its members where these are alike. What it does not: nothing about single samples; with unknown numbers of samples or another
+loss the shares are off, the label sets less so. Weight decay, Adam and heads without a bias are outside what is modelled. Momentum is
+inside, and so are clipping and Poisson batches of `[privacy]`, which are public: the attacker clips its own samples' gradients alike.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import is_
 
 import numpy as np
 import torch
 from scipy.optimize import nnls
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
 
 from ..models import Model
 from ..record import Message, payload_rows
 from ..types import Array
 from .adversary import AdversaryView, opened
+from .clipped import sampling_rate
+from .encrypted import with_opened_uploads
 from .leakage import Case, Cell, Prior, Truth, cell, nothing, popular_set
+from .sums import CohortSum, means_in, models_sent, sizes_in, sums_in
 
 __all__ = ["anchor_cells", "cells", "class_probabilities", "counts_from_bias", "labels_from_bias", "labels_from_templates", "top_labels"]
 
 NAME, ANCHOR = "label_inference", "anchor_counts"
-MARGIN = {"label_set_accuracy": 0.1, "histogram_l1": 0.1, "label_counts_exact": 0.1}
+AGGREGATE = "aggregate_histogram_l1"
+MARGIN = {"label_set_accuracy": 0.1, "histogram_l1": 0.1, "label_counts_exact": 0.1, AGGREGATE: 0.1}
 PATH = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Where on the way from the model sent to the model returned p̄ is taken."""
+CLIPPED_PATH, CLIPPED_SAMPLES = (0.5,), 20
+"""The same where gradients are clipped, with so many auxiliary samples a label: single samples' gradients cost more."""
 
 
 # --- the mathematics, for updates and gradients from anywhere -----------------------------------------------------------------------
@@ -94,6 +104,27 @@ def class_probabilities(model: Model, vector: Array, x: Array, y: Array) -> Arra
     return np.stack([predicted[y == label].mean(axis=0) if (y == label).any() else uniform for label in range(model.classes)])
 
 
+def clipped_probabilities(model: Model, vector: Array, x: Array, y: Array, clip_norm: float) -> Array:
+    """What takes the place of `class_probabilities` (classes, classes) where samples' gradients are clipped to norm `clip_norm`.
+
+    One minus the mean clipped gradient by the head's bias of samples of each label, with its sign turned.
+    """
+    module = model.load(vector.astype(np.float32 if model.dtype == "float32" else np.float64))
+    parameters = {name: one.detach() for name, one in module.named_parameters()}
+
+    def loss(weights: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(functional_call(module, weights, (sample.unsqueeze(0),)), label.unsqueeze(0))
+
+    places = np.concatenate([np.flatnonzero(y == label)[:CLIPPED_SAMPLES] for label in range(model.classes)])
+    made = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, model.inputs(x[places]), torch.from_numpy(y[places]))
+    squares = torch.stack([one.flatten(1).square().sum(1) for one in made.values()]).sum(0)
+    shrunk = made[model.layout[-1][0]] * (clip_norm / squares.sqrt().clamp_min(clip_norm))[:, None]
+    rows = np.zeros((model.classes, model.classes))
+    for label in np.unique(y[places]):
+        rows[label] = -shrunk[torch.from_numpy(y[places] == label)].double().mean(0).numpy()
+    return np.asarray(np.eye(model.classes) - rows)
+
+
 # --- what the view holds ------------------------------------------------------------------------------------------------------------
 
 
@@ -104,30 +135,7 @@ class Step:
     start: Array
     update: Array
     members: tuple[int, ...]
-
-
-def models_sent(view: AdversaryView, message: Message) -> dict[str, Array]:
-    """The models in a message of parameters, "model" for a single one, "model/3" in a list; blind parts opened where a secret allows it.
-
-    A model with a part that stays blind is left out.
-    """
-    models: dict[str, Array] = {}
-    blind: dict[str, list[tuple[str, Array]]] = {}
-    for part, value in (message.payload or {}).items():
-        first, _, rest = part.partition("/")
-        if first != "model" or value.ndim != 1:
-            continue
-        head, _, tail = rest.partition("/")
-        name, purpose = (f"model/{head}", tail) if head.isdigit() else ("model", rest)
-        if purpose:
-            blind.setdefault(name, []).append((purpose, np.asarray(value, np.float64)))
-        else:
-            models[name] = np.asarray(value, np.float64)
-    for name, terms in blind.items():
-        clear = models.pop(name, None)
-        if clear is not None and all(view.secret_of(purpose) is not None for purpose, _ in terms):
-            models[name] = clear + np.sum([opened(view, value, purpose, "mean", len(clear)) for purpose, value in terms], axis=0)
-    return models
+    round: int = 0
 
 
 def steps_in(view: AdversaryView, dimension: int) -> dict[int, list[Step]]:
@@ -149,7 +157,7 @@ def _single_steps(view: AdversaryView, dimension: int) -> dict[int, list[Step]]:
             models = sent.get(client, {})
             start = next(iter(models.values())) if len(models) == 1 else models.get(f"model/{label}")
             if start is not None and row.shape == (dimension,):
-                steps.setdefault(client, []).append(Step(start, row, (client,)))
+                steps.setdefault(client, []).append(Step(start, row, (client,), message.round))
     return steps
 
 
@@ -163,7 +171,7 @@ def _updates(view: AdversaryView, message: Message, dimension: int) -> list[tupl
     payload, context = message.payload, message.context
     if payload is None or message.verb != "mean" or message.kind not in ("update", "blind update"):
         return []
-    found = [np.asarray(payload[name], np.float64) for name in ("update", "step", "movement", "blind") if name in payload]
+    found = [np.asarray(payload[name], np.float64) for name in ("update", "step", "movement", "blind", "contribution") if name in payload]
     rows = next((rows for rows in found if rows.ndim == 2), None)
     if rows is None:
         return []
@@ -175,23 +183,13 @@ def _updates(view: AdversaryView, message: Message, dimension: int) -> list[tupl
 
 
 def _mean_steps(view: AdversaryView, dimension: int) -> dict[int, list[Step]]:
-    """From cluster models alone: a model sent, and the next one sent to the same cluster, are one mean update apart."""
+    """From cluster models alone: the sums over a client that two models tell."""
     steps: dict[int, list[Step]] = {}
-    before: dict[int, tuple[Array, tuple[int, ...]]] = {}
-    for message in view.select("compute", "parameters"):
-        which = message.context.get("which", [])
-        if len(which) > 1 or message.context.get("task") not in ("Train", "OnPart"):
-            continue
-        label = int(which[0]) if which else -1  # -1: everybody has the same model
-        model = models_sent(view, message).get(f"model/{label}" if which else "model")
-        if model is None or model.shape != (dimension,):
-            continue
-        if label in before:
-            start, members = before[label]
-            if np.any(model != start):
-                for client in members:
-                    steps.setdefault(client, []).append(Step(start, model - start, members))
-        before[label] = (model, message.clients)
+    for one in means_in(view, dimension):
+        assert one.start is not None  # there is a mean
+        assert one.mean is not None
+        for client in one.members:
+            steps.setdefault(client, []).append(Step(one.start, one.mean, one.members, one.round))
     return steps
 
 
@@ -213,19 +211,43 @@ def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], mode
 def _guess(steps: Mapping[int, Sequence[Step]] | None, prior: Prior, clients: Sequence[int], model: Model, rounds: int) -> Guess:
     if steps is None:
         return Guess(dict.fromkeys(clients, auxiliary_shares(prior)))
-    bias = bias_span(model)
-    made: dict[int, Array] = {}  # the mean predictions along a mean update are the same for a whole cluster
+    made: dict[int, Array] = {}  # what a mean update says is the same for a whole cluster
     shares = {}
     for client in clients:
         estimates = []
-        for number, step in enumerate(steps[client][:rounds]):
-            if id(step.update) not in made:
-                points = [class_probabilities(model, step.start + share * step.update, prior.x, prior.y) for share in PATH]
-                made[id(step.update)] = np.mean(points, axis=0)
-            scale = np.mean([steps_scale(prior, member, number) for member in step.members])
-            estimates.append(labels_from_bias(step.update[bias], made[id(step.update)], float(scale)))
+        for step in steps[client][:rounds]:
+            alike = prior.labels_per_client[client]
+            if len(step.members) == 1 or id(step.update) not in made:
+                made[id(step.update)] = shares_of(step, prior, model, alike)
+            estimates.append(made[id(step.update)])
         shares[client] = np.mean(estimates, axis=0)
     return Guess(shares)
+
+
+def shares_of(step: Step, prior: Prior, model: Model, labels: int, sums: int = 1) -> Array:
+    """Label shares (classes,) of those who made one update, in `sums` rounds. `labels` they have matters where its scale is unknown."""
+    assert prior.config is not None  # the caller's
+    bias, privacy = bias_span(model), prior.config.privacy
+    sampled = privacy.unit == "sample"
+    probabilities = np.mean(
+        [
+            clipped_probabilities(model, step.start + share * step.update, prior.x, prior.y, privacy.clip_norm)
+            if sampled
+            else class_probabilities(model, step.start + share * step.update, prior.x, prior.y)
+            for share in (CLIPPED_PATH if sampled else PATH)
+        ],
+        axis=0,
+    )
+    if _by_gradient(prior) or privacy.unit == "client":  # of unknown length: clipped as a whole, or scaled by the cluster's share
+        return counts_from_bias(-step.update[bias], probabilities, labels)
+    members = step.members or tuple(prior.samples_per_client)
+    scale = sums * float(np.mean([steps_scale(prior, member, step.round) for member in members]))
+    return labels_from_bias(step.update[bias], probabilities, scale)
+
+
+def _by_gradient(prior: Prior) -> bool:
+    """Whether clients send gradients and not movements (IFCA, option I)."""
+    return prior.config is not None and prior.config.algorithm.get("averaging") == "gradient"
 
 
 def auxiliary_shares(prior: Prior) -> Array:
@@ -242,10 +264,12 @@ def bias_span(model: Model) -> slice | None:
 def steps_scale(prior: Prior, client: int, number: int) -> float:
     """How far a constant unit gradient would carry a client's parameters in one round: rate × steps, with momentum's growth."""
     assert prior.config is not None  # the caller's
-    training, count = prior.config.training, prior.samples_per_client[client]
-    steps = training.epochs * -(-count // (min(training.batch_size, count) or count))
+    training, privacy, count = prior.config.training, prior.config.privacy, prior.samples_per_client[client]
+    steps, share = training.epochs * -(-count // (min(training.batch_size, count) or count)), 1.0
+    if privacy.unit == "sample":  # Poisson batches, their sums divided by the public number of samples
+        steps, share = max(1, round(training.epochs / sampling_rate(prior.config))), count / privacy.samples
     grown = sum((1 - training.momentum ** (t + 1)) / (1 - training.momentum) for t in range(steps))
-    return float(training.lr * training.lr_decay**number * grown)
+    return float(training.lr * training.lr_decay ** max(0, number) * grown * share)
 
 
 def score_sets(guess: Guess, truth: Truth, prior: Prior, clients: Sequence[int]) -> Array:
@@ -273,16 +297,92 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         return [nothing(case, NAME, "histogram_l1", "the model's head has no bias to read")], None
     mine = steps_in(case.view, model.dimension)
     theirs = mine if _same(case.view, case.reference) else steps_in(case.reference, model.dimension)
+    if _by_gradient(prior):
+        mine, theirs = _turned(mine), _turned(theirs)
+    whole = aggregate_cell(case, model)
     clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
     if not clients:
-        why = "no update, and no two models of one cluster, can be read in this view"
-        return [nothing(case, NAME, "histogram_l1", why)], None
+        why = "no single update, and no mean update of a cluster whose members are known, can be read in this view"
+        if any(row.shape != (model.dimension,) for row in updates_in(case.view, model.dimension).values()):
+            why = "not attempted: updates are in this view, but of a part of the model only; that part may well show labels"
+        return [nothing(case, NAME, "histogram_l1", why), whole], None
     apart = all(len(step.members) == 1 for client in clients for step in mine[client])
     source = "from single updates" if apart else "from the mean update of the client's cluster: all members get one guess"
     rounds = case.budget.rounds
     guesses = [_guess(steps, prior, clients, model, rounds) for steps in (mine, None)]
-    guesses.append(guesses[0] if theirs is mine else _guess(theirs, prior, clients, model, rounds))
-    return _figures(case, NAME, clients, guesses, f"{source}, the first {rounds} round(s); {prior.description}")
+    guesses.append(guesses[0] if theirs is mine else _guess(theirs, prior.unprotected(), clients, model, rounds))
+    figures, arrays = _figures(case, NAME, clients, guesses, f"{source}, the first {rounds} round(s); {prior.description}")
+    return [*figures, whole], arrays
+
+
+def _turned(steps: Mapping[int, Sequence[Step]]) -> dict[int, list[Step]]:
+    """Gradients of single clients as movements against them; means were movements already."""
+    return {
+        client: [replace(one, update=-one.update) if len(one.members) == 1 else one for one in several] for client, several in steps.items()
+    }
+
+
+# --- clusters as a whole ------------------------------------------------------------------------------------------------------------
+
+
+def aggregate_cell(case: Case, model: Model) -> Cell:
+    """The label histogram of each cluster as a whole, from the models it was sent one after the other."""
+    prior = case.prior
+    scored = [_aggregated(case, view, model) for view in (case.view, case.reference)]
+    errors = [np.array([float(np.abs(shares - truth).sum()) for shares, truth in found]) for found in scored]
+    if not len(errors[0]) or not len(errors[1]):
+        return nothing(case, NAME, AGGREGATE, "no two models of one cluster can be read in this view, or nobody knows who trained them")
+    blanks = [np.array([float(np.abs(auxiliary_shares(prior) - truth).sum()) for _, truth in found]) for found in scored]
+    note = (
+        f"{len(errors[0])} cluster(s), each as a whole: nothing about a member; the first {case.budget.rounds} mean update(s) of each; "
+        f"{prior.description}; baseline: the label shares of the auxiliary data"
+    )
+    return cell(
+        case, NAME, AGGREGATE, errors[0], blanks[0], errors[1], theirs_blank=blanks[1], margin=MARGIN[AGGREGATE], lower_is_better=True,
+        note=note,
+    )  # fmt: skip
+
+
+def _aggregated(case: Case, view: AdversaryView, model: Model) -> list[tuple[Array, Array]]:
+    """Label shares guessed and true, by cluster that the view shows two models of."""
+    members = _trained_by(case, view)
+    prior = case.prior.unprotected() if view is case.reference else case.prior
+    by_label: dict[int, list[tuple[CohortSum, list[int]]]] = {}
+    for one in means_in(view, model.dimension):
+        people = [client for number in range(one.round, max(one.until, one.round + 1)) for client in members.get((number, one.label), ())]
+        if view.adversary != "client":
+            people = list(members.get((one.round, one.label), ()))
+        if set(people) - set(case.view.coalition):
+            by_label.setdefault(one.label, []).append((one, people))
+    found = []
+    for several in by_label.values():
+        first = several[: case.budget.rounds]
+        guesses = []
+        for one, _ in first:
+            assert one.start is not None  # there is a mean
+            assert one.mean is not None
+            gap = max(1, one.until - one.round) if view.adversary == "client" else 1
+            guesses.append(shares_of(Step(one.start, one.mean, one.members, one.round), prior, model, prior.classes, gap))
+        counts = np.sum([case.truth.label_counts[client] for _, people in first for client in people], axis=0)
+        found.append((np.mean(guesses, axis=0), counts / counts.sum()))
+    return found
+
+
+def _trained_by(case: Case, view: AdversaryView) -> dict[tuple[int, int], tuple[int, ...]]:
+    """Who was in the sum of each cluster, by round and label: for scoring only.
+
+    Where sums are oblivious no message says so. In the first round it is as without protection, since clients choose among the same
+    models; later ones are not scored, nor are choices with noise.
+    """
+    record = case.reference if view is case.reference else case.record or case.view
+    known: dict[tuple[int, int], tuple[int, ...]] = {}
+    hidden = bool(sizes_in(record)) or record.protection.sum == "secagg-oblivious"
+    if hidden and case.prior.private:
+        return {}
+    for one in sums_in(case.reference if hidden else record):
+        if not hidden or one.round == 0:
+            known.setdefault((one.round, one.label), one.members)
+    return known
 
 
 def _same(a: AdversaryView, b: AdversaryView) -> bool:
@@ -370,11 +470,13 @@ def anchor_cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """Label counts from gradients at the anchor."""
     prior = case.prior
     model = None if prior.config is None else public_model(prior)
-    mine, theirs = ({}, {}) if model is None else (representations_in(one, model.dimension) for one in (case.view, case.reference))
+    view = with_opened_uploads(case.view, np.shape(next(iter(case.rows.values()), np.zeros((0, 0)))))
+    mine, theirs = ({}, {}) if model is None else (representations_in(one, model.dimension) for one in (view, case.reference))
     clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
     if model is None or not clients:
         return [nothing(case, ANCHOR, "histogram_l1", "no representation at an anchor model can be read in this view")], None
-    guesses = [guess_anchor(view, prior, clients, model) for view in (case.view, None, case.reference)]
+    pairs = ((view, prior), (None, prior), (case.reference, prior.unprotected()))
+    guesses = [guess_anchor(one, knows, clients, model) for one, knows in pairs]
     exact = [score_counts(one, case.truth, clients) for one in guesses]
     figures, arrays = _figures(case, ANCHOR, clients, guesses, prior.description)
     words = f"{prior.description}; all counts of a client right; baseline: the label shares of the auxiliary data"

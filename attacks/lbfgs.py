@@ -1,7 +1,7 @@
 """Many small minimisations at once: L-BFGS with a line search of its own for each row of a batch.
 
 Source: Nocedal & Wright 2006, Algorithm 7.4 (two loops), with the bisecting weak-Wolfe search of Lewis & Overton 2013. A row stops when no
-step lowers it, and costs no evaluation from then on. Rows share nothing: each goes its way as if it were alone.
+step lowers it, and from then on is no part of the batch. Rows share nothing: each goes its way as if it were alone.
 """
 
 from collections.abc import Callable
@@ -24,26 +24,32 @@ def minimise(
     """
     x = start.detach().clone()
     value, slope = objective(x, torch.arange(len(x)))
+    rows = torch.nonzero(torch.isfinite(value) & (value > tolerance)).flatten()  # those under way; what follows is theirs alone
+    ended, left = x.clone(), value.clone()
+    x, value, slope = x[rows], value[rows], slope[rows]
     pairs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     scale = 1 / slope.norm(dim=1).clamp_min(1e-300)  # the first step has length 1
-    live = torch.isfinite(value) & (value > tolerance)
     for _ in range(iterations):
-        if not live.any():
+        if not len(rows):
             break
         direction = _direction(slope, pairs, scale)
         downhill = (direction * slope).sum(1)
         direction = torch.where((downhill < 0)[:, None], direction, -scale[:, None] * slope)
-        step, after, turned, moved = _search(objective, x, value, slope, direction, live)
+        step, after, turned = _search(objective, x, value, slope, direction, rows)
         change, difference = step[:, None] * direction, turned - slope
         product = (change * difference).sum(1)
-        useful = moved & (product > 1e-12 * change.norm(dim=1) * difference.norm(dim=1))
+        useful = product > 1e-12 * change.norm(dim=1) * difference.norm(dim=1)
         weight = torch.where(useful, 1 / torch.where(useful, product, 1.0), 0.0)  # 0: this row keeps no pair
         pairs = [*pairs, (change, difference, weight)][-memory:]
         scale = torch.where(useful, product / difference.square().sum(1).clamp_min(1e-300), scale)
-        x = x + change
-        value, slope = after, turned
-        live = moved & (value > tolerance)
-    return x, value
+        x, value, slope = x + change, after, turned
+        going = (step > 0) & (value > tolerance)
+        if not going.all():
+            ended[rows], left[rows] = x, value
+            rows, x, value, slope, scale = rows[going], x[going], value[going], slope[going], scale[going]
+            pairs = [(change[going], difference[going], weight[going]) for change, difference, weight in pairs]
+    ended[rows], left[rows] = x, value
+    return ended, left
 
 
 def _direction(slope: torch.Tensor, pairs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], scale: torch.Tensor) -> torch.Tensor:
@@ -59,18 +65,21 @@ def _direction(slope: torch.Tensor, pairs: list[tuple[torch.Tensor, torch.Tensor
 
 
 def _search(
-    objective: Objective, x: torch.Tensor, value: torch.Tensor, slope: torch.Tensor, direction: torch.Tensor, live: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Step lengths (m,), the values and gradients there, and which rows moved: the best point of each that is low enough."""
+    objective: Objective, x: torch.Tensor, value: torch.Tensor, slope: torch.Tensor, direction: torch.Tensor, names: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Step lengths (m,), 0 for a row that does not move, with values and gradients there: the best point of each that is low enough.
+
+    `names` is which rows these are, for the objective.
+    """
     downhill = (direction * slope).sum(1)
     low, high = torch.zeros_like(value), torch.full_like(value, torch.inf)
     step, taken = torch.ones_like(value), torch.zeros_like(value)
     after, turned = value.clone(), slope.clone()
-    rows = torch.nonzero(live).flatten()
+    rows = torch.arange(len(x))
     for _ in range(SEARCHES):
         if not len(rows):
             break
-        there, gradient = objective(x[rows] + step[rows, None] * direction[rows], rows)
+        there, gradient = objective(x[rows] + step[rows, None] * direction[rows], names[rows])
         fine = torch.isfinite(there) & (there <= value[rows] + DECREASE * step[rows] * downhill[rows]) & (there < value[rows])
         good = rows[fine]
         taken[good], after[good], turned[good], low[good] = step[good], there[fine], gradient[fine], step[good]
@@ -78,4 +87,4 @@ def _search(
         flat = (gradient * direction[rows]).sum(1) >= CURVATURE * downhill[rows]
         rows = rows[~(fine & flat)]
         step[rows] = torch.where(torch.isinf(high[rows]), 2 * low[rows], (low[rows] + high[rows]) / 2)
-    return taken, after, turned, taken > 0
+    return taken, after, turned

@@ -18,6 +18,7 @@ from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
 from ..errors import InputError
 from ..experiments.config import Config
+from ..privacy import Privacy
 from ..randomness import stream
 from ..types import Array, Population
 from .adversary import AdversaryView
@@ -84,7 +85,7 @@ class Prior:
     rows that a signature has for each label (0: signatures are of all samples together). `groups` is the number of true groups. `config` is
     the public configuration: model, learning rate, steps; `mean` and `std` normalise the model's input. `simulate` runs the public
     pipeline, in the clear, on data (x, y) of pretended clients and gives what they would have uploaded for comparison, shape (m, p, d);
-    None where the pipeline compares nothing at its start.
+    None where the pipeline compares nothing at its start. `simulate_open` runs it without `[privacy]`.
     """
 
     x: Array
@@ -101,17 +102,33 @@ class Prior:
     std: tuple[float, ...] = (1.0,)
     simulate: Callable[[Sequence[tuple[Array, Array]]], Array | None] = lambda clients: None
     seed: int = 0
+    simulate_open: Callable[[Sequence[tuple[Array, Array]]], Array | None] = lambda clients: None
+
+    @property
+    def private(self) -> bool:
+        """Whether the run has `[privacy]`, so that clients clip, and perhaps sketch, what they send."""
+        return self.config is not None and self.config.privacy.unit != "none"
+
+    def unprotected(self) -> "Prior":
+        """The same for the unprotected reference, in whose pipeline nobody clips."""
+        if not self.private or self.config is None:
+            return self
+        return replace(self, config=replace(self.config, privacy=Privacy()), simulate=self.simulate_open)
 
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """What a scorer knows of each client: mean training image, labels, how many samples of each (classes,), true group, samples (x, y)."""
+    """What a scorer knows of each client: mean training image, labels, how many samples of each (classes,), true group, samples (x, y).
+
+    `outside` are its test samples (x, y), on which nobody trained.
+    """
 
     mean_images: Mapping[int, Array]
     label_sets: Mapping[int, frozenset[int]]
     label_counts: Mapping[int, Array] = field(default_factory=dict)
     groups: Mapping[int, int] = field(default_factory=dict)
     data: Mapping[int, tuple[Array, Array]] = field(default_factory=dict)
+    outside: Mapping[int, tuple[Array, Array]] = field(default_factory=dict)
 
     def histogram(self, client: int) -> Array:
         """The shares of a client's labels, shape (classes,)."""
@@ -122,8 +139,8 @@ class Truth:
 class Budget:
     """How much an audit may do: runs with fresh seeds (the recorded one included), auxiliary samples, draws of known clients.
 
-    `rounds` are attacked where an attack takes them one by one. Fresh runs together take about `seconds` at most, by the recorded run's own
-    time: beyond it there are fewer seeds, and beyond that the reference has fewer rounds.
+    `rounds` are attacked where an attack takes them one by one; membership trains so many `shadows`. Fresh runs together take about
+    `seconds` at most, by the recorded run's own time: beyond it there are fewer seeds, and beyond that the reference has fewer rounds.
     """
 
     seeds: int
@@ -131,12 +148,13 @@ class Budget:
     draws: int
     rounds: int
     seconds: float
+    shadows: int = 8
 
 
 BUDGETS: dict[str, Budget] = {
     "quick": Budget(seeds=1, auxiliary=1000, draws=2, rounds=1, seconds=30.0),
     "standard": Budget(seeds=5, auxiliary=2000, draws=4, rounds=3, seconds=90.0),
-    "thorough": Budget(seeds=10, auxiliary=2000, draws=10, rounds=5, seconds=3600.0),
+    "thorough": Budget(seeds=10, auxiliary=2000, draws=10, rounds=5, seconds=3600.0, shadows=32),
 }
 
 
@@ -145,7 +163,7 @@ class Case:
     """One adversary on one run. `reference` is the server's view of the same pipeline without protection, on the same data and seed.
 
     `rows` are the vectors that clients had compared in the run's beginning, by client, (p, d): truth for scorers, and what the attacker
-    knows of the clients that it knows.
+    knows of the clients that it knows. `record` is the server's view of the attacked run, for scorers that ask who was in a sum.
     """
 
     view: AdversaryView
@@ -156,6 +174,7 @@ class Case:
     seed: int = 0
     budget: Budget = BUDGETS["standard"]
     rows: Mapping[int, Array] = field(default_factory=dict)
+    record: AdversaryView | None = None
 
 
 def prior_of(population: Population, seed: int, size: int = 2000, rows_per_label: int = 0, config: Config | None = None) -> Prior:
@@ -184,6 +203,7 @@ def truth_of(population: Population) -> Truth:
         {client.id: np.bincount(client.y_train, minlength=population.classes) for client in population.clients},
         {client.id: group for client, group in zip(population.clients, population.groups, strict=True)},
         {client.id: (client.x_train, client.y_train) for client in population.clients},
+        {client.id: (client.x_test, client.y_test) for client in population.clients},
     )
 
 
@@ -240,7 +260,7 @@ def _pooled(cells: Sequence[Cell]) -> Cell:
     )
     sign = -1.0 if first.lower_is_better else 1.0
     low, high = confidence_interval(value)
-    if first.metric.endswith(("_accuracy", "_exact")):
+    if first.metric.endswith(("_accuracy", "_exact", "_auc", "_tpr")):
         low, high = max(low, 0.0), min(high, 1.0)  # shares
 
     def beats(score: Array, beside: Array) -> bool:
@@ -311,7 +331,7 @@ def judge(values: Array, baseline: Array, reference: Array, reference_baseline: 
             return bool(sure and difference.mean() > margin)
         return confidence_interval(difference)[0] > margin
 
-    if not beats(reference, reference_baseline):
+    if len(values) < FEWEST_SCORES or not beats(reference, reference_baseline):  # too few prove nothing either way
         return "not_validated"
     return "leaks" if beats(values, baseline) else "at_baseline"
 

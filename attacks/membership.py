@@ -6,7 +6,8 @@ few shadow models); RMIA, in how many pairings with samples of the population it
 all shadow models as the marginal). Shadow models are trained as clients of one stacked program.
 
 What it proves: what a model shows of single samples, on average (AUC) and at worst (true positives at few false ones). What it does not:
-an AUC near one half says nothing of the few samples that stand out. A stand-alone attack: audits of runs do not call it.
+an AUC near one half says nothing of the few samples that stand out. These are functions of arrays; `membership_audit` plays them on
+recorded runs.
 """
 
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from ..training import Train
 from ..types import Array, ClientData
 from .leakage import proportion_interval
 
-__all__ = ["Roc", "confidences", "deal", "lira", "loss_threshold", "rmia", "roc", "shadow_models"]
+__all__ = ["Roc", "confidences", "deal", "lira", "loss_threshold", "placements", "rmia", "roc", "shadow_models", "threshold"]
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,30 @@ def roc(scores: Array, member: Array, rate: float = 0.01) -> Roc:
     q1, q2 = auc / (2 - auc), 2 * auc**2 / (1 + auc)
     spread = auc * (1 - auc) + (len(inside) - 1) * (q1 - auc**2) + (len(outside) - 1) * (q2 - auc**2)
     half = 1.96 * float(np.sqrt(max(spread, 0.0) / (len(inside) * len(outside))))
-    allowed = int(rate * len(outside))  # so many false positives
-    bar = np.sort(outside)[::-1][allowed] if allowed < len(outside) else -np.inf
+    bar = threshold(scores, member, rate)
     hits = (inside > bar).astype(np.float64)
     return Roc(
         auc, (max(0.0, auc - half), min(1.0, auc + half)), float(hits.mean()), proportion_interval(hits), float((outside > bar).mean()),
         len(inside), len(outside),
     )  # fmt: skip
+
+
+def threshold(scores: Array, member: Array, rate: float = 0.01) -> float:
+    """The lowest bar that at most a share `rate` of the others is above."""
+    outside = scores[~member]
+    allowed = int(rate * len(outside))  # so many false positives
+    return float(np.sort(outside)[::-1][allowed]) if allowed < len(outside) else -np.inf
+
+
+def placements(scores: Array, member: Array) -> tuple[Array, Array]:
+    """For each member the share of others below it, for each other the share of members above it; ties count half.
+
+    The mean of either is the AUC.
+    """
+    inside, outside = np.sort(scores[member]), np.sort(scores[~member])
+    below = [np.searchsorted(outside, scores[member], side=side) for side in ("left", "right")]
+    above = [np.searchsorted(inside, scores[~member], side=side) for side in ("left", "right")]
+    return (below[0] + below[1]) / (2 * len(outside)), 1 - (above[0] + above[1]) / (2 * len(inside))
 
 
 def deal(samples: int, shadows: int, rng: np.random.Generator) -> Array:

@@ -19,6 +19,7 @@ from ..record import payload_rows
 from ..signatures import principal_vectors
 from ..types import Array
 from .adversary import AdversaryView, opened
+from .encrypted import with_opened_uploads
 from .leakage import Case, Cell, Prior, cell, cosine, nothing, popular_set, psnr_db, ssim
 
 __all__ = ["cells", "invert_signature", "recover_label_set", "signatures_in"]
@@ -115,7 +116,8 @@ def _has_set_to_find(prior: Prior, size: int) -> bool:
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """Cells and recovered arrays for the report."""
-    view, prior, truth = case.view, case.prior, case.truth
+    prior, truth = case.prior, case.truth
+    view = with_opened_uploads(case.view, np.shape(next(iter(case.rows.values()), np.zeros((0, 0)))))
     seen = signatures_in(view, int(np.prod(prior.shape)))
     if not seen:
         why = "no signature is in this view"

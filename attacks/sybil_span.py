@@ -15,7 +15,7 @@ import numpy as np
 
 from ..randomness import stream
 from ..types import Array
-from .gram_geometry import Products, products_of
+from .gram_geometry import Products, products_of, rows_known
 from .leakage import FEWEST_SCORES, Case, Cell, Prior, cell, nothing
 
 __all__ = ["COLLUDERS", "cells", "rows_from_products"]
@@ -61,6 +61,9 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     clients = sorted((set(mine[0]) & set(theirs[0]) & set(case.rows)) - set(case.view.coalition)) if mine and theirs else []
     if len(clients) < 2 * FEWEST_SCORES:
         return [nothing(case, NAME, metric, "no inner products of enough clients are in this view", 0)], None
+    sent = rows_known(case, clients)
+    if not sent:
+        return [nothing(case, NAME, metric, "what clients compare cannot be imitated here, so colluders know no vectors", 0)], None
     figures = []
     most = 3 * len(case.prior.samples_per_client) // 4
     for k in sorted({min(k, most) for k in COLLUDERS}):
@@ -68,11 +71,19 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
             figures.append(nothing(case, NAME, metric, f"only {len(clients)} clients were compared: too few besides {k} colluders", k))
             continue
         drawn = stream(case.seed, f"colluders {k}").permutation(len(clients))
-        known = {clients[i]: case.rows[clients[i]] for i in drawn[:k]}
         rest = [clients[i] for i in sorted(drawn[k:])]
-        errors = [score(guess(found, case.prior, known, rest), case.rows, rest) for found in (mine, None, theirs)]
+        errors = []
+        for found, prior, rows in ((theirs, case.prior.unprotected(), case.rows), (mine, case.prior, sent)):
+            known = {clients[i]: rows[clients[i]] for i in drawn[:k]}
+            errors += [score(guess(one, prior, known, rest), rows, rest) for one in (found, None)]
         p, d = next(iter(known.values())).shape
         rank = int(np.linalg.matrix_rank(np.concatenate(list(known.values())), tol=RCOND))
         note = f"{k} colluders, p = {p}: their vectors span {rank} of {d} dimensions; baseline: the vectors of the pooled auxiliary data"
-        figures.append(cell(case, NAME, metric, *errors, margin=MARGIN, lower_is_better=True, k_known=k, note=note))
+        there, there_blank, here, here_blank = errors
+        figures.append(
+            cell(
+                case, NAME, metric, here, here_blank, there, theirs_blank=there_blank, margin=MARGIN, lower_is_better=True, k_known=k,
+                note=note,
+            )
+        )  # fmt: skip
     return figures, None

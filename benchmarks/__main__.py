@@ -15,10 +15,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from . import attacks, ckks, engine, peers, privacy, secagg
+from . import attacks, ckks, engine, flower, peers, privacy, secagg
 
 COMPARISONS = {
     **engine.COMPARISONS, **secagg.COMPARISONS, **ckks.COMPARISONS, **peers.COMPARISONS, **privacy.COMPARISONS, **attacks.COMPARISONS,
+    **flower.COMPARISONS,
 }  # fmt: skip
 
 

@@ -6,17 +6,20 @@ what is due when it first leaves its client. A value computed from samples witho
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .engine import Task, TaskInput
 from .errors import InputError
-from .federation import Parameter
 from .handles import Held, HeldKey, Labels, Shared
 from .privacy import Noise
+from .protection import SumCall, above_floor
 from .protocols.events import Event, event_from, event_to
 from .protocols.ledger import Ledger, Receipt
 
-__all__ = ["Accounts"]
+if TYPE_CHECKING:  # clients that only speak a protocol load no torch
+    from .engine import Task
+    from .federation import Parameter
+
+__all__ = ["Accounts", "sources"]
 
 Receipts = tuple[Receipt, ...]
 
@@ -30,19 +33,27 @@ class Accounts:
         self._held: weakref.WeakKeyDictionary[HeldKey, dict[str, Receipts | None]] = weakref.WeakKeyDictionary()
         self._remembered: dict[tuple[int, str], Receipts | None] = {}
 
-    def private(self, task: Task) -> Task:
+    def private(self, task: "Task") -> "Task":
         """The private form of a task, or the task itself where it has none."""
         make = getattr(task, "private", None)
         return task if make is None else make(self.noise)
 
-    def enter(
-        self, held: Held, task: Task, params: Mapping[str, Parameter], which: Labels | Held | None, inputs: Sequence[TaskInput]
-    ) -> None:
-        """Note what a task's results will cost: its own noise, and that of what it was given and remembered (`inputs`)."""
-        sources = [handle for value in [*params.values(), which] for handle in _handles(value)]
-        inherited = self._joined(receipts for handle in sources for receipts in self._of(handle))
-        for one in inputs:
-            inherited = self._joined([inherited, *(self._remembered.get((one.data.id, name)) for name in one.memory)])
+    @staticmethod
+    def harmless(task: "Task", relation: str) -> bool:
+        """Whether it tells nothing private that a client runs a task, or fails to.
+
+        It carries noise, in all the tasks that it is made of, or uses no data, or of them their number only, which is public under
+        "replace_one".
+        """
+        if not getattr(task, "uses_data", True) or (relation == "replace_one" and getattr(task, "uses_number_only", False)):
+            return True
+        inner = [one for one in vars(task).values() if hasattr(one, "run") and hasattr(one, "parts")]
+        return bool(getattr(task, "events", {})) and all(Accounts.harmless(one, relation) for one in inner)
+
+    def enter(self, held: Held, task: "Task", given: Iterable[Held], remembered: Iterable[tuple[int, str]]) -> None:
+        """Note what a task's results will cost: its own noise, and that of what it was `given` and (client, name) `remembered`."""
+        inherited = self._joined(receipts for handle in given for receipts in self._of(handle))
+        inherited = self._joined([inherited, *(self._remembered.get(one) for one in remembered)])
         events: Mapping[str, Event] = getattr(task, "events", {})
         covers: Mapping[str, Sequence[str]] = getattr(task, "covers", {})
         fresh = {name: Receipt((event,)) for name, event in events.items()}
@@ -65,6 +76,15 @@ class Accounts:
         """`held` was released already: it is other clients' noisy values, sent on."""
         self._held[held.key] = dict.fromkeys(held.parts, ())
 
+    def failed(
+        self, task: "Task", given: Iterable[Held], remembered: Iterable[tuple[int, str]], clients: Sequence[int], round: int
+    ) -> None:
+        """Charge clients whose private task gave no result, as if it had been released: that it gave none is told."""
+        covers = getattr(task, "covers", {})
+        held = Held(HeldKey(type(task).__name__), (), tuple(part for part in task.parts if part in covers))
+        self.enter(held, task, given, remembered)
+        self.settle(held, clients, "failure", round)
+
     def settle(self, held: Held, clients: Sequence[int], verb: str, round: int) -> None:
         """Charge the owners of `held` before a verb releases it. `InputError` if it is not covered, `BudgetExceeded` if it is too dear."""
         due: list[Receipt] = []
@@ -77,6 +97,25 @@ class Accounts:
                 )
             due += receipts
         self.ledger.settle(dict.fromkeys(clients, due), f"{verb} of {held.key.name} {'+'.join(held.parts)}", round)
+
+    def settle_sums(self, held: Held, call: SumCall, choices: Held | None, small_clusters: str, round: int) -> None:
+        """Charge those who are in a group that can be summed; `TooFewClients` before anybody is charged for nothing.
+
+        Where `choices` stay private all are charged, for these too: counts tell of choices, and who is charged would.
+        """
+        if choices is not None:
+            everybody = [one.client for one in call.contributions]
+            self.settle(choices, everybody, "mean", round)
+            self.settle(held, everybody, "mean", round)
+            return
+        if small_clusters == "local" and not any(count >= call.floor for count in call.counts()):
+            return
+        summed = set(above_floor(call))
+        self.settle(held, [one.client for one in call.contributions if summed & set(one.labels)], "mean", round)
+
+    def remembers(self, client: int, name: str) -> bool:
+        """Whether a task that this client ran keeps something under a name."""
+        return (client, name) in self._remembered
 
     def saved(self, keys: Mapping[HeldKey, str]) -> dict[str, Any]:
         """For a checkpoint: the receipts behind the handles `keys` (by name) and behind what clients remember, each once."""
@@ -115,6 +154,11 @@ class Accounts:
                 return None
             joined.update(dict.fromkeys(receipts))
         return tuple(joined)
+
+
+def sources(params: Mapping[str, "Parameter"], which: Labels | Held | None) -> list[Held]:
+    """The handles of what a task is given."""
+    return [handle for value in [*params.values(), which] for handle in _handles(value)]
 
 
 def _handles(value: Any) -> list[Held]:

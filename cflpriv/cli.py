@@ -117,7 +117,8 @@ def audit(
         cells = audit_run(run_dir, adversary=adversary, attacks=names, budget=budget, data_dir=data_dir, say=_say)
     except KeyboardInterrupt:
         done = run_dir / "audit.json"
-        _err.print(f"cflpriv: stopped; what is finished is in {done}, and the same command goes on from there", markup=False)
+        words = f"what is finished is in {done}, and the same command goes on from there" if done.is_file() else "nothing was finished yet"
+        _err.print(f"cflpriv: stopped; {words}", markup=False)
         sys.exit(1)
     for cell in cells:
         _out.print(cell.line(), markup=False)

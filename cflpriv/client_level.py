@@ -19,7 +19,7 @@ from .privacy import Privacy, Releases
 from .protection import Channels, Contribution, GramChannel, GramSession, Protection, Recorder, SumCall, SumChannel, above_floor
 from .protocols.accounting import calibrate
 from .protocols.entropy import Entropy
-from .protocols.events import Event, GaussianEvent
+from .protocols.events import Event, GaussianEvent, Relation
 from .protocols.fixedpoint import Bits, largest_levels
 from .protocols.ledger import Ledger
 from .protocols.mechanisms import MOST_VARIANCE, SkellamPlan, clip, gaussian, skellam_open, skellam_plan, skellam_share
@@ -27,12 +27,16 @@ from .randomness import stream
 from .similarity import Gram
 from .types import Array
 
-__all__ = ["ClippedMean", "LocalGram", "client_channels"]
+__all__ = ["BETA", "LOCAL", "ClippedMean", "LocalGram", "client_channels", "fits", "local_event", "local_rows", "share"]
 
 FINEST_NOISE = 1e4
 """Standard deviation of a share of Skellam noise, in integers, where the modulus leaves room: finer integers gain nothing."""
 FEWEST_LEVELS = 1.0
 """A clipped vector is at least so many integers long: below, it would drown in its own rounding."""
+LOCAL = "gram by local noise"
+"""What the ledger calls a release of single clients' rows."""
+BETA = math.exp(-0.5)
+"""The chance that a rounding of a vector is too long and is taken again, at most."""
 REACH = 13
 """A share of noise stays within so many standard deviations, but for 1e-30."""
 
@@ -49,12 +53,12 @@ def client_channels(
         )
     if protection.gram and "gram" in privacy.local:
         raise InputError(f"protection.gram = {list(protection.gram)} with privacy.local = ['gram']: the rows carry noise already; use none")
-    share = privacy.signature_share if releases.signatures and releases.trainings else 1.0
+    portion = privacy.signature_share if releases.signatures and releases.trainings else 1.0
     first: tuple[Event, ...] = ()
     gram = channels.gram
     if releases.signatures:
-        z = calibrate(lambda z: [_local_event(z, privacy)], share * privacy.epsilon, privacy.delta)
-        first = (_local_event(z, privacy),)
+        z = calibrate(lambda z: [local_event(z, privacy.relation)], portion * privacy.epsilon, privacy.delta)
+        first = (local_event(z, privacy.relation),)
         gram = LocalGram(channels.gram, z, privacy, ledger, noise_source)
     shares = None
     if protection.sum == "secagg":
@@ -111,37 +115,47 @@ class ClippedMean:
         return self.inner.binds_models
 
     def means(self, call: SumCall, record: Recorder) -> tuple[GroupMean | None, ...]:
+        size = sum(int(np.prod(np.shape(part), dtype=int)) for part in call.contributions[0].parts.values())
+        self.settle(call, size)
+        return self.central(call, record) if self.shares is None else self._shared(call, record, self.shares, size)
+
+    def settle(self, call: SumCall, size: int) -> None:
+        """Ask the ledger, for contributions of `size` numbers, before anything is sent."""
         if len({one.weight for one in call.contributions}) > 1:
             raise InputError("mean: different weights under privacy.unit = 'client': a heavy client would need more noise; use 'equal'")
         groups = above_floor(call)
-        size = sum(int(np.prod(np.shape(part), dtype=int)) for part in call.contributions[0].parts.values())
-        event = self._event(size)
         payers = [one.client for one in call.contributions if any(label in groups for label in one.labels)]
-        self.ledger.charge(dict.fromkeys(payers, (event,)), "mean")
-        return self._central(call, record, size) if self.shares is None else self._shared(call, record, self.shares, size)
+        self.ledger.charge(dict.fromkeys(payers, (self.event(size),)), "mean")
 
-    def _event(self, size: int) -> Event:
-        if self.shares is None:
-            return GaussianEvent(
-                _central_multiplier(self.privacy, self.trainings, self.before), self._sensitivity(), self.privacy.relation, "client"
-            )
-        return self._plan(size, self.shares).event
+    def event(self, size: int) -> Event:
+        """What a mean of `size` numbers costs each client."""
+        plan = self.plan(size)
+        return GaussianEvent(self.multiplier, self._sensitivity(), self.privacy.relation, "client") if plan is None else plan.event
+
+    @property
+    def multiplier(self) -> float:
+        """The noise that a trusted server adds, in sensitivities."""
+        return _central_multiplier(self.privacy, self.trainings, self.before)
+
+    def plan(self, size: int) -> SkellamPlan | None:
+        """The shares that clients add inside a secure sum of `size` numbers; None where the server adds the noise."""
+        return None if self.shares is None else self._plan(size, self.shares)
 
     def _sensitivity(self) -> float:
         return self.privacy.clip_norm * (1 if self.privacy.relation == "add_remove" else 2)
 
     # --- a trusted server
 
-    def _central(self, call: SumCall, record: Recorder, size: int) -> tuple[GroupMean | None, ...]:
+    def central(self, call: SumCall, record: Recorder) -> tuple[GroupMean | None, ...]:
+        """The means of contributions, each clipped, with noise on their sums; it was paid for."""
         clipped = [replace(one, parts={"contribution": clip(_vector(one), self.privacy.clip_norm)}) for one in call.contributions]
-        z = _central_multiplier(self.privacy, self.trainings, self.before)
         means: list[GroupMean | None] = []
         for mean in self.inner.means(replace(call, contributions=tuple(clipped)), record):
             if mean is None:
                 means.append(None)
                 continue
             total = mean.parts["contribution"].value() * mean.count
-            noised = gaussian(total, self._sensitivity(), z, self.privacy.relation, "client", self.noise_source).value
+            noised = gaussian(total, self._sensitivity(), self.multiplier, self.privacy.relation, "client", self.noise_source).value
             means.append(_mean(noised / mean.count, call.contributions[0], mean))
         return tuple(means)
 
@@ -152,24 +166,44 @@ class ClippedMean:
 
     def _shared(self, call: SumCall, record: Recorder, shares: Shares, size: int) -> tuple[GroupMean | None, ...]:
         plan = self._plan(size, shares)
-        signs = _signs(shares.seed, plan.dimension)
-        levels = {label: largest_levels(len(call.members(label)), shares.bits) for label in range(call.k) if call.members(label)}
         sent = []
         for one in call.contributions:
-            room = min(levels[label] for label in one.labels)
-            made = skellam_share(_vector(one), plan, signs, self.noise_source)
-            if np.abs(made).max() > room:  # less than 1e-30 a coordinate, see `_skellam`
-                made = np.clip(made, -room, room)
+            room = min(largest_levels(len(call.members(label)), shares.bits) for label in one.labels)
+            made = share(_vector(one), plan, shares.seed, room, self.noise_source)
             # exactly these integers come out of the quantiser
             sent.append(replace(one, parts={"shares": made * (shares.clip / room)}))
-        means: list[GroupMean | None] = []
-        for label, mean in enumerate(self.inner.means(replace(call, contributions=tuple(sent)), record)):
+        means = self.inner.means(replace(call, contributions=tuple(sent)), record)
+        return self.opened(means, call, call.contributions[0])
+
+    def opened(self, means: Sequence[GroupMean | None], call: SumCall, like: Contribution) -> tuple[GroupMean | None, ...]:
+        """Means of contributions `like` this one, from the means of "shares" that the members of each group sent."""
+        assert self.shares is not None
+        size = len(_vector(like))
+        plan = self._plan(size, self.shares)
+        opened: list[GroupMean | None] = []
+        for label, mean in enumerate(means):
             if mean is None:
-                means.append(None)
+                opened.append(None)
                 continue
-            total = np.rint(mean.parts["shares"].value() * mean.count * (levels[label] / shares.clip))
-            means.append(_mean(skellam_open(total, plan, signs, size) / mean.count, call.contributions[0], mean))
-        return tuple(means)
+            levels = largest_levels(len(call.members(label)), self.shares.bits)
+            total = np.rint(mean.parts["shares"].value() * mean.count * (levels / self.shares.clip))
+            vector = skellam_open(total, plan, _signs(self.shares.seed, plan.dimension), size) / mean.count
+            opened.append(_mean(vector, like, mean))
+        return tuple(opened)
+
+
+def share(vector: Array, plan: SkellamPlan, seed: int, room: int, entropy: Entropy) -> Array:
+    """A client's integers (plan.dimension,) for a secure sum, noise included, of which `room` fit on each side of zero.
+
+    What lies beyond is cut off: less than 1e-30 a coordinate where `fits` says so.
+    """
+    return np.clip(skellam_share(vector, plan, _signs(seed, plan.dimension), entropy), -room, room)
+
+
+def fits(plan: SkellamPlan, room: float) -> bool:
+    """Whether `REACH` standard deviations of a share stay within `room` integers on each side of zero."""
+    largest = plan.clip_norm * plan.levels_per_unit + 1  # of one coordinate: rounding adds less than 1
+    return plan.local_variance <= MOST_VARIANCE and largest + REACH * math.sqrt(plan.local_variance) <= room
 
 
 @lru_cache(maxsize=16)
@@ -190,20 +224,16 @@ def _skellam(privacy: Privacy, trainings: int, before: tuple[Event, ...], shares
     dimension = 1 << max(0, (size - 1).bit_length())
     room, root = largest_levels(shares.clients, shares.bits) * 0.9, math.sqrt(shares.survivors)
 
-    def fits(plan: SkellamPlan) -> bool:
-        largest = privacy.clip_norm * plan.levels_per_unit + 1  # of one coordinate: rounding adds less than 1
-        return plan.local_variance <= MOST_VARIANCE and largest + REACH * math.sqrt(plan.local_variance) <= room
-
     def made(z: float) -> SkellamPlan:
         def at(levels: float) -> SkellamPlan:
-            return skellam_plan(privacy.clip_norm, z, dimension, levels, shares.survivors, privacy.relation)
+            return skellam_plan(privacy.clip_norm, z, dimension, levels, shares.survivors, privacy.relation, BETA)
 
         low, high = FEWEST_LEVELS / privacy.clip_norm, min(room / privacy.clip_norm, FINEST_NOISE * root / (z * privacy.clip_norm))
-        if fits(at(high)):
+        if fits(at(high), room):
             return at(high)
         while high / low > 1.001:
             middle = math.sqrt(low * high)
-            low, high = (middle, high) if fits(at(middle)) else (low, middle)
+            low, high = (middle, high) if fits(at(middle), room) else (low, middle)
         return at(low)  # which need not fit either: judged when the noise is known
 
     def events(z: float) -> Sequence[Event]:
@@ -211,7 +241,7 @@ def _skellam(privacy: Privacy, trainings: int, before: tuple[Event, ...], shares
 
     try:
         plan = made(calibrate(events, privacy.epsilon, privacy.delta))
-        if not fits(plan):
+        if not fits(plan, room):
             spread = math.sqrt(plan.local_variance)
             raise ValueError(f"{dimension} coordinates take noise of {spread:.3g} levels a client; there are {room:.0f}")
         return plan
@@ -243,8 +273,15 @@ def _mean(vector: Array, like: Contribution, mean: GroupMean) -> GroupMean:
 # --- signatures by local noise --------------------------------------------------------------------------------------------------------
 
 
-def _local_event(z: float, privacy: Privacy) -> GaussianEvent:
-    return GaussianEvent(z, 1.0 if privacy.relation == "add_remove" else 2.0, privacy.relation, "client")
+def local_event(noise_multiplier: float, relation: Relation) -> GaussianEvent:
+    """What a client's rows cost, of norm 1 in all, each time they are shown with this noise."""
+    return GaussianEvent(noise_multiplier, 1.0 if relation == "add_remove" else 2.0, relation, "client")
+
+
+def local_rows(rows: Array, event: GaussianEvent, entropy: Entropy) -> Array:
+    """Rows (p, d) scaled to norm 1 in all, at most, with the event's noise."""
+    unit = clip(rows / max(1.0, math.sqrt(len(rows))), 1.0)
+    return gaussian(unit, event.sensitivity, event.noise_multiplier, event.relation, "client", entropy).value
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,6 +297,10 @@ class LocalGram:
     privacy: Privacy
     ledger: Ledger
     noise_source: Entropy = field(repr=False)
+
+    @property
+    def event(self) -> GaussianEvent:
+        return local_event(self.noise_multiplier, self.privacy.relation)
 
     @property
     def receiver(self) -> str:
@@ -284,11 +325,9 @@ class _NoisySession:
 
     def upload(self, client: int, rows: Array) -> Mapping[str, Array]:
         channel = self.channel
-        event = _local_event(channel.noise_multiplier, channel.privacy)
-        channel.ledger.charge({client: (event,)}, "gram by local noise")
-        unit = clip(rows / max(1.0, math.sqrt(len(rows))), 1.0)
-        noised = gaussian(unit, event.sensitivity, channel.noise_multiplier, event.relation, "client", channel.noise_source)
-        return self.inner.upload(client, noised.value)
+        event = channel.event
+        channel.ledger.charge({client: (event,)}, LOCAL)
+        return self.inner.upload(client, local_rows(rows, event, channel.noise_source))
 
     def extend(self, clients: Sequence[int], uploads: Sequence[Mapping[str, Array]], p: int, record: Recorder) -> Gram:
         return self.inner.extend(clients, uploads, p, record)

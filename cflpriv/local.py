@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .accounts import Accounts
+from .accounts import Accounts, sources
 from .clients import Clients
 from .engine import Engine, Task, TaskInput
 from .epochs import Epochs
@@ -17,7 +17,7 @@ from .federation import GramView, Parameter, Sampling, Then
 from .group import Group
 from .handles import Blind, GroupMean, Held, Labels, Own, Released, Shared, label_sets
 from .participation import check_mean, draw_cohort, draw_drops, group_sizes, wanted_senders
-from .protection import STAGES, Channels, Protection, SumCall, Transforms, above_floor, channels, check_hidden
+from .protection import STAGES, Channels, Protection, SumCall, Transforms, channels, check_hidden
 from .protocols.entropy import Entropy, system_entropy
 from .randomness import Stream, stream
 from .record import Transcript
@@ -196,7 +196,7 @@ class LocalFederation:
             raise TrainingDiverged(f"{type(task).__name__} in round {self._round}: no client has a result")
         held = self.side.keep(task, known)
         if self.accounts is not None:
-            self.accounts.enter(held, task, params, which, given)
+            self.accounts.enter(held, task, sources(params, which), [(one.data.id, name) for one in given for name in one.memory])
         if self._channels.sum.binds_models:
             self.side.trace(held, received, params, clients)
         return held
@@ -308,7 +308,8 @@ class LocalFederation:
             draw_drops(clients, self._dropouts, self._dropout, self.seed, self._round, self._calls),
         )  # fmt: skip
         if self.accounts is not None:
-            self._settle_sums(held, call, groups if channel.oblivious and isinstance(groups, Held) else None)
+            choices = groups if channel.oblivious and isinstance(groups, Held) else None
+            self.accounts.settle_sums(held, call, choices, self.protection.small_clusters, self._round)
         began = perf_counter()
         try:
             if self.protection.small_clusters == "local" and not channel.oblivious:
@@ -499,21 +500,6 @@ class LocalFederation:
         """Ask the ledger, before anything leaves."""
         if self.accounts is not None and clients:
             self.accounts.settle(held, clients, verb, self._round)
-
-    def _settle_sums(self, held: Held, call: SumCall, choices: Held | None) -> None:
-        """Those who are in a group that can be summed; `TooFewClients` before anybody is charged for nothing.
-
-        Where `choices` stay private all are charged, for these too: counts tell of choices, and who is charged would.
-        """
-        if choices is not None:
-            everybody = [one.client for one in call.contributions]
-            self._settle(choices, everybody, "mean")
-            self._settle(held, everybody, "mean")
-            return
-        if self.protection.small_clusters == "local" and not any(count >= call.floor for count in call.counts()):
-            return
-        summed = set(above_floor(call))
-        self._settle(held, [one.client for one in call.contributions if summed & set(one.labels)], "mean")
 
     def _record(self, verb: str) -> Callable[..., None]:
         if self.group is not None:

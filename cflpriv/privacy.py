@@ -207,6 +207,11 @@ REFUSED: dict[str, str] = {
 }
 """Why others do not, where there is more to say than that nobody has written the private form."""
 
+DROWNED: dict[str, str] = {
+    "fednova": "its mean number of steps stands in units of 4096 beside the update and gets the same noise, which would drown it",
+}
+"""What releases means alone and still does not run under unit = "client", and why."""
+
 
 def releases_of(
     name: str, verbs: tuple[str, ...], unit: str, rounds: int, given: Mapping[str, Any], local: tuple[str, ...] = ()
@@ -217,6 +222,8 @@ def releases_of(
             reason = REFUSED.get(name, "no private form of its steps is written")
             raise InputError(f"algorithm {name!r} under privacy.unit = 'sample': {reason}; there is one for {', '.join(RELEASES)}")
         return RELEASES[name](rounds, given)
+    if name in DROWNED:
+        raise InputError(f"algorithm {name!r} under privacy.unit = 'client': {DROWNED[name]}; use 'fedavg'")
     others = [verb for verb in verbs if verb != "mean" and verb not in local]
     if others:
         hint = "; privacy.local = ['gram'] asks for local noise, which takes a lot of it" if others == ["gram"] else ""

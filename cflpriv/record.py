@@ -38,7 +38,8 @@ class Message:
     group, transform, cluster.
 
     `payload` maps part names to arrays: with `each`, one row a client in the order of `clients`; otherwise the same for all. It is None
-    where it was not kept. One-dimensional payloads of different lengths are kept padded with zeros, beside an array "NAME.length".
+    where it was not kept. One-dimensional payloads of different lengths are kept padded with zeros, beside an array "NAME.length". `digest`
+    is that of all rows; where only some were kept, beside an array "clients", `kept_digest` is that of these and of whose they are.
     `bytes_each` is the size for one client (the largest, of one copy), `copies` how many travelled, `total_bytes` the size of all.
     """
 
@@ -58,6 +59,7 @@ class Message:
     peers: tuple[tuple[int, ...], ...] = ()
     context: Mapping[str, Any] = field(default_factory=dict)
     payload: Mapping[str, Array] | None = None
+    kept_digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,21 +116,15 @@ class Transcript:
         payloads: Sequence[Mapping[str, Array]] = [payload] if isinstance(payload, Mapping) else payload
         if each and len(payloads) != len(clients):
             raise ValueError(f"{verb} {kind}: {len(payloads)} payloads for {len(clients)} clients")
-        digest = blake2b(digest_size=16)
         sizes = [sum(array.nbytes for array in single.values()) for single in payloads]
         digested = self.level != "headers" or sum(sizes) <= LARGEST_DIGESTED_BYTES
-        for single in payloads if digested else ():
-            for name in sorted(single):
-                array = np.ascontiguousarray(single[name])
-                digest.update(f"{name}|{array.dtype.str}|{array.shape}|".encode())
-                digest.update(array.data)
         times = [len(row) for row in peers] if peers else [1] * len(payloads) if each else [len(clients)]
         copies = sum(times)
         bytes_each = max(sizes, default=0) + overhead_bytes
         total = sum(count * (size + overhead_bytes) for count, size in zip(times, sizes, strict=True))
         message = Message(
             len(self.messages), round, verb, kind, source, target, tuple(clients), tuple(readers), bytes_each, copies, total,
-            digest.hexdigest() if digested else "", each, tuple(tuple(row) for row in peers), dict(context or {}),
+            _digest(payloads) if digested else "", each, tuple(tuple(row) for row in peers), dict(context or {}),
         )  # fmt: skip
         if source == "clients":
             self.upload_bytes += total
@@ -158,9 +154,10 @@ class Transcript:
                 kept[f"{name}.length"] = np.array([len(row) for row in rows], dtype=np.int64)
                 rows = [np.pad(row, (0, int(kept[f"{name}.length"].max()) - len(row))) for row in rows]
             kept[name] = np.stack(rows)
-        if len(wanted) < len(payloads):
-            kept["clients"] = np.array([message.clients[i] for i in wanted], dtype=np.int64)
-        return replace(message, payload=kept)
+        if len(wanted) == len(payloads):
+            return replace(message, payload=kept)
+        kept["clients"] = np.array([message.clients[i] for i in wanted], dtype=np.int64)
+        return replace(message, payload=kept, kept_digest=_digest([*(payloads[i] for i in wanted), {"clients": kept["clients"]}]))
 
     def write(self, folder: Path, first: int = 0) -> None:
         """Append messages from number `first` on: headers to messages.jsonl, payloads to one safetensors file per call.
@@ -278,17 +275,41 @@ def _parsed(headers: Path) -> Iterator[tuple[Message, list[str], str]]:
         yield message, kept, chain
 
 
-def _verify(message: Message, path: Path, line: int) -> None:
-    """A payload kept whole must still match its digest."""
-    if message.payload is None or "clients" in message.payload:
-        return
+def _digest(payloads: Sequence[Mapping[str, Array]]) -> str:
+    """A digest of payloads in order: names, types, shapes and bytes."""
     digest = blake2b(digest_size=16)
-    for row in range(len(message.clients)) if message.each else [None]:
-        for name in sorted(name for name in message.payload if not name.endswith(".length")):
-            array = np.ascontiguousarray(message.payload[name] if row is None else message.payload[name][row])
-            if row is not None and f"{name}.length" in message.payload:
-                array = array[: int(message.payload[f"{name}.length"][row])]
+    for single in payloads:
+        for name in sorted(single):
+            array = np.ascontiguousarray(single[name])
             digest.update(f"{name}|{array.dtype.str}|{array.shape}|".encode())
             digest.update(array.data)
-    if digest.hexdigest() != message.digest:
+    return digest.hexdigest()
+
+
+def _verify(message: Message, path: Path, line: int) -> None:
+    """A payload must still match its digest, also where only some rows were kept."""
+    payload = message.payload
+    if payload is None:
+        return
+    some = "clients" in payload and message.each
+    if some and not message.kept_digest:
+        raise InputError(
+            f"{path}: line {line}: rows of some clients were kept without a digest of their own, by an earlier version, so nothing shows "
+            "whether they were changed; make the run again"
+        )
+    parts: list[Mapping[str, Array]] = [payload]
+    if message.each:
+        names = [name for name in payload if not name.endswith(".length") and not (some and name == "clients")]
+        rows = len(payload["clients"]) if some else len(message.clients)
+        if any(len(payload[name]) != rows for name in payload):
+            raise InputError(f"{path}: line {line}: the payload has not one row a client; the transcript was changed")
+        parts = [{name: _row(payload, name, row) for name in names} for row in range(rows)]
+        parts += [{"clients": payload["clients"]}] if some else []
+    if _digest(parts) != (message.kept_digest if some else message.digest):
         raise InputError(f"{path}: line {line}: the payload does not match its digest; the transcript was changed")
+
+
+def _row(payload: Mapping[str, Array], name: str, row: int) -> Array:
+    """One client's part, without the padding."""
+    array: Array = payload[name][row]
+    return array[: int(payload[f"{name}.length"][row])] if f"{name}.length" in payload else array

@@ -188,9 +188,11 @@ class ObliviousSecaggSum:
     """A masked sum of counts, then one masked sum over the blocks of clusters at or above the floor: who is where stays with the clients.
 
     Guarantee: the server learns, for each cluster at or above the floor, its sum, and all counts; not who is in it.
-    Reveals: the counts; k times the bytes. Counts are the clients' word: one that overstates a count can have the block of a cluster below
-    the floor opened. Where a client counts towards several groups, or several means are taken in a round, sums whose groups differ by one
-    client give its value by subtraction. With k models on the list, a planted one is not noticed.
+    Reveals: the counts; k times the bytes. Counts and totals over changing cohorts are linear equations: of who is in which group, while
+    clients stay there, and of values that stay (`attacks.cluster_identity`, `attacks.disaggregation`). Counts are the clients' word: one
+    that overstates a count can have the block of a cluster below the floor opened. Where a client counts towards several groups, or
+    several means are taken in a round, sums whose groups differ by one client give its value by subtraction. With k models on the list, a
+    planted one is not noticed.
     Source: ours, over `protocols.secagg.oblivious`; it is for a server that follows the protocol.
     """
 

@@ -1,5 +1,6 @@
 """What clients do with a model: train it, measure it, take its gradient or the losses of several. Each is a task for the engine."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -12,7 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .engine import Deferred, Result, TaskInput, fast
+from .engine import Deferred, Device, Result, TaskInput, fast
+from .engine.memory import resident
 from .engine.sgd import Local, Options, to_prototypes
 from .engine.span import Movement
 from .errors import InputError, TrainingDiverged
@@ -42,6 +44,8 @@ class Train:
     Algorithm 1. Deviations: the divisor is public; clipping in the model's dtype keeps the norm to 1e-5 of it (float32).
     With `pull` above 0 each sample's loss has pull·‖f − C_y‖²/e more: f (e,) is what the last linear layer takes, C_y the row of the
     sample's class in the given "prototypes" (classes, e), where a row of NaN pulls nothing (FedProto).
+    With `optimizer` "adam" the step is `torch.optim.Adam`'s (its betas and epsilon, L2 weight decay) on g + prox·(θ − anchor) + correction,
+    with fresh moments each time; it takes no momentum. Noise is added before, so a private training costs the same.
     `frozen` names parameters, by prefix, that stay as given. `lr_decay` multiplies the rate once a round. A client whose parameters do not
     stay finite ends the run (`TrainingDiverged`), or with `on_divergence = "skip"` takes no part in the round.
     """
@@ -63,8 +67,13 @@ class Train:
     noise_multiplier: float = 0.0
     public_samples: int = 0
     relation: Relation = "add_remove"
+    optimizer: Literal["sgd", "adam"] = "sgd"
 
     def __post_init__(self) -> None:
+        if self.optimizer not in ("sgd", "adam"):
+            raise InputError(f"training.optimizer: {self.optimizer!r} is not known; known are 'sgd' and 'adam'")
+        if self.optimizer == "adam" and self.momentum:
+            raise InputError(f"training.momentum: {self.momentum} with optimizer = 'adam', which has its own moments; leave it out")
         for name, value, smallest in (("epochs", self.epochs, 1), ("batch_size", self.batch_size, 0)):
             if value < smallest:
                 raise InputError(f"training.{name}: {value} is below {smallest}")
@@ -223,6 +232,9 @@ class Train:
         anchor: list[torch.Tensor] | None, correction: list[torch.Tensor] | None, gradients: Callable[[Array], list[torch.Tensor]],
     ) -> None:  # fmt: skip
         """The plain loop: one batch (or, with MAML, pair of batches) after the other."""
+        adam = None
+        if self.optimizer == "adam":
+            adam = torch.optim.Adam([parameters[i] for i in moving], self.lr, weight_decay=self.weight_decay)
         for at in range(0, len(batches) - stride + 1, stride):
             gradient = gradients(batches[at])
             with torch.no_grad():
@@ -235,34 +247,47 @@ class Train:
                     for i, before in zip(moving, here, strict=True):
                         parameters[i].copy_(before)
                 for i, step in zip(moving, gradient, strict=True):
-                    if self.weight_decay:
+                    if self.weight_decay and adam is None:
                         step = step.add(parameters[i], alpha=self.weight_decay)
                     if anchor is not None:
                         step = step + self.prox * (parameters[i] - anchor[i])
                     if correction is not None:
                         step = step + correction[i]
+                    if adam is not None:
+                        parameters[i].grad = step
+                        continue
                     velocities[i].mul_(self.momentum).add_(step)
                     parameters[i].sub_(velocities[i], alpha=self.lr)
+                if adam is not None:
+                    adam.step()
+                    adam.zero_grad()
 
     def cost(self, given: TaskInput) -> int:
         return self.epochs * len(given.data.y_train)
 
-    def chunk_size(self, given: TaskInput) -> int:
+    def chunk_size(self, given: TaskInput, device: Device) -> int:
         count = len(given.data.y_train)
-        return fast.chunk_size(self.model, self.batch_size or count, count)
+        batch = self.batch_size or count
+        if self.sampling_rate and device.kind == "cuda":  # what a Poisson batch hardly ever exceeds
+            batch = math.ceil(self.sampling_rate * count + 6 * math.sqrt(self.sampling_rate * count))
+        return fast.chunk_size(self.model, batch, count, self._options, device)
 
-    def run_many(self, inputs: Sequence[TaskInput], device: str) -> tuple[list[Result], str]:
-        options = Options(
-            self.lr, self.momentum, self.weight_decay, self.prox, self.maml_lr, self.clip_norm, tuple(self._frozen()), self.pull
-        )
-        moved, path = fast.train(self.model, [self._local(given) for given in inputs], options, self.epochs, device)
+    @property
+    def _options(self) -> Options:
+        return Options(
+            self.lr, self.momentum, self.weight_decay, self.prox, self.maml_lr, self.clip_norm, tuple(self._frozen()), self.pull,
+            self.optimizer,
+        )  # fmt: skip
+
+    def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
+        moved, path = fast.train(self.model, [self._local(given, device) for given in inputs], self._options, self.epochs, device)
         if moved is None:
             return [self.run(given) for given in inputs], "sequential"
         return [self._result(given, given.array("model"), update) for given, update in zip(inputs, moved, strict=True)], path
 
-    def _local(self, given: TaskInput) -> Local:
+    def _local(self, given: TaskInput, device: Device) -> Local:
         vectors = {name: given.array(name) for name in ("anchor", "correction", "prototypes") if name in given.params}
-        x, y = self.model.inputs(given.data.x_train), torch.from_numpy(given.data.y_train)
+        x, y = _samples(self.model, given.data, device)
         return Local(
             x,
             y,
@@ -312,6 +337,12 @@ class Train:
             raise InputError(f"{name}: has shape {vector.shape}, expected ({self.model.dimension},)")
         whole = torch.tensor(vector, dtype=dtype_of(self.model.dtype))
         return [whole[offset : offset + int(np.prod(shape))].view(shape) for _, shape, offset in self.model.layout]
+
+
+def _samples(model: Model, data: ClientData, device: Device) -> tuple[torch.Tensor, ...]:
+    """A client's training samples as the model's input, and their labels, on the device."""
+    key = (model.mean, model.std, model.dtype)
+    return resident(data, key, lambda: (model.inputs(data.x_train), torch.from_numpy(data.y_train)), device)
 
 
 @contextmanager
@@ -435,13 +466,13 @@ class Gradient:
     def cost(self, given: TaskInput) -> int:
         return len(given.data.y_train)
 
-    def chunk_size(self, given: TaskInput) -> int:
-        return fast.chunk_size(self.model, 0, len(given.data.y_train))
+    def chunk_size(self, given: TaskInput, device: Device) -> int:
+        return fast.chunk_size(self.model, 0, len(given.data.y_train), Options(0.0), device)
 
-    def run_many(self, inputs: Sequence[TaskInput], device: str) -> tuple[list[Result], str]:
+    def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         clients = []
         for given in inputs:
-            x, y = self.model.inputs(given.data.x_train), torch.from_numpy(given.data.y_train)
+            x, y = _samples(self.model, given.data, device)
             clients.append(Local(x, y, [np.arange(len(y))], given.array("model")))
         gradients, path = fast.gradients(self.model, clients, device)
         if gradients is None:
@@ -492,15 +523,15 @@ class Losses:
         return ()
 
     def run(self, given: TaskInput) -> Result:
-        return self.run_many([given], "cpu")[0][0]
+        return self.run_many([given], Device())[0][0]
 
     def cost(self, given: TaskInput) -> int:
         return len(given.data.y_train)
 
-    def chunk_size(self, given: TaskInput) -> int:
+    def chunk_size(self, given: TaskInput, device: Device) -> int:
         return max(1, 4096 // len(given.data.y_train))
 
-    def run_many(self, inputs: Sequence[TaskInput], device: str) -> tuple[list[Result], str]:
+    def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         """Clients that were given the same models share one pass over all their samples for each."""
         models = [given.params["model"] for given in inputs]
         if not all(isinstance(several, list) for several in models):

@@ -2,6 +2,7 @@
 
     python examples/break_the_permutation.py                      the claims: 2 networks × 2 partitions × 5 seeds
     python examples/break_the_permutation.py --variants           what else was tried, one seed each
+    python examples/break_the_permutation.py --variants --rows Adam,swap --seeds 3      some of it, seeds 101, 102, ...
     python examples/break_the_permutation.py --seeds 1 --only mlp/two
 
 Needs MNIST and Fashion-MNIST (CFLPRIV_DATA). The attacker knows the initial model, the training settings, the number of samples a
@@ -11,34 +12,45 @@ truth.
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from math import comb
 from typing import Any
 
 import numpy as np
 from torch import nn
 
 from cflpriv.algorithms import cfl
+from cflpriv.attacks import labels_from_gram
 from cflpriv.attacks.adversary import AdversaryView, view_of
-from cflpriv.attacks.key_recovery import ABSTAIN_BELOW, Guess, blind_rounds, match_coordinates, recover_labels
+from cflpriv.attacks.audit import case_of, fresh_scene
+from cflpriv.attacks.key_recovery import ABSTAIN_BELOW, Guess, Knowledge, blind_rounds, cells, match_coordinates, recover_labels
 from cflpriv.attacks.key_recovery.attack import Recovery
 from cflpriv.attacks.key_recovery.cells import Seen, exact_share, knowledge, score_l1, score_sets, score_structure
+from cflpriv.attacks.key_recovery.naming import own_proportions, simulate
 from cflpriv.attacks.leakage import Prior, Truth, cosine, popular_set, prior_of, truth_of
+from cflpriv.attacks.sums import models_sent
 from cflpriv.data import build_population
-from cflpriv.experiments import parse_config
+from cflpriv.engine import Engine, Streams, TaskInput
+from cflpriv.experiments import Config, parse_config
 from cflpriv.experiments.run import start
 from cflpriv.local import LocalFederation
 from cflpriv.models import build_module
-from cflpriv.protection import Protection
+from cflpriv.protection import Protection, sketched
 from cflpriv.randomness import stream
-from cflpriv.record import Transcript
-from cflpriv.types import Array
+from cflpriv.record import Transcript, payload_rows
+from cflpriv.types import Array, ClientData
 
 CLIENTS, SAMPLES, LABELS = 20, 300, 10
 SETTINGS: dict[str, tuple[str, str, int, float]] = {"mlp": ("mnist", "mlp", 10, 0.01), "lenet5": ("fashion_mnist", "lenet5", 5, 0.05)}
 """network -> (data set, model, rounds, learning rate). LeNet-5 hardly moves in 5 rounds at 0.01."""
 SEEDS = (201, 202, 203, 204, 205)
 VARIANT_SEED = 101
+SKETCHED = 2048
+"""Numbers of a sketch under Haar: a rotation of all 50 890 would not fit in memory."""
+OWN_PER_SET = 4
+"""The attacker's own clients for each label set, in the attack on Grams."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,24 +63,33 @@ class Run:
     truth: Truth
 
 
-def record(network: str, partition: str, seed: int, kind: str = "permutation", transform: str = "fixed", **training: Any) -> Run:
-    """A run of CFL (Algorithm 5) on 20 clients of 300 samples. partition: "two" (a random pairing of the labels) or "dirichlet" (0.3)."""
+def configured(network: str, partition: str, seed: int, protection: dict[str, Any] | None = None, **training: Any) -> Config:
+    """CFL on 20 clients of 300 samples. partition: "two" (a random pairing of the labels), "dirichlet" (0.3) or "swap" (two labels
+    exchanged, a pair for each of four groups)."""
     source, model, rounds, lr = SETTINGS[network]
     data: dict[str, Any] = {"source": source, "clients": CLIENTS, "samples_per_client": SAMPLES, "seed": seed}
     if partition == "two":
         pairs = stream(seed, "pairs of labels").permutation(LABELS).reshape(-1, 2)
         data |= {"partition": "pathological", "groups": [sorted(map(int, pair)) for pair in pairs]}
+    elif partition == "swap":
+        data |= {"label_swaps": [[0, 1], [2, 3], [4, 5], [6, 7]]}
     else:
         data |= {"partition": "dirichlet", "alpha": 0.3}
-    config = parse_config({
+    return parse_config({
         "data": data, "model": {"name": model, "hidden": 64},
         "training": {"rounds": rounds, "lr": lr, "batch_size": 10, "weights": "equal"} | training,
-        "algorithm": {"name": "cfl"}, "protection": {"gram": [kind], "sum": kind, "transform": transform},
+        "algorithm": {"name": "cfl"} | ({"watch": True} if protection and protection["sum"] == "secagg" else {}),
+        "protection": protection or {"gram": ["permutation"], "sum": "permutation", "transform": "fixed"},
         "run": {"seed": seed, "record": "full", "audit_parties": ["server", "client:0"]},
     })  # fmt: skip
+
+
+def record(network: str, partition: str, seed: int, protection: dict[str, Any] | None = None, **training: Any) -> Run:
+    """A recorded run of Algorithm 5, or of CFL under another protection, with its similarities in view in every round."""
+    config = configured(network, partition, seed, protection, **training)
     population = build_population(config.data)
     simulation = start(config, population=population)
-    for number in range(rounds):
+    for number in range(config.training.rounds):
         simulation.federation.begin_round(number)
         simulation.state, _ = simulation.algorithm.round(simulation.federation, simulation.state)
     messages, secrets = simulation.federation.transcript.messages, {"client:0": simulation.federation.secrets("client:0")}
@@ -152,13 +173,13 @@ def _claim(network: str, partition: str, seed: int, before: Guess | None) -> tup
     _, uniform, _ = score(Guess(), run)
     other = score(before, run) if before is not None else (float("nan"),) * 3
     wrong_sets, wrong_l1, _ = score(misled, run)
-    exact = exact_share(mine, seen, clear)
+    exact = exact_share(mine, seen, clear, list(seen.clients))
     rebuilt, predicted = cosines(mine, seen, clear)
     print(
         f"{seed}  {found.structure.by:<11} {found.confidence:5.2f}{' abstains' if found.abstains else '         '}"
         f"  {sets:.2f} ({popular:.2f} | {other[0]:.2f} | {wrong_sets:.2f}, confidence {misled_recovery.confidence:.2f})"
         f"   {l1:.2f} ({uniform:.2f} | {other[1]:.2f} | {wrong_l1:.2f})   {structure:.2f}"
-        f"   {'–' if exact is None else f'{exact:.2f} of {len(mine.coordinates)}'}   {rebuilt:.2f} / {predicted:.2f}"
+        f"   {exact:.2f} of {len(mine.coordinates)}   {rebuilt:.2f} / {predicted:.2f}"
         f"   {time.perf_counter() - began:.0f}",
         flush=True,
     )
@@ -188,51 +209,137 @@ def hadamard(rows: Array) -> Array:
     return np.asarray(mixed / np.sqrt(size))
 
 
-def variants(network: str, partition: str, seed: int) -> None:
-    """One run in the clear of the key, and the same updates under other transforms; then other runs."""
-    run = record(network, partition, seed)
-    theta0 = knowledge(run.prior, None).theta0
-    clear = blind_rounds(run.opened, theta0.size)
-    assert clear is not None
-    rows = [one[:, : theta0.size] for one in clear.rounds]
-    rng = stream(seed, "variants")
-    d = theta0.size
-    order, signs = rng.permutation(d), rng.choice([-1.0, 1.0], d)
-    size = len(hadamard(rows[0][:1])[0])
-    after, flips = rng.permutation(size), rng.choice([-1.0, 1.0], size)
-    mixed = [hadamard(one * signs) for one in rows]
-    tries: dict[str, tuple[list[Array], bool]] = {
-        "permutation": ([one[:, order] for one in rows], False),
-        "a fresh permutation a round (first round only)": ([rows[0][:, order]], False),
-        "signed permutation": ([one[:, order] * signs for one in rows], True),
-        "signs, then public Hadamard (undone)": ([hadamard(one)[:, :d] for one in mixed], True),
-        "signs, Hadamard, then permutation": ([one[:, after] for one in mixed], False),
-        "signs, Hadamard, permutation and signs": ([one[:, after] * flips for one in mixed], True),
-    }
-    known = knowledge(run.prior, clear.theta0)
-    print(
-        f"\n{network}, {partition}, seed {seed}: structure, confidence, label sets, L1 (uniform {score(Guess(), run)[1]:.2f}), structure L1"
-    )
-    for name, (updates, signed) in tries.items():
-        _variant(name, run, Seen(clear.clients, tuple(updates), None, signed), known, seed)
-    blind = Seen(clear.clients, tuple(one[:, order] for one in rows), None)
-    _variant("secret θ0", run, blind, knowledge(run.prior, None), seed)
-    inverted = replace(known, x=np.ascontiguousarray(np.roll(known.x, 2, axis=-1)) * np.float32(0.8))
-    _variant("shifted auxiliary data (2 pixels right, 80 % contrast)", run, blind, inverted, seed)
-    changes: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("momentum 0.9, a tenth of the rate", {"momentum": 0.9, "lr": SETTINGS[network][3] / 10}),
-        ("weight decay 0.01", {"weight_decay": 0.01}),
-    )
-    for name, training in changes:
-        again = record(network, partition, seed, **training)
-        seen = blind_rounds(again.view, d)
+Row = tuple[str, Callable[[], None]]
+
+
+def variants(network: str, partition: str, seed: int, wanted: Sequence[str]) -> None:
+    """The rows whose names have one of the words `wanted` (none: all)."""
+    truth = truth_of(build_population(configured(network, partition, seed).data))
+    uniform = score_l1(Guess(), truth, sorted(truth.label_sets), LABELS).mean()
+    columns = f"structure, confidence, label sets, L1 (equal shares {uniform:.2f}), structure L1"
+    print(f"\n{network}, {partition}, seed {seed}: {columns}", flush=True)
+    rows = [*_of_one_run(network, partition, seed), *_of_other_runs(network, partition, seed)]
+    for name, row in rows:
+        if not wanted or any(word in name for word in wanted):
+            row()
+
+
+def _of_one_run(network: str, partition: str, seed: int) -> list[Row]:
+    """One run in the clear of the key, and the same updates under other transforms."""
+
+    @cache
+    def clear() -> tuple[Run, Seen, Knowledge]:
+        run = record(network, partition, seed)
+        d = knowledge(run.prior, None).theta0.size
+        seen = blind_rounds(run.opened, d)
         assert seen is not None
-        _variant(name, again, seen, knowledge(again.prior, seen.theta0), seed)
-    unbiased(network, partition, seed, run)
-    again = record(network, partition, seed, kind="hadamard")
-    seen = blind_rounds(again.view, d)
-    assert seen is not None
-    _variant("[protection] sum = 'hadamard'", again, seen, knowledge(again.prior, seen.theta0), seed)
+        return run, replace(seen, rounds=tuple(one[:, :d] for one in seen.rounds)), knowledge(run.prior, seen.theta0)
+
+    @cache
+    def keys() -> tuple[Array, Array, Array, Array]:
+        rng, d = stream(seed, "variants"), clear()[2].theta0.size
+        order, signs = rng.permutation(d), rng.choice([-1.0, 1.0], d)
+        size = len(hadamard(np.zeros((1, d)))[0])
+        return order, signs, rng.permutation(size), rng.choice([-1.0, 1.0], size)
+
+    def permuted() -> list[Array]:
+        return [one[:, keys()[0]] for one in clear()[1].rounds]
+
+    def mixed() -> list[Array]:
+        return [hadamard(one * keys()[1]) for one in clear()[1].rounds]
+
+    def undone() -> list[Array]:
+        return [hadamard(one)[:, : len(keys()[0])] for one in mixed()]
+
+    def attacked(name: str, made: Callable[[], list[Array]], signed: bool = False, to: Callable[[], Knowledge] | None = None) -> Row:
+        def row() -> None:
+            run, seen, known = clear()
+            _variant(name, run, Seen(seen.clients, tuple(made()), None, signed), to() if to else known, seed)
+
+        return name, row
+
+    def shifted() -> Knowledge:
+        known = clear()[2]
+        return replace(known, x=np.ascontiguousarray(np.roll(known.x, 2, axis=-1)) * np.float32(0.8))
+
+    return [
+        attacked("permutation", permuted),
+        attacked("a fresh permutation a round (first round only)", lambda: permuted()[:1]),
+        attacked("signed permutation", lambda: [one * keys()[1] for one in permuted()], True),
+        attacked("signs, then public Hadamard (undone)", undone, True),
+        attacked("signs, Hadamard, then permutation", lambda: [one[:, keys()[2]] for one in mixed()]),
+        attacked("signs, Hadamard, permutation and signs", lambda: [one[:, keys()[2]] * keys()[3] for one in mixed()], True),
+        attacked("secret θ0", permuted, to=lambda: knowledge(clear()[0].prior, None)),
+        attacked("shifted auxiliary data (2 pixels right, 80 % contrast)", permuted, to=shifted),
+    ]
+
+
+def _of_other_runs(network: str, partition: str, seed: int) -> list[Row]:
+    """Runs with other training, another model or other data."""
+
+    def again(name: str, protection: dict[str, Any] | None = None, **training: Any) -> Row:
+        def row() -> None:
+            run = record(network, partition, seed, protection, **training)
+            seen = blind_rounds(run.view, knowledge(run.prior, None).theta0.size)
+            assert seen is not None
+            _variant(name, run, seen, knowledge(run.prior, seen.theta0), seed)
+
+        return name, row
+
+    return [
+        again("momentum 0.9, a tenth of the rate", momentum=0.9, lr=SETTINGS[network][3] / 10),
+        again("weight decay 0.01", weight_decay=0.01),
+        again("Adam, rate 0.001", optimizer="adam", lr=0.001),
+        ("no head biases", lambda: unbiased(network, partition, seed, record(network, partition, seed, rounds=1))),
+        again("[protection] sum = 'hadamard'", {"gram": ["hadamard"], "sum": "hadamard", "transform": "fixed"}),
+        ("a sketch, then haar, for Grams; secure sums", lambda: sketch_and_haar(network, partition, seed)),
+        ("label swap (instead of the partition)", lambda: swapped(network, seed)),
+    ]
+
+
+def sketch_and_haar(network: str, partition: str, seed: int) -> None:
+    """Sums are secure, and the similarities of the first round are seen under a Haar rotation of public sketches: this attack, and the
+    attack on the Gram matrix with k clients whose data are known."""
+    name = "a sketch, then haar, for Grams; secure sums"
+    hidden = {"gram": ["sketch", "haar"], "sketch_dim": SKETCHED, "sum": "secagg", "transform": "fixed"}
+    run = record(network, partition, seed, hidden, rounds=1)
+    (message,) = [one for one in run.view.select("gram") if one.payload is not None and "rows" in one.payload]
+    assert message.payload is not None
+    rows, clients = np.asarray(message.payload["rows"], np.float64)[:, 0], payload_rows(message)
+    (theta0,) = next(models_sent(run.view, one).values() for one in run.view.select("compute", "parameters"))
+    known = knowledge(run.prior, theta0)
+    _variant(name, run, Seen(clients, (rows,), None), known, seed)
+    size = known.labels_per_client
+    if size is None:
+        return
+    rng, reduce = stream(seed, "gram of updates"), sketched(int(message.context["epoch"]), SKETCHED)
+    own = own_proportions(np.eye(LABELS), OWN_PER_SET * comb(LABELS, size), rng, size)
+    held, updates = [frozenset(np.argsort(-row)[:size].tolist()) for row in own], reduce(simulate(known, own, rng))
+    templates = {one: np.mean([row for row, its in zip(updates, held, strict=True) if its == one], axis=0)[None] for one in set(held)}
+    truth = [run.truth.label_sets[client] for client in clients]
+    popular = float(np.mean([one == popular_set(truth) for one in truth]))
+    for k in (0, 3, 10):
+        right = []
+        for draw in range(4 if k else 1):
+            places = stream(seed, f"known clients {k}", draw).permutation(len(clients))[:k].tolist()
+            theirs = {place: reduce(trained(known, *run.truth.data[clients[place]])) for place in places}
+            found = labels_from_gram((rows @ rows.T)[:, None, :, None], theirs, templates, seed=seed)
+            right.append(np.mean([found[i] == truth[i] for i in range(len(clients)) if i not in places]))
+        print(f"    its Gram, {k:2} known clients: label sets {np.mean(right):.2f} (popular label set {popular:.2f})", flush=True)
+
+
+def trained(known: Knowledge, x: Array, y: Array) -> Array:
+    """The first update (1, d) of a client with these samples, in batches of the attacker's own order."""
+    data = TaskInput(ClientData(0, x, y, x[:1], y[:1]), {"model": known.theta0}, {}, Streams(7, 0, 0))
+    return np.asarray(Engine().run(known.train, [data])[0]["update"], np.float64)[None]
+
+
+def swapped(network: str, seed: int) -> None:
+    """Clients with all labels, of which each group exchanges two: what an audit says of such a run."""
+    config = configured(network, "swap", seed)
+    case = case_of(fresh_scene(config, build_population(config.data), config.training.rounds), "server")
+    for one in cells(case)[0]:
+        print(f"    label swap: {one.line()}", flush=True)
 
 
 def unbiased(network: str, partition: str, seed: int, run: Run) -> None:
@@ -279,19 +386,23 @@ def _variant(name: str, run: Run, seen: Seen, known: Any, seed: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many seeds")
+    parser.add_argument("--seeds", type=int, default=0, help="how many seeds; default 5, of variants 1")
     parser.add_argument("--only", default="", help="NETWORK/PARTITION, as in mlp/two or lenet5/dirichlet")
     parser.add_argument("--variants", action="store_true", help="other transforms, models and knowledge, one seed each")
+    parser.add_argument("--rows", default="", help="of the variants only those with one of these words, with commas between")
     options = parser.parse_args()
     network, _, partition = options.only.partition("/")
     networks, partitions = [network] if network else list(SETTINGS), [partition] if partition else ["two", "dirichlet"]
     print(f"the attacker abstains below confidence {ABSTAIN_BELOW}; an abstention counts as a failure")
     if options.variants:
+        words = [word.strip() for word in options.rows.split(",") if word.strip()]
         for one in networks:
             for kind in partitions:
-                variants(one, kind, VARIANT_SEED)
+                for seed in range(VARIANT_SEED, VARIANT_SEED + (options.seeds or 1)):
+                    variants(one, kind, seed, words)
     else:
-        claims(networks, partitions, [*SEEDS, *range(SEEDS[-1] + 1, SEEDS[0] + options.seeds)][: options.seeds])
+        count = options.seeds or len(SEEDS)
+        claims(networks, partitions, [*SEEDS, *range(SEEDS[-1] + 1, SEEDS[0] + count)][:count])
 
 
 if __name__ == "__main__":

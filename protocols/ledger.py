@@ -22,7 +22,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from .accounting import epsilon_of
 from .errors import ProtocolError
@@ -158,7 +158,7 @@ class Ledger:
             raise BudgetExceeded(purpose, worst, self.spent(worst), prices[worst], self.budget.epsilon)
         fresh = self._grouped(bills, purpose, self.round if round is None else round)
         if self.path is not None:
-            _write(self.path, self._plain([*self.charges, *fresh]))
+            _write(self.path, self._text([*self.charges, *fresh]))
         self.charges += fresh
         for client in prices:
             self._events.setdefault(client, []).extend(bills[client])
@@ -183,13 +183,18 @@ class Ledger:
                 alike.setdefault(tuple(bills[client]), []).append(client)
         return [Charge(round, purpose, tuple(clients), events) for events, clients in alike.items()]
 
-    def _plain(self, charges: Sequence[Charge]) -> dict[str, Any]:
+    def text(self) -> str:
+        """What the ledger's file holds; `read` makes the ledger of it again, for those who keep it otherwise."""
+        return self._text(self.charges)
+
+    def _text(self, charges: Sequence[Charge]) -> str:
         b = self.budget
         lines = [
             {"round": one.round, "purpose": one.purpose, "clients": list(one.clients), "events": [event_to(event) for event in one.events]}
             for one in charges
         ]
-        return {"format": 1, "epsilon": b.epsilon, "delta": b.delta, "relation": b.relation, "unit": b.unit, "charges": lines}
+        tree = {"format": 1, "epsilon": b.epsilon, "delta": b.delta, "relation": b.relation, "unit": b.unit, "charges": lines}
+        return json.dumps(tree, indent=1) + "\n"
 
     @classmethod
     def open(cls, path: Path, budget: Budget | None = None) -> "Ledger":
@@ -197,7 +202,13 @@ class Ledger:
 
         Raises `ValueError` naming the file if it is damaged or for another budget, `OSError` if it cannot be read.
         """
-        text = path.read_text(encoding="utf-8")
+        ledger = cls.read(path.read_text(encoding="utf-8"), budget, str(path))
+        ledger.path = path
+        return ledger
+
+    @classmethod
+    def read(cls, text: str, budget: Budget | None = None, where: str = "ledger") -> "Ledger":
+        """The ledger of a `text`, kept nowhere. Raises `ValueError` as `open`, with `where` it came from."""
         try:
             tree = json.loads(text)
             found = Budget(tree["epsilon"], tree["delta"], tree["relation"], tree["unit"])
@@ -210,23 +221,22 @@ class Ledger:
                 for line in tree["charges"]
             ]
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}: is no ledger ({error})") from None
+            raise ValueError(f"{where}: is no ledger ({error})") from None
         if budget is not None and (budget.delta, budget.relation, budget.unit) != (found.delta, found.relation, found.unit):
-            raise ValueError(f"{path}: is a ledger for delta {found.delta:g}, {found.relation}, {found.unit}; not for {budget}")
+            raise ValueError(f"{where}: is a ledger for delta {found.delta:g}, {found.relation}, {found.unit}; not for {budget}")
         ledger = cls(budget or found)
-        ledger.path, ledger.charges = path, charges
+        ledger.charges = charges
         for one in charges:
             for client in one.clients:
                 ledger._events.setdefault(client, []).extend(one.events)
         return ledger
 
 
-def _write(path: Path, tree: Mapping[str, Any]) -> None:
+def _write(path: Path, text: str) -> None:
     """The whole file, complete on the disk before this returns, or the old one untouched."""
     part = path.with_name(path.name + ".part")
     with part.open("w", encoding="utf-8") as out:
-        json.dump(tree, out, indent=1)
-        out.write("\n")
+        out.write(text)
         out.flush()
         os.fsync(out.fileno())
     os.replace(part, path)

@@ -1,7 +1,7 @@
 """Key recovery on a recorded run: what the view holds, what the attacker says of it, and how that scores."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -12,8 +12,10 @@ from ...record import payload_rows
 from ...training import Train
 from ...types import Array
 from ..adversary import AdversaryView, opened
-from ..label_inference import models_sent, public_model
+from ..clipped import sampling_rate
+from ..label_inference import public_model
 from ..leakage import Case, Cell, Prior, Status, Truth, cell, nothing, popular_set
+from ..sums import models_sent
 from .attack import Recovery, match_coordinates, recover_in_clear, recover_labels
 from .naming import Knowledge
 
@@ -93,7 +95,9 @@ def knowledge(prior: Prior, theta0: Array | None) -> Knowledge:
     if prior.config is None:
         raise InputError(f"{NAME}: the prior has no public configuration, so that nothing can be simulated")
     t, model = prior.config.training, public_model(prior)
-    train = Train(model, t.epochs, t.batch_size, t.lr, t.momentum, t.weight_decay)
+    train = Train(model, t.epochs, t.batch_size, t.lr, t.momentum, t.weight_decay, optimizer=t.optimizer)
+    if prior.config.privacy.unit == "sample":  # the attacker's own clients clip and draw batches as everybody, without the noise
+        train = replace(train, clip_norm=prior.config.privacy.clip_norm, sampling_rate=sampling_rate(prior.config))
     samples = round(float(np.median(list(prior.samples_per_client.values()))))
     sizes = set(prior.labels_per_client.values())
     known = sizes.pop() if len(sizes) == 1 else prior.classes
@@ -148,12 +152,13 @@ def score_structure(one: Guess, truth: Truth, clients: list[int], classes: int) 
     return np.asarray(np.abs(named - real).sum(axis=1))
 
 
-def exact_share(one: Guess, seen: Seen, clear: Seen) -> float | None:
-    """Of the coordinates the attacker places, the share that is right, from the same run in the clear. None where it places none."""
-    if not one.coordinates or clear.rounds[0].shape[0] != seen.rounds[0].shape[0]:
-        return None
+def exact_share(one: Guess, seen: Seen, clear: Seen, clients: list[int]) -> float:
+    """Of the coordinates the attacker places, the share that is right for `clients`, by the same run in the clear; 0 if it places none."""
+    if not one.coordinates:
+        return 0.0
     pairs = np.array(list(one.coordinates.items()))
-    mine, theirs = seen.rounds[0][:, pairs[:, 0]], clear.rounds[0][:, pairs[:, 1]]
+    rows, clear_rows = ([of.clients.index(client) for client in clients] for of in (seen, clear))
+    mine, theirs = seen.rounds[0][rows][:, pairs[:, 0]], clear.rounds[0][clear_rows][:, pairs[:, 1]]
     return float(np.mean(np.abs(np.abs(mine) - np.abs(theirs)).max(axis=0) <= 1e-4 * np.abs(theirs).max(axis=0)))
 
 
@@ -165,12 +170,18 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     dimension = public_model(prior).dimension
     seen, clear = blind_rounds(case.view, dimension), blind_rounds(case.reference, dimension)
     if seen is None or clear is None:
-        return [nothing(case, NAME, "label_set_accuracy", "the updates of single clients are not in this view")], None
+        why = f"updates of single clients, {FEWEST_CLIENTS} or more under one transform, are not in this view"
+        return [nothing(case, NAME, "label_set_accuracy", why)], None
     if seen.clear:
         why = "updates are in the clear here: there is no key to recover, and label_inference reads them"
         return [nothing(case, NAME, "label_set_accuracy", why)], None
+    if len(np.unique(prior.y)) < prior.classes:
+        why = "not attempted: the auxiliary data lack samples of some labels, of which the attacker's own clients need all"
+        return [nothing(case, NAME, "label_set_accuracy", why)], None
     clients = sorted((set(seen.clients) & set(clear.clients)) - set(case.view.coalition))
-    mine, theirs = guess(case.view, prior), guess(case.reference, prior)
+    if not clients:
+        return [nothing(case, NAME, "label_set_accuracy", "the updates of clients that do not collude are not in this view")], None
+    mine, theirs = guess(case.view, prior), guess(case.reference, prior.unprotected())
     found, blank = mine.recovery, Guess()
     assert found is not None  # there were updates
     sure = f"the attacker's own confidence {found.confidence:.2f}" + (", so it abstains" if found.abstains else "")
@@ -194,15 +205,15 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         figures.append(cell(case, NAME, "label_set_accuracy", *right, margin=MARGIN["label_set_accuracy"], share=True, note=words))
     else:
         figures.append(nothing(case, NAME, "label_set_accuracy", "every client has all labels: there is no label set to find"))
-    if (exact := exact_share(mine, seen, clear)) is not None:
-        words = f"of {len(mine.coordinates)} coordinates placed; {note}"
-        status: Status = "leaks" if exact > MARGIN["coordinates_exact"] else "at_baseline"
-        figures.append(
-            Cell(
-                NAME, case.view.adversary, case.protection, "coordinates_exact", exact, None, None, 0.0, 1.0, status,
-                seeds=(case.seed,), note=words, margin=MARGIN["coordinates_exact"], reference_baseline=0.0,
-            )
-        )  # fmt: skip
+    exact = exact_share(mine, seen, clear, clients)
+    placed = f"of {len(mine.coordinates)} coordinates placed" if mine.coordinates else "no coordinate placed"
+    status: Status = "leaks" if exact > MARGIN["coordinates_exact"] else "at_baseline"
+    figures.append(
+        Cell(
+            NAME, case.view.adversary, case.protection, "coordinates_exact", exact, None, None, 0.0, 1.0, status, seeds=(case.seed,),
+            note=f"{placed} (a seed in which none is counts as 0); {note}", margin=MARGIN["coordinates_exact"], reference_baseline=0.0,
+        )
+    )  # fmt: skip
     shown = [client for client in clients if client in mine.histograms]
     if not shown:
         return figures, None

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..engine import Result, TaskInput
+from ..engine import Device, Result, TaskInput
+from ..errors import InputError
 from ..training import Train
 
-__all__ = ["AroundTraining", "steps_of", "weight_of_steps"]
+__all__ = ["AroundTraining", "needs_sgd", "steps_of", "weight_of_steps"]
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,20 @@ class AroundTraining:
     def cost(self, given: TaskInput) -> int:
         return self.train.cost(given)
 
-    def chunk_size(self, given: TaskInput) -> int:
-        return self.train.chunk_size(given)
+    def chunk_size(self, given: TaskInput, device: Device) -> int:
+        return self.train.chunk_size(given, device)
 
-    def run_many(self, inputs: Sequence[TaskInput], device: str) -> tuple[list[Result], str]:
+    def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         inner = [self.before(given) for given in inputs]
         results, path = self.train.run_many(inner, device)
         triples = zip(inputs, inner, results, strict=True)
         return [self.after(given, one, result) if result else {} for given, one, result in triples], path
+
+
+def needs_sgd(train: Train, name: str) -> None:
+    """Refuse, for algorithm `name`, an optimiser whose movement is no weighted sum of gradients. Raises `InputError`."""
+    if train.optimizer != "sgd":
+        raise InputError(f"training.optimizer: {train.optimizer!r} with algorithm {name!r}, whose steps count gradients; use 'sgd'")
 
 
 def steps_of(train: Train, samples: int) -> int:

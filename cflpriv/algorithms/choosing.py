@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..engine import ManyTask, Result, Task, TaskInput
+from ..engine import Device, ManyTask, Result, Task, TaskInput
 from ..errors import InputError
 from ..privacy import Noise
 from ..types import Array
@@ -79,10 +79,10 @@ class PickAndTrain:
     def cost(self, given: TaskInput) -> int:
         return self.then.cost(given) if isinstance(self.then, ManyTask) else 1
 
-    def chunk_size(self, given: TaskInput) -> int:
-        return self.then.chunk_size(given) if isinstance(self.then, ManyTask) else 1
+    def chunk_size(self, given: TaskInput, device: Device) -> int:
+        return self.then.chunk_size(given, device) if isinstance(self.then, ManyTask) else 1
 
-    def run_many(self, inputs: Sequence[TaskInput], device: str) -> tuple[list[Result], str]:
+    def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         whole = self._whole(inputs)
         losses = self.losses.run_many(whole, device)[0] if isinstance(self.losses, ManyTask) else [self.losses.run(one) for one in whole]
         picked = self._pick(whole, losses)

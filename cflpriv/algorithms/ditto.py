@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..algorithm import Algorithm, Served
-from ..engine import Result, TaskInput
+from ..engine import Device, Result, TaskInput
 from ..errors import InputError
 from ..federation import Federation
 from ..handles import Shared
@@ -63,10 +63,10 @@ class TrainBoth:
     def cost(self, given: TaskInput) -> int:
         return self.shared.cost(given) + self.personal.cost(given)
 
-    def chunk_size(self, given: TaskInput) -> int:
-        return self.shared.chunk_size(given)
+    def chunk_size(self, given: TaskInput, device: Device) -> int:
+        return self.shared.chunk_size(given, device)
 
-    def run_many(self, inputs: Sequence[TaskInput], device: str) -> tuple[list[Result], str]:
+    def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         own = [self._own(given) for given in inputs]
         shared, path = self.shared.run_many(inputs, device)
         personal, _ = self.personal.run_many(own, device)

@@ -25,7 +25,7 @@ from ..handles import Shared
 from ..record import RoundRecord
 from ..training import Evaluate, Train
 from ..types import Array
-from .around import AroundTraining, steps_of, weight_of_steps
+from .around import AroundTraining, needs_sgd, steps_of, weight_of_steps
 from .fedavg import State, Weights
 
 __all__ = ["TrainNormalised", "fednova"]
@@ -50,7 +50,9 @@ class TrainNormalised(AroundTraining):
 
 
 def fednova(train: Train, *, weights: Weights = "examples", seed: int = 0) -> Algorithm:
-    """One shared model, moved by the normalised mean. It has no hyper-parameter of its own."""
+    """One shared model, moved by the normalised mean. It has no hyper-parameter of its own. Raises `InputError` for another optimiser
+    than SGD, for which there is no ‖a‖₁."""
+    needs_sgd(train, "fednova")
 
     def init(federation: Federation) -> State:
         return State(Shared(train.model.init(seed)))

@@ -126,6 +126,8 @@ def ifca(
                 raise InputError(
                     f"training.{name}: {getattr(train, name)} has no effect with algorithm.averaging = 'gradient'; leave it out"
                 )
+        if train.optimizer != "sgd":
+            raise InputError(f"training.optimizer: {train.optimizer!r} has no effect with algorithm.averaging = 'gradient'; leave it out")
         if train.epochs != 1:
             raise InputError(f"training.epochs: {train.epochs} local epochs make no gradient; 1 with algorithm.averaging = 'gradient'")
     model = train.model

@@ -12,7 +12,7 @@ import torch
 from sklearn.cluster import OPTICS
 from torch.nn import functional
 
-from ..engine import Result, TaskInput
+from ..engine import Device, Result, TaskInput
 from ..errors import InputError
 from ..models import Model
 from ..privacy import Noise
@@ -64,6 +64,8 @@ class OnPart:
 
     def private(self, noise: Noise) -> "OnPart":
         """The same with private training. Which samples are held back follows from their number, public under "replace_one" only."""
+        if noise.relation != "replace_one":
+            raise InputError("algorithm 'pfedlia' under privacy.unit = 'sample': needs privacy.relation = 'replace_one'")
         return replace(self, train=self.train.private(noise))
 
     @property
@@ -85,10 +87,10 @@ class OnPart:
     def cost(self, given: TaskInput) -> int:
         return self.train.cost(given)
 
-    def chunk_size(self, given: TaskInput) -> int:
-        return self.train.chunk_size(given)
+    def chunk_size(self, given: TaskInput, device: Device) -> int:
+        return self.train.chunk_size(given, device)
 
-    def run_many(self, inputs: Sequence[TaskInput], device: str) -> tuple[list[Result], str]:
+    def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         results, path = self.train.run_many([self._part(given) for given in inputs], device)
         return [self._result(given, result) for given, result in zip(inputs, results, strict=True)], path
 
@@ -150,15 +152,15 @@ class Influence:
         return ()
 
     def run(self, given: TaskInput) -> Result:
-        return self.run_many([given], "cpu")[0][0]
+        return self.run_many([given], Device())[0][0]
 
     def cost(self, given: TaskInput) -> int:
         return len(given.data.y_train)
 
-    def chunk_size(self, given: TaskInput) -> int:
+    def chunk_size(self, given: TaskInput, device: Device) -> int:
         return max(1, 65536 // len(given.data.y_train))
 
-    def run_many(self, inputs: Sequence[TaskInput], device: str) -> tuple[list[Result], str]:
+    def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         """Each model is loaded once for all clients of the chunk that were given the same."""
         if self.noise_multiplier:
             return [{"scores": self._noisy(given)} for given in inputs], "sequential"
@@ -252,9 +254,11 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class HasValidation:
-    """Refuses clients whose data cannot be split. Part: "ready" ()."""
+    """Refuses clients whose data cannot be split, which is a question of their number. Part: "ready" ()."""
 
     validation: float
+
+    uses_number_only: ClassVar[bool] = True
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from ..algorithm import Algorithm, Served
-from ..engine import Result, TaskInput
+from ..engine import Device, Result, TaskInput
 from ..errors import InputError
 from ..models import Model
 from ..training import Evaluate, Gradient, Train
@@ -50,22 +50,22 @@ class EvaluateAdapted:
 
     def used(self, given: TaskInput) -> Array:
         """The model (d,) that the client uses."""
-        return self._used([given], "cpu")[0]
+        return self._used([given], Device())[0]
 
     def run(self, given: TaskInput) -> Result:
-        return self.run_many([given], "cpu")[0][0]
+        return self.run_many([given], Device())[0][0]
 
     def cost(self, given: TaskInput) -> int:
         return len(given.data.y_train)
 
-    def chunk_size(self, given: TaskInput) -> int:
-        return Gradient(self.model).chunk_size(given)
+    def chunk_size(self, given: TaskInput, device: Device) -> int:
+        return Gradient(self.model).chunk_size(given, device)
 
-    def run_many(self, inputs: Sequence[TaskInput], device: str) -> tuple[list[Result], str]:
+    def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         used = self._used(inputs, device)
         return [Evaluate(self.model).run(replace(one, params={"model": v})) for one, v in zip(inputs, used, strict=True)], "sequential"
 
-    def _used(self, inputs: Sequence[TaskInput], device: str) -> list[Array]:
+    def _used(self, inputs: Sequence[TaskInput], device: Device) -> list[Array]:
         models = [given.array("model") for given in inputs]
         if not self.alpha:
             return models

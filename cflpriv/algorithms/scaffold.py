@@ -27,7 +27,7 @@ from ..federation import Federation
 from ..handles import Shared
 from ..record import RoundRecord
 from ..training import Evaluate, Train
-from .around import AroundTraining, steps_of, weight_of_steps
+from .around import AroundTraining, needs_sgd, steps_of, weight_of_steps
 from .fedavg import Weights
 
 __all__ = ["TrainControlled", "scaffold"]
@@ -80,8 +80,10 @@ class State:
 def scaffold(train: Train, *, global_lr: float = 1.0, weights: Weights = "equal", seed: int = 0) -> Algorithm:
     """One shared model with control variates. `global_lr` is η_g (1 in the paper's experiments).
 
-    Raises `InputError` for a rate that is not a finite number above 0.
+    Raises `InputError` for a rate that is not a finite number above 0, and for another optimiser than SGD: no movement but SGD's tells
+    the mean gradient that a control is made of.
     """
+    needs_sgd(train, "scaffold")
     if not (global_lr > 0 and np.isfinite(global_lr)):
         raise InputError(f"algorithm.global_lr: {global_lr} is not a finite number above 0")
 

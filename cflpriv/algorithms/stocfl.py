@@ -33,7 +33,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..algorithm import Algorithm, Served
-from ..engine import Result, TaskInput
+from ..engine import Device, Result, TaskInput
 from ..errors import InputError
 from ..federation import Federation, Then
 from ..handles import GroupMean, Held, Own, Shared
@@ -102,10 +102,10 @@ class Represent:
     def cost(self, given: TaskInput) -> int:
         return self.task.cost(given)
 
-    def chunk_size(self, given: TaskInput) -> int:
-        return self.task.chunk_size(given)
+    def chunk_size(self, given: TaskInput, device: Device) -> int:
+        return self.task.chunk_size(given, device)
 
-    def run_many(self, inputs: Sequence[TaskInput], device: str) -> tuple[list[Result], str]:
+    def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         fresh = [given for given in inputs if "representation" not in given.memory]
         results, path = self.task.run_many(fresh, device) if fresh else ([], "remembered")
         made = {given.data.id: self._result(result) for given, result in zip(fresh, results, strict=True)}

@@ -10,11 +10,13 @@ the same way, and computes each chunk
 - `vmap`: any other module that torch can vectorise;
 - `sequential`: one client after the other, the reference that the others must equal (to 1e-12 in float64).
 
+On a CUDA device chunks are as large as its memory allows (`memory`), and steps are replayed from a graph where they can be (`graphs`).
 With `workers = N` chunks go to N persistent processes with one intra-op thread each. The results do not depend on N, because the chunks
 and each chunk's arithmetic do not.
 """
 
+from .device import Device
 from .run import Engine
 from .seam import Deferred, ManyTask, Result, Streams, Task, TaskInput, Value
 
-__all__ = ["Deferred", "Engine", "ManyTask", "Result", "Streams", "Task", "TaskInput", "Value"]
+__all__ = ["Deferred", "Device", "Engine", "ManyTask", "Result", "Streams", "Task", "TaskInput", "Value"]

@@ -1,7 +1,7 @@
 """Which way is fastest for a model and a chunk of clients, decided from measurements."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -9,10 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..errors import InputError
 from ..models import Model, build_module, dtype_of
 from ..types import Array
+from .device import Device
+from .graphs import steps_by_plan
 from .layers import Stacked, stack_layers
-from .sgd import Forward, Layout, Local, Options, gradients_stacked, train_stacked
+from .memory import chunk_budget, client_bytes
+from .sgd import Forward, Layout, Local, Options, Way, gradients_stacked, steps_by_batch, train_stacked
 from .span import Movement, span_chunk_size, train_span
 
 __all__ = ["chunk_size", "gradients", "train"]
@@ -23,20 +27,34 @@ STACKED_PARAMETERS = 700_000
 """A chunk has about this many parameters in all: more, and a step is spent waiting for memory."""
 LARGEST_IMAGE_NETWORK = 2_000_000
 """Beyond this many parameters a convolutional network's loop is as quick by itself (FEMNIST CNN, ResNet-9)."""
+LARGEST_ON_CUDA = 1024
+"""Clients at once on a CUDA device, where there is memory for them. A guess: not measured."""
 
 
-def chunk_size(model: Model, batch: int, samples: int) -> int:
-    """How many clients to stack: enough to share the overhead of a step, few enough that a chunk's tensors stay in the caches."""
+def chunk_size(model: Model, batch: int, samples: int, options: Options, device: Device) -> int:
+    """How many clients to stack: enough to share the overhead of a step, few enough that a chunk's tensors stay in the caches.
+
+    On a CUDA device, as many as there is memory for. A `batch` of 0 is the whole of the samples, at once and once (a gradient).
+    """
+    if device.kind == "cuda" and (way := _forward(model, FEWEST_FOR_VMAP, device)) is not None:
+        needed = client_bytes(way, model.shape, dtype_of(model.dtype), options, batch or samples, samples)
+        return max(1, min(LARGEST_ON_CUDA, chunk_budget() // needed))
     if _network(model) is not None and batch >= samples:
         return span_chunk_size(samples, model.hidden)
     return max(2, min(16, STACKED_PARAMETERS // model.dimension))
 
 
 def train(
-    model: Model, clients: Sequence[Local], options: Options, epochs: int, device: str
+    model: Model, clients: Sequence[Local], options: Options, epochs: int, device: Device
 ) -> tuple[Sequence[Array | Movement] | None, str]:
-    """The clients' movements (d,) and the way taken; None where the plain loop is the way."""
-    if device == "cpu" and _spans(model, clients, options):
+    """The clients' movements (d,) and the way taken; None where the plain loop is the way.
+
+    Raises `InputError` for a precision that the training cannot have.
+    """
+    if device.precision != "full" and (options.clip_norm or model.dtype == "float64"):
+        why = f"training.clip_norm = {options.clip_norm}, which would not hold" if options.clip_norm else "model.dtype = 'float64'"
+        raise InputError(f"run.precision = {device.precision!r} with {why}; use 'full'")
+    if device.kind == "cpu" and _spans(model, clients, options):
         hidden, width = model.layout[0][1]
         return train_span(hidden, width, clients, epochs, options), "span"
     way = _forward(model, len(clients), device, alone=options.clip_norm > 0)
@@ -47,21 +65,22 @@ def train(
         if stacked is None or not stacked.ends_linear:
             return None, "sequential"
         features: Any = stacked.with_features
-        return train_stacked(features, way.images, way.layout, clients, options, device), "stacked"
-    return train_stacked(way.forward, way.images, way.layout, clients, options, device), way.name
+        way = replace(way, forward=features)
+    steps = steps_by_batch if device.kind == "cpu" else steps_by_plan
+    return train_stacked(way, clients, options, device, steps), way.name
 
 
-def gradients(model: Model, clients: Sequence[Local], device: str) -> tuple[list[Array] | None, str]:
+def gradients(model: Model, clients: Sequence[Local], device: Device) -> tuple[list[Array] | None, str]:
     """Each client's full-batch gradient and the way taken; None where the plain loop is the way."""
     way = _forward(model, len(clients), device)
     if way is None:
         return None, "sequential"
-    return gradients_stacked(way.forward, way.images, way.layout, clients, device), way.name
+    return gradients_stacked(way, clients, device), way.name
 
 
 def _spans(model: Model, clients: Sequence[Local], options: Options) -> bool:
     """Whether the span form is exact and cheaper: one hidden layer, full batches, fewer samples than inputs."""
-    if options.maml_lr or options.clip_norm or options.pull or any(options.frozen) or _network(model) is None:
+    if options.optimizer != "sgd" or options.maml_lr or options.clip_norm or options.pull or any(options.frozen) or _network(model) is None:
         return False
     width = int(torch.tensor(model.shape).prod())
     return all(one.correction is None and len(one.y) < width and all(len(b) == len(one.y) for b in one.batches) for one in clients)
@@ -75,28 +94,18 @@ def _network(model: Model) -> nn.Sequential | None:
     return module if all(layer.bias is not None for layer in (module[1], module[3])) else None
 
 
-@dataclass(frozen=True, eq=False)
-class _Way:
-    """A forward over stacked parameters, the layouts it wants, and its name."""
-
-    forward: Forward
-    images: bool
-    layout: Layout
-    name: str
-
-
-def _forward(model: Model, clients: int, device: str, alone: bool = False) -> _Way | None:
+def _forward(model: Model, clients: int, device: Device, alone: bool = False) -> Way | None:
     """How to compute forward for some clients at once; `alone` says that it pays for one client, too."""
-    if clients < 2 and device == "cpu" and not alone:
+    if clients < 2 and device.kind == "cpu" and not alone:
         return None
     shapes = tuple(shape for _, shape, _ in model.layout)
     stacked = _stacked(model)
     if stacked is not None:
-        if stacked.images and device == "cpu" and not alone and model.dimension > LARGEST_IMAGE_NETWORK:
+        if stacked.images and device.kind == "cpu" and not alone and model.dimension > LARGEST_IMAGE_NETWORK:
             return None
-        return _Way(stacked.forward, stacked.images, Layout(shapes, stacked.transposed), "stacked")
+        return Way(stacked.forward, stacked.images, Layout(shapes, stacked.transposed), "stacked")
     if clients >= FEWEST_FOR_VMAP and (mapped := _vmapped(model)) is not None:
-        return _Way(mapped, False, Layout(shapes, (False,) * len(shapes)), "vmap")
+        return Way(mapped, False, Layout(shapes, (False,) * len(shapes)), "vmap")
     return None
 
 
@@ -115,7 +124,7 @@ def _stacked(model: Model) -> Stacked | None:
 
 @lru_cache(maxsize=32)
 def _vmapped(model: Model) -> Forward | None:
-    """The module under vmap, if torch can and it agrees on the trial."""
+    """The module under vmap, if torch can, it agrees on the trial, and no sample's output depends on the others of its batch."""
     module = build_module(model).train()  # so that what draws at random fails the trial
     names = [name for name, _, _ in model.layout]
 
@@ -127,7 +136,11 @@ def _vmapped(model: Model) -> Forward | None:
         return torch.vmap(one)(list(parameters), x)  # type: ignore[no-any-return]
 
     parameters, x = _trial(model)
-    return forward if _agrees(model, parameters, x, lambda: forward(x, parameters, 2)) else None
+    if not _agrees(model, parameters, x, lambda: forward(x, parameters, 2)):
+        return None
+    with torch.no_grad():  # where samples mix (BatchNorm), what pads a shorter batch would have a part in it
+        whole, fewer = forward(x, parameters, 2), forward(x[:, :2], parameters, 2)
+    return forward if torch.allclose(whole[:, :2], fewer, rtol=1e-4, atol=1e-5) else None
 
 
 def _trial(model: Model) -> tuple[list[Tensor], Tensor]:

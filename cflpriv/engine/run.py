@@ -8,7 +8,9 @@ from typing import Literal
 import torch
 
 from ..errors import InputError
+from . import graphs, memory
 from .allocator import keep_freed_memory
+from .device import CPU, Device, Precision, arithmetic
 from .seam import ManyTask, Result, Task, TaskInput
 from .workers import Workers
 
@@ -23,14 +25,16 @@ class Engine:
     """How tasks are computed. `kind` "sequential" is the plain reference; "auto" takes the fastest way that equals it.
 
     `workers` processes share the chunks (1: this process alone, with `threads` intra-op threads, by default one, because they collapse when
-    another process holds a core and change the last digits). `device` is "cpu", "cuda" or "auto". `paths` counts the clients that each
-    task computed by each way, for the record.
+    another process holds a core and change the last digits). `device` is "cpu", "cuda" or "auto". `precision` other than "full" is for
+    stacked training on a CUDA device: "tf32" for the products of float32, "bf16" for those of the forward pass (see `device`). `paths`
+    counts the clients that each task computed by each way, for the record.
     """
 
     kind: Kind = "auto"
     workers: int = 1
     device: str = "cpu"
     threads: int = 1
+    precision: Precision = "full"
     paths: Counter[tuple[str, str]] = field(default_factory=Counter)
     _pool: Workers | None = None
 
@@ -47,17 +51,23 @@ class Engine:
             self.device = "cuda" if torch.cuda.is_available() else "cpu"
         if self.device == "cuda" and self.workers > 1:
             raise InputError(f"run.workers = {self.workers}: with device 'cuda' one process serves the device; use workers = 1")
+        if self.precision not in ("full", "tf32", "bf16"):
+            raise InputError(f"run.precision = {self.precision!r}: known are 'full', 'tf32' and 'bf16'")
+        if self.precision != "full" and (self.device == "cpu" or self.kind == "sequential"):
+            where = "on the CPU" if self.device == "cpu" else "with run.engine = 'sequential'"
+            raise InputError(f"run.precision = {self.precision!r}: {where} there is 'full' only; the others are for a CUDA device")
 
     def run(self, task: Task, inputs: Sequence[TaskInput]) -> list[Result]:
         """The results of `task` for each input, in order."""
         keep_freed_memory()
-        jobs = chunks(task, inputs, self.kind)
+        device = Device(self.device, self.precision)
+        jobs = chunks(task, inputs, self.kind, device)
         if self.workers > 1 and len(inputs) > 1:
             if self._pool is None:
                 self._pool = Workers(self.workers)
             done = self._pool.map(task, [[inputs[i] for i in job] for job in jobs], self.kind)
         else:
-            done = [compute(task, [inputs[i] for i in job], self.kind, self.device, self.threads) for job in jobs]
+            done = [compute(task, [inputs[i] for i in job], self.kind, device, self.threads) for job in jobs]
         results: list[Result] = [{}] * len(inputs)
         for job, (computed, path) in zip(jobs, done, strict=True):
             self.paths[type(task).__name__, path] += len(job)
@@ -72,22 +82,23 @@ class Engine:
             self._pool = None
 
 
-def chunks(task: Task, inputs: Sequence[TaskInput], kind: Kind = "auto") -> list[list[int]]:
-    """Positions of the inputs by chunk: clients of like cost together, costliest first. Depends on the task and inputs alone."""
+def chunks(task: Task, inputs: Sequence[TaskInput], kind: Kind = "auto", device: Device = CPU) -> list[list[int]]:
+    """Positions of the inputs by chunk: clients of like cost together, costliest first. Depends on the task, inputs and device alone."""
     if kind == "sequential" or not isinstance(task, ManyTask):
         return [[i] for i in range(len(inputs))]
     order = sorted(range(len(inputs)), key=lambda i: (-task.cost(inputs[i]), inputs[i].data.id))
     pieces: list[list[int]] = []
     while order:
-        size = max(1, task.chunk_size(inputs[order[0]]))
-        if FEWEST_TO_HALVE <= len(order) <= 2 * size:  # the last ones in halves: two processes finish together, and one loses little
+        size = max(1, task.chunk_size(inputs[order[0]], device))
+        # the last ones in halves: two processes finish together, and one loses little
+        if device.kind == "cpu" and FEWEST_TO_HALVE <= len(order) <= 2 * size:
             size = min(size, (len(order) + 1) // 2)
         pieces.append(order[:size])
         order = order[size:]
     return pieces
 
 
-def compute(task: Task, inputs: Sequence[TaskInput], kind: Kind, device: str, intra_op: int = 1) -> tuple[list[Result], str]:
+def compute(task: Task, inputs: Sequence[TaskInput], kind: Kind, device: Device, intra_op: int = 1) -> tuple[list[Result], str]:
     """One chunk, in this process. A device that runs out of memory gets the chunk in halves."""
     threads = torch.get_num_threads()
     torch.set_num_threads(intra_op)
@@ -95,14 +106,18 @@ def compute(task: Task, inputs: Sequence[TaskInput], kind: Kind, device: str, in
         if kind == "sequential" or not isinstance(task, ManyTask):
             return [task.run(given) for given in inputs], "sequential"
         try:
-            return task.run_many(inputs, device)
+            with arithmetic(device):
+                return task.run_many(inputs, device)
         except torch.cuda.OutOfMemoryError:
             if len(inputs) == 1:
                 raise
-            torch.cuda.empty_cache()
-            half = len(inputs) // 2
-            first, path = compute(task, inputs[:half], kind, device, intra_op)
-            second, _ = compute(task, inputs[half:], kind, device, intra_op)
-            return first + second, path
+        # only now, since the error held on to all that the failed attempt had made
+        graphs.release()
+        memory.release()
+        torch.cuda.empty_cache()
+        half = len(inputs) // 2
+        first, path = compute(task, inputs[:half], kind, device, intra_op)
+        second, _ = compute(task, inputs[half:], kind, device, intra_op)
+        return first + second, path
     finally:
         torch.set_num_threads(threads)

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..randomness import Stream, stream
 from ..types import Array, ClientData
+from .device import Device
 
 __all__ = ["Deferred", "ManyTask", "Result", "Streams", "Task", "TaskInput", "Value"]
 
@@ -106,10 +107,10 @@ class ManyTask(Task, Protocol):
         """The size of this client's work: clients of like size share a chunk, so that little is padded."""
         ...
 
-    def chunk_size(self, given: TaskInput) -> int:
+    def chunk_size(self, given: TaskInput, device: Device) -> int:
         """How many clients like this one should be computed together."""
         ...
 
-    def run_many(self, inputs: Sequence[TaskInput], device: str) -> tuple[list[Result], str]:
+    def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         """The results of `run` for each input, in order, and the name of the way that was taken."""
         ...

@@ -7,7 +7,7 @@ step short batches are padded to the longest one with weight zero.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,9 +15,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..types import Array
+from .device import Device, half
 
-__all__ = ["Forward", "Layout", "Local", "Options", "gradients_stacked", "to_prototypes", "train_stacked"]
+__all__ = [
+    "Batch", "Forward", "Layout", "Local", "Options", "Stack", "Steps", "Way", "advance", "gradients_stacked", "noised", "steps_by_batch",
+    "to_prototypes", "train_stacked",
+]  # fmt: skip
 
+ADAM_BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
+"""torch.optim.Adam's."""
 Forward = Callable[[Tensor, Sequence[Tensor], int], Tensor]
 """(inputs, stacked parameters, clients) -> outputs (clients, batch, classes)."""
 
@@ -29,7 +35,8 @@ class Options:
     With `maml_lr` above 0, g is taken at θ − maml_lr·g′ where g′ is the gradient on the batch before (first-order MAML): batches are used
     in pairs. With `clip_norm` above 0, each sample's gradient (of all parameters together) is first scaled down to that
     norm. `frozen` holds, by parameter, whether it stays as it is. With `pull` above 0 each sample's loss has pull·‖f − C_y‖²/e more, f (e,)
-    being the input of the last layer and C_y the client's given prototype of the sample's class (FedProto).
+    being the input of the last layer and C_y the client's given prototype of the sample's class (FedProto). With `optimizer` "adam" the
+    step is Adam's on the same sum, in place of v.
     """
 
     lr: float
@@ -40,6 +47,12 @@ class Options:
     clip_norm: float = 0.0
     frozen: tuple[bool, ...] = ()
     pull: float = 0.0
+    optimizer: str = "sgd"
+
+    @property
+    def moments(self) -> int:
+        """How many tensors of the size of the parameters the optimiser keeps."""
+        return 2 if self.optimizer == "adam" else int(self.momentum > 0)
 
 
 @dataclass(frozen=True)
@@ -85,69 +98,137 @@ class Local:
     noised: Callable[[int, Array], Array] | None = None
 
 
-def train_stacked(forward: Forward, images: bool, layout: Layout, clients: Sequence[Local], options: Options, device: str) -> list[Array]:
+@dataclass(frozen=True, eq=False)
+class Way:
+    """A forward over stacked parameters, the layouts it wants, and its name."""
+
+    forward: Forward
+    images: bool
+    layout: Layout
+    name: str
+
+
+@dataclass(eq=False)
+class Stack:
+    """Clients in training: their samples one after the other, beginning at `offsets`, and stacked tensors (C, *shape), one a parameter.
+
+    `moments` are the optimiser's (velocity, or Adam's two) of the parameters numbered `moving`, `count` its steps so far, a scalar. Steps
+    change parameters, moments and count in place.
+    """
+
+    x: Tensor
+    y: Tensor
+    offsets: Array
+    parameters: list[Tensor]
+    moving: list[int]
+    moments: list[list[Tensor]]
+    count: Tensor
+    anchors: list[Tensor] | None = None
+    correction: list[Tensor] | None = None
+    prototypes: Tensor | None = None
+
+    def shrink(self, clients: int) -> None:
+        """Keep the first `clients` only."""
+        self.parameters = [p[:clients].clone() for p in self.parameters]
+        self.moments = [[m[:clients].clone() for m in moment] for moment in self.moments]
+        self.anchors = None if self.anchors is None else [a[:clients] for a in self.anchors]
+        self.correction = None if self.correction is None else [c[:clients] for c in self.correction]
+        self.prototypes = None if self.prototypes is None else self.prototypes[:clients]
+
+
+Steps = Callable[[Way, Stack, Sequence[Local], range, Options, Device], None]
+"""Train the clients of a stack on their batches numbered in the range, which all of them have."""
+
+
+def train_stacked(way: Way, clients: Sequence[Local], options: Options, device: Device, steps: Steps) -> list[Array]:
     """The movements of the clients' parameters (d,), in order."""
     order = sorted(range(len(clients)), key=lambda i: -len(clients[i].batches))
     ranked = [clients[i] for i in order]
-    dtype = ranked[0].x.dtype
-    x, y, offsets = _together(ranked, device)
-    parameters = layout.split(_stack([one.start for one in ranked], dtype, device))
-    anchors = _anchors(ranked, parameters, layout, dtype, device) if options.prox else None
-    correction = None
-    if ranked[0].correction is not None:
-        correction = layout.split(_stack([one.correction for one in ranked if one.correction is not None], dtype, device))
-    prototypes = None
-    if options.pull:
-        prototypes = torch.stack([torch.as_tensor(one.prototypes, dtype=dtype, device=device) for one in ranked])
-    moving = [i for i in range(len(parameters)) if not (options.frozen and options.frozen[i])]
-    velocities = [torch.zeros_like(parameters[i]) for i in moving] if options.momentum else []
+    stack = _stacked(way.layout, ranked, options, device)
     finished: list[Array | None] = [None] * len(clients)
     step, stride = 0, 2 if options.maml_lr else 1
     while ranked:
         alive = sum(len(one.batches) >= step + stride for one in ranked)
         if alive < len(ranked):  # the last ones are done
-            rows = layout.join([p[alive:] for p in parameters])
+            rows = way.layout.join([p[alive:] for p in stack.parameters])
             for position in range(alive, len(ranked)):
                 finished[order[position]] = rows[position - alive] - ranked[position].start
             ranked = ranked[:alive]
-            parameters, velocities = [p[:alive].clone() for p in parameters], [v[:alive].clone() for v in velocities]
-            anchors = None if anchors is None else [a[:alive] for a in anchors]
-            correction = None if correction is None else [c[:alive] for c in correction]
-            prototypes = None if prototypes is None else prototypes[:alive]
+            stack.shrink(alive)
             continue
         until = min(len(one.batches) for one in ranked) // stride * stride
-        expected = [one.expected for one in ranked]
-        plan = [_batch([one.batches[at] for one in ranked], expected, offsets, images, device) for at in range(step, until)]
-        for at in range(0, len(plan), stride):
-            pulled = (options.pull, prototypes)
-            gradients = _gradients(forward, images, x, y, parameters, moving, plan[at], options.clip_norm, *pulled)
-            gradients = _noised(ranked, step + at, layout, gradients, dtype, device)
-            if options.maml_lr:
-                ahead = list(parameters)
-                for i, gradient in zip(moving, gradients, strict=True):
-                    ahead[i] = parameters[i] - options.maml_lr * gradient
-                gradients = _gradients(forward, images, x, y, ahead, moving, plan[at + 1], options.clip_norm, *pulled)
-                gradients = _noised(ranked, step + at + 1, layout, gradients, dtype, device)
-            for place, i in enumerate(moving):
-                if anchors is not None:
-                    gradients[place] = gradients[place] + options.prox * (parameters[i] - anchors[i])
-                if correction is not None:
-                    gradients[place] = gradients[place] + correction[i]
-            torch._fused_sgd_(
-                [parameters[i] for i in moving], gradients, velocities, weight_decay=options.weight_decay, momentum=options.momentum,
-                lr=options.lr, dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
-            )  # fmt: skip
+        steps(way, stack, ranked, range(step, until), options, device)
         step = until
     return [vector for vector in finished if vector is not None]
 
 
-def _noised(clients: Sequence[Local], at: int, layout: Layout, gradients: list[Tensor], dtype: torch.dtype, device: str) -> list[Tensor]:
-    """Each client's gradient with its noise, where there is any. All parameters move: others take the plain loop."""
-    if clients[0].noised is None:
-        return gradients
+def _stacked(layout: Layout, clients: Sequence[Local], options: Options, device: Device) -> Stack:
+    """The clients at their start."""
+    dtype = clients[0].x.dtype
+    x, y, offsets = _together(clients, device)
+    parameters = layout.split(_rows([one.start for one in clients], dtype, device))
+    anchors = _anchors(clients, parameters, layout, dtype, device) if options.prox else None
+    correction = None
+    if clients[0].correction is not None:
+        correction = layout.split(_rows([one.correction for one in clients if one.correction is not None], dtype, device))
+    prototypes = None
+    if options.pull:
+        prototypes = torch.stack([torch.as_tensor(one.prototypes, dtype=dtype, device=device.kind) for one in clients])
+    moving = [i for i in range(len(parameters)) if not (options.frozen and options.frozen[i])]
+    moments = [[torch.zeros_like(parameters[i]) for i in moving] for _ in range(options.moments)]
+    count = torch.zeros((), dtype=torch.float32, device=device.kind)
+    return Stack(x, y, offsets, parameters, moving, moments, count, anchors, correction, prototypes)
+
+
+def steps_by_batch(way: Way, stack: Stack, clients: Sequence[Local], span: range, options: Options, device: Device) -> None:
+    """One batch (or, with MAML, pair of batches) after the other, each padded to its own longest."""
+    expected = [one.expected for one in clients]
+    plan = [_batch([one.batches[at] for one in clients], expected, stack.offsets, way.images, device) for at in span]
+    stride = 2 if options.maml_lr else 1
+    for at in range(0, len(plan), stride):
+        noise = partial(noised, clients, way.layout, span[at]) if clients[0].noised is not None else None
+        advance(way, stack, plan[at : at + stride], options, options.lr, device, noise)
+
+
+def advance(
+    way: Way, stack: Stack, batches: Sequence["Batch"], options: Options, lr: float | Tensor, device: Device,
+    noise: Callable[[int, list[Tensor]], list[Tensor]] | None = None,
+) -> None:  # fmt: skip
+    """One step, in place, on one batch or a pair of them. `noise(number in the pair, gradients)` gives the gradients their noise."""
+    gradients = _gradients(way, stack, stack.parameters, batches[0], options, device)
+    if noise is not None:
+        gradients = noise(0, gradients)
+    if options.maml_lr:
+        ahead = list(stack.parameters)
+        for i, gradient in zip(stack.moving, gradients, strict=True):
+            ahead[i] = stack.parameters[i] - options.maml_lr * gradient
+        gradients = _gradients(way, stack, ahead, batches[1], options, device)
+        if noise is not None:
+            gradients = noise(1, gradients)
+    for place, i in enumerate(stack.moving):
+        if stack.anchors is not None:
+            gradients[place] = gradients[place] + options.prox * (stack.parameters[i] - stack.anchors[i])
+        if stack.correction is not None:
+            gradients[place] = gradients[place] + stack.correction[i]
+    parameters, rate = [stack.parameters[i] for i in stack.moving], cast(Any, lr)
+    if options.optimizer == "adam":
+        stack.count += 1
+        torch._fused_adam_(
+            parameters, gradients, stack.moments[0], stack.moments[1], [], [stack.count] * len(parameters), lr=rate, beta1=ADAM_BETAS[0],
+            beta2=ADAM_BETAS[1], weight_decay=options.weight_decay, eps=ADAM_EPS, amsgrad=False, maximize=False,
+        )  # fmt: skip
+        return
+    torch._fused_sgd_(
+        parameters, gradients, stack.moments[0] if stack.moments else [], weight_decay=options.weight_decay, momentum=options.momentum,
+        lr=rate, dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
+    )  # fmt: skip
+
+
+def noised(clients: Sequence[Local], layout: Layout, at: int, more: int, gradients: list[Tensor]) -> list[Tensor]:
+    """Each client's gradient of batch number `at` + `more` with its noise. All parameters move: others take the plain loop."""
     rows = layout.join(gradients)
-    noisy = [one.noised(at, row) for one, row in zip(clients, rows, strict=True) if one.noised is not None]
-    return layout.split(_stack(noisy, dtype, device))
+    noisy = [one.noised(at + more, row) for one, row in zip(clients, rows, strict=True) if one.noised is not None]
+    return layout.split(torch.from_numpy(np.stack(noisy)).to(gradients[0].device, gradients[0].dtype))
 
 
 def to_prototypes(features: Tensor, targets: Tensor) -> Tensor:
@@ -156,41 +237,43 @@ def to_prototypes(features: Tensor, targets: Tensor) -> Tensor:
     return (features - torch.nan_to_num(targets)).square().mean(dim=-1) * known
 
 
-def gradients_stacked(forward: Forward, images: bool, layout: Layout, clients: Sequence[Local], device: str) -> list[Array]:
+def gradients_stacked(way: Way, clients: Sequence[Local], device: Device) -> list[Array]:
     """The gradient (d,) of each client's mean loss over its one batch, at its start."""
-    x, y, offsets = _together(clients, device)
-    parameters = layout.split(_stack([one.start for one in clients], clients[0].x.dtype, device))
-    plan = _batch([one.batches[0] for one in clients], [0.0] * len(clients), offsets, images, device)
-    gradients = _gradients(forward, images, x, y, parameters, list(range(len(parameters))), plan)
-    return [row.copy() for row in layout.join(gradients)]
+    stack = _stacked(way.layout, clients, Options(0.0), device)
+    batch = _batch([one.batches[0] for one in clients], [0.0] * len(clients), stack.offsets, way.images, device)
+    gradients = _gradients(way, stack, stack.parameters, batch, Options(0.0), device)
+    return [row.copy() for row in way.layout.join(gradients)]
 
 
-def _together(clients: Sequence[Local], device: str) -> tuple[Tensor, Tensor, Array]:
+def _together(clients: Sequence[Local], device: Device) -> tuple[Tensor, Tensor, Array]:
     """All samples of a chunk in one tensor, and where each client's begin."""
     offsets = np.concatenate([[0], np.cumsum([len(one.y) for one in clients])[:-1]])
-    return torch.cat([one.x for one in clients]).to(device), torch.cat([one.y for one in clients]).to(device), offsets
+    return torch.cat([one.x for one in clients]).to(device.kind), torch.cat([one.y for one in clients]).to(device.kind), offsets
 
 
-def _stack(vectors: Sequence[Array], dtype: torch.dtype, device: str) -> Tensor:
-    return torch.from_numpy(np.stack(vectors)).to(device, dtype)
+def _rows(vectors: Sequence[Array], dtype: torch.dtype, device: Device) -> Tensor:
+    """The vectors as rows (C, d). One that all have is sent to the device once."""
+    if device.kind != "cpu" and all(vector is vectors[0] for vector in vectors):
+        return torch.tensor(vectors[0], dtype=dtype, device=device.kind).expand(len(vectors), -1)
+    return torch.from_numpy(np.stack(vectors)).to(device.kind, dtype)
 
 
-def _anchors(clients: Sequence[Local], parameters: list[Tensor], layout: Layout, dtype: torch.dtype, device: str) -> list[Tensor]:
+def _anchors(clients: Sequence[Local], parameters: list[Tensor], layout: Layout, dtype: torch.dtype, device: Device) -> list[Tensor]:
     """What the prox term pulls towards: the given anchors, or the start."""
     if clients[0].anchor is None:
         return [p.clone() for p in parameters]
-    return layout.split(_stack([one.anchor for one in clients if one.anchor is not None], dtype, device))
+    return layout.split(_rows([one.anchor for one in clients if one.anchor is not None], dtype, device))
 
 
 @dataclass(frozen=True, eq=False)
-class _Batch:
+class Batch:
     """Rows of the chunk's samples, (batch, clients) for images and (clients, batch) for features; weights 1/size, zero where padded."""
 
     rows: Tensor
     weights: Tensor | float
 
 
-def _batch(batches: Sequence[Array], expected: Sequence[float], offsets: Array, images: bool, device: str) -> _Batch:
+def _batch(batches: Sequence[Array], expected: Sequence[float], offsets: Array, images: bool, device: Device) -> Batch:
     sizes = [len(batch) for batch in batches]
     longest = max(1, *sizes)
     rows = np.zeros((len(batches), longest), dtype=np.int64)  # padded with the client's first sample
@@ -201,32 +284,32 @@ def _batch(batches: Sequence[Array], expected: Sequence[float], offsets: Array, 
     if min(sizes) < longest or any(expected):
         inside = np.arange(longest)[None, :] < np.array(sizes)[:, None]
         divisors = np.array([want or max(1, size) for want, size in zip(expected, sizes, strict=True)])
-        weights = torch.from_numpy(inside / divisors[:, None]).to(device)
-    return _Batch(torch.from_numpy(rows.T.copy() if images else rows).to(device), weights)
+        weights = torch.from_numpy(inside / divisors[:, None]).to(device.kind)
+    return Batch(torch.from_numpy(rows.T.copy() if images else rows).to(device.kind), weights)
 
 
-def _gradients(
-    forward: Forward, images: bool, x: Tensor, y: Tensor, parameters: Sequence[Tensor], moving: Sequence[int], batch: _Batch,
-    clip_norm: float = 0.0, pull: float = 0.0, prototypes: Tensor | None = None,
-) -> list[Tensor]:  # fmt: skip
-    """The gradient of each client's weighted loss with respect to its moving parameters, of clipped samples if `clip_norm` is above 0.
+def _gradients(way: Way, stack: Stack, parameters: Sequence[Tensor], batch: Batch, options: Options, device: Device) -> list[Tensor]:
+    """The gradient of each client's weighted loss at `parameters`, by those that move; of clipped samples if `clip_norm` is above 0.
 
-    With `prototypes` (clients, classes, e), forward gives features as well, which are pulled to those of their samples' classes.
+    With `pull`, forward gives features as well, which are pulled to the prototypes (clients, classes, e) of their samples' classes.
     """
-    leaves = [p.detach().requires_grad_(i in moving) for i, p in enumerate(parameters)]
-    clients = len(leaves[0])
+    leaves = [p.detach().requires_grad_(i in stack.moving) for i, p in enumerate(parameters)]
+    clients, clip_norm = len(leaves[0]), options.clip_norm
     with torch.enable_grad():
-        inputs = x[batch.rows]
-        labels = y[batch.rows.T if images else batch.rows]
-        if images:  # (batch, clients, channels, height, width): the clients' channels side by side
+        inputs = stack.x[batch.rows]
+        labels = stack.y[batch.rows.T if way.images else batch.rows]
+        if way.images:  # (batch, clients, channels, height, width): the clients' channels side by side
             inputs = inputs.flatten(1, 2).contiguous(memory_format=torch.channels_last)
         taps: list[Any] = []
-        logits = forward(inputs, leaves, clients, taps) if clip_norm else forward(inputs, leaves, clients)  # type: ignore[call-arg]
+        with half(device):
+            logits = way.forward(inputs, leaves, clients, taps) if clip_norm else way.forward(inputs, leaves, clients)  # type: ignore[call-arg]
         pulled: Tensor | float = 0.0
-        if prototypes is not None:
+        if stack.prototypes is not None:
             logits, features = logits
-            pulled = pull * to_prototypes(features, prototypes[torch.arange(clients, device=labels.device).unsqueeze(1), labels])
-        losses = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(clients, -1) + pulled
+            places = torch.arange(clients, device=labels.device).unsqueeze(1)
+            pulled = options.pull * to_prototypes(features.to(stack.x.dtype), stack.prototypes[places, labels])
+        losses = functional.cross_entropy(logits.to(stack.x.dtype).flatten(0, 1), labels.flatten(), reduction="none")
+        losses = losses.view(clients, -1) + pulled
         if clip_norm:
             deltas = torch.autograd.grad(losses.sum(), [tap.after for tap in taps])
             spreads = [tap.rule.spread(tap.before, delta, clients) for tap, delta in zip(taps, deltas, strict=True)]
@@ -238,10 +321,10 @@ def _gradients(
                 spreads = [tap.rule.spread(kept(tap.before), kept(delta), clients) for tap, delta in zip(taps, deltas, strict=True)]
                 factors = torch.where(lost, 0.0, factors)
             totals = [gradient for spread in spreads for gradient in spread.total(factors.to(norms.dtype))]
-            return [totals[i].contiguous() for i in moving]
+            return [totals[i].contiguous() for i in stack.moving]
         loss = (losses * batch.weights).sum() if isinstance(batch.weights, Tensor) else losses.sum() * batch.weights
         # the fused update walks parameter, gradient and velocity in one order, so all must be contiguous
-        return [gradient.contiguous() for gradient in torch.autograd.grad(loss, [leaves[i] for i in moving])]
+        return [gradient.contiguous() for gradient in torch.autograd.grad(loss, [leaves[i] for i in stack.moving])]
 
 
 def _without(values: Tensor, lost: Tensor) -> Tensor:

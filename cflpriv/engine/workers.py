@@ -95,6 +95,7 @@ def _serve(pipe: Connection) -> None:
     from threadpoolctl import threadpool_limits
 
     from .allocator import keep_freed_memory
+    from .device import CPU
     from .run import compute
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends after the round
@@ -113,6 +114,6 @@ def _serve(pipe: Connection) -> None:
             data |= fresh
             try:
                 inputs = [TaskInput(data[key], *rest) for key, *rest in light]
-                pipe.send(compute(task, inputs, kind, "cpu"))
+                pipe.send(compute(task, inputs, kind, CPU))
             except Exception as error:
                 pipe.send(error)

@@ -11,17 +11,31 @@ import numpy as np
 from ..types import Array
 from .pictures import CUT, new_figure, style, uri
 
-__all__ = ["ORDER", "attack_matrix", "label_histograms"]
+__all__ = ["ORDER", "attack_matrix", "label_histograms", "metric_words"]
 
 ORDER = ("leaks", "at_baseline", "not_validated", "nothing_to_see")
 """Of several figures of one attack the first of these is the attack's: one leak is a leak."""
+SPELLED = {
+    "histogram l1": "L1 of label histogram", "structure l1": "L1 of histogram up to renaming", "psnr db": "PSNR in dB", "l1": "L1",
+    "ssim": "SSIM", "auc": "AUC", "tpr": "TPR", "fpr": "FPR", "lira": "LiRA", "rmia": "RMIA",
+}  # fmt: skip
+"""Words of metrics' names as people write them; longer ones first."""
+
+
+def metric_words(cell: Mapping[str, Any]) -> str:
+    """A figure's name for people. An arrow stands after an error, of which less means that more was learnt."""
+    words = f" {str(cell['metric']).replace('_', ' ')} "
+    for plain, spelled in SPELLED.items():
+        words = words.replace(f" {plain} ", f" {spelled} ")
+    return words.strip() + (" ↓" if cell.get("lower_is_better") else "")
 
 
 def attack_matrix(audits: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]) -> dict[str, Any]:
     """Attacks down, runs across: what an attack came to, by adversary, over all its figures.
 
     `audits` has (column heading, line below it, cells of audit.json) for each run. Gives `columns`, and `lines` of "attack" and, for each
-    column, a list of "adversary", "status" and "figure" (the cell that decided; among equals the first), the server first.
+    column, a list of "adversary", "status" and "figure" (the cell that decided; among equals the first), the server first. Adversaries
+    to whom an attack shows no figure, for one and the same reason, stand together.
     """
     attacks = list(dict.fromkeys(str(cell["attack"]) for _, _, cells in audits for cell in cells))
     lines = []
@@ -30,7 +44,7 @@ def attack_matrix(audits: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]
         for _, _, cells in audits:
             mine = [cell for cell in cells if cell["attack"] == attack]
             adversaries = sorted({str(cell["adversary"]) for cell in mine}, key=lambda name: (name != "server", name))
-            places.append([_worst(name, [cell for cell in mine if cell["adversary"] == name]) for name in adversaries])
+            places.append(_together([_worst(name, [cell for cell in mine if cell["adversary"] == name]) for name in adversaries]))
         lines.append({"attack": attack, "places": places})
     return {"columns": [{"name": name, "sub": sub} for name, sub, _ in audits], "lines": lines}
 
@@ -40,20 +54,36 @@ def _worst(adversary: str, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     return {"adversary": adversary, "status": figure["status"], "figure": figure}
 
 
+def _together(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Neighbours without a figure and with the same note as one."""
+    merged: list[dict[str, Any]] = []
+    for item in items:
+        before = merged[-1] if merged else None
+        empty = item["figure"]["value"] is None
+        if before and empty and before["figure"]["value"] is None and before["figure"].get("note") == item["figure"].get("note"):
+            merged[-1] = before | {"adversary": f"{before['adversary']}, {item['adversary']}"}
+        else:
+            merged.append(item)
+    return merged
+
+
 def label_histograms(truth: Array, guess: Array, titles: Sequence[str]) -> str:
-    """A panel a client: true label shares as bars, inferred ones as dots, (m, classes) each."""
+    """A panel a client: true label shares as bars, inferred ones as dots, (m, classes) each; above it how far they are apart (L1)."""
     m, classes = truth.shape
     with style():
-        figure = new_figure(1.5 + 1.1 * m, 1.7)
+        figure = new_figure(1.8 + 1.1 * m, 1.9)
         panels = figure.subplots(1, m, squeeze=False, sharey=True)[0]
         top = 1.12 * max(float(truth.max()), float(guess.max()), 1e-6)
         for axes, real, said, title in zip(panels, truth, guess, titles, strict=True):
             axes.bar(range(classes), real, color="#8fbbdc", width=0.8)
             axes.plot(np.arange(classes), said, "o", color=CUT, markersize=3)
-            axes.set_title(title, fontsize=8)
+            axes.set_title(f"{title}\nL1 {np.abs(real - said).sum():.2f}", fontsize=8)
             axes.set_xticks([0, classes - 1])
             axes.set_xlim(-0.7, classes - 0.3)
             axes.set_ylim(-0.03 * top, top)
-            axes.set_yticks([])
+            axes.tick_params(axis="y", length=0)
+        highest = max(float(truth.max()), float(guess.max()))
+        panels[0].set_yticks([0.0, highest], ["0", f"{100 * highest:.0f} %"])
         panels[0].set_ylabel("label shares:\ntrue (bar),\ninferred (dot)", rotation=0, ha="right", va="center")
+        panels[0].set_xlabel("label")
         return uri(figure)

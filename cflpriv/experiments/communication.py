@@ -1,6 +1,7 @@
 """What a run's traffic comes to: the keys of rounds.jsonl and summary.json that count bytes, numbers and megabits."""
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ __all__ = ["traffic_so_far", "traffic_summary"]
 def traffic_so_far(federation: LocalFederation, number: int) -> dict[str, Any]:
     """After round `number`: what protections added so far, numbers moved so far, and this round's mean bytes a client that took part."""
     bare, transcript = federation.bare, federation.transcript
-    sent, received = client_bytes(message for message in transcript.messages if message.round == number)
+    sent, received = client_bytes(takewhile(lambda message: message.round == number, reversed(transcript.messages)))
     return {
         "protection_upload_bytes": transcript.upload_bytes - bare.upload_bytes,
         "protection_download_bytes": transcript.download_bytes - bare.download_bytes,

@@ -19,6 +19,7 @@ from pydantic import ConfigDict, ValidationError, create_model
 from ..algorithm import Algorithm
 from ..algorithms import ALGORITHMS
 from ..data import DataSpec
+from ..engine.device import Precision
 from ..errors import CflprivWarning, InputError
 from ..federation import Sampling
 from ..models import Dtype, Model
@@ -65,6 +66,7 @@ class TrainingSection:
     weight_decay: float = 0.0
     lr_decay: float = 1.0
     on_divergence: Literal["stop", "skip"] = "stop"
+    optimizer: Literal["sgd", "adam"] = "sgd"
     weights: str = "examples"
     sampling: str = "global"
     participation: float = 1.0
@@ -83,6 +85,7 @@ class RunSection:
     engine: Literal["auto", "sequential"] = "auto"
     workers: int = 1
     device: Literal["auto", "cpu", "cuda"] = "cpu"
+    precision: Precision = "full"
     record: Level = "headers"
     record_rounds: tuple[int, ...] = ()
     record_clients: tuple[int, ...] = ()
@@ -130,6 +133,8 @@ class Config:
             )
         if not 0 <= self.training.dropout < 1:
             raise InputError(f"training.dropout = {self.training.dropout}: is outside [0, 1)")
+        if self.run.precision != "full" and self.model.dtype == "float64":
+            raise InputError(f"run.precision = {self.run.precision!r} with model.dtype = 'float64': use 'full'")
         self.sampling()
         self._check_privacy()
 
@@ -156,6 +161,11 @@ class Config:
                 "aggregation; use 'none' (the server is trusted) or 'secagg'"
             )
         if privacy.unit == "sample":
+            if self.run.precision != "full":
+                raise InputError(
+                    f"run.precision = {self.run.precision!r} under privacy.unit = 'sample': gradients would not keep their clip norm; "
+                    "use 'full'"
+                )
             name = self.algorithm["name"]
             releases_of(name, (), "sample", self.training.rounds, self.algorithm)
             if name in REPLACE_ONLY and privacy.relation != "replace_one":
@@ -191,8 +201,9 @@ class Config:
         """Local training as `[training]` says."""
         t = self.training
         return Train(
-            self.model_for(population), t.epochs, t.batch_size, t.lr, t.momentum, t.weight_decay, t.lr_decay, on_divergence=t.on_divergence
-        )
+            self.model_for(population), t.epochs, t.batch_size, t.lr, t.momentum, t.weight_decay, t.lr_decay, on_divergence=t.on_divergence,
+            optimizer=t.optimizer,
+        )  # fmt: skip
 
     def algorithm_for(self, population: Population) -> Algorithm:
         """The algorithm, its hyper-parameters checked. The true groups go only to those that ask for them (oracle, shuffled)."""

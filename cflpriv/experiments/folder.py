@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from hashlib import blake2b
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
@@ -28,7 +29,7 @@ from .private import opened
 from .resume import check_same_config, kept_rows, last_checkpoint, locked, note_resume, put_aside
 from .run import Simulation, admit, advance, begin, estimate_record_bytes, finish, population_digest, prepare
 
-__all__ = ["environment", "flush", "plain_json", "run_experiment", "write_measured"]
+__all__ = ["environment", "file_digests", "flush", "plain_json", "run_experiment", "write_measured"]
 
 
 def run_experiment(
@@ -177,7 +178,7 @@ def _rounds(s: Simulation, out: Path, say: Callable[[str], None], tick: Callable
             flush(s.federation.transcript, out, written)
             _save(s, out, "final")
         _measured(s, out)
-        summary = finish(s)
+        summary = finish(s) | {"files": file_digests(out)}
         write_atomically(out / "summary.json", json.dumps(summary, indent=1) + "\n")
         s.federation.engine.close()
     return summary
@@ -207,6 +208,15 @@ def flush(transcript: Transcript, out: Path, written: int) -> int:
         for i in range(written, len(messages)):
             messages[i] = replace(messages[i], payload=None)
     return len(messages)
+
+
+def file_digests(out: Path) -> dict[str, str]:
+    """BLAKE2b digests of the files that say what a run was, by path in its folder: an audit trusts them only as the run left them.
+
+    The transcript's headers hold those of all payloads. They show accidents and mixed-up folders, not an attacker who computes them afresh.
+    """
+    named = [out / "config.toml", out / "transcript" / "messages.jsonl", *sorted((out / "secrets").glob("*.json"))]
+    return {path.relative_to(out).as_posix(): blake2b(path.read_bytes(), digest_size=16).hexdigest() for path in named if path.is_file()}
 
 
 def _announce(s: Simulation, say: Callable[[str], None]) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Evidence", "Series", "brackets", "by_clusters", "clients_picture", "dendrogram", "heatmap", "new_figure", "recovered_images",
-    "rounds_picture", "shrunk", "style", "uri",
+    "roc_curves", "rounds_picture", "shrunk", "style", "uri",
 ]  # fmt: skip
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6BB1", "#999933")
@@ -267,6 +267,31 @@ def recovered_images(
                 axes.set_ylim(0, 1.12)
                 axes.set_yticks([])
             grid[3, 0].set_ylabel("labels: true (bar),\ninferred (dot)", rotation=0, ha="right", va="center")
+        return uri(figure)
+
+
+def roc_curves(curves: Mapping[str, Array], others: int) -> str:
+    """ROC curves, (2, t) of false and true positive rates each, both axes logarithmic: what counts is on the left.
+
+    `others` is the number of non-members: rates below one over it cannot be told from 0, and are not drawn.
+    """
+    least = 1 / max(2, others)
+    with style():
+        figure = new_figure(5.3, 4.2)
+        axes = figure.subplots()
+        axes.plot([least, 1], [least, 1], color=FAINT, linewidth=1, label="coin")
+        for i, (name, (false, true)) in enumerate(curves.items()):
+            seen = false >= least * (1 - 1e-9)
+            look: dict[str, Any] = {"color": PALETTE[i % len(PALETTE)], "linestyle": DASHES[i // len(PALETTE) % len(DASHES)]}
+            axes.step(false[seen], np.maximum(true[seen], least / 10), where="post", linewidth=1.8 - 0.2 * min(i, 4), label=name, **look)
+        axes.axvline(0.01, color=CUT, linestyle="--", linewidth=1)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlim(least, 1)
+        axes.set_ylim(least, 1.05)
+        axes.set_xlabel(f"false positive rate, of {others} non-members (dashed: 1 %)")
+        axes.set_ylabel("true positive rate")
+        axes.legend(loc="lower right", frameon=False, fontsize=8)
         return uri(figure)
 
 

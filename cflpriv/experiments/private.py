@@ -7,10 +7,10 @@ from typing import Any
 
 from ..accounts import Accounts
 from ..algorithm import Algorithm
-from ..client_level import client_channels
+from ..client_level import LocalGram, client_channels
 from ..errors import InputError
 from ..privacy import Noise, Privacy, releases_of
-from ..protection import Channels, Protection, Transforms, channels
+from ..protection import Channels, ClearGather, ClearGram, ClearSum, Protection, Transforms, channels
 from ..protocols.entropy import Entropy
 from ..protocols.ledger import Ledger
 from .config import Config
@@ -22,17 +22,28 @@ FILE = "ledger.json"
 
 @dataclass(frozen=True, eq=False)
 class Books:
-    """The ledger of a run, and what a federation needs to keep to it: `accounts` (samples) or `channels_of` (clients)."""
+    """The ledger of a run, and what a federation needs to keep to it: `accounts` (samples) or what stands `around` channels (clients)."""
 
     privacy: Privacy
     ledger: Ledger
     noise_source: Entropy
     accounts: Accounts | None = None
-    channels_of: Callable[[Protection, Transforms, tuple[int, ...], Entropy], Channels] = channels
+    around: Callable[[Channels, Protection, int], Channels] = lambda plain, protection, clients: plain
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments of `LocalFederation`."""
-        return {"accounts": self.accounts, "noise_source": self.noise_source, "channels_of": self.channels_of}
+
+        def channels_of(protection: Protection, transforms: Transforms, clients: tuple[int, ...], entropy: Entropy) -> Channels:
+            return self.around(channels(protection, transforms, clients, entropy), protection, len(clients))
+
+        return {"accounts": self.accounts, "noise_source": self.noise_source, "channels_of": channels_of}
+
+    def elsewhere(self, protection: Protection, clients: int) -> dict[str, Any]:
+        """Keyword arguments of `RemoteFederation`, with `clients` at most."""
+        if self.accounts is not None:
+            return {"accounts": self.accounts}
+        made = self.around(Channels(ClearGram(), ClearSum(), ClearGather()), protection, clients)
+        return {"clipped": made.sum, "local": made.gram if isinstance(made.gram, LocalGram) else None}
 
 
 def books(config: Config, algorithm: Algorithm, noise: Noise | None, noise_source: Entropy) -> Books | None:
@@ -46,11 +57,10 @@ def books(config: Config, algorithm: Algorithm, noise: Noise | None, noise_sourc
     name = str(config.algorithm["name"])
     releases = releases_of(name, algorithm.verbs, "client", config.training.rounds, config.algorithm, privacy.local)
 
-    def channels_of(protection: Protection, transforms: Transforms, clients: tuple[int, ...], entropy: Entropy) -> Channels:
-        plain = channels(protection, transforms, clients, entropy)
-        return client_channels(plain, privacy, releases, protection, ledger, len(clients), config.run.seed, noise_source)
+    def around(plain: Channels, protection: Protection, clients: int) -> Channels:
+        return client_channels(plain, privacy, releases, protection, ledger, clients, config.run.seed, noise_source)
 
-    return Books(privacy, ledger, noise_source, None, channels_of)
+    return Books(privacy, ledger, noise_source, None, around)
 
 
 def opened(one: Books | None, folder: Path) -> None:

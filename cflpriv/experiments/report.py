@@ -26,7 +26,7 @@ from ..protection import GATHERS, GRAMS, SUMS
 from ..similarity import MEASURES
 from ..types import Array
 from . import pictures
-from .audit_report import attack_matrix, label_histograms
+from .audit_report import attack_matrix, label_histograms, metric_words
 from .checkpoint import write_atomically
 from .front import section, write_tables
 from .privacy_report import privacy_section
@@ -87,7 +87,7 @@ def write_report(folder: Path) -> Path:
     template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["percent"] = lambda value: "–" if value is None else f"{100 * value:.1f}"
-    environment.filters |= {"figure": _figure, "megabytes": lambda size: f"{size / 1e6:.2f}"}
+    environment.filters |= {"figure": _figure, "metric": metric_words, "megabytes": lambda size: f"{size / 1e6:.2f}"}
     detailed = runs[:DETAILED]
     page = environment.from_string(template).render(
         title=folder.resolve().name,
@@ -98,6 +98,7 @@ def write_report(folder: Path) -> Path:
         leakage=_leakage(runs),
         recovered=[shown for run in detailed for shown in _recovered(run)],
         histograms=[shown for run in detailed for shown in _histograms(run)],
+        rocs=[shown for run in detailed for shown in _rocs(run)],
         clusterings=[shown for run in detailed if (shown := _clustering(run)) is not None],
         accuracy=_accuracy(runs),
         privacy=privacy_section([(run.label, run.folder, run.summary, run.rounds) for run in detailed]),
@@ -297,7 +298,8 @@ def _leakage(runs: Sequence[Run]) -> dict[str, Any]:
             note = str(cell.get("note") or "")
             number = notes.setdefault(note, len(notes) + 1) if note else None
             rows.setdefault(row, {}).setdefault(column, []).append({**cell, "number": number, "seeds": len(cell.get("seeds") or ())})
-    lines = [{"row": row, "cells": [cells.get(column, []) for column in columns]} for row, cells in rows.items()]
+    lower = {row: any(cell.get("lower_is_better") for several in cells.values() for cell in several) for row, cells in rows.items()}
+    lines = [{"row": row, "lower": lower[row], "cells": [cells.get(column, []) for column in columns]} for row, cells in rows.items()]
     audited = [(str(run.audit[0]["protection"]), f"{run.summary['algorithm']} ({run.name})", run.audit) for run in runs if run.audit]
     missing = [run for run in runs if run.audit is None]
     table = {"columns": list(columns.values()), "lines": lines, "notes": list(notes), "missing": missing}
@@ -310,8 +312,8 @@ def _recovered(run: Run) -> list[dict[str, Any]]:
     for file in dict.fromkeys(cell["arrays"] for cell in run.audit or () if cell.get("arrays")):
         path, cells = run.folder / "audit" / file, [cell for cell in run.audit or () if cell.get("arrays") == file]
         arrays = _arrays(path)
-        if _labels_only(arrays):
-            continue  # see _histograms
+        if _labels_only(arrays) or _is_roc(arrays):
+            continue  # see _histograms, _rocs
         for key in ("clients", "truth", "recovered", "baseline"):
             _require(key in arrays, path, f"has no {key!r}")
         clients, truth = arrays["clients"].astype(np.int64), arrays["truth"]
@@ -338,6 +340,31 @@ def _recovered(run: Run) -> list[dict[str, Any]]:
 def _labels_only(arrays: Mapping[str, Array]) -> bool:
     """Whether an audit's arrays are inferred labels without images."""
     return "label_truth" in arrays and not {"truth", "recovered", "baseline"} & set(arrays)
+
+
+def _is_roc(arrays: Mapping[str, Array]) -> bool:
+    """Whether an audit's arrays are ROC curves of membership inference."""
+    return bool(arrays) and all(name.startswith("roc_") for name in arrays)
+
+
+def _rocs(run: Run) -> list[dict[str, Any]]:
+    """For each file of ROC curves that an audit left: a picture for each kind of model attacked, and the cells that name it."""
+    shown = []
+    for file in dict.fromkeys(cell["arrays"] for cell in run.audit or () if cell.get("arrays")):
+        path, cells = run.folder / "audit" / file, [cell for cell in run.audit or () if cell.get("arrays") == file]
+        arrays = _arrays(path)
+        for what in ("model", "own_model") if _is_roc(arrays) else ():
+            curves = {name[5 + len(what) :].replace("_", " "): curve for name, curve in arrays.items() if name.startswith(f"roc_{what}_")}
+            if not curves:
+                continue
+            others = curves.pop("others", np.array(0.0))
+            fits = others.shape == () and int(others) >= 1 and all(curve.ndim == 2 and len(curve) == 2 for curve in curves.values())
+            _require(fits, path, f"'roc_{what}_…' are not all (2, t), with the number of non-members beside them")
+            mine = [cell for cell in cells if str(cell["metric"]).startswith(f"{what}_")]
+            names = {"lira": "LiRA", "rmia": "RMIA", "loss": "loss threshold", "lira unprotected": "LiRA, unprotected run"}
+            picture = pictures.roc_curves({names.get(name, name): curve for name, curve in curves.items()}, int(others))
+            shown.append({"run": run, "cells": mine, "picture": picture, "what": what.replace("_", " ")})
+    return shown
 
 
 def _histograms(run: Run) -> list[dict[str, Any]]:

@@ -4,15 +4,11 @@
 cell that makes no sense (a protection that its algorithm refuses) becomes a row that says so; data that are not there end everything.
 """
 
-import base64
-import csv
-import io
 import json
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +16,12 @@ import numpy as np
 
 from ..data import DataSpec, build_population
 from ..errors import InputError
-from ..files import append, write_atomically
+from ..files import append
 from ..types import Population
 from .config import Config, near, parse_config, set_key
 from .folder import run_experiment
-from .pictures import PALETTE, new_figure, style, uri
-from .reproductions import METRICS, REPRODUCTIONS, Cell, Reproduction
+from .reproductions import REPRODUCTIONS, Cell, Reproduction
+from .reproductions.table import Outcome, Row, in_words, slug, write
 from .resume import locked
 
 __all__ = ["Outcome", "Row", "config_of", "reproduce", "scaled_trials"]
@@ -33,34 +29,6 @@ __all__ = ["Outcome", "Row", "config_of", "reproduce", "scaled_trials"]
 PERCENT = {"shared": "accuracy_mean_last_rounds", "local": "local_accuracy_mean_last_rounds"}
 PLAIN = {"ari": "ari", "clusters": "clusters", "rounds_shared": "rounds_to_target", "rounds_local": "local_rounds_to_target"}
 NEWCOMERS = {"newcomer": "newcomer_accuracy_mean", "newcomer_tuned": "newcomer_tuned_accuracy_mean"}
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table: a cell's figure, ours as mean and deviation over `count` seeds or trials, beside the published one."""
-
-    cell: str
-    metric: str
-    ours: float | None
-    deviation: float | None
-    published: float | str | None
-    count: int
-    seconds: float
-    note: str = ""
-
-    @property
-    def difference(self) -> float | None:
-        both = self.ours is not None and isinstance(self.published, float)
-        return self.ours - self.published if both else None  # type: ignore[operator]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What `reproduce` found: rows, remarks on scale and data, and whether it was interrupted."""
-
-    rows: tuple[Row, ...]
-    remarks: tuple[str, ...]
-    interrupted: bool = False
 
 
 # --- from an entry to configurations ------------------------------------------------------------------------------------------------
@@ -74,14 +42,15 @@ def config_of(
     Raises `InputError` naming the cell's key and value that do not fit.
     """
     keys = {**entry.base, **cell.changes}
+    given = {change.partition("=")[0].strip() for change in changes}  # shrink nothing that is given
     remarks = []
     if scale < 1:
         keys |= cell.thin
         for key, floor in entry.shrinks.items():
-            if key in keys and (old := keys[key]) != (new := _shrunk(key, old, scale, floor)):
+            if key in keys and key not in given and (old := keys[key]) != (new := _shrunk(key, old, scale, floor)):
                 keys[key] = new
                 remarks.append(f"{key} {old} → {new}")
-        remarks += [f"{key} at most {value}" for key, value in cell.thin.items() if keys[key] == value]
+        remarks += [f"{key} at most {value}" for key, value in cell.thin.items() if key not in given and keys[key] == value]
     tree: dict[str, Any] = {}
     for key, value in keys.items():
         section, _, name = key.partition(".")
@@ -96,9 +65,9 @@ def config_of(
     for change in changes:
         set_key(tree, change)
     protection, training = tree.get("protection", {}), tree.setdefault("training", {})
-    asked = any(change.replace(" ", "").startswith("training.weights=") for change in changes)
     hidden = protection.get("sum", "none") != "none" or tree.get("privacy", {}).get("unit", "none") != "none"
-    if hidden and not protection.get("max_weight") and not asked and training.get("weights", "examples") == "examples":
+    by_count = "training.weights" not in given and training.get("weights", "examples") == "examples"
+    if hidden and by_count and not protection.get("max_weight"):
         training["weights"] = "equal"
         remarks.append("training.weights = equal: sample counts would show through this protection")
     return parse_config(tree, f"cell {cell.label!r}"), tuple(remarks)
@@ -118,8 +87,11 @@ def scaled_trials(cell: Cell, scale: float) -> int:
 
 
 def _trial_settings(entry: Reproduction, cell: Cell, scale: float) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """A trial's settings: those that are trees of sections shrink like a run's."""
+    """A trial's settings: `thin` ones hold where it is scaled down, and those that are trees of sections shrink like a run's."""
     settings, remarks = deepcopy(dict(cell.settings)), []
+    if scale < 1:
+        settings |= cell.thin
+        remarks += [f"{key} {cell.settings[key]} → {value}" for key, value in cell.thin.items()]
     for key, floor in entry.shrinks.items():
         section, _, name = key.partition(".")
         if scale < 1 and isinstance(settings.get(section), dict) and name in settings[section]:
@@ -159,9 +131,9 @@ def reproduce(
     if seeds < 1:
         raise InputError(f"--seeds {seeds}: is below 1")
     entry, out = REPRODUCTIONS[name], Path(out)
-    if changes and not entry.base and all(cell.trial for cell in entry.cells):
-        raise InputError(f"--set {changes[0]}: {name} has no runs whose keys could change")
     chosen = _chosen(entry, cells)
+    if changes and all(cell.trial for cell in chosen):
+        raise InputError(f"--set {changes[0]}: {name} has no runs{' among these cells' if cells else ''} whose keys could change")
     stand_in = _stand_in(entry, data_dir)
     _check_data(entry, chosen, scale, changes, stand_in, data_dir)
     try:
@@ -170,6 +142,8 @@ def reproduce(
         raise InputError(f"{out}: cannot be made ({error.strerror})") from None
     rows: list[Row] = []
     remarks: dict[str, None] = dict.fromkeys([f"scale {scale:g}: nothing shrunk"] if scale == 1 else [])
+    if changes and (trials := [cell.label for cell in chosen if cell.trial]):
+        remarks[f"without {', '.join(changes)}, which is for runs: {'; '.join(trials)}"] = None
     interrupted = False
     with locked(out):
         populations: dict[str, Population] = {}  # the last seed's only: one data set in memory
@@ -187,12 +161,12 @@ def reproduce(
             remarks |= dict.fromkeys(said)
             rows += found
             for row in found:
-                say(f"  {_line(row)}")
+                say(f"  {in_words(row)}")
             if not complete:
                 interrupted = True
                 break
         outcome = Outcome(tuple(rows), tuple(remarks), interrupted)
-        _write(entry, name, outcome, chosen, out, seeds, scale, changes)
+        write(entry, name, outcome, chosen, out, seeds, scale, changes)
     return outcome
 
 
@@ -222,8 +196,9 @@ def _check_data(
     entry: Reproduction, cells: Sequence[Cell], scale: float, changes: Sequence[str], stand_in: Mapping[str, str],
     data_dir: str | Path | None,
 ) -> None:  # fmt: skip
-    """Find out before anything runs that a data set is missing. Raises `InputError` saying which and where it was looked for."""
+    """Find out before anything runs that a data set is missing, or that no run accepts its keys. Raises `InputError` saying so."""
     seen = set()
+    refused: list[InputError] = []
     for cell in cells:
         if cell.trial:
             source = str(cell.settings.get("data", {}).get("source", "")) if isinstance(cell.settings.get("data"), dict) else ""
@@ -231,13 +206,16 @@ def _check_data(
         else:
             try:
                 specs = [config_of(entry, cell, 0, scale, changes, stand_in)[0].data]
-            except InputError:
-                continue  # the row will say so
+            except InputError as error:
+                refused.append(error)  # the row will say so
+                continue
         for spec in specs:
             key = (spec.source, spec.sources)
             if key not in seen:
                 seen.add(key)
                 _population(spec, data_dir, {})
+    if refused and len(refused) == sum(cell.trial is None for cell in cells):
+        raise refused[0]
 
 
 def _population(spec: DataSpec, data_dir: str | Path | None, kept: dict[str, Population]) -> Population:
@@ -248,10 +226,6 @@ def _population(spec: DataSpec, data_dir: str | Path | None, kept: dict[str, Pop
     return kept[key]
 
 
-def _slug(label: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.=+]+", "_", label).strip("_.")
-
-
 def _runs(
     entry: Reproduction, cell: Cell, out: Path, data_dir: str | Path | None, scale: float, seeds: int, changes: Sequence[str],
     stand_in: Mapping[str, str], populations: dict[str, Population], say: Callable[[str], None],
@@ -260,13 +234,13 @@ def _runs(
     said: list[str] = []
     seconds = 0.0
     for seed in range(seeds):
-        folder = out / f"{_slug(cell.label)}-s{seed}"
+        folder = out / f"{slug(cell.label)}-s{seed}"
         try:
             config, remarks = config_of(entry, cell, seed, scale, changes, stand_in)
             population = _population(config.data, data_dir, populations)
             said += [*remarks, *population.notes]
             if cell.groups_of:
-                population = _grouped(population, out / f"{_slug(cell.groups_of)}-s{seed}")
+                population = _grouped(population, out / f"{slug(cell.groups_of)}-s{seed}")
             summary = run_experiment(config, folder, data_dir, resume=True, population=population)
         except InputError as error:
             if (folder / "config.toml").is_file() and "--resume" in str(error):
@@ -305,7 +279,7 @@ def _trials(
     assert cell.trial is not None
     settings, remarks = _trial_settings(entry, cell, scale)
     count = scaled_trials(cell, scale) if cell.trials > 1 else seeds
-    path = out / f"{_slug(cell.label)}.jsonl"
+    path = out / f"{slug(cell.label)}.jsonl"
     kept = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
     asked = json.loads(json.dumps(settings))
     if any(one["settings"] != asked for one in kept):
@@ -358,128 +332,3 @@ def _measured(metric: str, summary: Mapping[str, Any], rows: Sequence[Mapping[st
         norms = [max(values) for row in rows if (values := [one for one in row.get(f"{metric}s", ()) if one is not None])]
         return norms[-1] / max(norms) if norms else None
     raise AssertionError(f"metric {metric} is of trials only")
-
-
-# --- what is written ----------------------------------------------------------------------------------------------------------------
-
-
-def _number(value: float | str | None, metric: str = "") -> str:
-    if value is None or isinstance(value, str):
-        return value or "–"
-    if metric in ("shared", "local", "newcomer", "newcomer_tuned", "before_split"):
-        return f"{value:.2f}"
-    return f"{value:.4g}"
-
-
-def _line(row: Row) -> str:
-    spread = "" if row.deviation is None else f" ± {_number(row.deviation, row.metric)}"
-    apart = "" if row.difference is None else f", difference {row.difference:+.4g}"
-    note = f" ({row.note})" if row.note else ""
-    return f"{METRICS[row.metric]}: {_number(row.ours, row.metric)}{spread}, published {_number(row.published, row.metric)}{apart}{note}"
-
-
-def _write(
-    entry: Reproduction, name: str, outcome: Outcome, cells: Sequence[Cell], out: Path, seeds: int, scale: float, changes: Sequence[str]
-) -> None:
-    total = sum({row.cell: row.seconds for row in outcome.rows}.values())
-    lines = [
-        f"# {name}: {entry.title}",
-        "",
-        f"Published: {entry.source}. Scale {scale:g}, {seeds} seed(s), {total:.0f} s of running"
-        + (f", with {', '.join(changes)}." if changes else "."),
-        f"Hyper-parameters: {entry.chosen}.",
-        "",
-        *(f"- {remark}" for remark in outcome.remarks),
-        *(["- interrupted: the same command goes on"] if outcome.interrupted else []),
-        "",
-        "| cell | figure | ours | published | difference | seeds or trials | seconds |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in outcome.rows:
-        spread = "" if row.deviation is None else f" ± {_number(row.deviation, row.metric)}"
-        ours = row.note if row.ours is None and row.note else f"{_number(row.ours, row.metric)}{spread}"
-        ours += f" ({row.note})" if row.note and row.ours is not None else ""
-        apart = "–" if row.difference is None else f"{row.difference:+.4g}"
-        published = _number(row.published, row.metric)
-        lines.append(f"| {row.cell} | {METRICS[row.metric]} | {ours} | {published} | {apart} | {row.count} | {row.seconds:.0f} |")
-    write_atomically(out / "table.md", "\n".join(lines) + "\n")
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(
-        ["reproduction", "cell", "metric", "ours", "deviation", "published", "difference", "count", "scale", "changes", "seconds", "note"]
-    )
-    for row in outcome.rows:
-        values = [row.ours, row.deviation, row.published, row.difference]
-        cleaned = ["" if value is None else value for value in values]
-        writer.writerow([name, row.cell, row.metric, *cleaned, row.count, scale, " ".join(changes), round(row.seconds, 2), row.note])
-    write_atomically(out / "table.csv", buffer.getvalue())
-    if any(row.ours is not None for row in outcome.rows):
-        picture = base64.b64decode(_picture(entry, outcome.rows, cells, out, seeds).split(",", 1)[1])
-        write_atomically(out / "picture.svg", picture)
-
-
-def _picture(entry: Reproduction, rows: Sequence[Row], cells: Sequence[Cell], out: Path, seeds: int) -> str:
-    """The table as a picture: filled marks are ours, rings the published figures; or curves over rounds."""
-    if entry.over == "rounds":
-        curves = {cell.label: _curve(out / f"{_slug(cell.label)}-s0" / "rounds.jsonl", entry.along) for cell in cells}
-        with style():
-            figure = new_figure(7, 3.6)
-            axes = figure.subplots()
-            for i, (label, points) in enumerate(curves.items()):
-                axes.plot([x for x, _ in points], [y for _, y in points], color=PALETTE[i % len(PALETTE)], label=label)
-            axes.set_xlabel("round (seed 0)")
-            axes.set_ylabel(entry.along)
-            axes.set_title(f"{entry.title}\n({entry.source})", loc="left")
-            axes.legend(frameon=False)
-            return uri(figure)
-    metrics = list(dict.fromkeys(row.metric for row in rows if row.ours is not None))
-    by_label = {cell.label: cell for cell in cells}
-    with style():
-        figure = new_figure(4.6 * min(3, len(metrics)), (3.4 if entry.over == "x" else 1.2 + 0.28 * len(by_label)) * -(-len(metrics) // 3))
-        panels = figure.subplots(-(-len(metrics) // 3), min(3, len(metrics)), squeeze=False).reshape(-1)
-        for axes in panels[len(metrics) :]:
-            axes.set_visible(False)
-        for axes, metric in zip(panels, metrics, strict=False):
-            own = [row for row in rows if row.metric == metric]
-            (_over_x if entry.over == "x" else _over_cells)(axes, own, by_label)
-            axes.set_title(METRICS[metric], fontsize=8, loc="left", wrap=True)
-        figure.suptitle(f"{entry.title} ({entry.source}); filled: ours, ring: published", fontsize=9)
-        return uri(figure)
-
-
-def _over_x(axes: Any, rows: Sequence[Row], cells: Mapping[str, Cell]) -> None:
-    placed = [row for row in rows if cells[row.cell].x is not None]
-    for i, series in enumerate(dict.fromkeys(cells[row.cell].series for row in placed)):
-        own = sorted((row for row in placed if cells[row.cell].series == series), key=lambda row: cells[row.cell].x or 0.0)
-        colour = PALETTE[i % len(PALETTE)]
-        here = [(cells[row.cell].x, row.ours) for row in own if row.ours is not None]
-        axes.plot([x for x, _ in here], [y for _, y in here], "o-", color=colour, label=series, markersize=4)
-        there = [(cells[row.cell].x, row.published) for row in own if isinstance(row.published, float)]
-        axes.plot([x for x, _ in there], [y for _, y in there], "o", color=colour, markerfacecolor="none", markersize=8)
-    if placed:
-        axes.legend(frameon=False, fontsize=6)
-
-
-def _over_cells(axes: Any, rows: Sequence[Row], cells: Mapping[str, Cell]) -> None:
-    labels = list(cells)
-    for row in rows:
-        y = labels.index(row.cell)
-        if row.ours is not None:
-            axes.errorbar(row.ours, y, xerr=row.deviation, fmt="o", color=PALETTE[0], markersize=5)
-        if isinstance(row.published, float):
-            axes.plot(row.published, y, "o", color=PALETTE[5], markerfacecolor="none", markersize=8)
-    axes.set_yticks(range(len(labels)), labels, fontsize=7)
-    axes.set_ylim(len(labels) - 0.5, -0.5)
-
-
-def _curve(path: Path, key: str) -> list[tuple[int, float]]:
-    """(round, value) of a key of rounds.jsonl; of several values (one a cluster), the largest."""
-    points = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        row = json.loads(line)
-        value = row.get(key)
-        if isinstance(value, list):
-            value = max((one for one in value if one is not None), default=None)
-        if value is not None:
-            points.append((row["round"] + 1, float(value)))
-    return points

@@ -96,7 +96,7 @@ def prepare(
         present=[client for client in ids if client not in newcomers],
         dropout=config.training.dropout,
         dropouts=config.training.dropouts,
-        engine=Engine(run.engine, run.workers, run.device),
+        engine=Engine(run.engine, run.workers, run.device, precision=run.precision),
         **({} if private is None else private.options()),
     )
     for party in run.audit_parties:

@@ -27,6 +27,7 @@ def save_server(folder: Path, number: int, state: Any, federation: RemoteFederat
     tree: dict[str, Any] = {"format": FORMAT, "state": out.walk(state, "state", out.server), "progress": dict(progress)}
     tree["federation"] = out.walk(federation.saved(), "federation", out.server)
     epochs: list[Epoch] = []
+    tree["receipts"] = None if federation.accounts is None else federation.accounts.saved(out.keys)
     tree["keys"] = {}
     for key, place in out.keys.items():
         entered = federation.epochs.entered.get(key, ())
@@ -73,6 +74,8 @@ def load_server(folder: Path, federation: RemoteFederation) -> tuple[Any, Mappin
             federation.know(key, one["known"])
             if one["epochs"]:
                 federation.epochs.entered[key] = [(part, epochs[number]) for part, number in one["epochs"]]
+        if federation.accounts is not None:
+            federation.accounts.restore(tree["receipts"], into.keys)
         return into.walk(tree["state"], arrays), tree["progress"]
     except InputError:
         raise

@@ -9,12 +9,13 @@ import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from ..errors import InputError
+from ..privacy import Privacy
 from ..protection import Protection
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.keys import Identity, Roster
@@ -28,6 +29,7 @@ __all__ = ["ContextStore", "answer", "client_app", "read_settings", "settings_of
 
 
 log = logging.getLogger("cflpriv.flower")
+Section = TypeVar("Section", Protection, Privacy)
 
 
 class ContextStore:
@@ -83,9 +85,12 @@ def read_identity(path: Path) -> Identity:
     """A client's secret key file."""
     try:
         number, signing, encryption = path.read_text(encoding="utf-8").split()
-        return Identity(int(number), bytes.fromhex(signing), bytes.fromhex(encryption))
+        identity = Identity(int(number), bytes.fromhex(signing), bytes.fromhex(encryption))
+        if identity.client < 0 or {len(identity.signing_seed), len(identity.encryption_seed)} != {32}:
+            raise ValueError
+        return identity
     except (OSError, ValueError):
-        raise InputError(f"{path}: is not a key file of three lines (client number, two seeds in hex)") from None
+        raise InputError(f"{path}: is not a key file of three lines (client number, two seeds of 32 bytes in hex)") from None
 
 
 def read_roster(path: Path) -> Roster:
@@ -104,32 +109,45 @@ def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, An
     """What a client's operator wrote: (settings, folder for its state or None, other tables for the application).
 
     A TOML file with `identity` (key file), `roster` (optional), `state` (optional folder; without it the state is lost when the SuperNode
-    restarts) and `[protection]`, whose keys are those of an experiment. Paths are relative to the file. Raises `InputError`.
+    restarts), `[protection]`, which must be there, and `[privacy]`, with the keys of an experiment. Paths are relative to the file.
+    `[privacy]` needs `state`, where what was spent stays spent. Raises `InputError`.
     """
     path = Path(path)
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from None
-    if not isinstance(tree.get("identity"), str):
-        raise InputError(f"{path}: identity = {tree.get('identity')!r}: give the path of the key file")
-    section = tree.get("protection", {})
-    known = {one.name for one in fields(Protection)}
-    for key in section:
-        if key not in known:
-            raise InputError(f"{path}: [protection] {key} = {section[key]!r}: is not a key here; known are {', '.join(sorted(known))}")
-    try:
-        given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in section.items()}
-        protection = Protection(**given)
-    except (InputError, TypeError) as error:
-        raise InputError(f"{path}: {error}") from None
+    for key, what in (("identity", "the key file"), ("roster", "the file of pinned keys"), ("state", "the folder for its state")):
+        if not isinstance(tree.get(key, None if key == "identity" else ""), str):
+            raise InputError(f"{path}: {key} = {tree.get(key)!r}: give the path of {what}")
+    identity = read_identity(path.parent / tree["identity"])
+    if "protection" not in tree:  # a misspelt one must not mean none
+        raise InputError(f"{path}: [protection] is not there: say which is in force; an empty section is none")
+    protection, privacy = _section(path, tree, "protection", Protection), _section(path, tree, "privacy", Privacy)
     roster = read_roster(path.parent / tree["roster"]) if "roster" in tree else None
     if protection.secure and protection.secagg_mode == "active" and roster is None:
         raise InputError(f"{path}: [protection] secagg_mode = 'active': give the roster of pinned keys, or use 'passive'")
-    settings = Settings(read_identity(path.parent / tree["identity"]), protection, roster)
+    if privacy.unit != "none" and "state" not in tree:
+        raise InputError(f"{path}: [privacy] unit = {privacy.unit!r}: give a folder as state, in which what was spent stays spent")
+    settings = Settings(identity, protection, roster, privacy)
     state = path.parent / tree["state"] if "state" in tree else None
-    rest = {key: value for key, value in tree.items() if key not in ("identity", "roster", "state", "protection")}
+    rest = {key: value for key, value in tree.items() if key not in ("identity", "roster", "state", "protection", "privacy")}
     return settings, state, rest
+
+
+def _section(path: Path, tree: dict[str, Any], name: str, kind: Callable[..., Section]) -> Section:
+    """A table of the settings file as the dataclass that an experiment has for it."""
+    section = tree.get(name, {})
+    if not isinstance(section, dict):
+        raise InputError(f"{path}: {name} = {section!r}: is a table, [{name}]")
+    known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
+    for key in section:
+        if key not in known:
+            raise InputError(f"{path}: [{name}] {key} = {section[key]!r}: is not a key here; known are {', '.join(sorted(known))}")
+    try:
+        return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in section.items()})
+    except (InputError, TypeError) as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def settings_of(context: Context) -> tuple[Settings, Path | None, dict[str, Any]]:
@@ -174,10 +192,11 @@ def client_app(data: Callable[[Context, dict[str, Any]], ClientData]) -> ClientA
     def handle(message: Message, context: Context) -> Message:
         try:
             settings, folder, rest = settings_of(context)
-        except InputError:
+            store = store_of(context, folder)
+        except Exception:
             log.exception("settings")  # what Flower would send the server word for word stays here
             return answer(message, encode(Refused("bad-settings")))
-        client = RemoteClient(settings, lambda: data(context, rest), store_of(context, folder))
+        client = RemoteClient(settings, lambda: data(context, rest), store)
         return answer(message, client.receive(ask_of(message)))
 
     app.query("cflpriv")(handle)

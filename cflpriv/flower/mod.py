@@ -83,7 +83,8 @@ def cflpriv_mod(
         ask = ask_of(message)
         try:
             who, folder, _ = settings(context)
-        except InputError:
+            store = store_of(context, folder)
+        except Exception:
             log.exception("settings")
             return answer(message, encode(Refused("bad-settings")))
 
@@ -103,7 +104,7 @@ def cflpriv_mod(
                 raise InputError("cflpriv_mod: no signature function was given")
             return {"signature": np.asarray(signature(context), dtype=np.float64)}
 
-        client = RemoteClient(who, _no_data, store_of(context, folder), own={"train": train, "signature": sign})
+        client = RemoteClient(who, _no_data, store, own={"train": train, "signature": sign})
         return answer(message, client.receive(ask))
 
     return mod

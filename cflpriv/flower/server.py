@@ -6,20 +6,25 @@ The server side of a deployment: it has no client's data. What only an experimen
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from flwr.serverapp import Grid
 
+from ..algorithm import Algorithm
 from ..errors import InputError, TrainingDiverged
 from ..experiments.checkpoint import Checkpoint, arrays_of, reader, write_atomically
 from ..experiments.config import Config
-from ..experiments.folder import environment, flush, plain_json, write_measured
+from ..experiments.folder import environment, file_digests, flush, plain_json, write_measured
+from ..experiments.private import Books, books, opened, spent, summed_up
 from ..experiments.run import LAST, population_digest
 from ..metrics import ari, spread
+from ..protocols.entropy import system_entropy
 from ..protocols.errors import TooFewClients
 from ..protocols.keys import Roster
+from ..protocols.ledger import BudgetExceeded
 from ..record import Transcript, cut_transcript
 from ..remote.server import ClientsLost, RemoteFederation
 from ..types import ClientData, Population
@@ -30,6 +35,8 @@ __all__ = ["serve", "standing_in"]
 
 Step = TypeVar("Step")
 MOST_RETRIES = 5
+GONE = (TooFewClients, TrainingDiverged, ClientsLost)
+"""How a step ends whose clients vanished (or diverged, and are skipped)."""
 
 
 def session_of(path: Path) -> bytes:
@@ -64,6 +71,7 @@ def serve(
     wait_seconds: float = 120.0,
     deadline_seconds: float = 60.0,
     compute_seconds: float = 600.0,
+    hello_seconds: float = 30.0,
     message_type: str = "query.cflpriv",
     resume: bool = False,
     say: Callable[[str], None] = print,
@@ -72,7 +80,8 @@ def serve(
 
     `described` gives the shape of samples and the number of classes (`standing_in`). `truth` (true group by client) is for scoring only.
     A step in which clients were lost while being compared is taken again without them; who comes back keeps its cluster, who comes new is
-    admitted. Each client's own scores are gathered, and recorded as that, unless sums are secure; then there are none.
+    admitted. Each client's own scores are gathered, and recorded as that, unless sums are secure or clients' data private; then there are
+    none. What the ledger would refuse ends the run with what it has (`stopped`).
 
     With `resume` a run that ended early goes on from its last complete round, also as another run of a restarted SuperLink: clients need
     their state in files for that. One that never started starts.
@@ -80,8 +89,8 @@ def serve(
     Raises `InputError` if `out` exists (or holds another experiment), or fewer than `clients` answer in time.
     """
     out = Path(out)
-    if config.privacy.unit != "none":
-        raise InputError(f"privacy.unit = {config.privacy.unit!r}: is not carried to clients elsewhere yet; use 'none'")
+    algorithm = config.algorithm_for(described)
+    private = _books(config, algorithm)
     last = out / "checkpoints" / "server.json"
     going_on = resume and last.is_file()
     if going_on and (out / "config.toml").read_text(encoding="utf-8") != config.to_toml():
@@ -90,13 +99,16 @@ def serve(
         raise InputError(f"{out}: the output folder exists; choose another, or remove it")
     out.mkdir(parents=True, exist_ok=True)
     transport = GridTransport(
-        grid, deadline_seconds=deadline_seconds, compute_seconds=compute_seconds, message_type=message_type, journal=_journal(out)
-    )
+        grid, deadline_seconds=deadline_seconds, compute_seconds=compute_seconds, hello_seconds=hello_seconds, message_type=message_type,
+        journal=_journal(out),
+    )  # fmt: skip
     transcript = Transcript(config.run.record, config.run.record_rounds or None, config.run.record_clients or None)
     federation = RemoteFederation(
         transport, protection=config.protection, sampling=config.sampling(), seed=config.run.seed, roster=roster, transcript=transcript,
         session=session_of(last) if going_on else None,
+        **({} if private is None else private.elsewhere(config.protection, max(clients, 0 if roster is None else len(roster.keys)))),
     )  # fmt: skip
+    opened(private, out)
     state: Any = None
     rows: list[dict[str, Any]] = []
     written = 0
@@ -107,10 +119,8 @@ def serve(
         transcript.restore(out / "transcript", progress["transcript"])
         written = len(transcript.messages)
         write_atomically(out / "rounds.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    algorithm = config.algorithm_for(described)
     began = time.perf_counter()
-    transport.wait_for(clients, wait_seconds)
-    federation.enrol()
+    transport.welcome(federation, clients, wait_seconds)
     if len(federation.clients) < clients:
         words = sorted({code for _, _, code in federation.refusals})
         raise InputError(f"{len(federation.clients)} of {clients} clients answered within {wait_seconds:g} s; refusals: {words or 'none'}")
@@ -118,23 +128,37 @@ def serve(
     write_atomically(out / "environment.json", json.dumps(environment(), indent=1) + "\n")
     say(f"{algorithm.name}: {len(federation.clients)} clients, protection {config.protection.name}")
     if not going_on:
-        state = _again(federation, lambda: algorithm.init(federation), say)
+        try:
+            state = _again(federation, lambda: algorithm.init(federation), say)
+        except BudgetExceeded as error:
+            raise InputError(f"privacy.epsilon = {config.privacy.epsilon}: the beginning alone costs more ({error})") from None
         written = flush(transcript, out, written)
         save_server(last.parent, -1, state, federation, {"rounds": 0, "transcript": transcript.saved()})
+    stopped: str | None = None
     with (out / "rounds.jsonl").open("a", encoding="utf-8") as file:
         for number in range(len(rows), config.training.rounds):
+            if stopped is not None:
+                break
             started = time.perf_counter()
-            came = federation.begin_round(number)
-            row: dict[str, Any] = {"round": number, "cohort": [], "skipped": None}
-            state, row["admitted"] = _admitted(federation, algorithm, state, came, say)
+            if private is not None:
+                private.ledger.round = number
+            came = set(federation.begin_round(number))
+            if len(federation.clients) < max(1, config.protection.smallest_sum):  # a round with nobody would be lost for nothing
+                came |= transport.welcome(federation, clients, wait_seconds)
+            row: dict[str, Any] = {"round": number, "cohort": [], "admitted": [], "skipped": None}
             try:
+                state, row["admitted"] = _admitted(federation, algorithm, state, came, say)
                 state, record = _again(federation, lambda state=state: algorithm.round(federation, state), say)  # type: ignore[misc]
                 row |= {"cohort": list(record.cohort), "labels": None if record.labels is None else list(record.labels), **record.notes}
-            except (TooFewClients, TrainingDiverged) as error:
+            except GONE as error:
                 row["skipped"] = str(error)
-            if not config.protection.secure and federation.clients:
-                row |= _scores(federation, algorithm.serve(state))
+            except BudgetExceeded as error:  # the run ends with what it has
+                stopped = row["skipped"] = str(error)
+            if not config.protection.secure and private is None:
+                with suppress(*GONE):  # nobody is left to score: the round has no scores
+                    row |= _scores(federation, algorithm.serve(state))
             row["upload_bytes"], row["download_bytes"] = transcript.upload_bytes, transcript.download_bytes
+            row |= spent(private, federation.clients)
             row["lost"], row["seconds"] = _missing(clients, federation.clients), time.perf_counter() - started
             rows.append(row)
             file.write(json.dumps(plain_json(row)) + "\n")
@@ -143,15 +167,24 @@ def serve(
             save_server(last.parent, number, state, federation, {"rounds": len(rows), "transcript": transcript.saved()})
             say(f"round {number}: {row['skipped'] or 'done'}, {row['seconds']:.1f} s")
     summary = _summary(config, algorithm, state, described, truth, rows, transcript)
+    summary |= summed_up(private, stopped)
     summary |= {
         "engine": "flower", "clients": len(federation.clients), "refusals": [list(one) for one in federation.refusals],
         "stages": [[stage, asked, answered, round(seconds, 3)] for stage, asked, answered, seconds in transport.stages],
-        "seconds": time.perf_counter() - began,
+        "seconds": time.perf_counter() - began, "files": file_digests(out),
     }  # fmt: skip
     _save_models(algorithm.serve(state).params, out)
     write_measured(out, algorithm.describe(state), truth or {})
     write_atomically(out / "summary.json", json.dumps(plain_json(summary), indent=1) + "\n")
     return summary
+
+
+def _books(config: Config, algorithm: Algorithm) -> Books | None:
+    """The privacy of a run. `InputError` for what cannot be private, or releases nothing."""
+    private = books(config, algorithm, config.noise(), system_entropy)
+    if private is not None and not algorithm.verbs:
+        raise InputError(f"algorithm {algorithm.name!r} with privacy.unit = {config.privacy.unit!r}: releases nothing; use 'none'")
+    return private
 
 
 def _summary(
@@ -180,6 +213,8 @@ def _summary(
         "clipped_client_rounds": sum(row.get("clipped_clients", 0) for row in rows),
         "parameters": config.model_for(described).dimension, "upload_bytes": transcript.upload_bytes,
         "download_bytes": transcript.download_bytes, "engine_paths": {}, "newcomers": None, "epsilon": None, "delta": None,
+        "setup_bytes": sum(message.total_bytes for message in transcript.messages if message.round < 0), "megabits": None,
+        "protection_upload_bytes": None, "protection_download_bytes": None,  # what the same would be without one, nobody runs here
         "messages": len(transcript.messages), "data_digest": population_digest(described), "notes": list(described.notes),
     }  # fmt: skip
 
@@ -207,13 +242,17 @@ def _again(federation: RemoteFederation, step: Callable[[], Step], say: Callable
 def _admitted(
     federation: RemoteFederation, algorithm: Any, state: Any, came: Iterable[int], say: Callable[[str], None]
 ) -> tuple[Any, list[int]]:
-    """Take in clients that the clustering has not seen, where the algorithm can."""
+    """Take in clients that the clustering has not seen, where the algorithm can; who vanishes meanwhile is asked when it is back."""
     clustering = algorithm.describe(state).get("clustering")
-    fresh = [client for client in came if clustering is not None and client not in clustering.clients]
+    fresh = [client for client in sorted(came) if clustering is not None and client not in clustering.clients]
     if not fresh or algorithm.admit is None:
         return state, []
-    state, _ = _again(federation, lambda: algorithm.admit(federation, state, fresh), say)
-    return state, fresh
+    try:
+        state, _ = _again(federation, lambda: algorithm.admit(federation, state, fresh), say)
+    except (*GONE, BudgetExceeded) as error:
+        say(f"clients {fresh} were not admitted: {error}")
+    known = algorithm.describe(state)["clustering"].clients
+    return state, [client for client in fresh if client in known]
 
 
 def _scores(federation: RemoteFederation, served: Any) -> dict[str, Any]:

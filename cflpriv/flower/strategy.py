@@ -19,7 +19,7 @@ from flwr.serverapp import Grid, PrivacyAccountant
 from flwr.supercore.privacy_accounting import GaussianPrivacyEvent
 
 from ..algorithms.pacfl import ClusterByAngles
-from ..errors import InputError
+from ..errors import InputError, TrainingDiverged
 from ..federation import Sampling
 from ..handles import Shared
 from ..protection import Protection
@@ -106,8 +106,7 @@ class ClusteredAveraging:
         federation = RemoteFederation(
             transport, protection=self.protection, sampling=self.sampling, seed=self.seed, roster=self.roster, entropy=self.entropy
         )
-        transport.wait_for(self.clients, self.wait_seconds)
-        federation.enrol()
+        transport.welcome(federation, self.clients, self.wait_seconds)
         if len(federation.clients) < self.clients:
             words = sorted({code for _, _, code in federation.refusals})
             raise InputError(f"{len(federation.clients)} of {self.clients} clients answered; refusals: {words or 'none'}")
@@ -136,7 +135,7 @@ class ClusteredAveraging:
                 row |= {"trained": len(held.clients), "clusters_without_a_sum": [i for i, mean in enumerate(means) if mean is None]}
                 if self.accountant is not None:
                     self.accountant.compose(self._event(federation))
-            except TooFewClients as error:
+            except (TooFewClients, TrainingDiverged) as error:
                 row["skipped"] = str(error)
             log.info("round %d: %s", number, row)
             if evaluate_fn is not None:

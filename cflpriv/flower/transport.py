@@ -2,10 +2,13 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+
+if TYPE_CHECKING:
+    from ..remote.server import RemoteFederation
 
 __all__ = ["ANSWER", "ASK", "RECORD", "GridTransport"]
 
@@ -47,6 +50,17 @@ class GridTransport:
             time.sleep(min(0.5, self._poll * 4))
         return self.places()
 
+    def welcome(self, federation: "RemoteFederation", count: int, seconds: float) -> set[int]:
+        """Greet nodes until `count` clients are there, or for `seconds`; who came. Who is slow is greeted again, with twice the time."""
+        until = self._clock() + seconds
+        self.wait_for(count, seconds)
+        came = set(federation.enrol())
+        while len(federation.clients) < count and self._clock() < until:
+            time.sleep(min(0.5, self._poll * 4))
+            self._deadlines["enrol"] *= 2
+            came |= set(federation.enrol())
+        return came
+
     def exchange(self, requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
         if not requests:
             return {}
@@ -60,7 +74,7 @@ class GridTransport:
         pushed = list(self._grid.push_messages(messages))
         waiting = {identity: node for identity, node in zip(pushed, requests, strict=True) if identity}
         answers: dict[int, bytes] = {}
-        while waiting and self._clock() - began < seconds:
+        while waiting:
             for reply in self._grid.pull_messages(list(waiting)):
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is None or reply.has_error():
@@ -69,6 +83,8 @@ class GridTransport:
                 data = record.get(ANSWER) if isinstance(record, ConfigRecord) else None
                 if isinstance(data, bytes):
                     answers[node] = data
+            if self._clock() - began >= seconds:
+                break
             if waiting:
                 time.sleep(self._poll)
         self.stages.append((stage, len(requests), len(answers), self._clock() - began))

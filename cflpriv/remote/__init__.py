@@ -3,15 +3,25 @@
 A federation of strangers is the same five verbs over messages. What a server asks and a client answers is a handful of typed, canonical,
 size-limited byte strings; nothing here knows what carries them.
 
-    messages   what may be said, and how arrays, sums and tasks become bytes and back
-    store      what a client keeps between two messages (each may find a new process)
-    client     one client: bytes in, bytes out
-    means      the server's side of `mean`: in the clear, under a transform, secure aggregation
-    sums       secure sums, many groups abreast
-    roll       who is there, and who answers
-    agreement  the clients' secret, over messages
-    foreign    a task that an application does by its own means
-    server     the federation: the verbs over any transport that delivers bytes to clients and brings some answers back
+    messages     what may be said, and how arrays and sums become bytes and back
+    tasks        tasks as bytes; `foreign`: one that an application does by its own means
+
+    settings     what a client's operator decided
+    store        what a client keeps between two messages (each may find a new process); `values`: what it holds
+    client       one client: bytes in, bytes out, and what it releases
+    work         what it computes
+    transformed  its part in transforms that clients share
+    summing      its part in secure sums
+    spending     its own ledger, where it demands privacy
+
+    server       the federation: the verbs over any transport that delivers bytes to clients and brings some answers back
+    roll         who is there, and who answers
+    parameters   what is sent to compute with
+    gram         clustering epochs
+    means        `mean`: in the clear, under a transform, secure aggregation; `sums`: secure sums, many groups abreast
+    relay        boxes from client to client
+    folds        blind parts made one
+    agreement    the clients' secret, over messages
 
 `cflpriv.flower` carries them on Flower; a queue, a socket or a test carries them as well.
 

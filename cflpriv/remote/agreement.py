@@ -58,8 +58,10 @@ class Agreement:
             if server.stage is group.ServerStage.RUNNING:
                 break
             for client, said in answers.items():
-                with suppress(RemoteError):
+                try:
                     server.receive(client, said)
+                except RemoteError as error:
+                    self._roll.refusals.append((client, "group", error.code))
             outbox = server.advance()
         self._server, self.members = server, frozenset(answers)
 
@@ -75,8 +77,10 @@ class Agreement:
                 self.members |= {newcomer}
             outbox = {}
             for client, said in answers.items():
-                with suppress(RemoteError):
+                try:
                     outbox = self._server.receive(client, said) if said else {}
+                except RemoteError as error:
+                    self._roll.refusals.append((client, "group", error.code))
 
     def _stage(self, outbox: Mapping[int, bytes], record: Callable[..., None]) -> dict[int, bytes]:
         asks: dict[int, m.Ask] = {client: m.Group(self._session, said) for client, said in outbox.items() if client in self._roll.present}

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from ..client_level import ClippedMean
 from ..errors import InputError
 from ..handles import Blind, GroupMean, Shared
 from ..protection import ClearSum, Contribution, Protection, Recorder, SumCall, above_floor, weighted_mean
@@ -33,21 +34,27 @@ class Asked:
 
 @dataclass(frozen=True)
 class Means:
-    """Takes means over messages. Who does not answer takes no part; a group that falls below the floor has no mean."""
+    """Takes means over messages. Who does not answer takes no part; a group that falls below the floor has no mean.
+
+    With `clipped`, contributions are clipped at the clients and sums get noise: here, or in shares inside secure sums.
+    """
 
     _roll: Roll
     _session: bytes
     _protection: Protection
     _sums: SecureSums
+    _clipped: ClippedMean | None = None
 
     def of_groups(self, call: SumCall, asked: Asked, record: Recorder) -> tuple[GroupMean | None, ...]:
         """The mean of each group at the floor, by whatever the protection names. Raises `TooFewClients` if there is none."""
         groups = above_floor(call)
+        if self._clipped is not None:
+            self._clipped.settle(call, size_of(asked.layout))
         if self._protection.sum in TRANSFORMS:
             return self._blind(call, asked, groups, record)
         heard = sorted({one.client for one in call.contributions if any(label in groups for label in one.labels)})
         if not self._protection.secure:
-            ask = m.Give(self._session, "sum", asked.number, asked.parts, "", not call.public_weights)
+            ask = m.Give(self._session, "sum", asked.number, asked.parts, "", not call.public_weights, self._bounded())
             arrived = []
             for client, answer in sorted(self._roll.ask(dict.fromkeys(heard, ask), "sum").items()):
                 parts = self._update(answer, asked.layout, client)
@@ -55,7 +62,28 @@ class Means:
                     continue
                 labels = next(one.labels for one in call.contributions if one.client == client)
                 arrived.append(Contribution(client, parts, asked.weight[client] or float(answer.samples), labels))
-            return ClearSum().means(replace(call, contributions=tuple(arrived)), record)
+            call = replace(call, contributions=tuple(arrived))
+            if self._clipped is None:
+                return ClearSum().means(call, record)
+            above_floor(call)  # of those who arrived
+            return self._clipped.central(call, record)
+        return self._secure(call, asked, groups, record)
+
+    def _bounded(self) -> m.Bounded | None:
+        """What clients whose sums get noise here are told."""
+        if self._clipped is None:
+            return None
+        return m.Bounded(self._clipped.privacy.relation, self._clipped.privacy.clip_norm, self._clipped.multiplier)
+
+    def _secure(self, call: SumCall, asked: Asked, groups: Sequence[int], record: Recorder) -> tuple[GroupMean | None, ...]:
+        """One secure sum for each group, abreast; with the clients' shares of noise in them where they are private."""
+        whole, shares = asked, None
+        plan = None if self._clipped is None else self._clipped.plan(size_of(asked.layout))
+        if self._clipped is not None and self._clipped.shares is not None and plan is not None:
+            asked = replace(asked, layout=(m.Described("shares", "<f8", (plan.dimension,)),))
+            shares = m.Shares(
+                plan.relation, plan.clip_norm, plan.levels_per_unit, plan.local_variance, plan.survivors, self._clipped.shares.seed
+            )
         slot, following = (call.round + 1, call.number), (call.round + 2, call.number)
         terms = {}
         for label in groups:
@@ -63,10 +91,10 @@ class Means:
             weighted = not call.public_weights or len({one.weight for one in members}) > 1
             limit = max(one.weight for one in members) if call.public_weights else self._protection.max_weight
             listed = self._listed(call, [one.client for one in members])
-            dimension = sum(int(np.prod(part.shape, dtype=int)) for part in asked.layout)
+            dimension = size_of(asked.layout)
             cohort = [one.client for one in members]
             terms[label] = self._sums.terms(slot, cohort, listed, dimension, limit if weighted else 0.0, following)
-        step = self._stepper(slot, call, asked, "sum", None)
+        step = self._stepper(slot, call, asked, "sum", None, shares)
         ended = self._sums.run(terms, step, self._exchange, record)
         means: list[GroupMean | None] = [None] * call.k
         for label, total in ended.items():
@@ -75,11 +103,14 @@ class Means:
                 means[label] = group_mean(total, None, asked.layout, len(total.survivors), common)
         if not any(means):
             raise TooFewClients(tuple(len(call.members(label)) for label in groups), call.floor)
+        if self._clipped is not None:
+            empty = {part.name: np.empty(part.shape, np.dtype(part.dtype)) for part in whole.layout}
+            return self._clipped.opened(means, call, Contribution(-1, empty, 1.0, ()))
         return tuple(means)
 
     def _blind(self, call: SumCall, asked: Asked, groups: Sequence[int], record: Recorder) -> tuple[GroupMean | None, ...]:
         """Updates under the clients' transform, averaged unseen; one stage for all groups that share no client."""
-        dimension = sum(int(np.prod(part.shape, dtype=int)) for part in asked.layout)
+        dimension = size_of(asked.layout)
         if any(len(one.labels) > 1 for one in call.contributions):
             raise InputError("mean: overlapping groups under a transform are not carried to clients elsewhere")
         fixed = self._protection.transform == "fixed"
@@ -129,7 +160,7 @@ class Means:
         )[0]  # fmt: skip
         if not isinstance(counted, Sum):
             raise counted
-        dimension = sum(int(np.prod(part.shape, dtype=int)) for part in asked.layout)
+        dimension = size_of(asked.layout)
         terms = self._sums.blocks(counted, second, listed, dimension, limit)
         total = self._sums.run({0: terms}, self._stepper(second, call, asked, "blocks", choice), self._exchange, record)[0]
         if not isinstance(total, Sum):
@@ -153,13 +184,13 @@ class Means:
 
     def _stepper(
         self, slot: Slot, call: SumCall, asked: Asked,
-        kind: Literal["sum", "counts", "blocks"], groups: m.Mine | m.Picks | None,
+        kind: Literal["sum", "counts", "blocks"], groups: m.Mine | m.Picks | None, noise: m.Shares | None = None,
     ) -> Callable[[int, bytes], m.Step]:  # fmt: skip
         clients = {label: [one.client for one in call.members(label)] for label in range(call.k)}
         lists = {client: len(self._listed(call, members)) for members in clients.values() for client in members}
 
         def step(client: int, said: bytes) -> m.Step:
-            return m.Step(self._session, slot, asked.number, asked.parts, asked.weight[client], lists[client], kind, groups, said)
+            return m.Step(self._session, slot, asked.number, asked.parts, asked.weight[client], lists[client], kind, groups, said, noise)
 
         return step
 
@@ -182,6 +213,11 @@ class Means:
             self._roll.refusals.append((client, "sum", "malformed"))
             return None
         return parts
+
+
+def size_of(layout: Layout) -> int:
+    """How many numbers parts have in all."""
+    return sum(int(np.prod(part.shape, dtype=int)) for part in layout)
 
 
 def transform_size(kind: str, dimension: int) -> int:

@@ -4,12 +4,7 @@ Every request names the session. Arrays travel as (dtype, shape, bytes), sums wi
 and fields of frozen dataclasses from a fixed list. A decoder takes any bytes and gives a valid message or raises `MalformedMessage`.
 """
 
-import dataclasses
-import importlib
-import json
-import sys
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -20,16 +15,16 @@ from ..handles import Blind, Shared
 from ..protocols import codec
 from ..protocols.errors import MalformedMessage
 from ..types import Array
-from .foreign import Foreign
+from .tasks import task_from_bytes, task_to_bytes
 
 __all__ = [
-    "REFUSALS", "VERSION", "AddUp", "Addends", "Answer", "Ask", "Boxed", "Compute", "Computed", "Described", "Done", "Enrol", "Enrolled",
-    "Fold", "Give", "Given", "Group", "Many", "Mine", "Named", "One", "OwnPart", "Parameter", "Picks", "Recipient", "Refused", "Said",
-    "Seal", "Sealed", "Step", "Stepped", "Take", "Tensor", "blind_terms", "decode_answer", "decode_ask", "encode", "from_tensor",
-    "task_from_bytes", "task_to_bytes", "to_one", "to_tensor",
+    "REFUSALS", "VERSION", "AddUp", "Addends", "Answer", "Ask", "Bounded", "Boxed", "Compute", "Computed", "Described", "Done", "Enrol",
+    "Enrolled", "Fold", "Give", "Given", "Group", "Many", "Mine", "Named", "NoisySteps", "One", "OwnPart", "Parameter", "Picks",
+    "Recipient", "Refused", "Said", "Seal", "Sealed", "Shares", "Step", "Stepped", "Take", "Tensor", "blind_terms", "decode_answer",
+    "decode_ask", "encode", "from_tensor", "task_from_bytes", "task_to_bytes", "to_one", "to_tensor",
 ]  # fmt: skip
 
-VERSION = 1
+VERSION = 2
 LIMIT_BYTES = 1 << 31
 DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
 MOST_AXES = 8
@@ -38,7 +33,8 @@ REFUSALS: dict[str, str] = {
     "malformed": "the message is not one of this protocol",
     "version": "server and client speak different versions of this protocol",
     "wrong-session": "the client has not been enrolled into this session; enrol it again",
-    "forbidden": "the client's own settings forbid this release: its protection differs from the server's",
+    "forbidden": "the client's own settings forbid this: its protection, or the privacy it demands, differs from the server's",
+    "over-budget": "the client has released all that its own privacy budget allows",
     "used-transform": "the client has used this transform already: each serves one clustering epoch or one sum",
     "no-secret": "the client has no part in the agreement on the clients' secret yet",
     "not-held": "the client does not hold the value asked for (it lost its state, or the value was dropped)",
@@ -140,6 +136,48 @@ class Picks(Message, frozen=True, tag="picks"):
     several: bool
 
 
+# --- noise --------------------------------------------------------------------------------------------------------------------------
+
+Relation = Literal["add_remove", "replace_one"]
+
+
+class NoisySteps(Message, frozen=True):
+    """How a task is made private (`privacy.Noise`): all of it is public, the noise is drawn at the client."""
+
+    relation: Relation
+    training: float
+    signature: float
+    choice: float
+    clip_norm: float
+    sampling_rate: float
+    samples: Count
+    sketch_dim: Count
+    loss_cap: float
+    seed: int
+
+
+class Bounded(Message, frozen=True):
+    """A client's whole contribution is clipped to `clip_norm`. `noise_multiplier` is that of the noise, in sensitivities.
+
+    In sums the server adds it, which is trusted with the contributions; where single clients' rows are compared, the client itself.
+    """
+
+    relation: Relation
+    clip_norm: float
+    noise_multiplier: float
+
+
+class Shares(Message, frozen=True):
+    """Each client adds its share of noise inside a secure sum (`mechanisms.SkellamPlan`); `seed` is that of the public flattening signs."""
+
+    relation: Relation
+    clip_norm: float
+    levels_per_unit: float
+    local_variance: float
+    survivors: Count
+    seed: int
+
+
 # --- requests -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -151,7 +189,10 @@ class Enrol(Message, frozen=True, tag="enrol"):
 
 
 class Compute(Message, frozen=True, tag="compute"):
-    """Run `task` and keep its parts as number `held`. Of what is held already only the numbers `live` are still wanted."""
+    """Run `task`, in its private form where there is `noise`, and keep its parts as number `held`.
+
+    Of what is held already only the numbers `live` are still wanted.
+    """
 
     session: Bytes16
     round: int
@@ -161,13 +202,14 @@ class Compute(Message, frozen=True, tag="compute"):
     task: bytes
     params: tuple[Parameter, ...]
     which: Picks | Mine | None
+    noise: NoisySteps | None = None
 
 
 class Give(Message, frozen=True, tag="give"):
     """Release parts of `held`: "gram" (one part), "gather" or "sum"; under the client's own protection, whatever that is.
 
     `transform` names the purpose that a shared transform is for ("gram/EPOCH", "sum/…"), empty in the clear. `weigh` asks for the sample
-    count along with a sum.
+    count along with a sum. `noise` bounds a whole client's contribution.
     """
 
     session: Bytes16
@@ -176,13 +218,15 @@ class Give(Message, frozen=True, tag="give"):
     parts: tuple[Name, ...]
     transform: Name
     weigh: bool
+    noise: Bounded | None = None
 
 
 class Step(Message, frozen=True, tag="step"):
     """One message of a secure sum over parts of `held`; `said` are the bytes of `cflpriv.protocols.secagg`.
 
     `weight` is the public weight, 0 for the client's own sample count. `models` is how many models the algorithm speaks of in public.
-    `labels` are the client's groups in a sum over blocks (a count of them first), where it does not choose them itself.
+    `groups` are the client's groups in a sum over blocks (a count of them first), where it does not choose them itself. `noise` is the
+    share of noise that the client adds.
     """
 
     session: Bytes16
@@ -194,6 +238,7 @@ class Step(Message, frozen=True, tag="step"):
     kind: Literal["sum", "counts", "blocks"]
     groups: Mine | Picks | None
     said: bytes
+    noise: Shares | None = None
 
 
 class Recipient(Message, frozen=True):
@@ -382,72 +427,3 @@ def blind_terms(addends: Addends) -> tuple[Blind, ...]:
             raise MalformedMessage
         terms.append(Blind(part.transform, value, part.start, part.stop, part.shape, part.dimension))
     return tuple(terms)
-
-
-# --- tasks --------------------------------------------------------------------------------------------------------------------------
-
-TASKS_IN = ("training", "signatures", "models", "algorithms")
-"""Where the dataclasses live that may travel as tasks and parts of tasks."""
-LARGEST_TASK_BYTES = 1 << 20
-
-
-@cache
-def _known() -> dict[str, type]:
-    """The tasks of these modules, and models, by name."""
-    package = __package__.rpartition(".")[0]
-    known: dict[str, type] = {}
-    modules = [importlib.import_module(f"{package}.{name}") for name in TASKS_IN]
-    modules += [module for name, module in sorted(sys.modules.items()) if name.startswith(f"{package}.algorithms.")]
-    for module in modules:
-        for thing in vars(module).values():
-            own = isinstance(thing, type) and dataclasses.is_dataclass(thing) and thing.__module__ == module.__name__
-            if (
-                own
-                and ((hasattr(thing, "run") and hasattr(thing, "parts")) or thing.__name__ == "Model")
-                and known.setdefault(thing.__name__, thing) is not thing
-            ):
-                raise TypeError(f"two dataclasses are called {thing.__name__}: {known[thing.__name__].__module__}, {module.__name__}")
-    return known
-
-
-def task_to_bytes(task: Any) -> bytes:
-    """A task as JSON of names and fields. Raises `InputError` for a field that does not travel, e.g. a function."""
-    return json.dumps(_plain(task, type(task).__name__), allow_nan=True, separators=(",", ":")).encode()
-
-
-def _plain(value: Any, where: str) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Sequence):
-        return [_plain(one, f"{where}[{i}]") for i, one in enumerate(value)]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        name = type(value).__name__
-        if not isinstance(value, Foreign) and _known().get(name) is not type(value):
-            raise InputError(f"{where}: {name} is not a task that clients elsewhere know")
-        names = [one.name for one in dataclasses.fields(value) if one.init]
-        return {"": name, **{one: _plain(getattr(value, one), f"{where}.{one}") for one in names}}
-    raise InputError(f"{where}: a {type(value).__name__} does not travel to clients elsewhere")
-
-
-def task_from_bytes(data: bytes) -> Any:
-    """The task that `task_to_bytes` wrote. Raises `MalformedMessage`."""
-    if len(data) > LARGEST_TASK_BYTES:
-        raise MalformedMessage
-    try:
-        plain = json.loads(data)
-        known = {"Foreign": Foreign} if isinstance(plain, dict) and plain.get("") == "Foreign" else _known()  # that one loads no torch
-        task = _made(plain, known)
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise MalformedMessage from None
-    if not hasattr(task, "run") or not hasattr(task, "parts"):
-        raise MalformedMessage
-    return task
-
-
-def _made(plain: Any, known: Mapping[str, type]) -> Any:
-    if isinstance(plain, list):
-        return tuple(_made(one, known) for one in plain)
-    if not isinstance(plain, dict):
-        return plain
-    kind = known[plain.pop("")]
-    return kind(**{name: _made(value, known) for name, value in plain.items()})

@@ -8,7 +8,17 @@ from ..protocols.keys import Roster, verify_key
 from . import messages as m
 from .client import ENROL
 
-__all__ = ["Roll", "Transport"]
+__all__ = ["ClientsLost", "Roll", "Transport"]
+
+
+class ClientsLost(ProtocolError):
+    """Clients vanished while they were being compared; take the step again without them."""
+
+    code = "clients-lost"
+
+    def __init__(self, clients: Iterable[int]) -> None:
+        self.clients = tuple(clients)
+        super().__init__(f"clients {list(self.clients)} did not answer while they were being compared")
 
 
 class Transport(Protocol):

@@ -8,50 +8,44 @@ process, so reports and attacks read both.
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 from typing import Any, Literal
 
 import numpy as np
 
+from ..accounts import Accounts, sources
+from ..client_level import ClippedMean, LocalGram
 from ..engine import Task
 from ..epochs import Epochs
 from ..errors import InputError, TrainingDiverged
-from ..federation import GramView, Parameter, Sampling, Then
-from ..handles import Blind, GroupMean, Held, HeldKey, Labels, Own, Released, Shared, label_sets
+from ..federation import Parameter, Sampling, Then
+from ..handles import GroupMean, Held, HeldKey, Labels, Own, Released, Shared, label_sets
 from ..participation import check_mean, draw_cohort, group_sizes
-from ..protection import ClearGram, Contribution, Protection, SumCall
+from ..protection import Contribution, Protection, SumCall
 from ..protocols.entropy import Entropy, system_entropy
-from ..protocols.errors import MalformedMessage, ProtocolError, TooFewClients
+from ..protocols.errors import MalformedMessage, TooFewClients
 from ..protocols.keys import Roster
 from ..protocols.orthonormal import TRANSFORMS
 from ..randomness import Stream, stream
 from ..record import Transcript
-from ..types import Array, check_array
-from ..wire import check_small
+from ..types import Array
 from . import messages as m
 from .agreement import Agreement
 from .client import NO_MODEL, model_hash
+from .folds import folded
+from .gram import Grams
 from .means import Asked, Means
-from .roll import Roll, Transport
+from .parameters import clear_parts, said_of
+from .relay import relay, requests
+from .roll import ClientsLost, Roll, Transport
 from .sums import Layout, SecureSums
+from .values import trace
 
 __all__ = ["ClientsLost", "RemoteFederation", "Transport"]
 
 
 SKIPPED = 1 << 10
-
-
-class ClientsLost(ProtocolError):
-    """Clients vanished while they were being compared; take the step again without them."""
-
-    code = "clients-lost"
-
-    def __init__(self, clients: Iterable[int]) -> None:
-        self.clients = tuple(clients)
-        super().__init__(f"clients {list(self.clients)} did not answer while they were being compared")
 
 
 @dataclass(frozen=True)
@@ -70,6 +64,9 @@ class RemoteFederation:
     `seed` feeds public randomness: batches and cohorts are those of a local federation of the same seed. Protections that clients apply
     must be in their own settings too; a client whose settings differ refuses.
 
+    What leaves clients is differentially private with `accounts` (per sample: tasks run in their private form, with noise that is drawn at
+    the clients) or with `clipped` (per client: in means; `local` for single rows): the ledger is asked before anybody is.
+
     Raises `InputError` for protections that are not carried here.
     """
 
@@ -85,6 +82,9 @@ class RemoteFederation:
         entropy: Entropy = system_entropy,
         session: bytes | None = None,
         expect: Iterable[int] | None = None,
+        accounts: Accounts | None = None,
+        clipped: ClippedMean | None = None,
+        local: LocalGram | None = None,
     ) -> None:
         self.protection = protection or Protection()
         self.sampling = sampling or Sampling()
@@ -105,14 +105,17 @@ class RemoteFederation:
             self.protection.secure_sum, self.protection.smallest_sum, self.session, roster if active else None, entropy
         )  # fmt: skip
         self._roll = Roll(transport, self.session, roster, expect)
+        self._sums.refusals = self._roll.refusals
         self._ask = self._roll.ask
-        self._means = Means(self._roll, self.session, self.protection, self._sums)
+        self._means = Means(self._roll, self.session, self.protection, self._sums, clipped)
+        self._grams = Grams(self._roll, self.session, self.protection, local)
+        self.accounts = accounts
         self._agreement = None
         if self.protection.transformed and roster is not None:
             self._agreement = Agreement(self._roll, self.session, roster)
         self._round = self._turn = -1
         self._calls = self._numbers = 0
-        self.epochs = Epochs(ClearGram())
+        self._restored = False
         self._known: weakref.WeakKeyDictionary[HeldKey, _Known] = weakref.WeakKeyDictionary()
 
     # --- who and when
@@ -130,6 +133,11 @@ class RemoteFederation:
     @property
     def round(self) -> int:
         return self._round
+
+    @property
+    def epochs(self) -> Epochs:
+        """The open clustering epochs."""
+        return self._grams.epochs
 
     @property
     def merge_below(self) -> int:
@@ -150,6 +158,7 @@ class RemoteFederation:
         """Go on from there in a new process. Turns, numbers and epochs skip a range: an interrupted round may have used up some."""
         if saved["session"] != self.session:
             raise InputError("session: is not that of the checkpoint; give it when the federation is built")
+        self._restored = True
         self._round, self._turn = saved["round"], saved["turn"] + SKIPPED
         self._numbers, self.epochs.count = saved["numbers"] + SKIPPED, saved["epochs"] + SKIPPED
         if self._agreement is not None and saved["agreement"] is not None:
@@ -169,6 +178,7 @@ class RemoteFederation:
     def enrol(self) -> tuple[int, ...]:
         """Say hello to all places without a client that answers; the clients that came or came back."""
         came = self._roll.enrol()
+        self._sums.forget(came)
         if self._agreement is not None:
             self._agreement.extend(self._record("group"))
         return came
@@ -188,9 +198,8 @@ class RemoteFederation:
     def compute(
         self, task: Task, params: Mapping[str, Parameter] | None = None, which: Labels | Held | None = None, on: Sequence[int] | None = None
     ) -> Held:
-        clients, params = self._on(on), params or {}
-        if isinstance(which, Held):
-            clients = [client for client in clients if client in which.clients]
+        clients, params, plain = self._on(on), params or {}, task
+        clients = [client for client in clients if not isinstance(which, Held) or client in which.clients]
         lists = {name: list(one) for name, one in params.items() if isinstance(one, list | tuple)}
         sizes = {len(one) for one in lists.values()}
         if which is not None and len(sizes) != 1:
@@ -204,116 +213,68 @@ class RemoteFederation:
                 missing = [client for client in clients if client not in value.clients]
                 if missing:
                     raise InputError(f"clients {missing} do not hold {value.key.name}")
+        task, noise = self._private(task)
         key, number = HeldKey(type(task).__name__), self._number()
-        # the numbers of all handles that are alive, among them those that own parts of sums refer to
-        live = tuple(sorted(known.number for known in self._known.values()))
-        said = m.task_to_bytes(task)
+        numbers = {key: known.number for key, known in self._known.items()}
+        live = tuple(sorted(numbers.values()))  # also of those that own parts of sums refer to
+        said = m.task_to_bytes(plain)
         alike: dict[tuple[int, ...], list[int]] = {}
         for client in clients:
             alike.setdefault(labels.get(client, ()), []).append(client)
         asks: dict[int, m.Ask] = {}
         traced: dict[int, bytes] = {}
         for chosen, members in sorted(alike.items()):
-            sent = self._parameters(params, lists, chosen if labels else None, several)
+            sent = said_of(params, lists, chosen if labels else None, several, numbers)
             picks: m.Picks | m.Mine | None = m.Picks(chosen, several) if labels else None
             if isinstance(which, Held):
                 picks = m.Mine(self._known[which.key].number, which.part)
-            ask = m.Compute(self.session, self._round, self.seed, number, live, said, sent, picks)
+            ask = m.Compute(self.session, self._round, self.seed, number, live, said, sent, picks, noise)
             asks |= dict.fromkeys(members, ask)
             received = model_hash(sent)
             for client in members:
-                traced[client] = self._traced(received, params, client)
-            self._record_parameters(task, params, lists, chosen, members)
+                earlier = [self._known[value.key].models.get(client, b"") for value in params.values() if isinstance(value, Held)]
+                traced[client] = trace([received, *earlier])
+            if payload := clear_parts(params, lists, chosen):
+                context = {"task": type(task).__name__, "which": list(chosen)}
+                self._record("compute")("parameters", "server", "clients", members, payload, readers=("server", "clients"), context=context)
+        before = len(self.refusals)
         answers = self._ask(asks, "compute")
         layouts = {client: answer.parts for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.result}
+        if self.accounts is not None:  # that they failed was told
+            told = {client for client, _, word in self.refusals[before:] if word in ("bad-input", "over-budget")}
+            failed = told | (set(answers) - set(layouts))
+            self.accounts.failed(task, sources(params, which), self._remembered(task, failed), sorted(failed), self._round)
         if not layouts:
             raise TrainingDiverged(f"{type(task).__name__} in round {self._round}: no client has a result")
         shapes = set(layouts.values())
         layout = next(iter(layouts.values())) if len(shapes) == 1 else ()
         self._known[key] = _Known(number, layout, traced)
-        return Held(key, tuple(sorted(layouts)), tuple(task.parts))
+        held = Held(key, tuple(sorted(layouts)), tuple(task.parts))
+        if self.accounts is not None:
+            self.accounts.enter(held, task, sources(params, which), self._remembered(task, held.clients))
+        return held
 
-    def _parameters(
-        self, params: Mapping[str, Parameter], lists: Mapping[str, list[Any]], chosen: tuple[int, ...] | None, several: bool
-    ) -> tuple[m.Parameter, ...]:
-        numbers = {key: known.number for key, known in self._known.items()}
-        sent = []
-        for name, value in params.items():
-            one: m.One | m.Many | m.Mine
-            if isinstance(value, Held):
-                one = m.Mine(self._known[value.key].number, value.part)
-            elif name not in lists:
-                one = m.One(m.to_one(value, numbers))  # type: ignore[arg-type]
-            elif chosen is None:
-                one = m.Many(tuple(m.to_one(item, numbers) for item in lists[name]))
-            elif several:
-                one = m.Many(tuple(m.to_one(lists[name][label], numbers) for label in chosen))
-            else:
-                one = m.One(m.to_one(lists[name][chosen[0]], numbers))
-            sent.append(m.Parameter(name, one))
-        return tuple(sent)
+    def _remembered(self, task: Task, clients: Iterable[int]) -> list[tuple[int, str]]:
+        """What clients have of what a task reads; after a restart nobody knows what an interrupted round left with them."""
+        asked = [(client, name) for client in clients for name in getattr(task, "reads", ())]
+        return [one for one in asked if self._restored or (self.accounts is not None and self.accounts.remembers(*one))]
 
-    def _traced(self, received: bytes, params: Mapping[str, Parameter], client: int) -> bytes:
-        earlier = [self._known[value.key].models.get(client, b"") for value in params.values() if isinstance(value, Held)]
-        return _trace([received, *earlier])
-
-    def _record_parameters(
-        self, task: Task, params: Mapping[str, Parameter], lists: Mapping[str, list[Any]], chosen: tuple[int, ...], members: list[int]
-    ) -> None:
-        payload: dict[str, Array] = {}
-        for name, value in params.items():
-            if isinstance(value, Held):
-                continue
-            items = [(name, value)] if name not in lists else [(f"{name}/{i}", lists[name][i]) for i in chosen or range(len(lists[name]))]
-            for path, one in items:
-                shared = one if isinstance(one, Shared) else Shared(np.asarray(one))
-                payload |= {} if shared.clear is None else {path: shared.clear}
-        if payload:
-            context = {"task": type(task).__name__, "which": list(chosen)}
-            self._record("compute")("parameters", "server", "clients", members, payload, readers=("server", "clients"), context=context)
+    def _private(self, task: Task) -> tuple[Task, m.NoisySteps | None]:
+        """The private form that clients will make of a task, and what they need for it. `InputError` for a task without one."""
+        if self.accounts is None:
+            return task, None
+        private = self.accounts.private(task)
+        if not self.accounts.harmless(private, self.accounts.noise.relation):
+            raise InputError(f"compute: {type(task).__name__} has no noise here; clients that demand privacy refuse to compute it")
+        return private, m.NoisySteps(**vars(self.accounts.noise))
 
     # --- gram
 
     def gram(self, held: Held, then: Then, against: Held | None = None, on: Sequence[int] | None = None) -> Released:
         clients = [] if against is not None and on is not None and not on else self._holders(held, on)
-        epoch = None if against is None else self.epochs.of(against)
-        again = sorted(set(clients) & set(epoch.clients)) if epoch is not None else []
-        if again:
-            raise InputError(f"gram: clients {again} are already in this epoch")
+        self._settle(held, clients, "gram")
         number = self._known[held.key].number if clients else 0
-        changed = any(stage in ("sketch", *TRANSFORMS) for stage in self.protection.gram)
-        purpose = f"gram/{self.epochs.count if epoch is None else epoch.number}" if changed else ""
-        give = m.Give(self.session, "gram", number, (held.part,), purpose, False)
-        part = "rows" if changed else held.part
-        uploads: dict[int, Array] = {}
-        for client, answer in (self._ask(dict.fromkeys(clients, give), "gram") if clients else {}).items():
-            if isinstance(answer, m.Given) and [one.name for one in answer.values] == [part]:
-                try:
-                    value = m.from_tensor(answer.values[0].value)
-                    uploads[client] = np.atleast_2d(check_array(f"client {client}: {held.part}", value))
-                except (MalformedMessage, InputError):
-                    self.refusals.append((client, "gram", "malformed"))
-        shapes = {(int(rows.shape[0]), int(rows.shape[1])) for rows in uploads.values() if rows.ndim == 2}
-        if epoch is not None:
-            shapes.add(epoch.shape)
-        if set(uploads) != set(clients):
-            raise ClientsLost(sorted(set(clients) - set(uploads)))
-        if len(shapes) != 1:
-            raise InputError(f"gram: {held.part} has different shapes {sorted(shapes)}; pad to one public shape")
-        (shape,) = shapes
-        if epoch is None:
-            epoch = self.epochs.open(shape)
-        record = self._record("gram")
-        rows = [{"rows": uploads[client]} for client in clients]
-        if clients:
-            record(held.part, "clients", "server", clients, rows, readers=("server",), context={"epoch": epoch.number})
-        gram = epoch.session.extend(clients, rows, shape[0], record)
-        epoch.clients += clients
-        if clients:
-            self.epochs.enter(held, epoch)
-        result, evidence = then(GramView(gram, tuple(clients), epoch.memory))
-        check_small(result, gram.n)
-        return Released(result, evidence)
+        return self._grams.gram(held, number, clients, then, against, self._record("gram"))
 
     def close(self, held: Held) -> None:
         self.epochs.close(held)
@@ -348,6 +309,9 @@ class RemoteFederation:
             self._turn, self._calls, contributions, k or 1, self.protection.smallest_sum, weights != "examples",
             {client: known.models.get(client) or NO_MODEL for client in clients}, models, {},
         )  # fmt: skip
+        if self.accounts is not None:
+            choices = groups if oblivious and isinstance(groups, Held) else None
+            self.accounts.settle_sums(held, call, choices, self.protection.small_clusters, self._round)
         asked, record = Asked(known.number, held.parts, layout, weight), self._record("mean")
         if oblivious:
             choice = m.Mine(self._known[groups.key].number, groups.part) if isinstance(groups, Held) else m.Picks((0,), False)
@@ -382,54 +346,23 @@ class RemoteFederation:
     def relay(self, held: Held, to: Mapping[int, Sequence[int]] | Held | None = None) -> Held:
         recipients = [client for client in self.clients if to is None or client in (to.clients if isinstance(to, Held) else to)]
         present = self._holders(held, None)
+        known, arrives = self._known[held.key], self._number()
         asked: dict[int, set[int]] = {client: set(present) - {client} for client in recipients}
-        if isinstance(to, Held):  # the server learns who asks whom: it must carry the answers
-            ask = m.Give(self.session, "gather", self._known[to.key].number, to.parts, "", False)
-            told = self._ask(dict.fromkeys(recipients, ask), "request")
-            asked = {
-                client: {int(sender) for sender in np.ravel(m.from_tensor(answer.values[0].value))}
-                for client, answer in told.items()
-                if isinstance(answer, m.Given) and len(answer.values) == 1
-            }
+        if isinstance(to, Held):
+            self._settle(to, recipients, "relay")  # first: who pays for `held` follows from these choices
+            asked = requests(self._roll, self.session, recipients, self._known[to.key].number, to.parts)
         elif to is not None:
             asked = {client: set(to[client]) for client in recipients}
         wanted = {client: sorted(senders & set(present)) for client, senders in asked.items()}
-        recipients = list(wanted)
-        known, arrives = self._known[held.key], self._number()
-        asks: dict[int, m.Ask] = {}
-        peers = {sender: [client for client in recipients if sender in wanted[client]] for sender in present}
-        for sender, targets in peers.items():
-            if targets:
-                asks[sender] = m.Seal(
-                    self.session, known.number, held.parts, arrives, tuple(self._roll.peers[client] for client in targets)
-                )
-        boxes: dict[int, dict[int, bytes]] = {client: {} for client in recipients}
-        for sender, answer in sorted(self._ask(asks, "seal").items()):
-            if isinstance(answer, m.Sealed) and len(answer.boxes) == len(peers[sender]):
-                for client, box in zip(peers[sender], answer.boxes, strict=True):
-                    boxes[client][sender] = box
+        self._settle(held, [sender for sender in present if any(sender in senders for senders in wanted.values())], "relay")
         record = self._record("relay")
-        if to is not None:
-            record(
-                "request", "clients", "server", recipients, [{"wanted": np.isin(present, wanted[client])} for client in recipients],
-                readers=("server",),
-            )  # fmt: skip
-        senders = [sender for sender in present if any(sender in inbox for inbox in boxes.values())]
-        sealed = [{"box": np.frombuffer(next(boxes[client][sender] for client in peers[sender]), dtype=np.uint8)} for sender in senders]
-        record("+".join(held.parts), "clients", "clients", senders, sealed, readers=("clients",), peers=[peers[one] for one in senders])
-        takes: dict[int, m.Ask] = {
-            client: m.Take(
-                self.session, arrives, held.parts, tuple(m.Boxed(self._roll.peers[sender], box) for sender, box in sorted(inbox.items()))
-            )
-            for client, inbox in boxes.items()
-            if client in self._roll.present
-        }
-        took = tuple(client for client, answer in sorted(self._ask(takes, "take").items()) if isinstance(answer, m.Done))
-        if not took:
-            raise InputError("relay: nobody took what was sent")
+        took = relay(self._roll, self.session, known.number, arrives, held.parts, present, wanted, record, requested=to is not None)
         key = HeldKey(f"relayed {held.key.name}")
         self._known[key] = _Known(arrives, (), {})
-        return Held(key, took, held.parts)
+        relayed = Held(key, took, held.parts)
+        if self.accounts is not None:
+            self.accounts.public(relayed)
+        return relayed
 
     def labels(self, held: Held) -> dict[int, int] | None:
         if self.protection.sum == "secagg-oblivious":
@@ -438,6 +371,7 @@ class RemoteFederation:
 
     def gather(self, held: Held, on: Sequence[int] | None = None) -> Mapping[int, Mapping[str, Array]]:
         clients = self._holders(held, on)
+        self._settle(held, clients, "gather")
         ask = m.Give(self.session, "gather", self._known[held.key].number, held.parts, "", False)
         released: dict[int, dict[str, Array]] = {}
         for client, answer in sorted(self._ask(dict.fromkeys(clients, ask), "gather").items()):
@@ -460,7 +394,10 @@ class RemoteFederation:
 
     def fold(self, shared: Shared, on: int | None = None) -> Shared:
         if len(shared.blind) > 1:
-            shared = Shared(shared.clear, (self._folded(shared.blind, on),), shared.own)
+            self._calls += 1
+            place = f"apply/{self._turn}/{self._calls}"
+            blind = folded(self._roll, self.session, self.clients, shared.blind, on, place, self._record("apply"))
+            shared = Shared(shared.clear, (blind,), shared.own)
         if len(shared.own) < 2:
             return shared
         number, key = self._number(), HeldKey("own")
@@ -471,35 +408,17 @@ class RemoteFederation:
         if not done:
             raise InputError("fold: none of the clients with an own part is present")
         self._known[key] = _Known(number, next(iter(done.values())), {})
-        return Shared(shared.clear, shared.blind, (Own(Held(key, tuple(sorted(done)), ("own",))),))
-
-    def _folded(self, blind: Sequence[Blind], on: int | None) -> Blind:
-        """Blind parts of one value made one by a client, under a fresh transform; another is asked if one does not answer."""
-        self._calls += 1
-        value = m.to_one(Shared(blind=tuple(blind)), {})
-        size = int(np.prod(blind[0].shape, dtype=int))
-        for turn, client in enumerate(([on] if on in self.clients else []) + [one for one in self.clients if one != on]):
-            purpose = f"apply/{self._turn}/{self._calls}/{turn}"
-            answer = self._ask({client: m.Fold(self.session, purpose, value)}, "fold").get(client)
-            if isinstance(answer, m.Given) and len(answer.values) == 1:
-                with suppress(MalformedMessage, InputError):
-                    hidden = check_array("fold", m.from_tensor(answer.values[0].value), ndim=1)
-                    arguments = {f"fold/{term.transform}": term.value for term in blind}
-                    record = self._record("apply")
-                    record("arguments", "server", "clients", [client], arguments, readers=("server", "clients"))
-                    record(
-                        "blind result",
-                        "clients",
-                        "server",
-                        [client],
-                        [{"blind": hidden}],
-                        readers=("server",),
-                        context={"transform": purpose},
-                    )
-                    return Blind(purpose, hidden, 0, size, blind[0].shape, size)
-        raise ClientsLost([] if on is None else [on])
+        total = Held(key, tuple(sorted(done)), ("own",))
+        if self.accounts is not None:
+            self.accounts.derive(total, [own.held for own in shared.own])
+        return Shared(shared.clear, shared.blind, (Own(total),))
 
     # --- inside
+
+    def _settle(self, held: Held, clients: Sequence[int], verb: str) -> None:
+        """Ask the ledger, before anybody is asked."""
+        if self.accounts is not None and clients:
+            self.accounts.settle(held, clients, verb, self._round)
 
     def _number(self) -> int:
         self._numbers += 1
@@ -528,8 +447,3 @@ def _weight(weights: str | Mapping[int, float], client: int) -> float:
     if not (np.isfinite(weight) and weight > 0):
         raise InputError(f"mean: client {client} has weight {weight}; weights are finite and above 0")
     return weight
-
-
-def _trace(models: Sequence[bytes]) -> bytes:
-    parts = [model for model in models if model]
-    return b"" if not parts else parts[0] if len(parts) == 1 else sha256(b"".join(parts)).digest()

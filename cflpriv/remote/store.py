@@ -65,6 +65,12 @@ class DiskStore:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
+        if os.name == "posix":  # the rename itself must not be lost either
+            folder = os.open(self._folder, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
     def drop(self, name: str) -> None:
         self._path(name).unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """The server's side of secure sums, many groups abreast: each stage is one exchange with all clients of all groups."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ from ..handles import GroupMean, Shared
 from ..protection import Recorder, SecureSum
 from ..protocols import secagg
 from ..protocols.entropy import Entropy, system_entropy
-from ..protocols.errors import RemoteError, TooFewClients
+from ..protocols.errors import LocalError, RemoteError, TooFewClients
 from ..protocols.keys import Roster
 from ..protocols.secagg import SERVER, Slot, Sum, Terms
 from . import messages as m
@@ -24,7 +24,7 @@ Exchange = Callable[[Mapping[int, m.Step], str], Mapping[int, bytes]]
 
 @dataclass
 class SecureSums:
-    """What a server keeps between sums: the roster (active mode), and what clients advertised for later slots."""
+    """What a server keeps between sums: the roster (active mode), what clients advertised for later slots, whom it refused when and why."""
 
     settings: SecureSum
     floor: int
@@ -32,6 +32,13 @@ class SecureSums:
     roster: Roster | None
     entropy: Entropy = system_entropy
     adverts: dict[Slot, dict[int, bytes]] = field(default_factory=dict)
+    refusals: list[tuple[int, str, str]] = field(default_factory=list)
+
+    def forget(self, clients: Iterable[int]) -> None:
+        """What these advertised for later sums: who comes back may have lost the keys, and is invited again."""
+        for adverts in self.adverts.values():
+            for client in clients:
+                adverts.pop(client, None)
 
     def terms(
         self, slot: Slot, cohort: Sequence[int], models: Sequence[bytes], dimension: int, weight_limit: float, following: Slot | None
@@ -76,6 +83,8 @@ class SecureSums:
                     outbox |= {client: (label, said) for client, said in server.advance().items()}
                 except TooFewClients as error:
                     ended[label] = error
+                except LocalError:  # shares that do not fit: clients that lie cost their own sum, not the run
+                    ended[label] = TooFewClients((0,), self.floor)
             if not outbox:
                 continue
             self._note(record, "down", kind or "", {client: said for client, (_, said) in outbox.items()}, groups, outbox)
@@ -86,8 +95,8 @@ class SecureSums:
                 label, _ = outbox[client]
                 try:
                     servers[label].receive(client, said)
-                except RemoteError:
-                    continue  # refused without a change of state: this client is a dropout from here on
+                except RemoteError as error:  # refused without a change of state: this client is a dropout from here on
+                    self.refusals.append((client, f"secagg {kind}", error.code))
         for label, server in servers.items():
             if label not in ended:
                 ended[label] = server.result

@@ -52,20 +52,22 @@ class Machines:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """End all, each with what it started (its own process group): politely first."""
         for process in self.running.values():
-            self.end(process)
+            self.tell(process, signal.SIGTERM)
+        until = time.monotonic() + 10
+        for process in self.running.values():
+            try:
+                process.wait(max(0.1, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                self.tell(process, signal.SIGKILL)
+                process.wait(10)
 
     @staticmethod
-    def end(process: "subprocess.Popen[bytes]", how: int = signal.SIGTERM) -> None:
-        """End a process and what it started (its own process group)."""
+    def tell(process: "subprocess.Popen[bytes]", how: int) -> None:
+        """Send a signal to a process and its group."""
         with suppress(ProcessLookupError):
             os.killpg(process.pid, how)
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
 
     def start(self, name: str, *command: str) -> None:
         log = (self.out / f"{name}.log").open("ab")
@@ -102,11 +104,11 @@ def prepare(out: Path, experiment: Path, changes: list[str], rounds: int | None)
     resolved.write_text(config.to_toml(), encoding="utf-8")
     clients = config.data.clients
     roster = write_identities(out / "keys", clients)
-    protection = tomli_of(config)["protection"]
+    tree = tomli_of(config)
     for client in range(clients):
         settings = {
             "identity": f"keys/client{client}.key", "roster": "keys/roster.txt", "state": f"state/client{client}",
-            "experiment": str(resolved), "protection": protection,
+            "experiment": str(resolved), "protection": tree["protection"], "privacy": tree["privacy"],
         }  # fmt: skip
         (out / f"client{client}.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
     return {"clients": clients}, roster
@@ -158,6 +160,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--simulation", action="store_true")
     given = parser.parse_args(arguments)
+    if arguments is None:  # on the command line: who ends this script by a signal leaves no process behind either
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     out = given.out.resolve()
     if out.exists():
         raise SystemExit(f"{out}: exists; remove it or choose another --out")
@@ -253,10 +257,11 @@ def wait(machines: Machines, run_id: str, seconds: float) -> str:
     until = time.monotonic() + seconds
     word = "?"
     while time.monotonic() < until:
+        asked = time.monotonic()
         word = status(machines, run_id)
         if word.startswith("finished"):
             return word
-        time.sleep(1.0)
+        time.sleep(max(1.0, 4 * (time.monotonic() - asked)))  # asking starts a process: it should not slow what it asks about
     raise SystemExit(f"the run is still {word!r} after {seconds:g} s")
 
 

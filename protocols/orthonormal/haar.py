@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import lapack
 
 from ..entropy import derive, gaussians
 from .interface import Rows, check_rows
@@ -53,6 +52,8 @@ class Haar:
         if columns.shape[1] == 0:
             return columns
         work = max(1, 64 * columns.shape[1] + 64 * 65)
+        from scipy.linalg import lapack  # a slow import, which protocol stages that need no rotation go without
+
         product, _, info = lapack.dormqr("L", trans, self._reflectors, self._tau, np.asfortranarray(columns), work)
         if info != 0:
             raise RuntimeError(f"haar: LAPACK dormqr returned {info}")

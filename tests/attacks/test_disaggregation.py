@@ -1,20 +1,25 @@
 """Sums over cohorts, recorded from real federations: what a floor stops, what it does not, and what fixed cohorts do."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import pytest
 from attack_scenes import case, config
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scenes import federation, population
 
 from cflpriv.attacks import ATTACKS, disaggregate, view_of
-from cflpriv.attacks.disaggregation import CohortSum, guess_single, score_static, sums_in
+from cflpriv.attacks.cluster_identity import clusters_from_sizes
+from cflpriv.attacks.disaggregation import guess_single, score_static
+from cflpriv.attacks.leakage import Case
+from cflpriv.attacks.sums import CohortSum, sizes_in, sums_in
 from cflpriv.engine import TaskInput
 from cflpriv.federation import Sampling
 from cflpriv.handles import Shared
+from cflpriv.privacy import Privacy
 from cflpriv.protection import Protection
 from cflpriv.types import Array
 
@@ -155,6 +160,82 @@ def test_colluders_take_their_values_off() -> None:
     assert score_static(sums, [1, 2, 3, 4], 0)[0].tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
-def test_who_is_in_an_oblivious_sum_is_not_known() -> None:
-    made = config({"name": "ifca", "k": 2}, {"sum": "secagg-oblivious"})
-    assert sums_in(case(made).view) == []
+@lru_cache(maxsize=4)
+def oblivious(participation: float, rounds: int, sampling: str = "global") -> Case:
+    """IFCA on digits of which every second client sees all upside down; it finds the two groups."""
+    training = {"rounds": rounds, "participation": participation, "sampling": sampling, "epochs": 2}
+    data = {"partition": "iid", "rotations": [0, 180], "groups": [], "clients": 12}
+    return case(config({"name": "ifca", "k": 2}, {"sum": "secagg-oblivious"}, training=training, data=data, model={"hidden": 16}))
+
+
+def test_who_is_in_which_oblivious_sum_is_not_known_but_the_totals_are() -> None:
+    seen = oblivious(0.7, 18)
+    totals, sizes = sums_in(seen.view), sizes_in(seen.view)
+    open_ = {(one.round, one.label): one for one in sums_in(seen.reference)}
+    assert len(sizes) == 18
+    assert [one.round for one in totals] == [one.round for one in sizes if one.whole]
+    apart = next(one.round for one in sizes if not one.whole)  # from then on a floor keeps a model that moves without one
+    assert apart > 2
+    for one in totals[:apart]:  # and a total is that of the whole cohort: the same as without protection, to the quantiser
+        parts = [open_[one.round, label] for label in range(2) if (one.round, label) in open_]
+        assert sizes[one.round].counts == {part.label: len(part.members) for part in parts}
+        assert set(one.members) == {client for part in parts for client in part.members}
+        mean = sum(len(part.members) * part.mean for part in parts if part.mean is not None) / len(one.members)
+        assert one.mean == pytest.approx(mean, abs=1e-6)
+
+
+def test_differencing_of_oblivious_totals_is_measured_and_fixed_cohorts_remove_it() -> None:
+    found = {cell.metric: cell for cell in ATTACKS["disaggregation"].cells(oblivious(0.7, 18))[0]}
+    assert found["static_value_exact"].status == "leaks"
+    assert "totals over all who took part" in found["static_value_exact"].note
+    assert found["singleton_exact"].value in (0.0, None)
+    fixed = {cell.metric: cell for cell in ATTACKS["disaggregation"].cells(oblivious(0.5, 6, "fixed_cohorts"))[0]}
+    assert fixed["static_value_exact"].value in (0.0, None)
+
+
+def test_sizes_of_groups_over_cohorts_tell_who_is_in_which() -> None:
+    """Oblivious sums name no cluster. Over enough different cohorts their sizes do; with everybody in every round they do not."""
+    (found,), _ = ATTACKS["cluster_identity"].cells(oblivious(0.7, 18))
+    assert found.status == "leaks", found.line()
+    assert "worked out from the sizes" in found.note
+    (fixed,), _ = ATTACKS["cluster_identity"].cells(oblivious(1.0, 3))
+    assert fixed.status == "at_baseline", fixed.line()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(2, 4))
+def test_groups_that_explain_all_sizes_are_found(seed: int, k: int) -> None:
+    """Oracle: with more cohorts than clients the sizes have one explanation, which is the truth."""
+    rng = np.random.default_rng(seed)
+    groups, cohorts = rng.integers(k, size=10), (rng.random((30, 10)) < 0.5).astype(float)
+    assume(np.linalg.matrix_rank(cohorts) == 10)
+    sizes = cohorts @ np.eye(k)[groups]
+    assert clusters_from_sizes(cohorts, sizes).tolist() == groups.tolist()
+    sizes[:, 0] = np.nan  # one group is never opened: of what is known, the rest follows
+    assert clusters_from_sizes(cohorts, sizes).tolist() == groups.tolist()
+
+
+def test_nothing_is_measured_where_no_total_is_known() -> None:
+    """Without the sizes of groups no sum is over named clients, so there is nothing to attack: not a measured zero."""
+    seen = oblivious(0.7, 18)
+    view = replace(seen.view, messages=tuple(one for one in seen.view.messages if one.kind != "secagg Adverts"))
+    assert sums_in(view) == []
+    cells, _ = ATTACKS["disaggregation"].cells(replace(seen, view=view))
+    assert {cell.status for cell in cells} == {"nothing_to_see"}
+    assert {cell.metric for cell in cells} == {"singleton_exact", "static_value_exact"}
+
+
+def test_noised_sums_are_not_called_exact() -> None:
+    """Cohorts that differ tell static values apart, but not values with noise in every sum."""
+    seen = case(config(training={"rounds": 8, "participation": 0.3}))
+    assert seen.prior.config is not None
+    privacy = Privacy("client", epsilon=8.0, delta=1e-3)
+    noised = replace(seen, prior=replace(seen.prior, config=replace(seen.prior.config, privacy=privacy)))
+    found = {cell.metric: cell for cell in ATTACKS["disaggregation"].cells(noised)[0]}
+    assert found["static_value_exact"].status == "nothing_to_see"
+    assert "noise" in found["static_value_exact"].note
+
+
+def test_a_client_sees_no_sums() -> None:
+    made = config({"name": "fedavg"}, training={"rounds": 2})
+    assert sums_in(case(made, "client").view) == []

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from dataclasses import replace
 from functools import lru_cache
 from itertools import permutations
 from pathlib import Path
@@ -18,7 +19,7 @@ from cflpriv.attacks.key_recovery import Guess, Knowledge, blind_rounds, cells, 
 from cflpriv.attacks.key_recovery.cells import knowledge, score_l1, score_sets
 from cflpriv.attacks.key_recovery.naming import Response, cloud, distance, head_blocks, name_columns, on_simplex, rounded, simulate
 from cflpriv.attacks.key_recovery.structure import shares
-from cflpriv.attacks.leakage import BUDGETS, Cell, truth_of
+from cflpriv.attacks.leakage import BUDGETS, Cell, pooled, truth_of
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, parse_config
@@ -225,7 +226,27 @@ def test_under_hadamard_no_labels_are_named() -> None:
     found = by_metric(scene("hadamard"))
     assert found["label_set_accuracy"].status == "at_baseline"
     assert found["histogram_l1"].status == "at_baseline"
-    assert "coordinates_exact" not in found
+    assert found["coordinates_exact"].value == 0.0  # an abstention counts
+    assert found["coordinates_exact"].status == "at_baseline"
+
+
+def test_a_seed_in_which_the_attacker_abstains_counts_as_none_right() -> None:
+    """Pooled over a success and an abstention the share of coordinates is their mean, over both seeds."""
+    success, failure = by_metric(scene("permutation"))["coordinates_exact"], by_metric(scene("hadamard"))["coordinates_exact"]
+    seeds = [success, replace(failure, protection=success.protection, seeds=(1,)), replace(success, seeds=(2,))]
+    (together,) = pooled(seeds)
+    assert together.seeds == (0, 1, 2)
+    assert success.value is not None
+    assert together.value == pytest.approx(2 * success.value / 3)
+    assert "counts as 0" in together.note
+
+
+def test_auxiliary_data_without_some_label_is_not_attempted() -> None:
+    one = case_of(scene("permutation"), "server")
+    kept = one.prior.y != 3
+    (only,), _ = cells(replace(one, prior=replace(one.prior, x=one.prior.x[kept], y=one.prior.y[kept])))
+    assert only.status == "nothing_to_see"
+    assert "lack samples" in only.note
 
 
 def test_secure_sums_and_open_runs_are_nothing_to_see() -> None:

@@ -133,6 +133,20 @@ def test_weak_adversaries_have_nothing_or_are_at_their_baseline(algorithm: str, 
         assert {cell.status for cell in ATTACKS[name].cells(weak)[0]} <= {"nothing_to_see", "at_baseline", "not_validated"}, name
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "local"])
+def test_no_cluster_is_named_where_there_is_one_model_or_none(algorithm: str) -> None:
+    (cell,), _ = ATTACKS["cluster_identity"].cells(case(config({"name": algorithm})))
+    assert (cell.status, cell.value) == ("nothing_to_see", None)
+
+
+def test_an_oblivious_view_without_sizes_names_no_cluster_either() -> None:
+    """Not a measured chance, although the unprotected reference names every cluster."""
+    seen = case(config({"name": "ifca", "k": 4}, {"sum": "secagg-oblivious"}))
+    bare = replace(seen.view, messages=tuple(message for message in seen.view.messages if message.kind != "secagg Adverts"))
+    (cell,), _ = ATTACKS["cluster_identity"].cells(replace(seen, view=bare))
+    assert (cell.status, cell.value) == ("nothing_to_see", None)
+
+
 def test_secrets_are_checked(tmp_path: Path) -> None:
     run_experiment(config(training={"rounds": 0}), tmp_path / "run")
     assert load_view(tmp_path / "run", "server+1").coalition == (0,)

@@ -1,12 +1,17 @@
 """The transcript on disk: what is kept is what is read back, and tampering shows."""
 
+import json
 from pathlib import Path
+from tempfile import mkdtemp
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 
 from cflpriv.errors import InputError
-from cflpriv.record import Level, Message, Transcript, payload_rows, read_transcript
+from cflpriv.record import Level, Message, Transcript, _link, payload_rows, read_transcript
 
 
 def talk(transcript: Transcript) -> Transcript:
@@ -101,6 +106,51 @@ def test_damage_is_named(tmp_path: Path) -> None:
     payload.write_bytes(whole[:-5])
     with pytest.raises(InputError, match=payload.name):
         read_transcript(tmp_path)
+
+
+@given(changed=st.sampled_from(["update", "weight", "clients", "model"]), at=st.integers(0, 7), bit=st.integers(0, 7))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_changed_row_shows_where_only_some_were_kept(changed: str, at: int, bit: int, tmp_path: Path) -> None:
+    """Level "attackable" with chosen clients: any bit of what was kept, of a row or of whose it is."""
+    folder = Path(mkdtemp(dir=tmp_path))
+    talk(Transcript("attackable", rounds=[1], clients=[0, 2])).write(folder)
+    (path,) = folder.glob("*.safetensors")
+    payloads = load_file(path)
+    (name,) = [name for name in payloads if name.endswith(f"/{changed}")]
+    content = payloads[name].copy()
+    content.reshape(-1).view(np.uint8)[at] ^= 1 << bit
+    save_file(payloads | {name: content}, path)
+    with pytest.raises(InputError, match=r"messages.jsonl: line [34]: the payload does not match its digest"):
+        read_transcript(folder)
+
+
+def test_a_row_too_few_or_without_a_digest_is_refused(tmp_path: Path) -> None:
+    talk(Transcript("attackable", rounds=[1], clients=[0, 2])).write(tmp_path)
+    (path,) = tmp_path.glob("*.safetensors")
+    payloads = load_file(path)
+    save_file(payloads | {"3/update": payloads["3/update"][:1]}, path)
+    with pytest.raises(InputError, match="not one row a client"):
+        read_transcript(tmp_path)
+    save_file(payloads, path)
+    chain, lines = "", []
+    for line in (tmp_path / "messages.jsonl").read_text().splitlines():  # as an earlier version wrote them
+        header = {key: value for key, value in json.loads(json.loads(line)["header"]).items() if key != "kept_digest"}
+        chain = _link(chain, json.dumps(header))
+        lines.append(json.dumps({"chain": chain, "header": json.dumps(header)}))
+    (tmp_path / "messages.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(InputError, match=r"line 4: .* earlier version"):
+        read_transcript(tmp_path)
+
+
+def test_padded_rows_of_chosen_clients_come_back(tmp_path: Path) -> None:
+    transcript = Transcript("attackable", clients=[0, 2])
+    said = [{"bytes": np.arange(length, dtype=np.uint8)} for length in (3, 9, 5)]
+    transcript.add(0, "mean", "x", "clients", "server", (0, 1, 2), said, readers=("server",))
+    transcript.write(tmp_path)
+    (back,) = read_transcript(tmp_path)
+    assert back.payload is not None
+    assert back.payload["bytes.length"].tolist() == [3, 5]
+    assert payload_rows(back) == (0, 2)
 
 
 def test_an_unknown_level_is_refused() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cflpriv.data.regression import regression, regression_clients
 from cflpriv.errors import InputError
-from cflpriv.experiments.regression import Point, distance, ifca_on, start, success_rate, trial
+from cflpriv.experiments.regression import STEPS, Point, distance, ifca_on, start, succeeds, success_rate, trial
 from cflpriv.local import LocalFederation
 
 
@@ -71,6 +71,19 @@ def test_success_grows_from_none_to_all_with_separation_machines_and_points() ->
         assert found[0] <= 0.25, (name, found)
         assert found[-1] >= 0.75, (name, found)
         assert found == sorted(found), (name, found)
+
+
+def test_a_trial_succeeds_where_some_start_with_some_step_does() -> None:
+    """Against all starts and steps at once, to the end: trying the steps one by one until one does it changes nothing."""
+    outcomes = []
+    for seed in range(12):
+        point = Point(2, 32, 10, 0.5, 0.1, d=30, rounds=80, starts=2, scale="multiply")
+        data = regression(seed, d=30, k=2, m=32, n=10, separation=0.5, noise=0.1, scale="multiply")
+        starts = np.stack([[start(seed, b * 2 + j, 30) for j in range(2)] for b in range(2)])
+        found = trial(data, starts, STEPS[2], point.rounds).reshape(-1, 2, 30)
+        outcomes.append(any(distance(one, data.truth) <= 0.06 for one in found))
+        assert succeeds(point, seed) == outcomes[-1]
+    assert 0 < sum(outcomes) < len(outcomes)  # both happen
 
 
 def test_data_have_the_scale_that_was_asked_for() -> None:

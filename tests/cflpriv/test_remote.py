@@ -1,72 +1,27 @@
 """The verbs over messages: every algorithm runs unchanged, results are those of the local federation, and clients refuse what they must."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loopback import ENTROPY, Loopback, remote
 from scenes import population, training
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.federation import Sampling
 from cflpriv.local import LocalFederation
 from cflpriv.protection import Protection
-from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.errors import MalformedMessage, TooFewClients
 from cflpriv.protocols.keys import Identity, Roster
 from cflpriv.record import Transcript
 from cflpriv.remote import messages as m
 from cflpriv.remote.client import RemoteClient, Settings
 from cflpriv.remote.server import ClientsLost, RemoteFederation
-from cflpriv.remote.store import DiskStore, MemoryStore, Store
+from cflpriv.remote.store import DiskStore, MemoryStore
 from cflpriv.types import Population
-
-ENTROPY = public_entropy("remote")
-
-
-class Loopback:
-    """Clients in this process, each a new object for every message: what is not in its store is gone."""
-
-    def __init__(self, scene: Population, protection: Protection, stores: Callable[[int], Store] | None = None) -> None:
-        self.data = {client.id: client for client in scene.clients}
-        self.identities = {client: Identity.create(client, ENTROPY) for client in self.data}
-        self.roster = Roster(tuple(self.identities[client].public() for client in sorted(self.data)))
-        self.protection = protection
-        self.stores = {client: stores(client) if stores else MemoryStore() for client in self.data}
-        self.dead: set[int] = set()
-        self.kill_at: dict[str, set[int]] = {}
-        self.stages: list[str] = []
-        self.tamper: Callable[[int, str, bytes], bytes] = lambda client, stage, data: data
-
-    def settings(self, client: int) -> Settings:
-        return Settings(self.identities[client], self.protection, self.roster)
-
-    def places(self) -> Sequence[int]:
-        return [1000 + client for client in self.data if client not in self.dead]
-
-    def exchange(self, requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
-        self.stages.append(stage)
-        self.dead |= self.kill_at.pop(stage, set())
-        answers = {}
-        for place, data in requests.items():
-            client = place - 1000
-            if client not in self.dead:
-                remote = RemoteClient(self.settings(client), lambda client=client: self.data[client], self.stores[client], ENTROPY)  # type: ignore[misc]
-                answers[place] = self.tamper(client, stage, remote.receive(data))
-        return answers
-
-
-def remote(scene: Population, protection: Protection | None = None, **options: Any) -> tuple[Loopback, RemoteFederation]:
-    transport = Loopback(scene, protection or Protection())
-    roster = transport.roster if transport.protection.secure or transport.protection.transformed else None
-    fed = RemoteFederation(
-        transport, protection=transport.protection, roster=roster, entropy=ENTROPY, transcript=Transcript("full"), seed=1, **options
-    )
-    fed.enrol()
-    return transport, fed
 
 
 def algorithm(name: str, scene: Population) -> Any:  # an Algorithm, whose `admit` is not None where it is used

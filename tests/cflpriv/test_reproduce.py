@@ -20,6 +20,7 @@ from cflpriv.experiments import reproduce as engine
 from cflpriv.experiments.folder import run_experiment
 from cflpriv.experiments.reproduce import Outcome, config_of, reproduce, scaled_trials
 from cflpriv.experiments.reproductions import METRICS, REPRODUCTIONS, Cell, Figure, Reproduction
+from cflpriv.experiments.reproductions.table import slug
 from cflpriv.experiments.trials import _fitted, _mmd, gaussians, influence_speed, label_swap_gap
 
 REQUIRED = (
@@ -77,13 +78,13 @@ def test_an_entry_makes_sense(name: str) -> None:
     entry = REPRODUCTIONS[name]
     labels = [cell.label for cell in entry.cells]
     assert all((entry.title, entry.source, entry.chosen))
-    assert len({engine._slug(label) for label in labels}) == len(labels)  # a folder each
+    assert len({slug(label) for label in labels}) == len(labels)  # a folder each
     assert any(figure.published is not None for cell in entry.cells for figure in cell.figures)
     for cell in entry.cells:
         assert cell.figures
         assert {figure.metric for figure in cell.figures} <= set(METRICS)
         assert not cell.groups_of or labels.index(cell.groups_of) < labels.index(cell.label)
-        assert entry.over != "x" or cell.x is not None or cell.trial is None
+        assert entry.over != "numbers" or cell.places or cell.trial is None
         if cell.trial:
             assert not cell.changes
             continue
@@ -203,14 +204,30 @@ def test_wrong_words_are_refused_by_name(tmp_path: Path) -> None:
         ({"name": "tinny"}, "did you mean 'tiny'"), ({"scale": 0.0}, r"outside \(0, 1\]"), ({"scale": 1.5}, "outside"),
         ({"seeds": 0}, "--seeds 0"), ({"cells": ["nothing"]}, "no cell begins so"),
         ({"name": "pacfl-gaussians", "changes": ["protection.sum=secagg"]}, "has no runs"),
-        ({"changes": ["data.nothing=1"], "cells": ["FedAvg"]}, None),
+        ({"changes": ["protection.sum=secagg"], "cells": ["drawn"]}, "has no runs among these cells"),
+        ({"changes": ["data.nothing=1"], "cells": ["FedAvg"]}, "nothing = 1: is not a key"), ({"changes": ["training.rounds"]}, "expected"),
     ):  # fmt: skip
-        arguments = {"name": "tiny", **options}
-        if words is None:
-            assert "is not a key" in reproduce(out=tmp_path / "x", **arguments).rows[0].note  # type: ignore[arg-type]
-            continue
         with pytest.raises(InputError, match=words):
-            reproduce(out=tmp_path / "x", **arguments)  # type: ignore[arg-type]
+            reproduce(out=tmp_path / "x", **{"name": "tiny", **options})  # type: ignore[arg-type]
+    assert not (tmp_path / "x").exists()
+    outcome = reproduce("tiny", tmp_path / "x", changes=["algorithm.k=2"], cells=["PACFL", "FedAvg", "drawn"])
+    assert "is not a key" in outcome.rows[3].note  # what one algorithm has not is a row; the others go on
+    assert rows_of(outcome)["PACFL", "ari"] == 1.0
+    assert "without algorithm.k=2, which is for runs: drawn" in outcome.remarks
+
+
+def test_what_is_given_is_not_shrunk_nor_said_to_be() -> None:
+    config, said = config_of(TINY, TINY.cell("FedAvg"), 0, 0.5, ["training.rounds = 3"])
+    assert (config.training.rounds, config.data.clients) == (3, 4)
+    assert said == ("data.clients 8 → 4",)
+
+
+def test_trials_shrink_by_what_the_cell_says() -> None:
+    cell = REPRODUCTIONS["ifca-synthetic"].cells[0]
+    settings, said = engine._trial_settings(REPRODUCTIONS["ifca-synthetic"], cell, 0.25)
+    assert settings["d"] / (settings["m"] * settings["n"]) == cell.settings["d"] / (cell.settings["m"] * cell.settings["n"])
+    assert set(said) == {"d 1000 → 200", "m 100 → 20", "trials 40 → 10"}
+    assert engine._trial_settings(REPRODUCTIONS["ifca-synthetic"], cell, 1.0) == (cell.settings, ())
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

@@ -33,14 +33,15 @@ from cflpriv.signatures import principal_vectors
 from cflpriv.types import Population
 
 
-def deployment(folder: Path, scene: Population, protection: str = "", state: bool = False) -> FakeGrid:
+def deployment(folder: Path, scene: Population, protection: str = "", state: bool = False, privacy: str = "") -> FakeGrid:
     """A node for each client, with keys and a settings file each."""
     write_identities(folder / "keys", len(scene.clients), public_entropy(str(folder)))
     configs = {}
     for client in range(len(scene.clients)):
         path = folder / f"client{client}.toml"
         kept = f'state = "state{client}"\n' if state else ""
-        path.write_text(f'identity = "keys/client{client}.key"\nroster = "keys/roster.txt"\n{kept}[protection]\n{protection}\n')
+        tables = f"[protection]\n{protection}\n[privacy]\n{privacy}\n"
+        path.write_text(f'identity = "keys/client{client}.key"\nroster = "keys/roster.txt"\n{kept}{tables}')
         configs[1000 + client] = {"settings": str(path)}
     by_number = {client.id: client for client in scene.clients}
 
@@ -186,6 +187,61 @@ def test_a_restarted_server_goes_on_from_its_last_round(tmp_path: Path, protecti
         serve(grid, config.with_("run", seed=9), tmp_path / "r", scene, clients=4, roster=roster, resume=True, say=str)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("privacy", "protection"),
+    [('unit = "sample"\nsamples = 300', ""), ('unit = "sample"\nsamples = 300', 'gram = ["haar"]\nsum = "secagg"\nfloor = 2'),
+     ('unit = "client"\nclip_norm = 0.5', ""), ('unit = "client"\nclip_norm = 0.5', 'sum = "secagg"\nfloor = 3')],
+)  # fmt: skip
+def test_a_private_run_costs_what_a_local_one_does_and_a_restart_forgets_no_charge(
+    tmp_path: Path, privacy: str, protection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tomllib
+
+    from cflpriv.data import build_population
+    from cflpriv.experiments import run_experiment
+    from cflpriv.experiments.config import Config, parse_config
+
+    tree = tomllib.loads((Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml").read_text())
+    asked = f"{privacy}\nepsilon = 8.0\ndelta = 1e-3\nsketch_dim = 16"
+    tree |= {"protection": tomllib.loads(protection), "privacy": tomllib.loads(asked)}
+    tree["training"] |= {"epochs": 1, "batch_size": 60}
+    tree["algorithm"] = {"name": "pacfl", "k": 2} if "sample" in privacy else {"name": "fedavg"}
+    config = parse_config(tree)
+    scene, noise = build_population(config.data), config.noise()
+    monkeypatch.setattr(Config, "noise", lambda self: noise)  # calibrated once
+    local = run_experiment(config, tmp_path / "local")
+    grid = deployment(tmp_path, scene, protection, state=True, privacy=asked)
+    roster = read_roster(tmp_path / "keys" / "roster.txt")
+    summary = serve(grid, config, tmp_path / "run", scene, clients=4, roster=roster, say=str)  # type: ignore[arg-type]
+    assert not summary["refusals"]
+    assert summary["rounds_skipped"] == 0
+    for key in ("epsilon", "delta", "epsilon_budget", "privacy_unit", "stopped"):
+        assert summary[key] == local[key], key
+    ledgers = [json.loads((tmp_path / run / "ledger.json").read_text())["charges"] for run in ("local", "run")]
+    assert ledgers[0] == ledgers[1]
+    assert summary["accuracy_mean"] is None, "scores have no noise"
+
+    grid = deployment(tmp_path / "cut", scene, protection, state=True, privacy=asked)
+    roster, push, seen = read_roster(tmp_path / "cut" / "keys" / "roster.txt"), grid.push_messages, []
+
+    def fails(messages: Any) -> Any:
+        messages = list(messages)
+        seen.append(messages[0].metadata.group_id)
+        if seen.count("sum") == 2 or seen.count("secagg Deliver") == 2:
+            raise Cut
+        return push(messages)
+
+    grid.push_messages = fails  # type: ignore[method-assign]
+    with pytest.raises(Cut):
+        serve(grid, config, tmp_path / "r", scene, clients=4, roster=roster, say=str)  # type: ignore[arg-type]
+    grid.push_messages = push  # type: ignore[method-assign]
+    again = serve(grid, config, tmp_path / "r", scene, clients=4, roster=roster, resume=True, say=str)  # type: ignore[arg-type]
+    charges = json.loads((tmp_path / "r" / "ledger.json").read_text())["charges"]
+    assert charges == ledgers[1], "the round that was cut is paid, and another would be too dear"
+    assert "refused by the privacy ledger" in again["stopped"]
+    assert again["epsilon"] == summary["epsilon"]
+
+
 def test_bad_settings_get_a_word_and_no_text(tmp_path: Path) -> None:
     scene = population(clients_per_group=1)
     grid = deployment(tmp_path, scene, 'sun = "secagg"')
@@ -200,6 +256,8 @@ def test_bad_settings_get_a_word_and_no_text(tmp_path: Path) -> None:
         ('identity = "no.key"', "no.key: is not a key file"),
         ('identity = "keys/client0.key"\n[protection]\nsum = "secagg"', "give the roster"),
         ('identity = "keys/client0.key"\n[protection]\nsum = "nothing"', "protection.sum: 'nothing' is not known"),
+        ('identity = "keys/client0.key"\n[protection]\n[privacy]\nunit = "sample"\nepsilon = 1.0\ndelta = 1e-5', "give a folder as state"),
+        ('identity = "keys/client0.key"\n[protection]\n[privacy]\nunit = "sample"', "privacy.epsilon = 0.0"),
     ):
         (tmp_path / "bad.toml").write_text(text)
         with pytest.raises(InputError, match=word):

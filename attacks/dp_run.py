@@ -1,0 +1,365 @@
+"""The DP audit of a run with [privacy]: canaries in every release by itself, and in the whole of it.
+
+Source: Steinke, Nasr & Jagielski 2023 (`dp_audit`); canaries with directions of their own in the space of updates after Andrew et al. 2023
+("One-shot empirical privacy estimation for federated learning"). A recorded run has no canaries in it, so the auditor plays the same
+configuration again, on the run's clients, as long as the budget of time allows.
+
+unit = "sample": spikes (one long pixel, one label) are put among clients' samples, each by its own coin. A canary's score is how far the
+    client's recorded updates go along the canary's own clipped gradient, less what the client's other samples, which the auditor knows,
+    would have done without noise. Nothing stands between the server and the updates here: the guarantee is claimed under any protection.
+unit = "client": a client is a canary. What it brings to each mean is a long vector of its own, or, by its coin, zero (its negative under
+    "replace_one"); its score is how far the released means go along that. Clipping, noise, secure sums and dropouts are the run's.
+
+The figure is a lower bound on ε at one-sided 95 %, beside what the ledger says was spent: *above it* the run is less private than it claims
+(`leaks`). The reference is the same game with the noise left out: where that does not exceed the claim either, an audit of this size can
+show nothing (`not_validated`). What it proves: a bound above the claim is a bug. What it does not: a bound below is no proof.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+
+from ..engine import Engine, Streams, TaskInput
+from ..experiments.config import Config
+from ..experiments.run import Simulation, advance, begin, prepare
+from ..handles import GroupMean
+from ..models import Model
+from ..privacy import Noise
+from ..protection import Contribution, Protection, Recorder, SumCall, SumChannel
+from ..protocols.accounting import epsilon_of
+from ..protocols.entropy import system_entropy
+from ..protocols.errors import ProtocolError
+from ..protocols.events import ChoiceEvent, Event, GaussianEvent, SampledGaussianEvent
+from ..protocols.ledger import Budget as LedgerBudget
+from ..protocols.ledger import Ledger
+from ..randomness import stream
+from ..training import Train
+from ..types import Array, ClientData, Population
+from .adversary import view_of
+from .dp_audit import AuditResult, audit
+from .dp_mechanisms import GAMES, LONG, Game, quiet
+from .label_inference import public_model, steps_in
+from .leakage import Case, Cell, Status, nothing
+
+__all__ = ["cells", "play_clients", "play_samples", "releases"]
+
+NAME = "dp_audit"
+WHOLE = "run_epsilon"
+MOST_CANARIES, MOST_EACH = 2560, 128
+"""In a whole run: spikes in all, and in one client's data."""
+NO_NOISE = 1e-3
+"""The share of the noise that a reference keeps."""
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """A whole run's game, what its ledger came to, and in how many rounds."""
+
+    game: Game
+    epsilon: float
+    rounds: int
+
+
+# --- samples --------------------------------------------------------------------------------------------------------------------------
+
+
+def play_samples(
+    config: Config, population: Population, rng: np.random.Generator, *, noise: float = 1.0, seconds: float = np.inf
+) -> Played:
+    """The run of `config` (unit "sample") with spikes in its clients' data; `noise` multiplies that of every release.
+
+    `seconds` end it early, with what was spent until then. Raises `InputError` as the run does, `ValueError` if no update can be read.
+    """
+    model = config.model_for(population)
+    spikes = {client.id: _spikes(client, model, config, len(population.clients), rng) for client in population.clients}
+    coins = {client: rng.random(len(y)) < 0.5 for client, (_, y) in spikes.items()}
+    swaps = config.privacy.relation == "replace_one"
+    clients = []
+    for client in population.clients:
+        (x, y), inside = spikes[client.id], coins[client.id]
+        extra = (_mirrored(x, model, inside), y) if swaps else (x[inside], y[inside])
+        joined = np.concatenate([client.x_train, extra[0]]), np.concatenate([client.y_train, extra[1]])
+        clients.append(ClientData(client.id, *joined, client.x_train[:1], client.y_train[:1]))
+    # nothing between the server and the updates, and every round's payloads
+    plain = replace(config, protection=Protection())
+    simulation = _started(plain, replace(population, clients=tuple(clients)), noise)
+    _rounds(simulation, config.training.rounds, seconds)
+    sent = steps_in(view_of(simulation.federation.transcript.messages, "server", {}), model.dimension)
+    sent = {client: steps for client, steps in sent.items() if len(steps[0].members) == 1}
+    if not sent:
+        raise ValueError("no single client's update is in the transcript")
+    books = simulation.books
+    assert books is not None
+    train = config.train_for(population).private(_noise(config))
+    known = {client.id: client for client in population.clients}
+    scores = []
+    for owner, steps in sent.items():
+        total = np.zeros(len(coins[owner]))
+        for number, step in enumerate(steps):
+            here = train.at(number)
+            rest = step.update - _expected(here, known[owner], step.start)
+            total += _estimate(here, -_gradients(model, step.start, *spikes[owner], here.clip_norm), rest, 0.0 if swaps else 0.5)
+        scores.append(total)
+    spent = max(books.ledger.spent(client) for client in sent) if noise == 1.0 else 0.0
+    return Played(Game(np.concatenate(scores), np.concatenate([coins[client] for client in sent])), spent, len(simulation.rows))
+
+
+def _spikes(client: ClientData, model: Model, config: Config, clients: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Canaries x (m, *shape), y (m,): the mean image (0 as the model's input) with one value so far off that gradients exceed the clip."""
+    size = int(np.prod(model.shape))
+    count = min(MOST_EACH, max(1, MOST_CANARIES // clients), size * model.classes)
+    places, labels = np.divmod(rng.choice(size * model.classes, size=count, replace=False), model.classes)
+    mean = np.broadcast_to(np.reshape(model.mean, (-1, *([1] * (len(model.shape) - 1)))), model.shape)
+    std = np.broadcast_to(np.reshape(model.std, (-1, *([1] * (len(model.shape) - 1)))), model.shape)
+    x = np.repeat(mean.reshape(1, size), count, axis=0)
+    x[np.arange(count), places] += LONG * config.privacy.clip_norm * std.reshape(size)[places]
+    return x.reshape(count, *model.shape).astype(client.x_train.dtype), labels
+
+
+def _mirrored(x: Array, model: Model, inside: Array) -> Array:
+    """Spikes as they are where the coin is in, else mirrored at the mean image."""
+    mean = np.reshape(model.mean, (-1, *([1] * (x.ndim - 2)))).astype(x.dtype)
+    return np.asarray(np.where(inside.reshape(-1, *([1] * (x.ndim - 1))), x, 2 * mean - x), x.dtype)
+
+
+def _noise(config: Config) -> Noise:
+    """The calibrated noise of a run whose unit is a sample."""
+    noise = config.noise()
+    assert noise is not None  # the caller's
+    return noise
+
+
+def _expected(train: Train, client: ClientData, start: Array) -> Array:
+    """The update (d,) that a client's own samples would have made without noise, in full batches: clipped sums over the public number."""
+    samples = len(client.y_train)
+    calm = replace(
+        train, noise_multiplier=0.0, sampling_rate=0.0, batch_size=0, epochs=train.steps, lr=train.lr * samples / train.public_samples,
+    )  # fmt: skip
+    (result,) = Engine().run(calm, [TaskInput(client, {"model": start}, {}, Streams(0, 0, client.id))])
+    return np.asarray(result["update"], np.float64)
+
+
+def _estimate(train: Train, towards: Array, rest: Array, mean: float) -> Array:
+    """Linear least-squares estimates (m,) of what is in beyond `mean`, from the update `rest` (d,) = c · towardsᵀ b + noise.
+
+    `towards` (m, d) are the canaries' clipped gradients, which overlap; b has variance 1/4 to 1, taken as 1/4 plus what batches add.
+    """
+    q, steps = train.sampling_rate, train.steps
+    amount = train.lr * steps / train.public_samples
+    noise = train.noise_multiplier * train.clip_norm / (q * np.sqrt(steps))  # of rest / amount, in each coordinate
+    prior = 0.25 + (1 - q) / (q * steps)
+    overlaps = towards @ towards.T
+    seen = towards @ (rest / amount) - mean * overlaps.sum(axis=1)
+    return np.asarray(np.linalg.solve(overlaps + (noise**2 / prior + 1e-9) * np.eye(len(towards)), seen))
+
+
+def _gradients(model: Model, start: Array, x: Array, y: Array, norm: float) -> Array:
+    """Each sample's gradient at `start`, clipped to `norm`: (m, d)."""
+    module = model.load(np.asarray(start)).train(False)
+    parameters = {name: one.detach() for name, one in module.named_parameters()}
+
+    def loss(weights: dict[str, torch.Tensor], image: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(functional_call(module, weights, (image.unsqueeze(0),)), label.unsqueeze(0))
+
+    made = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, model.inputs(x), torch.from_numpy(y))
+    rows = torch.cat([made[name].flatten(1) for name in parameters], dim=1).double().numpy()
+    return np.asarray(rows * np.minimum(1.0, norm / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)))
+
+
+# --- clients --------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Planted:
+    """A channel of sums before which clients bring canaries instead of what they computed; `scores` collects what comes out.
+
+    `exact` is the same of the sums without noise. What stands behind it does not know.
+    """
+
+    inner: SumChannel
+    coins: Mapping[int, bool]
+    low: float
+    norm: float
+    seed: int
+    scores: dict[int, float]
+    exact: dict[int, float]
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def means(self, call: SumCall, record: Recorder) -> tuple[GroupMean | None, ...]:
+        axes = {one.client: self._axis(one) for one in call.contributions}
+        brought = {client: (1.0 if self.coins[client] else self.low) * axis for client, axis in axes.items()}
+        planted = tuple(replace(one, parts=_cut(LONG * self.norm * brought[one.client], one)) for one in call.contributions)
+        means = self.inner.means(replace(call, contributions=planted), record)
+        for label, mean in enumerate(means):
+            if mean is None:
+                continue
+            total = np.concatenate([np.ravel(part.value()) for part in mean.parts.values()]) * mean.count
+            members = [one.client for one in call.members(label)]
+            calm = self.norm * np.sum([brought[client] for client in members], axis=0)
+            for client in members:
+                half = self.norm * (1.0 + self.low) / 2
+                self.scores[client] = self.scores.get(client, 0.0) + float(axes[client] @ total) - half
+                self.exact[client] = self.exact.get(client, 0.0) + float(axes[client] @ calm) - half
+        return means
+
+    def _axis(self, one: Contribution) -> Array:
+        """A client's own direction, the same in every mean of this size."""
+        size = sum(int(np.prod(np.shape(part), dtype=int)) for part in one.parts.values())
+        draws = stream(self.seed, f"canary {size}", client=one.client).normal(size=size)
+        return np.asarray(draws / np.linalg.norm(draws))
+
+
+def _cut(vector: Array, like: Contribution) -> dict[str, Array]:
+    parts, start = {}, 0
+    for name, value in like.parts.items():
+        shape = np.shape(value)
+        stop = start + int(np.prod(shape, dtype=int))
+        parts[name] = vector[start:stop].reshape(shape).astype(np.asarray(value).dtype)
+        start = stop
+    return parts
+
+
+def play_clients(config: Config, population: Population, rng: np.random.Generator, *, seconds: float = np.inf) -> tuple[Played, Game]:
+    """The run of `config` (unit "client") whose clients are canaries; and the game that the same sums without noise would be."""
+    simulation = prepare(_recorded(config), population=population)
+    federation = simulation.federation
+    coins = {client.id: bool(rng.random() < 0.5) for client in population.clients}
+    low = 0.0 if config.privacy.relation == "add_remove" else -1.0
+    planted = _Planted(federation._channels.sum, coins, low, config.privacy.clip_norm, config.run.seed, {}, {})
+    federation._channels = replace(federation._channels, sum=planted)  # type: ignore[arg-type]  # clients that bring what they like
+    begin(simulation)
+    _rounds(simulation, config.training.rounds, seconds)
+    books, seen = simulation.books, sorted(planted.scores)
+    if not seen:
+        raise ValueError("no mean was released")
+    assert books is not None
+    tossed = np.array([coins[client] for client in seen])
+    games = [Game(np.array([found[client] for client in seen]), tossed) for found in (planted.scores, planted.exact)]
+    return Played(games[0], max(books.ledger.spent(client) for client in books.ledger.clients), len(simulation.rows)), games[1]
+
+
+# --- playing --------------------------------------------------------------------------------------------------------------------------
+
+
+class _Unpriced(Ledger):
+    """Charges nothing: for references, whose noise is left out."""
+
+    def charge(self, bills: Mapping[int, object], purpose: str, round: int | None = None) -> None:
+        return
+
+
+def _recorded(config: Config) -> Config:
+    # newcomers would need data of their own; nobody looks at accuracies here
+    config = config.with_("run", record="full", record_rounds=(), record_clients=(), evaluate_every=10**9, audit_parties=("server",))
+    return config.with_("data", newcomers=0)
+
+
+def _started(config: Config, population: Population, noise: float) -> Simulation:
+    simulation = prepare(_recorded(config), population=population)
+    accounts = simulation.federation.accounts
+    if noise != 1.0 and accounts is not None:
+        calm = accounts.noise
+        accounts.noise = replace(calm, training=calm.training * noise, signature=calm.signature * noise, choice=calm.choice / noise)
+        accounts.ledger = _Unpriced(LedgerBudget(1.0, config.privacy.delta, config.privacy.relation, "sample"))
+    begin(simulation)
+    return simulation
+
+
+def _rounds(simulation: Simulation, rounds: int, seconds: float) -> None:
+    began = time.perf_counter()
+    for _ in range(rounds):
+        if simulation.stopped or (simulation.rows and time.perf_counter() - began > seconds):
+            break
+        advance(simulation)
+    simulation.federation.engine.close()
+
+
+# --- the attack -----------------------------------------------------------------------------------------------------------------------
+
+
+def releases(config: Config) -> dict[str, tuple[str, Event]]:
+    """What one client of the run releases: figure -> (name of the game, its event). Means over clients are played in the whole run only."""
+    privacy = config.privacy
+    found: dict[str, tuple[str, Event]] = {}
+    if privacy.unit == "client":
+        return found
+    noise, relation = _noise(config), privacy.relation
+    if noise.signature:
+        pacfl = config.algorithm["name"] == "pacfl"
+        sensitivity = 1.0 if relation == "add_remove" else 2**0.5 if pacfl else 2.0
+        found["signature_epsilon"] = ("moment" if pacfl else "total", GaussianEvent(noise.signature, sensitivity, relation, "sample"))
+    if noise.choice:
+        found["choice_epsilon"] = ("choice", ChoiceEvent(noise.choice, relation, "sample"))
+    if noise.training:
+        steps = max(1, round(config.training.epochs / noise.sampling_rate))
+        found["training_epsilon"] = (
+            "training", SampledGaussianEvent(noise.training, noise.sampling_rate, steps, noise.clip_norm, relation)
+        )  # fmt: skip
+    return found
+
+
+def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
+    """A bound for every release by itself and for the whole run, each beside its claim."""
+    config = case.prior.config
+    why = ""
+    if config is None or config.privacy.unit == "none":
+        why = "no differential privacy is claimed in this run"
+    elif case.view.adversary != "server":
+        why = "played once, with the server's view, which has all releases (--adversary server)"
+    elif config.algorithm["name"] == "local":
+        why = "nothing is released"
+    if why:
+        return [nothing(case, NAME, WHOLE, why)], None
+    assert config is not None
+    delta, rng = config.privacy.delta, stream(case.seed, "dp audit")
+    figures = []
+    for metric, (name, event) in releases(config).items():
+        mine, calm = (GAMES[name](one, rng, system_entropy) for one in (event, quiet(event)))
+        claim = epsilon_of([event], delta)
+        results = [audit(game.scores, game.coins, delta, claim=claim) for game in (mine, calm)]
+        figures.append(_figure(case, metric, results[0], claim, results[1], name))
+    return [*figures, _whole(case, config, rng)], None
+
+
+def _whole(case: Case, config: Config, rng: np.random.Generator) -> Cell:
+    population = _population(case)
+    seconds, delta = case.budget.seconds, config.privacy.delta
+    try:
+        if config.privacy.unit == "client":
+            played, calm = play_clients(config, population, rng, seconds=seconds)
+        else:
+            played = play_samples(config, population, rng, seconds=seconds)
+            calm = play_samples(config, population, rng, noise=NO_NOISE, seconds=seconds).game
+    except (ValueError, ArithmeticError, ProtocolError) as error:
+        return nothing(case, NAME, WHOLE, f"not attempted: {error}")
+    what = f"{played.rounds} of {config.training.rounds} rounds, played again with canaries"
+    mine, theirs = (audit(game.scores, game.coins, delta, claim=played.epsilon) for game in (played.game, calm))
+    return _figure(case, WHOLE, mine, played.epsilon, theirs, what)
+
+
+def _population(case: Case) -> Population:
+    """The run's clients as far as they trained."""
+    clients = tuple(ClientData(client, x, y, x[:1], y[:1]) for client, (x, y) in sorted(case.truth.data.items()))
+    model = public_model(case.prior)
+    groups = tuple(case.truth.groups.get(client.id, 0) for client in clients)
+    return Population("audited", clients, groups, case.prior.classes, model.mean, model.std)
+
+
+def _figure(case: Case, metric: str, mine: AuditResult, claim: float, calm: AuditResult, what: str) -> Cell:
+    status: Status = "leaks" if mine.epsilon > claim else "at_baseline" if calm.epsilon > claim else "not_validated"
+    note = (
+        f"{what}: a lower bound on epsilon at 95 %, {mine.correct} of {mine.guesses} guesses right on {mine.canaries} canaries; ceiling "
+        f"{mine.ceiling:.2f}; baseline: what the accountant claims at delta = {case.prior.config.privacy.delta:g}; "  # type: ignore[union-attr]
+        "unprotected: the same with the noise left out"
+    )
+    return Cell(
+        NAME, case.view.adversary, case.protection, metric, mine.epsilon, None, None, claim, calm.epsilon, status, seeds=(case.seed,),
+        note=note, reference_baseline=claim,
+    )  # fmt: skip

@@ -1,0 +1,202 @@
+"""Membership inference on recorded runs: were these samples among those that the models in a view were trained on?
+
+The attacks are those of `membership`: the loss threshold, LiRA and RMIA. Two kinds of models are attacked: the last shared or cluster model
+that the adversary was shown, and, where single updates can be read, a client's own model after its last one.
+
+The game. For every client some of its training samples (members) are paired with samples of its test distribution that nobody trained on
+(others), label by label. The attacker is asked about all of them. LiRA and RMIA are given everything else: the remaining training samples,
+who trained when, the initial model, the public settings (the adversary of differential privacy, so their figures are upper ends); the loss
+threshold has the model and the sample alone.
+
+Shadow models are federated replicas: FedAvg of the run's own local training from the run's own initial model, over the clients that trained
+the attacked model, round by round, each with as many samples as it has, of each pair one by a coin. All shadow federations train as rows of
+one stacked program. Approximations: whatever an algorithm does beside averaging local SGD (proximal terms, control variates, choices of
+clusters) is left out; who trained comes from the traffic; under client-level privacy shadows clip as the run does, but add no noise.
+
+No view: the same attack on the shadow models, which say nothing of who is a member. What it proves: what a model shows of single samples,
+on average (AUC) and at few false alarms (TPR). What it does not: that an attacker who knows less gets as far; or that no sample stands out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from ..experiments.config import Config
+from ..models import build_module
+from ..randomness import stream
+from ..training import Train
+from ..types import Array, ClientData, Population
+from .adversary import AdversaryView
+from .cluster_identity import RENUMBERED
+from .label_inference import public_model
+from .leakage import Case, Cell, Prior, Status, nothing
+from .membership import lira, loss_threshold, placements, rmia, roc, threshold
+from .membership_shadows import Game, Target, games_of, is_of_server, models_in, pairs_of
+
+__all__ = ["Outcome", "auc_gain", "cells", "curve_of", "outcome"]
+
+NAME = "membership"
+MARGIN = {"auc": 0.02, "tpr": 0.01}
+RATE = 0.01
+FEWEST_ASKED = 20
+SHARE = 0.5
+"""Of the seconds that a budget gives fresh runs, for the shadow federations."""
+PASSES, DOUBLES = 1.0e5, 2.0e4
+"""A second trains about so many samples; a model of so many parameters takes twice as long as one of none."""
+
+
+# --- figures ------------------------------------------------------------------------------------------------------------------------
+
+
+def scores_of(game: Game, attack: str) -> Array:
+    """Scores (n,) of the samples asked about, larger for members: "loss", "lira" or "rmia"."""
+    if attack == "lira":
+        return lira(game.target, game.shadow, game.inside)
+    if attack == "rmia":
+        return rmia(game.target, game.shadow, game.others, game.shadow_others)
+    return loss_threshold(game.target)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """Scores (n,) of one attack over all models of a view, who is a `member` (n,), and the scores when the shadows are attacked, (s, n)."""
+
+    scores: Array
+    blank: Array
+    member: Array
+
+    def tprs(self) -> Array:
+        """The no-view true-positive rates."""
+        return np.array([(row[self.member] > threshold(row, self.member, RATE)).mean() for row in self.blank])
+
+
+def outcome(games: Sequence[Game], attack: str) -> Outcome:
+    """One attack on several models, each with its own samples, scored together."""
+    shadows = range(len(games[0].shadow))
+    blank = np.stack([np.concatenate([scores_of(game.without(s), attack) for game in games]) for s in shadows])
+    scores, member = ([scores_of(game, attack) for game in games], [game.member for game in games])
+    return Outcome(np.concatenate(scores), blank, np.concatenate(member))
+
+
+def auc_gain(found: Outcome) -> tuple[float, float]:
+    """How much larger the AUC is than that without a view, and its standard error (DeLong et al. 1988, paired).
+
+    The members' and the others' placement values vary independently; those of no view are means over shadow models.
+    """
+    mine = placements(found.scores, found.member)
+    blank = [placements(row, found.member) for row in found.blank]
+    apart = [one - np.mean([two[side] for two in blank], axis=0) for side, one in enumerate(mine)]
+    spread = sum(float(one.var(ddof=1)) / len(one) for one in apart)
+    return float(apart[0].mean()), float(np.sqrt(spread))
+
+
+def _beats(found: Outcome, kind: str) -> bool:
+    """Whether one run's attack beats no view by the margin: AUC by 1.96 standard errors, TPR by the lower end of its exact interval."""
+    if kind == "auc":
+        gain, error = auc_gain(found)
+        return gain - 1.96 * error > MARGIN[kind]
+    return roc(found.scores, found.member, RATE).tpr_interval[0] > float(found.tprs().mean()) + MARGIN[kind]
+
+
+def _cell(case: Case, metric: str, kind: str, mine: Outcome, theirs: Outcome, note: str) -> Cell:
+    found, beside = roc(mine.scores, mine.member, RATE), roc(theirs.scores, theirs.member, RATE)
+    status: Status = "not_validated" if not _beats(theirs, kind) else "leaks" if _beats(mine, kind) else "at_baseline"
+    if kind == "auc":
+        blanks = [found.auc - auc_gain(mine)[0], beside.auc - auc_gain(theirs)[0]]
+        value, interval, reference = found.auc, found.auc_interval, beside.auc
+    else:
+        blanks = [float(one.tprs().mean()) for one in (mine, theirs)]
+        value, interval, reference = found.tpr, found.tpr_interval, beside.tpr
+    note = f"{found.members} members, {found.non_members} others, realised FPR {found.fpr:.4f} (the recorded run's); {note}"
+    return Cell(
+        NAME, case.view.adversary, case.protection, metric, value, *interval, baseline=blanks[0], reference=reference, status=status,
+        k_known=len(case.view.coalition), seeds=(case.seed,), note=note, margin=MARGIN[kind], reference_baseline=blanks[1],
+    )  # fmt: skip
+
+
+FIGURES = {
+    "model": (("loss", "auc"), ("rmia", "auc"), ("lira", "auc"), ("rmia", "tpr"), ("lira", "tpr")),
+    "own_model": (("loss", "auc"), ("lira", "auc"), ("lira", "tpr")),
+}
+"""What is attacked, the models sent, or clients' own models by their updates -> (attack, figure)."""
+UNSEEN = {
+    "model": "not attempted: too few test samples with labels that clients trained on",
+    "own_model": "no single client's update can be read in this view, or there are too few test samples with the client's labels",
+}
+
+
+def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
+    """AUC and TPR at 1 % FPR on shared or cluster models, and on clients' own models where single updates can be read."""
+    prior, config = case.prior, case.prior.config
+    if config is None or (why := _refusal(case, config)):
+        return [nothing(case, NAME, "model_lira_auc", "the training settings are not known" if config is None else why)], None
+    train, noise = _train(config, prior), config.noise()
+    private = train if noise is None else train.private(noise)
+    bound = config.privacy.clip_norm if config.privacy.unit == "client" else 0.0
+    mine, theirs = (_targets(case, config, view, train.model.dimension) for view in (case.view, case.reference))
+    if not mine or not theirs:
+        return [nothing(case, NAME, "model_lira_auc", "no model that clients trained can be read in this view")], None
+    played = []
+    for targets, how, norm in ((mine, private, bound), (theirs, train, 0.0)):
+        games = []
+        for target in targets:
+            pairs = pairs_of(case.truth, target.owners, stream(case.seed, "membership: pairs", client=target.owners[0]))
+            games.append(games_of(target, pairs, case.truth, prior, how, norm, case.budget.shadows, case.view.coalition))
+        played.append(games)
+    figures: list[Cell] = []
+    curves: dict[str, Array] = {}
+    for place, what in enumerate(FIGURES):
+        seen, beside = ([game for pair in games if (game := pair[place]) is not None] for games in played)
+        if min(sum(int(game.member.sum()) for game in several) for several in (seen, beside)) < FEWEST_ASKED:
+            figures.append(nothing(case, NAME, f"{what}_lira_auc", UNSEEN[what]))
+            continue
+        rounds = max(len(target.chain) for target in mine)
+        words = {"model": f"{len(seen)} model(s)", "own_model": f"own models of {sum(len(target.own) for target in mine)} client(s)"}
+        note = (
+            f"{words[what]} after {rounds} round(s) of training; {case.budget.shadows} shadow federations; LiRA and RMIA know everything "
+            "but who of a pair is the member, the loss threshold only the model; baseline: the shadow models attacked in the same way"
+        )
+        outcomes = {attack: (outcome(seen, attack), outcome(beside, attack)) for attack, _ in FIGURES[what]}
+        figures += [_cell(case, f"{what}_{attack}_{kind}", kind, *outcomes[attack], note) for attack, kind in FIGURES[what]]
+        curves |= {f"roc_{what}_{attack}": curve_of(pair[0]) for attack, pair in outcomes.items()}
+        curves[f"roc_{what}_lira_unprotected"] = curve_of(outcomes["lira"][1])
+        curves[f"roc_{what}_others"] = np.array(int((~outcomes["lira"][0].member).sum()))
+    return figures, curves or None
+
+
+def _refusal(case: Case, config: Config) -> str:
+    """Why this adversary on this run is not attempted; empty if it is."""
+    if any(isinstance(layer, nn.LSTM | nn.Embedding) for layer in build_module(public_model(case.prior)).modules()):
+        return "not attempted: inputs are words, which training and test texts share"
+    if config.privacy.unit != "none" and not is_of_server(case.view):
+        return "not attempted: this view does not say who trained a model, and the unprotected run's clusters need not be the same"
+    return ""
+
+
+def _targets(case: Case, config: Config, view: AdversaryView, dimension: int) -> list[Target]:
+    """The last models in a view; of an earlier round, half as many each time, where the budget does not allow their shadow federations."""
+    rounds = 1 + max((message.round for message in view.messages), default=0)
+    while True:
+        targets = models_in(view, case.reference, dimension, config.algorithm["name"] in RENUMBERED)
+        passes = sum(case.prior.samples_per_client.get(client, 0) for one in targets for _, clients in one.chain for client in clients)
+        seconds = passes * config.training.epochs * case.budget.shadows / PASSES * (1 + dimension / DOUBLES)
+        if seconds <= SHARE * case.budget.seconds / case.budget.seeds or rounds <= 2:
+            return targets
+        rounds //= 2
+        view = view.until(rounds)
+
+
+def _train(config: Config, prior: Prior) -> Train:
+    """The run's local training, from what is public."""
+    public = ClientData(0, prior.x[:1], prior.y[:1], prior.x[:0], prior.y[:0])
+    return config.train_for(Population("public", (public,), (0,), prior.classes, prior.mean, prior.std))
+
+
+def curve_of(found: Outcome) -> Array:
+    """The ROC curve, (2, t): false and true positive rates at every threshold, from (0, 0) to (1, 1)."""
+    bars = np.unique(found.scores)[::-1]
+    sides = found.scores[~found.member], found.scores[found.member]
+    rates = [1 - np.searchsorted(np.sort(side), bars, side="left") / len(side) for side in sides]
+    return np.concatenate([np.zeros((2, 1)), np.array(rates)], axis=1)

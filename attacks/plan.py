@@ -1,0 +1,90 @@
+"""What an audit will do, and about how long that takes: said before it starts, and corrected as it goes."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .leakage import Budget
+
+__all__ = ["Clock", "Plan", "plan_of", "spoken"]
+
+MOST_BYTES = 1 << 30
+"""Payloads of a run that is made again for the audit; beyond this it has fewer rounds."""
+SEED_STEP = 1000
+ATTACK_SECONDS = 0.5
+"""A guess at what an attack takes on one run, from audits of small runs; `Clock` replaces it by what was measured."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The `seeds` that are attacked, that of the recorded run first, each for so many `rounds` (`cut`: fewer than were recorded).
+
+    For the recorded run `here` runs are made (0 or 1: its unprotected twin), for each fresh seed `each` (itself, and its twin if it is
+    protected); one takes about `seconds`.
+    """
+
+    seeds: tuple[int, ...]
+    rounds: int
+    cut: bool
+    here: int
+    each: int
+    seconds: float
+
+    def runs(self, todo: Sequence[int]) -> int:
+        """How many runs the seeds `todo` need."""
+        return sum(self.here if seed == self.seeds[0] else self.each for seed in todo)
+
+    def estimate(self, todo: Sequence[int], attacks: int) -> float:
+        """Seconds, for the seeds `todo` and so many attacks on each."""
+        return self.runs(todo) * self.seconds + attacks * len(todo) * ATTACK_SECONDS
+
+    def words(self, budget: str, todo: Sequence[int], attacks: int, adversaries: Sequence[str]) -> str:
+        """One line for people."""
+        if not todo:
+            return f"{budget} audit: all of it was done before"
+        runs = self.runs(todo)
+        made = f"{runs} run{'s' if runs > 1 else ''} of {spoken(self.seconds)}" if runs else "no run to make"
+        seeds = f"{len(todo)} seed{'s' if len(todo) > 1 else ''}" + ("" if len(todo) == len(self.seeds) else f" of {len(self.seeds)} left")
+        some = f"{attacks} attack{'s' if attacks > 1 else ''} on each ({', '.join(adversaries)})"
+        short = f"; the first {self.rounds} round(s) only, as the run is long" if self.cut else ""
+        return f"{budget} audit, about {spoken(self.estimate(todo, attacks))}: {seeds}, {made}, {some}{short}"
+
+
+def plan_of(summary: Mapping[str, Any], seed: int, *, size: int, is_open: bool, is_whole: bool, budget: Budget) -> Plan:
+    """The plan for a run with this `summary`, whose payloads take about `size` bytes.
+
+    `is_open`: nothing protects it; `is_whole`: so that, all payloads being recorded, it is its own unprotected twin.
+    """
+    rounds, seconds = int(summary["rounds"]), max(float(summary["seconds"]), 1e-3)
+    each = 1 if is_open else 2
+    kept = max(1, min(rounds, int(rounds * budget.seconds / seconds), rounds * MOST_BYTES // max(size, 1))) if rounds else 0
+    fresh = 0 if kept < rounds else min(budget.seeds - 1, int(budget.seconds / (seconds * each)))
+    seeds = tuple(seed + SEED_STEP * number for number in range(1 + fresh))
+    return Plan(seeds, kept, kept < rounds, 0 if is_whole else 1, each, seconds * kept / max(rounds, 1))
+
+
+@dataclass(eq=False)
+class Clock:
+    """How long is left, by what the seeds that this call has finished took beside what was expected of them."""
+
+    plan: Plan
+    todo: Sequence[int]
+    attacks: int
+    began: float = field(default_factory=time.perf_counter)
+
+    def words(self, seed: int) -> str:
+        """When the work on `seed` starts: which one it is and what is left; before one is finished only what was expected is known."""
+        number = self.todo.index(seed)
+        where = f"seed {seed}, {number + 1} of {len(self.todo)}"
+        if not number:
+            return where
+        rate = (time.perf_counter() - self.began) / self.plan.estimate(self.todo[:number], self.attacks)
+        return f"{where}; about {spoken(rate * self.plan.estimate(self.todo[number:], self.attacks))} left"
+
+
+def spoken(seconds: float) -> str:
+    """A duration as people say it."""
+    if seconds < 100:
+        return f"{max(seconds, 0.1):.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 100 * 60 else f"{seconds / 3600:.1f} hours"

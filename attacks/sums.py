@@ -1,0 +1,224 @@
+"""Which sums a view shows: over whom, from which model, and what came out.
+
+A sum is not a message. The server knows whom it asked, and gives the result away itself: the next model of a cluster is the last one plus
+the mean update. So a sum is read off two models of one name, sent one after the other, and the traffic of the sum between them.
+
+Whoever sees only models (a member of a cluster, or the server of an oblivious sum) has the mean but not who is in it. In an oblivious sum
+the terms say how many clients are in each group, so the total over all who took part is known as well, and their names are.
+
+Deviations from what could be known: models of one name that are sent several times in a round (IFCA's restarts) are told apart by their
+order; where a client is moved to another number (CFL's splits, StoCFL's merges) what was pending is dropped.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ..protocols.errors import MalformedMessage
+from ..protocols.secagg.messages import Adverts, Terms, decode_server
+from ..record import Message
+from ..types import Array
+from .adversary import AdversaryView, opened
+
+__all__ = ["CohortSum", "Sizes", "means_in", "models_sent", "sizes_in", "sums_in"]
+
+SUMS = ("update", "blind update", "secagg Masked")
+TERMS = "secagg Adverts"
+
+
+@dataclass(frozen=True, eq=False)
+class CohortSum:
+    """One sum: its round, who was in it (nobody where that is not known), and the mean, where two models tell it.
+
+    `start` is the model (d,) that members held and `label` its number (−1: one model for all). `until` is the round in which the next model
+    was sent; whoever does not see sums, only models, cannot tell how many there were since `round`.
+    """
+
+    round: int
+    members: tuple[int, ...]
+    mean: Array | None = None
+    start: Array | None = None
+    label: int = -1
+    until: int = 0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """An oblivious sum: the `cohort` that took part, and how many of it are in each group that was opened."""
+
+    round: int
+    cohort: tuple[int, ...]
+    counts: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all who took part are in groups that were opened."""
+        return sum(self.counts.values()) == len(self.cohort)
+
+
+def sums_in(view: AdversaryView) -> list[CohortSum]:
+    """The sums over named clients, in order; of oblivious sums the total over the cohort, where every group was opened."""
+    found = [one for one in _sums(view) if one.members]
+    hidden = {(one.round, one.label): one for one in _sums(view) if not one.members}
+    for sizes in sizes_in(view):
+        if not sizes.whole:
+            continue
+        parts = [(count, hidden.get((sizes.round, label))) for label, count in sizes.counts.items()]
+        means = [count * one.mean for count, one in parts if one is not None and one.mean is not None]
+        total = np.sum(means, axis=0) / len(sizes.cohort) if len(means) == len(parts) else None
+        found.append(CohortSum(sizes.round, sizes.cohort, total))
+    return sorted(found, key=lambda one: one.round)
+
+
+def means_in(view: AdversaryView, dimension: int) -> list[CohortSum]:
+    """The mean updates (dimension,) of clusters that two models tell, whether or not it is known who is in them."""
+    return [one for one in _sums(view) if one.mean is not None and one.mean.shape == (dimension,) and one.mean.any()]
+
+
+def sizes_in(view: AdversaryView) -> list[Sizes]:
+    """The oblivious sums of a server's view: who took part, and the sizes of the groups that were opened.
+
+    A sum from which somebody dropped out is left out: its sizes are those of before.
+    """
+    found: list[Sizes] = []
+    if not _sees_sums(view):
+        return found
+    terms: Terms | None = None
+    for message in view.messages:
+        if message.verb != "mean" or "group" in message.context:
+            continue
+        if message.kind == TERMS:
+            terms = _terms(message)
+        if message.kind == "secagg Masked" and terms is not None:
+            names = sorted(set(message.clients))
+            uploads = sum(client in names for client in message.clients)
+            if len(names) == len(terms.cohort) and uploads == 2 * len(names):  # the counts, then the blocks
+                found.append(Sizes(message.round, tuple(names), {int(label): int(count) for label, count in terms.blocks}))
+            terms = None
+    return found
+
+
+def _terms(message: Message) -> Terms | None:
+    """The terms of the blocks, as every member is told them; None if the message holds none."""
+    rows = np.asarray((message.payload or {}).get("bytes", np.zeros((0, 0), np.uint8)))
+    lengths = (message.payload or {}).get("bytes.length", np.full(len(rows), rows.shape[1] if rows.ndim == 2 else 0))
+    for row, length in zip(rows, lengths, strict=True):
+        try:
+            said = decode_server(np.asarray(row[: int(length)], np.uint8).tobytes())
+        except MalformedMessage:
+            continue
+        if isinstance(said, Adverts) and said.terms.blocks:
+            return said.terms
+    return None
+
+
+# --- the walk -----------------------------------------------------------------------------------------------------------------------
+
+
+def _sees_sums(view: AdversaryView) -> bool:
+    """Whether the adversary sees who takes part in sums: a server does, a client or key holder does not."""
+    return view.adversary.startswith(("server", "active-server"))
+
+
+def _sums(view: AdversaryView) -> list[CohortSum]:
+    """All sums in order, those of unknown members with none."""
+    whole = _sees_sums(view)
+    hidden = not whole or any("group" not in message.context for message in view.select("mean", TERMS))
+    found: list[CohortSum] = []
+    pending: dict[tuple[str, int, str], tuple[int, Array]] = {}  # task, which call of it in the round, model -> place in `found`, start
+    numbers: dict[int, int] = {}  # which model a client was sent last
+    calls: dict[tuple[int, str], int] = {}
+    last: dict[tuple[str, int, str], Array] = {}
+    for sent in _calls(view):
+        first = sent[0]
+        if first.verb == "mean":
+            for label, members in _groups(first) if whole else []:
+                name = next((key for key in last if key[2] == f"model/{label}"), next((key for key in last if key[2] == "model"), None))
+                number = label if name is not None and name[2] != "model" else -1
+                if name is not None and name not in pending:
+                    pending[name] = (len(found), last[name])
+                found.append(CohortSum(first.round, members, start=last.get(name) if name else None, label=number))
+            continue
+        task = str(first.context.get("task", ""))
+        place = calls[first.round, task] = calls.get((first.round, task), -1) + 1
+        models = {(task, place, name): model for message in sent for name, model in models_sent(view, message).items()}
+        if _renumbered(sent, numbers):
+            pending = {key: value for key, value in pending.items() if key[2] == "model"}
+        for key in sorted(set(models) & set(pending)):
+            at, start = pending[key]
+            if (first.round > found[at].round or first.round < 0) and models[key].shape == start.shape:
+                found[at] = replace(found[at], mean=models[key] - start, until=first.round)
+                del pending[key]
+        last = models or last  # a message without a model, such as FeSEM's, stands between a model and its sum
+        for key, model in models.items() if hidden else ():  # no sum will name its members
+            if key not in pending:
+                pending[key] = (len(found), model)
+                found.append(CohortSum(first.round, (), start=model, label=int(key[2].partition("/")[2] or -1)))
+    return found
+
+
+def _calls(view: AdversaryView) -> Iterator[list[Message]]:
+    """Models that were sent together, each client one message, and sums, in order."""
+    batch: list[Message] = []
+    for message in view.messages:
+        if message.verb == "compute" and message.payload is not None:
+            same = batch and (batch[0].round, batch[0].context.get("task")) == (message.round, message.context.get("task"))
+            if batch and not (same and {c for one in batch for c in one.clients}.isdisjoint(message.clients)):
+                yield batch
+                batch = []
+            batch.append(message)
+            continue
+        if batch:
+            yield batch
+            batch = []
+        if message.verb == "mean" and message.kind in SUMS:
+            yield [message]
+    if batch:
+        yield batch
+
+
+def _groups(message: Message) -> list[tuple[int, tuple[int, ...]]]:
+    """The cohorts of one message by label; none where it is not said who is in which."""
+    clients, context = message.clients, message.context
+    if "group" in context:
+        return [(int(context["group"]), clients)]
+    if "labels" not in context or len(context["labels"]) != len(clients):
+        return []
+    labels = sorted({int(label) for several in context["labels"] for label in several})
+    return [(label, tuple(c for c, several in zip(clients, context["labels"], strict=True) if label in several)) for label in labels]
+
+
+def _renumbered(sent: list[Message], numbers: dict[int, int]) -> bool:
+    """Whether a client is sent a model of another number than last time; `numbers` are kept."""
+    changed = False
+    for message in sent:
+        which = message.context.get("which", [])
+        for client in message.clients if len(which) == 1 else ():
+            changed |= numbers.get(client, which[0]) != which[0]
+            numbers[client] = int(which[0])
+    return changed
+
+
+def models_sent(view: AdversaryView, message: Message) -> dict[str, Array]:
+    """The models in a message of parameters, "model" for a single one, "model/3" in a list; blind parts opened where a secret allows it.
+
+    A model with a part that stays blind is left out.
+    """
+    models: dict[str, Array] = {}
+    blind: dict[str, list[tuple[str, Array]]] = {}
+    for part, value in (message.payload or {}).items():
+        first, _, rest = part.partition("/")
+        if first != "model" or value.ndim != 1:
+            continue
+        head, _, tail = rest.partition("/")
+        name, purpose = (f"model/{head}", tail) if head.isdigit() else ("model", rest)
+        if purpose:
+            blind.setdefault(name, []).append((purpose, np.asarray(value, np.float64)))
+        else:
+            models[name] = np.asarray(value, np.float64)
+    for name, terms in blind.items():
+        clear = models.pop(name, None)
+        if clear is not None and all(view.secret_of(purpose) is not None for purpose, _ in terms):
+            models[name] = clear + np.sum([opened(view, value, purpose, "mean", len(clear)) for purpose, value in terms], axis=0)
+    return models

@@ -1,0 +1,191 @@
+"""Training steps over fixed buffers, so that a CUDA device can replay one from a graph instead of being told each of its kernels.
+
+A step of a small network is some eighty kernels, each shorter than its launch. So the batches of a whole phase (the steps that all clients
+of a stack have) are sent to the device at once; a step finds its own by a counter that lives there, and changes parameters, moments and
+counter in place. It takes nothing from the host and gives nothing to it, so one captured step, replayed, is an epoch. Captured steps are
+kept: their buffers take the next chunk, and the next round, of the same shapes.
+
+Not captured, but run step by step over the same buffers: clipping, which looks whether a norm overflowed; private steps, whose noise comes
+from the host; modules under vmap, which may do anything; phases too short to pay for a capture. Without a CUDA device nothing is captured,
+and everything else is the same.
+"""
+
+import warnings
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import CflprivWarning
+from .device import Device
+from .sgd import Batch, Local, Options, Stack, Way, advance, noised
+
+__all__ = ["Plan", "Program", "capture", "planned", "release", "steps_by_plan"]
+
+FEWEST_STEPS = 20
+"""Steps of the same shapes, over all rounds, before they are captured: a capture costs several steps and a pass of Python's collector."""
+WARM_UPS = 3
+"""Steps before a capture, in which the libraries choose their kernels and take their workspaces."""
+KEPT = 2
+"""Programs kept, with their buffers: a round's usual chunks and its last, smaller one."""
+
+_PROGRAMS: OrderedDict[Hashable, "Program"] = OrderedDict()
+_SEEN: Counter[Hashable] = Counter()
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All batches of a phase, padded to the longest of all: rows and weights as in `Batch`, with a leading axis for the batch's number."""
+
+    rows: Tensor
+    weights: Tensor
+
+
+def planned(way: Way, stack: Stack, clients: Sequence[Local], span: range, device: Device) -> Plan:
+    """The batches numbered `span`, sent to the device in one piece."""
+    batches = [one.batches[at] for one in clients for at in span]
+    sizes = np.array([len(batch) for batch in batches]).reshape(len(clients), len(span))
+    longest = max(1, int(sizes.max()))
+    inside = np.arange(longest) < sizes[:, :, None]  # (C, S, B)
+    rows = np.zeros(inside.shape, dtype=np.int64)
+    rows[inside] = np.concatenate(batches)
+    rows += stack.offsets[: len(clients), None, None]  # what pads is the client's first sample, with weight 0
+    divisors = np.array([[one.expected] for one in clients])
+    weights = inside / np.where(divisors > 0, divisors, np.maximum(1, sizes))[:, :, None]
+    ordered = rows.transpose(1, 2, 0) if way.images else rows.transpose(1, 0, 2)
+    return Plan(
+        torch.from_numpy(np.ascontiguousarray(ordered)).to(device.kind),
+        torch.from_numpy(np.ascontiguousarray(weights.transpose(1, 0, 2))).to(device.kind, stack.x.dtype),
+    )
+
+
+class Program:
+    """The step of a stack, over buffers that stay where they are. `replay` is the step, captured or not."""
+
+    def __init__(self, way: Way, stack: Stack, plan: Plan, options: Options, device: Device) -> None:
+        self.way, self.stack, self.plan, self.options, self.device = way, stack, plan, options, device
+        self.at = torch.zeros(1, dtype=torch.int64, device=stack.x.device)
+        # the fused update takes a rate from the device in float32 only; a rate of more digits is a part of the step
+        self.rate = torch.tensor(options.lr, device=stack.x.device) if stack.x.dtype == torch.float32 else options.lr
+        self.replay: Callable[[], None] = self.step
+
+    def step(self, noise: Callable[[int, list[Tensor]], list[Tensor]] | None = None) -> None:
+        """One step on the next batch, or pair of batches, of the plan."""
+        batches = []
+        for _ in range(2 if self.options.maml_lr else 1):
+            batches.append(Batch(self.plan.rows.index_select(0, self.at)[0], self.plan.weights.index_select(0, self.at)[0]))
+            self.at += 1
+        advance(self.way, self.stack, batches, self.options, self.rate, self.device, noise)
+
+    def load(self, stack: Stack, plan: Plan, lr: float) -> None:
+        """Take a stack's values and a plan of the shapes that this was made for, or fewer samples and batches."""
+        for kept, given in zip(_tensors(self.stack, self.plan), _tensors(stack, plan), strict=True):
+            kept[: len(given)].copy_(given) if given.dim() else kept.copy_(given)
+        self.at.zero_()
+        if isinstance(self.rate, Tensor):
+            self.rate.fill_(lr)
+
+    def unload(self, stack: Stack) -> None:
+        """Give a stack what was trained; it stays in the buffers until the next `load`."""
+        stack.parameters, stack.moments, stack.count = self.stack.parameters, self.stack.moments, self.stack.count.clone()
+
+
+def steps_by_plan(way: Way, stack: Stack, clients: Sequence[Local], span: range, options: Options, device: Device) -> None:
+    """As `sgd.steps_by_batch`, over fixed buffers."""
+    plan = planned(way, stack, clients, span, device)
+    stride = 2 if options.maml_lr else 1
+    key = _key(way, stack, plan, options, device)
+    _SEEN[key] += len(span)
+    if clients[0].noised is not None or options.clip_norm or way.name != "stacked" or _SEEN[key] < FEWEST_STEPS:
+        live = Program(way, stack, plan, options, device)
+        for at in span[::stride]:
+            live.step(partial(noised, clients, way.layout, at) if clients[0].noised is not None else None)
+        return
+    program = _PROGRAMS.pop(key, None) or _made(way, stack, plan, options, device)
+    _PROGRAMS[key] = program  # the last is the one used last
+    while len(_PROGRAMS) > KEPT:
+        _PROGRAMS.popitem(last=False)
+    program.load(stack, plan, options.lr)
+    for _ in span[::stride]:
+        program.replay()
+    program.unload(stack)
+
+
+def release() -> None:
+    """Give up all captured steps and their buffers."""
+    _PROGRAMS.clear()
+
+
+def capture(program: Program) -> Callable[[], None]:
+    """The program's step as a CUDA graph. Its buffers hold anything after this."""
+    around = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    around.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(around):
+        for _ in range(WARM_UPS):
+            program.at.zero_()
+            program.step()
+    torch.cuda.current_stream().wait_stream(around)
+    program.at.zero_()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=_pool()):
+        program.step()
+    return graph.replay
+
+
+@cache
+def _pool() -> Any:
+    """One pool for what steps need between their buffers: they run one at a time, and nothing in it outlives a step."""
+    return torch.cuda.graph_pool_handle()
+
+
+def _made(way: Way, stack: Stack, plan: Plan, options: Options, device: Device) -> Program:
+    """A program with buffers of its own, captured where there is a CUDA device. Samples and batches have room for a few more."""
+    samples, batches = _room(len(stack.x)), _room(len(plan.rows))
+    own = Stack(
+        stack.x.new_zeros(samples, *stack.x.shape[1:]), stack.y.new_zeros(samples), stack.offsets, _zeros(stack.parameters), stack.moving,
+        [_zeros(moment) for moment in stack.moments], torch.zeros_like(stack.count), stack.anchors and _zeros(stack.anchors),
+        stack.correction and _zeros(stack.correction), None if stack.prototypes is None else torch.zeros_like(stack.prototypes),
+    )  # fmt: skip
+    room = Plan(plan.rows.new_zeros(batches, *plan.rows.shape[1:]), plan.weights.new_zeros(batches, *plan.weights.shape[1:]))
+    program = Program(way, own, room, options, device)
+    if device.kind == "cuda":
+        try:
+            program.replay = capture(program)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # an operation that this device or this version of torch does not capture
+            warnings.warn(
+                f"a training step could not be captured as a CUDA graph and runs uncaptured: {error}", CflprivWarning, stacklevel=2
+            )
+    return program
+
+
+def _zeros(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(one, memory_format=torch.contiguous_format) for one in tensors]
+
+
+def _tensors(stack: Stack, plan: Plan) -> Iterator[Tensor]:
+    """Everything that a step reads or changes, in one order."""
+    yield from (stack.x, stack.y, plan.rows, plan.weights, stack.count, *stack.parameters)
+    for moment in stack.moments:
+        yield from moment
+    yield from (*(stack.anchors or ()), *(stack.correction or ()), *(() if stack.prototypes is None else (stack.prototypes,)))
+
+
+def _key(way: Way, stack: Stack, plan: Plan, options: Options, device: Device) -> Hashable:
+    """What one captured step serves: the same network, options and shapes, with room for the samples and batches."""
+    rated = options if stack.x.dtype == torch.float64 else replace(options, lr=0.0)
+    shapes = tuple(tuple(one.shape[1:]) for one in (stack.x, plan.rows, plan.weights))
+    tensors = (*stack.parameters, *(() if stack.prototypes is None else (stack.prototypes,)))
+    more = (stack.anchors is not None, stack.correction is not None, stack.x.dtype, _room(len(stack.x)), _room(len(plan.rows)))
+    return (way.forward, rated, device, shapes, tuple(tuple(one.shape) for one in tensors), more)
+
+
+def _room(count: int) -> int:
+    """The next power of two."""
+    return 1 << max(0, count - 1).bit_length()

@@ -1,0 +1,148 @@
+"""What a device's memory is used for: clients' samples, which stay between rounds, and chunks, cut to what is free."""
+
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from .device import CPU, Device
+from .sgd import Local, Options, Way, steps_by_batch, train_stacked
+
+__all__ = ["Residents", "chunk_budget", "client_bytes", "live_bytes", "release", "resident"]
+
+DATA_SHARE, CHUNK_SHARE = 1 / 3, 1 / 4
+"""Of the memory that was free at first: for samples; for a chunk, of which two are kept (`graphs.KEPT`). The rest is for the allocator's
+gaps and for what the libraries take for themselves."""
+TRIAL, LARGEST_TRIAL = 2, 64
+"""Clients of a trial step, and samples in their batches at most."""
+
+
+@dataclass(eq=False)
+class Residents:
+    """Tensors kept with their owner, for as long as it lives, up to `limit` bytes in all."""
+
+    limit: int
+    used: int = 0
+    _kept: "weakref.WeakKeyDictionary[Any, dict[Hashable, tuple[Tensor, ...]]]" = field(default_factory=weakref.WeakKeyDictionary)
+
+    def get(self, owner: Any, key: Hashable, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """What `make` gives, which is asked once as long as there is room."""
+        kept = self._kept.get(owner, {})
+        if key in kept:
+            return kept[key]
+        made = make()
+        size = sum(one.nbytes for one in made)
+        if self.used + size <= self.limit:
+            self._kept.setdefault(owner, {})[key] = made
+            self.used += size
+            weakref.finalize(owner, self._forget, size)
+        return made
+
+    def _forget(self, size: int) -> None:
+        self.used -= size
+
+
+@cache
+def _residents() -> Residents:
+    return Residents(int(_free() * DATA_SHARE))
+
+
+def resident(owner: Any, key: Hashable, make: Callable[[], tuple[Tensor, ...]], device: Device) -> tuple[Tensor, ...]:
+    """What `make` gives, on the device; there it is kept with its `owner`, under `key`, while there is room."""
+    if device.kind == "cpu":
+        return make()
+    return _residents().get(owner, key, lambda: tuple(one.to(device.kind) for one in make()))
+
+
+def release() -> None:
+    """Forget all samples on the device."""
+    _residents.cache_clear()
+
+
+@cache
+def _free() -> int:
+    """The bytes that were free when this process first asked, so that chunks are cut the same way in every round."""
+    return int(torch.cuda.mem_get_info()[0])
+
+
+def chunk_budget() -> int:
+    """The bytes that one chunk may take on the CUDA device."""
+    return int(_free() * CHUNK_SHARE)
+
+
+def client_bytes(way: Way, shape: tuple[int, ...], dtype: torch.dtype, options: Options, batch: int, samples: int) -> int:
+    """The bytes that one more client costs a chunk: its samples, its batch's pass through the network, and everything of its parameters.
+
+    The pass is measured: a trial step on this machine's CPU, of two clients; beyond `LARGEST_TRIAL` samples a batch by the straight line
+    through that and half of it, since there the activations are the most of it.
+    """
+    rounded = -(-batch // 8) * 8 if batch > 8 else batch
+    step = _trial(way, shape, dtype, options, min(rounded, LARGEST_TRIAL))
+    if rounded > LARGEST_TRIAL:
+        half = _trial(way, shape, dtype, options, LARGEST_TRIAL // 2)
+        step += (step - half) * (rounded - LARGEST_TRIAL) / (LARGEST_TRIAL // 2)
+    parameters = sum(int(np.prod(one)) for one in way.layout.shapes)
+    again = 2 + options.moments + 2 * bool(options.prox)  # the buffers of `graphs.Program`, and the starts as they were sent
+    size = torch.empty((), dtype=dtype).element_size()
+    data = samples * (int(np.prod(shape)) * size + 8)
+    return int(step + parameters * again * size + 3 * data)  # sent, and in a buffer with room for twice as many
+
+
+@lru_cache(maxsize=64)
+def _trial(way: Way, shape: tuple[int, ...], dtype: torch.dtype, options: Options, batch: int) -> float:
+    """The bytes a client that a step on batches of so many samples holds at most."""
+    clients = _trial_clients(way, shape, dtype, options, batch)
+    return live_bytes(lambda: train_stacked(way, clients, options, CPU, steps_by_batch)) / TRIAL
+
+
+def _trial_clients(way: Way, shape: tuple[int, ...], dtype: torch.dtype, options: Options, batch: int) -> list[Local]:
+    """Clients of one sample, which is all that their batches hold."""
+    parameters = np.zeros(sum(int(np.prod(one)) for one in way.layout.shapes), dtype=torch.empty((), dtype=dtype).numpy().dtype)
+    x, y = torch.zeros(1, *shape, dtype=dtype), torch.zeros(1, dtype=torch.int64)
+    batches = [np.zeros(batch, dtype=np.int64)] * (2 if options.maml_lr else 1)
+    return [Local(x, y, batches, parameters)] * TRIAL
+
+
+def live_bytes(call: Callable[[], object]) -> int:
+    """The most bytes that tensors made during `call` held at once."""
+    live = _Live()
+    with live:
+        call()
+    return live.most
+
+
+class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the storages that operations make, until they are gone."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.most = 0
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = {id(storage) for storage in _storages((args, kwargs))}
+        made = func(*args, **(kwargs or {}))
+        for storage in _storages(made):
+            if id(storage) not in given and storage not in self._known:
+                self._known.add(storage)
+                size = storage.nbytes()
+                self.now += size
+                weakref.finalize(storage, self._gone, size)
+        self.most = max(self.most, self.now)
+        return made
+
+    def _gone(self, size: int) -> None:
+        self.now -= size
+
+
+def _storages(tree: Any) -> Iterator[Any]:
+    return (leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))

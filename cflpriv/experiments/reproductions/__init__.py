@@ -1,0 +1,15 @@
+"""The papers' tables and figures as data: for each name its cells, what was published for them, and where every hyper-parameter comes from.
+
+One file a paper. A cell is a run (dotted configuration keys over the entry's own) or repeated trials. Nothing here was tuned: what the
+papers leave open is said in `chosen`; open ones were set before these runs, some after earlier trials with known outcomes.
+"""
+
+from . import cfl, ifca, pacfl, pfedlia, stocfl
+from .entry import METRICS, Cell, Figure, Reproduction
+
+__all__ = ["METRICS", "REPRODUCTIONS", "Cell", "Figure", "Reproduction"]
+
+REPRODUCTIONS: dict[str, Reproduction] = {
+    **pacfl.ENTRIES, **ifca.ENTRIES, **stocfl.ENTRIES, **cfl.ENTRIES, **pfedlia.ENTRIES,
+}  # fmt: skip
+"""Name -> what is reproduced."""

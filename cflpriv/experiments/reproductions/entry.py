@@ -1,0 +1,96 @@
+"""What a reproduction is made of: an entry is a published table or figure, a cell is one row of it, a figure one number of a row."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..trials import Trial
+
+__all__ = ["METRICS", "Cell", "Figure", "Reproduction", "both", "run"]
+
+METRICS: dict[str, str] = {
+    "shared": "accuracy of the model a client would use (shared, cluster or personal), last evaluated rounds, %",
+    "local": "accuracy of each client's last locally trained model, last evaluated rounds, %",
+    "ari": "adjusted Rand index against the true groups",
+    "clusters": "clusters found",
+    "newcomer": "newcomers' accuracy with the model they are given, %",
+    "newcomer_tuned": "newcomers' accuracy after fine-tuning, %",
+    "rounds_shared": "rounds until the shared or cluster models reach the target",
+    "rounds_local": "rounds until the local models reach the target",
+    "before_split": "accuracy at the last evaluation before the first split, %",
+    "perplexity": "perplexity at the end",
+    "perplexity_before_split": "perplexity at the last evaluation before the first split",
+    "max_norm": "largest client norm of the last round, as a share of its largest value in the run",
+    "mean_norm": "norm of the mean update of the last round, as a share of its largest value in the run",
+    "smallest_angle": "eq. 2, degrees",
+    "corresponding_angles": "eq. 3, degrees",
+    "bhattacharyya": "Bhattacharyya distance",
+    "kl": "KL divergence",
+    "mmd": "MMD",
+    "success": "share of trials that recover the parameters",
+    "gap": "separation gap after the last round",
+    "gap_from_round": "first round from which the gap stays positive",
+    "speedup": "time of exact influence over lazy influence",
+    "exact_seconds": "seconds, exact",
+    "lazy_seconds": "seconds, lazy",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One published figure: a number to compare with, words for a shape, or None where the paper prints nothing."""
+
+    metric: str
+    published: float | str | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row. `changes` are dotted keys; a `trial` is repeated `trials` times with `settings`; `thin` are keys (of the settings, for
+    trials) that hold only where the cell is scaled down. `groups_of` names the cell whose found clusters stand for the true groups (for
+    the control). `places` are its places in a picture over numbers: (what the axis is of, series, x).
+    """
+
+    label: str
+    figures: tuple[Figure, ...]
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    thin: Mapping[str, Any] = field(default_factory=dict)
+    trial: Trial | None = None
+    trials: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    groups_of: str = ""
+    places: tuple[tuple[str, str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """One table or figure. `shrinks` maps dotted keys that `--scale` multiplies to their floors; `chosen` says where hyper-parameters come
+    from; `instead` maps a data set to what stands in where its files are absent; `over` is what the picture has along its axis: cells,
+    numbers (their `places`), or rounds (`along` is the key of rounds.jsonl that it shows).
+    """
+
+    title: str
+    source: str
+    chosen: str
+    cells: tuple[Cell, ...]
+    base: Mapping[str, Any] = field(default_factory=dict)
+    shrinks: Mapping[str, int] = field(default_factory=dict)
+    instead: Mapping[str, str] = field(default_factory=dict)
+    over: Literal["cells", "numbers", "rounds"] = "cells"
+    along: str = ""
+
+    def cell(self, label: str) -> Cell:
+        """The cell of that label."""
+        return next(cell for cell in self.cells if cell.label == label)
+
+
+def run(label: str, algorithm: str, figures: Mapping[str, float | str | None], **more: Any) -> Cell:
+    """A cell that is a run of `algorithm`, with the hyper-parameters and other keys of `more["keys"]`."""
+    keys = {(key if "." in key else f"algorithm.{key}"): value for key, value in more.pop("keys", {}).items()}
+    named = tuple(Figure(metric, published) for metric, published in figures.items())
+    return Cell(label, named, {"algorithm.name": algorithm, **keys}, **more)
+
+
+def both(label: str, algorithm: str, published: Mapping[str, float | str | None], **more: Any) -> Cell:
+    """The same with both accuracies, whichever the paper printed."""
+    return run(label, algorithm, {"shared": None, "local": None, **published}, **more)

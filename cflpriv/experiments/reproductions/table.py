@@ -1,0 +1,197 @@
+"""The table of a reproduction, ours beside the published figures, and its picture."""
+
+import base64
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from ...files import write_atomically
+from ..pictures import PALETTE, new_figure, style, uri
+from .entry import METRICS, Cell, Reproduction
+
+__all__ = ["Outcome", "Row", "in_words", "slug", "write"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a cell's figure, ours as mean and deviation over `count` seeds or trials, beside the published one."""
+
+    cell: str
+    metric: str
+    ours: float | None
+    deviation: float | None
+    published: float | str | None
+    count: int
+    seconds: float
+    note: str = ""
+
+    @property
+    def difference(self) -> float | None:
+        both = self.ours is not None and isinstance(self.published, float)
+        return self.ours - self.published if both else None  # type: ignore[operator]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What `reproduce` found: rows, remarks on scale and data, and whether it was interrupted."""
+
+    rows: tuple[Row, ...]
+    remarks: tuple[str, ...]
+    interrupted: bool = False
+
+
+def slug(label: str) -> str:
+    """A label as a file name."""
+    return re.sub(r"[^A-Za-z0-9.=+]+", "_", label).strip("_.")
+
+
+def _number(value: float | str | None, metric: str = "") -> str:
+    if value is None or isinstance(value, str):
+        return value or "–"
+    if metric in ("shared", "local", "newcomer", "newcomer_tuned", "before_split"):
+        return f"{value:.2f}"
+    return f"{value:.4g}"
+
+
+def in_words(row: Row) -> str:
+    """A row in words."""
+    spread = "" if row.deviation is None else f" ± {_number(row.deviation, row.metric)}"
+    apart = "" if row.difference is None else f", difference {row.difference:+.4g}"
+    note = f" ({row.note})" if row.note else ""
+    return f"{METRICS[row.metric]}: {_number(row.ours, row.metric)}{spread}, published {_number(row.published, row.metric)}{apart}{note}"
+
+
+def write(
+    entry: Reproduction, name: str, outcome: Outcome, cells: Sequence[Cell], out: Path, seeds: int, scale: float, changes: Sequence[str]
+) -> None:
+    """Write `table.md`, `table.csv` and, if anything was measured, `picture.svg` into `out`."""
+    total = sum({row.cell: row.seconds for row in outcome.rows}.values())
+    lines = [
+        f"# {name}: {entry.title}",
+        "",
+        f"Published: {entry.source}. Scale {scale:g}, {seeds} seed(s), {total:.0f} s of running"
+        + (f", with {', '.join(changes)}." if changes else "."),
+        f"Hyper-parameters: {entry.chosen}.",
+        "",
+        *(f"- {remark}" for remark in outcome.remarks),
+        *(["- interrupted: the same command goes on"] if outcome.interrupted else []),
+        "",
+        "| cell | figure | ours | published | difference | seeds or trials | seconds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in outcome.rows:
+        spread = "" if row.deviation is None else f" ± {_number(row.deviation, row.metric)}"
+        ours = row.note if row.ours is None and row.note else f"{_number(row.ours, row.metric)}{spread}"
+        ours += f" ({row.note})" if row.note and row.ours is not None else ""
+        apart = "–" if row.difference is None else f"{row.difference:+.4g}"
+        published = _number(row.published, row.metric)
+        lines.append(f"| {row.cell} | {METRICS[row.metric]} | {ours} | {published} | {apart} | {row.count} | {row.seconds:.0f} |")
+    write_atomically(out / "table.md", "\n".join(lines) + "\n")
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(
+        ["reproduction", "cell", "metric", "ours", "deviation", "published", "difference", "count", "scale", "changes", "seconds", "note"]
+    )
+    for row in outcome.rows:
+        values = [row.ours, row.deviation, row.published, row.difference]
+        cleaned = ["" if value is None else value for value in values]
+        writer.writerow([name, row.cell, row.metric, *cleaned, row.count, scale, " ".join(changes), round(row.seconds, 2), row.note])
+    write_atomically(out / "table.csv", buffer.getvalue())
+    if any(row.ours is not None for row in outcome.rows):
+        picture = base64.b64decode(_picture(entry, outcome.rows, cells, out, seeds).split(",", 1)[1])
+        write_atomically(out / "picture.svg", picture)
+
+
+def _picture(entry: Reproduction, rows: Sequence[Row], cells: Sequence[Cell], out: Path, seeds: int) -> str:
+    """The table as a picture: filled marks are ours, rings the published figures; or curves over rounds."""
+    if entry.over == "rounds":
+        curves = {cell.label: _curve(out / f"{slug(cell.label)}-s0" / "rounds.jsonl", entry.along) for cell in cells}
+        with style():
+            figure = new_figure(7, 3.6)
+            axes = figure.subplots()
+            for i, (label, points) in enumerate(curves.items()):
+                axes.plot([x for x, _ in points], [y for _, y in points], color=PALETTE[i % len(PALETTE)], label=label)
+            axes.set_xlabel("round (seed 0)")
+            axes.set_ylabel(entry.along)
+            if entry.along.startswith("perplexity"):
+                axes.set_yscale("log")
+                _plain(axes.yaxis)
+            axes.set_title(fill(f"{entry.title} ({entry.source})", 88), loc="left")
+            axes.legend(frameon=False)
+            return uri(figure)
+    by_label = {cell.label: cell for cell in cells}
+    found = [row for row in rows if row.ours is not None]
+    axes_of = {cell.label: tuple(dict.fromkeys(axis for axis, _, _ in cell.places)) for cell in cells}
+    panels = dict.fromkeys((row.metric, axis) for row in found for axis in (axes_of[row.cell] if entry.over == "numbers" else ("",)))
+    wide, high = min(3, max(1, len(panels))), -(-len(panels) // 3) or 1
+    with style():
+        figure = new_figure(4.6 * wide, (3.4 if entry.over == "numbers" else 1.4 + 0.28 * len(by_label)) * high)
+        places = figure.subplots(high, wide, squeeze=False).reshape(-1)
+        for axes in places[len(panels) :]:
+            axes.set_visible(False)
+        for axes, (metric, axis) in zip(places, panels, strict=False):
+            own = [row for row in rows if row.metric == metric]
+            if entry.over == "numbers":
+                _over_numbers(axes, own, by_label, axis)
+            else:
+                _over_cells(axes, own, by_label)
+            if metric == "success":
+                axes.set_ylim(-0.05, 1.05)
+            axes.set_title(fill(METRICS[metric], 56), fontsize=8, loc="left")
+        figure.suptitle(fill(f"{entry.title} ({entry.source}); filled: ours, ring: published", 64 * wide), fontsize=9)
+        return uri(figure)
+
+
+def _over_numbers(axes: Any, rows: Sequence[Row], cells: Mapping[str, Cell], axis: str) -> None:
+    placed = [(series, x, row) for row in rows for name, series, x in cells[row.cell].places if name == axis]
+    for i, series in enumerate(dict.fromkeys(one for one, _, _ in placed)):
+        own = sorted(((x, row) for one, x, row in placed if one == series), key=lambda point: point[0])
+        here = [(x, row.ours) for x, row in own if row.ours is not None]
+        there = [(x, row.published) for x, row in own if isinstance(row.published, float)]
+        colour = PALETTE[i % len(PALETTE)]
+        axes.plot([x for x, _ in here], [y for _, y in here], "o-", color=colour, label=series, markersize=4)
+        axes.plot([x for x, _ in there], [y for _, y in there], "o", color=colour, markerfacecolor="none", markersize=8)
+    sizes = [abs(x) for _, x, _ in placed if x] or [1.0]
+    if max(sizes) > 50 * min(sizes):
+        axes.set_xscale("symlog", linthresh=min(sizes))
+        _plain(axes.xaxis)
+    axes.set_xlabel(axis)
+    if placed:
+        axes.legend(frameon=False, fontsize=6)
+
+
+def _plain(axis: Any) -> None:
+    """Ticks of a logarithmic axis as numbers, since nothing is set as mathematics here."""
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter("")
+
+
+def _over_cells(axes: Any, rows: Sequence[Row], cells: Mapping[str, Cell]) -> None:
+    labels = list(cells)
+    for row in rows:
+        y = labels.index(row.cell)
+        if row.ours is not None:
+            axes.errorbar(row.ours, y, xerr=row.deviation, fmt="o", color=PALETTE[0], markersize=5)
+        if isinstance(row.published, float):
+            axes.plot(row.published, y, "o", color=PALETTE[5], markerfacecolor="none", markersize=8)
+    axes.set_yticks(range(len(labels)), labels, fontsize=7)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+
+
+def _curve(path: Path, key: str) -> list[tuple[int, float]]:
+    """(round, value) of a key of rounds.jsonl; of several values (one a cluster), the largest."""
+    points = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        row = json.loads(line)
+        value = row.get(key)
+        if isinstance(value, list):
+            value = max((one for one in value if one is not None), default=None)
+        if value is not None:
+            points.append((row["round"] + 1, float(value)))
+    return points

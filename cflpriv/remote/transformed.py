@@ -1,0 +1,105 @@
+"""A client's part in what travels under a transform that the clients share: agreeing on its secret, hiding, folding."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..protection import ClearGram, GramChannel, Transforms, check_hidden
+from ..protocols import group
+from ..protocols.entropy import Entropy
+from ..protocols.errors import LocalError, RemoteError
+from ..protocols.orthonormal import TRANSFORMS
+from ..types import Array
+from . import messages as m
+from .settings import Settings
+from .store import Store
+from .values import Values
+
+__all__ = ["Transformed"]
+
+PURPOSE = "transforms"
+
+
+class Transformed:
+    """Transforms of one client, made from the secret that it agreed on with the others. Each serves one purpose once."""
+
+    def __init__(self, settings: Settings, store: Store, entropy: Entropy) -> None:
+        self._settings, self._store, self._entropy = settings, store, entropy
+
+    def agree(self, ask: m.Group) -> m.Stepped:
+        """One step of the agreement on the clients' secret. More than half of the roster must be in it, so that none can be kept apart."""
+        settings = self._settings
+        if not settings.protection.transformed or settings.roster is None:
+            raise RemoteError("forbidden")
+        stored = self._store.get("group")
+        if stored is not None:
+            member = group.Member.from_bytes(stored, settings.identity, settings.roster, entropy=self._entropy)
+        else:
+            smallest = len(settings.roster.keys) // 2 + 1
+            member = group.Member(settings.identity, settings.roster, ask.session, smallest=smallest, entropy=self._entropy)
+        said = member.receive(ask.said)
+        self._store.put("group", member.to_bytes())
+        return m.Stepped(said or b"")
+
+    def transforms(self) -> Transforms:
+        """The clients' transforms. Raises `RemoteError` "no-secret"."""
+        settings, stored = self._settings, self._store.get("group")
+        if stored is None or settings.roster is None:
+            raise RemoteError("no-secret")
+        member = group.Member.from_bytes(stored, settings.identity, settings.roster, entropy=self._entropy)
+        try:
+            secret = member.derive(PURPOSE)
+        except LocalError:
+            raise RemoteError("no-secret") from None
+        return Transforms(secret, settings.protection.sum if settings.protection.sum in TRANSFORMS else "haar")
+
+    def rows(self, ask: m.Give, values: Mapping[str, Any]) -> m.Given:
+        """What is compared, sketched and under the epoch's transform."""
+        from ..rotations import RotatedGram
+
+        protection = self._settings.protection
+        kinds = [stage for stage in protection.gram if stage in TRANSFORMS]
+        number = ask.transform.removeprefix("gram/")
+        if len(values) != 1 or not number.isdigit():
+            raise RemoteError("forbidden")
+        sketch_dim = protection.sketch_dim if "sketch" in protection.gram else None
+        rows = np.atleast_2d(np.asarray(next(iter(values.values()))))
+        channel: GramChannel = ClearGram(sketch_dim)
+        if kinds:
+            self._use(f"gram/{number}", ask.held)
+            channel = RotatedGram(self.transforms(), kinds[0], sketch_dim)
+        upload = channel.open(int(number)).upload(self._settings.identity.client, rows)
+        return m.Given(tuple(m.Named(part, m.to_tensor(np.asarray(value))) for part, value in upload.items()), 0)
+
+    def blind(self, ask: m.Give, vector: Array) -> m.Given:
+        """An update under a transform: a fresh one for each sum unless these settings say "fixed". Counts are never given along."""
+        if ask.weigh or not np.isfinite(vector).all():
+            raise RemoteError("forbidden" if ask.weigh else "bad-input")
+        if self._settings.protection.transform == "fixed":
+            purpose = "sum/fixed"
+        else:
+            purpose = ask.transform
+            self._use(purpose, ask.held)
+        return self._hidden("mean", purpose, vector)
+
+    def fold(self, ask: m.Fold, values: Values) -> m.Given:
+        """Blind parts, opened, added up, and sent back under a fresh transform. Clear and own parts take no part: they would be shown."""
+        if self._settings.protection.sum not in TRANSFORMS or ask.value.clear or ask.value.own or not ask.transform.startswith("apply/"):
+            raise RemoteError("forbidden")
+        value = values.open(ask.value, self.transforms)
+        self._use(ask.transform, 0)
+        return self._hidden("apply", ask.transform, np.ravel(value))
+
+    def _hidden(self, verb: str, purpose: str, vector: Array) -> m.Given:
+        check_hidden(verb, len(vector), self._settings.protection.sum)
+        blind = self.transforms()(purpose, len(vector)).apply(vector[None])[0]
+        return m.Given((m.Named("blind", m.to_tensor(blind)),), 0)
+
+    def _use(self, purpose: str, held: int) -> None:
+        """A transform serves one thing: what it is used for a second time could be linked with the first."""
+        name, mark = f"used/{purpose}", str(held).encode()
+        before = self._store.get(name)
+        if not purpose or (before is not None and before != mark):
+            raise RemoteError("used-transform")
+        self._store.put(name, mark)

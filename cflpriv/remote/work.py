@@ -1,0 +1,158 @@
+"""What a client computes: it opens what it is given, runs a task, in its private form where it is to be, and keeps the results."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from hashlib import sha256
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ..errors import TrainingDiverged
+from ..protection import Transforms
+from ..protocols.entropy import Entropy
+from ..protocols.errors import MalformedMessage, RemoteError
+from ..types import Array, ClientData
+from . import messages as m
+from .foreign import Foreign
+from .spending import Spending
+from .values import Values, trace
+
+__all__ = ["Own", "Work", "model_hash"]
+
+Own = Callable[[Foreign, Mapping[str, Any]], Mapping[str, Array]]
+Choice = int | tuple[int, ...] | None
+
+
+def model_hash(params: tuple[m.Parameter, ...]) -> bytes:
+    """What a secure sum binds to: the SHA-256 of what a client was sent to compute with (not of what it holds itself)."""
+    sent = tuple(one for one in params if not isinstance(one.value, m.Mine))
+    return sha256(b"".join(m.encode(one) for one in sent)).digest() if sent else b""
+
+
+def models_in(task: Any) -> list[int]:
+    """How many numbers the models have that a task itself names, however deep: no parameter that a server sends along changes that."""
+    if isinstance(task, Foreign):
+        return [sum(prod(shape) for _, shape, _ in task.layout)]
+    if type(task).__name__ == "Model":
+        return [int(task.dimension)]
+    return [size for one in fields(task) if is_dataclass(getattr(task, one.name)) for size in models_in(getattr(task, one.name))]
+
+
+def smallest(sizes: Iterable[int]) -> int:
+    """The smallest size of a model, 0 if there is none."""
+    return min((size for size in sizes if size), default=0)
+
+
+class Work:
+    """The computing of one client. `data` gives its data when a task needs them; `own` does the work of `Foreign` tasks."""
+
+    def __init__(
+        self, client: int, values: Values, spending: Spending, transforms: Callable[[], Transforms], data: Callable[[], ClientData],
+        entropy: Entropy, own: Mapping[str, Own],
+    ) -> None:  # fmt: skip
+        self._client, self._values, self._spending, self._transforms = client, values, spending, transforms
+        self._data, self._entropy, self._own = data, entropy, own
+
+    def compute(self, ask: m.Compute) -> m.Computed:
+        """Run a task and hold its parts."""
+        try:
+            task = m.task_from_bytes(ask.task)
+        except MalformedMessage:
+            raise RemoteError("unknown-task") from None
+        sizes = models_in(task)
+        noise = self._spending.agreed(ask.noise)
+        if noise is not None:
+            if getattr(task, "events", {}):  # its bounds would be those that the server wrote into it
+                raise RemoteError("forbidden")
+            task = task.private(noise) if hasattr(task, "private") else task
+        self._spending.check(task)
+        given, received, choice = self._given(ask, sizes)
+        reads = {name: value for name in getattr(task, "reads", ()) if (value := self._values.remembered(name)) is not None}
+        try:
+            result = self._run(ask, task, given, reads, choice)
+        except TrainingDiverged:
+            self._spending.failed(task, self._held_in(ask), reads)
+            raise
+        live = (*ask.live, ask.held)
+        if result:  # before anything that it was computed from is forgotten
+            self._spending.enter(ask.held, task, self._held_in(ask), reads, live)
+        else:
+            self._spending.failed(task, self._held_in(ask), reads)
+        self._values.forget(live)
+        if not result:
+            return m.Computed(False, ())
+        for name in task.keeps:
+            self._values.remember(name, result[name])
+        made = {part: result[part] if isinstance(result[part], dict) else np.asarray(result[part]) for part in task.parts}
+        self._values.hold(ask.held, made, trace(received), smallest(sizes))
+        return m.Computed(
+            True, tuple(m.Described(part, one.dtype.str, one.shape) for part, one in made.items() if not isinstance(one, dict))
+        )
+
+    def add_up(self, ask: m.AddUp) -> m.Computed:
+        """Add up own parts."""
+        mine = tuple(own for own in ask.addends if self._values.holds(own.held))
+        if not mine:
+            return m.Computed(False, ())
+        total = self._values.open(m.Addends((), (), mine), self._transforms)
+        self._spending.derive(ask.held, "own", mine)
+        self._values.hold(ask.held, {"own": total}, b"", smallest(self._values.model(own.held)[1] for own in mine))
+        return m.Computed(True, (m.Described("own", total.dtype.str, total.shape),))
+
+    def _given(self, ask: m.Compute, sizes: list[int]) -> tuple[dict[str, Any], list[bytes], Choice]:
+        """The parameters opened, what each was computed from, and the client's choice; `sizes` get those of the models among them."""
+        given: dict[str, Any] = {}
+        several = isinstance(ask.which, m.Picks) and ask.which.several
+        chosen: list[int] | None = None
+        if isinstance(ask.which, m.Picks):
+            chosen = list(ask.which.labels)
+        elif isinstance(ask.which, m.Mine):
+            own = np.asarray(self._values.mine(ask.which))
+            several, chosen = own.ndim > 0, [int(label) for label in np.ravel(own)]
+        received = [model_hash(ask.params)]
+        for parameter in ask.params:
+            value = parameter.value
+            if isinstance(value, m.Mine):
+                given[parameter.name] = self._values.mine(value)
+                earlier, size = self._values.model(value.held)
+                received.append(earlier)
+                sizes.append(size)  # a copy of an update, or what is computed from one, is no freer than the update
+                continue
+            if isinstance(value, m.One):
+                given[parameter.name] = self._values.open(value.value, self._transforms)
+            else:
+                sent = [self._values.open(one, self._transforms) for one in value.values]
+                if isinstance(ask.which, m.Mine):
+                    assert chosen is not None
+                    if any(not 0 <= label < len(sent) for label in chosen):
+                        raise RemoteError("bad-input")
+                    sent = [sent[label] for label in chosen]
+                given[parameter.name] = sent[0] if isinstance(ask.which, m.Mine) and not several else sent
+            of = given[parameter.name]
+            sizes += [np.size(one) for one in (of if isinstance(of, list) else [of]) if np.size(one) > 1]
+        return given, received, None if chosen is None else tuple(chosen) if several else chosen[0]
+
+    def _held_in(self, ask: m.Compute) -> list[m.Mine | m.OwnPart]:
+        """What this client holds itself of what a task is given."""
+        found: list[m.Mine | m.OwnPart] = [ask.which] if isinstance(ask.which, m.Mine) else []
+        for parameter in ask.params:
+            value = parameter.value
+            if isinstance(value, m.Mine):
+                found.append(value)
+                continue
+            for addends in (value.value,) if isinstance(value, m.One) else value.values:
+                found += [own for own in addends.own if self._values.holds(own.held)]
+        return found
+
+    def _run(self, ask: m.Compute, task: Any, given: dict[str, Any], reads: Mapping[str, Array], choice: Choice) -> dict[str, Any]:
+        if isinstance(task, Foreign):
+            if task.name not in self._own:
+                raise RemoteError("unknown-task")
+            return dict(self._own[task.name](task, given))
+        from ..engine import Engine, Streams, TaskInput  # torch is loaded where something is computed
+
+        streams = Streams(ask.seed, ask.round, self._client)
+        secret = b"" if ask.noise is None else self._entropy(32)
+        (result,) = Engine().run(task, [TaskInput(self._data(), given, reads, streams, choice, secret)])
+        return result

@@ -1,0 +1,146 @@
+"""Do cluster models leak more than the shared one? Membership inference on federated models by cluster size and purity.
+
+    python examples/membership_by_cluster.py                                        # embedded digits: a few minutes of one core
+    CFLPRIV_DATA=DIR python examples/membership_by_cluster.py --source fashion_mnist --few
+
+Forty clients in five groups of two labels each; each client has so many samples, and as many again that it might have had. A dozen
+federations train FedAvg inside given clusters (one client: local training; forty: one shared model), each on one of every pair of samples,
+by a coin. Each federation in turn is attacked by LiRA with all others as shadows: exact federated replicas, by an attacker that knows all
+but the coins, has the final model of each cluster, and is asked about the samples of that cluster's clients. `purity` is the share of a
+cluster's clients that are of one group. Intervals are over seeds of data, coins, initial model and batches.
+"""
+
+import argparse
+from dataclasses import replace
+
+import numpy as np
+
+from cflpriv.algorithms import pacfl
+from cflpriv.attacks.leakage import confidence_interval
+from cflpriv.attacks.membership import confidences, deal, lira, roc
+from cflpriv.attacks.membership_shadows import federated_replicas
+from cflpriv.data import DataSpec, build_population
+from cflpriv.local import LocalFederation
+from cflpriv.metrics import ari
+from cflpriv.models import Model
+from cflpriv.training import Train
+from cflpriv.types import Array, Clustering, Population
+
+GROUPS, EACH = 5, 8
+CLIENTS = GROUPS * EACH
+ARMS = (
+    (1, 1, 1), (2, 2, 1), (2, 1, 1), (4, 4, 1), (4, 2, 1), (4, 1, 1), (8, 8, 1), (8, 4, 1), (8, 2, 1), (CLIENTS, EACH, 1),
+    (CLIENTS, EACH, 4),
+)  # fmt: skip
+FEW = ((1, 1, 1), (2, 2, 1), (8, 8, 1), (8, 2, 1), (CLIENTS, EACH, 1))
+"""Clients in a cluster, how many of them are of one group, and how many times as many rounds as asked for."""
+
+
+def clusters_of(size: int, alike: int) -> Clustering:
+    """Every client in one cluster of `size`, made of blocks of `alike` clients of one group, each block of another group.
+
+    Client g·EACH + j is the j-th of group g.
+    """
+    if size == CLIENTS:
+        return Clustering(tuple(range(CLIENTS)), (0,) * CLIENTS, 1)
+    blocks, rest = size // alike, EACH // size
+    labels = {}
+    for group in range(GROUPS):
+        for part in range(max(1, EACH // alike // blocks)):
+            for i in range(blocks):
+                first = (group + i) % GROUPS * EACH + (part * blocks + i) * alike
+                labels |= dict.fromkeys(range(first, first + alike), group * max(1, rest) + part)
+    return Clustering(tuple(range(CLIENTS)), tuple(labels[client] for client in range(CLIENTS)), CLIENTS // size)
+
+
+def attack(people: Population, clustering: Clustering, train: Train, rounds: int, inside: Array, seed: int) -> tuple[float, float, float]:
+    """LiRA's AUC and TPR at 1 % FPR, means over all federations, and how often models find samples they never saw (p > 1/2).
+
+    `inside` (federations, clients, samples) says which sample is in which federation's training set.
+    """
+    federations = len(inside)
+    rosters = [
+        {client: _part(people, client, inside[f, client]) for client in clustering.members(label)}
+        for f in range(federations)
+        for label in range(clustering.k)
+    ]
+    chain = [(number, range(CLIENTS)) for number in range(rounds)]
+    vectors = federated_replicas(train, train.model.init(seed), chain, rosters, seed).reshape(federations, clustering.k, -1)
+    seen = np.concatenate([
+        confidences(train.model, vectors[:, clustering[client]], people.clients[client].x_train, people.clients[client].y_train)
+        for client in range(CLIENTS)
+    ], axis=1)  # fmt: skip
+    coins = inside.reshape(federations, -1)
+    figures = []
+    for f in range(federations):
+        rest = np.arange(federations) != f
+        found = roc(lira(seen[f], seen[rest], coins[rest]), coins[f])
+        figures.append((found.auc, found.tpr))
+    auc, tpr = np.mean(figures, axis=0)
+    return float(auc), float(tpr), float((seen[~coins] > 0).mean())
+
+
+def _part(people: Population, client: int, row: Array) -> tuple[Array, Array]:
+    return people.clients[client].x_train[row], people.clients[client].y_train[row]
+
+
+def coins_of(samples: int, federations: int, seed: int) -> Array:
+    """(federations, clients, 2 · samples): of each pair of a client's samples one is in, by a coin; each sample in half of all."""
+    rng = np.random.default_rng(seed)
+    first = np.stack([deal(samples, federations, rng) for _ in range(CLIENTS)], axis=1)
+    return np.concatenate([first, ~first], axis=2)
+
+
+def in_order(people: Population) -> Population:
+    """The same clients, numbered group by group."""
+    order = sorted(range(CLIENTS), key=lambda i: (people.groups[i], people.clients[i].id))
+    clients = tuple(replace(people.clients[i], id=number) for number, i in enumerate(order))
+    return replace(people, clients=clients, groups=tuple(people.groups[i] for i in order))
+
+
+def found_by_pacfl(people: Population, train: Train, inside: Array, k: int | None) -> tuple[int, float]:
+    """How many clusters PACFL finds on one federation's data, by itself or told `k`, and how well they are the groups (ARI)."""
+    parts = [_part(people, client, inside[client]) for client in range(CLIENTS)]
+    clients = [replace(people.clients[client], x_train=x, y_train=y, x_test=x[:0], y_test=y[:0]) for client, (x, y) in enumerate(parts)]
+    algorithm = pacfl(train, k=k)
+    clustering = algorithm.describe(algorithm.init(LocalFederation(clients)))["clustering"]
+    return clustering.k, ari(people.groups, clustering.labels)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", default="digits")
+    parser.add_argument("--samples", type=int, default=16, help="training samples a client")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--federations", type=int, default=12)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--few", action="store_true", help="a few of the rows only")
+    parser.add_argument("--data-dir", default=None)
+    options = parser.parse_args()
+    table: dict[tuple[int, int, int], list[tuple[float, float, float]]] = {}
+    for seed in range(options.seeds):
+        spec = DataSpec(source=options.source, partition="pathological", clients=CLIENTS, samples_per_client=2 * options.samples, seed=seed)
+        people = in_order(build_population(spec, options.data_dir))
+        model = Model("mlp", people.shape, people.classes, hidden=32, mean=people.mean, std=people.std)
+        train = Train(model, epochs=2, batch_size=8, lr=0.1)
+        inside = coins_of(options.samples, options.federations, seed)
+        (k, by_itself), (_, told) = (found_by_pacfl(people, train, inside[0], k) for k in (None, GROUPS))
+        print(f"seed {seed}: PACFL finds {k} cluster(s), ARI {by_itself:.2f}; told k = {GROUPS}: ARI {told:.2f}", flush=True)
+        for arm in FEW if options.few else ARMS:
+            size, alike, times = arm
+            found = attack(people, clusters_of(size, alike), train, times * options.rounds, inside, seed)
+            table.setdefault(arm, []).append(found)
+            shown = f"AUC {found[0]:.3f}, TPR {found[1]:.3f}, right {found[2]:.3f}"
+            print(f"  {size:3} clients, {alike} alike, {times * options.rounds} rounds: {shown}", flush=True)
+    print(f"\n{options.source}, {options.samples} samples a client, {options.rounds} rounds, {options.seeds} seeds")
+    print("| clients in a cluster | samples | purity | rounds | LiRA AUC | TPR at 1 % FPR | right on unseen |")
+    print("|---|---|---|---|---|---|---|")
+    for (size, alike, times), figures in table.items():
+        auc, tpr, right = np.array(figures).T
+        columns = [str(size), str(size * options.samples), f"{min(alike, size) / size:.2f}", str(times * options.rounds)]
+        columns += [f"{np.mean(one):.3f} [{low:.3f}, {high:.3f}]" for one in (auc, tpr) for low, high in [confidence_interval(one)]]
+        print(f"| {' | '.join(columns)} | {np.mean(right):.2f} |")
+
+
+if __name__ == "__main__":
+    main()

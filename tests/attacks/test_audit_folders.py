@@ -1,0 +1,294 @@
+"""Audits of run folders as people have them: killed and taken up, recorded in part, mixed up, damaged; Ctrl-C; how long it takes."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attack_scenes import config
+from typer.testing import CliRunner
+
+from cflpriv.attacks import ATTACKS, BUDGETS, Cell
+from cflpriv.attacks.audit import audit_run
+from cflpriv.attacks.plan import Clock, Plan, plan_of, spoken
+from cflpriv.cli import app, main
+from cflpriv.experiments import run_experiment
+
+FEW = ("signature_inversion", "label_inference", "cluster_identity")
+PROTECTED = {"gram": ["haar"], "sum": "secagg"}
+CERTAIN = {"insecure_test_entropy": True}
+"""The same secrets in every run, so that runs can be compared."""
+
+
+class Killed(BaseException):
+    """Ends a run where nothing catches it."""
+
+
+def run_in_two(made: Any, folder: Path) -> None:
+    """A run that is killed after its first round and taken up again."""
+
+    def kill(row: Any) -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        run_experiment(made, folder, tick=kill)
+    assert not (folder / "summary.json").exists()
+    run_experiment(made, folder, resume=True)
+    in_summary(seconds=1.0)(folder)
+    assert (folder / "resumes.jsonl").is_file()
+
+
+def quick(folder: Path, attacks: Any = FEW) -> list[Cell]:
+    return audit_run(folder, attacks=attacks, budget="quick")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    run_experiment(config(protection=PROTECTED, run=CERTAIN), folder)
+    in_summary(seconds=1.0)(folder)  # a slow run would have fewer seeds
+    return folder
+
+
+@pytest.fixture
+def run(recorded: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(recorded, tmp_path / "run"))
+
+
+# --- taken up, recorded in part
+
+
+def test_a_resumed_run_is_audited_like_an_uninterrupted_one(recorded: Path, tmp_path: Path) -> None:
+    run_in_two(config(protection=PROTECTED, run=CERTAIN), tmp_path / "two")
+    cells = quick(tmp_path / "two")
+    assert {cell.adversary for cell in cells} == {"server", "server+1"}
+    assert cells == quick(Path(shutil.copytree(recorded, tmp_path / "whole")))
+
+
+def test_a_resumed_run_recorded_in_part_is_audited_like_an_uninterrupted_one(tmp_path: Path) -> None:
+    made = config(run={"record": "attackable", "record_rounds": [1], "record_clients": list(range(12)), **CERTAIN})
+    run_in_two(made, tmp_path / "two")
+    run_experiment(made, tmp_path / "whole")
+    in_summary(seconds=1.0)(tmp_path / "whole")
+    cells = quick(tmp_path / "two")
+    assert cells == quick(tmp_path / "whole")
+    assert {cell.status for cell in cells if cell.metric == "histogram_l1"} == {"leaks"}
+
+
+def test_everything_attackable_is_as_good_as_a_full_record(recorded: Path, tmp_path: Path) -> None:
+    run_experiment(config(protection=PROTECTED, run={"record": "attackable", **CERTAIN}), tmp_path / "part")
+    in_summary(seconds=1.0)(tmp_path / "part")
+    assert quick(tmp_path / "part") == quick(Path(shutil.copytree(recorded, tmp_path / "whole")))
+
+
+# --- stopped with Ctrl-C
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT arrives as KeyboardInterrupt, also where tests run in the background of a shell that ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BUDGETS, "standard", replace(BUDGETS["standard"], seeds=2))
+    whole = audit_run(Path(shutil.copytree(run, tmp_path / "whole")), adversary="server", attacks=FEW)
+    attack = ATTACKS["label_inference"]
+    calls: list[int] = []
+
+    def pressed(case: Any) -> Any:
+        calls.append(case.seed)
+        if len(calls) == 2:  # that of the fresh seed
+            os.kill(os.getpid(), signal.SIGINT)
+        return attack.cells(case)
+
+    monkeypatch.setitem(ATTACKS, "label_inference", replace(attack, cells=pressed))
+    command = ["audit", str(run), "--adversary", "server", "--attacks", ",".join(FEW)]
+    stopped = CliRunner().invoke(app, command)
+    assert stopped.exit_code == 1
+    assert "standard audit, about" in stopped.output.splitlines()[0]
+    assert "2 seeds" in stopped.output.splitlines()[0]
+    assert stopped.stderr.count("\n") == 1
+    assert f"what is finished is in {run / 'audit.json'}, and the same command goes on" in stopped.stderr
+    units = json.loads((run / "audit" / "units.json").read_text())["units"]
+    assert list(units) == [*(f"server|{name}|0" for name in FEW), f"server|{FEW[0]}|1000"]
+    assert {cell["attack"] for cell in json.loads((run / "audit.json").read_text())} == set(FEW)
+    calls.clear()
+    going_on = CliRunner().invoke(app, command)
+    assert going_on.exit_code == 0
+    assert "1 seed of 2 left" in going_on.output.splitlines()[0]
+    assert calls == [1000]  # nothing is done twice
+    assert [Cell(**cell | {"seeds": tuple(cell["seeds"])}) for cell in json.loads((run / "audit.json").read_text())] == whole
+
+
+def test_ctrl_c_before_anything_is_finished_says_so(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pressed(case: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(ATTACKS, FEW[0], replace(ATTACKS[FEW[0]], cells=pressed))
+    stopped = CliRunner().invoke(app, ["audit", str(run), "--attacks", FEW[0], "--budget", "quick"])
+    assert stopped.exit_code == 1
+    assert "nothing was finished" in stopped.stderr
+    assert not (run / "audit.json").exists()
+
+
+# --- how long it takes
+
+
+def plan(seconds: float, budget: str = "standard", *, rounds: int = 10, size: int = 1, protected: bool = True) -> Plan:
+    summary = {"rounds": rounds, "seconds": seconds}
+    return plan_of(summary, 7, size=size, is_open=not protected, is_whole=not protected, budget=BUDGETS[budget])
+
+
+@pytest.mark.parametrize(("protected", "runs"), [(True, 9), (False, 4)])
+def test_the_plan_counts_the_runs_it_makes(protected: bool, runs: int) -> None:
+    made = plan(8.0, protected=protected)
+    assert made.seeds == (7, 1007, 2007, 3007, 4007)
+    assert made.runs(made.seeds) == runs  # twin of the recorded one, then two a seed; in the open one a seed
+    assert made.runs(made.seeds[3:]) == 2 * made.each
+    assert made.estimate(made.seeds, 4) == pytest.approx(8 * runs + made.estimate(made.seeds, 4) - made.estimate(made.seeds, 0))
+    words = made.words("standard", made.seeds, 11, ["server"])
+    assert f"5 seeds, {runs} runs of 8.0 s, 11 attacks on each (server)" in words
+    assert words.startswith(f"standard audit, about {spoken(made.estimate(made.seeds, 11))}: ")
+
+
+@pytest.mark.parametrize(("seconds", "seeds"), [(1, 5), (11, 5), (15, 4), (40, 2), (46, 1), (80, 1)])
+def test_fresh_runs_stay_within_the_budget(seconds: float, seeds: int) -> None:
+    made = plan(seconds)
+    assert len(made.seeds) == seeds
+    assert (made.runs(made.seeds) - made.here) * seconds <= BUDGETS["standard"].seconds
+    assert not made.cut
+
+
+def test_a_long_or_large_run_is_cut() -> None:
+    made = plan(900.0)
+    assert (made.rounds, made.cut, made.seeds) == (1, True, (7,))
+    assert made.seconds == pytest.approx(90.0)
+    assert "the first 1 round(s) only" in made.words("standard", made.seeds, 1, ["server"])
+    assert plan(1.0, size=4 << 30).rounds == 2  # a quarter of the payloads are a GiB
+    assert plan(1.0, rounds=0).runs((7,)) == 1
+
+
+def test_what_is_left_follows_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("cflpriv.attacks.plan.time.perf_counter", lambda: now[0])
+    made = Plan((7, 8, 9), rounds=1, cut=False, here=0, each=2, seconds=10.0)
+    clock = Clock(made, made.seeds, attacks=0, began=100.0)
+    clock.plan = replace(made, here=2)  # every seed is as long as any other
+    assert clock.words(7) == "seed 7, 1 of 3"
+    now[0] += 30
+    assert clock.words(8) == "seed 8, 2 of 3; about 60 s left"
+    now[0] += 50
+    assert clock.words(9) == "seed 9, 3 of 3; about 40 s left"
+    assert [spoken(seconds) for seconds in (0.01, 2.25, 41.2, 200, 9000)] == ["0.1 s", "2.2 s", "41 s", "3 minutes", "2.5 hours"]
+
+
+# --- mixed up and damaged
+
+
+def swapped(name: str, old: str, new: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        text = (folder / name).read_text()
+        assert old in text
+        (folder / name).write_text(text.replace(old, new, 1))
+
+    return change
+
+
+def in_summary(**values: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "summary.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+def from_another_run(name: str) -> Callable[[Path], None]:
+    """A folder of a run that differs in nothing but its secrets (and its digests)."""
+
+    def change(folder: Path) -> None:
+        made = config(protection=PROTECTED)
+        run_experiment(made, folder.parent / "other")
+        shutil.rmtree(folder / name)
+        shutil.copytree(folder.parent / "other" / name, folder / name)
+
+    return change
+
+
+def bit_flipped(folder: Path) -> None:
+    path = sorted((folder / "transcript").glob("payloads_*"))[-1]
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 4
+    path.write_bytes(content)
+
+
+def cut_short(folder: Path) -> None:
+    (folder / "summary.json").write_text((folder / "summary.json").read_text()[:-40])
+
+
+def added_secret(folder: Path) -> None:
+    secret = json.loads((folder / "secrets" / "client_0.json").read_text()) | {"party": "client:3"}
+    (folder / "secrets" / "client_3.json").write_text(json.dumps(secret))
+
+
+@pytest.mark.parametrize(
+    ("change", "file", "words"),
+    [
+        (lambda folder: shutil.rmtree(folder), "run", "is not a run folder"),
+        (lambda folder: (folder / "config.toml").write_bytes(b"\xff\xfe\x00"), "config.toml", ""),
+        (swapped("config.toml", "lr = 0.1", "lr = 0.2"), "config.toml", "is not as the run left it"),
+        (swapped("config.toml", "seed = 0", "seed = 1"), "", "was"),
+        (lambda folder: (folder / "summary.json").unlink(), "summary.json", "not complete"),
+        (cut_short, "summary.json", "is not a run's summary"),
+        (in_summary(rounds="two"), "summary.json", "rounds = 'two' is of a wrong type"),
+        (in_summary(rounds=10**9), "summary.json", "one of them was changed"),
+        (in_summary(seconds=float("nan")), "summary.json", "seconds = nan is no duration"),
+        (in_summary(files=[]), "summary.json", "files = [] is of a wrong type"),
+        (in_summary(data_digest="0" * 32), "summary.json", "made with other data"),
+        (bit_flipped, "messages.jsonl", "does not match its digest"),
+        (lambda folder: sorted((folder / "transcript").glob("payloads_*"))[0].write_bytes(b"short"), "payloads_", "safetensors"),
+        (from_another_run("transcript"), "messages.jsonl", "is not as the run left it"),
+        (from_another_run("secrets"), "client_0.json", "is not as the run left it"),
+        (added_secret, "client_3.json", "is not as the run left it"),
+        (lambda folder: (folder / "secrets" / "client_0.json").unlink(), "client_0.json", "is missing"),
+        (lambda folder: (folder / "secrets" / "client_0.json").write_text("[]"), "client_0.json", "is not a party's secrets"),
+        (lambda folder: (folder / "audit").write_text(""), "audit", "cannot be written"),
+    ],
+)  # fmt: skip
+def test_a_bad_folder_is_one_clear_line_and_exit_code_2(
+    change: Callable[[Path], None], file: str, words: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(run)
+    monkeypatch.setattr("sys.argv", ["cflpriv", "audit", str(run), "--attacks", "cluster_identity", "--budget", "quick"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    said = capsys.readouterr().err
+    assert end.value.code == 2, said
+    assert said.startswith("cflpriv: ")
+    assert said.count("\n") == 1
+    assert file in said
+    assert words in said
+
+
+def test_an_audit_of_a_run_that_was_stopped_by_ctrl_c_is_of_its_rounds(tmp_path: Path) -> None:
+    made = config(training={"rounds": 3}, run=CERTAIN)
+
+    def press(row: dict[str, Any]) -> None:
+        if row["round"] == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    run_experiment(made, tmp_path / "run", tick=press)
+    assert {cell.status for cell in quick(tmp_path / "run", ["label_inference"]) if cell.metric == "histogram_l1"} == {"leaks"}
+    assert np.load(tmp_path / "run" / "audit" / "label_inference_server.npz")["label_guess"].shape == (20, 10)
+    run_experiment(made, tmp_path / "run", resume=True)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 3
+    assert quick(tmp_path / "run", ["label_inference"])

@@ -1,0 +1,140 @@
+"""What each adversary has of a Gram under encryption, whole or by landmarks; and comparisons under differential privacy."""
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+from attack_scenes import QUICK, case, config
+
+from cflpriv.attacks import ATTACKS
+from cflpriv.attacks.audit import Scene, case_of, fresh_scene
+from cflpriv.attacks.encrypted import with_opened_uploads
+from cflpriv.attacks.gram_geometry import _products_of_blocks, products_of
+from cflpriv.attacks.leakage import Case, Cell
+from cflpriv.data import build_population
+
+
+@lru_cache(maxsize=4)
+def scene(release: str = "labels", mode: str = "public-key", landmarks: int = 0) -> Scene:
+    protection = {"gram": ["ckks"], "ckks_release": release, "ckks_mode": mode, "landmarks": landmarks}
+    made = config({"k": 4}, protection, data={"clients": 12}, training={"rounds": 0})
+    made = replace(made, run=replace(made.run, audit_parties=("server", "client:0", "key-holder")))
+    return fresh_scene(made, build_population(made.data), 0, QUICK)
+
+
+def seen(adversary: str, *of: Any) -> Case:
+    pytest.importorskip("tenseal")
+    return case_of(scene(*of), adversary, QUICK)
+
+
+def figures(name: str, one: Case) -> dict[int, Cell]:
+    return {cell.k_known: cell for cell in ATTACKS[name].cells(one)[0]}
+
+
+def test_half_of_a_gram_is_completed_and_none_is_nothing() -> None:
+    """Blocks with landmarks only: vectors in the landmarks' span come out exactly; what was seen stands; without landmarks, nothing."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(8, 2, 6))
+    rows[:3] = np.eye(6).reshape(3, 2, 6)  # three landmarks of two vectors span the six dimensions
+    blocks = {(a, b): rows[a] @ rows[b].T for a in range(3) for b in range(8)}
+    found = _products_of_blocks(blocks)
+    assert found is not None
+    assert found[0] == tuple(range(8))
+    assert found[1] == pytest.approx(np.einsum("ipd,jqd->ipjq", rows, rows), abs=1e-9)
+    wild = rng.normal(size=(8, 2, 30))
+    partial = _products_of_blocks({(a, b): wild[a] @ wild[b].T for a in range(3) for b in range(8)})
+    assert partial is not None
+    assert partial[1][:3] == pytest.approx(np.einsum("ipd,jqd->ipjq", wild[:3], wild), abs=1e-12)
+    assert _products_of_blocks({(0, 1): wild[0] @ wild[1].T, (2, 3): wild[2] @ wild[3].T}) is None
+    assert _products_of_blocks({}) is None
+
+
+@pytest.mark.parametrize(("adversary", "release", "sees"), [
+    ("server", "labels", False), ("server+1", "labels", False), ("key-holder", "labels", True), ("server", "gram", True),
+])  # fmt: skip
+def test_landmarks_leave_the_gram_attack_its_known_clients(adversary: str, release: str, sees: bool) -> None:
+    one = seen(adversary, release, "public-key", 6)
+    found = figures("gram_geometry", one)
+    if not sees:
+        assert {cell.status for cell in found.values()} == {"nothing_to_see"}
+        assert products_of(one)[0] is None
+        return
+    mine, theirs = products_of(one)
+    assert mine is not None
+    assert theirs is not None
+    assert mine[0] == theirs[0]
+    close = np.abs(mine[1] - theirs[1]).max(axis=(1, 3)) < 1e-3
+    assert 6 <= close.all(axis=1).sum() < 12  # the landmarks' rows are right, the others' are projections
+    assert found[3].value is not None
+    assert found[3].value > 0.5
+    assert found[3].baseline is not None
+    assert found[3].value > found[3].baseline
+
+
+@pytest.mark.parametrize("name", ["gram_geometry", "signature_inversion"])
+def test_in_public_key_mode_a_colluder_adds_nothing(name: str) -> None:
+    assert {cell.status for cell in figures(name, seen("server+1")).values()} == {"nothing_to_see"}
+
+
+def test_in_symmetric_mode_one_colluder_gives_the_server_every_vector() -> None:
+    """As docs/guarantees.md says: clients share the secret key, and the server has the ciphertexts."""
+    one = seen("server+1", "labels", "symmetric")
+    opened = with_opened_uploads(one.view, (3, 64))
+    rows = {
+        client: row for m in opened.select("gram", "signature") for client, row in zip(m.clients, (m.payload or {})["rows"], strict=True)
+    }
+    assert set(rows) == set(range(12))
+    for client, row in rows.items():
+        assert row == pytest.approx(one.rows[client], abs=1e-4)
+    found = {cell.metric: cell for cell in ATTACKS["signature_inversion"].cells(one)[0]}
+    assert found["mean_image_cosine"].status == "leaks", found["mean_image_cosine"].line()
+    assert figures("gram_geometry", one)[3].value == pytest.approx(figures("gram_geometry", one)[3].reference, abs=0.2)
+    alone = seen("server", "labels", "symmetric")
+    assert {cell.status for cell in ATTACKS["signature_inversion"].cells(alone)[0]} == {"nothing_to_see"}
+    assert with_opened_uploads(alone.view, (3, 64)) is alone.view
+
+
+# --- differential privacy -------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4)
+def private(unit: str, epsilon: float, algorithm: str) -> Case:
+    privacy: dict[str, Any] = {"unit": unit, "epsilon": epsilon, "delta": 1e-4, "clip_norm": 0.2}
+    privacy |= {"samples": 70, "sketch_dim": 32} if unit == "sample" else {"local": ["gram"]}
+    chosen = {"name": algorithm} | ({"k": 4} if algorithm == "pacfl" else {})
+    return case(config(chosen, training={"rounds": 1, "batch_size": 10}, privacy=privacy))
+
+
+@pytest.mark.parametrize(
+    ("unit", "algorithm"), [("sample", "pacfl"), pytest.param("sample", "stocfl", marks=pytest.mark.slow), ("client", "pacfl")]
+)
+def test_pretended_clients_clip_sketch_and_scale_as_the_real_ones(unit: str, algorithm: str) -> None:
+    """With noise that is next to nothing, what the simulator gives for a client's own data is what that client sent."""
+    one = private(unit, 1e6, algorithm)
+    sent = {c: row for m in one.view.select("gram") for c, row in zip(m.clients, (m.payload or {}).get("rows", ()), strict=False)}
+    clients = sorted(sent)[:4]
+    made = one.prior.simulate([one.truth.data[client] for client in clients])
+    plain = one.prior.simulate_open([one.truth.data[client] for client in clients])
+    assert made is not None
+    assert plain is not None
+    for client, row in zip(clients, made, strict=True):
+        cosines = np.abs((row * sent[client]).sum(axis=1)) / np.linalg.norm(row, axis=1) / np.linalg.norm(sent[client], axis=1)
+        assert cosines[0] > 0.99
+        assert np.linalg.norm(row) == pytest.approx(np.linalg.norm(sent[client]), rel=0.05)
+    assert made.shape != plain.shape or not np.allclose(made, plain)
+    assert plain[0] == pytest.approx(one.rows[clients[0]], abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gram_geometry", "sybil_span", "anchor_counts"])
+@pytest.mark.parametrize("algorithm", ["pacfl", "stocfl"])
+def test_attacks_on_noised_comparisons_are_measured_in_their_own_space(name: str, algorithm: str) -> None:
+    """Sketched to fewer dimensions than without privacy: figures are finite, and errors no worse than a wrong guess can be.
+
+    That labels leak at ε = 1 all the same (StoCFL's anchor gradients) is no fault: it is single samples that the noise protects.
+    """
+    for cell in ATTACKS[name].cells(private("sample", 1.0, algorithm))[0]:
+        numbers = [number for number in (cell.value, cell.baseline, cell.reference) if number is not None]
+        assert np.isfinite(numbers).all()
+        assert cell.metric != "histogram_l1" or cell.value is None or cell.value <= 2.0

@@ -1,0 +1,164 @@
+"""Label inference: clusters as a whole where only models show, and the public clipping of private runs."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attack_scenes import QUICK, case, config, over_seeds
+from torch.nn import functional
+
+from cflpriv.attacks import ATTACKS
+from cflpriv.attacks.audit import case_of, fresh_scene
+from cflpriv.attacks.label_inference import class_probabilities, clipped_probabilities, steps_in
+from cflpriv.attacks.leakage import Cell
+from cflpriv.attacks.sums import means_in, sums_in
+from cflpriv.data import DataSpec, build_population
+from cflpriv.models import Model
+
+AGGREGATE = "aggregate_histogram_l1"
+
+
+def by_metric(seen: Any) -> dict[str, Cell]:
+    return {cell.metric: cell for cell in ATTACKS["label_inference"].cells(seen)[0]}
+
+
+def test_ifca_under_secure_sums_shows_the_histograms_of_clusters() -> None:
+    """k models go to everybody and choices are told: two models of one name are a cluster's mean update, over known members."""
+    made = [config({"name": "ifca", "k": 4}, {"sum": "secagg"}, training={"rounds": 2}, seed=seed) for seed in range(3)]
+    cells = over_seeds([ATTACKS["label_inference"].cells(case(one))[0] for one in made])
+    whole = cells[AGGREGATE, 0]
+    assert whole.status == "leaks", whole.line()
+    assert "nothing about a member" in whole.note
+    assert whole.value is not None
+    assert whole.baseline is not None
+    assert whole.value < 0.5 * whole.baseline
+    assert cells["histogram_l1", 0].status == "leaks"  # members of a cluster get its guess
+
+
+def test_oblivious_sums_show_clusters_and_no_members() -> None:
+    made = config({"name": "ifca", "k": 4}, {"sum": "secagg-oblivious"}, training={"rounds": 2})
+    seen = case(made)
+    found = by_metric(seen)
+    assert found["histogram_l1"].status == "nothing_to_see"
+    assert found[AGGREGATE].status == "leaks", found[AGGREGATE].line()
+    models = means_in(seen.view, sum_dimension(seen))
+    assert models
+    assert all(one.members == () for one in models)
+    # the mean updates are those of the real groups, which only the scorer knows, from the unprotected run
+    real = {(one.round, one.label): one for one in sums_in(seen.reference)}
+    for one in models:
+        if one.round == 0:
+            assert one.mean == pytest.approx(real[0, one.label].mean, abs=1e-6)
+
+
+def sum_dimension(seen: Any) -> int:
+    from cflpriv.attacks.label_inference import public_model
+
+    return public_model(seen.prior).dimension
+
+
+def test_a_member_sees_its_cluster_as_a_whole() -> None:
+    """One client has its own cluster's models only: one figure, which a single seed is too few to judge; over seeds it leaks."""
+    made = [config(protection={"sum": "secagg"}, training={"rounds": 2}, seed=seed) for seed in range(3)]
+    seen = [case(one, "client") for one in made]
+    assert all(sums_in(one.view) == [] for one in seen)
+    whole = over_seeds([ATTACKS["label_inference"].cells(one)[0] for one in seen])[AGGREGATE, 1]
+    assert whole.status == "leaks", whole.line()
+    assert by_metric(seen[0])["histogram_l1"].status == "nothing_to_see"
+
+
+def test_a_model_that_stays_blind_shows_nothing() -> None:
+    found = by_metric(case(config(protection={"sum": "hadamard"})))
+    assert found[AGGREGATE].status == "nothing_to_see"
+    assert found["histogram_l1"].status == "at_baseline"  # blind updates, read as if they were clear
+
+
+def test_gradients_that_are_averaged_are_read_with_their_own_sign() -> None:
+    """IFCA's option I sends gradients: movements are against them, and their length is unknown."""
+    found = by_metric(case(config({"name": "ifca", "k": 4, "averaging": "gradient"}, training={"rounds": 2})))
+    assert found["label_set_accuracy"].value is not None
+    assert found["label_set_accuracy"].value > 0.9
+    assert found["histogram_l1"].status == "leaks"
+
+
+def test_renumbered_clusters_are_not_mixed_up() -> None:
+    """CFL's splits give clusters other numbers: every mean that is told is that of its members' own updates."""
+    algorithm = {"name": "cfl", "eps1": 0.8, "eps2": 0.85}
+    seen = case(config(algorithm, training={"rounds": 5, "epochs": 2}))
+    dimension = sum_dimension(seen)
+    single = steps_in(seen.view, dimension)
+    told = [one for one in means_in(seen.view, dimension) if one.members]
+    assert told
+    for one in told:
+        rows = [step.update for client in one.members for step in single[client] if step.round == one.round]
+        assert one.mean == pytest.approx(np.mean(rows, axis=0), abs=1e-5)
+
+
+def test_parts_of_models_are_not_attempted_and_it_says_so() -> None:
+    """LG-FedAvg's clients keep their first layers: the head's updates travel, so nothing may sound safe."""
+    found = by_metric(case(config({"name": "lg_fedavg"})))
+    assert found["histogram_l1"].status == "nothing_to_see"
+    assert "not attempted" in found["histogram_l1"].note
+
+
+def test_centres_are_read_although_clients_are_told_their_group_in_between() -> None:
+    """FeSEM's server sends a message without a model between the centres and the first sum."""
+    found = by_metric(case(config({"name": "fesem", "k": 4}, {"sum": "secagg"}, training={"rounds": 2})))
+    assert found[AGGREGATE].value is not None
+    assert found["histogram_l1"].value is not None
+
+
+# --- private runs -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clip_norm", [0.5, 1e6])
+def test_clipped_probabilities_are_those_of_clipped_gradients(clip_norm: float) -> None:
+    """Oracle: one sample at a time, by autograd. With a bound that clips nothing they are the plain ones."""
+    scene = build_population(DataSpec(clients=4, samples_per_client=20))
+    data = scene.clients[0]
+    model = Model("mlp", scene.shape, scene.classes, 8, scene.mean, scene.std, "float64")
+    vector = model.init(0)
+    made = clipped_probabilities(model, vector, data.x_train, data.y_train, clip_norm)
+    module = model.load(vector)
+    for label in np.unique(data.y_train):
+        rows = []
+        for i in np.flatnonzero(data.y_train == label):
+            loss = functional.cross_entropy(module(model.inputs(data.x_train[i : i + 1])), torch.tensor([int(label)]))
+            whole = torch.cat([one.flatten() for one in torch.autograd.grad(loss, list(module.parameters()))])
+            rows.append(whole[-10:].numpy() * min(1.0, clip_norm / float(whole.norm())))
+        assert np.eye(10)[label] - made[label] == pytest.approx(-np.mean(rows, axis=0), abs=1e-9)
+    if clip_norm > 1e3:
+        plain = class_probabilities(model, vector, data.x_train, data.y_train)
+        present = np.unique(data.y_train)
+        assert made[present] == pytest.approx(plain[present], abs=1e-9)
+
+
+def private(unit: str, epsilon: float, **more: Any) -> Any:
+    privacy = {"unit": unit, "epsilon": epsilon, "delta": 1e-4, "clip_norm": 0.5}
+    if unit == "sample":
+        privacy |= {"samples": 70}
+    algorithm = {"name": "fedavg"} | more.pop("algorithm", {})
+    return config(algorithm, training={"rounds": 2, "batch_size": 10, "epochs": 2}, privacy=privacy, **more)
+
+
+@pytest.mark.parametrize("unit", ["sample", "client"])
+def test_the_attacker_clips_as_the_pipeline_does(unit: str) -> None:
+    """With noise that is next to nothing, clipped updates show the label histograms; reading them as if unclipped is worse."""
+    made = private(unit, 1e6 if unit == "sample" else 1e5)
+    seen = case(made)
+    found = by_metric(seen)["histogram_l1"]
+    assert found.status == "leaks", found.line()
+    blind = replace(seen, prior=replace(seen.prior, config=replace(made, privacy=config().privacy)))
+    ignorant = by_metric(blind)["histogram_l1"]
+    assert found.value is not None
+    assert ignorant.value is not None
+    assert found.value < ignorant.value - 0.1, (found.line(), ignorant.line())
+
+
+def test_a_trusted_server_sees_contributions_under_client_level_privacy() -> None:
+    """unit = "client" with sums in the clear: the server adds the noise, so its own view has every clipped update."""
+    made = private("client", 4.0)
+    found = by_metric(case_of(fresh_scene(made, build_population(made.data), 2, QUICK), "server", QUICK))
+    assert found["label_set_accuracy"].status == "leaks"

@@ -1,0 +1,221 @@
+"""Membership inference on recorded runs: whom a view names, replicas against the run itself, the game, leaks and their absence.
+
+Statuses over three seeds are t-tests at 2.5 % (one-sided) of the gain over no view less a margin; runs are seeded, so outcomes do not
+change. The test of a single run's status states its rate where it is tried.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attack_scenes import case, config, over_seeds, population_of, unrelated
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from cflpriv.attacks.audit import audit_run
+from cflpriv.attacks.leakage import Case
+from cflpriv.attacks.membership import placements, roc
+from cflpriv.attacks.membership_audit import Outcome, auc_gain, cells, curve_of
+from cflpriv.attacks.membership_shadows import Target, federated_replicas, models_in, pairs_of, turns_in
+from cflpriv.experiments import Config, run_experiment
+from cflpriv.experiments.pictures import roc_curves
+from cflpriv.experiments.report import write_report
+from cflpriv.types import Array
+
+SEEDS = range(3)
+
+
+def made(seed: int = 0, algorithm: dict[str, Any] | None = None, protection: dict[str, Any] | None = None, **more: Any) -> Config:
+    """Twelve clients in four groups with twelve samples each, on which models are trained until they remember them."""
+    training = {"rounds": 3, "epochs": 8, "batch_size": 6, "lr": 0.3} | more.pop("training", {})
+    data = {"clients": 12, "samples_per_client": 12} | more.pop("data", {})
+    return config({"k": 4} if algorithm is None else algorithm, protection, seed, data=data, training=training, **more)
+
+
+def targets(seen: Case, made: Config) -> list[Target]:
+    return models_in(seen.view, seen.reference, made.model_for(population_of(made)).dimension)
+
+
+# --- whom a view names --------------------------------------------------------------------------------------------------------------
+
+
+def test_models_are_followed_back_to_the_initial_one() -> None:
+    run = made()
+    people, found = population_of(run), targets(case(run), run)
+    assert len(found) == 4
+    for target in found:
+        (group,) = {people.groups[client] for client in target.owners}
+        members = tuple(client.id for client, its in zip(people.clients, people.groups, strict=True) if its == group)
+        assert target.owners == target.cohort == members
+        assert target.chain == ((0, members), (1, members))
+        assert target.start == pytest.approx(run.model_for(people).init(0))
+        assert sorted(target.own) == list(members)
+
+
+def test_a_view_without_names_takes_them_from_the_reference() -> None:
+    run = made(algorithm={"name": "ifca", "k": 4}, protection={"sum": "secagg-oblivious"}, training={"rounds": 3, "epochs": 1})
+    seen = case(run)
+    dimension = run.model_for(population_of(run)).dimension
+    assert {turn.clients for turn in turns_in(seen.view, dimension)} == {None}
+    named = {turn.name: turn.clients for turn in turns_in(seen.reference, dimension) if turn.round == 0}
+    for target in targets(seen, run):
+        assert dict(target.chain)[0] in named.values()
+        assert not target.own
+
+
+def test_a_client_has_its_own_cluster_alone() -> None:
+    run = made()
+    seen = case(run, "client")
+    (target,) = targets(seen, run)
+    assert seen.view.coalition[0] in target.owners
+    assert len(target.owners) == 3
+
+
+def test_what_stays_blind_is_nothing_to_see() -> None:
+    run = made(protection={"sum": "haar"}, training={"rounds": 2, "epochs": 1})
+    (cell,) = cells(case(run))[0]
+    assert cell.status == "nothing_to_see"
+    assert targets(case(run, "server+1"), run)
+
+
+# --- replicas and pairs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weights", ["equal", "examples"])
+def test_replicas_are_the_run_itself(weights: str) -> None:
+    """In full batches nothing is drawn: a replica on the run's own data ends at the run's own model, to rounding in float64."""
+    run = made(
+        data={"samples_per_client": 0}, model={"dtype": "float64"},
+        training={"batch_size": 0, "epochs": 2, "lr": 0.1, "lr_decay": 0.9, "momentum": 0.5, "weights": weights},
+    )  # fmt: skip
+    seen = case(run)
+    assert len({len(y) for _, y in seen.truth.data.values()}) > 1
+    train = run.train_for(population_of(run))
+    for target in targets(seen, run):
+        (replica,) = federated_replicas(train, target.start, target.chain, [seen.truth.data], 0, weights=weights)
+        assert replica == pytest.approx(target.vector, abs=1e-12)
+        for client, own in target.own.items():
+            (alone,) = federated_replicas(train, replica, [(target.round, (client,))], [seen.truth.data], 0)
+            assert alone == pytest.approx(own, abs=1e-12)
+
+
+def test_replicas_are_clipped_and_independent() -> None:
+    seen = case(made(training={"rounds": 2, "epochs": 1}))
+    target, train = targets(seen, made())[0], made().train_for(population_of(made()))
+    twice = federated_replicas(train, target.start, target.chain[:1], [seen.truth.data] * 2, 0, bound=0.01)
+    assert np.linalg.norm(twice - target.start, axis=1).max() <= 0.01 * (1 + 1e-5)
+    assert not np.array_equal(twice[0], twice[1])  # batches of their own
+    assert np.array_equal(twice, federated_replicas(train, target.start, target.chain[:1], [seen.truth.data] * 2, 0, bound=0.01))
+
+
+def test_pairs_are_of_one_label_and_owner_and_no_sample_is_lost() -> None:
+    truth = case(made(training={"rounds": 0})).truth
+    owners = [client for client, group in truth.groups.items() if group == 0]
+    pairs = pairs_of(truth, owners, np.random.default_rng(0))
+    m = len(pairs.y) // 2
+    assert m > 20
+    assert pairs.member.sum() == m
+    assert np.array_equal(pairs.y[:m], pairs.y[m:])
+    assert np.array_equal(pairs.owners[:m], pairs.owners[m:])
+    outside = [sample.tobytes() for sample in pairs.x[m:]]
+    assert len(set(outside)) == m
+    assert set(outside) <= {sample.tobytes() for sample in truth.outside[owners[0]][0]}
+    for client in owners:
+        again = [*truth_bytes(pairs.rest[client][0]), *truth_bytes(pairs.x[:m][pairs.owners[:m] == client])]
+        assert sorted(again) == sorted(truth_bytes(truth.data[client][0]))
+    assert len(pairs_of(truth, owners, np.random.default_rng(0), most=7).y) == 14
+
+
+def truth_bytes(samples: Array) -> list[bytes]:
+    return [sample.tobytes() for sample in samples]
+
+
+# --- figures ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_figures_are_those_of_sklearn() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        member = rng.permutation(np.arange(300) < rng.integers(50, 250))
+        scores = np.round(rng.normal(size=300) + 0.7 * member, 1)  # with ties
+        found, (inside, outside) = roc(scores, member, 0.05), placements(scores, member)
+        assert found.auc == pytest.approx(roc_auc_score(member, scores))
+        assert inside.mean() == pytest.approx(found.auc)
+        assert outside.mean() == pytest.approx(found.auc)
+        false, true, _ = roc_curve(member, scores, drop_intermediate=False)
+        assert found.tpr == pytest.approx(true[false <= int(0.05 * (~member).sum()) / (~member).sum() + 1e-12].max())
+        curve = curve_of(Outcome(scores, scores[None], member))
+        assert pytest.approx(np.stack([false, true]).T) == curve.T
+
+
+def test_the_standard_error_of_a_gain_is_right() -> None:
+    """Scores that say nothing: 1.96 errors are passed in 2.5 % of 400 tries; in fewer than 27 of them but for a chance of 1e-5."""
+    rng = np.random.default_rng(0)
+    member = np.arange(200) < 100
+    gains = [auc_gain(Outcome(rng.normal(size=200), rng.normal(size=(8, 200)), member)) for _ in range(400)]
+    assert sum(gain > 1.96 * error for gain, error in gains) < 27
+    spread = np.std([gain / error for gain, error in gains])
+    assert 0.85 < spread < 1.15  # its standard error is .035
+
+
+def test_models_that_remember_leak_and_other_runs_do_not() -> None:
+    scenes = [made(seed) for seed in SEEDS]
+    several = [cells(case(one))[0] for one in scenes]
+    pooled = {metric: cell for (metric, _), cell in over_seeds(several).items()}
+    for metric in ("model_rmia_auc", "model_lira_auc", "own_model_lira_auc"):
+        assert pooled[metric].status == "leaks", pooled[metric].line()
+        assert pooled[metric].baseline == pytest.approx(0.5, abs=0.03)
+    assert all("139 members, 139 others, realised FPR 0.00" in cell.note for cell in several[0])
+    for (metric, _), cell in over_seeds([cells(unrelated(one))[0] for one in scenes]).items():
+        assert cell.status == ("at_baseline" if pooled[metric].status == "leaks" else "not_validated"), cell.line()
+
+
+def test_secure_sums_leave_the_models() -> None:
+    open_, sealed = ({cell.metric: cell for cell in cells(case(made(protection=how)))[0]} for how in ({}, {"sum": "secagg"}))
+    assert sealed["model_lira_auc"].value == pytest.approx(open_["model_lira_auc"].value, abs=0.02)
+    assert sealed["model_lira_auc"].reference == open_["model_lira_auc"].value
+    assert sealed["own_model_lira_auc"].status == "nothing_to_see"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::cflpriv.errors.CflprivWarning")  # of noise from a public key, which this test wants
+def test_noise_takes_it_to_the_baseline() -> None:
+    private = {"unit": "sample", "epsilon": 1.0, "delta": 1e-3, "samples": 12}
+    run = made(algorithm={"name": "oracle"}, privacy=private, run={"insecure_test_entropy": True})
+    found = {cell.metric: cell for cell in cells(case(run))[0]}
+    (member,) = cells(case(run, "client"))[0]
+    for metric in ("model_lira_auc", "own_model_lira_auc"):
+        assert found[metric].status == "at_baseline", found[metric].line()
+        assert found[metric].value == pytest.approx(0.5, abs=0.1)
+    assert "does not say who trained" in member.note
+
+
+def test_shadows_beyond_the_budget_are_not_trained() -> None:
+    """The model of an earlier round is attacked where the last one's shadow federations would take too long."""
+    seen = case(made(training={"rounds": 8, "epochs": 1}))
+    whole, cut = cells(seen)[0], cells(replace(seen, budget=replace(seen.budget, seconds=0.1)))[0]
+    assert "after 7 round(s)" in whole[0].note
+    assert "after 3 round(s)" in cut[0].note
+
+
+# --- audit and report ---------------------------------------------------------------------------------------------------------------
+
+
+def test_an_audit_keeps_its_curves_and_the_report_draws_them(tmp_path: Path) -> None:
+    run_experiment(made(), tmp_path / "run")
+    found = audit_run(tmp_path / "run", adversary="server", attacks=["membership"], budget="quick")
+    assert {cell.metric for cell in found} >= {"model_loss_auc", "model_lira_tpr", "own_model_lira_auc"}
+    assert json.loads((tmp_path / "run" / "audit.json").read_text())[0]["arrays"] == "membership_server.npz"
+    with np.load(tmp_path / "run" / "audit" / "membership_server.npz") as arrays:
+        for name in arrays.files:
+            if name.endswith("others"):
+                continue
+            curve = arrays[name]
+            assert (np.diff(curve, axis=1) >= 0).all()
+            assert curve[:, 0].tolist() == [0.0, 0.0]
+            assert curve[:, -1].tolist() == [1.0, 1.0]
+        curve = arrays["roc_model_lira"]
+    assert "Membership inference" in write_report(tmp_path / "run").read_text()
+    assert roc_curves({"LiRA": curve}, 40) == roc_curves({"LiRA": curve}, 40)

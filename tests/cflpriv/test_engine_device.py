@@ -1,0 +1,402 @@
+"""Steps over fixed buffers, memory, precision: all that a CUDA device needs but the device; and, marked `gpu`, the device."""
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from cflpriv.engine import Device, Engine, Result, Streams, TaskInput, fast, graphs, memory
+from cflpriv.engine.device import CPU
+from cflpriv.engine.run import chunks
+from cflpriv.engine.sgd import Steps, Way, steps_by_batch, train_stacked
+from cflpriv.errors import InputError
+from cflpriv.experiments.config import parse_config
+from cflpriv.models import Model, dtype_of
+from cflpriv.training import Gradient, Train
+from cflpriv.types import Array, ClientData
+
+CUDA = Device("cuda")
+MODELS = {
+    "linear": Model("linear", (1, 4, 4), 3, dtype="float64"),
+    "mlp": Model("mlp", (1, 4, 4), 3, hidden=5, dtype="float64"),
+    "lenet5": Model("lenet5", (1, 16, 16), 3, dtype="float64"),
+}
+
+
+def inputs(model: Model, sizes: Sequence[int], dtype: Any = np.float64, **vectors: Array) -> list[TaskInput]:
+    """Clients with a model each."""
+    rng = np.random.default_rng(sum(sizes))
+    given_to = []
+    for i, n in enumerate(sizes):
+        x, y = rng.random((n, *model.shape)).astype(dtype), rng.integers(model.classes, size=n)
+        given_to.append(TaskInput(ClientData(i, x, y, x[:2], y[:2]), {"model": model.init(i), **vectors}, {}, Streams(1, 2, i)))
+    return given_to
+
+
+def way_of(model: Model, clients: int = 4) -> Way:
+    """The way a CUDA device would take."""
+    way = fast._forward(model, clients, CUDA)
+    assert way is not None
+    return way
+
+
+def moved(task: Train, given_to: Sequence[TaskInput], steps: Steps, device: Device = CPU) -> list[Array]:
+    way = way_of(task.model, len(given_to))
+    return train_stacked(way, [task._local(one, CPU) for one in given_to], task._options, device, steps)
+
+
+options = st.fixed_dictionaries({
+    "epochs": st.integers(2, 3), "batch_size": st.integers(0, 7), "lr": st.floats(0.01, 0.1), "momentum": st.sampled_from([0.0, 0.5]),
+    "weight_decay": st.sampled_from([0.0, 0.01]), "prox": st.sampled_from([0.0, 0.1]), "maml_lr": st.sampled_from([0.0, 0.05]),
+    "clip_norm": st.sampled_from([0.0, 0.0, 0.5]), "sampling_rate": st.sampled_from([0.0, 0.0, 0.4]),
+    "frozen": st.sampled_from([(), ("0.", "1.")]), "adam": st.booleans(),
+})  # fmt: skip
+
+
+@given(
+    st.sampled_from(list(MODELS)), options, st.lists(st.integers(1, 12), min_size=2, max_size=5), st.booleans(),
+    st.sampled_from([0, 10**9]),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_steps_over_fixed_buffers_equal_those_by_batch(
+    name: str, chosen: dict[str, Any], sizes: list[int], extra: bool, fewest: int
+) -> None:
+    """Every option, ragged clients, kept buffers (`fewest` 0) and none: 1e-12 in float64. Adam's rate is small: see `by_adam` in
+    test_engine.py."""
+    model = MODELS[name]
+    adam = chosen.pop("adam")
+    if adam:
+        chosen |= {"optimizer": "adam", "momentum": 0.0, "lr": chosen["lr"] / 200}
+    if chosen["clip_norm"] and name != "linear":
+        chosen |= {"frozen": ()}
+    if name == "linear":
+        chosen |= {"frozen": ()}  # all that it has
+    rng = np.random.default_rng(len(sizes))
+    vectors = {key: 0.01 * rng.normal(size=model.dimension) for key in ("anchor", "correction")} if extra else {}
+    task, given_to = Train(model, **chosen), inputs(model, sizes, **vectors)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs, "FEWEST_STEPS", fewest)
+        for _ in range(2):  # the second time, the buffers are there and hold the first's
+            fixed = moved(task, given_to, graphs.steps_by_plan)
+    for ours, theirs in zip(fixed, moved(task, given_to, steps_by_batch), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_fixed_buffers_take_other_clients_rates_and_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32 one program serves every learning rate and any number of samples and batches that it has room for."""
+    monkeypatch.setattr(graphs, "FEWEST_STEPS", 0)
+    graphs.release()
+    made = Counter[str]()
+    real = graphs._made
+    monkeypatch.setattr(graphs, "_made", lambda *arguments: made.update(["program"]) or real(*arguments))
+    model = Model("lenet5", (1, 16, 16), 3)
+    for lr, sizes in [(0.1, [40, 40, 40]), (0.05, [40, 40, 40]), (0.02, [39, 38, 37])]:
+        task, given_to = Train(model, batch_size=5, lr=lr, momentum=0.5), inputs(model, sizes, np.float32)
+        fixed, plain = moved(task, given_to, graphs.steps_by_plan), moved(task, given_to, steps_by_batch)
+        np.testing.assert_allclose(fixed, plain, rtol=0, atol=1e-6)
+    assert made["program"] == 1
+    for clients in (2, 4, 5):
+        moved(Train(model, batch_size=5), inputs(model, [10] * clients, np.float32), graphs.steps_by_plan)
+    assert len(graphs._PROGRAMS) == graphs.KEPT
+    graphs.release()
+    assert not graphs._PROGRAMS
+
+
+def test_short_phases_are_captured_once_they_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs.release()
+    graphs._SEEN.clear()
+    monkeypatch.setattr(graphs, "FEWEST_STEPS", 8)
+    model = MODELS["lenet5"]
+    task, given_to = Train(model, batch_size=5), inputs(model, [15, 15])
+    kept = []
+    for _ in range(4):
+        moved(task, given_to, graphs.steps_by_plan)
+        kept.append(len(graphs._PROGRAMS))
+    assert kept == [0, 0, 1, 1]  # 3, 6, 9, 12 steps
+
+
+@pytest.mark.parametrize("how", ["clipped", "vmap"])
+def test_what_cannot_be_captured_is_not(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = Model("no stack", (6,), 3, dtype="float64", factory=Odd)
+    task = Train(odd, batch_size=5) if how == "vmap" else Train(MODELS["lenet5"], batch_size=5, clip_norm=1.0)
+    monkeypatch.setattr(graphs, "FEWEST_STEPS", 0)
+    graphs.release()
+    given_to = inputs(task.model, [9, 7, 12, 10])
+    np.testing.assert_allclose(moved(task, given_to, graphs.steps_by_plan), moved(task, given_to, steps_by_batch), rtol=0, atol=1e-12)
+    assert not graphs._PROGRAMS
+
+
+class Odd(nn.Module):
+    """No Sequential: torch's vmap takes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.tanh(self.layer(x))
+        return out
+
+
+def test_features_pulled_to_prototypes_over_fixed_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "FEWEST_STEPS", 0)
+    model = MODELS["mlp"]
+    prototypes = np.random.default_rng(0).random((3, 5))
+    prototypes[1] = np.nan
+    task, given_to = Train(model, batch_size=3, lr=0.05, pull=0.7), inputs(model, [7, 4, 9], prototypes=prototypes)
+    plain = Engine().run(task, given_to)
+    monkeypatch.setattr(fast, "steps_by_batch", graphs.steps_by_plan)
+    for ours, theirs in zip(Engine().run(task, given_to), plain, strict=True):
+        np.testing.assert_allclose(ours["update"], theirs["update"], rtol=0, atol=1e-12)
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_live_bytes_are_those_of_tensors_alive_at_once() -> None:
+    def call() -> None:
+        a = torch.zeros(1000, dtype=torch.float64)
+        b = a + 1  # 16 000
+        del a
+        c = b.view(10, 100)[2:]  # no storage of its own
+        d = torch.ones(500, dtype=torch.float64) + c.sum()  # 8 000 + 4 000 + 8, + 4 000
+        d.add_(1)
+
+    assert memory.live_bytes(call) == 16_008
+
+
+@pytest.mark.parametrize(("name", "batch"), [("mlp", 12), ("lenet5", 12), ("cnn", 12), ("lenet5", 100)])
+@pytest.mark.parametrize("extra", [{}, {"momentum": 0.5, "prox": 0.1}, {"optimizer": "adam"}, {"clip_norm": 1.0}], ids=str)
+def test_the_estimate_holds_for_a_whole_chunk(name: str, batch: int, extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk never needs more than was estimated, nor less than half of it; what autograd saves for the backward pass is part of both."""
+    monkeypatch.setattr(graphs, "FEWEST_STEPS", 0)
+    graphs.release()
+    model, clients, samples = Model(name, (1, 16, 16), 10, hidden=64), 6, max(batch, 30)
+    task = Train(model, batch_size=batch, **extra)
+    estimate = clients * memory.client_bytes(way_of(model), model.shape, dtype_of(model.dtype), task._options, batch, samples)
+    given_to = inputs(model, [samples] * clients, np.float32)
+    most = memory.live_bytes(lambda: moved(task, given_to, graphs.steps_by_plan))
+    assert 0.5 * estimate <= most <= estimate
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        moved(Train(model, batch_size=samples, **extra), given_to, steps_by_batch)
+    assert sum(saved.values()) <= memory.live_bytes(lambda: moved(Train(model, batch_size=samples, **extra), given_to, steps_by_batch))
+
+
+def test_chunks_are_cut_to_the_memory_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model("lenet5", (1, 28, 28), 10)
+    task, given_to = Train(model), inputs(model, [20] * 100, np.float32)
+    on_cpu = chunks(task, given_to)
+    needed = memory.client_bytes(way_of(model), model.shape, torch.float32, task._options, 10, 20)
+    for budget, sizes in [(40 * needed, [40, 40, 20]), (10**12, [100]), (needed // 2, [1] * 100)]:
+        monkeypatch.setattr(fast, "chunk_budget", lambda budget=budget: budget)
+        assert [len(piece) for piece in chunks(task, given_to, device=CUDA)] == sizes
+        assert chunks(task, given_to) == on_cpu
+    monkeypatch.setattr(fast, "chunk_budget", lambda: 10**12)
+    assert Gradient(model).chunk_size(given_to[0], CUDA) == fast.LARGEST_ON_CUDA
+    assert Train(model, sampling_rate=0.9).chunk_size(given_to[0], CUDA) == fast.LARGEST_ON_CUDA
+    lstm = Model("lstm", (3,), 4, hidden=4)
+    assert Train(lstm).chunk_size(inputs(lstm, [5])[0], CUDA) == Train(lstm).chunk_size(inputs(lstm, [5])[0], CPU)
+
+
+def test_samples_stay_with_their_owner_while_there_is_room() -> None:
+    class Owner:
+        pass
+
+    kept, asked = memory.Residents(limit=100), Counter[str]()
+
+    def make(name: str, size: int) -> Callable[[], tuple[Tensor, ...]]:
+        def made() -> tuple[Tensor, ...]:
+            asked[name] += 1
+            return (torch.zeros(size, dtype=torch.uint8),)
+
+        return made
+
+    first, second, third = Owner(), Owner(), Owner()
+    for _ in range(2):
+        for owner, name, size in ((first, "first", 60), (second, "second", 50), (third, "third", 40)):
+            kept.get(owner, "x", make(name, size))
+    assert asked == {"first": 1, "second": 2, "third": 1}
+    assert kept.used == 100
+    kept.get(first, "other", make("first", 1))
+    assert asked["first"] == 2
+    del first, owner
+    gc.collect()
+    assert kept.used == 40
+    kept.get(second, "x", make("second", 50))
+    assert kept.used == 90
+
+
+@dataclass(frozen=True)
+class Hungry:
+    """Takes at most `most` clients at once, and then says what a device without memory says."""
+
+    most: int
+    parts = ("id",)
+    keeps = ()
+
+    def run(self, given: TaskInput) -> Result:
+        return {"id": given.data.id}
+
+    def cost(self, given: TaskInput) -> int:
+        return 1
+
+    def chunk_size(self, given: TaskInput, device: Device) -> int:
+        return 8
+
+    def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
+        if len(inputs) > self.most:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory (injected)")
+        return [self.run(given) for given in inputs], "hungry"
+
+
+def test_a_device_out_of_memory_gets_the_chunk_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = Counter[str]()
+    monkeypatch.setattr(graphs, "release", lambda: released.update(["programs"]))
+    given_to = inputs(MODELS["linear"], [3] * 11)
+    engine = Engine()
+    assert [result["id"] for result in engine.run(Hungry(2), given_to)] == list(range(11))
+    assert engine.paths == {("Hungry", "hungry"): 11}
+    assert released["programs"] == 5  # chunks of 6 and 5: 6 → 3 + 3, 3 → 1 + 2 twice; 5 → 2 + 3, 3 → 1 + 2
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="injected"):
+        Engine().run(Hungry(0), given_to)
+
+
+# --- precision ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_forward_pass_in_bf16_leaves_the_rest_in_float32() -> None:
+    """On the CPU, where torch has bfloat16 too. A gradient of noise, a small sum of large terms, differs by more than bfloat16's 2⁻⁸."""
+    model = Model("lenet5", (1, 16, 16), 3)
+    task, given_to = Train(model, batch_size=0, lr=0.1), inputs(model, [20, 15, 20], np.float32)
+    full = moved(task, given_to, graphs.steps_by_plan)
+    rough = moved(task, given_to, graphs.steps_by_plan, Device("cpu", "bf16"))
+    for ours, theirs in zip(rough, full, strict=True):
+        assert ours.dtype == np.float32
+        apart = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
+        assert 1e-4 < apart < 0.2  # above what float32 could explain, so it was bfloat16
+
+
+def test_precisions_that_cannot_be_are_refused_by_name() -> None:
+    for arguments, words in [
+        ({"precision": "half"}, "'half': known are"), ({"precision": "tf32"}, "'tf32': on the CPU"), ({"precision": "bf16"}, "'bf16'"),
+    ]:  # fmt: skip
+        with pytest.raises(InputError, match=words):
+            Engine(**arguments)  # type: ignore[arg-type]
+    clipped = Train(Model("lenet5", (1, 16, 16), 3), batch_size=5, clip_norm=1.0)
+    for task, words in [(clipped, "clip_norm = 1.0"), (Train(MODELS["mlp"]), "float64")]:
+        with pytest.raises(InputError, match=words):
+            task.run_many(inputs(task.model, [4, 4]), Device("cpu", "bf16"))
+    sample = {"unit": "sample", "epsilon": 2.0, "delta": 1e-3, "samples": 40}
+    trees: list[tuple[dict[str, Any], str]] = [
+        ({"run": {"precision": "tf32"}, "model": {"dtype": "float64"}}, "float64"),
+        ({"run": {"precision": "bf16"}, "privacy": sample, "training": {"weights": "equal"}}, "clip norm"),
+    ]
+    for tree, words in trees:
+        with pytest.raises(InputError, match=words):
+            parse_config(tree)
+
+
+# --- the device itself ----------------------------------------------------------------------------------------------------------------
+
+
+def on_device() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize(
+    "extra", [{}, {"momentum": 0.5, "prox": 0.1}, {"optimizer": "adam"}, {"clip_norm": 1.0}, {"maml_lr": 0.05}], ids=str
+)
+def test_a_device_equals_the_plain_loop(name: str, extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """1e-10 in float64, 1e-4 in float32 (not for Adam, which divides by gradients that are all rounding); captured steps, and not."""
+    on_device()
+    for dtype, atol in (("float64", 1e-10),) if "optimizer" in extra else (("float64", 1e-10), ("float32", 1e-4)):
+        model = Model(name, MODELS[name].shape, 3, hidden=5, dtype=dtype)  # type: ignore[arg-type]
+        task = Train(model, epochs=3, batch_size=4, lr=0.001, **extra)
+        given_to = inputs(model, [21, 14, 20, 9], dtype)
+        plain = Engine("sequential").run(task, given_to)
+        for fewest in (0, 10**9):
+            monkeypatch.setattr(graphs, "FEWEST_STEPS", fewest)
+            for _ in range(2):  # the second time from kept graphs and kept samples
+                for ours, theirs in zip(Engine(device="cuda").run(task, given_to), plain, strict=True):
+                    np.testing.assert_allclose(ours["update"], theirs["update"], rtol=0, atol=atol)
+
+
+@pytest.mark.gpu
+def test_a_replayed_graph_is_the_eager_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_device()
+    model = Model("lenet5", (1, 28, 28), 10)
+    given_to = inputs(model, [100] * 12, np.float32)
+    task = Train(model, epochs=2, lr=0.05, momentum=0.5)
+    updates = []
+    for fewest in (10**9, 0):
+        monkeypatch.setattr(graphs, "FEWEST_STEPS", fewest)
+        updates.append(np.stack([result["update"] for result in Engine(device="cuda").run(task, given_to)]))
+    assert graphs._PROGRAMS
+    np.testing.assert_allclose(updates[0], updates[1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "most"), [("tf32", 1e-2), ("bf16", 1e-1)])
+def test_rough_precisions_are_near(precision: Any, most: float) -> None:
+    on_device()
+    model = Model("lenet5", (1, 28, 28), 10)
+    task, given_to = Train(model, lr=0.05, momentum=0.5), inputs(model, [200] * 6, np.float32)
+    full, rough = Engine(device="cuda").run(task, given_to), Engine(device="cuda", precision=precision).run(task, given_to)
+    for a, b in zip(full, rough, strict=True):
+        assert np.linalg.norm(a["update"] - b["update"]) <= most * np.linalg.norm(a["update"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["lenet5", "mlp", "cnn"])
+def test_a_device_needs_no_more_than_estimated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the allocator handed out for one captured chunk, samples included, and three workspaces of cuBLAS, of 32 MiB at most."""
+    on_device()
+    monkeypatch.setattr(graphs, "FEWEST_STEPS", 0)
+    graphs.release()
+    memory.release()
+    torch.cuda.empty_cache()
+    model, clients, samples = Model(name, (1, 28, 28), 10), 256, 100
+    task, given_to = Train(model, momentum=0.5), inputs(model, [samples] * clients, np.float32)
+    needed = clients * memory.client_bytes(way_of(model), model.shape, torch.float32, task._options, 10, samples)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    task.run_many(given_to, CUDA)
+    assert torch.cuda.max_memory_allocated() - before <= needed + 3 * 2**25
+
+
+@pytest.mark.gpu
+def test_a_device_really_out_of_memory_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a cap on what torch may take, set below what all clients need together."""
+    on_device()
+    model = Model("mlp", (1, 28, 28), 10, hidden=1000)
+    task, given_to = Train(model, lr=0.05), inputs(model, [20] * 128, np.float32)  # 1.2 GB at least
+    plain = Engine("sequential").run(task, given_to)
+    graphs.release()
+    memory.release()
+    torch.cuda.empty_cache()
+    monkeypatch.setattr(fast, "chunk_budget", lambda: 10**12)
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (torch.cuda.memory_reserved() + 2**28) / total))
+    try:
+        results = Engine(device="cuda").run(task, given_to)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    for ours, theirs in zip(results, plain, strict=True):
+        np.testing.assert_allclose(ours["update"], theirs["update"], rtol=0, atol=1e-4)

@@ -1,0 +1,179 @@
+"""Clients that vanish with their answer on the way, and servers that ask for more than a sum: what comes is right, or a word."""
+
+import ast
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from scenes import population, training
+
+from cflpriv.algorithms.cfl import Same
+from cflpriv.local import LocalFederation
+from cflpriv.protection import Protection
+from cflpriv.protocols.entropy import public_entropy
+from cflpriv.protocols.errors import TooFewClients
+from cflpriv.protocols.keys import Identity, Roster
+from cflpriv.protocols.secagg.messages import decode_client, encode
+from cflpriv.remote import messages as m
+from cflpriv.remote.client import RemoteClient, Settings
+from cflpriv.remote.server import RemoteFederation
+from cflpriv.remote.store import MemoryStore
+from cflpriv.types import Population
+
+ENTROPY = public_entropy("dropouts")
+
+
+class Lossy:
+    """Clients in this process. A client in `lost[stage]` does its work and keeps its state, but its answer does not arrive; once."""
+
+    def __init__(self, scene: Population, protection: Protection) -> None:
+        self.data = {client.id: client for client in scene.clients}
+        self.identities = [Identity.create(client, ENTROPY) for client in self.data]
+        self.roster = Roster(tuple(one.public() for one in self.identities))
+        self.protection = protection
+        self.stores = {client: MemoryStore() for client in self.data}
+        self.lost: dict[str, set[int]] = {}
+        self.stages: list[str] = []
+
+    def places(self) -> Sequence[int]:
+        return list(self.data)
+
+    def exchange(self, requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
+        self.stages.append(stage)
+        answers = {}
+        for client, data in requests.items():
+            settings = Settings(self.identities[client], self.protection, self.roster)
+            answers[client] = RemoteClient(settings, lambda client=client: self.data[client], self.stores[client], ENTROPY).receive(data)  # type: ignore[misc]
+        gone = self.lost.pop(stage, set())
+        return {client: answer for client, answer in answers.items() if client not in gone}
+
+
+def federation(protection: Protection, clients: int = 5) -> tuple[Population, Lossy, RemoteFederation]:
+    scene = population(groups=1, clients_per_group=clients)
+    transport = Lossy(scene, protection)
+    roster = transport.roster if protection.secure or protection.transformed else None
+    fed = RemoteFederation(transport, protection=protection, roster=roster, entropy=ENTROPY, seed=1)
+    fed.enrol()
+    return scene, transport, fed
+
+
+def one_round(scene: Population, fed: RemoteFederation, number: int, survivors: Sequence[int]) -> None:
+    """A round whose mean is the plain mean of the survivors' updates."""
+    task = training(scene)
+    fed.begin_round(number)
+    (mean,) = fed.mean(fed.compute(task, {"model": task.model.init(0)})["update"])
+    plain = LocalFederation(scene.clients, seed=1)
+    plain.begin_round(number)
+    held = plain.compute(task, {"model": task.model.init(0)})
+    expected = np.mean([plain.peek(client, held["update"]) for client in survivors], axis=0)
+    assert mean is not None
+    assert mean.count == len(survivors)
+    np.testing.assert_allclose(mean.parts["update"].value(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("forgets", [False, True], ids=["state kept", "state lost"])
+@pytest.mark.parametrize("mode", ["active", "passive"])
+@pytest.mark.parametrize("stage", ["compute", "secagg Invite", "secagg Adverts", "secagg Deliver", "secagg Survivors", "secagg Unmask"])
+def test_a_client_whose_answer_is_lost_is_in_the_next_sum_again(stage: str, mode: Any, forgets: bool) -> None:
+    """Whatever keys it advertised, and whether it still has them: it is invited again, and every sum is that of those who are in it."""
+    if stage == "secagg Survivors" and mode == "passive":
+        pytest.skip("the passive mode has no such stage")
+    scene, transport, fed = federation(Protection(sum="secagg", floor=2, secagg_mode=mode))
+    one_round(scene, fed, 0, range(5))  # keys for the next sum are advertised now
+    if stage == "secagg Invite":
+        fed._sums.adverts.clear()
+    transport.lost = {stage: {2}}
+    one_round(scene, fed, 1, range(5) if stage in ("secagg Survivors", "secagg Unmask") else [0, 1, 3, 4])
+    assert not transport.lost
+    if forgets:
+        transport.stores[2].clear()
+    one_round(scene, fed, 2, range(5))
+    transport.stages.clear()
+    one_round(scene, fed, 3, range(5))
+    assert "secagg Invite" not in transport.stages, "two rounds on, everybody's keys are advertised ahead again"
+    assert {word for _, _, word in fed.refusals} <= {"wrong-session"}
+
+
+def ask(fed: RemoteFederation, number: int, task: Any, **params: Any) -> m.Compute:
+    given = tuple(
+        m.Parameter(name, value if isinstance(value, m.Mine) else m.One(m.to_one(value, {}))) for name, value in sorted(params.items())
+    )
+    return m.Compute(fed.session, 0, 1, number, (7, 8), m.task_to_bytes(task), given, None)
+
+
+@pytest.mark.parametrize("trick", ["padding", "a copy", "a copy of a copy", "trained from it", "added up"])
+def test_no_dressing_up_makes_an_update_releasable(trick: str) -> None:
+    """Under secure sums a client gives nothing away that is as large as the smallest model it came from, under whatever name."""
+    scene, _, fed = federation(Protection(sum="secagg", floor=2))
+    fed.begin_round(0)
+    task = training(scene)
+    model, part = task.model.init(0), "update"
+    padding = {"junk": np.zeros(10 * model.size)} if trick == "padding" else {}
+    first: m.Ask = ask(fed, 7, task, model=model, **padding)
+    assert isinstance(fed._ask({0: first}, "compute")[0], m.Computed)
+    number = 7
+    if "copy" in trick:
+        steps = [8] if trick == "a copy" else [8, 9]
+        for target in steps:
+            fed._ask({0: ask(fed, target, Same(), update=m.Mine(number, "update"))}, "compute")
+            number = target
+    elif trick == "trained from it":
+        fed._ask({0: ask(fed, 8, task, model=m.Mine(7, "update"))}, "compute")
+        number = 8
+    elif trick == "added up":
+        fed._ask({0: m.AddUp(fed.session, 8, (m.OwnPart(7, "update", 1.0),))}, "add up")
+        number, part = 8, "own"
+    assert not fed.refusals
+    for verb in ("gather", "gram", "sum"):
+        assert fed._ask({0: m.Give(fed.session, verb, number, (part,), "", False)}, verb) == {}
+        assert fed.refusals[-1] == (0, verb, "forbidden")
+
+
+def said_words(folder: Path) -> set[str]:
+    """The words of all errors that are raised in a folder."""
+    words = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("RemoteError", "LocalError", "Refused"):
+                words |= {str(one.value) for one in node.args[:1] if isinstance(one, ast.Constant)}
+    return words
+
+
+def test_every_word_of_a_refusal_is_in_the_docs() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "flower.md").read_text(encoding="utf-8")
+    words = said_words(root / "cflpriv" / "remote") | said_words(root / "cflpriv" / "flower") | set(m.REFUSALS) | {"too-few-clients"}
+    for part in ("secagg", "group", "ckks"):
+        words |= said_words(root / "protocols" / part)
+    assert len(words) > 40
+    assert not [word for word in sorted(words) if f"`{word}`" not in page]
+
+
+def test_what_the_server_refuses_is_noted_and_lies_cost_a_sum_not_the_run() -> None:
+    """A client that signs for another is out of the sum; one whose shares of a lost client's key are wrong leaves none, and no more."""
+    scene, transport, fed = federation(Protection(sum="secagg", floor=2))
+    exchange = transport.exchange
+
+    def lying(requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
+        answers = dict(exchange(requests, stage))
+        if stage == "secagg Invite":
+            answers[1] = answers[0]
+        if stage == "secagg Unmask":
+            reveal = decode_client(m.decode_answer(answers[0]).said)  # type: ignore[union-attr]
+            shares = tuple(msgspec.structs.replace(one, share=one.share[::-1]) for one in reveal.key_shares)  # type: ignore[union-attr]
+            answers[0] = m.encode(m.Stepped(encode(msgspec.structs.replace(reveal, key_shares=shares))))
+        return answers
+
+    transport.exchange = lying  # type: ignore[method-assign]
+    transport.lost = {"secagg Deliver": {2}}
+    fed.begin_round(0)
+    task = training(scene)
+    held = fed.compute(task, {"model": task.model.init(0)})
+    with pytest.raises(TooFewClients):
+        fed.mean(held["update"])
+    assert fed.refusals == [(1, "secagg Invite", "wrong-sender")]
+    transport.exchange = exchange  # type: ignore[method-assign]
+    one_round(scene, fed, 1, range(5))

@@ -1,0 +1,462 @@
+"""Privacy over messages: bill and noise are those of the local federation, and each client holds the server to it by its own ledger.
+
+Statistical tests run on fixed public entropy and reject at p < 1e-6.
+"""
+
+import inspect
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from loopback import ENTROPY, Loopback, remote
+from scenes import federation, population, training
+from scipy import stats
+
+from cflpriv.accounts import Accounts
+from cflpriv.algorithms import ALGORITHMS
+from cflpriv.algorithms.choosing import PickAndTrain
+from cflpriv.algorithms.influence import OnPart
+from cflpriv.client_level import client_channels
+from cflpriv.engine import Engine, Result, Task, TaskInput
+from cflpriv.errors import InputError, TrainingDiverged
+from cflpriv.handles import Shared
+from cflpriv.privacy import RELEASES, Noise, Privacy, Releases
+from cflpriv.protection import Channels, ClearGather, ClearGram, ClearSum, Protection, channels
+from cflpriv.protocols.accounting import epsilon_of
+from cflpriv.protocols.entropy import Entropy, public_entropy
+from cflpriv.protocols.ledger import BudgetExceeded, Ledger
+from cflpriv.remote import messages as m
+from cflpriv.remote.server import ClientsLost, RemoteFederation
+from cflpriv.remote.spending import SPENT, Spending
+from cflpriv.training import Evaluate, Gradient, Losses
+from cflpriv.types import Population
+
+NOISE = Noise("add_remove", 1.5, 2.0, 0.5, 1.0, 0.25, 20, 4, 4.0, 1)
+SAMPLE = Privacy("sample", "add_remove", 50.0, 1e-3, samples=20, sketch_dim=4)
+TIGHT = replace(SAMPLE, epsilon=2.2)  # three trainings cost 2.132
+CLIENT = Privacy("client", "add_remove", 4.0, 1e-3, clip_norm=0.5)
+PRIVATE = [name for name in RELEASES if name != "local"]
+OPTIONS: dict[str, dict[str, Any]] = {"ifca": {"k": 2}, "hypcluster": {"k": 2}, "pfedlia": {"warm_up": 1, "local_epochs": 2}}
+ROUNDS = 2
+
+
+class Taped(Engine):
+    """An engine that notes each client's secrets, in order."""
+
+    def run(self, task: Task, inputs: Sequence[TaskInput]) -> list[Result]:
+        self.secrets: dict[int, deque[bytes]] = getattr(self, "secrets", defaultdict(deque))
+        for given in inputs:
+            self.secrets[given.data.id].append(given.secret)
+        return super().run(task, inputs)
+
+
+def algorithm(name: str, scene: Population) -> Any:
+    wanted = inspect.signature(ALGORITHMS[name][0]).parameters
+    options: dict[str, Any] = dict(OPTIONS.get(name, {})) | ({"weights": "equal"} if "weights" in wanted else {})
+    if "groups" in wanted:
+        options["groups"] = {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
+    return ALGORITHMS[name][0](training(scene), **options)
+
+
+def accounts(privacy: Privacy) -> Accounts:
+    return Accounts(replace(NOISE, relation=privacy.relation), Ledger(privacy.budget))
+
+
+def private(
+    scene: Population, privacy: Privacy, protection: Protection | None = None, entropy: Any = None, **options: Any
+) -> tuple[Loopback, RemoteFederation]:
+    """A federation over messages whose clients demand `privacy`."""
+    transport = Loopback(scene, protection or Protection())
+    transport.privacy = privacy
+    transport.entropy = entropy or transport.entropy
+    roster = transport.roster if transport.protection.secure or transport.protection.transformed else None
+    fed = RemoteFederation(transport, protection=transport.protection, roster=roster, entropy=ENTROPY, seed=1, **options)
+    fed.enrol()
+    return transport, fed
+
+
+def run(made: Any, fed: Any, ledger: Ledger, rounds: int = ROUNDS) -> Any:
+    state = made.init(fed)
+    for number in range(rounds):
+        fed.begin_round(number)
+        ledger.round = number
+        state, _ = made.round(fed, state)
+    return state
+
+
+def models(made: Any, state: Any) -> list[Any]:
+    given = [one for value in made.serve(state).params.values() for one in (value if isinstance(value, list | tuple) else [value])]
+    return [one.value() if isinstance(one, Shared) else np.asarray(one) for one in given]
+
+
+def own_ledgers(transport: Loopback) -> dict[int, float]:
+    return {client: Spending(transport.privacy, client, store).spent() for client, store in transport.stores.items()}
+
+
+def words(fed: RemoteFederation) -> set[str]:
+    return {word for _, _, word in fed.refusals}
+
+
+# --- unit = "sample" ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_with_the_same_secrets_the_results_and_the_bill_are_those_of_the_local_federation(name: str) -> None:
+    scene = population(clients_per_group=3)
+    privacy = replace(SAMPLE, relation="replace_one") if name == "pfedlia" else SAMPLE
+    here, there, engine = accounts(privacy), accounts(privacy), Taped()
+    one = federation(scene, seed=1, accounts=here, noise_source=public_entropy("noise"), engine=engine)
+    made = algorithm(name, scene)
+    a = run(made, one, here.ledger)
+
+    def entropy(client: int) -> Entropy:
+        return lambda count: engine.secrets[client].popleft() if count == 32 else ENTROPY(count)
+
+    transport, two = private(scene, privacy, accounts=there, entropy=entropy)
+    b = run(made, two, there.ledger)
+    assert not two.refusals
+    assert there.ledger.charges == here.ledger.charges
+    assert there.ledger.charges
+    assert max(there.ledger.spent(client) for client in there.ledger.clients) <= privacy.epsilon
+    assert own_ledgers(transport) == {client: there.ledger.spent(client) for client in two.clients}
+    assert made.describe(a).get("clustering") == made.describe(b).get("clustering")
+    for x, y in zip(models(made, a), models(made, b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
+    assert not any(engine.secrets.values()), "the noise of every client is its own, all of it"
+
+
+@pytest.mark.parametrize(
+    ("name", "protection"),
+    [("pacfl", Protection(gram=("haar",), sum="haar")), ("pacfl", Protection(sum="secagg", floor=2)), ("cfl", Protection(sum="hadamard")),
+     ("ifca", Protection(sum="secagg", floor=2)), ("ifca", Protection(sum="secagg-oblivious", floor=2)),
+     ("stocfl", Protection(gram=("haar",)))],
+)  # fmt: skip
+def test_under_protections_the_bill_is_the_same(name: str, protection: Protection) -> None:
+    scene = population(groups=1, clients_per_group=6)
+    here, there = accounts(SAMPLE), accounts(SAMPLE)
+    one = federation(scene, protection, seed=1, accounts=here, noise_source=public_entropy("noise"))
+    transport, two = private(scene, SAMPLE, protection, accounts=there)
+    for fed, its in ((one, here), (two, there)):
+        try:
+            run(algorithm(name, scene), fed, its.ledger, 2)
+        except Exception as error:
+            if "no group reaches the floor" not in str(error):
+                raise
+    assert not two.refusals
+    spent = [sorted(one.ledger.spent(client) for client in one.ledger.clients) for one in (here, there)]
+    if name == "ifca" and protection.sum == "secagg":  # which group is large enough to be summed is the noise's choice
+        spent = [[max(one)] for one in spent]
+    np.testing.assert_allclose(spent[0], spent[1], rtol=1e-9)
+    assert own_ledgers(transport) == {client: there.ledger.spent(client) for client in two.clients}
+
+
+def sent(fed: RemoteFederation, scene: Population, noise: Any, task: Any = None, number: int = 900) -> Any:
+    """What client 0 answers to a training with this noise."""
+    task = task or training(scene)
+    params = (m.Parameter("model", m.One(m.to_one(training(scene).model.init(0), {}))),)
+    ask = m.Compute(fed.session, 0, 1, number, (number,), m.task_to_bytes(task), params, None, noise)
+    return fed._ask({0: ask}, "compute").get(0)
+
+
+def test_a_client_that_demands_privacy_computes_nothing_without_it() -> None:
+    scene = population(clients_per_group=3)
+    transport, plain = private(scene, SAMPLE)
+    plain.begin_round(0)
+    task = training(scene)
+    assert sent(plain, scene, None) is None
+    assert plain.refusals[-1] == (0, "compute", "forbidden")
+    noise = m.NoisySteps(**vars(NOISE))
+    for field, value in (("clip_norm", 2.0), ("samples", 1000), ("relation", "replace_one"), ("sketch_dim", 0), ("loss_cap", 9.0)):
+        assert sent(plain, scene, m.NoisySteps(**{**_fields(noise), field: value})) is None, field
+    tiny = replace(task, clip_norm=1.0, sampling_rate=0.25, noise_multiplier=1e-9, public_samples=20)
+    assert sent(plain, scene, noise, tiny) is None, "noise that the server wrote into the task itself"
+    assert sent(plain, scene, noise, Evaluate(task.model)) is None, "what fails for it would tell of the data"
+    assert sent(plain, scene, noise, PickAndTrain(Losses(task.model), Gradient(task.model), "gradient")) is None, (
+        "noise in a part of it only"
+    )
+    assert words(plain) == {"forbidden"}
+    assert sent(plain, scene, noise, OnPart(task, 0.2)) is None, "the split follows from the number of samples"
+    assert plain.refusals[-1][2] == "bad-input"
+    assert sent(plain, scene, m.NoisySteps(**{**_fields(noise), "training": float("nan")})) is None
+    assert plain.refusals[-1][2] == "malformed"
+    assert isinstance(sent(plain, scene, noise), m.Computed)
+    assert max(own_ledgers(transport).values()) == 0.0, "nothing left"
+
+
+def _fields(noise: m.NoisySteps) -> dict[str, Any]:
+    return {name: getattr(noise, name) for name in noise.__struct_fields__}
+
+
+def test_too_little_noise_is_over_the_clients_own_budget_and_sessions_do_not_refill_it() -> None:
+    scene = population(clients_per_group=3)
+    transport, fed = private(scene, TIGHT)
+    fed.begin_round(0)
+    noise = m.NoisySteps(**vars(NOISE))
+    assert isinstance(sent(fed, scene, m.NoisySteps(**{**_fields(noise), "training": 0.3})), m.Computed)
+    give = m.Give(fed.session, "sum", 900, ("update",), "", False)
+    for verb in ("sum", "gather", "gram"):
+        assert fed._ask({0: m.Give(fed.session, verb, 900, ("update",), "", False)}, verb) == {}
+    assert words(fed) == {"over-budget"}
+    assert own_ledgers(transport)[0] == 0.0
+    for number in range(901, 904):
+        assert isinstance(sent(fed, scene, noise, number=number), m.Computed)
+        assert 0 in fed._ask({0: m.Give(fed.session, "sum", number, ("update",), "", False)}, "sum")
+        assert 0 in fed._ask({0: m.Give(fed.session, "sum", number, ("update",), "", False)}, "sum"), "showing it again is free"
+    spent = own_ledgers(transport)[0]
+    assert 2.1 < spent <= 2.2
+    again = RemoteFederation(transport, entropy=public_entropy("another session"))
+    assert 0 in again.enrol()
+    assert isinstance(sent(again, scene, noise), m.Computed)
+    assert again._ask({0: replace_session(give, again)}, "sum") == {}
+    assert words(again) == {"over-budget"}
+    assert own_ledgers(transport)[0] == spent
+
+
+def replace_session(give: m.Give, fed: RemoteFederation) -> m.Give:
+    return m.Give(fed.session, give.verb, give.held, give.parts, give.transform, give.weigh)
+
+
+def test_what_has_no_noise_is_not_released_and_counts_never_are() -> None:
+    scene = population(clients_per_group=3)
+    _, fed = private(scene, SAMPLE)
+    fed.begin_round(0)
+    noise = m.NoisySteps(**vars(NOISE))
+    assert isinstance(sent(fed, scene, noise), m.Computed)
+    for ask in (
+        m.Give(fed.session, "gather", 900, ("count",), "", False), m.Give(fed.session, "sum", 900, ("update", "count"), "", False),
+        m.Give(fed.session, "sum", 900, ("update",), "", True), m.Seal(fed.session, 900, ("count",), 901, ()),
+    ):  # fmt: skip
+        assert fed._ask({0: ask}, "release") == {}
+    assert words(fed) == {"forbidden"}
+
+
+def test_what_starts_from_a_value_costs_that_value_too_whatever_the_server_forgets() -> None:
+    """A server cannot wash the price of a value off by dropping it in the very request that uses it."""
+    scene = population(clients_per_group=3)
+    transport, fed = private(scene, SAMPLE)
+    fed.begin_round(0)
+    noise = m.NoisySteps(**vars(NOISE))
+    first = training(scene).model.init(0)
+    assert isinstance(sent(fed, scene, noise), m.Computed)
+    own = m.Addends((m.to_tensor(first),), (), (m.OwnPart(900, "update", 1.0),))
+    ask = m.Compute(fed.session, 0, 1, 901, (), m.task_to_bytes(training(scene)), (m.Parameter("model", m.One(own)),), None, noise)
+    assert isinstance(fed._ask({0: ask}, "compute")[0], m.Computed)
+    assert 0 in fed._ask({0: m.Give(fed.session, "sum", 901, ("update",), "", False)}, "sum")
+    ledger = Ledger.read((transport.stores[0].get(SPENT) or b"").decode())
+    assert len(ledger.events(0)) == 2
+
+
+def test_the_server_asks_its_ledger_before_anybody_else() -> None:
+    scene = population(clients_per_group=3)
+    its = accounts(replace(SAMPLE, epsilon=0.5))
+    transport, fed = private(scene, SAMPLE, accounts=its)
+    fed.begin_round(0)
+    task = training(scene)
+    held = fed.compute(task, {"model": task.model.init(0)})
+    verbs: list[Any] = [partial(fed.mean), partial(fed.gather), partial(fed.relay), partial(fed.gram, then=lambda view: ({}, {}))]
+    before = list(transport.stages)
+    for verb in verbs:
+        with pytest.raises(BudgetExceeded):
+            verb(held["update"])
+        with pytest.raises(InputError, match="without noise"):
+            verb(held["count"])
+    assert transport.stages == before
+    with pytest.raises(InputError, match="Evaluate has no noise here"):
+        fed.compute(Evaluate(task.model), {"model": task.model.init(0)})
+
+
+def test_a_client_that_refuses_to_be_compared_is_left_out_of_the_next_attempt() -> None:
+    scene, its = population(clients_per_group=3), accounts(SAMPLE)
+    transport, fed = private(scene, SAMPLE, accounts=its)
+    settings = transport.settings
+    poor = replace(SAMPLE, epsilon=0.1)
+    transport.settings = lambda client: replace(settings(client), privacy=poor if client == 5 else SAMPLE)  # type: ignore[method-assign]
+    made: Any = ALGORITHMS["pacfl"][0](training(scene), k=2, weights="equal")
+    with pytest.raises(ClientsLost, match=r"\[5\]"):
+        made.init(fed)
+    assert fed.refusals == [(5, "gram", "over-budget")]
+    assert made.init(fed).clustering.clients == (0, 1, 2, 3, 4)
+    assert [one.clients for one in its.ledger.charges] == [(0, 1, 2, 3, 4, 5), (0, 1, 2, 3, 4)], "fresh noise, paid again"
+
+
+def test_a_failed_training_is_paid_for_because_it_is_told() -> None:
+    scene, its = population(clients_per_group=3), accounts(SAMPLE)
+    transport, fed = private(scene, SAMPLE, accounts=its)
+    fed.begin_round(0)
+    task = replace(training(scene), lr=1e200, weight_decay=1e200)
+    with np.errstate(all="ignore"), pytest.raises(TrainingDiverged, match="no client has a result"):
+        fed.compute(task, {"model": task.model.init(0)})
+    assert words(fed) == {"bad-input"}
+    assert its.ledger.clients == fed.clients
+    assert own_ledgers(transport) == {client: its.ledger.spent(client) for client in fed.clients}
+
+
+def test_a_client_without_demands_adds_the_noise_it_is_asked_for() -> None:
+    scene, its = population(clients_per_group=3), accounts(SAMPLE)
+    transport, fed = private(scene, Privacy(), accounts=its)
+    made = algorithm("fedavg", scene)
+    noisy = run(made, fed, its.ledger)
+    _, plain = remote(scene)
+    assert not fed.refusals
+    assert not np.allclose(noisy.model.value(), run(made, plain, Ledger(SAMPLE.budget)).model.value())
+    assert all(store.get(SPENT) is None for store in transport.stores.values())
+
+
+# --- unit = "client" ------------------------------------------------------------------------------------------------------------------
+
+
+def clipped(privacy: Privacy, protection: Protection, clients: int, label: str = "noise", trainings: int = 2) -> tuple[Channels, Ledger]:
+    """What a server of clients elsewhere needs: clipping and noise around sums and rows in the clear."""
+    ledger = Ledger(privacy.budget)
+    releases = Releases(signatures=int("gram" in privacy.local), trainings=trainings)
+    bare = Channels(ClearGram(), ClearSum(), ClearGather())
+    return client_channels(bare, privacy, releases, protection, ledger, clients, 0, public_entropy(label)), ledger
+
+
+def client_level(scene: Population, privacy: Privacy, protection: Protection | None = None) -> tuple[Loopback, RemoteFederation, Ledger]:
+    made, ledger = clipped(privacy, protection or Protection(), len(scene.clients))
+    local: Any = made.gram if "gram" in privacy.local else None
+    return *private(scene, privacy, protection, clipped=made.sum, local=local), ledger
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+def test_a_trusted_server_adds_the_noise_of_the_local_federation(relation: Any) -> None:
+    scene, privacy, task = population(clients_per_group=3), replace(CLIENT, relation=relation), training(population())
+    ledger = Ledger(privacy.budget)
+
+    def made(asked: Protection, transforms: Any, clients: tuple[int, ...], entropy: Any) -> Any:
+        plain = channels(asked, transforms, clients, entropy)
+        return client_channels(plain, privacy, Releases(trainings=2), asked, ledger, len(clients), 0, public_entropy("noise"))
+
+    one = federation(scene, seed=1, channels_of=made)
+    transport, two, other = client_level(scene, privacy)
+    for fed in (one, two):
+        fed.begin_round(0)
+    means = [fed.mean(fed.compute(task, {"model": task.model.init(0)})["update"])[0] for fed in (one, two)]
+    assert means[0] is not None
+    assert means[1] is not None
+    np.testing.assert_allclose(means[0].parts["update"].value(), means[1].parts["update"].value(), rtol=1e-9)
+    assert other.charges == ledger.charges
+    assert own_ledgers(transport) == {client: other.spent(client) for client in two.clients}
+    assert not two.refusals
+
+
+def test_shares_of_noise_inside_secure_sums_are_what_the_event_says() -> None:
+    scene = population(groups=1, clients_per_group=6)
+    protection = Protection(sum="secagg", floor=4, secagg_mode="passive")
+    task = training(scene)
+    plain = federation(scene, seed=1)
+    plain.begin_round(0)
+    held = plain.compute(task, {"model": task.model.init(0)})["update"]
+    vectors = [plain.peek(client, held) for client in plain.clients]
+    exact = np.mean([v * min(1, 0.5 / np.linalg.norm(v)) for v in vectors], axis=0)
+    transport, fed, ledger = client_level(scene, CLIENT, protection)
+    errors = []
+    for number in range(2):
+        fed.begin_round(number if number == 0 else 0)
+        (mean,) = fed.mean(fed.compute(task, {"model": task.model.init(0)})["update"])
+        assert mean is not None
+        assert mean.count == 6
+        errors.append(mean.parts["update"].value() - exact)
+    assert not fed.refusals
+    assert all(not np.array_equal(errors[0], one) for one in errors[1:])
+    event = ledger.charges[0].events[0]
+    assert epsilon_of([event] * 2, 1e-3) <= 4.0
+    assert own_ledgers(transport) == {client: ledger.spent(client) for client in fed.clients}
+    shares: Any = fed._means._clipped
+    made = shares.plan(exact.size)
+    assert event == made.event
+    variance = 6 * made.local_variance / made.levels_per_unit**2
+    total = float(np.square(np.concatenate(errors) * 6).sum()) / variance
+    assert stats.chi2(2 * exact.size).sf(total / 1.01) > 1e-6
+    assert stats.chi2(2 * exact.size).cdf(total) > 1e-6
+    with pytest.raises(BudgetExceeded):
+        fed.mean(fed.compute(task, {"model": task.model.init(0)})["update"])
+
+
+def test_rows_by_local_noise_are_charged_every_time_and_carry_the_clients_own() -> None:
+    scene, privacy = population(clients_per_group=3), replace(CLIENT, local=("gram",))
+    transport, fed, ledger = client_level(scene, privacy)
+    fed.begin_round(0)
+    task = training(scene)
+    held = fed.compute(task, {"model": task.model.init(0)})["update"]
+    seen: list[Any] = []
+
+    def look(view: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        seen.append(view.gram.matrix())
+        return {}, {}
+
+    fed.gram(held, then=look)
+    first = ledger.spent(0)
+    fed.gram(held, then=look)
+    assert 0 < first < ledger.spent(0)
+    assert not np.array_equal(seen[0], seen[1])
+    assert own_ledgers(transport) == {client: ledger.spent(client) for client in fed.clients}
+    _, strict, _ = client_level(scene, CLIENT)
+    held = strict.compute(task, {"model": task.model.init(0)})["update"]
+    bounded = m.Bounded("add_remove", 1.0, 5.0)
+    assert strict._ask({0: m.Give(strict.session, "gram", strict._known[held.key].number, ("update",), "", False, bounded)}, "gram") == {}
+    assert words(strict) == {"forbidden"}, "its settings do not ask for it"
+
+
+def test_a_client_whose_whole_is_private_gives_nothing_else() -> None:
+    scene = population(clients_per_group=3)
+    transport, fed, _ = client_level(scene, CLIENT)
+    fed.begin_round(0)
+    task = training(scene)
+    number = fed._known[fed.compute(task, {"model": task.model.init(0)}).key].number
+    fed.compute(task, {"model": task.model.init(0)})
+
+    def give(verb: Any, noise: m.Bounded | None, weigh: bool = False) -> m.Give:
+        return m.Give(fed.session, verb, number, ("update",), "", weigh, noise)
+
+    held = fed.compute(task, {"model": task.model.init(0)})
+    number = fed._known[held.key].number
+    good = m.Bounded("add_remove", 0.5, 3.0)
+    for ask in (
+        give("sum", None), give("gather", None), give("gather", good), give("gram", None), give("sum", m.Bounded("add_remove", 0.6, 3.0)),
+        give("sum", m.Bounded("replace_one", 0.5, 3.0)), give("sum", m.Bounded("add_remove", 0.5, 0.0)), give("sum", good, True),
+        m.Seal(fed.session, number, ("update",), 900, ()),
+    ):  # fmt: skip
+        assert fed._ask({0: ask}, "release") == {}
+    assert words(fed) == {"forbidden"}
+    assert fed._ask({0: give("sum", m.Bounded("add_remove", 0.5, 0.1))}, "sum") == {}
+    assert fed.refusals[-1][2] == "over-budget"
+    answer = fed._ask({0: give("sum", m.Bounded("add_remove", 1e-3, 3.0))}, "sum")[0]
+    assert isinstance(answer, m.Given)
+    assert np.linalg.norm(m.from_tensor(answer.values[0].value)) <= 1e-3 * (1 + 1e-9)
+    assert own_ledgers(transport)[0] > 0
+
+
+def test_a_client_adds_no_share_that_is_less_than_its_own_floor_needs() -> None:
+    scene = population(groups=1, clients_per_group=6)
+    protection = Protection(sum="secagg", floor=4, secagg_mode="passive")
+    task = training(scene)
+    for change, word in (
+        ({"survivors": 5}, "forbidden"), ({"clip_norm": 0.6}, "forbidden"), ({"levels_per_unit": 1e9, "local_variance": 9e9}, "forbidden"),
+        ({"local_variance": 1e6}, "over-budget"), ({"local_variance": float("inf")}, "malformed"), (None, "forbidden"),
+    ):  # fmt: skip
+        transport, fed, _ = client_level(scene, CLIENT, protection)
+        fed.begin_round(0)
+        held = fed.compute(task, {"model": task.model.init(0)})["update"]
+        means = fed._means
+
+        def lying(steps: Any, stage: str, change: Any = change, means: Any = means) -> Any:
+            def told(step: m.Step) -> m.Step:
+                fields = {name: getattr(step, name) for name in step.__struct_fields__}
+                assert step.noise is not None
+                noise = {name: getattr(step.noise, name) for name in step.noise.__struct_fields__}
+                return m.Step(**{**fields, "noise": None if change is None else m.Shares(**{**noise, **change})})
+
+            return type(means)._exchange(means, {client: told(step) if client == 0 else step for client, step in steps.items()}, stage)
+
+        object.__setattr__(means, "_exchange", lying)
+        (mean,) = fed.mean(held)
+        assert mean is not None
+        assert mean.count == 5
+        assert fed.refusals[-1] == (0, "secagg Deliver", word), change
+        assert own_ledgers(transport)[0] == 0.0

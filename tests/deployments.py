@@ -1,0 +1,206 @@
+"""The example's own script as a module, what its runs should give, and clients that kill their SuperNode at a message of one's choice."""
+
+import importlib.util
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fake_grid import FakeGrid
+from flwr.app import Context, Message
+
+from cflpriv.data import build_population
+from cflpriv.experiments import load_config
+from cflpriv.flower.client import client_app, write_identities
+from cflpriv.local import LocalFederation
+from cflpriv.protocols.entropy import public_entropy
+from cflpriv.record import read_transcript
+from cflpriv.types import ClientData, Population
+
+APP = Path(__file__).parents[1] / "examples" / "flower_app"
+KILLED = -9
+
+DYING = '''
+"""The example's client. A SuperNode dies, with all it started, at the messages in plan.json: [client, message, "before" or "after"]."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from clustered import living as example
+from cflpriv.protocols.secagg.messages import decode_server
+from cflpriv.remote import messages as m
+from cflpriv.remote.client import RemoteClient
+
+FOLDER = Path(os.environ["CFLPRIV_SETTINGS"])
+living = RemoteClient.receive
+app = example.app
+
+
+def name(ask):
+    if isinstance(ask, m.Step):
+        return type(decode_server(ask.said)).__name__
+    if isinstance(ask, m.Compute):
+        return json.loads(ask.task)[""]
+    return ask.verb if isinstance(ask, m.Give) else type(ask).__name__
+
+
+def dying(self, data):
+    log = FOLDER / "deaths.jsonl"
+    deaths = log.read_text().splitlines() if log.exists() else []
+    plan = json.loads((FOLDER / "plan.json").read_text())[len(deaths):]
+    said = name(m.decode_ask(data))
+
+    def die(when):
+        if plan and plan[0] == [self.number, said, when]:
+            with log.open("a") as file:
+                file.write(json.dumps([self.number, said, when, time.time()]) + chr(10))
+                file.flush()
+                os.fsync(file.fileno())
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    die("before")
+    answer = living(self, data)
+    die("after")
+    return answer
+
+
+RemoteClient.receive = dying
+'''
+
+
+def _same(client: ClientData, context: Context, tables: dict[str, Any]) -> ClientData:
+    return client
+
+
+class DyingGrid(FakeGrid):
+    """A grid in this process whose nodes die just when they would get the n-th message of a stage; they are back when nodes are next asked
+    for.
+    """
+
+    def __init__(self, folder: Path, scene: Population, protection: str, plan: Mapping[tuple[str, int], Iterable[int]]) -> None:
+        write_identities(folder / "keys", len(scene.clients), public_entropy(str(folder)))
+        configs = {}
+        for client in scene.clients:
+            path = folder / f"client{client.id}.toml"
+            files = f'identity = "keys/client{client.id}.key"\nroster = "keys/roster.txt"\nstate = "state{client.id}"\n'
+            path.write_text(f"{files}[protection]\n{protection}\n")
+            configs[client.id] = {"settings": str(path)}
+        super().__init__({client.id: client_app(partial(_same, client)) for client in scene.clients}, configs)
+        self.plan, self.seen = dict(plan), dict.fromkeys(("enrol",), 0)
+
+    def get_node_ids(self) -> Iterable[int]:
+        self.dead.clear()
+        return super().get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        messages = list(messages)
+        stage = messages[0].metadata.group_id
+        self.seen[stage] = self.seen.get(stage, 0) + 1
+        self.dead |= set(self.plan.pop((stage, self.seen[stage]), ()))
+        return super().push_messages(messages)
+
+
+def loopback() -> Any:
+    """The example's own script, as a module."""
+    spec = importlib.util.spec_from_file_location("loopback", APP / "loopback.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Survivors(LocalFederation):
+    """A federation in one process whose sums are over the clients named for each round."""
+
+    survivors: Mapping[int, Sequence[int]]
+
+    def mean(self, held: Any, *rest: Any, **named: Any) -> Any:
+        return super().mean(held, *rest, **(named | {"on": self.survivors[self.round]}))
+
+
+def local_models(changes: list[str], survivors: Mapping[int, Sequence[int]] | None = None) -> tuple[Any, list[np.ndarray[Any, Any]]]:
+    """Clusters and models of the same experiment in one process, in the clear; sums over `survivors` by round, if given."""
+    config = load_config(APP / "experiment.toml", [*changes, "protection.sum=none"])
+    population = build_population(config.data)
+    algorithm = config.algorithm_for(population)
+    kind = LocalFederation if survivors is None else Survivors
+    federation = kind(population.clients, seed=config.run.seed, sampling=config.sampling())
+    if isinstance(federation, Survivors):
+        assert survivors is not None
+        federation.survivors = survivors
+    state = algorithm.init(federation)
+    for number in range(config.training.rounds):
+        if survivors is not None and number not in survivors:
+            continue  # a round without a sum
+        federation.begin_round(number)
+        state, _ = algorithm.round(federation, state)
+    models: Any = algorithm.serve(state).params["model"]
+    return algorithm.describe(state)["clustering"], [model.value() for model in models]
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    """A run's rounds."""
+    return [json.loads(line) for line in (run / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def stages_of(run: Path) -> list[dict[str, Any]]:
+    """A run's stages that have ended."""
+    entries = [json.loads(line) for line in (run / "stages.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [entry for entry in entries if "answered" in entry]
+
+
+def survivors_of(run: Path, messages: int) -> dict[int, tuple[int, ...]]:
+    """Who is in the sum of each round that has one, by the server's record: those told of the survivors, or whose update came."""
+    found: dict[int, tuple[int, ...]] = {}
+    skipped = {row["round"] for row in rows_of(run) if row["skipped"]}
+    for one in read_transcript(run / "transcript", messages):
+        if one.verb == "mean" and one.kind in ("secagg Survivors", "update") and one.round not in skipped:
+            found[one.round] = tuple(sorted({*found.get(one.round, ()), *one.clients}))
+    return found
+
+
+def run_with_deaths(module: Any, machines: Any, out: Path, plan: list[list[Any]], seconds: float, forget: Sequence[int] = ()) -> str:
+    """Submit; restart each SuperNode that kills itself; Flower's word at the end. Clients in `forget` keep no state on disk."""
+    app = out / "app" / "clustered"
+    (app / "client.py").rename(app / "living.py")
+    (app / "client.py").write_text(DYING, encoding="utf-8")
+    (out / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    for client in forget:
+        path = out / f"client{client}.toml"
+        path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if not line.startswith("state =")))
+    run_id = module.submit(machines)
+    port, ports, tls = machines.ports
+    until = time.monotonic() + seconds
+    word, due = "?", 0.0
+    while time.monotonic() < until:
+        for name, process in list(machines.running.items()):
+            if process.poll() is not None:
+                assert process.returncode == KILLED, f"{name} ended with {process.returncode}"
+                client = int(name.removeprefix("node"))
+                module.start_node(machines, client, port, ports[client], tls)
+        if time.monotonic() > due:
+            asked = time.monotonic()
+            word = module.status(machines, run_id)
+            if word.startswith("finished"):
+                return str(word)
+            due = time.monotonic() + 5 * (time.monotonic() - asked)
+        time.sleep(0.2)
+    raise AssertionError(f"the run is still {word!r} after {seconds:g} s")
+
+
+def deaths_of(out: Path) -> list[list[Any]]:
+    """[client, message, when, time] of each death, in the client's own last words."""
+    path = out / "deaths.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+__all__ = [
+    "APP", "DyingGrid", "deaths_of", "local_models", "loopback", "rows_of", "run_with_deaths", "stages_of", "survivors_of",
+]  # fmt: skip

@@ -1,0 +1,58 @@
+"""What an operator gets wrong in a client's settings is one line in the client's own log, and a word for the server."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra `flower` is not installed")
+
+from fake_grid import FakeGrid
+from flwr.clientapp import ClientApp
+
+from cflpriv.errors import InputError
+from cflpriv.flower import GridTransport, cflpriv_mod, client_app, read_settings, write_identities
+from cflpriv.protocols.entropy import public_entropy
+from cflpriv.remote.server import RemoteFederation
+
+IDENTITY = 'identity = "keys/client0.key"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (IDENTITY, r"\[protection\] is not there"),
+        (IDENTITY + '[protecton]\nsum = "secagg"', r"\[protection\] is not there"),
+        (IDENTITY + "protection = 3", r"protection = 3: is a table"),
+        (IDENTITY + "roster = 3\n[protection]", "roster = 3: give the path"),
+        (IDENTITY + "state = 3\n[protection]", "state = 3: give the path"),
+        ("identity = 3\n[protection]", "identity = 3: give the path"),
+        ('identity = "short.key"\n[protection]', "short.key: is not a key file"),
+        ('identity = "negative.key"\n[protection]', "negative.key: is not a key file"),
+        (IDENTITY + 'state = "keys/client0.key"\n[protection]', ""),  # a file where the folder should be: seen when it is used
+        ("identity = ", "cannot be read"),
+        (None, "cannot be read"),
+    ],
+)
+def test_wrong_settings_are_a_line_and_a_word(tmp_path: Path, text: str | None, line: str) -> None:
+    write_identities(tmp_path / "keys", 1, public_entropy("settings"))
+    (tmp_path / "short.key").write_text("0\nabcd\nabcd\n")
+    (tmp_path / "negative.key").write_text((tmp_path / "keys" / "client0.key").read_text().replace("0", "-1", 1))
+    path = tmp_path / "client0.toml"
+    if text is not None:
+        path.write_text(text)
+    if line:
+        with pytest.raises(InputError, match=line):
+            read_settings(path)
+
+    def data(context: Any, tables: Any) -> Any:
+        raise AssertionError("no task was asked for")
+
+    stock = ClientApp(mods=[cflpriv_mod()])
+    stock.query("cflpriv")(lambda message, context: message)
+    for app in (client_app(data), stock):
+        grid = FakeGrid({1: app}, {1: {"settings": str(path)}})
+        fed = RemoteFederation(GridTransport(grid))  # type: ignore[arg-type]
+        assert fed.enrol() == ()
+        assert fed.refusals == [(-1, "enrol", "bad-settings")]
+        assert not grid.errors, "no text of an exception reaches the server"

@@ -1,0 +1,62 @@
+"""A federation over messages in one process: every message finds a new client, which has nothing but its store."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from cflpriv.privacy import Privacy
+from cflpriv.protection import Protection
+from cflpriv.protocols.entropy import Entropy, public_entropy
+from cflpriv.protocols.keys import Identity, Roster
+from cflpriv.record import Transcript
+from cflpriv.remote.client import RemoteClient, Settings
+from cflpriv.remote.server import RemoteFederation
+from cflpriv.remote.store import MemoryStore, Store
+from cflpriv.types import Population
+
+ENTROPY = public_entropy("remote")
+
+
+class Loopback:
+    """Clients in this process, each a new object for every message: what is not in its store is gone."""
+
+    def __init__(self, scene: Population, protection: Protection, stores: Callable[[int], Store] | None = None) -> None:
+        self.data = {client.id: client for client in scene.clients}
+        self.identities = {client: Identity.create(client, ENTROPY) for client in self.data}
+        self.roster = Roster(tuple(self.identities[client].public() for client in sorted(self.data)))
+        self.protection = protection
+        self.privacy = Privacy()
+        self.entropy: Callable[[int], Entropy] = lambda client: ENTROPY
+        self.stores = {client: stores(client) if stores else MemoryStore() for client in self.data}
+        self.dead: set[int] = set()
+        self.kill_at: dict[str, set[int]] = {}
+        self.stages: list[str] = []
+        self.tamper: Callable[[int, str, bytes], bytes] = lambda client, stage, data: data
+
+    def settings(self, client: int) -> Settings:
+        return Settings(self.identities[client], self.protection, self.roster, self.privacy)
+
+    def places(self) -> Sequence[int]:
+        return [1000 + client for client in self.data if client not in self.dead]
+
+    def exchange(self, requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
+        self.stages.append(stage)
+        self.dead |= self.kill_at.pop(stage, set())
+        answers = {}
+        for place, data in requests.items():
+            client = place - 1000
+            if client not in self.dead:
+                mine = partial(self.data.__getitem__, client)
+                remote = RemoteClient(self.settings(client), mine, self.stores[client], self.entropy(client))
+                answers[place] = self.tamper(client, stage, remote.receive(data))
+        return answers
+
+
+def remote(scene: Population, protection: Protection | None = None, **options: Any) -> tuple[Loopback, RemoteFederation]:
+    transport = Loopback(scene, protection or Protection())
+    roster = transport.roster if transport.protection.secure or transport.protection.transformed else None
+    fed = RemoteFederation(
+        transport, protection=transport.protection, roster=roster, entropy=ENTROPY, transcript=Transcript("full"), seed=1, **options
+    )
+    fed.enrol()
+    return transport, fed
