@@ -37,6 +37,7 @@ from . import (
     dp_run,
     gradient_inversion,
     gram_geometry,
+    imprint,
     influence,
     key_recovery,
     label_inference,
@@ -51,6 +52,7 @@ from .cluster_identity import clusters_from_sizes
 from .disaggregation import disaggregate
 from .gradient_inversion import invert_updates
 from .gram_geometry import labels_from_gram
+from .imprint import images_from_imprint
 from .influence import groups_from_scores
 from .key_recovery import recover_labels
 from .label_inference import labels_from_bias, labels_from_templates
@@ -60,9 +62,9 @@ from .sybil_span import rows_from_products
 
 __all__ = [
     "ADVERSARIES", "ATTACKS", "BUDGETS", "AdversaryView", "Attack", "Budget", "Case", "Cell", "Prior", "Truth",
-    "clusters_from_sizes", "disaggregate", "groups_from_scores", "invert_signature", "invert_updates", "labels_from_bias",
-    "labels_from_gram", "labels_from_templates", "load_view", "products_from_bare", "recover_label_set", "recover_labels",
-    "rows_from_products", "view_of",
+    "clusters_from_sizes", "disaggregate", "groups_from_scores", "images_from_imprint", "invert_signature", "invert_updates",
+    "labels_from_bias", "labels_from_gram", "labels_from_templates", "load_view", "products_from_bare", "recover_label_set",
+    "recover_labels", "rows_from_products", "view_of",
 ]  # fmt: skip
 
 
@@ -86,6 +88,7 @@ ATTACKS: dict[str, Attack] = {
     "gradient_inversion": Attack("training images from one client's update, for few samples and steps", gradient_inversion.cells),
     "membership": Attack("who was trained on, from models and updates: loss threshold, LiRA, RMIA", membership_audit.cells),
     "model_inconsistency": Attack("one client's update from a secure sum, by sending others a dead model", model_inconsistency.cells),
+    "imprint": Attack("training images from one update or one secure sum, by sending a first layer made of bins", imprint.cells),
     "influence": Attack("groups from the N × N scores of pFedLIA", influence.cells),
     "dp_audit": Attack("a lower bound on ε for each private release and for the whole run, by canaries played again", dp_run.cells),
 }

@@ -109,8 +109,7 @@ def main(grid, context):
     given = context.run_config
     transport = Beside(grid)
     federation = RemoteFederation(transport, protection=Protection(sum="secagg", floor=2), roster=read_roster(Path(given["roster"])))
-    transport.ours.wait_for(given["clients"], 120.0)
-    federation.enrol()
+    transport.ours.welcome(federation, given["clients"], 600.0)
     rounds, dimension = json.loads(Path(given["out"] + ".json").read_text())
     task = Foreign("train", ("update",), (("w", (dimension,), "float32"),))
     for number in range(rounds):

@@ -287,6 +287,8 @@ def roc_curves(curves: Mapping[str, Array], others: int) -> str:
         axes.axvline(0.01, color=CUT, linestyle="--", linewidth=1)
         axes.set_xscale("log")
         axes.set_yscale("log")
+        for axis in (axes.xaxis, axes.yaxis):  # the default writes powers as mathematics, which `style` does not parse
+            axis.set_major_formatter(lambda rate, _: f"{rate:g}")
         axes.set_xlim(least, 1)
         axes.set_ylim(least, 1.05)
         axes.set_xlabel(f"false positive rate, of {others} non-members (dashed: 1 %)")

@@ -104,7 +104,7 @@ class Means:
         if not any(means):
             raise TooFewClients(tuple(len(call.members(label)) for label in groups), call.floor)
         if self._clipped is not None:
-            empty = {part.name: np.empty(part.shape, np.dtype(part.dtype)) for part in whole.layout}
+            empty = {part.name: np.zeros(part.shape, np.dtype(part.dtype)) for part in whole.layout}
             return self._clipped.opened(means, call, Contribution(-1, empty, 1.0, ()))
         return tuple(means)
 

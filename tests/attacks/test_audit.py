@@ -238,7 +238,7 @@ def test_the_matrix_says_its_statuses_in_words_and_errors_as_errors() -> None:
     assert metric_words({"metric": "histogram_l1", "lower_is_better": True}) == "L1 of label histogram ↓"
     assert metric_words({"metric": "mean_image_psnr_db"}) == "mean image PSNR in dB"
     assert metric_words({"metric": "model_lira_auc", "lower_is_better": False}) == "model LiRA AUC"
-    empty = {"attack": "a", "metric": "m", "value": None, "status": "nothing_to_see", "note": "no sums"}
+    empty: dict[str, Any] = {"attack": "a", "metric": "m", "value": None, "status": "nothing_to_see", "note": "no sums"}
     alike = [empty | {"adversary": "server+1"}, empty | {"adversary": "server"}]
     apart = [empty | {"adversary": "server"}, empty | {"adversary": "server+1", "note": "another reason"}]
     seen = [empty | {"adversary": "server"}, empty | {"adversary": "server+1", "value": 1.0, "status": "leaks"}]

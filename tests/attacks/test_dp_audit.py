@@ -145,12 +145,12 @@ def test_sound_releases_raise_no_alarm_and_their_references_show_that_they_could
         assert played(name, quiet(event), 1, 1.0).epsilon > 1.0
 
 
-@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("name", [name for name in GAMES if name not in ("choice", "response")])
 def test_a_third_of_the_noise_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     a_third_of_the_noise(monkeypatch)
-    result = played(name, event_of(name, 2.0, "add_remove"), 0, 2.0)
-    assert 2.0 < result.epsilon <= result.ceiling
+    claim = 1.0 if name == "training" else 2.0  # batches are drawn: a canary shows less than an accountant has to allow for
+    result = played(name, event_of(name, claim, "add_remove"), 0, claim)
+    assert claim < result.epsilon <= result.ceiling
 
 
 @pytest.mark.usefixtures("few")

@@ -7,7 +7,6 @@ import inspect
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,9 +38,7 @@ NOISE = Noise("add_remove", 1.5, 2.0, 0.5, 1.0, 0.25, 20, 4, 4.0, 1)
 SAMPLE = Privacy("sample", "add_remove", 50.0, 1e-3, samples=20, sketch_dim=4)
 TIGHT = replace(SAMPLE, epsilon=2.2)  # three trainings cost 2.132
 CLIENT = Privacy("client", "add_remove", 4.0, 1e-3, clip_norm=0.5)
-PRIVATE = [name for name in RELEASES if name != "local"]
 OPTIONS: dict[str, dict[str, Any]] = {"ifca": {"k": 2}, "hypcluster": {"k": 2}, "pfedlia": {"warm_up": 1, "local_epochs": 2}}
-ROUNDS = 2
 
 
 class Taped(Engine):
@@ -79,7 +76,7 @@ def private(
     return transport, fed
 
 
-def run(made: Any, fed: Any, ledger: Ledger, rounds: int = ROUNDS) -> Any:
+def run(made: Any, fed: Any, ledger: Ledger, rounds: int = 2) -> Any:
     state = made.init(fed)
     for number in range(rounds):
         fed.begin_round(number)
@@ -104,7 +101,7 @@ def words(fed: RemoteFederation) -> set[str]:
 # --- unit = "sample" ------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PRIVATE)
+@pytest.mark.parametrize("name", [name for name in RELEASES if name != "local"])
 def test_with_the_same_secrets_the_results_and_the_bill_are_those_of_the_local_federation(name: str) -> None:
     scene = population(clients_per_group=3)
     privacy = replace(SAMPLE, relation="replace_one") if name == "pfedlia" else SAMPLE
@@ -119,8 +116,7 @@ def test_with_the_same_secrets_the_results_and_the_bill_are_those_of_the_local_f
     transport, two = private(scene, privacy, accounts=there, entropy=entropy)
     b = run(made, two, there.ledger)
     assert not two.refusals
-    assert there.ledger.charges == here.ledger.charges
-    assert there.ledger.charges
+    assert there.ledger.charges == here.ledger.charges != []
     assert max(there.ledger.spent(client) for client in there.ledger.clients) <= privacy.epsilon
     assert own_ledgers(transport) == {client: there.ledger.spent(client) for client in two.clients}
     assert made.describe(a).get("clustering") == made.describe(b).get("clustering")
@@ -142,7 +138,7 @@ def test_under_protections_the_bill_is_the_same(name: str, protection: Protectio
     transport, two = private(scene, SAMPLE, protection, accounts=there)
     for fed, its in ((one, here), (two, there)):
         try:
-            run(algorithm(name, scene), fed, its.ledger, 2)
+            run(algorithm(name, scene), fed, its.ledger)
         except Exception as error:
             if "no group reaches the floor" not in str(error):
                 raise
@@ -197,7 +193,6 @@ def test_too_little_noise_is_over_the_clients_own_budget_and_sessions_do_not_ref
     fed.begin_round(0)
     noise = m.NoisySteps(**vars(NOISE))
     assert isinstance(sent(fed, scene, m.NoisySteps(**{**_fields(noise), "training": 0.3})), m.Computed)
-    give = m.Give(fed.session, "sum", 900, ("update",), "", False)
     for verb in ("sum", "gather", "gram"):
         assert fed._ask({0: m.Give(fed.session, verb, 900, ("update",), "", False)}, verb) == {}
     assert words(fed) == {"over-budget"}
@@ -211,13 +206,9 @@ def test_too_little_noise_is_over_the_clients_own_budget_and_sessions_do_not_ref
     again = RemoteFederation(transport, entropy=public_entropy("another session"))
     assert 0 in again.enrol()
     assert isinstance(sent(again, scene, noise), m.Computed)
-    assert again._ask({0: replace_session(give, again)}, "sum") == {}
+    assert again._ask({0: m.Give(again.session, "sum", 900, ("update",), "", False)}, "sum") == {}
     assert words(again) == {"over-budget"}
     assert own_ledgers(transport)[0] == spent
-
-
-def replace_session(give: m.Give, fed: RemoteFederation) -> m.Give:
-    return m.Give(fed.session, give.verb, give.held, give.parts, give.transform, give.weigh)
 
 
 def test_what_has_no_noise_is_not_released_and_counts_never_are() -> None:
@@ -257,7 +248,7 @@ def test_the_server_asks_its_ledger_before_anybody_else() -> None:
     fed.begin_round(0)
     task = training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})
-    verbs: list[Any] = [partial(fed.mean), partial(fed.gather), partial(fed.relay), partial(fed.gram, then=lambda view: ({}, {}))]
+    verbs: list[Any] = [fed.mean, fed.gather, fed.relay, lambda held: fed.gram(held, then=lambda view: ({}, {}))]
     before = list(transport.stages)
     for verb in verbs:
         with pytest.raises(BudgetExceeded):
@@ -356,8 +347,8 @@ def test_shares_of_noise_inside_secure_sums_are_what_the_event_says() -> None:
     exact = np.mean([v * min(1, 0.5 / np.linalg.norm(v)) for v in vectors], axis=0)
     transport, fed, ledger = client_level(scene, CLIENT, protection)
     errors = []
-    for number in range(2):
-        fed.begin_round(number if number == 0 else 0)
+    for _ in range(2):
+        fed.begin_round(0)
         (mean,) = fed.mean(fed.compute(task, {"model": task.model.init(0)})["update"])
         assert mean is not None
         assert mean.count == 6
@@ -367,8 +358,7 @@ def test_shares_of_noise_inside_secure_sums_are_what_the_event_says() -> None:
     event = ledger.charges[0].events[0]
     assert epsilon_of([event] * 2, 1e-3) <= 4.0
     assert own_ledgers(transport) == {client: ledger.spent(client) for client in fed.clients}
-    shares: Any = fed._means._clipped
-    made = shares.plan(exact.size)
+    made: Any = fed._means._clipped.plan(exact.size)  # type: ignore[union-attr]
     assert event == made.event
     variance = 6 * made.local_variance / made.levels_per_unit**2
     total = float(np.square(np.concatenate(errors) * 6).sum()) / variance
@@ -409,13 +399,10 @@ def test_a_client_whose_whole_is_private_gives_nothing_else() -> None:
     fed.begin_round(0)
     task = training(scene)
     number = fed._known[fed.compute(task, {"model": task.model.init(0)}).key].number
-    fed.compute(task, {"model": task.model.init(0)})
 
     def give(verb: Any, noise: m.Bounded | None, weigh: bool = False) -> m.Give:
         return m.Give(fed.session, verb, number, ("update",), "", weigh, noise)
 
-    held = fed.compute(task, {"model": task.model.init(0)})
-    number = fed._known[held.key].number
     good = m.Bounded("add_remove", 0.5, 3.0)
     for ask in (
         give("sum", None), give("gather", None), give("gather", good), give("gram", None), give("sum", m.Bounded("add_remove", 0.6, 3.0)),

@@ -98,14 +98,14 @@ def test_a_node_killed_at_each_message_of_a_secure_run_costs_at_most_itself(tmp_
     """Client 4 keeps its state in files, client 3 loses it with its SuperNode."""
     plan: list[list[Any]] = [
         [4, "PrincipalVectors", "before"], [4, "gram", "before"], [4, "Train", "before"], [4, "Invite", "after"], [4, "Adverts", "after"],
-        [4, "Deliver", "after"], [4, "Survivors", "before"], [3, "Unmask", "after"],
+        [4, "Deliver", "after"], [4, "Survivors", "before"], [4, "Unmask", "before"], [3, "Train", "after"],
     ]  # fmt: skip
     changes = ["data.clients=5", "protection.floor=2", "algorithm.k=1"]
-    run = deployed(tmp_path, changes, 8, plan, forget=(3,))
+    run = deployed(tmp_path, changes, 10, plan, forget=(3,))
     rows = rows_of(run)
     assert not any(row["skipped"] for row in rows)
     assert rows[-1]["cohort"] == [0, 1, 2, 3, 4], "all are back"
-    check_models(run, [*changes, "training.rounds=8"], 1e-4)
+    check_models(run, [*changes, "training.rounds=10"], 1e-4)
     assert json.loads((run / "measured.json").read_text(encoding="utf-8"))["labels"] == {str(client): 0 for client in range(5)}
 
 
