@@ -43,6 +43,7 @@ from . import (
     label_inference,
     membership_audit,
     model_inconsistency,
+    property_inference,
     signature_inversion,
     sybil_span,
 )
@@ -57,14 +58,15 @@ from .influence import groups_from_scores
 from .key_recovery import recover_labels
 from .label_inference import labels_from_bias, labels_from_templates
 from .leakage import BUDGETS, Budget, Case, Cell, Prior, Truth
+from .property_inference import infer_property
 from .signature_inversion import invert_signature, recover_label_set
 from .sybil_span import rows_from_products
 
 __all__ = [
     "ADVERSARIES", "ATTACKS", "BUDGETS", "AdversaryView", "Attack", "Budget", "Case", "Cell", "Prior", "Truth",
-    "clusters_from_sizes", "disaggregate", "groups_from_scores", "images_from_imprint", "invert_signature", "invert_updates",
-    "labels_from_bias", "labels_from_gram", "labels_from_templates", "load_view", "products_from_bare", "recover_label_set",
-    "recover_labels", "rows_from_products", "view_of",
+    "clusters_from_sizes", "disaggregate", "groups_from_scores", "images_from_imprint", "infer_property", "invert_signature",
+    "invert_updates", "labels_from_bias", "labels_from_gram", "labels_from_templates", "load_view", "products_from_bare",
+    "recover_label_set", "recover_labels", "rows_from_products", "view_of",
 ]  # fmt: skip
 
 
@@ -87,6 +89,9 @@ ATTACKS: dict[str, Attack] = {
     "key_recovery": Attack("label sets, histograms and coordinates from updates under a secret permutation", key_recovery.cells),
     "gradient_inversion": Attack("training images from one client's update, for few samples and steps", gradient_inversion.cells),
     "membership": Attack("who was trained on, from models and updates: loss threshold, LiRA, RMIA", membership_audit.cells),
+    "property_inference": Attack(
+        "thick strokes, slant, turn, a label: from signatures, updates, models", property_inference.cells
+    ),
     "model_inconsistency": Attack("one client's update from a secure sum, by sending others a dead model", model_inconsistency.cells),
     "imprint": Attack("training images from one update or one secure sum, by sending a first layer made of bins", imprint.cells),
     "influence": Attack("groups from the N × N scores of pFedLIA", influence.cells),

@@ -8,17 +8,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
 
 from ..engine import Engine, Result, Task, TaskInput
 from ..experiments.config import Config
+from ..models import Model
 from ..privacy import Noise
 from ..protocols.mechanisms import clip
 from ..types import Array
 
-__all__ = ["ClippingEngine", "compared_rows", "engine_for", "sampling_rate"]
+__all__ = ["ClippingEngine", "clipped_probabilities", "compared_rows", "engine_for", "sampling_rate"]
 
 NEXT_TO_NOTHING = 1e-9
 """A noise multiplier: mechanisms take none of 0."""
+CLIPPED_SAMPLES = 20
+"""Auxiliary samples a label of which single gradients are taken."""
 
 
 @dataclass(frozen=True)
@@ -57,3 +63,24 @@ def compared_rows(config: Config, rows: Array) -> Array:
     if config.privacy.unit != "client" or "gram" not in config.privacy.local:
         return rows
     return np.stack([clip(one / max(1.0, float(np.sqrt(len(one)))), 1.0) for one in rows])
+
+
+def clipped_probabilities(model: Model, vector: Array, x: Array, y: Array, clip_norm: float) -> Array:
+    """What takes the place of `class_probabilities` (classes, classes) where samples' gradients are clipped to norm `clip_norm`.
+
+    One minus the mean clipped gradient by the head's bias of samples of each label, with its sign turned.
+    """
+    module = model.load(vector.astype(np.float32 if model.dtype == "float32" else np.float64))
+    parameters = {name: one.detach() for name, one in module.named_parameters()}
+
+    def loss(weights: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(functional_call(module, weights, (sample.unsqueeze(0),)), label.unsqueeze(0))
+
+    places = np.concatenate([np.flatnonzero(y == label)[:CLIPPED_SAMPLES] for label in range(model.classes)])
+    made = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, model.inputs(x[places]), torch.from_numpy(y[places]))
+    squares = torch.stack([one.flatten(1).square().sum(1) for one in made.values()]).sum(0)
+    shrunk = made[model.layout[-1][0]] * (clip_norm / squares.sqrt().clamp_min(clip_norm))[:, None]
+    rows = np.zeros((model.classes, model.classes))
+    for label in np.unique(y[places]):
+        rows[label] = -shrunk[torch.from_numpy(y[places] == label)].double().mean(0).numpy()
+    return np.asarray(np.eye(model.classes) - rows)

@@ -7,7 +7,9 @@ batched L-BFGS in float64; the distance is taken relative to the length of the u
 
 What it proves: with a smooth network and few images and steps, an update in the clear is the images. What it does not: that networks with
 ReLU and pooling, many images or many steps hide anything because this optimisation does not get there; their cells say `not_validated`.
-Batches in an order that the attacker does not know (more samples than the batch size) are not attempted.
+Batches in an order that the attacker does not know (more samples than the batch size) are not attempted, nor are steps other than those of
+plain SGD (`_refusal`): Adam, proximal terms, control variates, MAML, samples held back. Gradients that are sent as such (IFCA's option I)
+are one step of rate 1, with their sign turned.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +28,17 @@ from ..models import Model, build_module
 from ..randomness import stream
 from ..types import Array
 from .adversary import AdversaryView
-from .label_inference import Step, bias_span, class_probabilities, labels_from_bias, public_model, steps_in, steps_scale
+from .label_inference import (
+    Step,
+    bias_span,
+    by_gradient,
+    class_probabilities,
+    labels_from_bias,
+    public_model,
+    steps_in,
+    steps_scale,
+    turned,
+)
 from .lbfgs import minimise
 from .leakage import Case, Cell, Prior, Truth, cell, nothing, psnr_db, ssim
 
@@ -35,6 +47,7 @@ __all__ = ["LocalSteps", "cells", "invert_updates", "labels_from_shares", "unrol
 NAME = "gradient_inversion"
 MARGIN = {"image_psnr_db": 3.0, "image_ssim": 0.1, "labels_exact": 0.1}
 MOST_IMAGES, MOST_STEPS, CLIENTS_PER_DRAW = 4, 10, 4
+OTHER_STEPS = ("fedprox", "stocfl", "per_fedavg", "scaffold", "fednova", "fedfomo", "pfedlia")
 ITERATIONS = 600
 SMOOTH = 1e-4
 """Weight of the total variation where updates have noise."""
@@ -188,20 +201,21 @@ def _guess(
         mean, label = prior.x.mean(axis=0, dtype=np.float64), int(np.bincount(prior.y).argmax())
         return Guess({c: np.repeat(mean[None], n, axis=0) for c, n in sizes.items()}, {c: np.full(n, label) for c, n in sizes.items()})
     assert prior.config is not None  # the caller's
-    training, bias = prior.config.training, bias_span(model)
-    how = LocalSteps(training.epochs, training.lr, training.momentum, training.weight_decay)
+    training, bias, direct = prior.config.training, bias_span(model), by_gradient(prior)
     images: dict[int, Array] = {}
     labels: dict[int, Array] = {}
-    for size in sorted(set(sizes.values())):
-        group = [client for client in clients if sizes[client] == size]
-        first = {client: steps[client][0] for client in group}
+    for size, number in sorted({(sizes[client], steps[client][0].round) for client in clients}):
+        first = {client: steps[client][0] for client in clients if (sizes[client], steps[client][0].round) == (size, number)}
+        group = list(first)
+        rate = training.lr * training.lr_decay ** max(0, number)
+        how = LocalSteps() if direct else LocalSteps(training.epochs, rate, training.momentum, training.weight_decay)
         for client, step in first.items():
             predicted = class_probabilities(model, step.start, prior.x, prior.y)
-            shares = labels_from_bias(step.update[bias], predicted, steps_scale(prior, client, 0))
+            shares = labels_from_bias(step.update[bias], predicted, 1.0 if direct else steps_scale(prior, client, number))
             labels[client] = labels_from_shares(shares, size)
         made, _ = invert_updates(
             model, np.stack([first[c].start for c in group]), np.stack([first[c].update for c in group]),
-            np.stack([labels[c] for c in group]), how, stream(prior.seed, f"gradient inversion, {size} images"), restarts=restarts,
+            np.stack([labels[c] for c in group]), how, stream(prior.seed, f"gradient inversion, {size} images", number), restarts=restarts,
             distance="cosine" if clipped else "squared", total_variation=SMOOTH if clipped else 0.0,
         )  # fmt: skip
         images |= dict(zip(group, made, strict=True))
@@ -231,11 +245,13 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         return [nothing(case, NAME, "image_psnr_db", why)], None
     model = public_model(prior)
     mine, theirs = (steps_in(view, model.dimension) for view in (case.view, case.reference))
+    if by_gradient(prior):
+        mine, theirs = turned(mine), turned(theirs)
     apart = {client for client in set(mine) & set(theirs) if len(mine[client][0].members) == 1} - set(case.view.coalition)
     if not apart:
         return [nothing(case, NAME, "image_psnr_db", "no single client's update can be read in this view")], None
     assert prior.config is not None  # as `_refusal` found
-    batch = prior.config.training.batch_size or MOST_IMAGES
+    batch = MOST_IMAGES if by_gradient(prior) else prior.config.training.batch_size or MOST_IMAGES  # gradients are of all samples
     few = sorted(client for client in apart if prior.samples_per_client[client] <= min(MOST_IMAGES, batch))
     if not few:
         words = f"not attempted: no client has at most {min(MOST_IMAGES, batch)} samples in one batch; that proves nothing of others"
@@ -279,6 +295,11 @@ def _refusal(prior: Prior) -> str:
         return "not attempted: the model's head has no bias to read labels from"
     if any(isinstance(layer, nn.LSTM | nn.Embedding) for layer in build_module(model).modules()):
         return "not attempted: inputs are words, not numbers"
+    if training.optimizer == "adam":
+        return "not attempted: Adam's steps keep little of a gradient but its signs, by which no image is sought; that proves nothing"
+    name = str(prior.config.algorithm["name"])
+    if name in OTHER_STEPS and (name != "fedprox" or training.epochs > 1):  # one step from the anchor has no proximal term yet
+        return f"not attempted: clients of {name} do not take plain steps on all of their samples; that proves nothing of them"
     if training.epochs > MOST_STEPS:
         return f"not attempted: {training.epochs} local steps are more than {MOST_STEPS}; that proves nothing of them"
     return ""

@@ -3,14 +3,14 @@
 Source: Fowl, Geiping, Czaja, Goldblum & Goldstein 2022 ("Robbing the Fed", Sec. 3): every unit of the first linear layer measures the same
 scalar and fires above a threshold of its own, at quantiles of auxiliary data. With equal weights behind all units, the gradients of two
 neighbours differ by the samples between their thresholds, and weight over bias difference is the sample where there is one. Deviations: the
-scalar is a random projection, not the mean brightness, in which images tie; no layer is added, the crafted parameters fit the run's own MLP,
-so there are as many bins as hidden units; head weights are ± one value, by label, so that no label's gradient is zero.
+scalar is a random projection, not the mean brightness, in which images tie; no layer is added, the crafted parameters fit the run's own
+MLP, so there are as many bins as hidden units; head weights are ± one value, by label, so that no label's gradient is zero.
 
-What it proves: one update in the clear, or one secure sum, may be single images, whatever the batch, once bins outnumber samples. **A secure
-sum does not stop it, bound to its model or not**: all clients are sent the same crafted model, which the binding allows, and the sum over
-clients is the gradient of all their samples in the same bins; it only takes as many times more bins. What it does not: nothing about models
-whose first layer is no linear map, or about clients that look at what they are sent. Several local steps move thresholds and head, and
-images blur.
+What it proves: one update in the clear, or one secure sum, may be single images, whatever the batch, once bins outnumber samples. **A
+secure sum does not stop it, bound to its model or not**: all clients are sent the same crafted model, which the binding allows, and the sum
+over clients is the gradient of all their samples in the same bins; it only takes as many times more bins. What it does not: nothing about
+models whose first layer is no linear map, or about clients that look at what they are sent. Several local steps move thresholds and head,
+and images blur.
 
 No recorded transcript has this attack in it, since recorded servers do not lie: it is played with the run's data, and sums against the real
 machines of `protocols.secagg`. Only an audit may do that; the server's part sees updates and sums alone.
@@ -32,7 +32,7 @@ from ..training import Train
 from ..types import Array, ClientData, check_array
 from .adversary import AdversaryView
 from .label_inference import public_model, steps_in
-from .leakage import Case, Cell, Prior, cell, nothing
+from .leakage import Case, Cell, Prior, Status, cell, nothing
 from .model_inconsistency import clients_of, isolate
 from .sums import sums_in
 
@@ -49,8 +49,8 @@ EMPTY = 1e-6
 # --- the mathematics, for gradients from anywhere -----------------------------------------------------------------------------------
 
 
-def imprinted(model: Model, x: Array, balance: float = 100.0) -> Array:
-    """Parameters (d,) of an MLP whose hidden units are bins of a random projection of the input, at its quantiles on samples `x` (n, *shape).
+def imprinted(model: Model, x: Array, balance: float = 10.0) -> Array:
+    """Parameters (d,) of an MLP whose hidden units are bins of a random projection of the input, at its quantiles on `x` (n, *shape).
 
     `balance` is how large the first layer is beside the head: large values keep thresholds where they are over several steps, small ones
     the head. Raises `InputError` for a model that is no MLP.
@@ -103,12 +103,12 @@ def share_recovered(truth: Array, images: Array) -> float:
 def guess(update: Array | None, prior: Prior, model: Model) -> Array:
     """Images (m, *shape) in [0, 1] from one update, or sum of updates, of an imprinted model. Without: the mean auxiliary image."""
     if update is None:
-        return prior.x.mean(axis=0, dtype=np.float64)[None]
+        return np.asarray(prior.x.mean(axis=0, dtype=np.float64)[None])
     size, bins = int(np.prod(model.shape)), model.hidden
     found = images_from_imprint(update[: bins * size].reshape(bins, size), update[bins * size : bins * (size + 1)])
     channel = (-1, *([1] * (len(model.shape) - 1)))
     mean, std = (np.asarray(one).reshape(channel if len(one) > 1 else ()) for one in (model.mean, model.std))
-    return np.clip(found.reshape(len(found), *model.shape) * std + mean, 0.0, 1.0)
+    return np.asarray(np.clip(found.reshape(len(found), *model.shape) * std + mean, 0.0, 1.0))
 
 
 def score(images: Mapping[int, Array], people: Sequence[ClientData]) -> Array:
@@ -191,7 +191,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
             f"played with the run's data; {case.prior.description}; baseline: the mean auxiliary image; a single image is a leak"
         )
         made = cell(case, NAME, f"images_recovered_{kind}", *scores, margin=MARGIN, note=note)
-        status = "leaks" if scores[0].any() else "at_baseline" if scores[2].any() else "not_validated"
+        status: Status = "leaks" if scores[0].any() else "at_baseline" if scores[2].any() else "not_validated"
         figures.append(replace(made, exact=bool(scores[2].any()), status=status))
         arrays = arrays or _shown(answered, mine, mean[0])
     return figures, arrays

@@ -9,27 +9,30 @@ that are absent; where a sketch hides them, Ψ is split into the gradients of cl
 What it proves: an update in the clear shows a client's labels, and the mean update of a cluster, which two models of it tell, shows those
 of the cluster as a whole (`aggregate_histogram_l1`: one figure a cluster, nothing about a member; also where it is hidden who is in it),
 hence of its members where these are alike. What it does not: nothing about single samples; with unknown numbers of samples or another
-loss the shares are off, the label sets less so. Weight decay, Adam and heads without a bias are outside what is modelled. Momentum is
+loss the shares are off, the label sets less so. Weight decay and heads without a bias are outside what is modelled. Momentum is
 inside, and so are clipping and Poisson batches of `[privacy]`, which are public: the attacker clips its own samples' gradients alike.
+Adam is not linear in gradients: its updates are read by comparison with clients of the attacker's own (`simulated_shares`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from operator import is_
 
 import numpy as np
 import torch
 from scipy.optimize import nnls
-from torch.func import functional_call, grad, vmap
-from torch.nn import functional
 
 from ..models import Model
+from ..randomness import stream
 from ..record import Message, payload_rows
 from ..types import Array
 from .adversary import AdversaryView, opened
-from .clipped import sampling_rate
+from .class_owners import cells as owner_cells
+from .clipped import clipped_probabilities, sampling_rate
 from .encrypted import with_opened_uploads
 from .leakage import Case, Cell, Prior, Truth, cell, nothing, popular_set
+from .simulated_shares import public_training, shares_by_simulation
 from .sums import CohortSum, means_in, models_sent, sizes_in, sums_in
 
 __all__ = ["anchor_cells", "cells", "class_probabilities", "counts_from_bias", "labels_from_bias", "labels_from_templates", "top_labels"]
@@ -39,8 +42,8 @@ AGGREGATE = "aggregate_histogram_l1"
 MARGIN = {"label_set_accuracy": 0.1, "histogram_l1": 0.1, "label_counts_exact": 0.1, AGGREGATE: 0.1}
 PATH = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Where on the way from the model sent to the model returned p̄ is taken."""
-CLIPPED_PATH, CLIPPED_SAMPLES = (0.5,), 20
-"""The same where gradients are clipped, with so many auxiliary samples a label: single samples' gradients cost more."""
+CLIPPED_PATH = (0.5,)
+"""The same where gradients are clipped: single samples' gradients cost more."""
 
 
 # --- the mathematics, for updates and gradients from anywhere -----------------------------------------------------------------------
@@ -102,27 +105,6 @@ def class_probabilities(model: Model, vector: Array, x: Array, y: Array) -> Arra
         predicted = torch.softmax(module(model.inputs(x)), dim=1).double().numpy()
     uniform = np.full(model.classes, 1 / model.classes)
     return np.stack([predicted[y == label].mean(axis=0) if (y == label).any() else uniform for label in range(model.classes)])
-
-
-def clipped_probabilities(model: Model, vector: Array, x: Array, y: Array, clip_norm: float) -> Array:
-    """What takes the place of `class_probabilities` (classes, classes) where samples' gradients are clipped to norm `clip_norm`.
-
-    One minus the mean clipped gradient by the head's bias of samples of each label, with its sign turned.
-    """
-    module = model.load(vector.astype(np.float32 if model.dtype == "float32" else np.float64))
-    parameters = {name: one.detach() for name, one in module.named_parameters()}
-
-    def loss(weights: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(functional_call(module, weights, (sample.unsqueeze(0),)), label.unsqueeze(0))
-
-    places = np.concatenate([np.flatnonzero(y == label)[:CLIPPED_SAMPLES] for label in range(model.classes)])
-    made = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, model.inputs(x[places]), torch.from_numpy(y[places]))
-    squares = torch.stack([one.flatten(1).square().sum(1) for one in made.values()]).sum(0)
-    shrunk = made[model.layout[-1][0]] * (clip_norm / squares.sqrt().clamp_min(clip_norm))[:, None]
-    rows = np.zeros((model.classes, model.classes))
-    for label in np.unique(y[places]):
-        rows[label] = -shrunk[torch.from_numpy(y[places] == label)].double().mean(0).numpy()
-    return np.asarray(np.eye(model.classes) - rows)
 
 
 # --- what the view holds ------------------------------------------------------------------------------------------------------------
@@ -229,6 +211,11 @@ def shares_of(step: Step, prior: Prior, model: Model, labels: int, sums: int = 1
     assert prior.config is not None  # the caller's
     bias, privacy = bias_span(model), prior.config.privacy
     sampled = privacy.unit == "sample"
+    members = step.members or tuple(prior.samples_per_client)
+    if prior.config.training.optimizer == "adam":
+        samples = float(np.median([prior.samples_per_client[member] for member in members]))
+        nearly = round(2 ** (round(2 * np.log2(samples)) / 2))  # half octaves: one reader serves clients of about the same size
+        return _reader(prior, step.start.tobytes(), step.round, nearly, labels)(step.update[bias] / sums)
     probabilities = np.mean(
         [
             clipped_probabilities(model, step.start + share * step.update, prior.x, prior.y, privacy.clip_norm)
@@ -238,14 +225,26 @@ def shares_of(step: Step, prior: Prior, model: Model, labels: int, sums: int = 1
         ],
         axis=0,
     )
-    if _by_gradient(prior) or privacy.unit == "client":  # of unknown length: clipped as a whole, or scaled by the cluster's share
+    if by_gradient(prior) or privacy.unit == "client":  # of unknown length: clipped as a whole, or scaled by the cluster's share
         return counts_from_bias(-step.update[bias], probabilities, labels)
-    members = step.members or tuple(prior.samples_per_client)
     scale = sums * float(np.mean([steps_scale(prior, member, step.round) for member in members]))
     return labels_from_bias(step.update[bias], probabilities, scale)
 
 
-def _by_gradient(prior: Prior) -> bool:
+@lru_cache(maxsize=32)
+def _reader(prior: Prior, start: bytes, number: int, samples: int, labels: int) -> Callable[[Array], Array]:
+    """What turns bias updates from one model into label shares, under Adam: the same for all clients that were sent it."""
+    assert prior.config is not None  # the caller's
+    model = public_model(prior)
+    span, train = bias_span(model), public_training(prior.config, model).at(number)
+    assert span is not None  # the caller's
+    return shares_by_simulation(
+        train, np.frombuffer(start), prior.x, prior.y, samples, labels, span, stream(prior.seed, "pretended clients, Adam"),
+        directions=prior.config.privacy.unit == "client",
+    )  # fmt: skip
+
+
+def by_gradient(prior: Prior) -> bool:
     """Whether clients send gradients and not movements (IFCA, option I)."""
     return prior.config is not None and prior.config.algorithm.get("averaging") == "gradient"
 
@@ -292,13 +291,15 @@ def score_counts(guess: Guess, truth: Truth, clients: Sequence[int]) -> Array:
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """Label sets and histograms from updates, or from the mean updates of clusters where only these can be seen."""
     prior = case.prior
+    if prior.config is not None and prior.config.algorithm["name"] == "fedproto":
+        return owner_cells(case, NAME), None
     model = None if prior.config is None else public_model(prior)
     if model is None or bias_span(model) is None:
         return [nothing(case, NAME, "histogram_l1", "the model's head has no bias to read")], None
     mine = steps_in(case.view, model.dimension)
     theirs = mine if _same(case.view, case.reference) else steps_in(case.reference, model.dimension)
-    if _by_gradient(prior):
-        mine, theirs = _turned(mine), _turned(theirs)
+    if by_gradient(prior):
+        mine, theirs = turned(mine), turned(theirs)
     whole = aggregate_cell(case, model)
     clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
     if not clients:
@@ -308,6 +309,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         return [nothing(case, NAME, "histogram_l1", why), whole], None
     apart = all(len(step.members) == 1 for client in clients for step in mine[client])
     source = "from single updates" if apart else "from the mean update of the client's cluster: all members get one guess"
+    if prior.config is not None and prior.config.training.optimizer == "adam":
+        source += ", by regression on the attacker's own clients, since Adam is not linear in gradients"
     rounds = case.budget.rounds
     guesses = [_guess(steps, prior, clients, model, rounds) for steps in (mine, None)]
     guesses.append(guesses[0] if theirs is mine else _guess(theirs, prior.unprotected(), clients, model, rounds))
@@ -315,7 +318,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     return [*figures, whole], arrays
 
 
-def _turned(steps: Mapping[int, Sequence[Step]]) -> dict[int, list[Step]]:
+def turned(steps: Mapping[int, Sequence[Step]]) -> dict[int, list[Step]]:
     """Gradients of single clients as movements against them; means were movements already."""
     return {
         client: [replace(one, update=-one.update) if len(one.members) == 1 else one for one in several] for client, several in steps.items()

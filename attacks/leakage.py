@@ -241,7 +241,8 @@ def pooled(cells: Sequence[Cell]) -> list[Cell]:
     """Cells of several seeds, those of one figure made one; in the order in which figures first occur.
 
     From three seeds on the interval is a t-interval over seeds, and the status follows from the seeds' paired differences. With fewer it is
-    that of the first seed with something to see, the recorded run before others; of an exact figure, that of a seed that leaks.
+    that of the first seed with something to see, the recorded run before others; of an exact figure, that of a seed that leaks. A note says
+    in how many of the seeds there was something to see, where that is not all of them.
     """
     figures: dict[tuple[str, str, str, str, int], list[Cell]] = {}
     for one in cells:
@@ -252,7 +253,8 @@ def pooled(cells: Sequence[Cell]) -> list[Cell]:
 def _pooled(cells: Sequence[Cell]) -> Cell:
     seen = [one for one in cells if one.value is not None]
     if len(seen) < FEWEST_SCORES:
-        return next((one for one in seen if one.exact and one.status == "leaks"), seen[0] if seen else cells[0])
+        found = next((one for one in seen if one.exact and one.status == "leaks"), seen[0] if seen else cells[0])
+        return replace(found, note=found.note + _missing(cells))
     first = seen[0]
     value, baseline, reference, blank = (
         np.array([np.nan if (number := getattr(one, name)) is None else number for one in seen])
@@ -274,7 +276,16 @@ def _pooled(cells: Sequence[Cell]) -> Cell:
     return replace(
         first, value=float(value.mean()), low=low, high=high, baseline=float(baseline.mean()), reference=float(reference.mean()),
         reference_baseline=float(blank.mean()), status=status, seeds=seeds, arrays=arrays,
+        note=first.note + _missing(cells),
     )  # fmt: skip
+
+
+def _missing(cells: Sequence[Cell]) -> str:
+    """The end of the note of a figure that not all seeds have: in how many there was something to see, and why not in the first other."""
+    why = [one.note for one in cells if one.value is None]
+    if len(why) in (0, len(cells)):
+        return ""
+    return f"; something to see in {len(cells) - len(why)} of {len(cells)} seeds, the figure is of these only; else: {why[0]}"
 
 
 def popular_set(sets: Sequence[frozenset[int]]) -> frozenset[int]:

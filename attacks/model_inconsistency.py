@@ -3,7 +3,7 @@
 Source: Pasquini, Francati & Ateniese 2022 ("Eluding secure aggregation in federated learning via model inconsistency"): the victim is sent
 the true model, everybody else one whose hidden units are all dead, so that their updates are zero except in the head's bias, and the sum is
 the victim's update. Deviation: dead units by zero weights and a bias of −1 before every ReLU; what the others add to the head's bias, and
-what weight decay does to their dead weights, is left in.
+what weight decay does to their dead weights, is left in (under Adam that is a whole step for each of these weights).
 
 What it proves: a secure sum protects only among clients that trained the same model, so the sum has to be bound to it. What it does not:
 the binding is to a *list* of models; where sums over clients of several clusters list k models (oblivious sums), a private model planted as
@@ -160,7 +160,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     except InputError as error:
         return [nothing(case, NAME, "update_relative_error", f"not attempted: {error}")], None
     t = config.training
-    train = Train(model, t.epochs, t.batch_size, t.lr, t.momentum, t.weight_decay)
+    train = Train(model, t.epochs, t.batch_size, t.lr, t.momentum, t.weight_decay, optimizer=t.optimizer)
     people = clients_of(case.truth)[:COHORT]
     floor = protection.smallest_sum
     if len(people) < max(floor, VICTIMS):

@@ -1,9 +1,9 @@
 """Do cluster models leak more than the shared one? Membership inference on federated models by cluster size and purity.
 
     python examples/membership_by_cluster.py                                        # embedded digits: a few minutes of one core
-    CFLPRIV_DATA=DIR python examples/membership_by_cluster.py --source fashion_mnist --few
+    CFLPRIV_DATA=DIR python examples/membership_by_cluster.py --source fashion_mnist --few --samples 20 --rounds 30 --seeds 3
 
-Forty clients in five groups of two labels each; each client has so many samples, and as many again that it might have had. A dozen
+Forty clients in five groups of two labels each; each client has so many samples, and as many again that it might have had. Eight
 federations train FedAvg inside given clusters (one client: local training; forty: one shared model), each on one of every pair of samples,
 by a coin. Each federation in turn is attacked by LiRA with all others as shadows: exact federated replicas, by an attacker that knows all
 but the coins, has the final model of each cluster, and is asked about the samples of that cluster's clients. `purity` is the share of a
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--source", default="digits")
     parser.add_argument("--samples", type=int, default=16, help="training samples a client")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--federations", type=int, default=12)
+    parser.add_argument("--federations", type=int, default=8)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--few", action="store_true", help="a few of the rows only")
     parser.add_argument("--data-dir", default=None)

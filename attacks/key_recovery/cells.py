@@ -172,6 +172,10 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if seen is None or clear is None:
         why = f"updates of single clients, {FEWEST_CLIENTS} or more under one transform, are not in this view"
         return [nothing(case, NAME, "label_set_accuracy", why)], None
+    if clear.rounds[0].shape[1] != dimension:
+        part = ", in the clear" if seen.clear else ""
+        why = f"not attempted: updates are in this view{part}, but of a part of the model only; that part may well show labels"
+        return [nothing(case, NAME, "label_set_accuracy", why)], None
     if seen.clear:
         why = "updates are in the clear here: there is no key to recover, and label_inference reads them"
         return [nothing(case, NAME, "label_set_accuracy", why)], None

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -30,12 +30,26 @@ def arithmetic(device: Device) -> Iterator[None]:
     if device.kind == "cpu":
         yield
         return
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = device.precision == "tf32"
+    places, name, rough, exact = _switches()
+    before = [getattr(place, name) for place in places]
     try:
+        for place in places:
+            setattr(place, name, rough if device.precision == "tf32" else exact)
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+        for place, value in zip(places, before, strict=True):
+            setattr(place, name, value)
+
+
+def _switches() -> tuple[list[Any], str, Any, Any]:
+    """Where torch keeps how float32 products are made, under which name, and the values for TF32 and for float32.
+
+    Since 2.9 there is a newer name; where anybody has used it torch may refuse to read the older one.
+    """
+    matmul, cudnn = cast(Any, torch.backends.cuda.matmul), cast(Any, torch.backends.cudnn)
+    if hasattr(matmul, "fp32_precision"):
+        return [matmul, cudnn.conv, cudnn.rnn], "fp32_precision", "tf32", "ieee"
+    return [matmul, cudnn], "allow_tf32", True, False
 
 
 def half(device: Device) -> AbstractContextManager[object]:

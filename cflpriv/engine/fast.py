@@ -36,8 +36,9 @@ def chunk_size(model: Model, batch: int, samples: int, options: Options, device:
 
     On a CUDA device, as many as there is memory for. A `batch` of 0 is the whole of the samples, at once and once (a gradient).
     """
-    if device.kind == "cuda" and (way := _forward(model, FEWEST_FOR_VMAP, device)) is not None:
-        needed = client_bytes(way, model.shape, dtype_of(model.dtype), options, batch or samples, samples)
+    plain = replace(options, lr=0.0, pull=0.0)  # neither takes memory, and one estimate serves all rates
+    if device.kind == "cuda" and (way := _way(model, FEWEST_FOR_VMAP, plain, device)) is not None:
+        needed = client_bytes(way, model.shape, dtype_of(model.dtype), plain, batch or samples, samples)
         return max(1, min(LARGEST_ON_CUDA, chunk_budget() // needed))
     if _network(model) is not None and batch >= samples:
         return span_chunk_size(samples, model.hidden)
@@ -57,15 +58,9 @@ def train(
     if device.kind == "cpu" and _spans(model, clients, options):
         hidden, width = model.layout[0][1]
         return train_span(hidden, width, clients, epochs, options), "span"
-    way = _forward(model, len(clients), device, alone=options.clip_norm > 0)
-    if way is None or (options.clip_norm and (way.name != "stacked" or any(options.frozen))):
+    way = _way(model, len(clients), options, device)
+    if way is None:
         return None, "sequential"
-    if options.pull:
-        stacked = _stacked(model)
-        if stacked is None or not stacked.ends_linear:
-            return None, "sequential"
-        features: Any = stacked.with_features
-        way = replace(way, forward=features)
     steps = steps_by_batch if device.kind == "cpu" else steps_by_plan
     return train_stacked(way, clients, options, device, steps), way.name
 
@@ -83,7 +78,11 @@ def _spans(model: Model, clients: Sequence[Local], options: Options) -> bool:
     if options.optimizer != "sgd" or options.maml_lr or options.clip_norm or options.pull or any(options.frozen) or _network(model) is None:
         return False
     width = int(torch.tensor(model.shape).prod())
-    return all(one.correction is None and len(one.y) < width and all(len(b) == len(one.y) for b in one.batches) for one in clients)
+    # Poisson batches, even if full by chance, are of another number and divided by another size
+    return all(
+        one.correction is None and not one.expected and len(one.y) < width and all(len(b) == len(one.y) for b in one.batches)
+        for one in clients
+    )  # fmt: skip
 
 
 def _network(model: Model) -> nn.Sequential | None:
@@ -92,6 +91,20 @@ def _network(model: Model) -> nn.Sequential | None:
     if not isinstance(module, nn.Sequential) or [type(layer) for layer in module] != [nn.Flatten, nn.Linear, nn.ReLU, nn.Linear]:
         return None
     return module if all(layer.bias is not None for layer in (module[1], module[3])) else None
+
+
+def _way(model: Model, clients: int, options: Options, device: Device) -> Way | None:
+    """How to train some clients at once; None where the plain loop is the way."""
+    way = _forward(model, clients, device, alone=options.clip_norm > 0)
+    if way is None or (options.clip_norm and (way.name != "stacked" or any(options.frozen))):
+        return None
+    if options.pull:
+        stacked = _stacked(model)
+        if stacked is None or not stacked.ends_linear:
+            return None
+        features: Any = stacked.with_features
+        return replace(way, forward=features)
+    return way
 
 
 def _forward(model: Model, clients: int, device: Device, alone: bool = False) -> Way | None:
@@ -111,7 +124,7 @@ def _forward(model: Model, clients: int, device: Device, alone: bool = False) ->
 
 @lru_cache(maxsize=32)
 def _stacked(model: Model) -> Stacked | None:
-    """The stacked form, if it agrees with the module on a trial: two clients with random parameters and inputs, in float64."""
+    """The stacked form, if it agrees with the module on a trial: two clients with random parameters and inputs."""
     module = build_module(model)
     stacked = stack_layers(module)
     if stacked is None:
@@ -129,7 +142,8 @@ def _vmapped(model: Model) -> Forward | None:
     names = [name for name, _, _ in model.layout]
 
     def one(parameters: Sequence[Tensor], x: Tensor) -> Any:
-        return functional_call(module, dict(zip(names, parameters, strict=True)), (x,))
+        buffers = {name: buffer.to(x.device) for name, buffer in module.named_buffers()}
+        return functional_call(module, buffers | dict(zip(names, parameters, strict=True)), (x,))
 
     def forward(x: Tensor, parameters: Sequence[Tensor], clients: int) -> Tensor:
         module.train()

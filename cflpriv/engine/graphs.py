@@ -11,7 +11,7 @@ and everything else is the same.
 """
 
 import warnings
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -34,7 +34,7 @@ WARM_UPS = 3
 KEPT = 2
 """Programs kept, with their buffers: a round's usual chunks and its last, smaller one."""
 
-_PROGRAMS: OrderedDict[Hashable, "Program"] = OrderedDict()
+_PROGRAMS: dict[Hashable, "Program"] = {}
 _SEEN: Counter[Hashable] = Counter()
 
 
@@ -65,14 +65,18 @@ def planned(way: Way, stack: Stack, clients: Sequence[Local], span: range, devic
 
 
 class Program:
-    """The step of a stack, over buffers that stay where they are. `replay` is the step, captured or not."""
+    """The step of a stack, over buffers that stay where they are; `graph` is the captured step, if there is one."""
 
     def __init__(self, way: Way, stack: Stack, plan: Plan, options: Options, device: Device) -> None:
         self.way, self.stack, self.plan, self.options, self.device = way, stack, plan, options, device
         self.at = torch.zeros(1, dtype=torch.int64, device=stack.x.device)
         # the fused update takes a rate from the device in float32 only; a rate of more digits is a part of the step
         self.rate = torch.tensor(options.lr, device=stack.x.device) if stack.x.dtype == torch.float32 else options.lr
-        self.replay: Callable[[], None] = self.step
+        self.graph: Any = None
+
+    def replay(self) -> None:
+        """One step, captured or not."""
+        self.step() if self.graph is None else self.graph.replay()
 
     def step(self, noise: Callable[[int, list[Tensor]], list[Tensor]] | None = None) -> None:
         """One step on the next batch, or pair of batches, of the plan."""
@@ -100,16 +104,17 @@ def steps_by_plan(way: Way, stack: Stack, clients: Sequence[Local], span: range,
     plan = planned(way, stack, clients, span, device)
     stride = 2 if options.maml_lr else 1
     key = _key(way, stack, plan, options, device)
-    _SEEN[key] += len(span)
-    if clients[0].noised is not None or options.clip_norm or way.name != "stacked" or _SEEN[key] < FEWEST_STEPS:
-        live = Program(way, stack, plan, options, device)
-        for at in span[::stride]:
-            live.step(partial(noised, clients, way.layout, at) if clients[0].noised is not None else None)
-        return
-    program = _PROGRAMS.pop(key, None) or _made(way, stack, plan, options, device)
-    _PROGRAMS[key] = program  # the last is the one used last
-    while len(_PROGRAMS) > KEPT:
-        _PROGRAMS.popitem(last=False)
+    if key not in _PROGRAMS:
+        _SEEN[key] += len(span)
+        if clients[0].noised is not None or options.clip_norm or way.name != "stacked" or _SEEN[key] < FEWEST_STEPS:
+            live = Program(way, stack, plan, options, device)
+            for at in span[::stride]:
+                live.step(partial(noised, clients, way.layout, at) if clients[0].noised is not None else None)
+            return
+        if len(_PROGRAMS) == KEPT:  # before memory is taken for one more
+            release()
+        _PROGRAMS[key] = _made(way, stack, plan, options, device)
+    program = _PROGRAMS[key]
     program.load(stack, plan, options.lr)
     for _ in span[::stride]:
         program.replay()
@@ -117,13 +122,18 @@ def steps_by_plan(way: Way, stack: Stack, clients: Sequence[Local], span: range,
 
 
 def release() -> None:
-    """Give up all captured steps and their buffers."""
+    """Give up all captured steps and their buffers; before a step is captured again it has to be seen as often again.
+
+    Their pool goes too: torch refuses to capture into one whose graphs are all gone.
+    """
     _PROGRAMS.clear()
+    _SEEN.clear()
+    _pool.cache_clear()
 
 
-def capture(program: Program) -> Callable[[], None]:
-    """The program's step as a CUDA graph. Its buffers hold anything after this."""
-    around = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+def capture(program: Program) -> Any:
+    """The program's step as a CUDA graph. The program's buffers hold anything after this."""
+    around = _stream(len(_PROGRAMS))
     around.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(around):
         for _ in range(WARM_UPS):
@@ -132,9 +142,19 @@ def capture(program: Program) -> Callable[[], None]:
     torch.cuda.current_stream().wait_stream(around)
     program.at.zero_()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=_pool()):
+    with torch.cuda.graph(graph, pool=_pool(), stream=around):
         program.step()
-    return graph.replay
+    return graph
+
+
+@cache
+def _stream(number: int) -> Any:
+    """The stream on which the program of that number among those kept is warmed up and captured.
+
+    torch keeps cuBLAS' workspaces by stream. So they are there before the capture, outside its pool, and few. One stream for all programs
+    would not do: with a graph some versions free the workspaces of its stream, which another's steps still write to (pytorch#193402).
+    """
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
 @cache
@@ -155,7 +175,7 @@ def _made(way: Way, stack: Stack, plan: Plan, options: Options, device: Device) 
     program = Program(way, own, room, options, device)
     if device.kind == "cuda":
         try:
-            program.replay = capture(program)
+            program.graph = capture(program)
         except torch.cuda.OutOfMemoryError:
             raise
         except RuntimeError as error:  # an operation that this device or this version of torch does not capture

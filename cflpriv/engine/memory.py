@@ -42,11 +42,13 @@ class Residents:
         if self.used + size <= self.limit:
             self._kept.setdefault(owner, {})[key] = made
             self.used += size
-            weakref.finalize(owner, self._forget, size)
+            weakref.finalize(owner, _forget, weakref.ref(self), size)  # must not keep the residents, nor so their tensors
         return made
 
-    def _forget(self, size: int) -> None:
-        self.used -= size
+
+def _forget(residents: "weakref.ref[Residents]", size: int) -> None:
+    if (kept := residents()) is not None:
+        kept.used -= size
 
 
 @cache

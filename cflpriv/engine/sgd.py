@@ -98,7 +98,7 @@ class Local:
     noised: Callable[[int, Array], Array] | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Way:
     """A forward over stacked parameters, the layouts it wants, and its name."""
 

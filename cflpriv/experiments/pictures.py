@@ -283,7 +283,7 @@ def roc_curves(curves: Mapping[str, Array], others: int) -> str:
         for i, (name, (false, true)) in enumerate(curves.items()):
             seen = false >= least * (1 - 1e-9)
             look: dict[str, Any] = {"color": PALETTE[i % len(PALETTE)], "linestyle": DASHES[i // len(PALETTE) % len(DASHES)]}
-            axes.step(false[seen], np.maximum(true[seen], least / 10), where="post", linewidth=1.8 - 0.2 * min(i, 4), label=name, **look)
+            axes.step(false[seen], np.maximum(true[seen], least / 10), where="post", linewidth=3.2 - 0.6 * min(i, 4), label=name, **look)
         axes.axvline(0.01, color=CUT, linestyle="--", linewidth=1)
         axes.set_xscale("log")
         axes.set_yscale("log")

@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.audit import case_of, fresh_scene
-from cflpriv.attacks.label_inference import class_probabilities, clipped_probabilities, steps_in
+from cflpriv.attacks.clipped import clipped_probabilities
+from cflpriv.attacks.label_inference import class_probabilities, steps_in
 from cflpriv.attacks.leakage import Cell
 from cflpriv.attacks.sums import means_in, sums_in
 from cflpriv.data import DataSpec, build_population

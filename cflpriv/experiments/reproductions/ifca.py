@@ -31,7 +31,7 @@ def _regression_cells() -> tuple[Cell, ...]:
                 add(k, m, size, r, 0.1, ("n", f"K={k}, R={r:g}", size))
             for machines in (m // 2, 2 * m):
                 add(k, machines, 100, r, 0.1, ("m", f"K={k}, R={r:g}", machines))
-    for r in (0.01, 0.02, 0.05, 0.1, 0.25):
+    for r in (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0):
         add(2, 100, 100, r, 0.1, ("R", "K=2, σ=0.1, multiplied", r), scale="multiply")
     return tuple(cells)
 

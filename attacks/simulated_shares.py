@@ -1,0 +1,93 @@
+"""Label shares from updates of an optimiser that is not linear in gradients (Adam): the attacker trains clients of its own and compares.
+
+Source: ours; shadow training as in membership inference, regression instead of a classifier. Adam divides each coordinate's step by that
+coordinate's own size, so that no rate × steps turns a head's bias into label shares. The settings are public: clients that the attacker
+makes of auxiliary samples, with label shares of its own choice, train by `training.Train` from the model that was sent, and a regression
+of their shares on their bias updates is what reads a victim's.
+
+What it proves and does not is as for `label_inference`. A mean over several clients is read as if it were one client's update with the mean
+shares, which for Adam it is only nearly; after aggregation of many unlike clients the figure says little.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from ..engine import Engine, Streams, TaskInput
+from ..experiments.config import Config
+from ..models import Model
+from ..randomness import Stream
+from ..training import Train
+from ..types import Array, ClientData
+from .clipped import sampling_rate
+
+__all__ = ["pretended_shares", "public_training", "shares_by_simulation"]
+
+PRETENDED = 256
+"""So many clients the attacker trains from each model that was sent."""
+RIDGE = 1e-3
+
+
+def public_training(config: Config, model: Model) -> Train:
+    """The clients' local training as the configuration says it: optimiser, rate and its decay, and under `[privacy]` clip and batches."""
+    t, privacy = config.training, config.privacy
+    clip, rate = (privacy.clip_norm, sampling_rate(config)) if privacy.unit == "sample" else (0.0, 0.0)
+    return Train(
+        model, t.epochs, t.batch_size, t.lr, t.momentum, t.weight_decay, t.lr_decay, clip_norm=clip, sampling_rate=rate,
+        on_divergence="skip", optimizer=t.optimizer,
+    )  # fmt: skip
+
+
+def pretended_shares(classes: int, labels: int, rng: Stream, count: int = PRETENDED) -> Array:
+    """Label shares (count, classes) for the attacker's own clients: `labels` labels each, equally and unequally in turn."""
+    made = np.zeros((count, classes))
+    for i, row in enumerate(made):
+        chosen = rng.choice(classes, labels, replace=False)
+        row[chosen] = rng.dirichlet(np.full(labels, (0.3, 1.0, 100.0)[i % 3]))
+    return made
+
+
+def shares_by_simulation(
+    train: Train, start: Array, x: Array, y: Array, samples: int, labels: int, span: slice, rng: Stream, directions: bool = False
+) -> Callable[[Array], Array]:  # fmt: skip
+    """(bias update (classes,)) -> label shares (classes,), for clients of `samples` samples and `labels` labels that `train` from `start`.
+
+    `x`, `y` are the attacker's labelled samples; a label that it lacks is never found. `span` is where the head's bias lies in a model.
+    With `directions` an update's length is not looked at, since it is not known what it was scaled by. Where none of the attacker's own
+    clients ends with finite parameters the answer is equal shares.
+    """
+    present = np.unique(y)
+    shares = np.zeros((PRETENDED, train.model.classes))
+    shares[:, present] = pretended_shares(len(present), min(labels, len(present)), rng)
+    pools = {int(label): np.flatnonzero(y == label) for label in present}
+    key, inputs = int(rng.integers(2**31)), []
+    for i, row in enumerate(shares):
+        labels_drawn = rng.choice(len(row), samples, p=row)
+        shares[i] = np.bincount(labels_drawn, minlength=len(row)) / samples
+        places = np.array([rng.choice(pools[int(label)]) for label in labels_drawn])
+        data = ClientData(i, x[places], y[places], x[:1], y[:1])
+        inputs.append(TaskInput(data, {"model": start.astype(train.model.init(0).dtype)}, {}, Streams(key, 0, i)))
+    with threadpool_limits(1):
+        results = Engine().run(train, inputs)
+    kept = [i for i, result in enumerate(results) if "update" in result]
+    if not kept:
+        return lambda bias: np.full(len(bias), 1 / len(bias))
+    seen, shares = np.stack([np.asarray(results[i]["update"], np.float64)[span] for i in kept]), shares[kept]
+    scale = 0.0 if directions else max(float(np.linalg.norm(seen, axis=1).mean()), 1e-300)
+    features = _features(seen, scale)
+    square = features.T @ features
+    weights = np.linalg.solve(square + RIDGE * np.trace(square) / len(square) * np.eye(len(square)), features.T @ shares)
+
+    def read(bias: Array) -> Array:
+        guess = np.maximum(_features(np.asarray(bias, np.float64)[None], scale)[0] @ weights, 0.0)
+        return np.asarray(guess / max(float(guess.sum()), 1e-12))
+
+    return read
+
+
+def _features(rows: Array, scale: float) -> Array:
+    """Of rows over `scale` (0: over their own lengths) 1, the coordinates, and their products by twos: (n, C) -> (n, 1 + C + C(C+1)/2)."""
+    rows = rows / (scale or np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300))
+    first, second = np.triu_indices(rows.shape[1])
+    return np.hstack([np.ones((len(rows), 1)), rows, rows[:, first] * rows[:, second]])
