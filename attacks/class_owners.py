@@ -1,7 +1,7 @@
 """Class owners: which labels a client has, as FedProto's clients tell the server.
 
-Source: FedProto (Tan et al. 2022, Algorithm 1) averages a mean feature vector for each class over the clients that own it, so whoever adds up
-has to know who does: every client says so (`gather`), and who is in a class's sum says it again. Nothing is inferred here; it is read.
+Source: FedProto (Tan et al. 2022, Algorithm 1) averages a mean feature vector for each class over the clients that own it, so whoever
+adds up has to know who does: every client says so (`gather`), and who is in a class's sum says it again. Nothing is inferred: it is read.
 
 What it proves: FedProto tells label sets to whoever adds up, exactly, under every protection of sums that names who is in a sum. What it
 does not: how many samples of each label there are; nor what the mean feature vectors show, which is not attacked (with a linear model they

@@ -214,7 +214,7 @@ def shares_of(step: Step, prior: Prior, model: Model, labels: int, sums: int = 1
     members = step.members or tuple(prior.samples_per_client)
     if prior.config.training.optimizer == "adam":
         samples = float(np.median([prior.samples_per_client[member] for member in members]))
-        nearly = round(2 ** (round(2 * np.log2(samples)) / 2))  # half octaves: one reader serves clients of about the same size
+        nearly = round(2 ** (round(4 * np.log2(samples)) / 4))  # to 9 %: one reader serves clients of about the same size
         return _reader(prior, step.start.tobytes(), step.round, nearly, labels)(step.update[bias] / sums)
     probabilities = np.mean(
         [

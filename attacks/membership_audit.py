@@ -30,7 +30,7 @@ from ..training import Train
 from ..types import Array, ClientData, Population
 from .adversary import AdversaryView
 from .cluster_identity import RENUMBERED
-from .label_inference import public_model
+from .label_inference import by_gradient, public_model
 from .leakage import Case, Cell, Prior, Status, nothing
 from .membership import lira, loss_threshold, placements, rmia, roc, threshold
 from .membership_shadows import Game, Target, games_of, is_of_server, models_in, pairs_of
@@ -170,6 +170,8 @@ def _refusal(case: Case, config: Config) -> str:
     """Why this adversary on this run is not attempted; empty if it is."""
     if any(isinstance(layer, nn.LSTM | nn.Embedding) for layer in build_module(public_model(case.prior)).modules()):
         return "not attempted: inputs are words, which training and test texts share"
+    if by_gradient(case.prior):
+        return "not attempted: clients send gradients, which replicas by local training do not imitate"
     if config.privacy.unit != "none" and not is_of_server(case.view):
         return "not attempted: this view does not say who trained a model, and the unprotected run's clusters need not be the same"
     return ""

@@ -3,7 +3,7 @@
 Source: ours; shadow training as in membership inference, regression instead of a classifier. Adam divides each coordinate's step by that
 coordinate's own size, so that no rate × steps turns a head's bias into label shares. The settings are public: clients that the attacker
 makes of auxiliary samples, with label shares of its own choice, train by `training.Train` from the model that was sent, and a regression
-of their shares on their bias updates is what reads a victim's.
+(linear, ridge) of their shares on their bias updates is what reads a victim's.
 
 What it proves and does not is as for `label_inference`. A mean over several clients is read as if it were one client's update with the mean
 shares, which for Adam it is only nearly; after aggregation of many unlike clients the figure says little.
@@ -26,7 +26,7 @@ __all__ = ["pretended_shares", "public_training", "shares_by_simulation"]
 
 PRETENDED = 256
 """So many clients the attacker trains from each model that was sent."""
-RIDGE = 1e-3
+RIDGE = 1e-2
 
 
 def public_training(config: Config, model: Model) -> Train:
@@ -87,7 +87,5 @@ def shares_by_simulation(
 
 
 def _features(rows: Array, scale: float) -> Array:
-    """Of rows over `scale` (0: over their own lengths) 1, the coordinates, and their products by twos: (n, C) -> (n, 1 + C + C(C+1)/2)."""
-    rows = rows / (scale or np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300))
-    first, second = np.triu_indices(rows.shape[1])
-    return np.hstack([np.ones((len(rows), 1)), rows, rows[:, first] * rows[:, second]])
+    """1 and the coordinates of rows over `scale` (0: over their own lengths): (n, C) -> (n, 1 + C)."""
+    return np.hstack([np.ones((len(rows), 1)), rows / (scale or np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300))])

@@ -92,6 +92,10 @@ class Train:
                 raise InputError(f"training.{name}: {rate} is not a finite number of 0 or more")
         if not 0 <= self.sampling_rate <= 1:
             raise InputError(f"training.sampling_rate: {self.sampling_rate} is outside [0, 1]")
+        if self.frozen and len(set(self._frozen())) == 1:
+            which = "every parameter" if all(self._frozen()) else "none of the parameters"
+            names = ", ".join(name for name, _, _ in self.model.layout)
+            raise InputError(f"training.frozen: {self.frozen} are prefixes of {which} of the model ({names})")
         if self.pull and self.clip_norm:
             raise InputError(f"training.pull: {self.pull} with clip_norm = {self.clip_norm}: per-sample gradients know no prototypes")
         if self.noise_multiplier and not (self.noise_multiplier > 0 and self.clip_norm and self.sampling_rate and self.public_samples > 0):
@@ -269,7 +273,7 @@ class Train:
         count = len(given.data.y_train)
         batch = self.batch_size or count
         if self.sampling_rate and device.kind == "cuda":  # what a Poisson batch hardly ever exceeds
-            batch = math.ceil(self.sampling_rate * count + 6 * math.sqrt(self.sampling_rate * count))
+            batch = min(count, math.ceil(self.sampling_rate * count + 6 * math.sqrt(self.sampling_rate * count)))
         return fast.chunk_size(self.model, batch, count, self._options, device)
 
     @property

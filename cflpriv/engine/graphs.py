@@ -28,7 +28,8 @@ from .sgd import Batch, Local, Options, Stack, Way, advance, noised
 __all__ = ["Plan", "Program", "capture", "planned", "release", "steps_by_plan"]
 
 FEWEST_STEPS = 20
-"""Steps of the same shapes, over all rounds, before they are captured: a capture costs several steps and a pass of Python's collector."""
+"""Steps of the same shapes, over all rounds, before they are captured: a capture costs several steps (and, before torch 2.9 or so, a pass
+of Python's collector)."""
 WARM_UPS = 3
 """Steps before a capture, in which the libraries choose their kernels and take their workspaces."""
 KEPT = 2
@@ -135,15 +136,14 @@ def capture(program: Program) -> Any:
     """The program's step as a CUDA graph. The program's buffers hold anything after this."""
     around = _stream(len(_PROGRAMS))
     around.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(around):
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(around):  # around the capture as well, which leaves its stream the current one if it fails
         for _ in range(WARM_UPS):
             program.at.zero_()
             program.step()
+        with torch.cuda.graph(graph, pool=_pool(), stream=around):
+            program.step()
     torch.cuda.current_stream().wait_stream(around)
-    program.at.zero_()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=_pool(), stream=around):
-        program.step()
     return graph
 
 

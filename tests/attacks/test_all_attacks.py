@@ -33,6 +33,8 @@ LEAST = {
     ("influence", "group_accuracy"): 0.9,
 }
 """What the figures have to reach besides."""
+LONG = ("cluster_identity", "anchor_counts", "influence")
+"""Their views of unrelated clients take a while: thorough runs only."""
 
 
 def made(name: str, seed: int) -> Any:
@@ -58,7 +60,9 @@ def test_beats_its_baseline_unprotected_over_seeds(name: str) -> None:
         assert cell.value >= LEAST.get((name, metric), -1.0), cell.line()
 
 
-@pytest.mark.parametrize("name", [name for name in SCENES if name != "disaggregation"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in SCENES if name != "disaggregation"]
+)
 def test_falls_to_its_baseline_on_unrelated_clients(name: str) -> None:
     several: list[list[Cell]] = [ATTACKS[name].cells(unrelated(made(name, seed)))[0] for seed in SEEDS]
     cells = over_seeds(several)

@@ -59,6 +59,12 @@ def test_a_seed_with_nothing_to_see_hides_no_other() -> None:
     empty = Cell("a", "server", "none", "m", *(None,) * 5, "nothing_to_see", 0, (0,))
     leaking = replace(empty, value=0.5, baseline=0.0, reference=0.5, status="leaks", seeds=(1,), exact=True)
     safe = replace(leaking, value=0.0, status="at_baseline", seeds=(2,))
-    assert pooled([empty, leaking])[0] == leaking
+    found = pooled([empty, leaking])[0]
+    assert replace(found, note="") == leaking
+    assert "something to see in 1 of 2 seeds" in found.note
     assert pooled([safe, leaking])[0] == leaking
     assert pooled([empty])[0] == empty
+    several = [replace(leaking, value=v, exact=False, reference_baseline=0.0, seeds=(s,)) for s, v in ((1, 0.4), (2, 0.5), (3, 0.6))]
+    whole, part = (pooled(cells)[0] for cells in (several, [empty, *several, replace(empty, note="why not")]))
+    assert replace(part, note="") == whole
+    assert "3 of 5 seeds" in part.note

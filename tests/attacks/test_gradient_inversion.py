@@ -140,9 +140,10 @@ SCENE: dict[str, Any] = {
 
 def scene(seed: int = 0, **more: Any) -> Any:
     parts = {key: {**SCENE[key], **more.pop(key, {})} for key in SCENE}
-    return config({"name": "fedavg"}, more.pop("protection", {}), seed, **parts, **more)
+    return config(more.pop("algorithm", {"name": "fedavg"}), more.pop("protection", {}), seed, **parts, **more)
 
 
+@pytest.mark.slow
 def test_leaks_unprotected_and_is_at_baseline_on_unrelated_clients() -> None:
     attack = ATTACKS["gradient_inversion"].cells
     seen = over_seeds([attack(case(scene(seed)))[0] for seed in range(3)])
@@ -152,6 +153,15 @@ def test_leaks_unprotected_and_is_at_baseline_on_unrelated_clients() -> None:
     assert value > 40
     other = over_seeds([attack(unrelated(scene(seed)))[0] for seed in range(3)])
     assert {cell.status for cell in other.values()} == {"at_baseline"}
+
+
+def test_gradients_that_are_sent_as_such_are_turned() -> None:
+    """IFCA's option I sends gradients of all samples, in whatever batches others would train."""
+    seen = case(scene(algorithm={"name": "ifca", "k": 2, "averaging": "gradient"}))
+    value = {cell.metric: cell.value for cell in ATTACKS["gradient_inversion"].cells(seen)[0]}
+    assert value["labels_exact"] == 1.0
+    assert value["image_psnr_db"] is not None
+    assert value["image_psnr_db"] > 40
 
 
 def test_secure_sums_leave_nothing_to_see() -> None:
@@ -165,6 +175,7 @@ def test_secure_sums_leave_nothing_to_see() -> None:
     [
         ({"data": {"samples_per_client": 9}}, "at most 4 samples"), ({"training": {"epochs": 11}}, "11 local steps"),
         ({"data": {"samples_per_client": 4}, "training": {"batch_size": 2}}, "at most 2 samples"),
+        ({"training": {"optimizer": "adam"}}, "Adam"), ({"algorithm": {"name": "scaffold"}}, "plain steps"),
     ],
 )  # fmt: skip
 def test_what_is_not_attempted_says_so(change: dict[str, Any], why: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attack_scenes import QUICK, case, config, over_seeds
+from attack_scenes import QUICK, case, config, over_seeds, unrelated
 from torch.nn import functional
 
 from cflpriv.attacks import ATTACKS
@@ -14,11 +14,15 @@ from cflpriv.attacks.audit import case_of, fresh_scene
 from cflpriv.attacks.clipped import clipped_probabilities
 from cflpriv.attacks.label_inference import class_probabilities, steps_in
 from cflpriv.attacks.leakage import Cell
+from cflpriv.attacks.simulated_shares import public_training
 from cflpriv.attacks.sums import means_in, sums_in
 from cflpriv.data import DataSpec, build_population
+from cflpriv.engine import Streams, TaskInput
 from cflpriv.models import Model
+from cflpriv.types import ClientData
 
 AGGREGATE = "aggregate_histogram_l1"
+OWNERS = [("none", "leaks"), ("secagg", "leaks"), pytest.param("secagg-oblivious", "nothing_to_see", marks=pytest.mark.slow)]
 
 
 def by_metric(seen: Any) -> dict[str, Cell]:
@@ -82,6 +86,61 @@ def test_gradients_that_are_averaged_are_read_with_their_own_sign() -> None:
     assert found["label_set_accuracy"].value is not None
     assert found["label_set_accuracy"].value > 0.9
     assert found["histogram_l1"].status == "leaks"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "protection"), [("fedavg", {}), pytest.param("pacfl", {"sum": "secagg"}, marks=pytest.mark.slow)]
+)
+def test_updates_by_adam_are_read_by_comparison(algorithm: str, protection: dict[str, Any]) -> None:
+    """Rate × steps says nothing of Adam's updates: clients of the attacker's own, trained by the same steps, do."""
+    seen = case(config({"name": algorithm}, protection, training={"optimizer": "adam", "lr": 0.01}))
+    found = by_metric(seen)
+    assert "Adam" in found["histogram_l1"].note
+    assert found["label_set_accuracy"].value == 1.0
+    assert found["histogram_l1"].value is not None
+    assert found["histogram_l1"].value < 0.15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "protection"), [("fedavg", {}), ("pacfl", {"sum": "secagg"})])
+def test_updates_by_adam_of_unrelated_clients_say_nothing(algorithm: str, protection: dict[str, Any]) -> None:
+    stranger = by_metric(unrelated(config({"name": algorithm}, protection, training={"optimizer": "adam", "lr": 0.01})))
+    assert {cell.status for metric, cell in stranger.items() if metric != AGGREGATE} == {"at_baseline"}
+
+
+def test_pretended_clients_of_adam_train_as_the_run_does() -> None:
+    seen = case(config({"name": "fedavg"}, training={"optimizer": "adam", "lr": 0.01, "batch_size": 0, "epochs": 3}))
+    model = Model("mlp", (1, 8, 8), 10, hidden=8)
+    assert seen.prior.config is not None
+    model = replace(model, mean=seen.prior.mean, std=seen.prior.std)
+    train = public_training(seen.prior.config, model)
+    step = steps_in(seen.view, model.dimension)[0][0]
+    x, y = seen.truth.data[0]
+    given = TaskInput(ClientData(0, x, y, x[:0], y[:0]), {"model": step.start.astype(np.float32)}, {}, Streams(0, 0, 0))
+    assert train.run(given)["update"] == pytest.approx(step.update, abs=1e-5)
+
+
+@pytest.mark.parametrize(("sum_", "status"), OWNERS)
+def test_fedproto_tells_label_sets_unless_sums_are_oblivious(sum_: str, status: str) -> None:
+    (cell,) = ATTACKS["label_inference"].cells(case(config({"name": "fedproto"}, {"sum": sum_}, training={"rounds": 1})))[0]
+    assert cell.status == status, cell.line()
+    if status == "leaks":
+        assert cell.value == 1.0
+        assert cell.baseline is not None
+        assert cell.baseline < 0.5
+
+
+def test_a_client_is_not_told_who_owns_what() -> None:
+    seen = case(config({"name": "fedproto"}, {"sum": "secagg"}, training={"rounds": 1}), "client")
+    assert ATTACKS["label_inference"].cells(seen)[0][0].status == "nothing_to_see"
+
+
+def test_parts_of_models_are_not_called_read() -> None:
+    """LG-FedAvg sends a part of the model: no attack reads it, and none says that another one does."""
+    for protection in ({}, {"sum": "permutation"}):
+        seen = case(config({"name": "lg_fedavg"}, protection, training={"rounds": 1}))
+        notes = [ATTACKS[name].cells(seen)[0][0].note for name in ("label_inference", "key_recovery")]
+        assert all("of a part of the model only" in note for note in notes), notes
 
 
 def test_renumbered_clusters_are_not_mixed_up() -> None:

@@ -16,8 +16,7 @@ from sklearn.linear_model import RidgeCV
 from cflpriv.attacks import ATTACKS, infer_property
 from cflpriv.attacks.audit import case_of, fresh_scene
 from cflpriv.attacks.leakage import Case, Cell, prior_of, truth_of
-from cflpriv.attacks.membership import roc
-from cflpriv.attacks.property_inference import PENALTIES, PROPERTIES, pretended, statements, who_has
+from cflpriv.attacks.property_inference import PENALTIES, PROPERTIES, pretended, score, statements, who_has
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config
@@ -74,11 +73,11 @@ def test_scores_are_those_of_ridge_regression_with_its_penalty_by_leave_one_out(
 
 
 def test_features_that_say_nothing_give_an_auc_of_one_half() -> None:
-    """200 draws of 20 clients: the mean AUC has a standard error of .0094 (10 against 10: .132), so 4 of them fail one time in 16 000."""
+    """100 draws of 20 clients: the mean AUC has a standard error of .0132 (10 against 10: .132), so 4 of them fail one time in 16 000."""
     rng = np.random.default_rng(0)
     has = np.arange(20) < 10
-    scores = [infer_property(rng.normal(size=(20, 9)), rng.normal(size=(40, 9)), rng.random(40)) for _ in range(200)]
-    assert abs(np.mean([roc(one, has).auc for one in scores]) - 0.5) < 4 * 0.0094
+    scores = [infer_property(rng.normal(size=(20, 9)), rng.normal(size=(40, 9)), rng.random(40)) for _ in range(100)]
+    assert abs(np.mean([score(one, has)[0] for one in scores]) - 0.5) < 4 * 0.0132
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
@@ -115,17 +114,17 @@ def population_of(rng: np.random.Generator, shares: Array) -> Population:
 
 
 def test_what_random_draws_vary_by_is_no_property() -> None:
-    """The χ² test lets 1 % through: of 300 draws more than 12 with a chance of .2 %. Real differences are all found."""
+    """The χ² test lets 1 % through: more than 6 of 100 draws with a chance of 1 in 10 000. Real differences are all found."""
     rng = np.random.default_rng(1)
     alarms = found = 0
-    for number in range(300):
+    for number in range(100):
         for shares in (np.full(20, 0.3), np.linspace(0.1, 0.5, 20)):
             people = population_of(rng, shares)
             (stated,) = statements(prior_of(people, number))
             varies = who_has(stated, truth_of(people)) is not None
             alarms, found = (alarms + varies, found) if shares[0] == 0.3 else (alarms, found + varies)
-    assert alarms <= 12
-    assert found == 300
+    assert alarms <= 6
+    assert found == 100
 
 
 def test_pretended_clients_are_like_the_real_ones_and_have_all_shares() -> None:
@@ -144,46 +143,61 @@ def test_pretended_clients_are_like_the_real_ones_and_have_all_shares() -> None:
 LEAST = {"signature": 0.8, "update": 0.8, "model": 0.9}
 
 
-@pytest.mark.parametrize(("name", "made"), [("bold", None), ("slanted", None), ("wide", {"rotations": [0, 90]}), ("label_0", {})])
-def test_beats_one_half_unprotected_over_seeds(name: str, made: dict[str, Any] | None) -> None:
-    """Hands differ within all labels; turns and labels are those of groups."""
-    several = []
-    for seed in SEEDS:
-        one = config(data=IID, seed=seed) if made is None else config(data=IID | made if made else {}, seed=seed)
-        several.append(cells_of(hand_case(one, name) if made is None else case(one)))
-    found = over_seeds(several)
-    for source in ("signature", "update", *(["model"] if made is not None else [])):
-        cell = found[f"{source}_{name}_auc", 0]
-        assert cell.status == "leaks", cell.line()
-        assert cell.seeds == tuple(SEEDS)
-        assert cell.baseline == 0.5
-        assert cell.low is not None
-        assert cell.value is not None
-        assert cell.low <= cell.value
-        assert cell.value > LEAST[source], cell.line()
+def leaks(found: dict[tuple[str, int], Cell], metric: str) -> None:
+    cell = found[metric, 0]
+    assert cell.status == "leaks", cell.line()
+    assert cell.seeds == tuple(SEEDS)
+    assert cell.baseline == 0.5
+    assert cell.low is not None
+    assert cell.value is not None
+    assert cell.low <= cell.value
+    assert cell.value > LEAST[metric.partition("_")[0]], cell.line()
 
 
-@pytest.mark.parametrize("name", ["bold", "wide"])
-def test_falls_to_one_half_on_unrelated_clients(name: str) -> None:
-    several = []
-    for seed in SEEDS:
-        if name == "bold":
-            several.append(cells_of(hand_case(config(data=IID, seed=seed), name, other=True)))
-        else:
-            several.append(cells_of(unrelated(config(data=IID | {"rotations": [0, 90]}, seed=seed))))
-    found = {metric: cell for (metric, _), cell in over_seeds(several).items() if f"_{name}_" in metric}
-    assert found
-    assert {cell.status for cell in found.values()} == {"at_baseline"}, [cell.line() for cell in found.values()]
+@pytest.mark.parametrize("name", ["bold", pytest.param("slanted", marks=pytest.mark.slow)])
+def test_a_hand_shows_in_signatures_and_updates_over_seeds(name: str) -> None:
+    """It differs within all labels, and no algorithm asked about it."""
+    found = over_seeds([cells_of(hand_case(config(data=IID, seed=seed), name)) for seed in SEEDS])
+    for source in ("signature", "update"):
+        leaks(found, f"{source}_{name}_auc")
+
+
+def test_turns_and_labels_of_groups_show_in_all_three_views_over_seeds() -> None:
+    found = over_seeds([cells_of(case(config(data={"rotations": [0, 90], "clients": 24}, seed=seed))) for seed in SEEDS])
+    for source in LEAST:
+        for name in ("wide", "label_0"):
+            leaks(found, f"{source}_{name}_auc")
+
+
+def test_a_hand_is_not_seen_in_unrelated_clients() -> None:
+    found = over_seeds([cells_of(hand_case(config(data=IID, seed=seed), "bold", other=True)) for seed in SEEDS])
+    judged = [found[f"{source}_bold_auc", 0] for source in ("signature", "update")]
+    assert {cell.status for cell in judged} == {"at_baseline"}, [cell.line() for cell in judged]
+
+
+@pytest.mark.slow
+def test_turns_are_not_seen_in_unrelated_clients() -> None:
+    found = over_seeds([cells_of(unrelated(config(data=IID | {"rotations": [0, 90]}, seed=seed))) for seed in SEEDS])
+    judged = [found[f"{source}_wide_auc", 0] for source in LEAST]
+    assert {cell.status for cell in judged} == {"at_baseline"}, [cell.line() for cell in judged]
 
 
 def test_protections_take_signatures_and_updates_but_not_the_clusters_model() -> None:
-    """One run: a rank test at 2.5 %, one-sided."""
-    protection = {"gram": ["haar"], "sum": "secagg"}
-    one = case(config(None, protection, data=IID | {"rotations": [0, 90]}, training={"rounds": 2, "epochs": 1}))
-    found = {cell.metric: cell for cell in cells_of(one)}
-    assert found["signature_wide_auc"].status == "at_baseline", found["signature_wide_auc"].line()
-    assert found["update_auc"].status == "nothing_to_see"
-    assert found["model_wide_auc"].status == "leaks", found["model_wide_auc"].line()
+    """Under a shared rotation each run is one toss of a coin: five that agree would be 1 in 32, but secrets are seeded here."""
+    protection, run = {"gram": ["haar"], "sum": "secagg"}, {"insecure_test_entropy": True}
+    data, training = IID | {"rotations": [0, 90]}, {"rounds": 2, "epochs": 1}
+    several = [cells_of(case(config(None, protection, seed, data=data, training=training, run=run))) for seed in SEEDS]
+    assert all(cell.status != "leaks" for cells in several for cell in cells if cell.metric.startswith("signature"))
+    found = over_seeds(several)
+    assert found["signature_wide_auc", 0].status == "at_baseline", found["signature_wide_auc", 0].line()
+    assert found["update_auc", 0].status == "nothing_to_see"
+    assert found["model_wide_auc", 0].status == "leaks", found["model_wide_auc", 0].line()
+
+
+def test_two_groups_are_two_trials_and_one_run_of_them_claims_nothing() -> None:
+    found = {cell.metric: cell for cell in cells_of(case(config(data=IID | {"rotations": [0, 90]})))}
+    assert {cell.status for cell in found.values()} == {"not_validated"}
+    assert found["model_wide_auc"].value == 1.0
 
 
 def test_where_nothing_varies_there_is_nothing_to_see() -> None:
@@ -195,4 +209,4 @@ def test_where_nothing_varies_there_is_nothing_to_see() -> None:
 def test_one_model_for_all_tells_no_client_apart() -> None:
     found = {cell.metric: cell for cell in cells_of(case(config({"name": "fedavg"}, data=IID | {"rotations": [0, 90]})))}
     assert found["model_auc"].status == found["signature_auc"].status == "nothing_to_see"
-    assert found["update_wide_auc"].status == "leaks"
+    assert (found["update_wide_auc"].value or 0.0) > 0.9

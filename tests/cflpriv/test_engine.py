@@ -179,6 +179,13 @@ def test_frozen_parameters_stay() -> None:
         assert moved != name.startswith(("0.", "3."))
 
 
+def test_freezing_all_or_nothing_is_refused() -> None:
+    for frozen, words in [(("0.", "2."), "every parameter"), (("3.", "fc"), "none of the parameters")]:
+        model = Model("two layers", (4,), 3, factory=lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)))
+        with pytest.raises(InputError, match=f"training.frozen.*{words}.*0.weight, 0.bias, 2.weight, 2.bias"):
+            Train(model, frozen=frozen)
+
+
 @given(
     st.sampled_from([*SMALL_MODELS, "norm"]), st.lists(st.integers(1, 9), min_size=1, max_size=4), st.floats(0.01, 3.0),
     st.sampled_from([0.0, 0.3, 1.0]), st.booleans(),
@@ -216,6 +223,14 @@ def test_poisson_batches() -> None:
     (tiny,) = inputs(model, clients(model.shape, [1]))
     assert any(len(batch) == 0 for batch in Train(model, epochs=5, sampling_rate=0.1).batches(tiny))
     compare(Train(model, epochs=5, sampling_rate=0.1), inputs(model, clients(model.shape, [1, 2, 5])), 1e-12, "stacked")
+
+
+@given(st.lists(st.integers(1, 3), min_size=2, max_size=4), st.sampled_from([0.5, 0.9, 1.0]), st.integers(1, 3))
+@settings(max_examples=20, deadline=None)
+def test_poisson_batches_that_are_full_by_chance(sizes: list[int], rate: float, epochs: int) -> None:
+    """They are of another number than epochs, and divided by the expected size: not for the span form."""
+    model = SMALL_MODELS["mlp"]
+    compare(Train(model, epochs, sampling_rate=rate), inputs(model, clients(model.shape, sizes)), 1e-12, "stacked")
 
 
 class Odd(nn.Module):

@@ -1,6 +1,7 @@
 """Steps over fixed buffers, memory, precision: all that a CUDA device needs but the device; and, marked `gpu`, the device."""
 
 import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from cflpriv.engine import Device, Engine, Result, Streams, TaskInput, fast, graphs, memory
-from cflpriv.engine.device import CPU
+from cflpriv.engine.device import CPU, _switches, arithmetic
 from cflpriv.engine.run import chunks
 from cflpriv.engine.sgd import Steps, Way, steps_by_batch, train_stacked
 from cflpriv.errors import InputError
@@ -123,6 +124,51 @@ def test_short_phases_are_captured_once_they_add_up(monkeypatch: pytest.MonkeyPa
     assert kept == [0, 0, 1, 1]  # 3, 6, 9, 12 steps
 
 
+def test_ragged_clients_are_not_captured_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five phases a round and room for two programs: each capture is paid for by as many steps since what was kept was given up."""
+    monkeypatch.setattr(graphs, "FEWEST_STEPS", 8)
+    graphs.release()
+    made = Counter[str]()
+    real = graphs._made
+    monkeypatch.setattr(graphs, "_made", lambda *arguments: made.update(["program"]) or real(*arguments))
+    task, given_to = Train(MODELS["linear"], batch_size=1), inputs(MODELS["linear"], [2, 4, 6, 8, 10])
+    for _ in range(16):
+        moved(task, given_to, graphs.steps_by_plan)
+    assert 2 < made["program"] <= 16 * 10 / 8
+    assert len(graphs._PROGRAMS) <= graphs.KEPT
+
+
+def test_what_is_given_up_is_gone_without_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device what a cycle holds is memory that nobody gets: plans of uncaptured steps, released programs, released samples."""
+    task, given_to = Train(MODELS["mlp"], batch_size=5), inputs(MODELS["mlp"], [15, 15])
+    plans: list[weakref.ref[graphs.Plan]] = []
+    real = graphs.planned
+
+    def planned(*arguments: Any) -> graphs.Plan:
+        plan = real(*arguments)
+        plans.append(weakref.ref(plan))
+        return plan
+
+    monkeypatch.setattr(graphs, "planned", planned)
+    kept = memory.Residents(limit=10**6)
+    samples = weakref.ref(kept.get(given_to[0].data, "x", lambda: (torch.zeros(5),))[0])
+    assert samples() is not None
+    gc.disable()
+    try:
+        for fewest in (10**9, 0):
+            monkeypatch.setattr(graphs, "FEWEST_STEPS", fewest)
+            moved(task, given_to, graphs.steps_by_plan)
+        program = weakref.ref(next(iter(graphs._PROGRAMS.values())))
+        graphs.release()
+        del kept
+        assert len(plans) == 2
+        assert [plan() for plan in plans] == [None, None]
+        assert program() is None
+        assert samples() is None
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("how", ["clipped", "vmap"])
 def test_what_cannot_be_captured_is_not(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     odd = Model("no stack", (6,), 3, dtype="float64", factory=Odd)
@@ -208,6 +254,14 @@ def test_chunks_are_cut_to_the_memory_of_the_device(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(fast, "chunk_budget", lambda: 10**12)
     assert Gradient(model).chunk_size(given_to[0], CUDA) == fast.LARGEST_ON_CUDA
     assert Train(model, sampling_rate=0.9).chunk_size(given_to[0], CUDA) == fast.LARGEST_ON_CUDA
+    for rate in (0.2, 0.1):  # one estimate, whatever the round's rate
+        before = memory._trial.cache_info().misses
+        assert Train(model, lr=rate, momentum=0.3).chunk_size(given_to[0], CUDA) == fast.LARGEST_ON_CUDA
+        assert (memory._trial.cache_info().misses > before) == (rate == 0.2)
+    assert Train(model, pull=0.5).chunk_size(given_to[0], CUDA) == fast.LARGEST_ON_CUDA
+    odd = Model("no stack", (6,), 3, factory=Odd)
+    assert Train(odd).chunk_size(inputs(odd, [5])[0], CUDA) == fast.LARGEST_ON_CUDA
+    assert Train(odd, clip_norm=1.0).chunk_size(inputs(odd, [5])[0], CUDA) <= 16  # the plain loop
     lstm = Model("lstm", (3,), 4, hidden=4)
     assert Train(lstm).chunk_size(inputs(lstm, [5])[0], CUDA) == Train(lstm).chunk_size(inputs(lstm, [5])[0], CPU)
 
@@ -288,6 +342,49 @@ def test_a_forward_pass_in_bf16_leaves_the_rest_in_float32() -> None:
         assert ours.dtype == np.float32
         apart = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
         assert 1e-4 < apart < 0.2  # above what float32 could explain, so it was bfloat16
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_the_switches_of_torch_are_left_as_they_were(older: bool) -> None:
+    """Whichever of its two names for them was used before; torch refuses to read the one after the other."""
+    places, name, rough, exact = _switches()
+    at_first = [getattr(place, name) for place in places]
+    try:
+        if older:
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        else:
+            setattr(places[0], name, rough)
+            setattr(places[1], name, exact)
+        before = [getattr(place, name) for place in places]
+        for precision, value in (("full", exact), ("bf16", exact), ("tf32", rough)):
+            with arithmetic(Device("cuda", precision)):  # type: ignore[arg-type]
+                assert [getattr(place, name) for place in places] == [value] * len(places)
+            assert [getattr(place, name) for place in places] == before
+        if older:
+            assert torch.backends.cuda.matmul.allow_tf32
+            assert torch.backends.cudnn.allow_tf32
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True
+        for place, value in zip(places, at_first, strict=True):
+            setattr(place, name, value)
+
+
+def test_buffers_of_a_vectorised_module_follow_its_input() -> None:
+    """Seen with torch's meta device, which computes nothing and refuses to meet another."""
+
+    class Scaled(Odd):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale: Tensor
+            self.register_buffer("scale", torch.arange(1.0, 4.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.scale
+
+    way = way_of(Model("scaled", (6,), 3, factory=Scaled))
+    assert way.name == "vmap"
+    elsewhere = [torch.zeros((4, *shape), device="meta") for shape in way.layout.shapes]
+    assert way.forward(torch.zeros((4, 2, 6), device="meta"), elsewhere, 4).shape == (4, 2, 3)
 
 
 def test_precisions_that_cannot_be_are_refused_by_name() -> None:
