@@ -197,6 +197,7 @@ def whole(made: Any, seed: int = 0) -> AuditResult:
     return audit(game.scores, game.coins, DELTA, claim=made.privacy.epsilon)
 
 
+@pytest.mark.slow
 def test_canaries_of_a_whole_run_pay_what_the_ledger_says() -> None:
     made = scene("fedavg", "sample", 1.0)
     result = play_samples(made, population_of(made), np.random.default_rng(0))

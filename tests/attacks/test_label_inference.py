@@ -88,9 +88,7 @@ def test_gradients_that_are_averaged_are_read_with_their_own_sign() -> None:
     assert found["histogram_l1"].status == "leaks"
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "protection"), [("fedavg", {}), pytest.param("pacfl", {"sum": "secagg"}, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("algorithm", "protection"), [("fedavg", {}), pytest.param("pacfl", {"sum": "secagg"}, marks=pytest.mark.slow)])
 def test_updates_by_adam_are_read_by_comparison(algorithm: str, protection: dict[str, Any]) -> None:
     """Rate × steps says nothing of Adam's updates: clients of the attacker's own, trained by the same steps, do."""
     seen = case(config({"name": algorithm}, protection, training={"optimizer": "adam", "lr": 0.01}))
