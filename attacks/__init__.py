@@ -89,9 +89,7 @@ ATTACKS: dict[str, Attack] = {
     "key_recovery": Attack("label sets, histograms and coordinates from updates under a secret permutation", key_recovery.cells),
     "gradient_inversion": Attack("training images from one client's update, for few samples and steps", gradient_inversion.cells),
     "membership": Attack("who was trained on, from models and updates: loss threshold, LiRA, RMIA", membership_audit.cells),
-    "property_inference": Attack(
-        "thick strokes, slant, turn, a label: from signatures, updates, models", property_inference.cells
-    ),
+    "property_inference": Attack("thick strokes, slant, turn, a label: from signatures, updates, models", property_inference.cells),
     "model_inconsistency": Attack("one client's update from a secure sum, by sending others a dead model", model_inconsistency.cells),
     "imprint": Attack("training images from one update or one secure sum, by sending a first layer made of bins", imprint.cells),
     "influence": Attack("groups from the N × N scores of pFedLIA", influence.cells),
