@@ -23,11 +23,12 @@ from .protocols.entropy import Entropy
 from .similarity import Gram
 from .types import Array
 
-__all__ = ["EncryptedGram", "EncryptedSession", "Settings"]
+__all__ = ["BATCH", "DISTANCES", "EncryptedGram", "EncryptedSession", "Settings", "workload"]
 
-_BATCH = 64
+BATCH = 64
+"""Requests that go to the key holder together."""
 _WORTH_PROCESSES_SECONDS = 5.0
-_DISTANCES = ("distance", "clients")
+DISTANCES = ("distance", "clients")
 _LARGE_RING = 8192
 
 
@@ -81,6 +82,27 @@ class Settings:
         except LocalError:
             return ckks.plan(parameters, p, dimension, bound, self.group or 1)
 
+    def setup(self, session: bytes, epoch: int, roster: Roster, p: int, dimension: int) -> Setup:
+        """The public terms of an epoch over clients' rows (p, dimension), which every party makes for itself.
+
+        Raises `InputError` for settings that do not fit each other, `LocalError` "too-long".
+        """
+        parameters, packing = self.parameters(), self.packing(p, dimension)
+        return Setup(
+            session, epoch, roster.digest, len(roster.keys), p, packing.dimension, parameters.ring, parameters.bits, parameters.mode,
+            self.release, packing.bound, self.group or packing.group,
+        )  # fmt: skip
+
+
+def workload(setup: Setup, public_key: bytes, jobs: Sequence[Job], most: int) -> tuple[int, float]:
+    """On how many processes some jobs are worth doing, at most `most` (0: one a core), and seconds that all outputs take there, roughly."""
+    began = perf_counter()
+    first, total = jobs[0], sum(len(job.lefts) for job in jobs)
+    compute(setup, public_key, Job(first.lefts[:1], first.rights, first.wanted[:1]))
+    seconds = total * (perf_counter() - began)  # one output with all its loading: an upper estimate
+    count = 1 if seconds < _WORTH_PROCESSES_SECONDS else most or min(8, os.cpu_count() or 1)
+    return count, seconds / count
+
 
 @dataclass(eq=False)
 class EncryptedGram:
@@ -124,7 +146,7 @@ class EncryptedGram:
 
     @property
     def evidence(self) -> bool | tuple[str, ...]:
-        return _DISTANCES if self.settings.release == "distances" else self.settings.release == "gram"
+        return DISTANCES if self.settings.release == "distances" else self.settings.release == "gram"
 
     def open(self, epoch: int) -> GramSession:
         return EncryptedSession(self, epoch)
@@ -168,17 +190,13 @@ class EncryptedSession:
             return self._setup
         channel, settings, parameters = self._channel, self._channel.settings, self._channel.parameters
         try:
-            packing = settings.packing(p, dimension)
-            setup = Setup(
-                channel.session, self._epoch, channel.roster.digest, len(channel.clients), p, packing.dimension, parameters.ring,
-                parameters.bits, parameters.mode, settings.release, packing.bound, settings.group or packing.group,
-            )  # fmt: skip
+            setup = settings.setup(channel.session, self._epoch, channel.roster, p, dimension)
             holder = KeyHolder(setup, channel.holder, channel.server.public(), channel.roster, entropy=channel.entropy)
         except LocalError as error:
             lower = "lower protection.ckks_group, or " if settings.group > 1 else ""
             remedy = f'; {lower}use gram = ["sketch", "ckks"]' if error.code == "too-long" else ""
             raise InputError(f"protection.gram: 'ckks' with {p} vectors of {dimension} numbers a client: {error}{remedy}") from None
-        self._error = ckks.error_std(parameters, packing)
+        self._error = ckks.error_std(parameters, setup.packing)
         self._holder = channel.holders[self._epoch] = holder
         self._shared_key = holder.secret_key() if parameters.mode == "symmetric" else None
         self._server = Server(
@@ -223,7 +241,7 @@ class EncryptedSession:
             for done, request in enumerate(self._server.requests(jobs, workers), 1):
                 pairs += self._holder.answer(request)
                 batch.append(request)
-                if len(batch) == _BATCH or done == total:
+                if len(batch) == BATCH or done == total:
                     said = [{"bytes": np.frombuffer(one, dtype=np.uint8)} for one in batch]
                     parties = [clients[0]] * len(batch)  # which pair it is stands inside; the header need not repeat it
                     context = {"epoch": self._epoch}
@@ -238,16 +256,10 @@ class EncryptedSession:
     def _workers(self, jobs: Sequence[Job], total: int, new: int) -> Workers | None:
         """Say what it will cost, and start processes where that pays."""
         assert self._setup is not None
-        began = perf_counter()
-        first = jobs[0]
-        compute(self._setup, self._server.public_key, Job(first.lefts[:1], first.rights, first.wanted[:1]))
-        each = perf_counter() - began  # one output with all its loading: an upper estimate
-        count = self._channel.settings.workers or min(8, os.cpu_count() or 1)
-        if total * each < _WORTH_PROCESSES_SECONDS:
-            count = 1
+        count, seconds = workload(self._setup, self._server.public_key, jobs, self._channel.settings.workers)
         request_mb = self._setup.parameters.ciphertext_bytes * 1.5 / 1e6
         self._channel.say(
-            f"ckks: {new} clients, {total} outputs of {self._setup.group} pair(s) at most, about {ceil(total * each / count)} s on "
+            f"ckks: {new} clients, {total} outputs of {self._setup.group} pair(s) at most, about {ceil(seconds)} s on "
             f"{count} process(es), {total * request_mb:.0f} MB from the server to the key holder; std of an inner product's error "
             f"{max(self._error, self._holder.std):.0e} at most"
         )

@@ -129,24 +129,30 @@ class Identity:
 
 @dataclass(frozen=True)
 class Roster:
-    """The pinned Ed25519 public keys of all clients that may ever take part; client i is `keys[i]`. Distributed out of band."""
+    """The pinned Ed25519 public keys of all clients that may ever take part; client i is `keys[i]`. Distributed out of band.
+
+    `holder` is the key of a key holder apart from them (`ckks`), empty where there is none.
+    """
 
     keys: tuple[bytes, ...]
+    holder: bytes = b""
 
     def __post_init__(self) -> None:
-        if len(set(self.keys)) != len(self.keys):
+        if len(set(self.keys)) != len(self.keys) or self.holder in self.keys:
             raise ValueError("roster: the same key appears twice")
-        if any(len(key) != 32 for key in self.keys):
+        if any(len(key) != 32 for key in (*self.keys, *([self.holder] if self.holder else []))):
             raise ValueError("roster: expected keys of 32 bytes")
 
     @property
     def digest(self) -> bytes:
         """32 bytes that name this roster."""
-        return _roster_digest(self.keys)
+        return _roster_digest(self.keys, self.holder)
 
 
 @lru_cache(maxsize=8)
-def _roster_digest(keys: tuple[bytes, ...]) -> bytes:
+def _roster_digest(keys: tuple[bytes, ...], holder: bytes) -> bytes:
+    if holder:
+        return sha256(frame("cflpriv roster v1 with a key holder", holder, *keys)).digest()
     return sha256(frame("cflpriv roster v1", *keys)).digest()
 
 

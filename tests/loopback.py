@@ -10,11 +10,14 @@ from cflpriv.protocols.entropy import Entropy, public_entropy
 from cflpriv.protocols.keys import Identity, Roster
 from cflpriv.record import Transcript
 from cflpriv.remote.client import RemoteClient, Settings
+from cflpriv.remote.holder import RemoteHolder
 from cflpriv.remote.server import RemoteFederation
 from cflpriv.remote.store import MemoryStore, Store
 from cflpriv.types import Population
 
 ENTROPY = public_entropy("remote")
+HOLDER = -2
+"""The key holder, where there is one, among clients' numbers."""
 
 
 class Loopback:
@@ -23,11 +26,14 @@ class Loopback:
     def __init__(self, scene: Population, protection: Protection, stores: Callable[[int], Store] | None = None) -> None:
         self.data = {client.id: client for client in scene.clients}
         self.identities = {client: Identity.create(client, ENTROPY) for client in self.data}
-        self.roster = Roster(tuple(self.identities[client].public() for client in sorted(self.data)))
+        self.holder = Identity.create(0, ENTROPY) if "ckks" in protection.gram else None
+        keys = tuple(self.identities[client].public() for client in sorted(self.data))
+        self.roster = Roster(keys, b"" if self.holder is None else self.holder.public())
         self.protection = protection
         self.privacy = Privacy()
         self.entropy: Callable[[int], Entropy] = lambda client: ENTROPY
         self.stores = {client: stores(client) if stores else MemoryStore() for client in self.data}
+        self.stores[HOLDER] = stores(HOLDER) if stores else MemoryStore()
         self.dead: set[int] = set()
         self.kill_at: dict[str, set[int]] = {}
         self.stages: list[str] = []
@@ -37,7 +43,8 @@ class Loopback:
         return Settings(self.identities[client], self.protection, self.roster, self.privacy)
 
     def places(self) -> Sequence[int]:
-        return [1000 + client for client in self.data if client not in self.dead]
+        parties = [*self.data, *([] if self.holder is None else [HOLDER])]
+        return [1000 + party for party in parties if party not in self.dead]
 
     def exchange(self, requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
         self.stages.append(stage)
@@ -45,7 +52,11 @@ class Loopback:
         answers = {}
         for place, data in requests.items():
             client = place - 1000
-            if client not in self.dead:
+            if client == HOLDER and client not in self.dead:
+                assert self.holder is not None
+                settings = Settings(self.holder, self.protection, self.roster, role="key-holder")
+                answers[place] = self.tamper(client, stage, RemoteHolder(settings, self.stores[HOLDER], ENTROPY).receive(data))
+            elif client not in self.dead:
                 mine = partial(self.data.__getitem__, client)
                 remote = RemoteClient(self.settings(client), mine, self.stores[client], self.entropy(client))
                 answers[place] = self.tamper(client, stage, remote.receive(data))
@@ -54,7 +65,8 @@ class Loopback:
 
 def remote(scene: Population, protection: Protection | None = None, **options: Any) -> tuple[Loopback, RemoteFederation]:
     transport = Loopback(scene, protection or Protection())
-    roster = transport.roster if transport.protection.secure or transport.protection.transformed else None
+    pinned = transport.protection.secure or transport.protection.transformed or transport.holder is not None
+    roster = transport.roster if pinned else None
     fed = RemoteFederation(
         transport, protection=transport.protection, roster=roster, entropy=ENTROPY, transcript=Transcript("full"), seed=1, **options
     )

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -25,11 +25,17 @@ from ..remote.store import DiskStore, Store
 from ..types import ClientData
 from .transport import ANSWER, ASK, RECORD
 
+if TYPE_CHECKING:
+    from ..remote.holder import RemoteHolder
+
 __all__ = ["ContextStore", "answer", "client_app", "read_settings", "settings_of", "store_of", "write_identities"]
 
 
 log = logging.getLogger("cflpriv.flower")
 Section = TypeVar("Section", Protection, Privacy)
+Role = Literal["client", "key-holder"]
+KEY_HOLDER: Role = "key-holder"
+OWN_KEYS = ("identity", "roster", "state", "role", "protection", "privacy")
 
 
 class ContextStore:
@@ -57,8 +63,10 @@ class ContextStore:
         return tuple(self._record.keys())
 
 
-def write_identities(folder: str | Path, count: int, entropy: Entropy = system_entropy) -> Path:
+def write_identities(folder: str | Path, count: int, entropy: Entropy = system_entropy, *, key_holder: bool = False) -> Path:
     """Keys for clients 0..count−1, one secret file each, and the roster of their public keys; the roster's path.
+
+    With `key_holder` also `key-holder.key` for the key holder of encrypted similarity, whose public key the roster names.
 
     For a trial on one machine: in a deployment every operator makes the own key, and the roster is agreed out of band. Existing files are
     not overwritten (`InputError`).
@@ -66,16 +74,17 @@ def write_identities(folder: str | Path, count: int, entropy: Entropy = system_e
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     lines = []
-    for client in range(count):
+    parties = [(client, f"client{client}", str(client)) for client in range(count)]
+    for client, name, entry in [*parties, (0, KEY_HOLDER, KEY_HOLDER)] if key_holder else parties:
         identity = Identity.create(client, entropy)
-        path = folder / f"client{client}.key"
+        path = folder / f"{name}.key"
         try:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             raise InputError(f"{path}: exists; keys are not overwritten") from None
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(f"{client}\n{identity.signing_seed.hex()}\n{identity.encryption_seed.hex()}\n")
-        lines.append(f"{client} {identity.public().hex()}\n")
+        lines.append(f"{entry} {identity.public().hex()}\n")
     roster = folder / "roster.txt"
     roster.write_text("".join(lines), encoding="utf-8")
     return roster
@@ -94,15 +103,18 @@ def read_identity(path: Path) -> Identity:
 
 
 def read_roster(path: Path) -> Roster:
-    """The pinned public keys, a line "number key" each."""
+    """The pinned public keys, a line "number key" each, and "key-holder key" for one that holds keys apart from the clients."""
     try:
         rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        keys = {int(number): bytes.fromhex(key) for number, key in rows}
-        if sorted(keys) != list(range(len(keys))) or len(keys) != len(rows):
+        holders = [bytes.fromhex(key) for name, key in rows if name == KEY_HOLDER]
+        keys = {int(number): bytes.fromhex(key) for number, key in rows if number != KEY_HOLDER}
+        if sorted(keys) != list(range(len(keys))) or len(keys) + len(holders) != len(rows) or len(holders) > 1:
             raise ValueError
-        return Roster(tuple(keys[number] for number in range(len(keys))))
+        return Roster(tuple(keys[number] for number in range(len(keys))), *holders)
     except (OSError, ValueError):
-        raise InputError(f"{path}: is not a roster of lines 'number key', from 0 on, each key 32 bytes in hex") from None
+        raise InputError(
+            f"{path}: is not a roster of lines 'number key', from 0 on (and 'key-holder key'), each key 32 bytes in hex"
+        ) from None
 
 
 def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, Any]]:
@@ -110,7 +122,8 @@ def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, An
 
     A TOML file with `identity` (key file), `roster` (optional), `state` (optional folder; without it the state is lost when the SuperNode
     restarts), `[protection]`, which must be there, and `[privacy]`, with the keys of an experiment. Paths are relative to the file.
-    `[privacy]` needs `state`, where what was spent stays spent. Raises `InputError`.
+    `[privacy]` needs `state`, where what was spent stays spent. `role = "key-holder"` makes it the key holder of encrypted similarity: it
+    has no data. Raises `InputError`.
     """
     path = Path(path)
     try:
@@ -129,10 +142,24 @@ def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, An
         raise InputError(f"{path}: [protection] secagg_mode = 'active': give the roster of pinned keys, or use 'passive'")
     if privacy.unit != "none" and "state" not in tree:
         raise InputError(f"{path}: [privacy] unit = {privacy.unit!r}: give a folder as state, in which what was spent stays spent")
-    settings = Settings(identity, protection, roster, privacy)
+    settings = Settings(identity, protection, roster, privacy, _role(path, tree, identity, protection, roster))
     state = path.parent / tree["state"] if "state" in tree else None
-    rest = {key: value for key, value in tree.items() if key not in ("identity", "roster", "state", "protection", "privacy")}
+    rest = {key: value for key, value in tree.items() if key not in OWN_KEYS}
     return settings, state, rest
+
+
+def _role(path: Path, tree: dict[str, Any], identity: Identity, protection: Protection, roster: Roster | None) -> Role:
+    """Whose settings these are, and whether the roster and the protection fit that."""
+    role: Role = tree.get("role", "client")
+    if role not in ("client", KEY_HOLDER):
+        raise InputError(f"{path}: role = {role!r}: is not known; known are client, key-holder")
+    if "ckks" in protection.gram and (roster is None or not roster.holder):
+        raise InputError(f"{path}: [protection] gram = {list(protection.gram)}: give a roster that names the key holder")
+    if role == KEY_HOLDER and "ckks" not in protection.gram:
+        raise InputError(f"{path}: role = 'key-holder' needs [protection] gram = ['ckks'], and says there what is released")
+    if role == KEY_HOLDER and roster is not None and roster.holder != identity.public():
+        raise InputError(f"{path}: role = 'key-holder': its key is not that of the key holder on the roster")
+    return role
 
 
 def _section(path: Path, tree: dict[str, Any], name: str, kind: Callable[..., Section]) -> Section:
@@ -185,6 +212,13 @@ def ask_of(message: Message) -> bytes:
     return data if isinstance(data, bytes) else b""
 
 
+def holder(settings: Settings, store: Store) -> "RemoteHolder":
+    """The key holder of encrypted similarity, at a node whose settings say that it is that."""
+    from ..remote.holder import RemoteHolder  # the protocol is loaded where it is used
+
+    return RemoteHolder(settings, store)
+
+
 def client_app(data: Callable[[Context, dict[str, Any]], ClientData]) -> ClientApp:
     """A client app that answers all our messages. `data` gets the context and the settings file's other tables, when a task needs them."""
     app = ClientApp()
@@ -196,6 +230,8 @@ def client_app(data: Callable[[Context, dict[str, Any]], ClientData]) -> ClientA
         except Exception:
             log.exception("settings")  # what Flower would send the server word for word stays here
             return answer(message, encode(Refused("bad-settings")))
+        if settings.role == KEY_HOLDER:
+            return answer(message, holder(settings, store).receive(ask_of(message)))
         client = RemoteClient(settings, lambda: data(context, rest), store)
         return answer(message, client.receive(ask_of(message)))
 

@@ -19,7 +19,7 @@ from ..remote.client import RemoteClient, Settings
 from ..remote.foreign import Foreign
 from ..remote.messages import Refused, encode
 from ..types import Array, ClientData
-from .client import answer, ask_of, settings_of, store_of
+from .client import KEY_HOLDER, answer, ask_of, holder, settings_of, store_of
 from .transport import RECORD
 
 __all__ = ["CLIP", "Layout", "cflpriv_mod", "cut", "flat", "layout_of"]
@@ -104,6 +104,8 @@ def cflpriv_mod(
                 raise InputError("cflpriv_mod: no signature function was given")
             return {"signature": np.asarray(signature(context), dtype=np.float64)}
 
+        if who.role == KEY_HOLDER:
+            return answer(message, holder(who, store).receive(ask))
         client = RemoteClient(who, _no_data, store, own={"train": train, "signature": sign})
         return answer(message, client.receive(ask))
 

@@ -26,7 +26,7 @@ from ..protocols.errors import TooFewClients
 from ..protocols.keys import Roster
 from ..protocols.ledger import BudgetExceeded
 from ..record import Transcript, cut_transcript
-from ..remote.server import ClientsLost, RemoteFederation
+from ..remote.server import ClientsLost, EpochEnded, KeyHolderLost, RemoteFederation
 from ..types import ClientData, Population
 from .checkpoint import load_server, save_server
 from .transport import GridTransport
@@ -35,8 +35,8 @@ __all__ = ["serve", "standing_in"]
 
 Step = TypeVar("Step")
 MOST_RETRIES = 5
-GONE = (TooFewClients, TrainingDiverged, ClientsLost)
-"""How a step ends whose clients vanished (or diverged, and are skipped)."""
+GONE = (TooFewClients, TrainingDiverged, ClientsLost, KeyHolderLost, EpochEnded)
+"""How a step ends whose clients, or key holder, vanished (or clients diverged, and are skipped)."""
 
 
 def session_of(path: Path) -> bytes:
@@ -124,6 +124,9 @@ def serve(
     if len(federation.clients) < clients:
         words = sorted({code for _, _, code in federation.refusals})
         raise InputError(f"{len(federation.clients)} of {clients} clients answered within {wait_seconds:g} s; refusals: {words or 'none'}")
+    if federation.holder_missing:
+        words = sorted({code for _, stage, code in federation.refusals if stage == "enrol"})
+        raise InputError(f"the key holder did not answer within {wait_seconds:g} s; refusals: {words or 'none'}")
     write_atomically(out / "config.toml", config.to_toml())
     write_atomically(out / "environment.json", json.dumps(environment(), indent=1) + "\n")
     say(f"{algorithm.name}: {len(federation.clients)} clients, protection {config.protection.name}")

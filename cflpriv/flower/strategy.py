@@ -28,7 +28,7 @@ from ..protocols.errors import TooFewClients
 from ..protocols.keys import Roster
 from ..protocols.mechanisms import gaussian
 from ..remote.foreign import Foreign
-from ..remote.server import ClientsLost, RemoteFederation
+from ..remote.server import ClientsLost, KeyHolderLost, RemoteFederation
 from .mod import CLIP, cut, flat, layout_of
 from .transport import GridTransport
 
@@ -110,6 +110,8 @@ class ClusteredAveraging:
         if len(federation.clients) < self.clients:
             words = sorted({code for _, _, code in federation.refusals})
             raise InputError(f"{len(federation.clients)} of {self.clients} clients answered; refusals: {words or 'none'}")
+        if federation.holder_missing:
+            raise InputError("the key holder of encrypted similarity did not answer")
         labels, evidence = self._clusters(federation)
         first = Shared(flat(initial_arrays, layout))
         models = [first] * (max(labels.values()) + 1)
@@ -156,6 +158,8 @@ class ClusteredAveraging:
                 released = federation.gram(held["signature"], then=by)
             except ClientsLost:
                 continue
+            except KeyHolderLost as error:
+                raise InputError(str(error)) from None
             found = [int(label) for label in released.result["labels"]]
             return dict(zip(held.clients, found, strict=True)), released.evidence
         raise InputError("clients were lost three times while their signatures were compared; see the refusals")

@@ -51,11 +51,14 @@ class GridTransport:
         return self.places()
 
     def welcome(self, federation: "RemoteFederation", count: int, seconds: float) -> set[int]:
-        """Greet nodes until `count` clients are there, or for `seconds`; who came. Who is slow is greeted again, with twice the time."""
+        """Greet nodes until `count` clients are there (and the key holder, where one is needed), or for `seconds`; who came.
+
+        Who is slow is greeted again, with twice the time.
+        """
         until = self._clock() + seconds
         self.wait_for(count, seconds)
         came = set(federation.enrol())
-        while len(federation.clients) < count and self._clock() < until:
+        while (len(federation.clients) < count or federation.holder_missing) and self._clock() < until:
             time.sleep(min(0.5, self._poll * 4))
             self._deadlines["enrol"] *= 2
             came |= set(federation.enrol())

@@ -25,6 +25,7 @@ from ..protocols.mechanisms import clip
 from ..protocols.orthonormal import TRANSFORMS
 from ..types import Array, ClientData
 from . import messages as m
+from .encrypting import encrypted
 from .settings import Settings
 from .spending import SPENT, Spending
 from .store import Store
@@ -33,10 +34,11 @@ from .transformed import Transformed
 from .values import Values, from_bytes, to_bytes
 from .work import Own, Work, model_hash
 
-__all__ = ["NO_MODEL", "RemoteClient", "Settings", "model_hash", "relay_key"]
+__all__ = ["NO_MODEL", "RemoteClient", "Settings", "answered", "model_hash", "new_session", "relay_key"]
 
 LABEL = "cflpriv remote v1 "
 ENROL = LABEL + "enrol"
+ENROL_HOLDER = LABEL + "enrol key holder"
 log = logging.getLogger("cflpriv.remote")
 
 
@@ -44,6 +46,33 @@ def relay_key(own: bytes, other: bytes, session: bytes, held: int, source: int, 
     """The key of a relayed value from `source` to `target`."""
     place = b"".join(number.to_bytes(8, "big") for number in (held, source, target))
     return agree(own, other, LABEL + "relay", session, place)
+
+
+def answered(who: str, answer: Callable[[m.Ask], m.Answer], data: bytes) -> bytes:
+    """The bytes that answer a request, whatever its bytes; what goes wrong becomes a word, and its text stays in the log."""
+    try:
+        said = answer(m.decode_ask(data))
+    except (RemoteError, TooFewClients) as error:
+        said = m.Refused(error.code)
+    except LocalError as error:
+        log.exception("%s: protocol machine", who)
+        said = m.Refused(error.code)
+    except (InputError, TrainingDiverged):
+        log.exception("%s: bad input", who)
+        said = m.Refused("bad-input")
+    except Exception:
+        log.exception("%s: failed", who)
+        said = m.Refused("internal")
+    return m.encode(said)
+
+
+def new_session(store: Store, session: bytes) -> None:
+    """In a new federation nothing of an old one may be used, but what was spent."""
+    if store.get("session") != session:
+        for name in store.names():
+            if name != SPENT:
+                store.drop(name)
+        store.put("session", session)
 
 
 class RemoteClient:
@@ -71,20 +100,7 @@ class RemoteClient:
 
     def receive(self, data: bytes) -> bytes:
         """The answer to a request; any bytes are answered."""
-        try:
-            answer = self._answer(m.decode_ask(data))
-        except (RemoteError, TooFewClients) as error:
-            answer = m.Refused(error.code)
-        except LocalError as error:
-            log.exception("client %d: protocol machine", self.number)
-            answer = m.Refused(error.code)
-        except (InputError, TrainingDiverged):
-            log.exception("client %d: bad input", self.number)
-            answer = m.Refused("bad-input")
-        except Exception:
-            log.exception("client %d: failed", self.number)
-            answer = m.Refused("internal")
-        return m.encode(answer)
+        return answered(f"client {self.number}", self._answer, data)
 
     def _answer(self, ask: m.Ask) -> m.Answer:
         if isinstance(ask, m.Enrol):
@@ -108,6 +124,8 @@ class RemoteClient:
                 return self._hidden.fold(ask, self._values)
             case m.Group():
                 return self._hidden.agree(ask)
+            case _:  # asked of the key holder
+                raise RemoteError("forbidden")
 
     # --- who
 
@@ -117,11 +135,7 @@ class RemoteClient:
         identity, roster = self._settings.identity, self._settings.roster
         if roster is not None and not (identity.client < len(roster.keys) and roster.keys[identity.client] == identity.public()):
             raise RemoteError("not-on-roster")
-        if self._store.get("session") != ask.session:  # a new federation: nothing of an old one may be used in it, but what was spent
-            for name in self._store.names():
-                if name != SPENT:
-                    self._store.drop(name)
-            self._store.put("session", ask.session)
+        new_session(self._store, ask.session)
         key = public_key(identity.encryption_seed)
         signature = sign(identity, ENROL, ask.session, identity.client.to_bytes(8, "big"), key)
         return m.Enrolled(m.VERSION, identity.client, identity.public(), key, signature)
@@ -136,9 +150,8 @@ class RemoteClient:
         protection, values = self._settings.protection, self._values.parts(ask.held, ask.parts)
         if any(isinstance(value, dict) for value in values.values()):
             raise RemoteError("forbidden")
-        changed = {"gram": any(stage in ("sketch", *TRANSFORMS) for stage in protection.gram), "sum": protection.sum in TRANSFORMS}.get(
-            ask.verb
-        )
+        stages = ("sketch", "ckks", *TRANSFORMS)
+        changed = {"gram": any(stage in stages for stage in protection.gram), "sum": protection.sum in TRANSFORMS}.get(ask.verb)
         if not changed:
             self._check_clear(ask, values, protection)
         if ask.weigh and self._spending.unit != "none":
@@ -147,6 +160,8 @@ class RemoteClient:
         noise = self._spending.bounded(ask.noise, ask.verb)
         if noise is not None:
             values = self._bounded(ask, values, noise)
+        if changed and ask.verb == "gram" and "ckks" in protection.gram:
+            return encrypted(self._settings, ask, values)
         if changed and ask.verb == "gram":
             return self._hidden.rows(ask, values)
         if changed:

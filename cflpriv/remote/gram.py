@@ -17,7 +17,14 @@ from ..wire import check_small
 from . import messages as m
 from .roll import ClientsLost, Roll
 
-__all__ = ["Grams"]
+__all__ = ["Grams", "check_new"]
+
+
+def check_new(clients: Sequence[int], epoch: Epoch | None) -> None:
+    """`InputError` for clients that are in the epoch already."""
+    again = sorted(set(clients) & set(epoch.clients)) if epoch is not None else []
+    if again:
+        raise InputError(f"gram: clients {again} are already in this epoch")
 
 
 class Grams:
@@ -33,7 +40,7 @@ class Grams:
     ) -> Released:  # fmt: skip
         """Ask `clients` for their vectors of `held`, which they know by `number`, and run `then`. Raises `ClientsLost` without all."""
         epoch = None if against is None else self.epochs.of(against)
-        self._check_new(clients, epoch)
+        check_new(clients, epoch)
         uploads = self._uploads(held, number, clients, epoch)
         shapes = {(int(rows.shape[0]), int(rows.shape[1])) for rows in uploads.values() if rows.ndim == 2}
         if epoch is not None:
@@ -59,11 +66,9 @@ class Grams:
         check_small(result, gram.n)
         return Released(result, evidence)
 
-    @staticmethod
-    def _check_new(clients: Sequence[int], epoch: Epoch | None) -> None:
-        again = sorted(set(clients) & set(epoch.clients)) if epoch is not None else []
-        if again:
-            raise InputError(f"gram: clients {again} are already in this epoch")
+    def close(self, held: Held) -> None:
+        """Close an epoch."""
+        self.epochs.close(held)
 
     def _uploads(self, held: Held, number: int, clients: Sequence[int], epoch: Epoch | None) -> dict[int, Array]:
         """The vectors of those who gave any."""

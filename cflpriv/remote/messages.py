@@ -18,13 +18,14 @@ from ..types import Array
 from .tasks import task_from_bytes, task_to_bytes
 
 __all__ = [
-    "REFUSALS", "VERSION", "AddUp", "Addends", "Answer", "Ask", "Bounded", "Boxed", "Compute", "Computed", "Described", "Done", "Enrol",
-    "Enrolled", "Fold", "Give", "Given", "Group", "Many", "Mine", "Named", "NoisySteps", "One", "OwnPart", "Parameter", "Picks",
-    "Recipient", "Refused", "Said", "Seal", "Sealed", "Shares", "Step", "Stepped", "Take", "Tensor", "blind_terms", "decode_answer",
-    "decode_ask", "encode", "from_tensor", "task_from_bytes", "task_to_bytes", "to_one", "to_tensor",
+    "REFUSALS", "VERSION", "AddUp", "Addends", "Answer", "Ask", "Bounded", "Boxed", "Compute", "Computed", "Decrypt", "Described", "Done",
+    "Drop", "Enrol", "Enrolled", "Epoch", "Finish", "Fold", "Give", "Given", "Group", "Keys", "Many", "Mine", "Named", "NoisySteps",
+    "One", "OwnPart", "Parameter", "Picks", "Recipient", "Refused", "Released", "Said", "Seal", "Sealed", "Shares", "Step", "Stepped",
+    "Take", "Tensor", "ToHolder", "blind_terms", "decode_answer", "decode_ask", "encode", "from_tensor", "task_from_bytes",
+    "task_to_bytes", "to_one", "to_tensor",
 ]  # fmt: skip
 
-VERSION = 2
+VERSION = 3
 LIMIT_BYTES = 1 << 31
 DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
 MOST_AXES = 8
@@ -205,11 +206,19 @@ class Compute(Message, frozen=True, tag="compute"):
     noise: NoisySteps | None = None
 
 
+class Epoch(Message, frozen=True):
+    """An epoch of encrypted vectors: its number, the digest of its terms, and the key holder's announcement of its key."""
+
+    number: Count
+    setup: Bytes32
+    announcement: bytes
+
+
 class Give(Message, frozen=True, tag="give"):
     """Release parts of `held`: "gram" (one part), "gather" or "sum"; under the client's own protection, whatever that is.
 
     `transform` names the purpose that a shared transform is for ("gram/EPOCH", "sum/…"), empty in the clear. `weigh` asks for the sample
-    count along with a sum. `noise` bounds a whole client's contribution.
+    count along with a sum. `noise` bounds a whole client's contribution. A vector is encrypted under the key of `epoch`.
     """
 
     session: Bytes16
@@ -219,6 +228,7 @@ class Give(Message, frozen=True, tag="give"):
     transform: Name
     weigh: bool
     noise: Bounded | None = None
+    epoch: Epoch | None = None
 
 
 class Step(Message, frozen=True, tag="step"):
@@ -296,20 +306,68 @@ class Group(Message, frozen=True, tag="group"):
     said: bytes
 
 
-Ask = Enrol | Compute | Give | Step | Seal | Take | Fold | AddUp | Group
+# --- requests to the key holder ------------------------------------------------------------------------------------------------------
+
+
+class Keys(Message, frozen=True, tag="keys"):
+    """Make keys for a clustering epoch over clients' rows (p, dimension), and drop those of epochs other than `live`.
+
+    The holder makes the epoch's terms by itself; `setup` is the digest of those that the server has. `server` will sign requests.
+    """
+
+    session: Bytes16
+    epoch: Count
+    p: Count
+    dimension: Count
+    setup: Bytes32
+    server: Bytes32
+    live: tuple[Count, ...]
+
+
+class Decrypt(Message, frozen=True, tag="decrypt"):
+    """Enrolments and requests of `cflpriv.protocols.ckks` for one step of an epoch; `first` starts that step (again)."""
+
+    session: Bytes16
+    epoch: Count
+    step: Count
+    first: bool
+    enrolments: tuple[bytes, ...]
+    requests: tuple[bytes, ...]
+
+
+class Finish(Message, frozen=True, tag="finish"):
+    """The step is complete with the new `clients`: run `then`, and say what the release allows."""
+
+    session: Bytes16
+    epoch: Count
+    step: Count
+    clients: tuple[Count, ...]
+    then: bytes
+
+
+class Drop(Message, frozen=True, tag="drop"):
+    """Drop the keys of all epochs but `live`."""
+
+    session: Bytes16
+    live: tuple[Count, ...]
+
+
+ToHolder = Keys | Decrypt | Finish | Drop
+Ask = Enrol | Compute | Give | Step | Seal | Take | Fold | AddUp | Group | Keys | Decrypt | Finish | Drop
 
 
 # --- answers ------------------------------------------------------------------------------------------------------------------------
 
 
 class Enrolled(Message, frozen=True, tag="enrolled"):
-    """A client's number and keys; the signature covers the session, the number and the encryption key."""
+    """A client's number and keys; the signature covers the session, the number and the encryption key. The key holder's number is 0."""
 
     version: Count
     client: Count
     signing_key: Bytes32
     encryption_key: Bytes32
     signature: Bytes64
+    role: Literal["client", "key-holder"] = "client"
 
 
 class Described(Message, frozen=True):
@@ -346,6 +404,14 @@ class Sealed(Message, frozen=True, tag="sealed"):
     boxes: tuple[bytes, ...]
 
 
+class Released(Message, frozen=True, tag="released"):
+    """What the key holder releases: labels and small integers, noised evidence, or noised blocks by pair."""
+
+    result: tuple[Named, ...]
+    evidence: tuple[Named, ...]
+    blocks: tuple[tuple[Count, Count, Tensor], ...]
+
+
 class Done(Message, frozen=True, tag="done"):
     """It is done; nothing leaves the client."""
 
@@ -356,7 +422,7 @@ class Refused(Message, frozen=True, tag="refused"):
     code: Name
 
 
-Answer = Enrolled | Computed | Given | Stepped | Sealed | Done | Refused
+Answer = Enrolled | Computed | Given | Stepped | Sealed | Released | Done | Refused
 
 
 def encode(message: Message) -> bytes:

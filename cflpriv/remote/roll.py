@@ -6,9 +6,12 @@ from typing import Protocol
 from ..protocols.errors import MalformedMessage, ProtocolError
 from ..protocols.keys import Roster, verify_key
 from . import messages as m
-from .client import ENROL
+from .client import ENROL, ENROL_HOLDER
 
-__all__ = ["ClientsLost", "Roll", "Transport"]
+__all__ = ["KEY_HOLDER", "ClientsLost", "EpochEnded", "KeyHolderLost", "Roll", "Transport"]
+
+KEY_HOLDER = -2
+"""Stands for the key holder among refusals."""
 
 
 class ClientsLost(ProtocolError):
@@ -19,6 +22,24 @@ class ClientsLost(ProtocolError):
     def __init__(self, clients: Iterable[int]) -> None:
         self.clients = tuple(clients)
         super().__init__(f"clients {list(self.clients)} did not answer while they were being compared")
+
+
+class KeyHolderLost(ProtocolError):
+    """The key holder is not there, or did not do its part; `code` is the word that it answered, if any. The step can be taken again."""
+
+    code = "key-holder-lost"
+
+    def __init__(self, stage: str, word: str = "") -> None:
+        super().__init__(f"the key holder {f'answered {word!r}' if word else 'did not answer'} ({stage})")
+
+
+class EpochEnded(ProtocolError):
+    """A clustering epoch of encrypted vectors ended with the server's process, which had the ciphertexts: nothing can be added to it."""
+
+    code = "epoch-ended"
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"clustering epoch {number} of encrypted vectors ended when the server was restarted; compare everybody anew")
 
 
 class Transport(Protocol):
@@ -45,6 +66,7 @@ class Roll:
         self._places: dict[int, int] = {}
         self._signing: dict[int, bytes] = {}
         self._lost: set[int] = set()
+        self._holder: int | None = None
         self.peers: dict[int, m.Recipient] = {}
         self.refusals: list[tuple[int, str, str]] = []
 
@@ -53,13 +75,18 @@ class Roll:
         """Those who answered last time."""
         return frozenset(self._places) - self._lost
 
+    @property
+    def holder(self) -> bool:
+        """Whether the key holder answered last time."""
+        return self._holder is not None
+
     def lose(self, client: int) -> None:
         """This client must enrol again."""
         self._lost.add(client)
 
     def enrol(self) -> tuple[int, ...]:
         """Say hello to all places without a client that answers; the clients that came or came back."""
-        answering = {place for client, place in self._places.items() if client not in self._lost}
+        answering = {place for client, place in self._places.items() if client not in self._lost} | {self._holder}
         fresh = [place for place in self._transport.places() if place not in answering]
         ask = m.encode(m.Enrol(m.VERSION, self._session))
         came = []
@@ -71,6 +98,9 @@ class Roll:
                 continue
             if isinstance(answer, m.Refused):
                 self.refusals.append((-1, "enrol", answer.code))
+            elif isinstance(answer, m.Enrolled) and answer.role == "key-holder":
+                if self._accepted_holder(answer):
+                    self._holder = place
             elif isinstance(answer, m.Enrolled) and self._accepted(answer):
                 self._places = {client: where for client, where in self._places.items() if where != place}
                 self._places[answer.client] = place
@@ -101,6 +131,42 @@ class Roll:
         self._signing[client] = answer.signing_key
         self.peers[client] = m.Recipient(client, answer.encryption_key, answer.signature)
         return True
+
+    def _accepted_holder(self, answer: m.Enrolled) -> bool:
+        """Whether it is the key holder that the roster names."""
+        code = ""
+        if answer.version != m.VERSION:
+            code = "version"
+        elif self._roster is None or answer.signing_key != self._roster.holder:
+            code = "not-on-roster"
+        else:
+            try:
+                verify_key(answer.signing_key, 0, answer.signature, ENROL_HOLDER, self._session, answer.encryption_key)
+            except ProtocolError as error:
+                code = error.code
+        if code:
+            self.refusals.append((KEY_HOLDER, "enrol", code))
+        return not code
+
+    def ask_holder(self, ask: m.ToHolder, stage: str) -> m.Answer:
+        """The key holder's answer. Raises `KeyHolderLost` if it is not there, gives none in time, or refuses."""
+        place = self._holder
+        if place is None:
+            raise KeyHolderLost(stage)
+        data = self._transport.exchange({place: m.encode(ask)}, stage).get(place)
+        if data is None:
+            self._holder = None
+            raise KeyHolderLost(stage)
+        try:
+            answer = m.decode_answer(data)
+        except MalformedMessage:
+            answer = m.Refused("malformed")
+        if isinstance(answer, m.Refused):
+            self.refusals.append((KEY_HOLDER, stage, answer.code))
+            if answer.code == "wrong-session":
+                self._holder = None
+            raise KeyHolderLost(stage, answer.code)
+        return answer
 
     def ask(self, asks: Mapping[int, m.Ask], stage: str) -> dict[int, m.Answer]:
         """The answers of clients that gave one in time; the others are lost until they enrol again. Refusals are noted."""

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -38,11 +38,14 @@ from .gram import Grams
 from .means import Asked, Means
 from .parameters import clear_parts, said_of
 from .relay import relay, requests
-from .roll import ClientsLost, Roll, Transport
+from .roll import ClientsLost, EpochEnded, KeyHolderLost, Roll, Transport
 from .sums import Layout, SecureSums
 from .values import trace
 
-__all__ = ["ClientsLost", "RemoteFederation", "Transport"]
+if TYPE_CHECKING:
+    from .encrypted import EncryptedGrams
+
+__all__ = ["ClientsLost", "EpochEnded", "KeyHolderLost", "RemoteFederation", "Transport"]
 
 
 SKIPPED = 1 << 10
@@ -67,7 +70,9 @@ class RemoteFederation:
     What leaves clients is differentially private with `accounts` (per sample: tasks run in their private form, with noise that is drawn at
     the clients) or with `clipped` (per client: in means; `local` for single rows): the ledger is asked before anybody is.
 
-    Raises `InputError` for protections that are not carried here.
+    Under `ckks` the key holder is a party apart, at a place of its own, which the roster names; without it `gram` raises `KeyHolderLost`.
+
+    Raises `InputError` without a roster for what needs one, and for `ckks_mode = "symmetric"`, which is not carried.
     """
 
     def __init__(
@@ -90,11 +95,6 @@ class RemoteFederation:
         self.sampling = sampling or Sampling()
         self.seed = seed
         self.transcript = transcript or Transcript()
-        uncarried = [stage for stage in self.protection.gram if stage not in (*TRANSFORMS, "sketch", "none")]
-        if uncarried or self.protection.sum not in ("none", "secagg", "secagg-oblivious", *TRANSFORMS):
-            raise InputError(
-                f"protection: gram = {list(self.protection.gram)}, sum = {self.protection.sum!r} is not carried to clients elsewhere yet"
-            )
         active = self.protection.secure and self.protection.secagg_mode == "active"
         if active and roster is None:
             raise InputError("protection.secagg_mode: 'active' needs the clients' pinned roster; give it, or use 'passive'")
@@ -108,7 +108,11 @@ class RemoteFederation:
         self._sums.refusals = self._roll.refusals
         self._ask = self._roll.ask
         self._means = Means(self._roll, self.session, self.protection, self._sums, clipped)
-        self._grams = Grams(self._roll, self.session, self.protection, local)
+        self._grams: Grams | EncryptedGrams = Grams(self._roll, self.session, self.protection, local)
+        if "ckks" in self.protection.gram:
+            from . import encrypted  # the protocol is loaded where it is used
+
+            self._grams = encrypted.EncryptedGrams(self._roll, self.session, self.protection, roster, entropy)
         self.accounts = accounts
         self._agreement = None
         if self.protection.transformed and roster is not None:
@@ -124,6 +128,11 @@ class RemoteFederation:
     def clients(self) -> tuple[int, ...]:
         here = self._roll.present if self._agreement is None else self._roll.present & self._agreement.members
         return tuple(sorted(here))
+
+    @property
+    def holder_missing(self) -> bool:
+        """Whether encrypted comparisons must wait, because the key holder is not there."""
+        return "ckks" in self.protection.gram and not self._roll.holder
 
     @property
     def refusals(self) -> list[tuple[int, str, str]]:
@@ -274,10 +283,15 @@ class RemoteFederation:
         clients = [] if against is not None and on is not None and not on else self._holders(held, on)
         self._settle(held, clients, "gram")
         number = self._known[held.key].number if clients else 0
-        return self._grams.gram(held, number, clients, then, against, self._record("gram"))
+        record = self._record("gram")
+        if isinstance(self._grams, Grams):
+            return self._grams.gram(held, number, clients, then, against, record)
+        layout = self._known[held.key].layout if clients else ()
+        shape = next((part.shape for part in layout if part.name == held.part), ())
+        return self._grams.gram(held, number, clients, then, against, record, shape)
 
     def close(self, held: Held) -> None:
-        self.epochs.close(held)
+        self._grams.close(held)
 
     # --- mean
 

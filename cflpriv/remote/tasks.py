@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..protocols.errors import MalformedMessage
 from .foreign import Foreign
 
-__all__ = ["task_from_bytes", "task_to_bytes"]
+__all__ = ["made", "plain", "task_from_bytes", "task_to_bytes"]
 
 TASKS_IN = ("training", "signatures", "models", "algorithms")
 """Where the dataclasses live that may travel as tasks and parts of tasks."""
@@ -40,20 +40,22 @@ def _known() -> dict[str, type]:
 
 def task_to_bytes(task: Any) -> bytes:
     """A task as JSON of names and fields. Raises `InputError` for a field that does not travel, e.g. a function."""
-    return json.dumps(_plain(task, type(task).__name__), allow_nan=True, separators=(",", ":")).encode()
+    known = {"Foreign": Foreign} if isinstance(task, Foreign) else _known()
+    return json.dumps(plain(task, type(task).__name__, known), allow_nan=True, separators=(",", ":")).encode()
 
 
-def _plain(value: Any, where: str) -> Any:
+def plain(value: Any, where: str, known: Mapping[str, type]) -> Any:
+    """What JSON takes of a dataclass that is `known` by a name. Raises `InputError` for anything else."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Sequence):
-        return [_plain(one, f"{where}[{i}]") for i, one in enumerate(value)]
+        return [plain(one, f"{where}[{i}]", known) for i, one in enumerate(value)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        name = type(value).__name__
-        if not isinstance(value, Foreign) and _known().get(name) is not type(value):
-            raise InputError(f"{where}: {name} is not a task that clients elsewhere know")
+        name = next((name for name, kind in known.items() if kind is type(value)), None)
+        if name is None:
+            raise InputError(f"{where}: {type(value).__name__} is not a task that clients elsewhere know")
         names = [one.name for one in dataclasses.fields(value) if one.init]
-        return {"": name, **{one: _plain(getattr(value, one), f"{where}.{one}") for one in names}}
+        return {"": name, **{one: plain(getattr(value, one), f"{where}.{one}", known) for one in names}}
     raise InputError(f"{where}: a {type(value).__name__} does not travel to clients elsewhere")
 
 
@@ -62,9 +64,9 @@ def task_from_bytes(data: bytes) -> Any:
     if len(data) > LARGEST_TASK_BYTES:
         raise MalformedMessage
     try:
-        plain = json.loads(data)
-        known = {"Foreign": Foreign} if isinstance(plain, dict) and plain.get("") == "Foreign" else _known()  # that one loads no torch
-        task = _made(plain, known)
+        said = json.loads(data)
+        known = {"Foreign": Foreign} if isinstance(said, dict) and said.get("") == "Foreign" else _known()  # that one loads no torch
+        task = made(said, known)
     except (ValueError, TypeError, KeyError, RecursionError):
         raise MalformedMessage from None
     if not hasattr(task, "run") or not hasattr(task, "parts"):
@@ -72,10 +74,11 @@ def task_from_bytes(data: bytes) -> Any:
     return task
 
 
-def _made(plain: Any, known: Mapping[str, type]) -> Any:
-    if isinstance(plain, list):
-        return tuple(_made(one, known) for one in plain)
-    if not isinstance(plain, dict):
-        return plain
-    kind = known[plain.pop("")]
-    return kind(**{name: _made(value, known) for name, value in plain.items()})
+def made(said: Any, known: Mapping[str, type]) -> Any:
+    """What `plain` took apart. Raises `TypeError` or `KeyError` for what it did not."""
+    if isinstance(said, list):
+        return tuple(made(one, known) for one in said)
+    if not isinstance(said, dict):
+        return said
+    kind = known[said.pop("")]
+    return kind(**{name: made(value, known) for name, value in said.items()})

@@ -36,7 +36,7 @@ from .holder import KeyHolder
 from .messages import Setup
 from .parameters import PARAMETERS, SYMMETRIC_PARAMETERS, Packing, Parameters, error_std, plan, release_grid, release_std
 from .seal import arithmetic
-from .server import Server
+from .server import Server, landmarks_of
 from .workers import Workers
 
 __all__ = [
@@ -57,6 +57,7 @@ __all__ = [
     "encrypt",
     "error_std",
     "gram_matrix",
+    "landmarks_of",
     "plan",
     "release_grid",
     "release_std",

@@ -1,8 +1,12 @@
 """The key holder's machine of one clustering epoch: it makes keys, decrypts what it is asked for, no more, and noises what will be seen."""
 
+from typing import Annotated
+
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from .. import codec
 from ..entropy import Entropy, gaussians, system_entropy
 from ..errors import LocalError, MalformedMessage, RemoteError
 from ..keys import Identity, Roster, sign, verify, verify_key
@@ -14,6 +18,17 @@ __all__ = ["KeyHolder"]
 
 Block = npt.NDArray[np.float64]
 _LARGEST_NOISE = 0.25
+_LARGEST_STATE_BYTES = 1 << 31
+
+
+class _State(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="ckks-holder"):
+    """A machine between two messages: as secret as the key in it. `blocks` are p² float64 each, little-endian."""
+
+    setup: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    secret: bytes
+    announcement: bytes
+    enrolled: tuple[int, ...]
+    blocks: tuple[tuple[int, int, bytes], ...]
 
 
 class KeyHolder:
@@ -33,7 +48,10 @@ class KeyHolder:
     Source: Li & Micciancio 2021 (why decryptions need noise before they are shown).
     """
 
-    def __init__(self, setup: Setup, identity: Identity, server: bytes, roster: Roster, *, entropy: Entropy = system_entropy) -> None:
+    def __init__(
+        self, setup: Setup, identity: Identity, server: bytes, roster: Roster, *, entropy: Entropy = system_entropy,
+        saved: _State | None = None,
+    ) -> None:  # fmt: skip
         if setup.roster != roster.digest or setup.most_clients > len(roster.keys):
             raise LocalError("wrong-roster")
         ring = arithmetic(setup.parameters)
@@ -43,18 +61,39 @@ class KeyHolder:
             raise LocalError(
                 "too-noisy", f"what is shown would need noise of std {self.std:.2g}: take a larger ring, or release labels only"
             )
-        generator = ring.seal.KeyGenerator(ring.context)
-        self._secret = generator.secret_key()
-        public = ring.seal.PublicKey()
-        generator.create_public_key(public)
-        key = ring.save(public)
-        self.announcement = encode(Announcement(setup.digest, key, sign(identity, LABEL + "key", setup.digest, key)))
+        if saved is not None:
+            self._secret = ring.load_secret_key(saved.secret)
+            self.announcement = saved.announcement
+        else:
+            generator = ring.seal.KeyGenerator(ring.context)
+            self._secret = generator.secret_key()
+            public = ring.seal.PublicKey()
+            generator.create_public_key(public)
+            key = ring.save(public)
+            self.announcement = encode(Announcement(setup.digest, key, sign(identity, LABEL + "key", setup.digest, key)))
         self._decryptor = ring.seal.Decryptor(ring.context, self._secret)
         self._server = server
         self._roster = roster
         self._entropy = entropy
-        self.enrolled: set[int] = set()
+        self.enrolled: set[int] = set() if saved is None else set(saved.enrolled)
         self.blocks: dict[tuple[int, int], Block] = {}
+        for left, right, values in () if saved is None else saved.blocks:
+            self.blocks[left, right] = np.frombuffer(values, "<f8").reshape(setup.p, setup.p)
+
+    def to_bytes(self) -> bytes:
+        """The machine, secret key included, for a store that only the key holder reads."""
+        blocks = tuple((left, right, np.ascontiguousarray(block, "<f8").tobytes()) for (left, right), block in self.blocks.items())
+        return codec.encode(_State(self.setup.digest, self.secret_key(), self.announcement, tuple(sorted(self.enrolled)), blocks))
+
+    @classmethod
+    def from_bytes(
+        cls, data: bytes, setup: Setup, identity: Identity, server: bytes, roster: Roster, *, entropy: Entropy = system_entropy
+    ) -> "KeyHolder":
+        """The machine that `to_bytes` wrote, to be given the same terms. Raises `MalformedMessage` for another's."""
+        saved = codec.decode(data, _State, _LARGEST_STATE_BYTES)
+        if saved.setup != setup.digest or any(len(values) != 8 * setup.p**2 for _, _, values in saved.blocks):
+            raise MalformedMessage
+        return cls(setup, identity, server, roster, entropy=entropy, saved=saved)
 
     def secret_key(self) -> bytes:
         """The secret key: for the clients in symmetric mode, and for audits."""

@@ -1,6 +1,6 @@
 """The server's machine of one clustering epoch: it keeps ciphertexts and asks the key holder for blocks of the Gram matrix, each once."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 
 from ..entropy import Entropy, system_entropy
@@ -11,9 +11,15 @@ from .products import Job, Output, compute
 from .seal import arithmetic
 from .workers import Workers
 
-__all__ = ["Server"]
+__all__ = ["Server", "landmarks_of"]
 
 _LEFTS_A_JOB = 16
+
+
+def landmarks_of(setup: Setup, first: Sequence[int], most: int) -> tuple[int, ...]:
+    """The `most` landmarks among the clients that came first, ascending: those whose hash with the epoch is smallest."""
+    keyed = sorted(first, key=lambda client: sha256(frame("landmark", setup.digest, client.to_bytes(8, "big"))).digest())
+    return tuple(sorted(keyed[:most]))
 
 
 class Server:
@@ -53,6 +59,16 @@ class Server:
             RemoteError: "malformed" for anything but ciphertexts of this epoch (among them: random bytes, cut ones, other parameters, too
             long ones, ones that would inflate), "bad-signature" for others than the roster's clients, "enrolled-before" for a second one.
         """
+        upload = self._checked(data)
+        self._uploads[upload.client] = upload
+        return encode(upload.enrolment())
+
+    def check(self, data: bytes, client: int) -> None:
+        """Whether `receive` would take an upload, and it is this client's. Raises `RemoteError` as that does, or "wrong-sender"."""
+        if self._checked(data).client != client:
+            raise RemoteError("wrong-sender", client)
+
+    def _checked(self, data: bytes) -> Upload:
         upload = decode(data, Upload, self.setup)
         client = upload.client
         verify(self._roster, client, upload.signature, LABEL + "upload", upload.setup, client.to_bytes(8, "big"), upload.digest)
@@ -63,14 +79,17 @@ class Server:
             raise RemoteError("malformed", client)
         for ciphertext in (*upload.left, *upload.right):
             ring.load(ciphertext, 2)
-        self._uploads[client] = upload
-        return encode(upload.enrolment())
+        return upload
+
+    def withdraw(self, clients: Iterable[int]) -> None:
+        """Forget uploads, for a step that is not finished and is taken again with other ones."""
+        for client in clients:
+            self._uploads.pop(client, None)
 
     def jobs(self, new: Sequence[int]) -> list[Job]:
         """What is to be computed for `new` clients: their blocks with those before them (or with the landmarks), and with themselves."""
         if self._most_landmarks and not self.landmarks:
-            keyed = sorted(new, key=lambda client: sha256(frame("landmark", self.setup.digest, client.to_bytes(8, "big"))).digest())
-            self.landmarks = tuple(sorted(keyed[: self._most_landmarks]))
+            self.landmarks = landmarks_of(self.setup, new, self._most_landmarks)
         place = {client: number for number, client in enumerate(self._uploads)}
         lefts = self.landmarks or self.clients
         jobs = []

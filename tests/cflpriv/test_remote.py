@@ -334,7 +334,7 @@ def test_what_does_not_travel_is_refused_by_name() -> None:
 
     with pytest.raises(InputError, match="does not travel"):
         m.task_to_bytes(Train(Model("factory", (2,), 2, factory=lambda: None)))  # type: ignore[arg-type, return-value]
-    with pytest.raises(InputError, match="is not carried"):
+    with pytest.raises(InputError, match="pinned roster"):
         RemoteFederation(Loopback(population(), Protection()), protection=Protection(gram=("ckks",)))
     with pytest.raises(InputError, match="pinned roster"):
         RemoteFederation(Loopback(population(), Protection()), protection=Protection(gram=("haar",)))

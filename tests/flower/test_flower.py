@@ -28,14 +28,18 @@ from cflpriv.local import LocalFederation
 from cflpriv.protection import Protection
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.record import read_transcript
-from cflpriv.remote.server import RemoteFederation
+from cflpriv.remote.server import KeyHolderLost, RemoteFederation
 from cflpriv.signatures import principal_vectors
 from cflpriv.types import Population
 
+HOLDER_NODE = 900
 
-def deployment(folder: Path, scene: Population, protection: str = "", state: bool = False, privacy: str = "") -> FakeGrid:
-    """A node for each client, with keys and a settings file each."""
-    write_identities(folder / "keys", len(scene.clients), public_entropy(str(folder)))
+
+def deployment(
+    folder: Path, scene: Population, protection: str = "", state: bool = False, privacy: str = "", key_holder: bool = False
+) -> FakeGrid:
+    """A node for each client, with keys and a settings file each, and one for a key holder."""
+    write_identities(folder / "keys", len(scene.clients), public_entropy(str(folder)), key_holder=key_holder)
     configs = {}
     for client in range(len(scene.clients)):
         path = folder / f"client{client}.toml"
@@ -43,6 +47,12 @@ def deployment(folder: Path, scene: Population, protection: str = "", state: boo
         tables = f"[protection]\n{protection}\n[privacy]\n{privacy}\n"
         path.write_text(f'identity = "keys/client{client}.key"\nroster = "keys/roster.txt"\n{kept}{tables}')
         configs[1000 + client] = {"settings": str(path)}
+    if key_holder:
+        path = folder / "key-holder.toml"
+        kept = 'state = "state-holder"\n' if state else ""
+        names = 'role = "key-holder"\nidentity = "keys/key-holder.key"\nroster = "keys/roster.txt"\n'
+        path.write_text(f"{names}{kept}[protection]\n{protection}\n")
+        configs[HOLDER_NODE] = {"settings": str(path)}
     by_number = {client.id: client for client in scene.clients}
 
     def data(context: Context, tables: dict[str, Any]) -> Any:
@@ -435,3 +445,51 @@ def test_flowers_context_keeps_state_as_a_store_does() -> None:
     assert ContextStore(context).get("a") == b"1"
     ContextStore(context).drop("a")
     assert ContextStore(context).names() == ()
+
+
+@pytest.mark.parametrize("state", [True, False])
+def test_encrypted_similarity_with_a_key_holder_at_a_node_of_its_own(tmp_path: Path, state: bool) -> None:
+    """The holder is a node without data, named in its settings; its node gone, a round is given up and the next one goes on."""
+    pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
+    scene = population(clients_per_group=3)
+    grid = deployment(tmp_path, scene, 'gram = ["ckks"]', state=state, key_holder=True)
+    roster = read_roster(tmp_path / "keys" / "roster.txt")
+    ticks = iter(range(10**9))
+    transport = GridTransport(grid, clock=lambda: float(next(ticks)), poll_seconds=0.0)  # type: ignore[arg-type]
+    fed = RemoteFederation(transport, protection=Protection(gram=("ckks",)), roster=roster, seed=1)
+    grid.dead = {HOLDER_NODE}
+    transport.welcome(fed, 6, 3.0)
+    assert fed.clients == (0, 1, 2, 3, 4, 5)
+    assert fed.holder_missing
+    made = ALGORITHMS["pacfl"][0](training(scene))
+    with pytest.raises(KeyHolderLost):
+        made.init(fed)
+    grid.dead = set()
+    transport.welcome(fed, 6, 100.0)
+    found = made.init(fed)
+    assert found.clustering == made.init(LocalFederation(scene.clients, seed=1)).clustering
+    assert found.evidence is None
+    assert not fed.refusals
+    assert not grid.errors
+
+
+def test_serve_runs_encrypted_similarity(tmp_path: Path) -> None:
+    pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
+    from cflpriv.data import build_population
+
+    said = ["training.rounds=1", "protection.sum=none", 'protection.gram=["ckks"]', "protection.floor=0"]
+    config = load_config(Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml", said)
+    scene = build_population(config.data)
+    truth = {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
+    grid = deployment(tmp_path, scene, 'gram = ["ckks"]', state=True, key_holder=True)
+    roster = read_roster(tmp_path / "keys" / "roster.txt")
+    grid.dead = {HOLDER_NODE}
+    with pytest.raises(InputError, match=r"the key holder did not answer within 0\.1 s"):
+        serve(grid, config, tmp_path / "none", scene, clients=4, roster=roster, wait_seconds=0.1, say=str)  # type: ignore[arg-type]
+    grid.dead = set()
+    summary = serve(grid, config, tmp_path / "run", scene, clients=4, truth=truth, roster=roster, say=str)  # type: ignore[arg-type]
+    assert summary["ari"] == 1.0
+    assert summary["rounds_skipped"] == 0
+    assert not summary["refusals"]
+    kinds = {one.kind for one in read_transcript(tmp_path / "run" / "transcript", summary["messages"])}
+    assert {"ckks key", "ckks enrolment", "ckks request", "result"} <= kinds

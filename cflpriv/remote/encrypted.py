@@ -1,0 +1,316 @@
+"""The server's side of `gram` under `ckks`: it relays, multiplies what it cannot read, and asks the key holder, who is a party apart."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal
+
+import numpy as np
+
+from ..encrypted import BATCH, DISTANCES, Settings, workload
+from ..epochs import Epoch, Epochs
+from ..errors import InputError
+from ..federation import GramView, Then
+from ..handles import Held, Released
+from ..protection import Protection, Recorder
+from ..protocols import ckks
+from ..protocols.ckks import Identity, Setup
+from ..protocols.entropy import Entropy
+from ..protocols.errors import LocalError, MalformedMessage, ProtocolError, RemoteError
+from ..protocols.keys import Roster
+from ..similarity import Gram
+from ..types import Array, check_array
+from ..wire import check_small
+from . import messages as m
+from .encrypting import sketch_dim
+from .gram import check_new
+from .roll import KEY_HOLDER, ClientsLost, EpochEnded, KeyHolderLost, Roll
+from .thens import then_to_bytes
+
+__all__ = ["EncryptedGrams"]
+
+
+class EncryptedEpoch:
+    """What the server has of one clustering epoch: ciphertexts, who is in it in which order, and blocks if they are released."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.machine: ckks.Server | None = None
+        self.announcement = b""
+        self.order: list[int] = []
+        self.steps = 0
+        self.blocks: dict[tuple[int, int], Array] = {}
+
+    def upload(self, client: int, rows: Array) -> Mapping[str, Array]:
+        raise NotImplementedError  # clients elsewhere do that
+
+    def extend(self, clients: Sequence[int], uploads: Sequence[Mapping[str, Array]], p: int, record: Recorder) -> Gram:
+        raise NotImplementedError  # the key holder has the Gram
+
+    def saved(self) -> dict[str, Any]:
+        """Nothing: an epoch ends with the server's process, which has the ciphertexts."""
+        return {}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """An epoch that nothing can be added to."""
+
+
+class EncryptedGrams:
+    """Clustering epochs over messages under `ckks`.
+
+    Guarantee: the server sees ciphertexts and what the release says; see `protocols.ckks`. Clients check for themselves whose key they
+    encrypt under, and the key holder which terms it makes keys for. Reveals: the same as in one process; also when each party answers.
+
+    Raises `InputError` for settings that do not fit each other, without a key holder on the roster, and for `ckks_mode = "symmetric"`, in
+    which one colluding client opens all: there a shared transform does the same for less.
+    """
+
+    where: Literal["key-holder"] = "key-holder"
+    evidence = False
+
+    def __init__(self, roll: Roll, session: bytes, protection: Protection, roster: Roster | None, entropy: Entropy) -> None:
+        if roster is None or not roster.holder:
+            raise InputError("protection.gram: 'ckks' needs the clients' pinned roster, with the key of the key holder on it")
+        if protection.ckks_mode == "symmetric":
+            raise InputError("protection.ckks_mode: 'symmetric' is not carried to clients elsewhere; use 'public-key', or gram = ['haar']")
+        self._roll, self._session, self._protection, self._roster, self._entropy = roll, session, protection, roster, entropy
+        self._settings = Settings.of(protection, sketch_dim(protection))
+        try:
+            ckks.arithmetic(self._settings.parameters())
+        except LocalError as error:
+            raise InputError(f"protection.gram: 'ckks': {error}") from None
+        self._identity = Identity.create(0, entropy)
+        self.epochs = Epochs(self)
+
+    def open(self, epoch: int) -> EncryptedEpoch:
+        return EncryptedEpoch(epoch)
+
+    def close(self, held: Held) -> None:
+        """Close an epoch; the key holder is told to drop its keys, and drops them at the next epoch if it does not hear that."""
+        self.epochs.close(held)
+        if self._roll.holder:
+            with suppress(KeyHolderLost):
+                self._roll.ask_holder(m.Drop(self._session, self._live()), "ckks close")
+
+    def _live(self) -> tuple[int, ...]:
+        return tuple(sorted({epoch.number for entries in self.epochs.entered.values() for _, epoch in entries}))
+
+    def gram(
+        self, held: Held, number: int, clients: Sequence[int], then: Then, against: Held | None, record: Recorder, shape: tuple[int, ...]
+    ) -> Released:  # fmt: skip
+        """Have `clients` encrypt their vectors of `held`, of public `shape`, and the key holder run `then`.
+
+        Raises `ClientsLost` without all clients, `KeyHolderLost` without the key holder: the step can then be taken again; `EpochEnded` for
+        an epoch of an earlier process.
+        """
+        said = b"" if self._settings.release == "gram" else then_to_bytes(then)
+        epoch = self._epoch(held, clients, against, shape)
+        session = self._begun(epoch)
+        uploads = self._uploads(held, number, clients, session)
+        try:
+            released = self._step(held, clients, uploads, session, said, record)
+        except ProtocolError:
+            self._machine(session).withdraw(clients)
+            raise
+        session.order += clients
+        session.steps += 1
+        epoch.clients += clients
+        if clients:
+            self.epochs.enter(held, epoch)
+        return self._answer(released, clients, then, epoch, record)
+
+    # --- epochs
+
+    def _epoch(self, held: Held, clients: Sequence[int], against: Held | None, shape: tuple[int, ...]) -> Epoch:
+        """The epoch to extend, or a new one: a step that is taken again from the start uses up another number, and other keys."""
+        epoch = None if against is None else self.epochs.of(against)
+        check_new(clients, epoch)
+        if clients and len(shape) not in (1, 2):
+            raise InputError(f"gram: {held.part} has shape {shape or 'that differs from client to client'}; pad to one public shape")
+        rows = (1, *shape)[-2:]
+        if epoch is None:
+            return self.epochs.open((rows[0], rows[1]))
+        if clients and rows != epoch.shape:
+            raise InputError(f"gram: {held.part} has different shapes {sorted({rows, epoch.shape})}; pad to one public shape")
+        return epoch
+
+    def _begun(self, epoch: Epoch) -> EncryptedEpoch:
+        """The epoch's keys and the server's machine, made when it is new."""
+        session = epoch.session
+        assert isinstance(session, EncryptedEpoch)
+        if session.machine is not None:
+            return session
+        if epoch.clients:
+            raise EpochEnded(epoch.number)
+        p, dimension = epoch.shape
+        try:
+            setup = self._settings.setup(self._session, epoch.number, self._roster, p, dimension)
+        except LocalError as error:
+            remedy = '; use gram = ["sketch", "ckks"]' if error.code == "too-long" else ""
+            raise InputError(f"protection.gram: 'ckks' with {p} vectors of {dimension} numbers a client: {error}{remedy}") from None
+        ask = m.Keys(self._session, epoch.number, p, dimension, setup.digest, self._identity.public(), self._live())
+        answer = self._roll.ask_holder(ask, "ckks keys")
+        try:
+            if not isinstance(answer, m.Stepped):
+                raise MalformedMessage
+            session.machine = ckks.Server(
+                setup, answer.said, self._roster.holder, self._roster, self._identity, landmarks=self._settings.landmarks,
+                entropy=self._entropy,
+            )  # fmt: skip
+        except RemoteError as error:
+            raise self._refused("ckks keys", error.code) from None
+        session.announcement = answer.said
+        return session
+
+    def _refused(self, stage: str, word: str) -> KeyHolderLost:
+        self._roll.refusals.append((KEY_HOLDER, stage, word))
+        return KeyHolderLost(stage, word)
+
+    @staticmethod
+    def _machine(session: EncryptedEpoch) -> ckks.Server:
+        assert session.machine is not None
+        return session.machine
+
+    # --- one step
+
+    def _uploads(self, held: Held, number: int, clients: Sequence[int], session: EncryptedEpoch) -> dict[int, bytes]:
+        """The upload of each client, and the enrolment that the server's machine made of it. Raises `ClientsLost` without all."""
+        if not clients:
+            return {}
+        machine = self._machine(session)
+        epoch = m.Epoch(session.number, machine.setup.digest, session.announcement)
+        give = m.Give(self._session, "gram", number, (held.part,), "", False, None, epoch)
+        uploads: dict[int, bytes] = {}
+        for client, answer in sorted(self._roll.ask(dict.fromkeys(clients, give), "gram").items()):
+            try:
+                uploads[client] = _bytes_of(answer)
+                machine.check(uploads[client], client)
+            except RemoteError as error:
+                uploads.pop(client, None)
+                self._roll.refusals.append((client, "gram", error.code))
+        lost = sorted(set(clients) - set(uploads))
+        for client in lost:  # also who refused: it would again
+            self._roll.lose(client)
+        if lost:
+            raise ClientsLost(lost)
+        return {client: uploads[client] for client in clients}
+
+    def _step(
+        self, held: Held, clients: Sequence[int], uploads: Mapping[int, bytes], session: EncryptedEpoch, said: bytes, record: Recorder
+    ) -> m.Released:
+        machine = self._machine(session)
+        context = {"epoch": session.number}
+        enrolments = [machine.receive(upload) for upload in uploads.values()]
+        if clients:
+            record(held.part, "clients", "server", clients, _payloads(uploads.values()), readers=("server",), context=context)
+            key = _payloads([session.announcement])[0]
+            record("ckks key", "key-holder", "clients", clients, key, readers=("key-holder", "server", "clients"), context=context)
+            record(
+                "ckks enrolment", "server", "key-holder", clients, _payloads(enrolments), readers=("server", "key-holder"), context=context
+            )
+            place, first = session.steps, True
+            for batch in self._batches(machine, clients):
+                told = tuple(enrolments) if first else ()
+                ask = m.Decrypt(self._session, session.number, place, first, told, tuple(batch))
+                if not isinstance(self._roll.ask_holder(ask, "ckks decrypt"), m.Done):
+                    raise self._refused("ckks decrypt", "malformed")
+                first = False
+                parties = [clients[0]] * len(batch)  # which pair it is stands inside; the header need not repeat it
+                record("ckks request", "server", "key-holder", parties, _payloads(batch), readers=("server", "key-holder"), context=context)
+        finish = m.Finish(self._session, session.number, session.steps, tuple(clients), said)
+        answer = self._roll.ask_holder(finish, "ckks finish")
+        if not isinstance(answer, m.Released):
+            raise self._refused("ckks finish", "malformed")
+        return answer
+
+    def _batches(self, machine: ckks.Server, new: Sequence[int]) -> Iterator[list[bytes]]:
+        """The requests for new clients, some at a time, computed on as many processes as pays."""
+        jobs = machine.jobs(new)
+        count, _ = workload(machine.setup, machine.public_key, jobs, self._settings.workers)
+        workers = ckks.Workers(count) if count > 1 else None
+        batch: list[bytes] = []
+        try:
+            for request in machine.requests(jobs, workers):
+                batch.append(request)
+                if len(batch) == BATCH:
+                    yield batch
+                    batch = []
+            if batch:
+                yield batch
+        finally:
+            if workers is not None:
+                workers.close()
+
+    # --- what comes back
+
+    def _answer(self, said: m.Released, clients: Sequence[int], then: Then, epoch: Epoch, record: Recorder) -> Released:
+        session = epoch.session
+        assert isinstance(session, EncryptedEpoch)
+        setup, n = self._machine(session).setup, len(epoch.clients)
+        context: dict[str, Any] = {"epoch": epoch.number}
+        readers = ("server", "key-holder")
+        try:
+            if setup.release == "gram":
+                return self._shown(said, clients, then, epoch, record)
+            result = {one.name: m.from_tensor(one.value) for one in said.result}
+            evidence = {one.name: m.from_tensor(one.value) for one in said.evidence}
+            check_small(result, n)
+            if evidence:
+                _check_evidence(evidence, n, setup.release)
+        except (MalformedMessage, TypeError, InputError, LocalError):
+            raise self._refused("ckks finish", "malformed") from None
+        record("result", "key-holder", "server", (), result, readers=readers, context=context)
+        if evidence:
+            record("evidence", "key-holder", "server", (), evidence, readers=readers, context=context)
+        plain = {name: value if value.ndim else value.item() for name, value in result.items()}
+        return Released(plain, {name: _plain(value) for name, value in evidence.items()} if evidence else None)
+
+    def _shown(self, said: m.Released, clients: Sequence[int], then: Then, epoch: Epoch, record: Recorder) -> Released:
+        """Under release "gram": noised, rounded blocks, on which the server runs `then` itself."""
+        session = epoch.session
+        assert isinstance(session, EncryptedEpoch)
+        machine = self._machine(session)
+        setup = machine.setup
+        blocks = {(left, right): m.from_tensor(value) for left, right, value in said.blocks}
+        if any(check_array("block", block).shape != (setup.p, setup.p) for block in blocks.values()):
+            raise MalformedMessage
+        session.blocks |= blocks
+        std = _std(setup)
+        if blocks:
+            payload = [{"pair": np.array(pair), "block": block} for pair, block in blocks.items()]
+            context = {"epoch": epoch.number, "std": std}
+            record("gram", "key-holder", "server", [left for left, _ in blocks], payload, readers=("key-holder", "server"), context=context)
+        error = max(ckks.error_std(setup.parameters, setup.packing), std)
+        matrix = ckks.gram_matrix(session.order, session.blocks, machine.landmarks, error)
+        gram = Gram.of_matrix(session.order, matrix, setup.p, error)
+        result, evidence = then(GramView(gram, tuple(clients), epoch.memory))
+        check_small(result, gram.n)
+        return Released(result, evidence)
+
+
+def _std(setup: Setup) -> float:
+    return ckks.release_std(setup.parameters, setup.packing, setup.scalars)
+
+
+def _check_evidence(evidence: Mapping[str, Array], n: int, release: str) -> None:
+    """Whether these are distances and whose they are. Raises `MalformedMessage`, `InputError`."""
+    if release != "distances" or set(evidence) != set(DISTANCES):
+        raise MalformedMessage
+    clients = evidence["clients"]
+    if check_array("distance", evidence["distance"]).shape != (n, n) or clients.shape != (n,) or clients.dtype.kind not in "iu":
+        raise MalformedMessage
+
+
+def _plain(value: Array) -> Any:
+    """Clients are a tuple, a matrix is an array."""
+    return tuple(value.tolist()) if value.ndim == 1 else value
+
+
+def _bytes_of(answer: m.Answer) -> bytes:
+    """An upload's bytes. Raises `MalformedMessage`."""
+    if not isinstance(answer, m.Given) or [one.name for one in answer.values] != ["bytes"] or answer.values[0].value.dtype != "|u1":
+        raise MalformedMessage
+    return m.from_tensor(answer.values[0].value).tobytes()
+
+
+def _payloads(said: Any) -> list[dict[str, Array]]:
+    return [{"bytes": np.frombuffer(one, dtype=np.uint8)} for one in said]

@@ -1,0 +1,206 @@
+"""The key holder of encrypted similarity, a party apart: bytes in, bytes out, no data, state in a store of its own.
+
+A step of an epoch is one `gram` of the federation: enrolments and requests come in batches and are kept beside the epoch as it was before;
+`Finish` makes them part of it and releases, once. A step that is broken off is started anew, and nothing of it was released.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..encrypted import DISTANCES
+from ..federation import GramView, Then
+from ..protocols import ckks, codec
+from ..protocols.ckks import KeyHolder
+from ..protocols.entropy import Entropy, system_entropy
+from ..protocols.errors import MalformedMessage, RemoteError
+from ..protocols.keys import Roster, public_key, sign
+from ..similarity import Gram
+from ..wire import check_small
+from . import messages as m
+from .client import ENROL_HOLDER, answered, new_session
+from .encrypting import setup_of
+from .settings import Settings
+from .store import Store
+from .thens import then_from_bytes
+
+__all__ = ["RemoteHolder"]
+
+
+class _Step(m.Message, frozen=True):
+    """What one step added: its new clients in order, and what was run (empty under release "gram")."""
+
+    clients: tuple[int, ...]
+    then: bytes
+
+
+class _Kept(m.Message, frozen=True):
+    """An epoch between two messages: the shape of clients' rows, who may ask, the machine, and the steps so far."""
+
+    p: int
+    dimension: int
+    server: bytes
+    machine: bytes
+    steps: tuple[_Step, ...]
+
+
+class RemoteHolder:
+    """Makes an epoch's keys, decrypts inner products, runs public code of a fixed list on them, and says what its own settings release.
+
+    Guarantee: that of `protocols.ckks.KeyHolder`. What is released, in which ring and how noised, is what this party's own protection says,
+    not the server; an epoch answers the server's key that opened it, at most as many steps as the roster has clients, each once. Reveals:
+    each step's labels. A server that lies about what it multiplied, or asks for other functions than the algorithm's (a threshold of its
+    choice, say), gets labels of that: CKKS is for servers that follow the protocol.
+    """
+
+    def __init__(self, settings: Settings, store: Store, entropy: Entropy = system_entropy) -> None:
+        self._settings, self._store, self._entropy = settings, store, entropy
+
+    def receive(self, data: bytes) -> bytes:
+        """The answer to a request; any bytes are answered."""
+        return answered("key holder", self._answer, data)
+
+    def _answer(self, ask: m.Ask) -> m.Answer:
+        if isinstance(ask, m.Enrol):
+            return self._enrol(ask)
+        if self._store.get("session") != ask.session:
+            raise RemoteError("wrong-session")
+        match ask:
+            case m.Keys():
+                return self._keys(ask)
+            case m.Decrypt():
+                return self._decrypt(ask)
+            case m.Finish():
+                return self._finish(ask)
+            case m.Drop():
+                return self._drop(ask.live)
+            case _:  # it has no data
+                raise RemoteError("forbidden")
+
+    def _roster(self) -> Roster:
+        roster = self._settings.roster
+        if roster is None or roster.holder != self._settings.identity.public():
+            raise RemoteError("not-on-roster")
+        return roster
+
+    def _enrol(self, ask: m.Enrol) -> m.Enrolled:
+        if ask.version != m.VERSION:
+            raise RemoteError("version")
+        self._roster()
+        new_session(self._store, ask.session)
+        identity = self._settings.identity
+        key = public_key(identity.encryption_seed)
+        return m.Enrolled(m.VERSION, 0, identity.public(), key, sign(identity, ENROL_HOLDER, ask.session, key), "key-holder")
+
+    # --- epochs
+
+    def _keys(self, ask: m.Keys) -> m.Stepped:
+        if "ckks" not in self._settings.protection.gram:
+            raise RemoteError("forbidden")
+        self._drop(ask.live)
+        if self._store.get(f"epoch/{ask.epoch}") is not None:
+            raise RemoteError("replay")
+        setup = self._setup(ask.session, ask.epoch, ask.p, ask.dimension)
+        if setup.digest != ask.setup or setup.mode != "public-key":
+            raise RemoteError("forbidden")
+        machine = KeyHolder(setup, self._settings.identity, ask.server, self._roster(), entropy=self._entropy)
+        kept = _Kept(ask.p, ask.dimension, ask.server, machine.to_bytes(), ())
+        self._store.put(f"epoch/{ask.epoch}", m.encode(kept))
+        return m.Stepped(machine.announcement)
+
+    def _drop(self, live: Sequence[int]) -> m.Done:
+        kept = {str(epoch) for epoch in live}
+        for name in self._store.names():
+            kind, _, epoch = name.partition("/")
+            if kind in ("epoch", "pending") and epoch not in kept:
+                self._store.drop(name)
+        return m.Done()
+
+    def _setup(self, session: bytes, epoch: int, p: int, dimension: int) -> ckks.Setup:
+        setup: ckks.Setup = setup_of(self._settings.protection, session, epoch, self._roster(), p, dimension)
+        return setup
+
+    def _kept(self, name: str) -> _Kept:
+        data = self._store.get(name)
+        if data is None:
+            raise RemoteError("not-held")
+        return codec.decode(data, _Kept, m.LIMIT_BYTES)
+
+    def _machine(self, ask: m.Decrypt | m.Finish, kept: _Kept) -> KeyHolder:
+        setup = self._setup(ask.session, ask.epoch, kept.p, kept.dimension)
+        return KeyHolder.from_bytes(
+            kept.machine, setup, self._settings.identity, kept.server, self._roster(), entropy=self._entropy
+        )  # fmt: skip
+
+    # --- steps
+
+    def _decrypt(self, ask: m.Decrypt) -> m.Done:
+        kept = self._kept(f"epoch/{ask.epoch}" if ask.first else f"pending/{ask.epoch}")
+        if ask.step != len(kept.steps):
+            raise RemoteError("replay")
+        machine = self._machine(ask, kept)
+        for enrolment in ask.enrolments:
+            machine.enrol(enrolment)
+        for request in ask.requests:
+            machine.answer(request)
+        self._store.put(f"pending/{ask.epoch}", m.encode(_Kept(kept.p, kept.dimension, kept.server, machine.to_bytes(), kept.steps)))
+        return m.Done()
+
+    def _finish(self, ask: m.Finish) -> m.Released:
+        kept = self._kept(f"pending/{ask.epoch}" if ask.clients else f"epoch/{ask.epoch}")
+        if ask.step != len(kept.steps):
+            raise RemoteError("replay")
+        machine = self._machine(ask, kept)
+        before = {client for step in kept.steps for client in step.clients}
+        fresh = set(ask.clients)
+        if len(fresh) != len(ask.clients) or fresh & before or fresh | before != machine.enrolled or not machine.enrolled:
+            raise RemoteError("not-enrolled")
+        if len(kept.steps) >= machine.setup.most_clients:
+            raise RemoteError("over-cap")
+        steps = (*kept.steps, _Step(ask.clients, ask.then))
+        released = self._released(machine, steps)
+        self._store.put(f"epoch/{ask.epoch}", m.encode(_Kept(kept.p, kept.dimension, kept.server, machine.to_bytes(), steps)))
+        self._store.drop(f"pending/{ask.epoch}")
+        return released
+
+    def _released(self, machine: KeyHolder, steps: Sequence[_Step]) -> m.Released:
+        if machine.setup.release == "gram":
+            fresh = set(steps[-1].clients)
+            shown = [(pair, block) for pair, block in machine.blocks.items() if fresh & set(pair)]
+            return m.Released((), (), tuple((left, right, m.to_tensor(block)) for (left, right), block in shown))
+        result, evidence = self._replayed(machine, steps)
+        if machine.setup.release == "labels" or not all(name in evidence for name in DISTANCES):
+            return m.Released(_named(result), (), ())
+        return m.Released(_named(result), _named({name: evidence[name] for name in DISTANCES}), ())
+
+    def _replayed(self, machine: KeyHolder, steps: Sequence[_Step]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """The last step's result and evidence. What functions keep for each other comes of running them all again: they are pure."""
+        setup, most = machine.setup, self._settings.protection.landmarks
+        landmarks = ckks.landmarks_of(setup, steps[0].clients, most) if most else ()
+        error = max(ckks.error_std(setup.parameters, setup.packing), machine.std)
+        order: list[int] = []
+        memory: dict[str, Any] = {}
+        result: Mapping[str, Any] = {}
+        evidence: Mapping[str, Any] = {}
+        for step in steps:
+            order += step.clients
+            matrix = ckks.gram_matrix(order, machine.blocks, landmarks, error)
+            gram = Gram.of_matrix(order, matrix, setup.p, error)
+            result, evidence = _then(step.then)(GramView(gram, step.clients, memory))
+        try:
+            check_small(result, len(order))
+        except TypeError:
+            raise RemoteError("forbidden") from None
+        return result, evidence
+
+
+def _then(data: bytes) -> Then:
+    try:
+        return then_from_bytes(data)
+    except MalformedMessage:
+        raise RemoteError("unknown-task") from None
+
+
+def _named(values: Mapping[str, Any]) -> tuple[m.Named, ...]:
+    return tuple(m.Named(name, m.to_tensor(np.asarray(value))) for name, value in values.items())
