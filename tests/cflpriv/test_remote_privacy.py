@@ -91,7 +91,8 @@ def models(made: Any, state: Any) -> list[Any]:
 
 
 def own_ledgers(transport: Loopback) -> dict[int, float]:
-    return {client: Spending(transport.privacy, client, store).spent() for client, store in transport.stores.items()}
+    """By client: what its own ledger says it has spent. The key holder has no data and no ledger."""
+    return {client: Spending(transport.privacy, client, transport.stores[client]).spent() for client in transport.data}
 
 
 def words(fed: RemoteFederation) -> set[str]:
