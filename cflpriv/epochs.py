@@ -2,44 +2,53 @@
 
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from .errors import InputError
 from .handles import Held, HeldKey
-from .protection import GramChannel, GramSession
 
 __all__ = ["Epoch", "Epochs"]
 
+Session = TypeVar("Session")
+"""What a way of comparing has of one epoch: a `GramSession`, or ciphertexts whose Gram a key holder elsewhere has."""
+Opened = TypeVar("Opened", covariant=True)
+
+
+class Opens(Protocol[Opened]):
+    """A way of comparing, as far as epochs are concerned."""
+
+    def open(self, epoch: int) -> Opened: ...
+
 
 @dataclass
-class Epoch:
+class Epoch(Generic[Session]):
     """A clustering epoch at the party that may see its Gram. `shape` (p, d) is that of one client's rows."""
 
     number: int
-    session: GramSession
+    session: Session
     clients: list[int]
     shape: tuple[int, int]
     memory: dict[str, Any]
 
 
-class Epochs:
+class Epochs(Generic[Session]):
     """The open epochs of a federation, found by the handles whose values are in them; `count` were ever opened."""
 
-    def __init__(self, channel: GramChannel) -> None:
+    def __init__(self, channel: Opens[Session]) -> None:
         self.count = 0
-        self.entered: weakref.WeakKeyDictionary[HeldKey, list[tuple[str, Epoch]]] = weakref.WeakKeyDictionary()
+        self.entered: weakref.WeakKeyDictionary[HeldKey, list[tuple[str, Epoch[Session]]]] = weakref.WeakKeyDictionary()
         self.channel = channel
 
-    def open(self, shape: tuple[int, int]) -> Epoch:
+    def open(self, shape: tuple[int, int]) -> Epoch[Session]:
         epoch = Epoch(self.count, self.channel.open(self.count), [], shape, {})
         self.count += 1
         return epoch
 
-    def enter(self, held: Held, epoch: Epoch) -> None:
+    def enter(self, held: Held, epoch: Epoch[Session]) -> None:
         """The one part of `held` is in `epoch` now."""
         self.entered.setdefault(held.key, []).append((held.part, epoch))
 
-    def of(self, held: Held) -> Epoch:
+    def of(self, held: Held) -> Epoch[Session]:
         """The one open epoch that these values are in."""
         found = [epoch for part, epoch in self.entered.get(held.key, ()) if part == held.part]
         if not found:

@@ -135,7 +135,7 @@ class _Out:
             for part, value in parts.items()
         ]
 
-    def _epoch(self, epoch: Epoch) -> dict[str, Any]:
+    def _epoch(self, epoch: Epoch[Any]) -> dict[str, Any]:
         path = f"epochs/{epoch.number}"
         saved: Any = getattr(epoch.session, "saved", lambda: None)()
         return {
@@ -333,7 +333,7 @@ def restore(checkpoint: Checkpoint, federation: LocalFederation, resumed: int = 
     return state
 
 
-def _epoch(tree: Mapping[str, Any], into: _In, federation: LocalFederation) -> Epoch:
+def _epoch(tree: Mapping[str, Any], into: _In, federation: LocalFederation) -> Epoch[Any]:
     others, number = into.checkpoint.others, tree["number"]
     session: GramSession = _Lost(number)
     if tree["session"] is not None:

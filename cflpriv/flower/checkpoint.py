@@ -26,7 +26,7 @@ def save_server(folder: Path, number: int, state: Any, federation: RemoteFederat
     out = writer()
     tree: dict[str, Any] = {"format": FORMAT, "state": out.walk(state, "state", out.server), "progress": dict(progress)}
     tree["federation"] = out.walk(federation.saved(), "federation", out.server)
-    epochs: list[Epoch] = []
+    epochs: list[Epoch[Any]] = []
     tree["receipts"] = None if federation.accounts is None else federation.accounts.saved(out.keys)
     tree["keys"] = {}
     for key, place in out.keys.items():
@@ -40,7 +40,7 @@ def save_server(folder: Path, number: int, state: Any, federation: RemoteFederat
         {
             "number": epoch.number, "clients": list(epoch.clients), "shape": list(epoch.shape),
             "memory": out.walk(epoch.memory, f"epochs/{i}/memory", out.server),
-            "session": out.walk(epoch.session.saved(), f"epochs/{i}/session", out.server),  # type: ignore[attr-defined]
+            "session": out.walk(epoch.session.saved(), f"epochs/{i}/session", out.server),
         }
         for i, epoch in enumerate(epochs)
     ]  # fmt: skip
@@ -67,7 +67,7 @@ def load_server(folder: Path, federation: RemoteFederation) -> tuple[Any, Mappin
         epochs = []
         for one in tree["epochs"]:
             session = federation.epochs.channel.open(one["number"])
-            session.restore(into.walk(one["session"], arrays))  # type: ignore[attr-defined]
+            session.restore(into.walk(one["session"], arrays))
             epochs.append(Epoch(one["number"], session, list(one["clients"]), tuple(one["shape"]), into.walk(one["memory"], arrays)))
         for place, one in tree["keys"].items():
             key = into.keys[place] = HeldKey(one["name"])

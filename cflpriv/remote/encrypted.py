@@ -40,12 +40,6 @@ class EncryptedEpoch:
         self.steps = 0
         self.blocks: dict[tuple[int, int], Array] = {}
 
-    def upload(self, client: int, rows: Array) -> Mapping[str, Array]:
-        raise NotImplementedError  # clients elsewhere do that
-
-    def extend(self, clients: Sequence[int], uploads: Sequence[Mapping[str, Array]], p: int, record: Recorder) -> Gram:
-        raise NotImplementedError  # the key holder has the Gram
-
     def saved(self) -> dict[str, Any]:
         """Nothing: an epoch ends with the server's process, which has the ciphertexts."""
         return {}
@@ -120,7 +114,7 @@ class EncryptedGrams:
 
     # --- epochs
 
-    def _epoch(self, held: Held, clients: Sequence[int], against: Held | None, shape: tuple[int, ...]) -> Epoch:
+    def _epoch(self, held: Held, clients: Sequence[int], against: Held | None, shape: tuple[int, ...]) -> Epoch[EncryptedEpoch]:
         """The epoch to extend, or a new one: a step that is taken again from the start uses up another number, and other keys."""
         epoch = None if against is None else self.epochs.of(against)
         check_new(clients, epoch)
@@ -133,10 +127,9 @@ class EncryptedGrams:
             raise InputError(f"gram: {held.part} has different shapes {sorted({rows, epoch.shape})}; pad to one public shape")
         return epoch
 
-    def _begun(self, epoch: Epoch) -> EncryptedEpoch:
+    def _begun(self, epoch: Epoch[EncryptedEpoch]) -> EncryptedEpoch:
         """The epoch's keys and the server's machine, made when it is new."""
         session = epoch.session
-        assert isinstance(session, EncryptedEpoch)
         if session.machine is not None:
             return session
         if epoch.clients:
@@ -242,9 +235,8 @@ class EncryptedGrams:
 
     # --- what comes back
 
-    def _answer(self, said: m.Released, clients: Sequence[int], then: Then, epoch: Epoch, record: Recorder) -> Released:
+    def _answer(self, said: m.Released, clients: Sequence[int], then: Then, epoch: Epoch[EncryptedEpoch], record: Recorder) -> Released:
         session = epoch.session
-        assert isinstance(session, EncryptedEpoch)
         setup, n = self._machine(session).setup, len(epoch.clients)
         context: dict[str, Any] = {"epoch": epoch.number}
         readers = ("server", "key-holder")
@@ -264,10 +256,9 @@ class EncryptedGrams:
         plain = {name: value if value.ndim else value.item() for name, value in result.items()}
         return Released(plain, {name: _plain(value) for name, value in evidence.items()} if evidence else None)
 
-    def _shown(self, said: m.Released, clients: Sequence[int], then: Then, epoch: Epoch, record: Recorder) -> Released:
+    def _shown(self, said: m.Released, clients: Sequence[int], then: Then, epoch: Epoch[EncryptedEpoch], record: Recorder) -> Released:
         """Under release "gram": noised, rounded blocks, on which the server runs `then` itself."""
         session = epoch.session
-        assert isinstance(session, EncryptedEpoch)
         machine = self._machine(session)
         setup = machine.setup
         blocks = {(left, right): m.from_tensor(value) for left, right, value in said.blocks}

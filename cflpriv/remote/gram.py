@@ -1,6 +1,7 @@
 """The server's side of `gram`: vectors, in the clear or as clients hide them, and the clustering epochs that they are in."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from .roll import ClientsLost, Roll
 __all__ = ["Grams", "check_new"]
 
 
-def check_new(clients: Sequence[int], epoch: Epoch | None) -> None:
+def check_new(clients: Sequence[int], epoch: Epoch[Any] | None) -> None:
     """`InputError` for clients that are in the epoch already."""
     again = sorted(set(clients) & set(epoch.clients)) if epoch is not None else []
     if again:
@@ -70,7 +71,7 @@ class Grams:
         """Close an epoch."""
         self.epochs.close(held)
 
-    def _uploads(self, held: Held, number: int, clients: Sequence[int], epoch: Epoch | None) -> dict[int, Array]:
+    def _uploads(self, held: Held, number: int, clients: Sequence[int], epoch: Epoch[Any] | None) -> dict[int, Array]:
         """The vectors of those who gave any."""
         if not clients:
             return {}

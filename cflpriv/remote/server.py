@@ -144,7 +144,7 @@ class RemoteFederation:
         return self._round
 
     @property
-    def epochs(self) -> Epochs:
+    def epochs(self) -> Epochs[Any]:
         """The open clustering epochs."""
         return self._grams.epochs
 

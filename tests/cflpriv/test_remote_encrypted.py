@@ -255,7 +255,7 @@ def test_a_restarted_server_has_no_ciphertexts_and_says_so() -> None:
     epoch, key = fed.epochs.of(state.signatures), state.signatures.key
     again.know(key, fed.known(key))
     session: Any = again.epochs.channel.open(epoch.number)
-    session.restore(epoch.session.saved())  # type: ignore[attr-defined]
+    session.restore(epoch.session.saved())
     again.epochs.enter(state.signatures, Epoch(epoch.number, session, list(epoch.clients), epoch.shape, {}))
     transport.dead = set()
     assert again.begin_round(0) == (0, 1, 2, 3, 4, 5)
