@@ -25,7 +25,7 @@ from .protocols.events import ChoiceEvent, Event, Relation, SampledGaussianEvent
 from .protocols.mechanisms import noisy_argmin, snap
 from .types import Array, ClientData
 
-__all__ = ["Evaluate", "EvaluateOwn", "Gradient", "Losses", "Start", "Train", "listening"]
+__all__ = ["Evaluate", "EvaluateOwn", "EvaluateUsed", "Gradient", "Losses", "Start", "Train", "listening"]
 
 
 @dataclass(frozen=True)
@@ -417,11 +417,10 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
-class EvaluateOwn:
-    """`Evaluate` of the model that the client keeps under `name`, or of the given "model" while it keeps none. Parts: as there."""
+class EvaluateUsed:
+    """`Evaluate` of the model that a client uses: the given "model", or what an heir makes of it and of its memory. Parts: as there."""
 
     model: Model
-    name: str
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -431,16 +430,26 @@ class EvaluateOwn:
     def keeps(self) -> tuple[str, ...]:
         return ()
 
+    def used(self, given: TaskInput) -> Array:
+        """The model (d,) that the client uses."""
+        return given.array("model")
+
+    def run(self, given: TaskInput) -> Result:
+        return Evaluate(self.model).run(replace(given, params={"model": self.used(given)}))
+
+
+@dataclass(frozen=True)
+class EvaluateOwn(EvaluateUsed):
+    """`Evaluate` of the model that the client keeps under `name`, or of the given "model" while it keeps none. Parts: as there."""
+
+    name: str
+
     @property
     def reads(self) -> tuple[str, ...]:
         return (self.name,)
 
     def used(self, given: TaskInput) -> Array:
-        """The model (d,) that the client uses."""
-        return given.memory[self.name] if self.name in given.memory else given.array("model")
-
-    def run(self, given: TaskInput) -> Result:
-        return Evaluate(self.model).run(replace(given, params={"model": self.used(given)}))
+        return given.memory[self.name] if self.name in given.memory else super().used(given)
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,8 @@ from ..engine import Result, TaskInput
 from ..errors import InputError
 from ..federation import Federation
 from ..handles import Held, Shared
-from ..models import Model
 from ..record import RoundRecord
-from ..training import Evaluate, Losses, Train
+from ..training import EvaluateUsed, Losses, Train
 from ..types import Array, Clustering
 from .around import AroundTraining
 from .fedavg import Weights
@@ -102,32 +101,18 @@ class Remember:
 
 
 @dataclass(frozen=True)
-class EvaluateAssigned:
+class EvaluateAssigned(EvaluateUsed):
     """`Evaluate` of the client's centre in the given list "model", or of that with the lowest training loss. Parts: those of `Evaluate`."""
-
-    model: Model
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return Evaluate(self.model).parts
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
 
     @property
     def reads(self) -> tuple[str, ...]:
         return (MEMORY,)
 
     def used(self, given: TaskInput) -> Array:
-        """The model (d,) that the client uses."""
         centres = _centres(given)
         if MEMORY in given.memory:
             return centres[int(given.memory[MEMORY])]
         return centres[int(Losses(self.model).run(given)["choice"])]
-
-    def run(self, given: TaskInput) -> Result:
-        return Evaluate(self.model).run(replace(given, params={"model": self.used(given)}))
 
 
 def _centres(given: TaskInput) -> list[Array]:

@@ -25,7 +25,7 @@ from ..federation import Federation
 from ..handles import Shared
 from ..models import Model
 from ..record import RoundRecord
-from ..training import Evaluate, Train
+from ..training import EvaluateUsed, Train
 from ..types import Array
 from .around import AroundTraining
 from .fedavg import State, Weights
@@ -84,31 +84,18 @@ class TrainParted(AroundTraining):
 
 
 @dataclass(frozen=True)
-class EvaluateParted:
+class EvaluateParted(EvaluateUsed):
     """`Evaluate` of the client's own layers with the given "model", the global part. Parts: those of `Evaluate`."""
 
-    model: Model
     cut: int
     seed: int
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return Evaluate(self.model).parts
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
 
     @property
     def reads(self) -> tuple[str, ...]:
         return (MEMORY,)
 
     def used(self, given: TaskInput) -> Array:
-        """The model (d,) that the client uses."""
         return _whole(self.model, self.cut, self.seed, given)
-
-    def run(self, given: TaskInput) -> Result:
-        return Evaluate(self.model).run(replace(given, params={"model": self.used(given)}))
 
 
 def lg_fedavg(train: Train, *, global_layers: int = 0, weights: Weights = "examples", seed: int = 0) -> Algorithm:
