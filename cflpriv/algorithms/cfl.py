@@ -36,11 +36,12 @@ import numpy as np
 from ..algorithm import Algorithm, Served
 from ..engine import Result, TaskInput
 from ..errors import InputError, TooFewClients
+from ..evaluation import Evaluate, Losses
 from ..federation import Federation
 from ..handles import Held, Shared
 from ..models import Model
 from ..record import RoundRecord
-from ..training import Evaluate, Losses, Train
+from ..training import Train
 from ..types import Array, Clustering
 from .attempts import try_compute
 from .fedavg import Weights

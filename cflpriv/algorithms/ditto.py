@@ -20,10 +20,11 @@ import numpy as np
 from ..algorithm import Algorithm, Served
 from ..engine import Device, Result, TaskInput
 from ..errors import InputError
+from ..evaluation import EvaluateOwn
 from ..federation import Federation
 from ..handles import Shared
 from ..record import RoundRecord
-from ..training import EvaluateOwn, Train
+from ..training import Train
 from .fedavg import State, Weights
 
 __all__ = ["TrainBoth", "ditto"]

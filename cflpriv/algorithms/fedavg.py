@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..algorithm import Algorithm, Served
+from ..evaluation import Evaluate
 from ..federation import Federation
 from ..handles import Shared
 from ..record import RoundRecord
-from ..training import Evaluate, Train
+from ..training import Train
 from ..types import Clustering
 
 __all__ = ["Weights", "average_within", "fedavg"]

@@ -26,11 +26,12 @@ from torch.nn import functional
 from ..algorithm import Algorithm, Served
 from ..engine import Result, TaskInput
 from ..errors import InputError
+from ..evaluation import Evaluate
 from ..federation import Federation
 from ..handles import Held, Own, Shared
 from ..models import Model
 from ..record import RoundRecord
-from ..training import Evaluate, Start, Train
+from ..training import Start, Train
 from ..types import Array
 from .influence import HasValidation, OnPart, split
 

@@ -25,11 +25,12 @@ import torch
 from ..algorithm import Algorithm, Served
 from ..engine import Result, TaskInput
 from ..errors import InputError, TooFewClients
+from ..evaluation import EvaluateOwn
 from ..federation import Federation
 from ..handles import GroupMean, Held, Labels, Shared
 from ..models import Model
 from ..record import RoundRecord
-from ..training import EvaluateOwn, Train, listening
+from ..training import Train, listening
 from ..types import Array
 from .around import AroundTraining
 

@@ -30,10 +30,11 @@ import numpy as np
 from ..algorithm import Algorithm, Served
 from ..engine import Result, TaskInput
 from ..errors import InputError
+from ..evaluation import EvaluateUsed, Losses
 from ..federation import Federation
 from ..handles import Held, Shared
 from ..record import RoundRecord
-from ..training import EvaluateUsed, Losses, Train
+from ..training import Train
 from ..types import Array, Clustering
 from .around import AroundTraining
 from .fedavg import Weights

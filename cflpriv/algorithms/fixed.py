@@ -12,11 +12,12 @@ import numpy as np
 
 from ..algorithm import Algorithm, Served
 from ..errors import InputError
+from ..evaluation import Evaluate
 from ..federation import Federation
 from ..handles import Shared
 from ..randomness import stream
 from ..record import RoundRecord
-from ..training import Evaluate, Train
+from ..training import Train
 from ..types import Clustering
 from .fedavg import Weights, average_within
 

@@ -33,10 +33,11 @@ import numpy as np
 from ..algorithm import Algorithm, Served
 from ..engine import Task
 from ..errors import InputError, TooFewClients, TrainingDiverged
+from ..evaluation import Evaluate, Losses
 from ..federation import Federation
 from ..handles import GroupMean, Held, Labels, Shared
 from ..record import RoundRecord
-from ..training import Evaluate, Gradient, Losses, Train
+from ..training import Gradient, Train
 from ..types import Array, Clustering
 from .attempts import try_mean
 from .choosing import LOSS_COPIES, LOSS_UNIT, EvaluateLowest, Layout, PickAndTrain, WithoutWork, parted, shared_spans

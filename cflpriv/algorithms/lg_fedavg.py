@@ -21,11 +21,12 @@ import numpy as np
 from ..algorithm import Algorithm, Served
 from ..engine import Result, TaskInput
 from ..errors import InputError
+from ..evaluation import EvaluateUsed
 from ..federation import Federation
 from ..handles import Shared
 from ..models import Model
 from ..record import RoundRecord
-from ..training import EvaluateUsed, Train
+from ..training import Train
 from ..types import Array
 from .around import AroundTraining
 from .fedavg import State, Weights

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..algorithm import Algorithm, Served
+from ..evaluation import Evaluate
 from ..federation import Federation
 from ..handles import Own, Shared
 from ..record import RoundRecord
-from ..training import Evaluate, Start, Train
+from ..training import Start, Train
 
 __all__ = ["local"]
 

@@ -25,10 +25,11 @@ from sklearn.cluster import KMeans
 
 from ..algorithm import Algorithm, Served
 from ..errors import InputError
+from ..evaluation import Evaluate
 from ..federation import Federation, GramView
 from ..handles import Held, Shared
 from ..record import RoundRecord
-from ..training import Evaluate, Train
+from ..training import Train
 from ..types import Array, Clustering
 from .attempts import try_mean
 from .fedavg import Weights, average_within

@@ -26,12 +26,13 @@ import numpy as np
 from ..algorithm import Algorithm, Served
 from ..clustering import Cut, Linkage, cut_tree, gap_ratios, linkage_distances, linkage_tree, silhouettes
 from ..errors import InputError
+from ..evaluation import Evaluate
 from ..federation import Federation, GramView
 from ..handles import Held, Own, Shared
 from ..record import RoundRecord
 from ..signatures import PrincipalVectors
 from ..similarity import MEASURES, Measure, SimilarityMatrix, angle_rows, angles
-from ..training import Evaluate, Train
+from ..training import Train
 from ..types import Array, Clustering
 from .fedavg import Weights, average_within
 

@@ -21,8 +21,9 @@ import numpy as np
 from ..algorithm import Algorithm, Served
 from ..engine import Device, Result, TaskInput
 from ..errors import InputError
+from ..evaluation import Evaluate
 from ..models import Model
-from ..training import Evaluate, Gradient, Train
+from ..training import Gradient, Train
 from ..types import Array
 from .fedavg import State, Weights, fedavg
 

@@ -33,10 +33,11 @@ import numpy as np
 
 from ..algorithm import Algorithm, Served
 from ..errors import InputError
+from ..evaluation import Evaluate
 from ..federation import Federation
 from ..handles import Held, Labels, Shared
 from ..record import RoundRecord
-from ..training import Evaluate, Train
+from ..training import Train
 from ..types import Array, Clustering
 from .fedavg import Weights
 from .influence import HasValidation, Influence, Neighbours, OnPart, Scores, cluster_scores, scored

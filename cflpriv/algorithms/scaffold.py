@@ -23,10 +23,11 @@ import numpy as np
 from ..algorithm import Algorithm, Served
 from ..engine import Result, TaskInput
 from ..errors import InputError
+from ..evaluation import Evaluate
 from ..federation import Federation
 from ..handles import Shared
 from ..record import RoundRecord
-from ..training import Evaluate, Train
+from ..training import Train
 from .around import AroundTraining, needs_sgd, steps_of, weight_of_steps
 from .fedavg import Weights
 

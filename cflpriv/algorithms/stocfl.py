@@ -35,13 +35,14 @@ import numpy as np
 from ..algorithm import Algorithm, Served
 from ..engine import Device, Result, TaskInput
 from ..errors import InputError
+from ..evaluation import Evaluate
 from ..federation import Federation, Then
 from ..handles import GroupMean, Held, Own, Shared
 from ..privacy import Noise
 from ..private_signatures import NoisyGradient
 from ..randomness import stream
 from ..record import RoundRecord
-from ..training import Evaluate, Gradient, Train
+from ..training import Gradient, Train
 from ..types import Array, Clustering
 from .attempts import try_compute, try_mean
 from .fedavg import Weights

@@ -7,9 +7,9 @@ import numpy as np
 
 from ..algorithm import Algorithm, Served
 from ..engine import Streams, TaskInput, Value
+from ..evaluation import Evaluate
 from ..local import LocalFederation
 from ..models import Model
-from ..training import Evaluate
 from ..types import Array
 
 __all__ = ["local_accuracy", "local_scores", "recomputed", "served_accuracy", "served_scores"]

@@ -11,8 +11,9 @@ import numpy as np
 
 from ..algorithm import Served
 from ..engine import Streams, TaskInput
+from ..evaluation import Evaluate
 from ..local import LocalFederation
-from ..training import Evaluate, Train
+from ..training import Train
 from ..types import Array
 
 __all__ = ["fine_tuned_accuracy"]

@@ -15,11 +15,12 @@ from threadpoolctl import threadpool_limits
 from ..algorithms.cfl import gaps
 from ..data import DataSpec, build_population
 from ..engine import Engine, Streams, TaskInput
+from ..evaluation import Evaluate
 from ..models import Model
 from ..randomness import stream
 from ..signatures import principal_vectors
 from ..similarity import Gram, angles
-from ..training import Evaluate, Train
+from ..training import Train
 from ..types import Array, ClientData
 from .config import parse_config
 from .regression import Point, success_rate

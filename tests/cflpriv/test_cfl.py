@@ -18,6 +18,7 @@ from cflpriv.algorithms.splitting import bipartition, cross_similarity, separati
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine
 from cflpriv.errors import InputError, TooFewClients
+from cflpriv.evaluation import Losses
 from cflpriv.experiments import parse_config
 from cflpriv.experiments.checkpoint import flatten, save_checkpoint
 from cflpriv.experiments.run import prepare
@@ -27,7 +28,7 @@ from cflpriv.metrics import ari
 from cflpriv.models import Model
 from cflpriv.protection import Protection
 from cflpriv.record import Transcript
-from cflpriv.training import Losses, Train
+from cflpriv.training import Train
 from cflpriv.types import Array, Population
 
 SWAPS = ((1, 7), (3, 5), (4, 9), (0, 6))

@@ -17,10 +17,11 @@ from cflpriv.engine import Engine, ManyTask, Streams, TaskInput, fast
 from cflpriv.engine.layers import Residual
 from cflpriv.engine.run import chunks
 from cflpriv.errors import InputError, TrainingDiverged
+from cflpriv.evaluation import Evaluate, Losses
 from cflpriv.experiments.config import parse_config
 from cflpriv.local import LocalFederation
 from cflpriv.models import Model
-from cflpriv.training import Evaluate, Gradient, Losses, Train
+from cflpriv.training import Gradient, Train
 from cflpriv.types import Array, ClientData
 
 SMALL_MODELS = {

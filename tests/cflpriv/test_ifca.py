@@ -17,6 +17,7 @@ from cflpriv.algorithms.ifca import hypcluster, ifca
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine
 from cflpriv.errors import InputError, TooFewClients, TrainingDiverged
+from cflpriv.evaluation import Evaluate, Losses
 from cflpriv.federation import Sampling
 from cflpriv.handles import Shared
 from cflpriv.local import LocalFederation
@@ -24,7 +25,7 @@ from cflpriv.metrics import ari
 from cflpriv.models import Model
 from cflpriv.protection import Protection
 from cflpriv.record import Transcript
-from cflpriv.training import Evaluate, Gradient, Losses, Train
+from cflpriv.training import Gradient, Train
 from cflpriv.types import Array, Population
 
 

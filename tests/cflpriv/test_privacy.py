@@ -20,6 +20,7 @@ from cflpriv.algorithms import ALGORITHMS
 from cflpriv.client_level import ClippedMean, Shares, _skellam, client_channels
 from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.errors import CflprivWarning, InputError
+from cflpriv.evaluation import Losses
 from cflpriv.experiments import advance, load_config, parse_config, run_experiment
 from cflpriv.experiments.config import Config
 from cflpriv.handles import Own, Shared
@@ -34,7 +35,7 @@ from cflpriv.protocols.events import ChoiceEvent, GaussianEvent, SampledGaussian
 from cflpriv.protocols.fixedpoint import largest_levels
 from cflpriv.protocols.ledger import Budget, BudgetExceeded, Ledger
 from cflpriv.signatures import PrincipalVectors
-from cflpriv.training import Gradient, Losses, Train
+from cflpriv.training import Gradient, Train
 from cflpriv.types import Array, ClientData, Population
 
 ALPHA = 1e-6

@@ -22,6 +22,7 @@ from cflpriv.algorithms.influence import OnPart
 from cflpriv.client_level import client_channels
 from cflpriv.engine import Engine, Result, Task, TaskInput
 from cflpriv.errors import InputError, TrainingDiverged
+from cflpriv.evaluation import Evaluate, Losses
 from cflpriv.handles import Shared
 from cflpriv.privacy import RELEASES, Noise, Privacy, Releases
 from cflpriv.protection import Channels, ClearGather, ClearGram, ClearSum, Protection, channels
@@ -31,7 +32,7 @@ from cflpriv.protocols.ledger import BudgetExceeded, Ledger
 from cflpriv.remote import messages as m
 from cflpriv.remote.server import ClientsLost, RemoteFederation
 from cflpriv.remote.spending import SPENT, Spending
-from cflpriv.training import Evaluate, Gradient, Losses
+from cflpriv.training import Gradient
 from cflpriv.types import Population
 
 NOISE = Noise("add_remove", 1.5, 2.0, 0.5, 1.0, 0.25, 20, 4, 4.0, 1)
