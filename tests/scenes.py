@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from cflpriv.algorithm import Algorithm
 from cflpriv.data import gaussian_clusters
 from cflpriv.engine import TaskInput
 from cflpriv.local import LocalFederation
@@ -29,6 +30,19 @@ def model(scene: Population, dtype: Any = "float64") -> Model:
 
 def training(scene: Population, **options: Any) -> Train:
     return Train(model(scene, options.pop("dtype", "float64")), **({"epochs": 1, "batch_size": 5, "lr": 0.1} | options))
+
+
+def mlp_training(scene: Population, dtype: Any = "float32", **options: Any) -> Train:
+    """Training of an MLP with 16 hidden units, for images."""
+    network = Model("mlp", scene.shape, scene.classes, hidden=16, dtype=dtype)
+    return Train(network, **({"epochs": 1, "batch_size": 10, "lr": 0.1} | options))
+
+
+def served(algorithm: Algorithm, fed: LocalFederation, state: Any, clients: Sequence[int] | None = None) -> Array:
+    """Each client's model (m, d), as it would open it."""
+    what = algorithm.serve(state)
+    models, which = what.params["model"], what.which
+    return np.stack([fed.peek(c, models if which is None else models[which[c]]) for c in clients or fed.clients])  # type: ignore[index]
 
 
 def federation(scene: Population | Sequence[ClientData], protection: Protection | None = None, **options: Any) -> LocalFederation:

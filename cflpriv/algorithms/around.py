@@ -5,6 +5,7 @@ One level, no more: a task says what changes in `before` and `after`, and inheri
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,22 +19,25 @@ __all__ = ["AroundTraining", "needs_sgd", "steps_of", "weight_of_steps"]
 @dataclass(frozen=True)
 class AroundTraining:
     """`train`, given what `before` makes of a client's input, and giving what `after` makes of the result. A client whose training diverged
-    (and is skipped) has no result. `at` is `Train.at`.
+    (and is skipped) has no result. `gives` are its parts, `remembers` what it keeps for itself until the client's next turn.
     """
+
+    gives: ClassVar[tuple[str, ...]] = ("update",)
+    remembers: ClassVar[tuple[str, ...]] = ()
 
     train: Train
 
     @property
     def parts(self) -> tuple[str, ...]:
-        return self.train.parts
+        return self.gives
 
     @property
     def keeps(self) -> tuple[str, ...]:
-        return self.train.keeps
+        return (*self.train.keeps, *self.remembers)
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return ()
+        return self.remembers
 
     def before(self, given: TaskInput) -> TaskInput:
         return given

@@ -39,9 +39,7 @@ STEPS_UNIT = 4096.0
 class TrainNormalised(AroundTraining):
     """Parts: "direction" (d,), the update divided by ‖a‖₁; "steps" (), ‖a‖₁ in units of `STEPS_UNIT`. Kept: "trained" (d,)."""
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("direction", "steps")
+    gives = ("direction", "steps")
 
     def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
         weight = weight_of_steps(steps_of(self.train, len(given.data.y_train)), self.train.momentum)

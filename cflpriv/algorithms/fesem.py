@@ -59,20 +59,11 @@ class TrainAndAssign(AroundTraining):
     and the choice under `MEMORY`.
     """
 
+    gives = ("choice", "step")
+    remembers = (MEMORY,)
+
     seed: int
     first: bool = False
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("choice", "step")
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ("trained", MEMORY)
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (MEMORY,)
 
     def before(self, given: TaskInput) -> TaskInput:
         start = _centres(given)[int(given.memory[MEMORY])] if MEMORY in given.memory else self.train.model.init(self.seed)

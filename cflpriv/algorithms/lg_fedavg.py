@@ -60,20 +60,10 @@ class TrainParted(AroundTraining):
     Parts: "update" (d − cut,). Kept: "trained" (d,), and the own layers (cut,) under `MEMORY`.
     """
 
+    remembers = (MEMORY,)
+
     cut: int
     seed: int
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("update",)
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ("trained", MEMORY)
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (MEMORY,)
 
     def before(self, given: TaskInput) -> TaskInput:
         return replace(given, params={"model": _whole(self.train.model, self.cut, self.seed, given)})

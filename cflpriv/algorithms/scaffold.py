@@ -44,17 +44,8 @@ class TrainControlled(AroundTraining):
     Kept: "trained" (d,), and c_i⁺ (d,) under `MEMORY`, zero before the first time.
     """
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("update", "control")
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ("trained", MEMORY)
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (MEMORY,)
+    gives = ("update", "control")
+    remembers = (MEMORY,)
 
     def before(self, given: TaskInput) -> TaskInput:
         control = given.array("control")

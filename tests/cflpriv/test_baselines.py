@@ -2,6 +2,7 @@
 
 import inspect
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenes import PROTECTIONS, federation, population, training
+from scenes import PROTECTIONS, federation, mlp_training, population, training
 from torch.nn import functional
 
 from cflpriv.algorithm import Algorithm
@@ -51,9 +52,7 @@ def digits(clients: int = 8, **more: Any) -> Population:
     return build_population(DataSpec(clients=clients, **options))
 
 
-def train_on(scene: Population, dtype: Any = "float64", **options: Any) -> Train:
-    model = Model("mlp", scene.shape, scene.classes, hidden=16, dtype=dtype)
-    return Train(model, **({"epochs": 1, "batch_size": 10, "lr": 0.1, "momentum": 0.5} | options))
+train_on = partial(mlp_training, dtype="float64", momentum=0.5)
 
 
 def uneven(scene: Population, sizes: tuple[int, ...] = (40, 23, 8, 31)) -> Population:
@@ -122,7 +121,7 @@ def both(one: Algorithm, other: Algorithm, scene: Population, count: int = 3, **
 @pytest.mark.parametrize("weights", ["examples", "equal"])
 def test_fedprox_without_its_term_is_fedavg_bit_for_bit(weights: Any) -> None:
     scene = uneven(digits())
-    train = train_on(scene, "float32")
+    train = train_on(scene, dtype="float32")
     options: dict[str, Any] = {"sampling": Sampling("global", 0.5)}
     np.testing.assert_array_equal(*both(fedprox(train, mu=0.0, weights=weights), fedavg(train, weights=weights), scene, **options))
     pulled, plain = both(fedprox(train, mu=1.0, weights=weights), fedavg(train, weights=weights), scene, **options)
@@ -131,7 +130,7 @@ def test_fedprox_without_its_term_is_fedavg_bit_for_bit(weights: Any) -> None:
 
 def test_per_fedavg_without_its_inner_step_is_fedavg_bit_for_bit() -> None:
     scene = uneven(digits())
-    train = train_on(scene, "float32")
+    train = train_on(scene, dtype="float32")
     np.testing.assert_array_equal(*both(per_fedavg(train, alpha=0.0), fedavg(train), scene))
     np.testing.assert_array_equal(*both(per_fedavg(train, alpha=0.0, beta=0.02), fedavg(replace(train, lr=0.02)), scene))
     fed = federation(scene)
@@ -503,7 +502,7 @@ def test_the_number_of_workers_changes_nothing() -> None:
             found = []
             for one in (Engine(), engine):
                 fed = LocalFederation(scene.clients, engine=one)
-                algorithm = make(name, train_on(scene, "float32"))
+                algorithm = make(name, train_on(scene, dtype="float32"))
                 found.append(told(algorithm, fed, rounds(algorithm, fed, 2)))
             np.testing.assert_array_equal(found[0], found[1], err_msg=name)
     finally:
@@ -544,7 +543,7 @@ def test_diverged_clients_take_no_part(name: str) -> None:
     scene = digits(6)
     broken = [replace(c, x_train=np.full_like(c.x_train, 3e38)) if c.id == 2 else c for c in scene.clients]
     fed = federation(broken)
-    algorithm = make(name, train_on(scene, "float32", on_divergence="skip"))
+    algorithm = make(name, train_on(scene, dtype="float32", on_divergence="skip"))
     state = rounds(algorithm, fed, 2)
     shared = getattr(state, "model", None)
     if shared is not None and not shared.own:
@@ -577,7 +576,7 @@ def test_diverged_clients_are_served_newcomers_too(name: str) -> None:
     scene = digits(8)
     broken = [replace(c, x_train=np.full_like(c.x_train, 3e38)) if c.id in (2, 7) else c for c in scene.clients]
     fed = federation(broken, present=range(6))
-    algorithm = make(name, train_on(scene, "float32", on_divergence="skip"))
+    algorithm = make(name, train_on(scene, dtype="float32", on_divergence="skip"))
     assert algorithm.admit is not None
     state = rounds(algorithm, fed, 2)
     fed.join([6, 7])

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from importlib import util
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scenes import PROTECTIONS
+from scenes import PROTECTIONS, mlp_training
 
 from cflpriv.algorithm import Algorithm
 from cflpriv.algorithms import ALGORITHMS, pacfl
@@ -38,9 +39,7 @@ def digits(clients: int = 8, **more: Any) -> Population:
     return build_population(DataSpec(clients=clients, **options))
 
 
-def train_on(scene: Population, dtype: Any = "float32", **options: Any) -> Train:
-    model = Model("mlp", scene.shape, scene.classes, hidden=16, dtype=dtype)
-    return Train(model, **({"epochs": 1, "batch_size": 10, "lr": 0.1, "momentum": 0.5} | options))
+train_on = partial(mlp_training, momentum=0.5)
 
 
 def make(name: str, scene: Population, train: Train, **options: Any) -> Algorithm:
@@ -147,7 +146,7 @@ def test_every_algorithm_takes_newcomers_and_scores_them_twice(name: str) -> Non
 def test_fine_tuning_starts_from_what_the_client_would_use_and_sends_nothing() -> None:
     scene = digits(6)
     fed = LocalFederation(scene.clients)
-    train = train_on(scene, "float64")
+    train = train_on(scene, dtype="float64")
     algorithm = make("ifca", scene, train, k=2)
     state = rounds(algorithm, fed, 2)
     count = len(fed.transcript.messages)

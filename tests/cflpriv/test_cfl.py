@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenes import PROTECTIONS, federation, population, training
+from scenes import PROTECTIONS, federation, mlp_training, population, training
 
 from cflpriv.algorithm import Algorithm
 from cflpriv.algorithms.cfl import EPS1, EPS2, cfl, gaps, offer, path
@@ -40,9 +41,7 @@ def swapped(clients: int = 12, swaps: tuple[tuple[int, int], ...] = SWAPS[:2], *
     )
 
 
-def train_on(scene: Population, dtype: Any = "float32", **options: Any) -> Train:
-    model = Model("mlp", scene.shape, scene.classes, hidden=16, dtype=dtype)
-    return Train(model, **({"epochs": 3, "batch_size": 10, "lr": 0.3} | options))
+train_on = partial(mlp_training, epochs=3, lr=0.3)
 
 
 def rounds(algorithm: Algorithm, fed: LocalFederation, count: int, state: Any = None, start: int = 0) -> tuple[Any, list[Any]]:
@@ -518,7 +517,7 @@ def test_sums_that_keep_groups_private_are_refused_before_anything_runs(name: st
 )
 def test_it_splits_alike_under_protections(protection: Protection) -> None:
     scene = swapped(9, samples_per_client=60)
-    train = train_on(scene, "float64")
+    train = train_on(scene, dtype="float64")
     results = []
     for one in (Protection(), protection):
         fed = federation(scene, one, present=range(8), transcript=Transcript("headers"))

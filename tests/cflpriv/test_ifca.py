@@ -2,13 +2,14 @@
 
 import os
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenes import PROTECTIONS, federation, population, training
+from scenes import PROTECTIONS, federation, mlp_training, population, training
 
 from cflpriv.algorithm import Algorithm
 from cflpriv.algorithms.choosing import ALL_BUT_LAST, EvaluateLowest, PickAndTrain, joined, parted, shared_spans
@@ -34,9 +35,7 @@ def digits(clients: int = 8, **more: Any) -> Population:
     return build_population(DataSpec(clients=clients, **options))
 
 
-def train_on(scene: Population, dtype: Any = "float64", **options: Any) -> Train:
-    model = Model("mlp", scene.shape, scene.classes, hidden=16, dtype=dtype)
-    return Train(model, **({"epochs": 1, "batch_size": 10, "lr": 0.1} | options))
+train_on = partial(mlp_training, dtype="float64")
 
 
 def rounds(algorithm: Algorithm, fed: LocalFederation, count: int, state: Any = None) -> tuple[Any, list[Any]]:
@@ -69,7 +68,7 @@ def score(scene: Population, algorithm: Algorithm, state: Any) -> float:
 @pytest.mark.parametrize("kind", ["auto", "sequential"])
 def test_one_cluster_is_fedavg_bit_for_bit(weights: Any, kind: Any) -> None:
     scene = digits()
-    train = train_on(scene, "float32", momentum=0.5, lr_decay=0.9)
+    train = train_on(scene, dtype="float32", momentum=0.5, lr_decay=0.9)
     one, two = (LocalFederation(scene.clients, seed=3, engine=Engine(kind)) for _ in range(2))
     a, _ = rounds(ifca(train, k=1, weights=weights), one, 3)
     b, _ = rounds(fedavg(train, weights=weights), two, 3)
@@ -135,7 +134,7 @@ def test_a_round_by_hand() -> None:
 
 def test_rotated_digits_are_found_and_the_loss_tells_which_restart() -> None:
     scene = digits(12, rotations=(0, 90, 180, 270), samples_per_client=100, test_samples_per_client=30)
-    train = train_on(scene, "float32", batch_size=0, epochs=10, lr=0.3)
+    train = train_on(scene, dtype="float32", batch_size=0, epochs=10, lr=0.3)
     fed = LocalFederation(scene.clients)
     algorithm = ifca(train, k=4, restarts=4)
     state, records = rounds(algorithm, fed, 25)
@@ -332,7 +331,7 @@ def test_prefixes_are_whole_words_and_must_name_something() -> None:
 
 def test_the_saver_sends_one_model_once_estimates_are_stable_and_changes_nothing_else() -> None:
     scene = digits(8, samples_per_client=60)
-    train = train_on(scene, "float64", batch_size=0, epochs=5, lr=0.3)
+    train = train_on(scene, dtype="float64", batch_size=0, epochs=5, lr=0.3)
     results, traffic = [], []
     for stable_rounds in (0, 2):
         fed = federation(scene)

@@ -2,11 +2,12 @@
 
 import inspect
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from scenes import PROTECTIONS, federation, population, training
+from scenes import PROTECTIONS, federation, mlp_training, population, served, training
 
 from cflpriv.algorithm import Algorithm
 from cflpriv.algorithms import ALGORITHMS, fedavg, local, oracle, pacfl, shuffled
@@ -15,11 +16,9 @@ from cflpriv.errors import InputError
 from cflpriv.federation import GramView, Sampling
 from cflpriv.local import LocalFederation
 from cflpriv.metrics import ari
-from cflpriv.models import Model
 from cflpriv.protection import Protection
 from cflpriv.signatures import PrincipalVectors, principal_vectors
 from cflpriv.similarity import Gram, angles
-from cflpriv.training import Train
 from cflpriv.types import Array, Population
 
 
@@ -27,9 +26,7 @@ def digits(clients: int = 20, rotations: tuple[int, ...] = (0, 90), **more: Any)
     return build_population(DataSpec(clients=clients, rotations=rotations, test_samples_per_client=40, **more))
 
 
-def train_on(scene: Population, dtype: Any = "float32", **options: Any) -> Train:
-    model = Model("mlp", scene.shape, scene.classes, hidden=16, dtype=dtype)
-    return Train(model, **({"epochs": 1, "batch_size": 10, "lr": 0.1, "momentum": 0.5} | options))
+train_on = partial(mlp_training, momentum=0.5)
 
 
 def rounds(algorithm: Algorithm, fed: LocalFederation, count: int) -> Any:
@@ -38,16 +35,6 @@ def rounds(algorithm: Algorithm, fed: LocalFederation, count: int) -> Any:
         fed.begin_round(number)
         state, _ = algorithm.round(fed, state)
     return state
-
-
-def served(algorithm: Algorithm, fed: LocalFederation, state: Any) -> Array:
-    """Each client's model, as it would open it."""
-    what = algorithm.serve(state)
-    models = what.params["model"]
-    return np.stack([
-        fed.peek(c, models[what.which[c]] if what.which is not None else models)  # type: ignore[index]
-        for c in fed.clients
-    ])  # fmt: skip
 
 
 def truth(scene: Population) -> dict[int, int]:
@@ -70,7 +57,7 @@ def test_beta_zero_is_local_training(participation: float) -> None:
     scene = digits(10)
     sampling = Sampling("global", participation)
     one, two = (LocalFederation(scene.clients, sampling=sampling, seed=3) for _ in range(2))
-    alone, solo = pacfl(train_on(scene, "float64"), beta=0.0), local(train_on(scene, "float64"))
+    alone, solo = pacfl(train_on(scene, dtype="float64"), beta=0.0), local(train_on(scene, "float64"))
     a, b = rounds(alone, one, 4), rounds(solo, two, 4)
     np.testing.assert_allclose(served(alone, one, a), served(solo, two, b), rtol=0, atol=1e-12)
     assert a.clustering.k == 10
@@ -89,7 +76,7 @@ def test_every_algorithm_runs_unchanged_under_every_protection(algorithm: str, n
     results = []
     for protection in (Protection(), PROTECTIONS[name]):
         fed = LocalFederation(scene.clients, protection=protection, seed=1)
-        made = make(train_on(scene, "float64"), **options)
+        made = make(train_on(scene, dtype="float64"), **options)
         state = rounds(made, fed, 2)
         what = made.serve(state)
         told = fed.engine.run(what.task, fed.resolve(what.task, what.params, what.which, fed.clients))

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenes import PROTECTIONS, federation, population, training
+from scenes import PROTECTIONS, federation, population, served, training
+from scenes import mlp_training as train_on
 from sklearn.cluster import OPTICS, KMeans
 
 from cflpriv.algorithm import Algorithm
@@ -36,24 +37,12 @@ def digits(clients: int = 20, **more: Any) -> Population:
     return build_population(DataSpec(**options))
 
 
-def train_on(scene: Population, dtype: Any = "float32", **options: Any) -> Train:
-    model = Model("mlp", scene.shape, scene.classes, hidden=16, dtype=dtype)
-    return Train(model, **({"epochs": 1, "batch_size": 10, "lr": 0.1} | options))
-
-
 def run(algorithm: Algorithm, fed: LocalFederation, count: int, first: int = 0, state: Any = None) -> Any:
     state = algorithm.init(fed) if state is None else state
     for number in range(first, first + count):
         fed.begin_round(number)
         state, _ = algorithm.round(fed, state)
     return state
-
-
-def served(algorithm: Algorithm, fed: LocalFederation, state: Any, clients: Sequence[int] | None = None) -> Array:
-    """Each client's model, as it would open it."""
-    what = algorithm.serve(state)
-    models, which = what.params["model"], what.which
-    return np.stack([fed.peek(c, models if which is None else models[which[c]]) for c in clients or fed.clients])  # type: ignore[index]
 
 
 def truth(scene: Population) -> dict[int, int]:
