@@ -21,6 +21,7 @@ from ..data import build_population
 from ..errors import InputError
 from ..experiments.config import Config, load_config
 from ..experiments.folder import file_digests
+from ..experiments.resume import locked
 from ..experiments.run import admit as admit_newcomers
 from ..experiments.run import advance, begin, estimate_record_bytes, population_digest, prepare, start
 from ..files import write_atomically
@@ -69,7 +70,7 @@ def audit_run(
 
     Without `adversary`: the server, the server with one client if that client's secrets were written, and the key holder if its key was.
     `population` replaces the data that the configuration names, for all seeds. Raises `InputError` for a folder that is no complete
-    recorded run or was changed, an unknown attack, adversary or budget.
+    recorded run, was changed, or is being worked on by another process, for an unknown attack, adversary or budget.
     """
     folder, given = Path(run_dir), population
     _check_asked(budget, attacks)
@@ -83,22 +84,23 @@ def audit_run(
     limits = BUDGETS[budget]
     plan = _plan(config, summary, people, limits)
     wanted = [(one, name) for one in adversaries for name in attacks or ATTACKS]
-    kept = _Kept(folder, _key(folder, budget))  # a folder that cannot be written is refused before anything runs, too
-    todo = [seed for seed in plan.seeds if not all(_unit(*pair, seed) in kept.cells for pair in wanted)]
-    say(plan.words(budget, todo, len(wanted), adversaries))
-    clock = Clock(plan, todo, len(wanted))
-    for seed in todo:
-        say(clock.words(seed))
-        is_recorded = seed == config.run.seed
-        if is_recorded:
-            scene = _recorded_scene(config, people, messages, secrets, plan, limits)
-        else:
-            mine = _reseeded(config, seed)
-            scene = fresh_scene(mine, given or build_population(mine.data, data_dir), plan.rounds, limits)
-        for place, (one, name) in enumerate(wanted, 1):
-            if (unit := _unit(one, name, seed)) not in kept.cells:
-                say(f"  {place} of {len(wanted)}: {name}, adversary {one}")
-                kept.add(unit, _attacked(name, one, scene, limits, folder if is_recorded else None))
+    with locked(folder):  # two audits at once would each write audit.json without the other's cells
+        kept = _Kept(folder, _key(folder, budget))  # a folder that cannot be written is refused before anything runs, too
+        todo = [seed for seed in plan.seeds if not all(_unit(*pair, seed) in kept.cells for pair in wanted)]
+        say(plan.words(budget, todo, len(wanted), adversaries))
+        clock = Clock(plan, todo, len(wanted))
+        for seed in todo:
+            say(clock.words(seed))
+            is_recorded = seed == config.run.seed
+            if is_recorded:
+                scene = _recorded_scene(config, people, messages, secrets, plan, limits)
+            else:
+                mine = _reseeded(config, seed)
+                scene = fresh_scene(mine, given or build_population(mine.data, data_dir), plan.rounds, limits)
+            for place, (one, name) in enumerate(wanted, 1):
+                if (unit := _unit(one, name, seed)) not in kept.cells:
+                    say(f"  {place} of {len(wanted)}: {name}, adversary {one}")
+                    kept.add(unit, _attacked(name, one, scene, limits, folder if is_recorded else None))
     return pooled([cell for seed in plan.seeds for pair in wanted for cell in kept.cells[_unit(*pair, seed)]])
 
 
@@ -358,7 +360,7 @@ def _attacked(name: str, adversary: str, scene: Scene, budget: Budget, folder: P
     """One attack by one adversary on one run. Arrays are saved into `folder`, if there is one."""
     cells, arrays = ATTACKS[name].cells(case_of(scene, adversary, budget))
     if scene.rounds is not None:
-        cells = [replace(one, note=f"{one.note}; of the first {scene.rounds} round(s) only") for one in cells]
+        cells = [replace(one, note=f"{one.note}; of the first {scene.rounds} round(s) only", rounds=scene.rounds) for one in cells]
     if arrays is None or folder is None:
         return list(cells)
     file = f"{name}_{adversary}.npz"

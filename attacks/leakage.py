@@ -4,7 +4,8 @@ Status of a cell: `leaks` if the attack beats the baseline by the margin, `at_ba
 does, `not_validated` if the reference does not either, `nothing_to_see` if the view holds nothing to attack or the truth nothing to find.
 
 Over several seeds (`pooled`) value, baseline and reference are means over seeds, and interval and status are those of a paired t-test over
-seeds; with one seed they are over clients.
+seeds; with one seed they are over clients. Where one run is no more than a toss of a coin (`Cell.coin`), a leak also needs five seeds or
+more, nearly all of which agree.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,8 +40,9 @@ class Cell:
 
     `low` and `high` are a 95 % interval, over seeds if there are three or more `seeds`, else over clients. `reference` is the figure on the
     unprotected pipeline and `reference_baseline` the baseline there. `margin` is what a leak must beat the baseline by; with
-    `lower_is_better` the figure is an error, and with `exact` a single success is a leak, since chance gives none. `k_known` counts clients
-    whose data the attacker knows. `arrays` names a file in audit/.
+    `lower_is_better` the figure is an error, and with `exact` a single success is a leak, since chance gives none. `coin` says that one run
+    is a toss of a coin, whatever is averaged in it: over seeds a leak has to be improbable for tosses as well. `k_known` counts clients
+    whose data the attacker knows. `rounds` says that only so many were attacked (0: all). `arrays` names a file in audit/.
     """
 
     attack: str
@@ -61,6 +63,8 @@ class Cell:
     lower_is_better: bool = False
     reference_baseline: float | None = None
     exact: bool = False
+    coin: bool = False
+    rounds: int = 0
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -269,8 +273,10 @@ def _pooled(cells: Sequence[Cell]) -> Cell:
         return confidence_interval(sign * (score - beside))[0] > first.margin
 
     status: Status = "not_validated" if not beats(reference, blank) else "leaks" if beats(value, baseline) else "at_baseline"
-    if first.exact:
+    if any(one.exact for one in seen):
         status = "leaks" if (value > 0).any() else "at_baseline"
+    if status == "leaks" and any(one.coin for one in seen) and not _is_no_toss(sign * (value - baseline)):
+        status = "not_validated"
     arrays = next((one.arrays for one in cells if one.arrays), None)
     seeds = tuple(seed for one in seen for seed in one.seeds)
     return replace(
@@ -278,6 +284,11 @@ def _pooled(cells: Sequence[Cell]) -> Cell:
         reference_baseline=float(blank.mean()), status=status, seeds=seeds, arrays=arrays,
         note=first.note + _missing(cells),
     )  # fmt: skip
+
+
+def _is_no_toss(gains: Array) -> bool:
+    """Whether so many gains are above 0 less than one time in 32 if each is a toss of a coin: from five tosses on that can be."""
+    return bool(stats.binomtest(int((gains > 0).sum()), len(gains), alternative="greater").pvalue <= 1 / 32)
 
 
 def _missing(cells: Sequence[Cell]) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from scipy import stats
+from scipy.optimize import brentq
 from torch.nn import functional
 
 from ..engine import Engine, Streams, TaskInput
@@ -24,14 +25,16 @@ from ..training import Train
 from ..types import Array, ClientData
 from .leakage import proportion_interval
 
-__all__ = ["Roc", "confidences", "deal", "lira", "loss_threshold", "placements", "rmia", "roc", "shadow_models", "threshold"]
+__all__ = [
+    "Roc", "auc_interval", "confidences", "deal", "lira", "loss_threshold", "placements", "rmia", "roc", "shadow_models", "threshold",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Roc:
     """How well scores part members from others. `tpr` is at the largest false-positive rate that is at most the one asked for: `fpr`.
 
-    Intervals are 95 %: of the AUC after Hanley & McNeil 1982, of the TPR exact for a fixed threshold. With fewer than 1 / rate
+    Intervals are 95 %: of the AUC by `auc_interval`, of the TPR exact for a fixed threshold. With fewer than 1 / rate
     `non_members` the only such rate is 0.
     """
 
@@ -50,15 +53,28 @@ def roc(scores: Array, member: Array, rate: float = 0.01) -> Roc:
     if not len(inside) or not len(outside):
         raise InputError(f"membership: {len(inside)} members and {len(outside)} others; both are needed")
     auc = float(stats.mannwhitneyu(inside, outside).statistic) / (len(inside) * len(outside))
-    q1, q2 = auc / (2 - auc), 2 * auc**2 / (1 + auc)
-    spread = auc * (1 - auc) + (len(inside) - 1) * (q1 - auc**2) + (len(outside) - 1) * (q2 - auc**2)
-    half = 1.96 * float(np.sqrt(max(spread, 0.0) / (len(inside) * len(outside))))
     bar = threshold(scores, member, rate)
     hits = (inside > bar).astype(np.float64)
     return Roc(
-        auc, (max(0.0, auc - half), min(1.0, auc + half)), float(hits.mean()), proportion_interval(hits), float((outside > bar).mean()),
+        auc, auc_interval(auc, len(inside), len(outside)), float(hits.mean()), proportion_interval(hits), float((outside > bar).mean()),
         len(inside), len(outside),
     )  # fmt: skip
+
+
+def auc_interval(auc: float, members: float, others: float) -> tuple[float, float]:
+    """A 95 % interval for an AUC from so many independent scores on either side: the values θ that it is within 1.96 deviations of.
+
+    Newcombe 2006, method 5: the variance at θ, not at the AUC, so that an AUC of 1 from few scores is no point.
+    """
+    more, square = (members + others) / 2 - 1, stats.norm.ppf(0.975) ** 2
+
+    def excess(theta: float) -> float:
+        spread = theta * (1 - theta) * (1 + more * ((1 - theta) / (2 - theta) + theta / (1 + theta))) / (members * others)
+        return float((auc - theta) ** 2 - square * spread)
+
+    low = 0.0 if auc <= 0 else brentq(excess, 0.0, min(auc, 1 - 1e-9))
+    high = 1.0 if auc >= 1 else brentq(excess, max(auc, 1e-9), 1.0)
+    return float(low), float(high)
 
 
 def threshold(scores: Array, member: Array, rate: float = 0.01) -> float:

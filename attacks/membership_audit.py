@@ -117,10 +117,10 @@ def _cell(case: Case, metric: str, kind: str, mine: Outcome, theirs: Outcome, no
 
 
 FIGURES = {
-    "model": (("loss", "auc"), ("rmia", "auc"), ("lira", "auc"), ("rmia", "tpr"), ("lira", "tpr")),
-    "own_model": (("loss", "auc"), ("lira", "auc"), ("lira", "tpr")),
+    "model": (("lira", "auc"), ("lira", "tpr"), ("rmia", "auc"), ("rmia", "tpr"), ("loss", "auc")),
+    "own_model": (("lira", "auc"), ("lira", "tpr"), ("loss", "auc")),
 }
-"""What is attacked, the models sent, or clients' own models by their updates -> (attack, figure)."""
+"""What is attacked, the models sent, or clients' own models by their updates -> (attack, figure), the strongest attack first."""
 UNSEEN = {
     "model": "not attempted: too few test samples with labels that clients trained on",
     "own_model": "no single client's update can be read in this view, or there are too few test samples with the client's labels",

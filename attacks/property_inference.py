@@ -16,8 +16,9 @@ label_0       the label is the first one
 What it proves: views show properties that no algorithm asked about; a cluster's model does so under secure sums as well, for all its
 members alike. What it does not: nothing about single samples, or properties not listed. Where a property is that of whole groups the trials
 of one run are its groups, and under a transform that nobody undoes the run is one trial: all clients turn round together, and a figure may
-be near 0 or 1 by the toss of a coin. So one run says `leaks` by a rank test over such trials only; read figures over several seeds, where
-five tosses that agree are 1 in 32.
+be near 0 or 1 by the toss of a coin. So one run says `leaks` by a permutation test over such trials only, else by one within groups, whose
+clients are alike in more than the property; and where a run is a toss, so are seeds: five that agree are 1 in 32, fewer claim nothing.
+Intervals of one run count clients of a group as one as far as these have the property, and the score, in common (Kish's design effect).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,11 +42,11 @@ from ..training import Train
 from ..types import Array, ClientData, check_array
 from .adversary import AdversaryView
 from .clipped import engine_for
-from .encrypted import with_opened_uploads
 from .label_inference import Step, by_gradient, public_model, steps_in
 from .leakage import Case, Cell, Prior, Status, Truth, nothing
-from .membership import roc
-from .signature_inversion import signatures_in
+from .membership import auc_interval
+from .property_signatures import Frame, frame_of, read, sent_by
+from .property_trials import improbable, interval, is_toss, score, trials_of
 from .sums import models_sent
 
 __all__ = ["PROPERTIES", "cells", "infer_property"]
@@ -60,7 +61,6 @@ PRETENDED = 40
 SECONDS = 1.5
 PASSES, DOUBLES = 1.0e5, 2.0e4
 """A second trains about so many samples; a model of so many parameters takes twice as long as one of none."""
-ANCHORS = 64
 PENALTIES = 10.0 ** np.arange(-6, 4)
 
 
@@ -206,28 +206,20 @@ def _drawn(pool: Array, count: int, rng: np.random.Generator) -> Array:
 # --- three views --------------------------------------------------------------------------------------------------------------------
 
 
-def signature_features(rows: Array, anchors: Array) -> Array:
-    """Features (m, d + a) of signatures (m, p, d): the first vector, its sum positive, and what the span holds of each anchor (a, d)."""
-    first = rows[:, 0] * np.where(rows[:, 0].sum(axis=1) < 0, -1.0, 1.0)[:, None]
-    return np.concatenate([first, ((rows @ anchors.T) ** 2).sum(axis=1)], axis=1)
+@dataclass(frozen=True, eq=False)
+class Made:
+    """Features (k, f) of pretended clients, how much of the property each has (k,), and the frame of features that are of signatures."""
+
+    features: Array
+    share: Array
+    frame: Frame | None = None
 
 
-Made = tuple[Array, Array]
-"""Features of pretended clients (k, f) and the share of the property that each has (k,)."""
-
-
-def anchors_of(prior: Prior) -> Array:
-    """Unit vectors (a, d) along auxiliary samples."""
-    chosen = stream(prior.seed, f"{NAME}: anchors").permutation(len(prior.x))[:ANCHORS]
-    flat = prior.x[chosen].reshape(len(chosen), -1).astype(np.float64)
-    return np.asarray(flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12))
-
-
-def pretended_signatures(statement: Statement, prior: Prior, count: int, shape: tuple[int, ...]) -> Made | None:
+def pretended_signatures(view: AdversaryView, statement: Statement, prior: Prior, count: int, shape: tuple[int, ...]) -> Made | None:
     """What pretended clients would have let be compared; None where the public pipeline cannot be imitated as `shape` (p, d)."""
     data, share = pretended(statement, prior, count)
-    rows = prior.simulate(data)
-    return None if rows is None or rows.shape[1:] != shape else (signature_features(rows, anchors_of(prior)), share)
+    rows, frame = sent_by(view, prior, data), frame_of(view, prior)
+    return None if rows is None or frame is None or rows.shape[1:] != shape else Made(frame.features(rows), share, frame)
 
 
 def pretended_updates(statement: Statement, prior: Prior, count: int, step: Step) -> Made:
@@ -243,7 +235,7 @@ def pretended_updates(statement: Statement, prior: Prior, count: int, step: Step
     ]
     done = engine_for(config, Engine()).run(train.at(step.round), inputs)
     kept = [i for i, one in enumerate(done) if one]
-    return update_features(np.stack([np.asarray(done[i]["update"], np.float64) for i in kept]), prior), share[kept]
+    return Made(update_features(np.stack([np.asarray(done[i]["update"], np.float64) for i in kept]), prior), share[kept])
 
 
 def update_features(updates: Array, prior: Prior) -> Array:
@@ -329,18 +321,18 @@ def held_in(view: AdversaryView, prior: Prior, source: str, rows: tuple[int, int
     had compared."""
     found: Mapping[int, Any]
     if source == "signature":
-        found = signatures_in(with_opened_uploads(view, rows), int(np.prod(prior.shape)))
+        found = read(view, prior, rows)
     else:
         found = (first_steps if source == "update" else last_models)(view, public_model(prior).dimension)
     found = {client: one for client, one in found.items() if client not in view.coalition}
     return {} if source == "model" and len({one.tobytes() for one in found.values()}) < 2 else found
 
 
-def imitated(held: Mapping[int, Any], prior: Prior, source: str, statement: Statement, count: int) -> Made | None:
+def imitated(held: Mapping[int, Any], view: AdversaryView, prior: Prior, source: str, statement: Statement, count: int) -> Made | None:
     """What pretended clients would have sent in place of what is `held`; None where the public pipeline cannot be imitated."""
     like = next(iter(held.values()))
     if source == "signature":
-        return pretended_signatures(statement, prior, count, like.shape)
+        return pretended_signatures(view, statement, prior, count, like.shape)
     return pretended_updates(statement, prior, count, like)
 
 
@@ -354,27 +346,11 @@ def guess(
         return from_models(held, prior, clients, statement)
     assert made is not None  # the caller's
     if source == "signature":
-        seen = signature_features(np.stack([held[client] for client in clients]), anchors_of(prior))
+        assert made.frame is not None  # of signatures
+        seen = made.frame.features(np.stack([held[client] for client in clients]))
     else:
         seen = update_features(np.stack([held[client].update for client in clients]), prior)
-    return infer_property(seen, *made)
-
-
-def score(scores: Array, has: Array) -> tuple[float, bool]:
-    """The AUC of scores (m,) for who has the property (m,) bool, and whether it is above one half by a rank test at 2.5 %, one-sided."""
-    test = stats.mannwhitneyu(scores[has], scores[~has], alternative="greater")
-    return float(test.statistic) / (int(has.sum()) * int((~has).sum())), bool(np.ptp(scores) > 0 and test.pvalue < 0.025)
-
-
-def _trials(case: Case, clients: Sequence[int], scores: Array, has: Array) -> tuple[Array, Array]:
-    """What one run has tried: clients, or the true groups where the property is theirs, by their mean scores and majority."""
-    groups = np.array([case.truth.groups[client] for client in clients])
-    names = np.unique(groups)
-    shares = np.array([has[groups == name].mean() for name in names])
-    within = sum(float(has[groups == name].var()) * int((groups == name).sum()) for name in names)
-    if within > 0.5 * len(has) * float(has.var()) or len(set(shares > 0.5)) < 2:
-        return scores, has
-    return np.array([scores[groups == name].mean() for name in names]), shares > 0.5
+    return infer_property(seen, made.features, made.share)
 
 
 def _is_blind(view: AdversaryView, source: str) -> bool:
@@ -383,19 +359,23 @@ def _is_blind(view: AdversaryView, source: str) -> bool:
     return not view.secrets and any(stage in TRANSFORMS for stage in stages)
 
 
-def _cell(case: Case, source: str, name: str, clients: Sequence[int], scores: Sequence[Array], has: Array, note: str) -> Cell:
-    """One figure from the scores of the view, of no view and of the reference."""
-    value, blank, reference = (score(one, has)[0] for one in scores)
-    sure, _, sound = (score(*_trials(case, clients, one, has))[1] for one in scores)
+def _cell(case: Case, source: str, name: str, clients: Sequence[int], scores: Array, has: Array, note: str) -> Cell:
+    """One figure from the scores (3, m) of the view, of no view and of the reference."""
+    groups = np.array([case.truth.groups[client] for client in clients])
+    value, blank, reference = (score(one, has) for one in scores)
+    tried, blind = trials_of(scores, has, groups), _is_blind(case.view, source)
+    rng = stream(case.seed, f"{NAME}: dealt again")
+    sure, sound = (improbable(tried.scores[which], tried.has, tried.blocks, rng) for which in (0, 2))
     status: Status = "at_baseline"
-    if not (sound and reference > blank + MARGIN):
-        status = "not_validated"
-    elif sure and value > blank + MARGIN and not _is_blind(case.view, source):
+    if not (sound and reference > blank + MARGIN) or (blind and value > blank + MARGIN):
+        status = "not_validated"  # a reference that shows nothing, or a toss that may have been luck
+    elif sure and value > blank + MARGIN:
         status = "leaks"
+    low, high = auc_interval(value, 1, 1) if blind else interval(scores[0], has, groups)
     return Cell(
-        NAME, case.view.adversary, case.protection, f"{source}_{name}_auc", value, *roc(scores[0], has).auc_interval, baseline=blank,
-        reference=reference, status=status, k_known=len(case.view.coalition), seeds=(case.seed,), note=note, margin=MARGIN,
-        reference_baseline=blank,
+        NAME, case.view.adversary, case.protection, f"{source}_{name}_auc", value, low, high, baseline=blank, reference=reference,
+        status=status, k_known=len(case.view.coalition), seeds=(case.seed,), note=note, margin=MARGIN, reference_baseline=blank,
+        coin=blind or is_toss(has, groups),
     )  # fmt: skip
 
 
@@ -423,7 +403,7 @@ def _figures(case: Case, source: str, asked: Sequence[tuple[Statement, Mapping[i
     prior, count = case.prior, pretended_count(case)
     p, dimension = next((one.shape for one in case.rows.values()), (0, 0))
     mine = held_in(case.view, prior, source, (p, dimension))
-    theirs = held_in(case.reference, prior, source, (p, dimension))
+    theirs = held_in(case.reference, prior.unprotected(), source, (p, dimension))
     clients = sorted(set(mine) & set(theirs))
     figures: list[Cell] = []
     for statement, truth in asked:
@@ -432,16 +412,14 @@ def _figures(case: Case, source: str, asked: Sequence[tuple[Statement, Mapping[i
             continue
         made = beside = None
         if source != "model":
-            made = beside = imitated(mine, prior, source, statement, count)
+            made = beside = imitated(mine, case.view, prior, source, statement, count)
             if not _alike(mine, theirs, prior):
-                beside = imitated(theirs, prior.unprotected(), source, statement, count)
+                beside = imitated(theirs, case.reference, prior.unprotected(), source, statement, count)
             if made is None or beside is None:
                 return [nothing(case, NAME, f"{source}_auc", "not attempted: auxiliary data cannot imitate the public pipeline")]
-        scores = [
-            guess(mine, prior, source, clients, statement, made),
-            guess(None, prior, source, clients, statement),
-            guess(theirs, prior.unprotected(), source, clients, statement, beside),
-        ]
+        seen = guess(mine, prior, source, clients, statement, made)
+        unseen = guess(None, prior, source, clients, statement)
+        scores = np.stack([seen, unseen, guess(theirs, prior.unprotected(), source, clients, statement, beside)])
         by = f"{count} pretended clients" if source != "model" else f"{len({mine[client].tobytes() for client in clients})} models"
         note = (
             f"{int(has.sum())} of {len(clients)} clients have {statement.name!r} in more than {statement.share:.0%} of samples; "

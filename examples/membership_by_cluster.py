@@ -1,6 +1,6 @@
 """Do cluster models leak more than the shared one? Membership inference on federated models by cluster size and purity.
 
-    python examples/membership_by_cluster.py                                        # embedded digits: a few minutes of one core
+    python examples/membership_by_cluster.py --picture leakage.png                  # embedded digits: a few minutes of one core
     CFLPRIV_DATA=DIR python examples/membership_by_cluster.py --source fashion_mnist --few --samples 20 --rounds 30 --seeds 3
 
 Forty clients in five groups of two labels each; each client has so many samples, and as many again that it might have had. Eight
@@ -107,6 +107,33 @@ def found_by_pacfl(people: Population, train: Train, inside: Array, k: int | Non
     return clustering.k, ari(people.groups, clustering.labels)
 
 
+def draw(intervals: dict[tuple[int, int, int], list[tuple[float, float, float]]], rounds: int, path: str) -> None:
+    """LiRA's AUC and TPR, each (mean, low, high), over the clients in a cluster, a line a purity; longer training apart, as a cross."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    purities = sorted({alike / size for size, alike, _ in intervals if size < CLIENTS}, reverse=True)
+    for place, (axes, name, chance) in enumerate(zip(panels, ("AUC", "true positives at 1 % false ones"), (0.5, 0.01), strict=True)):
+        axes.axhline(chance, color="0.6", linestyle="--", linewidth=1, label="coin")
+        kinds = [(f"purity {one:.2f}", [arm for arm in intervals if arm[0] < CLIENTS and arm[1] / arm[0] == one], "o-") for one in purities]
+        kinds += [(f"all {CLIENTS}, {rounds} rounds", [(CLIENTS, EACH, 1)], "s"), (f"all {CLIENTS}, longer", [(CLIENTS, EACH, 4)], "x")]
+        for label, arms, mark in kinds:
+            if known := sorted(arm for arm in arms if arm in intervals):
+                mean, low, high = np.array([intervals[arm][place] for arm in known]).T
+                axes.errorbar([arm[0] for arm in known], mean, [mean - low, high - mean], fmt=mark, capsize=3, label=label)
+        axes.set_xscale("log")
+        ticks = sorted({arm[0] for arm in intervals})
+        axes.set_xticks(ticks, [str(one) for one in ticks])
+        axes.minorticks_off()
+        axes.set_xlabel("clients in a cluster")
+        axes.set_ylabel(f"LiRA, {name} [95 %]")
+    panels[0].legend(fontsize=8, frameon=False)
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", default="digits")
@@ -116,6 +143,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--few", action="store_true", help="a few of the rows only")
     parser.add_argument("--data-dir", default=None)
+    parser.add_argument("--picture", default=None, help="a file to draw leakage over size and purity into (.png, .svg); needs matplotlib")
     options = parser.parse_args()
     table: dict[tuple[int, int, int], list[tuple[float, float, float]]] = {}
     for seed in range(options.seeds):
@@ -132,6 +160,9 @@ def main() -> None:
             table.setdefault(arm, []).append(found)
             shown = f"AUC {found[0]:.3f}, TPR {found[1]:.3f}, right {found[2]:.3f}"
             print(f"  {size:3} clients, {alike} alike, {times * options.rounds} rounds: {shown}", flush=True)
+    if options.picture:
+        intervals = {arm: [(np.mean(one), *confidence_interval(one)) for one in np.array(figures).T[:2]] for arm, figures in table.items()}
+        draw(intervals, options.rounds, options.picture)
     print(f"\n{options.source}, {options.samples} samples a client, {options.rounds} rounds, {options.seeds} seeds")
     print("| clients in a cluster | samples | purity | rounds | LiRA AUC | TPR at 1 % FPR | right on unseen |")
     print("|---|---|---|---|---|---|---|")

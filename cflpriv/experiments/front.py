@@ -9,6 +9,7 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from scipy import stats
 from ..errors import InputError
 from ..files import write_atomically
 from . import pictures
+from .audit_report import metric_words
 from .sweep import Cell, Setting, Sweep
 
 __all__ = ["Mean", "Result", "front_rows", "mean_of", "on_front", "paired", "read_results", "section", "table_rows", "write_tables"]
@@ -155,7 +157,7 @@ Attack = tuple[str, str, str, int]
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """One setting under one attack: leakage and its baseline, and each utility, over seeds."""
+    """One setting under one attack: leakage and its baseline, and each utility, over seeds. `whole`: in no run were rounds left out."""
 
     setting: Setting
     leakage: Mean
@@ -163,6 +165,7 @@ class Point:
     utilities: Mapping[str, Mean | None]
     lower_is_better: bool
     validated: bool = True
+    whole: bool = True
 
 
 def attack_points(results: Sequence[Result]) -> dict[Attack, list[Point]]:
@@ -181,7 +184,8 @@ def attack_points(results: Sequence[Result]) -> dict[Attack, list[Point]]:
                 valid = any(cell["status"] != "not_validated" for cell in cells)
                 lower = any(cell.get("lower_is_better") for cell in cells)
                 guess = None if baseline is None else baseline.mean
-                points.setdefault(key, []).append(Point(setting, leakage, guess, utilities, lower, valid))
+                whole = not any(cell.get("rounds") for cell in cells)
+                points.setdefault(key, []).append(Point(setting, leakage, guess, utilities, lower, valid, whole))
     return points
 
 
@@ -209,7 +213,7 @@ def front_rows(results: Sequence[Result]) -> list[dict[str, Any]]:
                 rows.append(
                     {
                         **_named(point.setting), "attack": attack, "metric": metric, "adversary": adversary, "clients_known": known,
-                        "validated": point.validated,
+                        "validated": point.validated, "all_rounds": point.whole,
                         "leakage": point.leakage.mean, "leakage_std": point.leakage.std, "guess_with_no_view": point.baseline,
                         "utility": name, "value": value.mean, "value_std": value.std, "on_front": front,
                         **{name: cost and cost.mean for name, cost in costs.items()}, "seeds": value.seeds,
@@ -254,7 +258,8 @@ def section(folder: Path, sweep: Sweep) -> dict[str, Any]:
     keys = list(points)[:MOST_ATTACKS]
     settings = list(_by_setting(results))
     pages = max(1, -(-len(keys) // COLUMNS))
-    fronts = [front_picture({key: points[key] for key in keys[i::pages]}, settings) for i in range(pages)] if keys else []
+    cuts = [len(keys) * i // pages for i in range(pages + 1)]
+    fronts = [front_picture({key: points[key] for key in keys[a:b]}, settings) for a, b in pairwise(cuts) if a < b]
     names = [setting.name for setting in settings]
     return {
         "rows": [{**row, "under": name.partition(" · ")[2]} for row, name in zip(rows, names, strict=True)],
@@ -281,21 +286,28 @@ def _look(setting: Setting, settings: Sequence[Setting]) -> dict[str, Any]:
     return {"color": colour, "marker": MARKERS[shapes.index((setting.algorithm, setting.keys)) % len(MARKERS)]}
 
 
+def _shown(results: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """The utilities that some of these have (points' utilities or runs' summaries): FedAvg alone finds no clusters to compare."""
+    known = list(results)
+    return {name: words for name, words in UTILITIES.items() if any(one.get(name) is not None for one in known)}
+
+
 def _scaled(name: str, value: float) -> float:
     return value if name == "ari" else 100 * value
 
 
 def front_picture(points: Mapping[Attack, Sequence[Point]], settings: Sequence[Setting]) -> str:
     """Utility against leakage: a column an attack's figure, a row a utility, a mark a setting with its deviations over seeds."""
+    shown = _shown(point.utilities for these in points.values() for point in these)
     with pictures.style():
         legend_rows = -(-len(settings) // 3)
-        figure = pictures.new_figure(1.3 + 2.7 * max(2, len(points)), 6.8 + 0.2 * legend_rows)
-        panels = figure.subplots(len(UTILITIES), len(points), squeeze=False, sharex="col", sharey="row")
+        figure = pictures.new_figure(1.3 + 2.7 * max(2, len(points)), 1.1 + 1.9 * len(shown) + 0.2 * legend_rows)
+        panels = figure.subplots(len(shown), len(points), squeeze=False, sharex="col", sharey="row")
         marks: dict[str, Any] = {}
         kinds = list(dict.fromkeys((one.protection, one.epsilon) for one in settings))
         sizes = {one: 170.0 * 0.6 ** (kinds.index((one.protection, one.epsilon)) % 5) for one in settings}  # what coincides stays visible
         for column, ((attack, metric, adversary, known), these) in enumerate(points.items()):
-            for line, (name, words) in enumerate(UTILITIES.items()):
+            for line, (name, words) in enumerate(shown.items()):
                 axes = panels[line, column]
                 have = [(point, value) for point in these if (value := point.utilities[name]) is not None]
                 sign = -1.0 if any(point.lower_is_better for point in these) else 1.0
@@ -309,18 +321,21 @@ def front_picture(points: Mapping[Attack, Sequence[Point]], settings: Sequence[S
                     marks[point.setting.name] = axes.scatter(
                         x, y, s=sizes[point.setting], c=look["color"], marker=look["marker"], zorder=3, alpha=0.9, **edge
                     )
-                for baseline in {round(point.baseline, 3) for point in these if point.baseline is not None}:
-                    axes.axvline(baseline, color=pictures.FAINT, linestyle="--", linewidth=1, zorder=0)
+                if guesses := [point.baseline for point in these if point.baseline is not None]:
+                    axes.axvspan(min(guesses), max(guesses), color=pictures.FAINT, alpha=0.25, linewidth=0, zorder=0)
+                    axes.axvline(float(np.mean(guesses)), color=pictures.FAINT, linestyle="--", linewidth=1, zorder=0)
                 if column == 0:
                     axes.set_ylabel(words)
                 axes.margins(0.12)
             knows = f", {known} known" if known else ""
             doubt = "" if all(point.validated for point in these) else "\n(not validated)"
-            panels[0, column].set_title(f"{attack.replace('_', ' ')}\n{metric.replace('_', ' ')}\n{adversary}{knows}{doubt}", fontsize=9)
+            doubt += "" if all(point.whole for point in these) else "\n(not all rounds)"
+            name = metric_words({"metric": metric})
+            panels[0, column].set_title(f"{attack.replace('_', ' ')}\n{name}\n{adversary}{knows}{doubt}", fontsize=9)
             panels[-1, column].set_xlabel("what the attacker gets" + (" (its error)" if sign < 0 else ""))
             if sign < 0:
                 panels[-1, column].invert_xaxis()
-        for line, name in enumerate(UTILITIES):  # differences of no account look like none
+        for line, name in enumerate(shown):  # differences of no account look like none
             low, high = panels[line, 0].get_ylim()
             middle, span = (low + high) / 2, max(high - low, 0.2 if name == "ari" else 4.0)
             panels[line, 0].set_ylim(middle - span / 2, middle + span / 2)
@@ -333,14 +348,15 @@ def epsilon_picture(results: Sequence[Result]) -> str:
     """Utility against ε, a line an algorithm and protection; dashed: the settings without a guarantee."""
     groups = _by_setting(results)
     with pictures.style():
-        figure = pictures.new_figure(10.5, 3.9)
-        panels = figure.subplots(1, len(UTILITIES))
+        utilities = _shown(one.summary for one in results)
+        figure = pictures.new_figure(3.5 * len(utilities), 3.9)
+        panels = figure.subplots(1, len(utilities), squeeze=False)[0]
         lines: dict[str, list[tuple[float, Setting]]] = {}
         for setting, own in groups.items():
             spent = mean_of(_seeds(own, "epsilon").values())
             if spent is not None:
                 lines.setdefault(f"{setting.algorithm} · {setting.protection}", []).append((spent.mean, setting))
-        for axes, (name, words) in zip(panels, UTILITIES.items(), strict=True):
+        for axes, (name, words) in zip(panels, utilities.items(), strict=True):
             for i, (label, members) in enumerate(lines.items()):
                 known = [
                     (x, value)

@@ -238,13 +238,13 @@ def recovered_images(
     label_truth: Array | None = None,
     label_guess: Array | None = None,
 ) -> str:
-    """Rows of images (m, C, H, W): the real means, what the attacker recovers, and the guess without a view (C, H, W).
+    """Rows of images (m, C, H, W): the real ones or their means, what the attacker recovers, and the guess without a view (C, H, W).
 
     Each image is scaled to [0, 1]. With labels (m, classes) in [0, 1], a row of histograms below: bars are true, dots what the attacker
     infers.
     """
     m = len(truth)
-    rows = [("real mean image", truth), ("attacker recovers", recovered), ("guess with no view", np.stack([baseline] * m))]
+    rows = [("real", truth), ("attacker recovers", recovered), ("guess with no view", np.stack([baseline] * m))]
     labels = label_truth is not None and label_guess is not None
     with style():
         figure = new_figure(1.5 + 1.1 * m, 4.6 if labels else 3.7)
@@ -284,14 +284,17 @@ def roc_curves(curves: Mapping[str, Array], others: int) -> str:
             seen = false >= least * (1 - 1e-9)
             look: dict[str, Any] = {"color": PALETTE[i % len(PALETTE)], "linestyle": DASHES[i // len(PALETTE) % len(DASHES)]}
             axes.step(false[seen], np.maximum(true[seen], least / 10), where="post", linewidth=3.2 - 0.6 * min(i, 4), label=name, **look)
-        axes.axvline(0.01, color=CUT, linestyle="--", linewidth=1)
+        dashed = ""
+        if least <= 0.01:
+            axes.axvline(0.01, color=CUT, linestyle="--", linewidth=1)
+            dashed = " (dashed: 1 %)"
         axes.set_xscale("log")
         axes.set_yscale("log")
         for axis in (axes.xaxis, axes.yaxis):  # the default writes powers as mathematics, which `style` does not parse
             axis.set_major_formatter(lambda rate, _: f"{rate:g}")
         axes.set_xlim(least, 1)
         axes.set_ylim(least, 1.05)
-        axes.set_xlabel(f"false positive rate, of {others} non-members (dashed: 1 %)")
+        axes.set_xlabel(f"false positive rate, of {others} non-members{dashed}")
         axes.set_ylabel("true positive rate")
         axes.legend(loc="lower right", frameon=False, fontsize=8)
         return uri(figure)

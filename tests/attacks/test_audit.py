@@ -179,6 +179,7 @@ def test_a_long_run_is_cut_to_what_the_budget_allows(run: Path) -> None:
     (run / "summary.json").write_text(json.dumps(summary))
     (cell,) = audit_run(run, adversary="server", attacks=["cluster_identity"], budget="quick")
     assert "first 1 round(s) only" in cell.note
+    assert cell.rounds == 1
     summary["seconds"] = BUDGETS["standard"].seconds / 4.5
     (run / "summary.json").write_text(json.dumps(summary))
     (cell,) = audit_run(run, adversary="server", attacks=["cluster_identity"])
@@ -206,6 +207,20 @@ def test_pooling_is_a_paired_t_test_over_seeds() -> None:
     rare = [one(0.05 if seed == 2 else 0.0, 0.0, 0.1, seed, exact=True) for seed in range(5)]
     assert pooled(rare)[0].status == "leaks"
     assert pooled([one(0.9, 0.2, 0.9, 0)])[0].seeds == (0,)
+
+
+@pytest.mark.parametrize(("seeds", "low", "status"), [(4, 0, "not_validated"), (5, 0, "leaks"), (5, 1, "at_baseline"), (10, 1, "leaks")])
+def test_tosses_that_agree_are_a_leak_from_five_on(seeds: int, low: int, status: str) -> None:
+    """Of a fair coin all of 4 show heads one time in 16, all of 5 one in 32, 9 of 10 or more one in 93."""
+    tossed = [one(0.3 if seed < low else 1.0, 0.5, 1.0, seed, margin=0.05, coin=True) for seed in range(seeds)]
+    assert pooled(tossed)[0].status == status
+    if seeds == 4:
+        assert pooled([replace(cell, coin=False) for cell in tossed])[0].status == "leaks"
+
+
+def test_an_exact_figure_leaks_whichever_seed_it_first_comes_out_in() -> None:
+    seeds = [one(0.0, 0.0, 0.0, 0), *(one(0.05, 0.0, 0.1, seed, exact=True) for seed in (1, 2))]
+    assert pooled(seeds)[0].status == "leaks"
 
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=20), st.permutations(range(4)))

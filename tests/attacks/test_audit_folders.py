@@ -18,7 +18,9 @@ from cflpriv.attacks import ATTACKS, BUDGETS, Cell
 from cflpriv.attacks.audit import audit_run
 from cflpriv.attacks.plan import Clock, Plan, plan_of, spoken
 from cflpriv.cli import app, main
+from cflpriv.errors import InputError
 from cflpriv.experiments import run_experiment
+from cflpriv.experiments.resume import locked
 
 FEW = ("signature_inversion", "label_inference", "cluster_identity")
 PROTECTED = {"gram": ["haar"], "sum": "secagg"}
@@ -79,6 +81,13 @@ def test_a_resumed_run_recorded_in_part_is_audited_like_an_uninterrupted_one(tmp
     cells = quick(tmp_path / "two")
     assert cells == quick(tmp_path / "whole")
     assert {cell.status for cell in cells if cell.metric == "histogram_l1"} == {"leaks"}
+
+
+def test_two_audits_of_one_folder_do_not_run_at_once(run: Path) -> None:
+    with locked(run), pytest.raises(InputError, match="another process"):
+        quick(run, ("cluster_identity",))
+    assert not (run / "audit.json").exists()
+    assert quick(run, ("cluster_identity",))
 
 
 def test_everything_attackable_is_as_good_as_a_full_record(recorded: Path, tmp_path: Path) -> None:

@@ -118,6 +118,13 @@ def test_noise_on_samples_takes_it_to_the_baseline() -> None:
     assert all(cell.value == 0.0 and cell.reference for cell in found.values())
 
 
+def test_steps_of_adam_are_no_gradients_and_prove_nothing() -> None:
+    """It divides gradients by their own sizes; nothing comes out unprotected, so nothing is claimed of sums either."""
+    for protection in ({}, {"sum": "secagg"}):
+        found = figures(protection, training={"optimizer": "adam", "lr": 0.01})
+        assert {(cell.status, cell.value, cell.reference) for cell in found.values()} == {("not_validated", 0.0, 0.0)}
+
+
 @pytest.mark.parametrize(
     ("protection", "adversary", "model", "why"),
     [

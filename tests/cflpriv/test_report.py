@@ -293,7 +293,7 @@ def test_recovered_images_of_any_number_of_clients_and_channels(runs: Path, chan
     write_arrays(runs / "a_pacfl" / "audit" / "x.npz", m, channels)
     page = page_of(runs / "a_pacfl")
     assert f"{min(m, 8)} of {m} attacked clients." in page.words
-    strip = next(picture for image, picture in zip(page.images, pictures_of(page), strict=True) if "Mean images" in str(image["alt"]))
+    strip = next(picture for image, picture in zip(page.images, pictures_of(page), strict=True) if "Images of" in str(image["alt"]))
     assert strip.count("<image") == 3 * min(m, 8)
 
 
