@@ -90,6 +90,9 @@ class _Out:
             for client in value.clients:
                 self.parts.setdefault(value.key, {}).setdefault(client, {}).update(dict.fromkeys(value.parts))
             return {"held": place, "clients": list(value.clients), "parts": list(value.parts)}
+        if hasattr(value, "__array__"):  # made on demand: made now, one at a time, when it is written
+            arrays[path] = value
+            return {"array": path}
         if is_dataclass(value) and not isinstance(value, type):
             if TYPES.get(_name(type(value))) is not type(value):
                 raise TypeError(f"checkpoint: {path} is a {_name(type(value))}, which is not among checkpoint.TYPES")
@@ -100,9 +103,6 @@ class _Out:
         if isinstance(value, list | tuple):
             items = [self.walk(item, f"{path}/{i}", arrays) for i, item in enumerate(value)]
             return {"items" if isinstance(value, tuple) else "list": items}
-        if hasattr(value, "__array__"):  # made on demand: made now, one at a time, when it is written
-            arrays[path] = value
-            return {"array": path}
         raise TypeError(f"checkpoint: {path} is a {type(value).__name__}, which a state may not hold")
 
     def held(self, federation: LocalFederation) -> dict[str, Any]:

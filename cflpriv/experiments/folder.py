@@ -127,8 +127,10 @@ def _resumed(
     checkpoint = last_checkpoint(out)
     summary = out / "summary.json"
     if checkpoint is not None and checkpoint.path.stem == "final" and summary.is_file():
-        done: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8"))
-        if done["rounds"] == checkpoint.progress["rounds"]:  # else it is that of an earlier Ctrl-C, and a kill came before the last one
+        done: dict[str, Any] = {}
+        with suppress(ValueError):  # a damaged summary is written anew
+            done = json.loads(summary.read_text(encoding="utf-8"))
+        if done.get("rounds") == checkpoint.progress["rounds"]:  # else it is that of an earlier Ctrl-C, and a kill came before the last one
             say(f"{out}: this run is done")
             return done
     s = prepare(config, data_dir, population, secrets=None if checkpoint is None else checkpoint.secrets)

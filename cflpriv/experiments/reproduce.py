@@ -1,9 +1,11 @@
 """A paper's table or figure beside ours: every cell a run folder or a file of trials, so that what was cut short goes on.
 
 `reproduce` runs what is missing of an entry of `reproductions` into a folder and writes `table.md`, `table.csv` and `picture.svg` there. A
-cell that makes no sense (a protection that its algorithm refuses) becomes a row that says so; data that are not there end everything.
+cell that makes no sense (a protection that its algorithm refuses) or whose training diverges becomes a row that says so; data that are not
+there, and a folder that cannot be gone on with, end everything.
 """
 
+import csv
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +17,15 @@ from typing import Any
 import numpy as np
 
 from ..data import DataSpec, build_population
-from ..errors import InputError
-from ..files import append
+from ..data.datasets import HOW_TO_SET
+from ..errors import InputError, TrainingDiverged
+from ..files import append, write_atomically
 from ..types import Population
 from .config import Config, near, parse_config, set_key
 from .folder import run_experiment
 from .reproductions import REPRODUCTIONS, Cell, Reproduction
 from .reproductions.table import Outcome, Row, in_words, slug, write
-from .resume import locked
+from .resume import kept_rows, locked
 
 __all__ = ["Outcome", "Row", "config_of", "reproduce", "scaled_trials"]
 
@@ -58,6 +61,8 @@ def config_of(
     for absent, there in (stand_in or {}).items():
         sources = tree["data"].get("sources", [])
         tree["data"]["sources"] = [[there if name == absent else name, count] for name, count in sources]
+        if "data.sources" in given:
+            continue
         remarks.append(f"{there} stands in for {absent}, whose files are absent: not the published experiment")
     for section in ("data", "run"):
         tree.setdefault(section, {})["seed"] = seed
@@ -122,7 +127,8 @@ def reproduce(
 
     `scale` in (0, 1] shrinks what the entry says can shrink; `seeds` runs are made of each cell (trials repeat by themselves); `changes`
     are "section.key=value" for every run; `cells` are beginnings of labels, empty for all. Ctrl-C ends with what there is, and the same
-    call goes on. Raises `InputError` for unknown names, data that are absent, or a folder that holds the same cells at other settings.
+    call goes on. Raises `InputError` for unknown names, data that are absent, or a folder that holds another reproduction, the same cells
+    at other settings, or damaged files.
     """
     if name not in REPRODUCTIONS:
         raise InputError(f"reproduce {name!r}: is not known{near(name, list(REPRODUCTIONS))}")
@@ -130,12 +136,16 @@ def reproduce(
         raise InputError(f"--scale {scale}: is outside (0, 1]")
     if seeds < 1:
         raise InputError(f"--seeds {seeds}: is below 1")
+    for change in changes:
+        if seeds > 1 and change.partition("=")[0].strip() in ("run.seed", "data.seed"):
+            raise InputError(f"--set {change}: would give all of the {seeds} seeds the same; leave it out, or --seeds")
     entry, out = REPRODUCTIONS[name], Path(out)
     chosen = _chosen(entry, cells)
     if changes and all(cell.trial for cell in chosen):
         raise InputError(f"--set {changes[0]}: {name} has no runs{' among these cells' if cells else ''} whose keys could change")
     stand_in = _stand_in(entry, data_dir)
     _check_data(entry, chosen, scale, changes, stand_in, data_dir)
+    _check_folder(name, out)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -181,13 +191,25 @@ def _chosen(entry: Reproduction, wanted: Sequence[str]) -> tuple[Cell, ...]:
     return tuple(cell for cell in entry.cells if cell.label in taken)
 
 
+def _check_folder(name: str, out: Path) -> None:
+    """Refuse a folder with the table of another reproduction: cells of the same name would be taken for its own."""
+    table = out / "table.csv"
+    if table.is_file():
+        with table.open(newline="", encoding="utf-8", errors="replace") as file:
+            there = next((row.get("reproduction") for row in csv.DictReader(file)), None)
+        if there not in (None, name):
+            raise InputError(f"{table}: is of {there!r}, not of {name!r}; choose another folder with --out")
+
+
 def _stand_in(entry: Reproduction, data_dir: str | Path | None) -> dict[str, str]:
-    """Which of the entry's data sets are absent, and what stands in for each."""
+    """Which of the entry's data sets are absent, and what stands in for each. Raises `InputError` for files that are there but damaged."""
     absent = {}
     for name, other in entry.instead.items():
         try:
             build_population(DataSpec(source=name, clients=1, samples_per_client=10, test_samples_per_client=10), data_dir)
-        except InputError:
+        except InputError as error:
+            if HOW_TO_SET not in str(error):  # what every loader says where there are no files
+                raise
             absent[name] = other
     return absent
 
@@ -201,7 +223,7 @@ def _check_data(
     refused: list[InputError] = []
     for cell in cells:
         if cell.trial:
-            source = str(cell.settings.get("data", {}).get("source", "")) if isinstance(cell.settings.get("data"), dict) else ""
+            source = cell.settings.get("source") or cell.settings.get("data", {}).get("source")
             specs = [DataSpec(source=source, clients=1, samples_per_client=10, test_samples_per_client=10)] if source else []
         else:
             try:
@@ -234,17 +256,17 @@ def _runs(
     said: list[str] = []
     seconds = 0.0
     for seed in range(seeds):
-        folder = out / f"{slug(cell.label)}-s{seed}"
+        folder, grouped = out / f"{slug(cell.label)}-s{seed}", out / f"{slug(cell.groups_of)}-s{seed}"
         try:
             config, remarks = config_of(entry, cell, seed, scale, changes, stand_in)
             population = _population(config.data, data_dir, populations)
             said += [*remarks, *population.notes]
             if cell.groups_of:
-                population = _grouped(population, out / f"{slug(cell.groups_of)}-s{seed}")
+                population = _grouped(population, grouped)
             summary = run_experiment(config, folder, data_dir, resume=True, population=population)
-        except InputError as error:
-            if (folder / "config.toml").is_file() and "--resume" in str(error):
-                raise InputError(f"{out}: {error}; choose another folder with --out") from None
+        except (InputError, TrainingDiverged) as error:
+            if any(str(one) in str(error) for one in (folder, grouped)):  # it is not what is asked for, but what lies there
+                raise InputError(f"{error}; choose another folder with --out, or remove that one") from None
             return [Row(cell.label, figure.metric, None, None, figure.published, 0, 0.0, str(error)) for figure in cell.figures], said, True
         if summary["rounds"] < summary["rounds_planned"] and not summary.get("stopped"):
             return [], said, False
@@ -257,7 +279,7 @@ def _runs(
             )
         if empty := summary["group_rounds_without_sum"]:
             said.append(f"{cell.label}, seed {seed}: {empty} times a cluster's model stayed because too few of its clients took part")
-        rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
+        rows = kept_rows(folder, summary["rounds"])
         for metric, list_ in values.items():
             list_.append(_measured(metric, summary, rows))
     return _rows(cell, values, seconds), said, True
@@ -266,10 +288,13 @@ def _runs(
 def _grouped(population: Population, folder: Path) -> Population:
     """The population with the clusters that another run found in place of its true groups."""
     path = folder / "measured.json"
-    labels = json.loads(path.read_text(encoding="utf-8"))["labels"] if path.is_file() else None
-    if labels is None:
-        raise InputError(f"{folder.name} found no clusters to take the sizes from")
-    return replace(population, groups=tuple(int(labels[str(client.id)]) for client in population.clients))
+    try:
+        labels = json.loads(path.read_text(encoding="utf-8"))["labels"] if path.is_file() else None
+        if labels is None:
+            raise InputError("no clusters were found to take the sizes from")
+        return replace(population, groups=tuple(int(labels[str(client.id)]) for client in population.clients))
+    except (KeyError, TypeError, json.JSONDecodeError):
+        raise InputError(f"{path}: has no cluster for each of the {len(population.clients)} clients") from None
 
 
 def _trials(
@@ -280,7 +305,7 @@ def _trials(
     settings, remarks = _trial_settings(entry, cell, scale)
     count = scaled_trials(cell, scale) if cell.trials > 1 else seeds
     path = out / f"{slug(cell.label)}.jsonl"
-    kept = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+    kept = _kept_trials(path, {figure.metric for figure in cell.figures})
     asked = json.loads(json.dumps(settings))
     if any(one["settings"] != asked for one in kept):
         raise InputError(f"{path}: holds trials at other settings (another --scale?); choose another folder with --out")
@@ -294,6 +319,25 @@ def _trials(
         figure.metric: [one["figures"][figure.metric] for one in kept[:count]] for figure in cell.figures
     }
     return _rows(cell, values, sum(one["seconds"] for one in kept[:count])), list(remarks), True
+
+
+def _kept_trials(path: Path, metrics: set[str]) -> list[dict[str, Any]]:
+    """The trials of an earlier call. A last line that a kill cut short is removed; `InputError` names one that is damaged otherwise."""
+    data = path.read_bytes() if path.is_file() else b""
+    if data and not data.endswith(b"\n"):
+        data = data[: data.rfind(b"\n") + 1]
+        write_atomically(path, data)
+    kept = []
+    for number, line in enumerate(data.splitlines()):
+        try:
+            one = json.loads(line)
+            sound = one["trial"] == number and metrics <= set(one["figures"]) and {"settings", "seconds"} <= set(one)
+        except (ValueError, TypeError, KeyError):
+            sound = False
+        if not sound:
+            raise InputError(f"{path}: line {number + 1} is damaged; remove the file, and its trials are made again")
+        kept.append(one)
+    return kept
 
 
 def _rows(cell: Cell, values: Mapping[str, list[float | None]], seconds: float) -> list[Row]:

@@ -3,9 +3,11 @@
 import csv
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -20,7 +22,8 @@ from cflpriv.experiments import reproduce as engine
 from cflpriv.experiments.folder import run_experiment
 from cflpriv.experiments.reproduce import Outcome, config_of, reproduce, scaled_trials
 from cflpriv.experiments.reproductions import METRICS, REPRODUCTIONS, Cell, Figure, Reproduction
-from cflpriv.experiments.reproductions.table import slug
+from cflpriv.experiments.reproductions.table import ALONG, Row, slug, write
+from cflpriv.experiments.resume import locked
 from cflpriv.experiments.trials import _fitted, _mmd, gaussians, influence_speed, label_swap_gap
 
 REQUIRED = (
@@ -78,7 +81,7 @@ def test_an_entry_makes_sense(name: str) -> None:
     entry = REPRODUCTIONS[name]
     labels = [cell.label for cell in entry.cells]
     assert all((entry.title, entry.source, entry.chosen))
-    assert len({slug(label) for label in labels}) == len(labels)  # a folder each
+    assert len({slug(label).lower() for label in labels}) == len(labels)  # a folder each, also where case does not count
     assert any(figure.published is not None for cell in entry.cells for figure in cell.figures)
     for cell in entry.cells:
         assert cell.figures
@@ -186,6 +189,83 @@ def test_another_scale_needs_another_folder(tmp_path: Path) -> None:
             reproduce("tiny", tmp_path / "a", cells=[cells])
 
 
+def test_a_cell_whose_training_diverges_is_a_row_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wild = Cell("FedAvg", (Figure("shared", 50.0),), {"algorithm.name": "fedavg", "training.lr": 1e30})
+    monkeypatch.setitem(REPRODUCTIONS, "tiny", replace(TINY, cells=(wild, TINY.cells[0])))
+    for _ in range(2):
+        outcome = reproduce("tiny", tmp_path / "a")
+        assert "not finite" in outcome.rows[0].note
+        assert rows_of(outcome)["FedAvg", "shared"] is None
+        assert rows_of(outcome)["PACFL", "ari"] == 1.0
+        assert "not finite" in (tmp_path / "a" / "table.md").read_text()
+
+
+def test_what_lies_in_a_folder_is_gone_on_with_repaired_or_refused_by_name(tmp_path: Path) -> None:
+    out = tmp_path / "a"
+    first = reproduce("tiny", out)
+    trials, summary = out / "drawn.jsonl", out / "PACFL-s0" / "summary.json"
+    kept = trials.read_bytes()
+    trials.write_bytes(kept + b'{"trial": 6, "sett')  # a kill while the next was written
+    summary.write_text(summary.read_text()[:100])
+    CALLS.clear()
+    again = reproduce("tiny", out)
+    assert rows_of(again) == rows_of(first)
+    assert CALLS == []
+    assert trials.read_bytes() == kept
+    assert json.loads(summary.read_text())["rounds"] == 3
+    trials.write_bytes(kept.replace(b'"figures"', b'"figgures"', 1))
+    with pytest.raises(InputError, match=r"drawn\.jsonl: line 1 is damaged"):
+        reproduce("tiny", out, cells=["drawn"])
+    rounds, measured, config = (out / "PACFL-s0" / name for name in ("rounds.jsonl", "measured.json", "config.toml"))
+    checkpoint = next((out / "FedAvg-s0" / "checkpoints").glob("*.safetensors"))
+    (out / "FedAvg-s0" / "summary.json").unlink()  # with it nothing of the checkpoint would be read
+    for path, cell in ((rounds, "PACFL"), (measured, "control"), (config, "PACFL"), (checkpoint, "FedAvg")):
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2] + b"\n")
+        with pytest.raises(InputError, match=path.name.replace(".", r"\.")):
+            reproduce("tiny", out, cells=[cell])
+        path.write_bytes(whole)
+    assert rows_of(reproduce("tiny", out, cells=["FedAvg"]))["FedAvg", "shared"] == rows_of(first)["FedAvg", "shared"]
+
+
+def test_a_folder_is_of_one_reproduction_and_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REPRODUCTIONS, "other", replace(TINY, cells=TINY.cells[3:]))
+    reproduce("tiny", tmp_path / "a", cells=["drawn"])
+    with pytest.raises(InputError, match=r"table\.csv: is of 'tiny', not of 'other'; choose another folder"):
+        reproduce("other", tmp_path / "a")
+    with locked(tmp_path / "a"), pytest.raises(InputError, match="another process is running"):
+        reproduce("tiny", tmp_path / "a", cells=["drawn"])
+
+
+def test_a_data_set_that_is_damaged_is_not_called_absent(tmp_path: Path) -> None:
+    entry = REPRODUCTIONS["pacfl-mix4"]
+    assert engine._stand_in(entry, tmp_path) == {"svhn": "mnist"}
+    (tmp_path / "svhn").mkdir()
+    for name in ("train_32x32.mat", "test_32x32.mat"):
+        (tmp_path / "svhn" / name).write_bytes(b"nothing")
+    with pytest.raises(InputError, match="train_32x32"):
+        engine._stand_in(entry, tmp_path)
+    with pytest.raises(InputError, match="fashion_mnist"):  # what trials read is looked for before anything is made, too
+        reproduce("pfedlia-speedup", tmp_path / "out", tmp_path)
+    assert not (tmp_path / "out").exists()
+    changes = ['data.sources=[["usps", 2]]']
+    assert not any("stands in" in one for one in config_of(entry, entry.cell("SOLO"), 0, 1, changes, {"svhn": "mnist"})[1])
+
+
+def test_a_picture_over_rounds_names_its_axis_and_shows_what_was_published(tmp_path: Path) -> None:
+    entry = REPRODUCTIONS["cfl-agnews"]
+    (tmp_path / "CFL-s0").mkdir()
+    rows = [json.dumps({"round": i, "perplexity_mean": 350.0 - 10 * i}) + "\n" for i in range(16)]  # within one power of ten
+    (tmp_path / "CFL-s0" / "rounds.jsonl").write_text("".join(rows))
+    row = Row("CFL", "perplexity", 200.0, None, 36.0, 1, 1.0)
+    write(entry, "cfl-agnews", Outcome((row,), ()), [entry.cell("CFL")], tmp_path, 1, 1.0, [])
+    drawn = re.findall("<!-- (.*?) -->", (tmp_path / "picture.svg").read_text())  # matplotlib notes each text that it draws
+    assert {"perplexity", "50", "100", "200", "round (seed 0)"} <= set(drawn)
+    assert any("dotted: published" in one for one in drawn)
+    for name in {entry.along for entry in REPRODUCTIONS.values() if entry.over == "rounds"}:
+        assert name in ALONG
+
+
 def test_protections_pass_through_and_what_they_refuse_is_a_row(tmp_path: Path) -> None:
     changes = ['protection.sum="secagg"', 'protection.gram=["haar"]']
     outcome = reproduce("tiny", tmp_path / "a", changes=changes, cells=["PACFL", "FedAvg"])
@@ -202,7 +282,7 @@ def test_protections_pass_through_and_what_they_refuse_is_a_row(tmp_path: Path) 
 def test_wrong_words_are_refused_by_name(tmp_path: Path) -> None:
     for options, words in (
         ({"name": "tinny"}, "did you mean 'tiny'"), ({"scale": 0.0}, r"outside \(0, 1\]"), ({"scale": 1.5}, "outside"),
-        ({"seeds": 0}, "--seeds 0"), ({"cells": ["nothing"]}, "no cell begins so"),
+        ({"seeds": 0}, "--seeds 0"), ({"seeds": 2, "changes": ["run.seed=7"]}, "the same"), ({"cells": ["nothing"]}, "no cell begins so"),
         ({"name": "pacfl-gaussians", "changes": ["protection.sum=secagg"]}, "has no runs"),
         ({"changes": ["protection.sum=secagg"], "cells": ["drawn"]}, "has no runs among these cells"),
         ({"changes": ["data.nothing=1"], "cells": ["FedAvg"]}, "nothing = 1: is not a key"), ({"changes": ["training.rounds"]}, "expected"),
@@ -324,6 +404,20 @@ def test_influence_speed_on_digits() -> None:
 
 
 # --- the real thing, very small
+
+
+def test_femnist_runs_on_files_as_leaf_writes_them(tmp_path: Path) -> None:
+    """Three writers of random pixels: that it runs. One-shot keeps updates in span form here, and its checkpoints must hold them."""
+    draws = np.random.default_rng(0)
+    for part, count in (("train", 6), ("test", 3)):
+        pixels, labels = draws.random((3, count, 784)).round(2).tolist(), draws.integers(62, size=(3, count)).tolist()
+        users = {f"f{i}": {"x": x, "y": y} for i, (x, y) in enumerate(zip(pixels, labels, strict=True))}
+        (tmp_path / "femnist" / part).mkdir(parents=True)
+        (tmp_path / "femnist" / part / "all_data_0.json").write_text(json.dumps({"users": list(users), "user_data": users}))
+    changes = ["training.rounds=2", "training.epochs=1", "training.participation=1.0", "model.name=mlp", "model.hidden=8"]
+    cells = ["IFCA k=2", "one-shot k=2", "StoCFL", "CFL"]
+    outcome = reproduce("femnist", tmp_path / "a", tmp_path, scale=0.01, changes=changes, cells=cells)
+    assert all(row.ours is not None for row in outcome.rows)
 
 
 @pytest.mark.slow

@@ -17,6 +17,13 @@ from .entry import METRICS, Cell, Reproduction
 
 __all__ = ["Outcome", "Row", "in_words", "slug", "write"]
 
+ALONG: dict[str, tuple[str, float, tuple[str, ...]]] = {
+    "accuracy_mean": ("accuracy of the model a client would use, %", 100.0, ("shared", "before_split")),
+    "perplexity_mean": ("perplexity", 1.0, ("perplexity", "perplexity_before_split")),
+    "max_norms": ("largest norm of a client's update", 1.0, ()),
+}
+"""What a picture over rounds shows of rounds.jsonl: its axis in words, the unit, and the metrics whose published figures are lines."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -109,22 +116,9 @@ def write(
 
 
 def _picture(entry: Reproduction, rows: Sequence[Row], cells: Sequence[Cell], out: Path, seeds: int) -> str:
-    """The table as a picture: filled marks are ours, rings the published figures; or curves over rounds."""
+    """The table as a picture: filled marks are ours, rings the published figures; or curves over rounds, the published ones dotted."""
     if entry.over == "rounds":
-        curves = {cell.label: _curve(out / f"{slug(cell.label)}-s0" / "rounds.jsonl", entry.along) for cell in cells}
-        with style():
-            figure = new_figure(7, 3.6)
-            axes = figure.subplots()
-            for i, (label, points) in enumerate(curves.items()):
-                axes.plot([x for x, _ in points], [y for _, y in points], color=PALETTE[i % len(PALETTE)], label=label)
-            axes.set_xlabel("round (seed 0)")
-            axes.set_ylabel(entry.along)
-            if entry.along.startswith("perplexity"):
-                axes.set_yscale("log")
-                _plain(axes.yaxis)
-            axes.set_title(fill(f"{entry.title} ({entry.source})", 88), loc="left")
-            axes.legend(frameon=False)
-            return uri(figure)
+        return _over_rounds(entry, rows, cells, out)
     by_label = {cell.label: cell for cell in cells}
     found = [row for row in rows if row.ours is not None]
     axes_of = {cell.label: tuple(dict.fromkeys(axis for axis, _, _ in cell.places)) for cell in cells}
@@ -143,8 +137,34 @@ def _picture(entry: Reproduction, rows: Sequence[Row], cells: Sequence[Cell], ou
                 _over_cells(axes, own, by_label)
             if metric == "success":
                 axes.set_ylim(-0.05, 1.05)
+            if metric == "ari" and entry.over == "cells":
+                axes.set_xlim(min(-0.05, *axes.get_xlim()), 1.05)
             axes.set_title(fill(METRICS[metric], 56), fontsize=8, loc="left")
         figure.suptitle(fill(f"{entry.title} ({entry.source}); filled: ours, ring: published", 64 * wide), fontsize=9)
+        return uri(figure)
+
+
+def _over_rounds(entry: Reproduction, rows: Sequence[Row], cells: Sequence[Cell], out: Path) -> str:
+    name, unit, metrics = ALONG[entry.along]
+    with style():
+        figure = new_figure(7, 3.6)
+        axes = figure.subplots()
+        for i, cell in enumerate(cells):
+            colour = PALETTE[i % len(PALETTE)]
+            points = _curve(out / f"{slug(cell.label)}-s0" / "rounds.jsonl", entry.along)
+            axes.plot([x for x, _ in points], [unit * y for _, y in points], color=colour, label=cell.label)
+            lines = [row.published for row in rows if row.cell == cell.label and row.metric in metrics and isinstance(row.published, float)]
+            for line in lines:
+                axes.axhline(line, color=colour, linestyle=":")
+        axes.set_xlabel("round (seed 0)")
+        axes.set_ylabel(name)
+        if entry.along.startswith("perplexity"):
+            axes.set_yscale("log", subs=())
+            _plain(axes.yaxis)
+            low, high = axes.get_ylim()
+            axes.set_yticks([x for power in range(7) for x in (10**power, 2 * 10**power, 5 * 10**power) if low <= x <= high])
+        axes.set_title(fill(f"{entry.title} ({entry.source}); dotted: published figures", 88), loc="left")
+        axes.legend(frameon=False)
         return uri(figure)
 
 
@@ -153,9 +173,11 @@ def _over_numbers(axes: Any, rows: Sequence[Row], cells: Mapping[str, Cell], axi
     for i, series in enumerate(dict.fromkeys(one for one, _, _ in placed)):
         own = sorted(((x, row) for one, x, row in placed if one == series), key=lambda point: point[0])
         here = [(x, row.ours) for x, row in own if row.ours is not None]
+        bare = {"success"}  # each trial is 0 or 1: their deviation says no more than their mean
+        spread = [0.0 if row.metric in bare else row.deviation or 0.0 for _, row in own if row.ours is not None]
         there = [(x, row.published) for x, row in own if isinstance(row.published, float)]
         colour = PALETTE[i % len(PALETTE)]
-        axes.plot([x for x, _ in here], [y for _, y in here], "o-", color=colour, label=series, markersize=4)
+        axes.errorbar([x for x, _ in here], [y for _, y in here], yerr=spread, fmt="o-", color=colour, label=series, markersize=4)
         axes.plot([x for x, _ in there], [y for _, y in there], "o", color=colour, markerfacecolor="none", markersize=8)
     sizes = [abs(x) for _, x, _ in placed if x] or [1.0]
     if max(sizes) > 50 * min(sizes):
