@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from fake_grid import FakeGrid
 from flwr.app import Context, Message
 
@@ -195,6 +196,43 @@ def run_with_deaths(module: Any, machines: Any, out: Path, plan: list[list[Any]]
     raise AssertionError(f"the run is still {word!r} after {seconds:g} s")
 
 
+def said(run: Path, messages: int) -> list[tuple[Any, ...]]:
+    """What was said, its digest last, but for clients' scores, which an experimenter reads off in one process."""
+    told = read_transcript(run / "transcript", messages)
+    return [
+        (one.round, one.verb, one.kind, one.source, one.target, one.clients, one.digest)
+        for one in told
+        if one.kind != "correct+count" and one.context.get("task") != "Evaluate"
+    ]
+
+
+def files_of(run: Path) -> set[str]:
+    """A run folder's files, but for arrays of checkpoints."""
+    return {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file() and path.suffix != ".safetensors"}
+
+
+def check_run_folder(there: Path, here: Path, *, exact: bool = True, only_here: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """The run folder of messages is that of one process; `exact` to the last digest, else ciphertexts and noise differ. Its summary.
+
+    `only_here` are files of what nobody sees whose clients are elsewhere.
+    """
+    one, two = (json.loads((run / "summary.json").read_text(encoding="utf-8")) for run in (there, here))
+    assert set(two) <= set(one)
+    heard = [said(run, summary["messages"]) for run, summary in ((there, one), (here, two))]
+    cut = None if exact else -1
+    assert [message[:cut] for message in heard[0]] == [message[:cut] for message in heard[1]]
+    assert files_of(here) - files_of(there) == {"checkpoints/final.json", *only_here}
+    assert files_of(there) - files_of(here) == {"checkpoints/server.json", "stages.jsonl"}
+    keys = ["algorithm", "dataset", "protection", "clusters", "rounds", "data_digest", "epsilon", "delta", "privacy_unit", "stopped"]
+    for key in [*keys, *(("accuracy_mean", "accuracy_worst", "ari") if exact else ())]:
+        assert one.get(key) == (pytest.approx(two[key]) if isinstance(two.get(key), float) else two.get(key)), key
+    assert [row["cohort"] for row in rows_of(there)] == [row["cohort"] for row in rows_of(here)]
+    if exact:
+        measured = [json.loads((run / "measured.json").read_text(encoding="utf-8"))["labels"] for run in (there, here)]
+        assert measured[0] == measured[1]
+    return dict(one)
+
+
 def deaths_of(out: Path) -> list[list[Any]]:
     """[client, message, when, time] of each death, in the client's own last words."""
     path = out / "deaths.jsonl"
@@ -202,5 +240,6 @@ def deaths_of(out: Path) -> list[list[Any]]:
 
 
 __all__ = [
-    "APP", "DyingGrid", "deaths_of", "local_models", "loopback", "rows_of", "run_with_deaths", "stages_of", "survivors_of",
+    "APP", "DyingGrid", "check_run_folder", "deaths_of", "local_models", "loopback", "rows_of", "run_with_deaths", "said", "stages_of",
+    "survivors_of",
 ]  # fmt: skip

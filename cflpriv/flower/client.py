@@ -7,10 +7,12 @@ import logging
 import os
 import tomllib
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+import msgspec
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -35,7 +37,8 @@ log = logging.getLogger("cflpriv.flower")
 Section = TypeVar("Section", Protection, Privacy)
 Role = Literal["client", "key-holder"]
 KEY_HOLDER: Role = "key-holder"
-OWN_KEYS = ("identity", "roster", "state", "role", "protection", "privacy")
+KEYS = ("identity", "roster", "state", "role", "protection", "privacy", "app")
+"""The keys of a settings file; what an application reads for itself stands in its table [app]."""
 
 
 class ContextStore:
@@ -61,6 +64,9 @@ class ContextStore:
 
     def names(self) -> Iterable[str]:
         return tuple(self._record.keys())
+
+    def alone(self) -> AbstractContextManager[object]:
+        return nullcontext()  # each message has the context for itself
 
 
 def write_identities(folder: str | Path, count: int, entropy: Entropy = system_entropy, *, key_holder: bool = False) -> Path:
@@ -118,18 +124,24 @@ def read_roster(path: Path) -> Roster:
 
 
 def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, Any]]:
-    """What a client's operator wrote: (settings, folder for its state or None, other tables for the application).
+    """What a client's operator wrote: (settings, folder for its state or None, the application's own table).
 
     A TOML file with `identity` (key file), `roster` (optional), `state` (optional folder; without it the state is lost when the SuperNode
     restarts), `[protection]`, which must be there, and `[privacy]`, with the keys of an experiment. Paths are relative to the file.
     `[privacy]` needs `state`, where what was spent stays spent. `role = "key-holder"` makes it the key holder of encrypted similarity: it
-    has no data. Raises `InputError`.
+    has no data. `[app]` is for the application. Any other key is refused, for a misspelt one must not mean less protection.
+
+    Raises `InputError`.
     """
     path = Path(path)
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from None
+    for key, value in tree.items():
+        if key not in KEYS:
+            remedy = "; what the application reads goes into [app]"
+            raise InputError(f"{path}: {key} = {value!r}: is not a key here; known are {', '.join(KEYS)}{remedy}")
     for key, what in (("identity", "the key file"), ("roster", "the file of pinned keys"), ("state", "the folder for its state")):
         if not isinstance(tree.get(key, None if key == "identity" else ""), str):
             raise InputError(f"{path}: {key} = {tree.get(key)!r}: give the path of {what}")
@@ -144,8 +156,10 @@ def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, An
         raise InputError(f"{path}: [privacy] unit = {privacy.unit!r}: give a folder as state, in which what was spent stays spent")
     settings = Settings(identity, protection, roster, privacy, _role(path, tree, identity, protection, roster))
     state = path.parent / tree["state"] if "state" in tree else None
-    rest = {key: value for key, value in tree.items() if key not in OWN_KEYS}
-    return settings, state, rest
+    app = tree.get("app", {})
+    if not isinstance(app, dict):
+        raise InputError(f"{path}: app = {app!r}: is a table, [app]")
+    return settings, state, app
 
 
 def _role(path: Path, tree: dict[str, Any], identity: Identity, protection: Protection, roster: Roster | None) -> Role:
@@ -162,19 +176,32 @@ def _role(path: Path, tree: dict[str, Any], identity: Identity, protection: Prot
     return role
 
 
-def _section(path: Path, tree: dict[str, Any], name: str, kind: Callable[..., Section]) -> Section:
-    """A table of the settings file as the dataclass that an experiment has for it."""
+def _section(path: Path, tree: dict[str, Any], name: str, kind: type[Section]) -> Section:
+    """A table of the settings file as the dataclass that an experiment has for it, each value of the key's own type."""
     section = tree.get(name, {})
     if not isinstance(section, dict):
         raise InputError(f"{path}: {name} = {section!r}: is a table, [{name}]")
-    known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
-    for key in section:
+    hints = get_type_hints(kind)
+    known = {one.name: hints[one.name] for one in fields(kind)}
+    values = {}
+    for key, value in section.items():
         if key not in known:
-            raise InputError(f"{path}: [{name}] {key} = {section[key]!r}: is not a key here; known are {', '.join(sorted(known))}")
+            raise InputError(f"{path}: [{name}] {key} = {value!r}: is not a key here; known are {', '.join(sorted(known))}")
+        try:
+            values[key] = msgspec.convert(value, known[key])
+        except msgspec.ValidationError as error:
+            raise InputError(f"{path}: [{name}] {key} = {value!r}: {_expected(known[key], error)}") from None
     try:
-        return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in section.items()})
-    except (InputError, TypeError) as error:
+        return kind(**values)
+    except InputError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def _expected(kind: Any, error: Exception) -> str:
+    """What a key of this type takes, in the words of a TOML file."""
+    if get_origin(kind) is Literal:
+        return f"known are {', '.join(repr(one) for one in get_args(kind))}"
+    return "expected a list of names, in brackets" if get_origin(kind) is tuple else f"{error}".replace("Expected", "expected", 1)
 
 
 def settings_of(context: Context) -> tuple[Settings, Path | None, dict[str, Any]]:
@@ -220,19 +247,19 @@ def holder(settings: Settings, store: Store) -> "RemoteHolder":
 
 
 def client_app(data: Callable[[Context, dict[str, Any]], ClientData]) -> ClientApp:
-    """A client app that answers all our messages. `data` gets the context and the settings file's other tables, when a task needs them."""
+    """A client app that answers all our messages. `data` gets the context and the settings file's table [app], when a task needs them."""
     app = ClientApp()
 
     def handle(message: Message, context: Context) -> Message:
         try:
-            settings, folder, rest = settings_of(context)
+            settings, folder, own = settings_of(context)
             store = store_of(context, folder)
         except Exception:
             log.exception("settings")  # what Flower would send the server word for word stays here
             return answer(message, encode(Refused("bad-settings")))
         if settings.role == KEY_HOLDER:
             return answer(message, holder(settings, store).receive(ask_of(message)))
-        client = RemoteClient(settings, lambda: data(context, rest), store)
+        client = RemoteClient(settings, lambda: data(context, own), store)
         return answer(message, client.receive(ask_of(message)))
 
     app.query("cflpriv")(handle)

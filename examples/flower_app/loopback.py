@@ -4,6 +4,7 @@
     python loopback.py --tls               the same with TLS and authenticated SuperNodes
     python loopback.py --simulation        the same app on Flower's simulation engine (needs flwr[simulation])
     python loopback.py --set protection.sum=none    the same without secure aggregation
+    python loopback.py --set 'protection.gram=["ckks"]'    encrypted similarity; a fifth SuperNode is the key holder
 
 Everything is written into `--out` (default: runs/flower): keys, settings, logs, and `run/`, the run folder.
 """
@@ -17,6 +18,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +26,7 @@ from typing import Any
 
 import tomli_w
 
-from cflpriv import load_config
+from cflpriv import InputError, load_config
 from cflpriv.flower.client import write_identities
 
 HERE = Path(__file__).resolve().parent
@@ -47,6 +49,9 @@ class Machines:
     def __init__(self, out: Path, environment: dict[str, str]) -> None:
         self.out, self.environment = out, environment
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.run_config: dict[str, Any] = {}
+        self.simulated = 0  # how many SuperNodes the SuperLink simulates
+        self.ports: tuple[int, list[int], bool] = (0, [], False)  # of the SuperLink and the SuperNodes, and whether under TLS
 
     def __enter__(self) -> "Machines":
         return self
@@ -76,7 +81,7 @@ class Machines:
         )
 
 
-def certificates(out: Path, clients: int) -> None:
+def certificates(out: Path, nodes: int) -> None:
     """A certificate authority of our own, a server certificate for 127.0.0.1, and an EC key for each SuperNode."""
 
     def quietly(*command: str) -> None:
@@ -93,31 +98,34 @@ def certificates(out: Path, clients: int) -> None:
         "openssl", "x509", "-req", "-in", "server.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
         "-extfile", "san.cnf", "-out", "server.crt",
     )  # fmt: skip
-    for client in range(clients):
-        quietly("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", f"node{client}")
+    for node in range(nodes):
+        quietly("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", f"node{node}")
 
 
-def prepare(out: Path, experiment: Path, changes: list[str], rounds: int | None) -> tuple[dict[str, Any], Path]:
-    """Keys, roster and a settings file for each client, and the resolved experiment."""
+def prepare(out: Path, experiment: Path, changes: list[str], rounds: int | None) -> tuple[int, int, Path]:
+    """Keys, roster and a settings file for each node, and the resolved experiment: how many clients and nodes there are, and the roster.
+
+    Nodes 0, 1, … are the clients. Under encrypted similarity there is one more, the key holder, who has no data.
+    """
     config = load_config(experiment, [*changes, *([] if rounds is None else [f"training.rounds={rounds}"])])
     resolved = out / "experiment.toml"
     resolved.write_text(config.to_toml(), encoding="utf-8")
-    clients = config.data.clients
-    roster = write_identities(out / "keys", clients)
-    tree = tomli_of(config)
+    clients, holder = config.data.clients, "ckks" in config.protection.gram
+    roster = write_identities(out / "keys", clients, key_holder=holder)
+    tree = tomllib.loads(config.to_toml())
     for client in range(clients):
         settings = {
             "identity": f"keys/client{client}.key", "roster": "keys/roster.txt", "state": f"state/client{client}",
-            "experiment": str(resolved), "protection": tree["protection"], "privacy": tree["privacy"],
+            "protection": tree["protection"], "privacy": tree["privacy"], "app": {"experiment": str(resolved)},
         }  # fmt: skip
         (out / f"client{client}.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
-    return {"clients": clients}, roster
-
-
-def tomli_of(config: Any) -> dict[str, Any]:
-    import tomllib
-
-    return tomllib.loads(config.to_toml())
+    if holder:
+        settings = {
+            "role": "key-holder", "identity": "keys/key-holder.key", "roster": "keys/roster.txt", "state": "state/key-holder",
+            "protection": tree["protection"],
+        }  # fmt: skip
+        (out / f"client{clients}.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
+    return clients, clients + holder, roster
 
 
 def health(port: int, seconds: float, tls: Path | None) -> None:
@@ -165,6 +173,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     out = given.out.resolve()
     if out.exists():
         raise SystemExit(f"{out}: exists; remove it or choose another --out")
+    try:
+        load_config(given.experiment, given.set)
+    except InputError as error:  # before anything is written or started
+        raise SystemExit(str(error)) from None
     out.mkdir(parents=True)
     with deploy(out, given.experiment, given.set, given.rounds, given.deadline, given.tls, given.simulation) as machines:
         run_id = submit(machines)
@@ -186,27 +198,27 @@ def deploy(
     out: Path, experiment: Path, changes: list[str], rounds: int | None, deadline: float, tls: bool = False, simulation: bool = False
 ) -> Machines:
     """Start SuperLink and SuperNodes in `out`."""
-    known, roster = prepare(out, experiment, changes, rounds)
-    clients = int(known["clients"])
+    clients, nodes, roster = prepare(out, experiment, changes, rounds)
     home = out / ".flwr"
     home.mkdir()
-    port, *ports = free_ports(clients + 1)
-    # nothing reaches outside this machine: no telemetry, no look for updates, no installation of dependencies
+    port, *ports = free_ports(nodes + 1)
+    # nothing reaches outside this machine: no telemetry, no look for updates, no installation of dependencies (which SuperNodes do only
+    # when they are told to)
     environment = {
         **os.environ, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0",
-        "CFLPRIV_SETTINGS": str(out), "FLWR_HOME": str(home), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05", "OMP_NUM_THREADS": "1",
+        "CFLPRIV_SETTINGS": str(out), "FLWR_HOME": str(home), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25", "OMP_NUM_THREADS": "1",
         "PATH": f"{BIN}:{os.environ.get('PATH', '')}",
     }  # fmt: skip
     if tls:
-        certificates(out, clients)
+        certificates(out, nodes)
     where = f'root-certificates = "{out / "ca.crt"}"' if tls else "insecure = true"
     (home / "config.toml").write_text(f'[superlink]\ndefault = "loop"\n\n[superlink.loop]\naddress = "127.0.0.1:{port}"\n{where}\n')
     machines = Machines(out, environment)
-    machines.simulation = simulation  # type: ignore[attr-defined]
+    machines.simulated = nodes if simulation else 0
     app = out / "app"
     shutil.copytree(HERE / "clustered", app / "clustered", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(HERE / "pyproject.toml", app)
-    machines.run_config = {  # type: ignore[attr-defined]
+    machines.run_config = {
         "experiment": str(out / "experiment.toml"), "out": str(out / "run"), "clients": clients, "roster": str(roster),
         "deadline-seconds": deadline,
     }  # fmt: skip
@@ -218,33 +230,33 @@ def deploy(
         machines.start("superlink", *link, *secure, *(["--simulation"] if simulation else []))
         health(port, 60, out / "ca.crt" if tls else None)
         if tls:
-            for client in range(clients):
-                flwr(machines, "supernode", "register", str(out / f"node{client}.pub"), "loop")
-        for client in range(clients) if not simulation else ():
-            start_node(machines, client, port, ports[client], tls)
+            for node in range(nodes):
+                flwr(machines, "supernode", "register", str(out / f"node{node}.pub"), "loop")
+        for node in range(nodes) if not simulation else ():
+            start_node(machines, node, port, ports[node], tls)
     except BaseException:
         machines.__exit__()
         raise
-    machines.ports = (port, ports, tls)  # type: ignore[attr-defined]
+    machines.ports = (port, ports, tls)
     return machines
 
 
-def start_node(machines: Machines, client: int, port: int, own: int, tls: bool) -> None:
-    secure = ["--root-certificates", "ca.crt", "--auth-supernode-private-key", f"node{client}"] if tls else ["--insecure"]
-    settings = machines.out / f"client{client}.toml"
+def start_node(machines: Machines, node: int, port: int, own: int, tls: bool) -> None:
+    secure = ["--root-certificates", "ca.crt", "--auth-supernode-private-key", f"node{node}"] if tls else ["--insecure"]
+    settings = machines.out / f"client{node}.toml"
     machines.start(
-        f"node{client}", "flower-supernode", *secure, "--superlink", f"127.0.0.1:{port}", "--host", "127.0.0.1", "--port", str(own),
+        f"node{node}", "flower-supernode", *secure, "--superlink", f"127.0.0.1:{port}", "--host", "127.0.0.1", "--port", str(own),
         "--node-config", f'settings="{settings}"',
     )  # fmt: skip
 
 
 def submit(machines: Machines) -> str:
     """Start the run; its id."""
-    given = machines.run_config  # type: ignore[attr-defined]
+    given = machines.run_config
     words = " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in given.items())
     more = []
-    if machines.simulation:  # type: ignore[attr-defined]
-        more = ["--federation-config", f"num-supernodes={given['clients']} client-resources-num-cpus=1"]
+    if machines.simulated:
+        more = ["--federation-config", f"num-supernodes={machines.simulated} client-resources-num-cpus=1"]
     answer = flwr(machines, "run", "app", "loop", "--run-config", words, *more, "--format", "json")
     told = json.loads(answer[answer.index("{") : answer.rindex("}") + 1])
     if "run-id" not in told:
