@@ -78,5 +78,5 @@ def check_small(result: Mapping[str, Any], n: int) -> None:
         array = np.asarray(value)
         if array.dtype.kind not in "biu":
             raise TypeError(f"gram: result {name!r} must be labels or small integers, got {array.dtype}; put it into the evidence")
-        if array.ndim > 1 or array.size > n or (array.size and int(np.abs(array.astype(np.int64)).max()) > n + SMALL):
+        if array.ndim > 1 or array.size > n or (array.size and max(int(array.max()), -int(array.min())) > n + SMALL):
             raise TypeError(f"gram: result {name!r} must be at most {n} integers up to {n + SMALL}; put it into the evidence")

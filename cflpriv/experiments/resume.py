@@ -131,7 +131,7 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             flock(number, LOCK_EX | LOCK_NB)
         except OSError:
-            raise InputError(f"{folder}: another process is running this experiment") from None
+            raise InputError(f"{folder}: another process is running this experiment, or auditing it") from None
         yield
     finally:
         os.close(number)

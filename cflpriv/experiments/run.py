@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..local import LocalFederation
 from ..metrics import ari, spread
 from ..protocols.entropy import public_entropy, system_entropy
-from ..protocols.errors import TooFewClients
+from ..protocols.errors import LocalError, TooFewClients
 from ..protocols.ledger import BudgetExceeded
 from ..protocols.orthonormal import HAAR_LIMIT
 from ..record import Transcript
@@ -270,7 +270,10 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def estimate_record_bytes(config: Config, population: Population) -> int:
-    """About how much the transcript's payloads will take: models down and updates up, for the rounds and clients that are kept."""
+    """About how much the transcript's payloads will take: models down and updates up, for the rounds and clients that are kept.
+
+    Of comparisons one of all clients is counted, where everything is kept: how many there will be is the algorithm's to find out.
+    """
     if config.run.record == "headers":
         return 0
     model = config.model_for(population)
@@ -280,4 +283,28 @@ def estimate_record_bytes(config: Config, population: Population) -> int:
         rounds = len({r for r in config.run.record_rounds if 0 <= r < rounds}) if config.run.record_rounds else rounds
         clients = min(clients, len(config.run.record_clients) or clients)
     down = 2  # cluster models, each once
-    return rounds * model.dimension * (8 if model.dtype == "float64" else 4) * (clients + down)
+    compared = _compared_bytes(config, population) if config.run.record == "full" else 0
+    return rounds * model.dimension * (8 if model.dtype == "float64" else 4) * (clients + down) + compared
+
+
+def _compared_bytes(config: Config, population: Population) -> int:
+    """What one comparison of all clients takes: vectors in float64, or ciphertexts, and of each pair a product for the key holder."""
+    if "gram" not in config.algorithm_for(population).verbs:
+        return 0
+    clients, protection = len(population.clients), config.protection
+    p, dimension = 1, config.model_for(population).dimension
+    if config.algorithm["name"] == "pacfl":
+        p, dimension = int(config.algorithm.get("p", 3)), int(np.prod(population.shape))
+    sketch_dim = protection.sketch_dim if "sketch" in protection.gram else None
+    if "ckks" not in protection.gram:
+        return clients * p * min(dimension, sketch_dim or dimension) * 8
+    from ..encrypted import Settings  # the protocol is loaded where it is used
+
+    settings = Settings.of(protection, sketch_dim)
+    try:
+        packing = settings.packing(p, dimension)
+    except LocalError:  # too long: the run says so
+        return 0
+    ciphertext = settings.parameters().ciphertext_bytes
+    pairs = clients * (min(protection.landmarks, clients) or (clients + 1) / 2)
+    return round(ciphertext * (2 * packing.chunks * clients + 1.5 * pairs / (settings.group or packing.group)))

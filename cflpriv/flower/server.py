@@ -169,6 +169,7 @@ def serve(
             written = flush(transcript, out, written)
             save_server(last.parent, number, state, federation, {"rounds": len(rows), "transcript": transcript.saved()})
             say(f"round {number}: {row['skipped'] or 'done'}, {row['seconds']:.1f} s")
+    federation.end()
     summary = _summary(config, algorithm, state, described, truth, rows, transcript)
     summary |= summed_up(private, stopped)
     summary |= {

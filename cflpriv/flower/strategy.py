@@ -160,6 +160,7 @@ class ClusteredAveraging:
                 continue
             except KeyHolderLost as error:
                 raise InputError(str(error)) from None
+            federation.close(held["signature"])  # nobody is added later
             found = [int(label) for label in released.result["labels"]]
             return dict(zip(held.clients, found, strict=True)), released.evidence
         raise InputError("clients were lost three times while their signatures were compared; see the refusals")

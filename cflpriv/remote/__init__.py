@@ -9,15 +9,16 @@ size-limited byte strings; nothing here knows what carries them.
     settings     what a client's operator decided
     store        what a client keeps between two messages (each may find a new process); `values`: what it holds
     client       one client: bytes in, bytes out, and what it releases
+    releases     what may leave a client by which verb
     work         what it computes
-    transformed  its part in transforms that clients share
+    transformed  its part in transforms that clients share; `encrypting`: in encrypted similarity
     summing      its part in secure sums
     spending     its own ledger, where it demands privacy
 
     server       the federation: the verbs over any transport that delivers bytes to clients and brings some answers back
     roll         who is there, and who answers
     parameters   what is sent to compute with
-    gram         clustering epochs
+    gram         clustering epochs; `encrypted`: under encryption, with `holder`, the party that holds the keys
     means        `mean`: in the clear, under a transform, secure aggregation; `sums`: secure sums, many groups abreast
     relay        boxes from client to client
     folds        blind parts made one

@@ -4,8 +4,8 @@
 none. All state goes through a store, because the next message may find a new process.
 
 Guarantee: what leaves the client leaves it through `give`, `seal` and secure sums alone, under the protection that its own settings name; a
-server that asks for more is refused. Under a protected sum it hands out, one by one or for comparison in the clear, nothing with as many
-numbers as the model it was given. Under `privacy` of its own everything that leaves was paid for in its own ledger (`spending`).
+server that asks for more is refused: `releases` says what leaves by which verb. Under `privacy` of its own everything that leaves was paid
+for in its own ledger (`spending`).
 Reveals: that it takes part, its public keys, and what its protection reveals.
 """
 
@@ -17,7 +17,6 @@ import numpy as np
 
 from ..client_level import local_event, local_rows
 from ..errors import InputError, TrainingDiverged
-from ..protection import Protection
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import LocalError, RemoteError, TooFewClients
 from ..protocols.keys import agree, public_key, seal, sign, unseal, verify
@@ -25,14 +24,15 @@ from ..protocols.mechanisms import clip
 from ..protocols.orthonormal import TRANSFORMS
 from ..types import Array, ClientData
 from . import messages as m
+from . import releases
 from .encrypting import encrypted
 from .settings import Settings
 from .spending import SPENT, Spending
 from .store import Store
 from .summing import NO_MODEL, Summing
 from .transformed import Transformed
-from .values import Values, from_bytes, to_bytes
-from .work import Own, Work, model_hash
+from .values import Origin, Values, from_bytes, to_bytes
+from .work import Own, Work, model_hash, smallest
 
 __all__ = ["NO_MODEL", "RemoteClient", "Settings", "answered", "model_hash", "new_session", "relay_key"]
 
@@ -99,8 +99,9 @@ class RemoteClient:
         return self._settings.identity.client
 
     def receive(self, data: bytes) -> bytes:
-        """The answer to a request; any bytes are answered."""
-        return answered(f"client {self.number}", self._answer, data)
+        """The answer to a request; any bytes are answered. One request at a time works on a store."""
+        with self._store.alone():
+            return answered(f"client {self.number}", self._answer, data)
 
     def _answer(self, ask: m.Ask) -> m.Answer:
         if isinstance(ask, m.Enrol):
@@ -150,11 +151,11 @@ class RemoteClient:
         protection, values = self._settings.protection, self._values.parts(ask.held, ask.parts)
         if any(isinstance(value, dict) for value in values.values()):
             raise RemoteError("forbidden")
+        releases.check(protection, ask.verb, values, self._values.origin(ask.held))
         stages = ("sketch", "ckks", *TRANSFORMS)
         changed = {"gram": any(stage in stages for stage in protection.gram), "sum": protection.sum in TRANSFORMS}.get(ask.verb)
-        if not changed:
-            self._check_clear(ask, values, protection)
-        if ask.weigh and self._spending.unit != "none":
+        in_the_clear = ask.verb != "sum" or (protection.sum == "none" and protection.floor <= 1)
+        if not (changed or in_the_clear) or (ask.weigh and self._spending.unit != "none"):
             raise RemoteError("forbidden")
         self._spending.settle(ask.held, ask.parts, ask.verb)
         noise = self._spending.bounded(ask.noise, ask.verb)
@@ -168,16 +169,6 @@ class RemoteClient:
             return self._hidden.blind(ask, np.concatenate([np.ravel(np.asarray(value)) for value in values.values()]))
         named = tuple(m.Named(part, m.to_tensor(np.asarray(value))) for part, value in values.items())
         return m.Given(named, self._data().samples if ask.weigh else 0)
-
-    def _check_clear(self, ask: m.Give, values: Mapping[str, Any], protection: Protection) -> None:
-        """Whether values may leave as they are."""
-        wanted = {"gram": protection.gram in ((), ("none",)), "gather": protection.gather == "none", "sum": protection.sum == "none"}
-        if not wanted[ask.verb] or (ask.verb == "sum" and protection.floor > 1):
-            raise RemoteError("forbidden")
-        if ask.verb != "sum" and (protection.sum != "none" or any(stage in TRANSFORMS for stage in protection.gram)):
-            _, size = self._values.model(ask.held)
-            if any(np.asarray(value).dtype.kind == "f" and 0 < size <= np.size(value) for value in values.values()):
-                raise RemoteError("forbidden")
 
     def _bounded(self, ask: m.Give, values: Mapping[str, Any], noise: m.Bounded) -> dict[str, Array]:
         """A whole client's values, clipped together; single rows with noise of the client's own."""
@@ -200,6 +191,7 @@ class RemoteClient:
         values = self._values.parts(ask.held, ask.parts)
         if any(isinstance(value, dict) for value in values.values()) or self._spending.unit == "client":
             raise RemoteError("forbidden")
+        releases.check(self._settings.protection, "relay", values, self._values.origin(ask.held))
         self._spending.settle(ask.held, ask.parts, "relay")
         plain = to_bytes(values)
         boxes = []
@@ -223,6 +215,8 @@ class RemoteClient:
                 raise RemoteError("malformed")
             for part, value in values.items():
                 arrived[part][sender] = value
+        sizes = [np.size(value) for values in arrived.values() for value in values.values()]
+        self._values.drop(ask.held)
         self._spending.public(ask.held, ask.parts)
-        self._values.hold(ask.held, dict(arrived), b"", 0)
+        self._values.hold(ask.held, dict(arrived), Origin(b"", smallest(size for size in sizes if size > 1)))
         return m.Done()

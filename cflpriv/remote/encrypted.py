@@ -24,7 +24,7 @@ from . import messages as m
 from .encrypting import sketch_dim
 from .gram import check_new
 from .roll import KEY_HOLDER, ClientsLost, EpochEnded, KeyHolderLost, Roll
-from .thens import then_to_bytes
+from .thens import fits, then_to_bytes
 
 __all__ = ["EncryptedGrams"]
 
@@ -55,7 +55,7 @@ class EncryptedGrams:
     encrypt under, and the key holder which terms it makes keys for. Reveals: the same as in one process; also when each party answers.
 
     Raises `InputError` for settings that do not fit each other, without a key holder on the roster, and for `ckks_mode = "symmetric"`, in
-    which one colluding client opens all: there a shared transform does the same for less.
+    which every client would be given the key that opens all, through the server, for labels that the public key gives as well.
     """
 
     where: Literal["key-holder"] = "key-holder"
@@ -65,7 +65,10 @@ class EncryptedGrams:
         if roster is None or not roster.holder:
             raise InputError("protection.gram: 'ckks' needs the clients' pinned roster, with the key of the key holder on it")
         if protection.ckks_mode == "symmetric":
-            raise InputError("protection.ckks_mode: 'symmetric' is not carried to clients elsewhere; use 'public-key', or gram = ['haar']")
+            raise InputError(
+                "protection.ckks_mode: 'symmetric' gives every client the key to all vectors and is not carried to clients elsewhere; use "
+                "'public-key'"
+            )
         self._roll, self._session, self._protection, self._roster, self._entropy = roll, session, protection, roster, entropy
         self._settings = Settings.of(protection, sketch_dim(protection))
         try:
@@ -85,8 +88,17 @@ class EncryptedGrams:
             with suppress(KeyHolderLost):
                 self._roll.ask_holder(m.Drop(self._session, self._live()), "ckks close")
 
+    def end(self) -> None:
+        """Close all epochs: the run is over, and the key holder keeps no key of it."""
+        self.epochs.entered.clear()
+        if self._roll.holder:
+            with suppress(KeyHolderLost):
+                self._roll.ask_holder(m.Drop(self._session, ()), "ckks close")
+
     def _live(self) -> tuple[int, ...]:
-        return tuple(sorted({epoch.number for entries in self.epochs.entered.values() for _, epoch in entries}))
+        """The epochs that something can be added to."""
+        entered = [epoch for entries in self.epochs.entered.values() for _, epoch in entries]
+        return tuple(sorted({epoch.number for epoch in entered if epoch.session.machine is not None}))
 
     def gram(
         self, held: Held, number: int, clients: Sequence[int], then: Then, against: Held | None, record: Recorder, shape: tuple[int, ...]
@@ -96,12 +108,13 @@ class EncryptedGrams:
         Raises `ClientsLost` without all clients, `KeyHolderLost` without the key holder: the step can then be taken again; `EpochEnded` for
         an epoch of an earlier process.
         """
-        said = b"" if self._settings.release == "gram" else then_to_bytes(then)
+        code = b"" if self._settings.release == "gram" else then_to_bytes(then)
         epoch = self._epoch(held, clients, against, shape)
         session = self._begun(epoch)
-        uploads = self._uploads(held, number, clients, session)
+        uploads = self._uploads(held, number, clients, session, record)
         try:
-            released = self._step(held, clients, uploads, session, said, record)
+            said = self._step(clients, uploads, session, code, record)
+            seen = self._gram(said, clients, epoch) if self._settings.release == "gram" else self._released(said, clients, then, epoch)
         except ProtocolError:
             self._machine(session).withdraw(clients)
             raise
@@ -110,7 +123,10 @@ class EncryptedGrams:
         epoch.clients += clients
         if clients:
             self.epochs.enter(held, epoch)
-        return self._answer(released, clients, then, epoch, record)
+        if isinstance(seen, Released):
+            self._note(seen, epoch.number, record)
+            return seen
+        return self._clustered(seen, said, clients, then, epoch, record)
 
     # --- epochs
 
@@ -165,8 +181,10 @@ class EncryptedGrams:
 
     # --- one step
 
-    def _uploads(self, held: Held, number: int, clients: Sequence[int], session: EncryptedEpoch) -> dict[int, bytes]:
-        """The upload of each client, and the enrolment that the server's machine made of it. Raises `ClientsLost` without all."""
+    def _uploads(
+        self, held: Held, number: int, clients: Sequence[int], session: EncryptedEpoch, record: Recorder
+    ) -> dict[int, bytes]:  # fmt: skip
+        """The upload of each client. Raises `ClientsLost` without all; what came is on record also then."""
         if not clients:
             return {}
         machine = self._machine(session)
@@ -180,6 +198,12 @@ class EncryptedGrams:
             except RemoteError as error:
                 uploads.pop(client, None)
                 self._roll.refusals.append((client, "gram", error.code))
+        if uploads:
+            context, came = {"epoch": session.number}, [client for client in clients if client in uploads]
+            sent = _payloads(uploads[client] for client in came)
+            record(held.part, "clients", "server", came, sent, readers=("server",), context=context)
+            key = _payloads([session.announcement])[0]
+            record("ckks key", "key-holder", "clients", came, key, readers=("key-holder", "server", "clients"), context=context)
         lost = sorted(set(clients) - set(uploads))
         for client in lost:  # also who refused: it would again
             self._roll.lose(client)
@@ -188,15 +212,12 @@ class EncryptedGrams:
         return {client: uploads[client] for client in clients}
 
     def _step(
-        self, held: Held, clients: Sequence[int], uploads: Mapping[int, bytes], session: EncryptedEpoch, said: bytes, record: Recorder
-    ) -> m.Released:
+        self, clients: Sequence[int], uploads: Mapping[int, bytes], session: EncryptedEpoch, code: bytes, record: Recorder
+    ) -> m.Released:  # fmt: skip
         machine = self._machine(session)
         context = {"epoch": session.number}
         enrolments = [machine.receive(upload) for upload in uploads.values()]
         if clients:
-            record(held.part, "clients", "server", clients, _payloads(uploads.values()), readers=("server",), context=context)
-            key = _payloads([session.announcement])[0]
-            record("ckks key", "key-holder", "clients", clients, key, readers=("key-holder", "server", "clients"), context=context)
             record(
                 "ckks enrolment", "server", "key-holder", clients, _payloads(enrolments), readers=("server", "key-holder"), context=context
             )
@@ -209,7 +230,7 @@ class EncryptedGrams:
                 first = False
                 parties = [clients[0]] * len(batch)  # which pair it is stands inside; the header need not repeat it
                 record("ckks request", "server", "key-holder", parties, _payloads(batch), readers=("server", "key-holder"), context=context)
-        finish = m.Finish(self._session, session.number, session.steps, tuple(clients), said)
+        finish = m.Finish(self._session, session.number, session.steps, tuple(clients), code)
         answer = self._roll.ask_holder(finish, "ckks finish")
         if not isinstance(answer, m.Released):
             raise self._refused("ckks finish", "malformed")
@@ -235,44 +256,56 @@ class EncryptedGrams:
 
     # --- what comes back
 
-    def _answer(self, said: m.Released, clients: Sequence[int], then: Then, epoch: Epoch[EncryptedEpoch], record: Recorder) -> Released:
-        session = epoch.session
-        setup, n = self._machine(session).setup, len(epoch.clients)
-        context: dict[str, Any] = {"epoch": epoch.number}
-        readers = ("server", "key-holder")
+    def _released(self, said: m.Released, clients: Sequence[int], then: Then, epoch: Epoch[EncryptedEpoch]) -> Released:
+        """Labels, and distances where these are released. Raises `KeyHolderLost` for anything else."""
+        order = (*epoch.clients, *clients)
         try:
-            if setup.release == "gram":
-                return self._shown(said, clients, then, epoch, record)
             result = {one.name: m.from_tensor(one.value) for one in said.result}
             evidence = {one.name: m.from_tensor(one.value) for one in said.evidence}
-            check_small(result, n)
+            check_small(result, len(order))
+            if not fits(then, result, len(order), len(clients)):
+                raise MalformedMessage
             if evidence:
-                _check_evidence(evidence, n, setup.release)
-        except (MalformedMessage, TypeError, InputError, LocalError):
+                _check_evidence(evidence, order, self._settings.release)
+        except (MalformedMessage, TypeError, InputError):
             raise self._refused("ckks finish", "malformed") from None
-        record("result", "key-holder", "server", (), result, readers=readers, context=context)
-        if evidence:
-            record("evidence", "key-holder", "server", (), evidence, readers=readers, context=context)
         plain = {name: value if value.ndim else value.item() for name, value in result.items()}
         return Released(plain, {name: _plain(value) for name, value in evidence.items()} if evidence else None)
 
-    def _shown(self, said: m.Released, clients: Sequence[int], then: Then, epoch: Epoch[EncryptedEpoch], record: Recorder) -> Released:
-        """Under release "gram": noised, rounded blocks, on which the server runs `then` itself."""
+    @staticmethod
+    def _note(seen: Released, number: int, record: Recorder) -> None:
+        for kind, values in (("result", seen.result), ("evidence", seen.evidence)):
+            if values is not None:
+                payload = {name: np.asarray(value) for name, value in values.items()}
+                record(kind, "key-holder", "server", (), payload, readers=("server", "key-holder"), context={"epoch": number})
+
+    def _gram(self, said: m.Released, clients: Sequence[int], epoch: Epoch[EncryptedEpoch]) -> Gram:
+        """Under release "gram": the Gram matrix with new, noised and rounded blocks. Raises `KeyHolderLost` if these do not make one."""
         session = epoch.session
         machine = self._machine(session)
-        setup = machine.setup
-        blocks = {(left, right): m.from_tensor(value) for left, right, value in said.blocks}
-        if any(check_array("block", block).shape != (setup.p, setup.p) for block in blocks.values()):
-            raise MalformedMessage
-        session.blocks |= blocks
-        std = _std(setup)
-        if blocks:
-            payload = [{"pair": np.array(pair), "block": block} for pair, block in blocks.items()]
-            context = {"epoch": epoch.number, "std": std}
-            record("gram", "key-holder", "server", [left for left, _ in blocks], payload, readers=("key-holder", "server"), context=context)
-        error = max(ckks.error_std(setup.parameters, setup.packing), std)
-        matrix = ckks.gram_matrix(session.order, session.blocks, machine.landmarks, error)
-        gram = Gram.of_matrix(session.order, matrix, setup.p, error)
+        setup, order = machine.setup, [*session.order, *clients]
+        error = max(ckks.error_std(setup.parameters, setup.packing), _std(setup))
+        try:
+            fresh = {(left, right): check_array("block", m.from_tensor(value)) for left, right, value in said.blocks}
+            pairs = {frozenset(pair) for pair in fresh}
+            fit = all(block.shape == (setup.p, setup.p) for block in fresh.values())
+            if not fit or len(pairs) < len(said.blocks) or any(not pair <= set(order) or not pair & set(clients) for pair in pairs):
+                raise MalformedMessage
+            matrix = ckks.gram_matrix(order, session.blocks | fresh, machine.landmarks, error)
+            session.blocks |= fresh
+            return Gram.of_matrix(order, matrix, setup.p, error)
+        except (MalformedMessage, InputError, LocalError):
+            raise self._refused("ckks finish", "malformed") from None
+
+    def _clustered(
+        self, gram: Gram, said: m.Released, clients: Sequence[int], then: Then, epoch: Epoch[EncryptedEpoch], record: Recorder
+    ) -> Released:  # fmt: skip
+        """Under release "gram" the server runs `then` itself."""
+        if said.blocks:
+            payload = [{"pair": np.array((left, right)), "block": m.from_tensor(block)} for left, right, block in said.blocks]
+            context = {"epoch": epoch.number, "std": _std(self._machine(epoch.session).setup)}
+            lefts = [left for left, _, _ in said.blocks]
+            record("gram", "key-holder", "server", lefts, payload, readers=("key-holder", "server"), context=context)
         result, evidence = then(GramView(gram, tuple(clients), epoch.memory))
         check_small(result, gram.n)
         return Released(result, evidence)
@@ -282,12 +315,12 @@ def _std(setup: Setup) -> float:
     return ckks.release_std(setup.parameters, setup.packing, setup.scalars)
 
 
-def _check_evidence(evidence: Mapping[str, Array], n: int, release: str) -> None:
-    """Whether these are distances and whose they are. Raises `MalformedMessage`, `InputError`."""
+def _check_evidence(evidence: Mapping[str, Array], order: Sequence[int], release: str) -> None:
+    """Whether these are distances of these clients. Raises `MalformedMessage`, `InputError`."""
     if release != "distances" or set(evidence) != set(DISTANCES):
         raise MalformedMessage
-    clients = evidence["clients"]
-    if check_array("distance", evidence["distance"]).shape != (n, n) or clients.shape != (n,) or clients.dtype.kind not in "iu":
+    distance = check_array("distance", evidence["distance"])
+    if distance.shape != (len(order), len(order)) or evidence["clients"].tolist() != list(order):
         raise MalformedMessage
 
 

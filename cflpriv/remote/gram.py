@@ -16,7 +16,7 @@ from ..protocols.orthonormal import TRANSFORMS
 from ..types import Array, check_array
 from ..wire import check_small
 from . import messages as m
-from .roll import ClientsLost, Roll
+from .roll import ClientsLost, Roll, most_common
 
 __all__ = ["Grams", "check_new"]
 
@@ -42,24 +42,28 @@ class Grams:
         """Ask `clients` for their vectors of `held`, which they know by `number`, and run `then`. Raises `ClientsLost` without all."""
         epoch = None if against is None else self.epochs.of(against)
         check_new(clients, epoch)
-        uploads = self._uploads(held, number, clients, epoch)
-        shapes = {(int(rows.shape[0]), int(rows.shape[1])) for rows in uploads.values() if rows.ndim == 2}
-        if epoch is not None:
-            shapes.add(epoch.shape)
-        if set(uploads) != set(clients):
+        number_of_epoch = self.epochs.count if epoch is None else epoch.number
+        uploads = self._uploads(held, number, clients, number_of_epoch, None if epoch is None else epoch.shape)
+        arrived = [client for client in clients if client in uploads]
+        rows = [{"rows": uploads[client]} for client in arrived]
+        if arrived:  # it left them, also if the comparison comes to nothing
+            record(held.part, "clients", "server", arrived, rows, readers=("server",), context={"epoch": number_of_epoch})
+        if len(arrived) < len(clients):
             lost = sorted(set(clients) - set(uploads))
             for client in lost:  # also who refused: it would again
                 self._roll.lose(client)
+            if epoch is None:  # its transform has changed some vectors already: the next attempt has another
+                self.epochs.count += 1
             raise ClientsLost(lost)
+        shapes = {upload.shape for upload in uploads.values()}
+        if epoch is not None:
+            shapes.add(epoch.shape)
         if len(shapes) != 1:
             raise InputError(f"gram: {held.part} has different shapes {sorted(shapes)}; pad to one public shape")
-        (shape,) = shapes
+        ((p, dimension),) = shapes
         if epoch is None:
-            epoch = self.epochs.open(shape)
-        rows = [{"rows": uploads[client]} for client in clients]
-        if clients:
-            record(held.part, "clients", "server", clients, rows, readers=("server",), context={"epoch": epoch.number})
-        gram = epoch.session.extend(clients, rows, shape[0], record)
+            epoch = self.epochs.open((p, dimension))
+        gram = epoch.session.extend(clients, rows, p, record)
         epoch.clients += clients
         if clients:
             self.epochs.enter(held, epoch)
@@ -71,23 +75,36 @@ class Grams:
         """Close an epoch."""
         self.epochs.close(held)
 
-    def _uploads(self, held: Held, number: int, clients: Sequence[int], epoch: Epoch[Any] | None) -> dict[int, Array]:
-        """The vectors of those who gave any."""
+    def end(self) -> None:
+        """Close all epochs."""
+        self.epochs.entered.clear()
+
+    def _uploads(
+        self, held: Held, number: int, clients: Sequence[int], epoch: int, shape: tuple[int, int] | None
+    ) -> dict[int, Array]:  # fmt: skip
+        """The vectors of those who gave any, (p, d) each: of the `shape` of the epoch, or else of that which more than half have."""
         if not clients:
             return {}
         noise = None
         if self._local is not None:
             self._local.ledger.charge(dict.fromkeys(clients, (self._local.event,)), LOCAL)
             noise = m.Bounded(self._local.privacy.relation, 1.0, self._local.noise_multiplier)
-        purpose = f"gram/{self.epochs.count if epoch is None else epoch.number}" if self._changed else ""
+        purpose = f"gram/{epoch}" if self._changed else ""
         part = "rows" if self._changed else held.part
         give = m.Give(self._session, "gram", number, (held.part,), purpose, False, noise)
         uploads: dict[int, Array] = {}
         for client, answer in self._roll.ask(dict.fromkeys(clients, give), "gram").items():
-            if isinstance(answer, m.Given) and [one.name for one in answer.values] == [part]:
-                try:
-                    value = m.from_tensor(answer.values[0].value)
-                    uploads[client] = np.atleast_2d(check_array(f"client {client}: {held.part}", value))
-                except (MalformedMessage, InputError):
-                    self._roll.refusals.append((client, "gram", "malformed"))
+            try:
+                if not isinstance(answer, m.Given) or [one.name for one in answer.values] != [part]:
+                    raise MalformedMessage
+                value = np.atleast_2d(check_array(f"client {client}: {held.part}", m.from_tensor(answer.values[0].value)))
+                if value.ndim != 2:
+                    raise MalformedMessage
+                uploads[client] = value
+            except (MalformedMessage, InputError):
+                self._roll.refusals.append((client, "gram", "malformed"))
+        kept = shape if shape is not None else most_common([upload.shape for upload in uploads.values()])
+        for client in [client for client, upload in uploads.items() if kept is not None and upload.shape != kept]:
+            del uploads[client]
+            self._roll.refusals.append((client, "gram", "malformed"))
         return uploads

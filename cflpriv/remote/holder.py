@@ -4,7 +4,7 @@ A step of an epoch is one `gram` of the federation: enrolments and requests come
 `Finish` makes them part of it and releases, once. A step that is broken off is started anew, and nothing of it was released.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,17 +49,18 @@ class RemoteHolder:
     """Makes an epoch's keys, decrypts inner products, runs public code of a fixed list on them, and says what its own settings release.
 
     Guarantee: that of `protocols.ckks.KeyHolder`. What is released, in which ring and how noised, is what this party's own protection says,
-    not the server; an epoch answers the server's key that opened it, at most as many steps as the roster has clients, each once. Reveals:
-    each step's labels. A server that lies about what it multiplied, or asks for other functions than the algorithm's (a threshold of its
-    choice, say), gets labels of that: CKKS is for servers that follow the protocol.
+    not the server; an epoch answers the server's key that opened it, at most as many steps as the roster has clients, each once, and ends
+    if a step's function fails. Reveals: each step's labels. A server that lies about what it multiplied, or asks for other functions than
+    the algorithm's (a threshold of its choice, say), gets labels of that: CKKS is for servers that follow the protocol.
     """
 
     def __init__(self, settings: Settings, store: Store, entropy: Entropy = system_entropy) -> None:
         self._settings, self._store, self._entropy = settings, store, entropy
 
     def receive(self, data: bytes) -> bytes:
-        """The answer to a request; any bytes are answered."""
-        return answered("key holder", self._answer, data)
+        """The answer to a request; any bytes are answered. One request at a time works on a store."""
+        with self._store.alone():
+            return answered("key holder", self._answer, data)
 
     def _answer(self, ask: m.Ask) -> m.Answer:
         if isinstance(ask, m.Enrol):
@@ -111,11 +112,14 @@ class RemoteHolder:
 
     def _drop(self, live: Sequence[int]) -> m.Done:
         kept = {str(epoch) for epoch in live}
+        self._drop_epochs(lambda epoch: epoch not in kept)
+        return m.Done()
+
+    def _drop_epochs(self, gone: Callable[[str], bool]) -> None:
         for name in self._store.names():
             kind, _, epoch = name.partition("/")
-            if kind in ("epoch", "pending") and epoch not in kept:
+            if kind in ("epoch", "pending") and gone(epoch):
                 self._store.drop(name)
-        return m.Done()
 
     def _setup(self, session: bytes, epoch: int, p: int, dimension: int) -> ckks.Setup:
         setup: ckks.Setup = setup_of(self._settings.protection, session, epoch, self._roster(), p, dimension)
@@ -158,8 +162,14 @@ class RemoteHolder:
             raise RemoteError("not-enrolled")
         if len(kept.steps) >= machine.setup.most_clients:
             raise RemoteError("over-cap")
+        if machine.setup.release != "gram":
+            _then(ask.then)
         steps = (*kept.steps, _Step(ask.clients, ask.then))
-        released = self._released(machine, steps)
+        try:
+            released = self._released(machine, steps)
+        except Exception:  # that it failed tells of the Gram, and is told: once an epoch
+            self._drop_epochs(lambda epoch: epoch == str(ask.epoch))
+            raise
         self._store.put(f"epoch/{ask.epoch}", m.encode(_Kept(kept.p, kept.dimension, kept.server, machine.to_bytes(), steps)))
         self._store.drop(f"pending/{ask.epoch}")
         return released

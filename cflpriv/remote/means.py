@@ -10,13 +10,14 @@ import numpy as np
 from ..client_level import ClippedMean
 from ..errors import InputError
 from ..handles import Blind, GroupMean, Shared
-from ..protection import ClearSum, Contribution, Protection, Recorder, SumCall, above_floor, weighted_mean
+from ..protection import MOST_WEIGHT, ClearSum, Contribution, Protection, Recorder, SumCall, above_floor, weighted_mean
 from ..protocols.errors import MalformedMessage, TooFewClients
 from ..protocols.orthonormal import TRANSFORMS
-from ..protocols.secagg import Slot, Sum, counts_of
+from ..protocols.secagg import Slot, Sum, Terms, counts_of
 from ..types import Array, check_array
 from . import messages as m
 from .roll import Roll
+from .summing import balanced
 from .sums import Layout, SecureSums, group_mean
 
 __all__ = ["Asked", "Means"]
@@ -89,11 +90,12 @@ class Means:
         for label in groups:
             members = call.members(label)
             weighted = not call.public_weights or len({one.weight for one in members}) > 1
-            limit = max(one.weight for one in members) if call.public_weights else self._protection.max_weight
+            limit = self._limit(call, members)
             listed = self._listed(call, [one.client for one in members])
             dimension = size_of(asked.layout)
             cohort = [one.client for one in members]
             terms[label] = self._sums.terms(slot, cohort, listed, dimension, limit if weighted else 0.0, following)
+            check_balance(call, members, terms[label])
         step = self._stepper(slot, call, asked, "sum", None, shares)
         ended = self._sums.run(terms, step, self._exchange, record)
         means: list[GroupMean | None] = [None] * call.k
@@ -152,7 +154,7 @@ class Means:
         """A sum of counts, then one over the blocks of clusters at the floor; who is where stays with the clients."""
         clients = [one.client for one in call.contributions]
         listed = self._listed(call, clients)
-        limit = max(one.weight for one in call.contributions) if call.public_weights else self._protection.max_weight
+        limit = self._limit(call, call.contributions)
         first, second = (call.round + 1, 2 * call.number), (call.round + 1, 2 * call.number + 1)
         counted = self._sums.run(
             {0: self._sums.counts(first, clients, listed, call.k, second)},
@@ -162,6 +164,7 @@ class Means:
             raise counted
         dimension = size_of(asked.layout)
         terms = self._sums.blocks(counted, second, listed, dimension, limit)
+        check_balance(call, call.contributions, terms)
         total = self._sums.run({0: terms}, self._stepper(second, call, asked, "blocks", choice), self._exchange, record)[0]
         if not isinstance(total, Sum):
             raise total
@@ -172,6 +175,13 @@ class Means:
             count = round(total.weight(label) / call.contributions[0].weight) if equal else counts[label]
             means[label] = group_mean(total, label, asked.layout, count)
         return tuple(means)
+
+    def _limit(self, call: SumCall, members: Sequence[Contribution]) -> float:
+        """The most that a client may weigh: clients tell public weights from sample counts by it, whose limit is `max_weight`."""
+        if not call.public_weights:
+            return self._protection.max_weight
+        heaviest = max(one.weight for one in members)
+        return heaviest if heaviest != self._protection.max_weight else float(np.nextafter(heaviest, np.inf))
 
     def _listed(self, call: SumCall, clients: Sequence[int]) -> list[bytes]:
         """The models of a sum, no more than the algorithm speaks of in public: clients would refuse a longer list."""
@@ -213,6 +223,16 @@ class Means:
             self._roll.refusals.append((client, "sum", "malformed"))
             return None
         return parts
+
+
+def check_balance(call: SumCall, members: Sequence[Contribution], terms: Terms) -> None:
+    """`InputError` for public weights that clients would refuse."""
+    lightest = min(one.weight for one in members)
+    if call.public_weights and not balanced(lightest, terms):
+        raise InputError(
+            f"mean: weights from {lightest:g} to {terms.weight_limit:g}: the heaviest client could have more than {MOST_WEIGHT:.0%} of a "
+            "sum over the fewest survivors, which clients refuse; make weights more alike, or raise the floor"
+        )
 
 
 def size_of(layout: Layout) -> int:

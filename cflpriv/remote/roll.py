@@ -1,14 +1,17 @@
 """Who is there: places and the clients at them, their pinned keys, who answers and who refuses."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from ..protocols.errors import MalformedMessage, ProtocolError
 from ..protocols.keys import Roster, verify_key
 from . import messages as m
 from .client import ENROL, ENROL_HOLDER
 
-__all__ = ["KEY_HOLDER", "ClientsLost", "EpochEnded", "KeyHolderLost", "Roll", "Transport"]
+__all__ = ["KEY_HOLDER", "ClientsLost", "EpochEnded", "KeyHolderLost", "Roll", "Transport", "most_common"]
+
+Said = TypeVar("Said", bound=Hashable)
 
 KEY_HOLDER = -2
 """Stands for the key holder among refusals."""
@@ -40,6 +43,12 @@ class EpochEnded(ProtocolError):
 
     def __init__(self, number: int) -> None:
         super().__init__(f"clustering epoch {number} of encrypted vectors ended when the server was restarted; compare everybody anew")
+
+
+def most_common(said: Sequence[Said]) -> Said | None:
+    """What more than half of them said, None if they do not agree so far: then it is not a few that are wrong."""
+    found, count = max(Counter(said).items(), key=lambda one: one[1], default=(None, 0))
+    return found if 2 * count > len(said) else None
 
 
 class Transport(Protocol):

@@ -38,9 +38,10 @@ from .gram import Grams
 from .means import Asked, Means
 from .parameters import clear_parts, said_of
 from .relay import relay, requests
-from .roll import ClientsLost, EpochEnded, KeyHolderLost, Roll, Transport
+from .releases import may_leave
+from .roll import ClientsLost, EpochEnded, KeyHolderLost, Roll, Transport, most_common
 from .sums import Layout, SecureSums
-from .values import trace
+from .values import Origin, trace
 
 if TYPE_CHECKING:
     from .encrypted import EncryptedGrams
@@ -53,11 +54,13 @@ SKIPPED = 1 << 10
 
 @dataclass(frozen=True)
 class _Known:
-    """What the server knows of values that clients hold: their number, their layout, and what each was computed from."""
+    """What the server knows of values that clients hold: their number, the layout that more than half have (else none), what each was
+    computed from, and which clients say that theirs are laid out otherwise."""
 
     number: int
     layout: Layout
     models: Mapping[int, bytes]
+    odd: frozenset[int] = frozenset()
 
 
 class RemoteFederation:
@@ -177,12 +180,14 @@ class RemoteFederation:
         """What the server knows of what is held under a key, as plain values."""
         one = self._known[key]
         layout = [[part.name, part.dtype, list(part.shape)] for part in one.layout]
-        return {"number": one.number, "layout": layout, "models": [[client, model.hex()] for client, model in sorted(one.models.items())]}
+        models = [[client, model.hex()] for client, model in sorted(one.models.items())]
+        return {"number": one.number, "layout": layout, "models": models, "odd": sorted(one.odd)}
 
     def know(self, key: HeldKey, plain: Mapping[str, Any]) -> None:
         """Take up what `known` gave."""
         layout = tuple(m.Described(name, dtype, tuple(shape)) for name, dtype, shape in plain["layout"])
-        self._known[key] = _Known(plain["number"], layout, {client: bytes.fromhex(model) for client, model in plain["models"]})
+        models = {client: bytes.fromhex(model) for client, model in plain["models"]}
+        self._known[key] = _Known(plain["number"], layout, models, frozenset(plain.get("odd", ())))
 
     def enrol(self) -> tuple[int, ...]:
         """Say hello to all places without a client that answers; the clients that came or came back."""
@@ -255,9 +260,8 @@ class RemoteFederation:
             self.accounts.failed(task, sources(params, which), self._remembered(task, failed), sorted(failed), self._round)
         if not layouts:
             raise TrainingDiverged(f"{type(task).__name__} in round {self._round}: no client has a result")
-        shapes = set(layouts.values())
-        layout = next(iter(layouts.values())) if len(shapes) == 1 else ()
-        self._known[key] = _Known(number, layout, traced)
+        layout = most_common(list(layouts.values())) or ()
+        self._known[key] = _Known(number, layout, traced, frozenset(client for client, said in layouts.items() if said != layout))
         held = Held(key, tuple(sorted(layouts)), tuple(task.parts))
         if self.accounts is not None:
             self.accounts.enter(held, task, sources(params, which), self._remembered(task, held.clients))
@@ -281,6 +285,11 @@ class RemoteFederation:
 
     def gram(self, held: Held, then: Then, against: Held | None = None, on: Sequence[int] | None = None) -> Released:
         clients = [] if against is not None and on is not None and not on else self._holders(held, on)
+        if clients and not may_leave(self.protection, "gram", held.part, 0, Origin(size=any(self._known[held.key].models.values()))):
+            raise InputError(
+                f"gram: {held.part} would be compared in the clear, which clients refuse under protection.sum = {self.protection.sum!r}, "
+                f"floor = {self.protection.smallest_sum}; name a transform or 'ckks' in protection.gram"
+            )
         self._settle(held, clients, "gram")
         number = self._known[held.key].number if clients else 0
         record = self._record("gram")
@@ -292,6 +301,10 @@ class RemoteFederation:
 
     def close(self, held: Held) -> None:
         self._grams.close(held)
+
+    def end(self) -> None:
+        """The run is over: all clustering epochs are closed, and the key holder, if there is one, drops their keys."""
+        self._grams.end()
 
     # --- mean
 
@@ -311,6 +324,8 @@ class RemoteFederation:
         known = self._known[held.key]
         if not known.layout:
             raise InputError(f"mean: clients hold {held.key.name} in different shapes")
+        self.refusals.extend((client, "mean", "malformed") for client in clients if client in known.odd)
+        clients = [client for client in clients if client not in known.odd]
         layout = tuple(part for name in held.parts for part in known.layout if part.name == name)
         weight = {client: _weight(weights, client) for client in clients}
         labels = self._group_labels(None if oblivious else groups, clients, k)

@@ -5,16 +5,22 @@ It is as secret as the client's data.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from hashlib import sha256
 from pathlib import Path
+from threading import RLock
 from typing import Protocol
 
 __all__ = ["DiskStore", "MemoryStore", "Store"]
 
 
 class Store(Protocol):
-    """Named bytes. `put` and `drop` are durable when they return."""
+    """Named bytes. `put` and `drop` are durable when they return.
+
+    Inside `alone()` nobody else works on the same bytes: what is read, changed and written back (such as what was spent) is not lost when
+    two runs, or two processes started by mistake with one client's settings, ask at once. Whoever comes second waits.
+    """
 
     def get(self, name: str) -> bytes | None: ...
 
@@ -24,9 +30,18 @@ class Store(Protocol):
 
     def names(self) -> Iterable[str]: ...
 
+    def alone(self) -> AbstractContextManager[object]: ...
+
 
 class MemoryStore(dict[str, bytes]):
     """A store in this process, for tests and for transports that keep clients alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = RLock()
+
+    def alone(self) -> AbstractContextManager[object]:
+        return self._lock
 
     def put(self, name: str, value: bytes) -> None:
         self[name] = value
@@ -44,6 +59,20 @@ class DiskStore:
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        try:
+            from fcntl import LOCK_EX, flock
+        except ImportError:  # no such locks on this system: one process a folder
+            yield
+            return
+        handle = os.open(self._folder / "alone.lock", os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            flock(handle, LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
 
     def _path(self, name: str) -> Path:
         return self._folder / sha256(name.encode()).hexdigest()[:40]
@@ -78,7 +107,7 @@ class DiskStore:
     def names(self) -> Iterable[str]:
         found = []
         for path in self._folder.iterdir():
-            if path.suffix != ".part":
+            if path.suffix not in (".part", ".lock"):
                 with path.open("rb") as file:
                     found.append(file.readline().rstrip(b"\n").decode(errors="replace"))
         return tuple(found)

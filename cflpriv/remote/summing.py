@@ -5,19 +5,22 @@ from collections.abc import Callable
 import numpy as np
 
 from ..client_level import BETA, share
+from ..protection import MOST_WEIGHT
 from ..protocols import secagg
 from ..protocols.entropy import Entropy
 from ..protocols.errors import MalformedMessage, RemoteError
 from ..protocols.keys import Roster
 from ..protocols.mechanisms import SkellamPlan
 from ..protocols.secagg import MaskKey, Policy
+from ..protocols.secagg.messages import survivor_floor
 from . import messages as m
+from . import releases
 from .settings import Settings
 from .spending import Spending
 from .store import Store
 from .values import Values
 
-__all__ = ["NO_MODEL", "Summing"]
+__all__ = ["NO_MODEL", "Summing", "balanced", "weighed"]
 
 NO_MODEL = bytes(32)
 
@@ -63,7 +66,7 @@ class Summing:
         after = None if last is None else (int.from_bytes(last[:8], "big"), int.from_bytes(last[8:], "big"))
         if after is not None and ask.slot <= after:
             raise RemoteError("old-slot")
-        model, _ = self._values.model(ask.held)
+        model = self._values.origin(ask.held).received
         models = ask.models if ask.models >= 1 else 1
         policy = Policy(
             self._store.get("session") or b"", protection.secagg_mode, model or NO_MODEL, models, protection.smallest_sum, after, None
@@ -88,11 +91,16 @@ class Summing:
         terms = machine.terms
         assert terms is not None
         labels: tuple[int, ...] = (0,)
-        if isinstance(ask.groups, m.Picks):
-            labels = ask.groups.labels
-        elif isinstance(ask.groups, m.Mine):
-            labels = tuple(int(label) for label in np.ravel(np.asarray(self._values.mine(ask.groups))))
+        if isinstance(ask.groups, m.Picks) and ask.groups.labels != labels:  # a block that the server chose might be this client's alone
+            raise RemoteError("forbidden")
+        protection = self._settings.protection
+        if isinstance(ask.groups, m.Mine):
+            chosen = self._values.parts(ask.groups.held, (ask.groups.part,))
+            releases.check(protection, "sum", chosen, self._values.origin(ask.groups.held))
+            labels = tuple(int(label) for label in np.ravel(np.asarray(chosen[ask.groups.part])))
         values = {} if ask.kind == "counts" else self._values.parts(ask.held, ask.parts)
+        if values:
+            releases.check(protection, "sum", values, self._values.origin(ask.held))
         vector = np.concatenate([np.zeros(0), *(np.ravel(np.asarray(value)).astype(np.float64) for value in values.values())])
         finite = bool(np.isfinite(vector).all())
         if isinstance(ask.groups, m.Mine):
@@ -106,15 +114,37 @@ class Summing:
             raise RemoteError("forbidden")
         self._spending.settle(ask.held, ask.parts, "mean")
         plan = None if ask.noise is None else plan_of(ask.noise, len(vector))
-        self._spending.shares(plan, self._settings.protection.smallest_sum, terms.levels, terms.weight_limit > 0)
+        self._spending.shares(plan, protection.smallest_sum, terms.levels, terms.weight_limit > 0)
         if not finite:  # said after it was paid for
             raise RemoteError("bad-input")
+        if not weighed(ask.weight, terms, protection.max_weight):
+            raise RemoteError("bad-terms")
         weight = ask.weight or float(samples())
         if plan is not None and ask.noise is not None:
             return [secagg.Contribution(share(vector, plan, ask.noise.seed, terms.levels, self._entropy), weight)]
         if ask.kind == "sum":
             return [secagg.Contribution(vector, weight)]
         return [secagg.Contribution(vector, weight, label) for label in labels]
+
+
+def weighed(weight: float, terms: secagg.Terms, max_weight: float) -> bool:
+    """Whether a client may go into a sum with the `weight` that it is told (0: its own sample count).
+
+    It is told its own only, and a server that lies could give one update all of the weight. So what all are shown decides: under the limit
+    `max_weight` of their own settings all weigh by their counts, and under another all are told weights, which must be `balanced`.
+    """
+    if terms.weight_limit == max_weight or not weight:
+        return terms.weight_limit == max_weight and (not weight or not max_weight)
+    return balanced(weight, terms)
+
+
+def balanced(weight: float, terms: secagg.Terms) -> bool:
+    """Whether a client with all the weight that the terms allow, among others of this weight, has no more of the sum than one may have.
+
+    For sums over the fewest survivors that there may be. Sums without weights are.
+    """
+    fewest = terms.floor if terms.blocks else survivor_floor(terms)
+    return terms.weight_limit <= MOST_WEIGHT * (terms.weight_limit + (fewest - 1) * weight)
 
 
 def plan_of(said: m.Shares, size: int) -> SkellamPlan:

@@ -14,7 +14,7 @@ from .foreign import Foreign
 
 __all__ = ["made", "plain", "task_from_bytes", "task_to_bytes"]
 
-TASKS_IN = ("training", "signatures", "models", "algorithms")
+TASKS_IN = ("training", "evaluation", "signatures", "models", "algorithms")
 """Where the dataclasses live that may travel as tasks and parts of tasks."""
 LARGEST_TASK_BYTES = 1 << 20
 

@@ -1,6 +1,8 @@
 """A client's part in what travels under a transform that the clients share: agreeing on its secret, hiding, folding."""
 
+import re
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -19,10 +21,16 @@ from .values import Values
 __all__ = ["Transformed"]
 
 PURPOSE = "transforms"
+EPOCH = re.compile(r"gram/(0|[1-9][0-9]{0,15})", re.ASCII)
+"""One name for each epoch: "gram/07" would be its transform a second time."""
 
 
 class Transformed:
-    """Transforms of one client, made from the secret that it agreed on with the others. Each serves one purpose once."""
+    """Transforms of one client, made from the secret that it agreed on with the others.
+
+    Each is for one epoch, sum or fold, and changes one value of this client in its life: a second one could be linked with the first, and
+    from values that the server chose it would work the transform out.
+    """
 
     def __init__(self, settings: Settings, store: Store, entropy: Entropy) -> None:
         self._settings, self._store, self._entropy = settings, store, entropy
@@ -60,16 +68,17 @@ class Transformed:
 
         protection = self._settings.protection
         kinds = [stage for stage in protection.gram if stage in TRANSFORMS]
-        number = ask.transform.removeprefix("gram/")
-        if len(values) != 1 or not number.isdigit():
+        named = EPOCH.fullmatch(ask.transform)
+        if len(values) != 1 or named is None:
             raise RemoteError("forbidden")
+        number = int(named[1])
         sketch_dim = protection.sketch_dim if "sketch" in protection.gram else None
         rows = np.atleast_2d(np.asarray(next(iter(values.values()))))
         channel: GramChannel = ClearGram(sketch_dim)
         if kinds:
-            self._use(f"gram/{number}", ask.held)
+            self._use(ask.transform, rows)
             channel = RotatedGram(self.transforms(), kinds[0], sketch_dim)
-        upload = channel.open(int(number)).upload(self._settings.identity.client, rows)
+        upload = channel.open(number).upload(self._settings.identity.client, rows)
         return m.Given(tuple(m.Named(part, m.to_tensor(np.asarray(value))) for part, value in upload.items()), 0)
 
     def blind(self, ask: m.Give, vector: Array) -> m.Given:
@@ -80,26 +89,28 @@ class Transformed:
             purpose = "sum/fixed"
         else:
             purpose = ask.transform
-            self._use(purpose, ask.held)
+            if not purpose.startswith("sum/"):
+                raise RemoteError("forbidden")
+            self._use(purpose, vector)
         return self._hidden("mean", purpose, vector)
 
     def fold(self, ask: m.Fold, values: Values) -> m.Given:
         """Blind parts, opened, added up, and sent back under a fresh transform. Clear and own parts take no part: they would be shown."""
         if self._settings.protection.sum not in TRANSFORMS or ask.value.clear or ask.value.own or not ask.transform.startswith("apply/"):
             raise RemoteError("forbidden")
-        value = values.open(ask.value, self.transforms)
-        self._use(ask.transform, 0)
-        return self._hidden("apply", ask.transform, np.ravel(value))
+        value = np.ravel(values.open(ask.value, self.transforms))
+        self._use(ask.transform, value)
+        return self._hidden("apply", ask.transform, value)
 
     def _hidden(self, verb: str, purpose: str, vector: Array) -> m.Given:
         check_hidden(verb, len(vector), self._settings.protection.sum)
         blind = self.transforms()(purpose, len(vector)).apply(vector[None])[0]
         return m.Given((m.Named("blind", m.to_tensor(blind)),), 0)
 
-    def _use(self, purpose: str, held: int) -> None:
-        """A transform serves one thing: what it is used for a second time could be linked with the first."""
-        name, mark = f"used/{purpose}", str(held).encode()
+    def _use(self, purpose: str, value: Array) -> None:
+        """Take a transform for this value, now and when the same is asked for again, and for no other. Raises "used-transform"."""
+        name, mark = f"used/{purpose}", sha256(np.ascontiguousarray(value).tobytes()).digest()
         before = self._store.get(name)
-        if not purpose or (before is not None and before != mark):
+        if "@" in purpose or (before is not None and before != mark):
             raise RemoteError("used-transform")
         self._store.put(name, mark)

@@ -13,7 +13,10 @@ from ..types import Array
 from . import messages as m
 from .store import Store
 
-__all__ = ["Values", "from_bytes", "to_bytes", "trace"]
+__all__ = ["Origin", "Values", "from_bytes", "to_bytes", "trace"]
+
+OPENED = ("sum/", "apply/")
+"""What the transforms are for whose values clients open for each other: sums. What is compared is opened by nobody."""
 
 
 class _Values(m.Message, frozen=True):
@@ -21,6 +24,17 @@ class _Values(m.Message, frozen=True):
 
     arrays: tuple[m.Named, ...] = ()
     said: tuple[tuple[str, tuple[m.Said, ...]], ...] = ()
+
+
+class Origin(m.Message, frozen=True):
+    """What a value was computed from: the name of what was sent (empty: nothing), and how many numbers the smallest model has (0: none).
+
+    `compared` says that something is in it that clients compare, such as a signature.
+    """
+
+    received: bytes = b""
+    size: m.Count = 0
+    compared: bool = False
 
 
 def to_bytes(arrays: dict[str, Any]) -> bytes:
@@ -53,10 +67,14 @@ class Values:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def hold(self, number: int, arrays: dict[str, Any], received: bytes, size: int) -> None:
-        """Keep values, what they were computed from, and the size of the smallest model they were computed at (0: of none)."""
+    def hold(self, number: int, arrays: dict[str, Any], origin: Origin) -> None:
+        """Keep values, and what they were computed from."""
         self._store.put(f"held/{number}", to_bytes(arrays))
-        self._store.put(f"model/{number}", received.ljust(32, b"\0")[:32] + size.to_bytes(8, "big") + bytes([bool(received)]))
+        self._store.put(f"origin/{number}", m.encode(origin))
+
+    def drop(self, number: int) -> None:
+        """Forget what is held under a number, before its receipts are replaced: a value must never meet those of another."""
+        self._store.drop(f"held/{number}")
 
     def holds(self, number: int) -> bool:
         return self._store.get(f"held/{number}") is not None
@@ -70,32 +88,34 @@ class Values:
     def mine(self, mine: m.Mine) -> Any:
         return self.parts(mine.held, (mine.part,))[mine.part]
 
-    def model(self, number: int) -> tuple[bytes, int]:
-        """What a held value was computed from (empty: nothing that was sent), and how many numbers that model has."""
-        data = self._store.get(f"model/{number}")
-        if data is None:
-            raise RemoteError("not-held")
-        return data[:32] if data[40] else b"", int.from_bytes(data[32:40], "big")
+    def origin(self, number: int) -> Origin:
+        """What a held value was computed from."""
+        return self._origin(f"origin/{number}")
 
     def forget(self, live: tuple[int, ...]) -> None:
         """Drop what is held under other numbers than these."""
         kept = {str(number) for number in live}
         for name in self._store.names():
             kind, _, number = name.partition("/")
-            if kind in ("held", "model") and number not in kept:
+            if kind in ("held", "origin") and number not in kept:
                 self._store.drop(name)
 
-    def remember(self, name: str, value: Any) -> None:
+    def remember(self, name: str, value: Any, origin: Origin) -> None:
         self._store.put(f"memory/{name}", to_bytes({name: value}))
+        self._store.put(f"memory-origin/{name}", m.encode(origin))
 
-    def remembered(self, name: str) -> Array | None:
-        """What tasks keep under a name, if anything."""
-        return None if self._store.get(f"memory/{name}") is None else np.asarray(self._kept(f"memory/{name}")[name])
+    def remembered(self, name: str) -> tuple[Array, Origin] | None:
+        """What tasks keep under a name, if anything, and what that was computed from."""
+        if self._store.get(f"memory/{name}") is None:
+            return None
+        return np.asarray(self._kept(f"memory/{name}")[name]), self._origin(f"memory-origin/{name}")
 
     def open(self, addends: m.Addends, transforms: Callable[[], Transforms]) -> Array:
-        """The value of a sum: its clear part, its blind parts opened, and this client's own."""
+        """The value of a sum: its clear part, its blind parts opened, and this client's own. "forbidden" for blind parts of no sum."""
         total: Array | None = m.from_tensor(addends.clear[0]) if addends.clear else None
         for term in m.blind_terms(addends):
+            if not term.transform.startswith(OPENED):  # or one client would open for the server what another hid
+                raise RemoteError("forbidden")
             transform = transforms()(term.transform, term.dimension or len(term.value))
             vector = transform.invert(term.value)[term.start : term.stop].reshape(term.shape)
             total = vector if total is None else total + vector
@@ -114,3 +134,9 @@ class Values:
         if data is None:
             raise RemoteError("not-held")
         return from_bytes(data)
+
+    def _origin(self, name: str) -> Origin:
+        data = self._store.get(name)
+        if data is None:
+            raise RemoteError("not-held")
+        return codec.decode(data, Origin, 1 << 10)

@@ -15,8 +15,9 @@ from ..protocols.errors import MalformedMessage, RemoteError
 from ..types import Array, ClientData
 from . import messages as m
 from .foreign import Foreign
+from .releases import compares, is_compared
 from .spending import Spending
-from .values import Values, trace
+from .values import Origin, Values, trace
 
 __all__ = ["Own", "Work", "model_hash"]
 
@@ -68,24 +69,30 @@ class Work:
             task = task.private(noise) if hasattr(task, "private") else task
         self._spending.check(task)
         given, received, choice = self._given(ask, sizes)
-        reads = {name: value for name in getattr(task, "reads", ()) if (value := self._values.remembered(name)) is not None}
+        reads = {name: found for name in getattr(task, "reads", ()) if (found := self._values.remembered(name)) is not None}
+        held = self._held_in(ask)
+        compared = compares(task) or any(is_compared(one.part, self._values.origin(one.held)) for one in held)
+        compared |= any(is_compared(name, origin) for name, (_, origin) in reads.items())
+        sizes += [origin.size for _, origin in reads.values()]
         try:
-            result = self._run(ask, task, given, reads, choice)
+            result = self._run(ask, task, given, {name: value for name, (value, _) in reads.items()}, choice)
         except TrainingDiverged:
-            self._spending.failed(task, self._held_in(ask), reads)
+            self._spending.failed(task, held, reads)
             raise
         live = (*ask.live, ask.held)
         if result:  # before anything that it was computed from is forgotten
-            self._spending.enter(ask.held, task, self._held_in(ask), reads, live)
+            self._values.drop(ask.held)
+            self._spending.enter(ask.held, task, held, reads, live)
         else:
-            self._spending.failed(task, self._held_in(ask), reads)
+            self._spending.failed(task, held, reads)
         self._values.forget(live)
         if not result:
             return m.Computed(False, ())
+        origin = Origin(trace(received), smallest(sizes), compared)
         for name in task.keeps:
-            self._values.remember(name, result[name])
+            self._values.remember(name, result[name], origin)
         made = {part: result[part] if isinstance(result[part], dict) else np.asarray(result[part]) for part in task.parts}
-        self._values.hold(ask.held, made, trace(received), smallest(sizes))
+        self._values.hold(ask.held, made, origin)
         return m.Computed(
             True, tuple(m.Described(part, one.dtype.str, one.shape) for part, one in made.items() if not isinstance(one, dict))
         )
@@ -96,8 +103,11 @@ class Work:
         if not mine:
             return m.Computed(False, ())
         total = self._values.open(m.Addends((), (), mine), self._transforms)
+        origins = [(own.part, self._values.origin(own.held)) for own in mine]
+        compared = any(is_compared(part, origin) for part, origin in origins)
+        self._values.drop(ask.held)
         self._spending.derive(ask.held, "own", mine)
-        self._values.hold(ask.held, {"own": total}, b"", smallest(self._values.model(own.held)[1] for own in mine))
+        self._values.hold(ask.held, {"own": total}, Origin(b"", smallest(origin.size for _, origin in origins), compared))
         return m.Computed(True, (m.Described("own", total.dtype.str, total.shape),))
 
     def _given(self, ask: m.Compute, sizes: list[int]) -> tuple[dict[str, Any], list[bytes], Choice]:
@@ -115,9 +125,9 @@ class Work:
             value = parameter.value
             if isinstance(value, m.Mine):
                 given[parameter.name] = self._values.mine(value)
-                earlier, size = self._values.model(value.held)
-                received.append(earlier)
-                sizes.append(size)  # a copy of an update, or what is computed from one, is no freer than the update
+                earlier = self._values.origin(value.held)
+                received.append(earlier.received)
+                sizes.append(earlier.size)  # a copy of an update, or what is computed from one, is no freer than the update
                 continue
             if isinstance(value, m.One):
                 given[parameter.name] = self._values.open(value.value, self._transforms)

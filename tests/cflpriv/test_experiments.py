@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, Simulation, load_config, parse_config, run_experiment, start
-from cflpriv.experiments.run import admit, advance, begin, finish
+from cflpriv.experiments.run import admit, advance, begin, estimate_record_bytes, finish
 from cflpriv.handles import Held
 
 ROOT = Path(__file__).parent.parent.parent
@@ -192,6 +192,19 @@ def test_the_run_folder_holds_what_is_promised(tmp_path: Path) -> None:
     arrays = load_file(tmp_path / "run" / "checkpoints" / "final.safetensors")
     assert all(np.isfinite(array).all() for array in arrays.values())
     assert any("recording payloads" in line for line in lines)
+
+
+@pytest.mark.parametrize("gram", [[], ["haar"], ["ckks"]], ids="+".join)
+def test_the_estimate_of_a_record_counts_what_is_compared(gram: list[str]) -> None:
+    if "ckks" in gram:
+        pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
+    config = small(protection={"gram": gram}, run={"record": "full"}, data={"newcomers": 0}, training={"rounds": 0})
+    simulation = start(config)
+    said = sum(message.total_bytes for message in simulation.federation.transcript.messages if message.verb == "gram")
+    assert 0.5 < estimate_record_bytes(config, simulation.population) / said < 1.5
+    assert estimate_record_bytes(config.with_("run", record="headers"), simulation.population) == 0
+    fedavg = small(algorithm={"name": "fedavg"}, run={"record": "full"}, training={"rounds": 0})
+    assert estimate_record_bytes(fedavg, simulation.population) == 0, "it compares nothing"
 
 
 def test_accuracy_is_that_of_each_clients_own_model() -> None:

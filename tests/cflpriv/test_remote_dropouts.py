@@ -10,16 +10,21 @@ import numpy as np
 import pytest
 from scenes import population, training
 
+from cflpriv.accounts import Accounts
+from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.cfl import Same
 from cflpriv.local import LocalFederation
+from cflpriv.privacy import Noise, Privacy
 from cflpriv.protection import Protection
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.errors import TooFewClients
 from cflpriv.protocols.keys import Identity, Roster
+from cflpriv.protocols.ledger import Ledger
 from cflpriv.protocols.secagg.messages import decode_client, encode
+from cflpriv.record import Transcript
 from cflpriv.remote import messages as m
 from cflpriv.remote.client import RemoteClient, Settings
-from cflpriv.remote.server import RemoteFederation
+from cflpriv.remote.server import ClientsLost, RemoteFederation
 from cflpriv.remote.store import MemoryStore
 from cflpriv.types import Population
 
@@ -34,6 +39,7 @@ class Lossy:
         self.identities = [Identity.create(client, ENTROPY) for client in self.data]
         self.roster = Roster(tuple(one.public() for one in self.identities))
         self.protection = protection
+        self.privacy = Privacy()
         self.stores = {client: MemoryStore() for client in self.data}
         self.lost: dict[str, set[int]] = {}
         self.stages: list[str] = []
@@ -45,7 +51,7 @@ class Lossy:
         self.stages.append(stage)
         answers = {}
         for client, data in requests.items():
-            settings = Settings(self.identities[client], self.protection, self.roster)
+            settings = Settings(self.identities[client], self.protection, self.roster, self.privacy)
             answers[client] = RemoteClient(settings, lambda client=client: self.data[client], self.stores[client], ENTROPY).receive(data)  # type: ignore[misc]
         gone = self.lost.pop(stage, set())
         return {client: answer for client, answer in answers.items() if client not in gone}
@@ -97,6 +103,64 @@ def test_a_client_whose_answer_is_lost_is_in_the_next_sum_again(stage: str, mode
     assert {word for _, _, word in fed.refusals} <= {"wrong-session"}
 
 
+@pytest.mark.parametrize("private", [False, True], ids=["plain", "noisy"])
+@pytest.mark.parametrize("gram", [(), ("haar",), ("sketch", "hadamard")], ids=["clear", "haar", "sketch+hadamard"])
+def test_a_broken_comparison_is_on_record_and_is_taken_again_under_another_transform(gram: tuple[str, ...], private: bool) -> None:
+    """What had arrived did leave its clients; noisy vectors differ from one attempt to the next, and no transform serves two values."""
+    scene = population(groups=1, clients_per_group=5)
+    transport = Lossy(scene, Protection(gram=gram))
+    privacy = Privacy("sample", "add_remove", 50.0, 1e-3, samples=20, sketch_dim=4) if private else Privacy()
+    accounts = None
+    if private:
+        accounts = Accounts(Noise("add_remove", 1.5, 2.0, 0.5, 1.0, 0.25, 20, 4, 4.0, 1), Ledger(privacy.budget))
+    transport.privacy = privacy
+    fed = RemoteFederation(
+        transport, protection=transport.protection, roster=transport.roster, entropy=ENTROPY, seed=1, accounts=accounts,
+        transcript=Transcript("full"),
+    )  # fmt: skip
+    fed.enrol()
+    made: Any = ALGORITHMS["pacfl"][0](training(scene), k=2, weights="equal")
+    transport.lost = {"gram": {2}}
+    with pytest.raises(ClientsLost, match=r"\[2\]"):
+        made.init(fed)
+    state = made.init(fed)
+    assert state.clustering.clients == (0, 1, 3, 4)
+    assert not fed.refusals
+    shown = [(one.clients, one.context["epoch"]) for one in fed.transcript.messages if one.verb == "gram"]
+    assert shown == [((0, 1, 3, 4), 0), ((0, 1, 3, 4), 1)]
+    assert fed.begin_round(0) == (2,)
+    state, _ = made.admit(fed, state, [2])
+    assert state.clustering.clients == (0, 1, 3, 4, 2)
+
+
+@pytest.mark.parametrize("at", ["compute", "gram"])
+def test_one_that_sends_another_shape_than_the_rest_is_left_out(at: str) -> None:
+    scene, transport, fed = federation(Protection())
+    exchange = transport.exchange
+
+    def lying(requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
+        answers = dict(exchange(requests, stage))
+        said = m.decode_answer(answers[3]) if 3 in answers else None
+        if stage == at and isinstance(said, m.Computed):
+            answers[3] = m.encode(msgspec.structs.replace(said, parts=(m.Described("update", "<f8", (1 << 40, 1 << 12)),)))
+        if stage == at and isinstance(said, m.Given):
+            answers[3] = m.encode(m.Given((m.Named("signature", m.to_tensor(np.ones((3, 2, 2)))),), 0))
+        return answers
+
+    transport.exchange = lying  # type: ignore[method-assign]
+    if at == "compute":
+        task = training(scene)
+        (mean,) = fed.mean(fed.compute(task, {"model": task.model.init(0)})["update"])
+        assert mean is not None
+        assert mean.count == 4
+    else:
+        made: Any = ALGORITHMS["pacfl"][0](training(scene), k=2)
+        with pytest.raises(ClientsLost, match=r"\[3\]"):
+            made.init(fed)
+        assert made.init(fed).clustering.clients == (0, 1, 2, 4)
+    assert fed.refusals == [(3, "gram" if at == "gram" else "mean", "malformed")]
+
+
 def ask(fed: RemoteFederation, number: int, task: Any, **params: Any) -> m.Compute:
     given = tuple(
         m.Parameter(name, value if isinstance(value, m.Mine) else m.One(m.to_one(value, {}))) for name, value in sorted(params.items())
@@ -133,12 +197,19 @@ def test_no_dressing_up_makes_an_update_releasable(trick: str) -> None:
 
 
 def said_words(folder: Path) -> set[str]:
-    """The words of all errors that are raised in a folder."""
+    """The words of all errors that are raised in a folder, of its own kinds of errors, and of what servers note as refused."""
     words = set()
     for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            said: list[ast.expr] = []
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("RemoteError", "LocalError", "Refused"):
-                words |= {str(one.value) for one in node.args[:1] if isinstance(one, ast.Constant)}
+                said = node.args[:1]
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("refusals.append", "_refused")):
+                said = node.args[0].elts[2:] if isinstance(node.args[0], ast.Tuple) else node.args[1:]
+            elif isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["code"]:
+                said = [node.value]
+            either = [branch for one in said for branch in ((one.body, one.orelse) if isinstance(one, ast.IfExp) else (one,))]
+            words |= {str(one.value) for one in either if isinstance(one, ast.Constant) and one.value}
     return words
 
 

@@ -4,9 +4,13 @@ Statistical tests run on fixed public entropy and reject at p < 1e-6.
 """
 
 import inspect
+import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +21,7 @@ from scipy import stats
 
 from cflpriv.accounts import Accounts
 from cflpriv.algorithms import ALGORITHMS
+from cflpriv.algorithms.cfl import Same
 from cflpriv.algorithms.choosing import PickAndTrain
 from cflpriv.algorithms.influence import OnPart
 from cflpriv.client_level import client_channels
@@ -30,9 +35,11 @@ from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.entropy import Entropy, public_entropy
 from cflpriv.protocols.ledger import BudgetExceeded, Ledger
 from cflpriv.remote import messages as m
+from cflpriv.remote.client import RemoteClient
 from cflpriv.remote.server import ClientsLost, RemoteFederation
 from cflpriv.remote.spending import SPENT, Spending
-from cflpriv.training import Gradient
+from cflpriv.remote.store import DiskStore, MemoryStore
+from cflpriv.training import Gradient, Start
 from cflpriv.types import Population
 
 NOISE = Noise("add_remove", 1.5, 2.0, 0.5, 1.0, 0.25, 20, 4, 4.0, 1)
@@ -299,6 +306,46 @@ def test_a_client_without_demands_adds_the_noise_it_is_asked_for() -> None:
     assert all(store.get(SPENT) is None for store in transport.stores.values())
 
 
+class Dies(MemoryStore):
+    """A store of a process that dies when it has to write something."""
+
+    at = ""
+
+    def put(self, name: str, value: bytes) -> None:
+        if self.at and name.startswith(self.at):
+            raise KeyboardInterrupt
+        super().put(name, value)
+
+
+@pytest.mark.parametrize("by", ["a task that is free", "a box that is public", "a sum that is paid"])
+def test_a_client_that_dies_while_a_value_is_replaced_gives_it_to_nobody_for_less(by: str) -> None:
+    """What is held as a number and what that number costs never belong to two values."""
+    scene = population(clients_per_group=3)
+    transport, fed = private(scene, SAMPLE)
+    transport.stores[0] = store = Dies()
+    fed._roll.lose(0)
+    fed.enrol()
+    fed.begin_round(0)
+    noise, task = m.NoisySteps(**vars(NOISE)), training(scene)
+    assert isinstance(sent(fed, scene, noise), m.Computed)
+    zeros = (m.Parameter("update", m.One(m.to_one(np.zeros(3), {}))),)
+    ask: m.Ask = m.Compute(fed.session, 0, 1, 900, (900,), m.task_to_bytes(Same()), zeros, None, noise)
+    if by == "a box that is public":
+        ask = m.Take(fed.session, 900, ("update",), ())
+    elif by == "a sum that is paid":
+        start = m.Compute(fed.session, 0, 1, 901, (900, 901), m.task_to_bytes(Start(task.model, 0)), (), None, noise)
+        assert isinstance(fed._ask({0: start}, "compute")[0], m.Computed)
+        ask = m.AddUp(fed.session, 900, (m.OwnPart(901, "model", 1.0),))
+    store.at = "held/"
+    with pytest.raises(KeyboardInterrupt):
+        fed._ask({0: ask}, "replace")
+    store.at = ""
+    for part in ("update", "own"):
+        assert fed._ask({0: m.Give(fed.session, "sum", 900, (part,), "", False)}, "sum") == {}
+    assert words(fed) == {"not-held"}
+    assert own_ledgers(transport)[0] == 0.0
+
+
 # --- unit = "client" ------------------------------------------------------------------------------------------------------------------
 
 
@@ -419,6 +466,37 @@ def test_a_client_whose_whole_is_private_gives_nothing_else() -> None:
     assert isinstance(answer, m.Given)
     assert np.linalg.norm(m.from_tensor(answer.values[0].value)) <= 1e-3 * (1 + 1e-9)
     assert own_ledgers(transport)[0] > 0
+
+
+class Slow(DiskStore):
+    """Long enough between reading a ledger and writing it for another process to do the same."""
+
+    def get(self, name: str) -> bytes | None:
+        value = super().get(name)
+        if name == SPENT:
+            time.sleep(0.05)
+        return value
+
+
+def test_two_requests_at_once_over_one_state_folder_are_both_paid_for(tmp_path: Path) -> None:
+    """Two runs, or two processes started with one client's settings; each file lock is a process's own, as here each thread's."""
+    scene = population(clients_per_group=3)
+    transport, _, _ = client_level(scene, CLIENT)
+    transport.stores[0] = Slow(tmp_path)
+    fed = RemoteFederation(transport, entropy=ENTROPY)
+    fed.enrol()
+    task = training(scene)
+    number = fed._known[fed.compute(task, {"model": task.model.init(0)}).key].number
+    ask = m.encode(m.Give(fed.session, "sum", number, ("update",), "", False, m.Bounded("add_remove", 0.5, 6.0)))
+
+    def once(_: int) -> m.Answer:
+        return m.decode_answer(RemoteClient(transport.settings(0), partial(transport.data.__getitem__, 0), Slow(tmp_path)).receive(ask))
+
+    with ThreadPoolExecutor(3) as pool:
+        assert all(isinstance(one, m.Given) for one in pool.map(once, range(3)))
+    assert len(Ledger.read((Slow(tmp_path).get(SPENT) or b"").decode()).events(0)) == 3
+    assert SPENT in Slow(tmp_path).names()
+    assert "" not in Slow(tmp_path).names()
 
 
 def test_a_client_adds_no_share_that_is_less_than_its_own_floor_needs() -> None:

@@ -1,0 +1,372 @@
+"""What leaves a client: tricks of a server that lies, the rule that stands against them over protections × parts, who pays and what stays.
+
+Each trick got what it was after before there was the rule.
+"""
+
+import inspect
+import itertools
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+import pytest
+from loopback import Loopback, remote
+from scenes import federation, population, training
+
+from cflpriv.algorithms import ALGORITHMS
+from cflpriv.algorithms.around import AroundTraining
+from cflpriv.algorithms.cfl import Same
+from cflpriv.algorithms.choosing import EvaluateLowest, PickAndTrain, WithoutWork
+from cflpriv.algorithms.ditto import TrainBoth
+from cflpriv.algorithms.fedfomo import Ask, Combine
+from cflpriv.algorithms.fednova import TrainNormalised
+from cflpriv.algorithms.fedproto import TrainToPrototypes
+from cflpriv.algorithms.fesem import EvaluateAssigned, Remember, TrainAndAssign
+from cflpriv.algorithms.influence import HasValidation, Influence, Neighbours, OnPart
+from cflpriv.algorithms.lg_fedavg import EvaluateParted, TrainParted
+from cflpriv.algorithms.per_fedavg import EvaluateAdapted
+from cflpriv.algorithms.scaffold import TrainControlled
+from cflpriv.algorithms.stocfl import ChainLink, Represent
+from cflpriv.errors import InputError
+from cflpriv.evaluation import Evaluate, EvaluateOwn, EvaluateUsed, Losses
+from cflpriv.handles import Blind, Shared
+from cflpriv.protection import GRAMS, SUMS, Protection
+from cflpriv.protocols.errors import RemoteError
+from cflpriv.protocols.orthonormal import TRANSFORMS
+from cflpriv.remote import messages as m
+from cflpriv.remote import releases
+from cflpriv.remote.server import ClientsLost, RemoteFederation
+from cflpriv.remote.tasks import _known
+from cflpriv.remote.values import Origin
+from cflpriv.signatures import PrincipalVectors
+from cflpriv.training import Gradient, Start, Train
+from cflpriv.types import Population
+
+HAAR, SECAGG = Protection(gram=("haar",)), Protection(sum="secagg", floor=2)
+CKKS = Protection(gram=("ckks",))
+
+
+def ask(fed: RemoteFederation, number: int, task: Any, which: Any = None, **params: Any) -> m.Compute:
+    """A computation as a server that lies would ask for it; parameters are arrays, sums, lists of arrays, or the client's own."""
+
+    def said(value: Any) -> Any:
+        if isinstance(value, m.Mine):
+            return value
+        if isinstance(value, list):
+            return m.Many(tuple(m.to_one(np.asarray(one), {}) for one in value))
+        return m.One(m.to_one(value, {}))
+
+    given = tuple(m.Parameter(name, said(value)) for name, value in params.items())
+    return m.Compute(fed.session, 0, 1, number, tuple(range(7, 30)), m.task_to_bytes(task), given, which)
+
+
+def give(fed: RemoteFederation, verb: Any, number: int, part: str, transform: str = "") -> m.Give:
+    return m.Give(fed.session, verb, number, (part,), transform, False)
+
+
+def answer(fed: RemoteFederation, said: m.Ask, client: int = 0) -> Any:
+    """What a client answers, None if it refuses."""
+    return fed._ask({client: said}, "asked").get(client)
+
+
+def values(said: Any) -> Any:
+    assert isinstance(said, m.Given), said
+    return m.from_tensor(said.values[0].value)
+
+
+def begun(protection: Protection, **scene: Any) -> tuple[Population, Loopback, RemoteFederation]:
+    if "ckks" in protection.gram:
+        pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
+    made = population(**({"clients_per_group": 3} | scene))
+    transport, fed = remote(made, protection)
+    fed.begin_round(0)
+    return made, transport, fed
+
+
+# --- what is compared
+
+
+@pytest.mark.parametrize(
+    "trick", ["as it is", "a copy", "added up", "which coordinates are large", "trained towards it", "remembered", "inside another task"]
+)
+@pytest.mark.parametrize("protection", [HAAR, CKKS, Protection(gram=("ckks",), sum="haar"), Protection(gram=("haar",), sum="secagg")],
+                         ids=lambda protection: protection.name)  # fmt: skip
+def test_no_dressing_up_shows_a_signature_that_is_hidden(protection: Protection, trick: str) -> None:
+    scene, _, fed = begun(protection)
+    model = training(scene).model
+    number, part, mine = 8, "update", m.Mine(7, "signature")
+    assert isinstance(answer(fed, ask(fed, 7, PrincipalVectors(1))), m.Computed)
+    if trick == "as it is":
+        number, part = 7, "signature"
+    elif trick == "a copy":
+        answer(fed, ask(fed, 8, Same(), update=mine))
+    elif trick == "added up":
+        answer(fed, m.AddUp(fed.session, 8, (m.OwnPart(7, "signature", 1.0),)))
+        part = "own"
+    elif trick == "which coordinates are large":
+        answer(fed, ask(fed, 6, Same(), update=np.eye(8)))
+        answer(fed, ask(fed, 8, Neighbours(tuple(range(1, 2)), "value"), scores=mine))
+        part = "neighbours"
+    elif trick == "trained towards it":
+        answer(fed, ask(fed, 6, Represent(Gradient(model)), model=model.init(0)))
+        near = Train(model, lr=1.0, prox=1.0, batch_size=0)
+        answer(fed, ask(fed, 8, near, model=np.zeros(model.dimension), anchor=m.Mine(6, "representation")))
+    elif trick == "inside another task":
+        pick = PickAndTrain(Losses(model), PrincipalVectors(1), "signature")
+        answer(fed, ask(fed, 8, pick, model=[model.init(0)]))
+        part = "step"
+    elif trick == "remembered":
+        for number in (7, 8):
+            answer(fed, ask(fed, number, Represent(Gradient(model), remember=True), model=model.init(0)))
+        part = "representation"
+    before = len(fed.refusals)
+    for verb in ("gather", "sum", "gram"):
+        assert answer(fed, give(fed, verb, number, part)) is None, verb
+    for ask_ in (give(fed, "sum", number, part, "sum/9/9/9"), m.Seal(fed.session, number, (part,), 20, (fed._roll.peers[1],))):
+        assert answer(fed, ask_) is None
+    assert {word for _, _, word in fed.refusals[before:]} <= {"forbidden", "not-held"}
+
+
+def test_a_client_opens_for_the_server_nothing_that_another_hid_for_comparison() -> None:
+    """The transform is common to all: a member that opened whatever it was sent would open another's signature."""
+    _, _, fed = begun(HAAR)
+    answer(fed, ask(fed, 7, PrincipalVectors(1)), 1)
+    hidden = np.ravel(values(answer(fed, give(fed, "gram", 7, "signature", "gram/0"), 1)))
+    sent = Shared(blind=(Blind("gram/0", hidden, 0, len(hidden), (len(hidden),), len(hidden)),))
+    assert answer(fed, ask(fed, 7, Same(), update=sent)) is None
+    assert fed.refusals[-1] == (0, "asked", "forbidden")
+
+
+@pytest.mark.parametrize("again", ["gram/00", "gram/٠", "0", "gram/0"])
+def test_a_transform_changes_one_value_of_a_client_however_it_is_spelt(again: str) -> None:
+    """A server that had its own vectors changed by the same transform would soon know it."""
+    _, _, fed = begun(HAAR)
+    for value in (np.eye(8)[0], np.eye(8)[1]):  # under one number, anew
+        answer(fed, ask(fed, 7, Same(), update=value))
+        said = answer(fed, give(fed, "gram", 7, "update", "gram/0" if value[0] else again))
+        assert isinstance(said, m.Given) == bool(value[0])
+    assert fed.refusals[-1][2] == ("used-transform" if again == "gram/0" else "forbidden")
+    answer(fed, ask(fed, 7, Same(), update=np.eye(8)[0]))
+    assert isinstance(answer(fed, give(fed, "gram", 7, "update", "gram/0")), m.Given), "the same value may be asked for again"
+
+
+def test_folds_and_blind_sums_use_transforms_of_their_own() -> None:
+    scene, _, fed = begun(Protection(gram=("haar",), sum="haar"))
+    model = training(scene).model
+    answer(fed, ask(fed, 7, training(scene), model=model.init(0)))
+    assert answer(fed, give(fed, "sum", 7, "update", "gram/0")) is None
+    blind = values(answer(fed, give(fed, "sum", 7, "update", "sum/1/1/0")))
+    size = len(blind)
+
+    def fold(purpose: str, factor: float) -> Any:
+        part = Shared(blind=(Blind(purpose, factor * blind, 0, size, (size,), size),))
+        return answer(fed, m.Fold(fed.session, "apply/1/1/0", m.to_one(part, {})))
+
+    assert fold("gram/0", 1.0) is None
+    assert isinstance(fold("sum/1/1/0", 1.0), m.Given)
+    assert isinstance(fold("sum/1/1/0", 1.0), m.Given)
+    assert fold("sum/1/1/0", 2.0) is None
+    assert [word for _, _, word in fed.refusals] == ["forbidden", "forbidden", "used-transform"]
+
+
+# --- what is summed
+
+
+@pytest.mark.parametrize("trick", ["class means", "coordinate by coordinate", "sketched", "a sketch of it", "signs", "label counts"])
+@pytest.mark.parametrize("protection", [SECAGG, Protection(sum="haar"), Protection(gram=("sketch",), sum="secagg"), Protection(floor=3)],
+                         ids=lambda protection: protection.name)  # fmt: skip
+def test_under_protected_sums_a_client_shows_no_piece_of_an_update(protection: Protection, trick: str) -> None:
+    scene, _, fed = begun(protection)
+    train, part = training(scene), "update"
+    model = train.model
+    if trick == "class means":  # of a linear model these are the mean images
+        answer(fed, ask(fed, 7, TrainToPrototypes(train, 0, ())))
+        part = "prototype 0"
+    elif trick == "coordinate by coordinate":
+        task = PickAndTrain(Losses(model), train, "update", ((3, 4),))
+        answer(fed, ask(fed, 7, task, model=np.zeros(model.dimension - 1), shared=np.zeros(1)))
+        part = "shared"
+    elif trick == "sketched":
+        answer(fed, ask(fed, 7, train, model=model.init(0)))
+    elif trick == "a sketch of it":
+        answer(fed, ask(fed, 7, Represent(train, sketch=model.dimension - 1), model=model.init(0)))
+        part = "representation"
+    elif trick == "signs":
+        answer(fed, ask(fed, 8, train, model=model.init(0)))
+        answer(fed, ask(fed, 7, Neighbours(tuple(range(1, model.dimension + 1)), "sign"), scores=m.Mine(8, "update")))
+        part = "neighbours"
+    elif trick == "label counts":  # a model that always says 0 is right as often as the label is 0
+        answer(fed, ask(fed, 7, Evaluate(model, "train"), model=np.zeros(model.dimension)))
+        part = "correct"
+    for verb in ("gather", "gram", "sum"):
+        said = answer(fed, give(fed, verb, 7, part, "gram/0" if verb == "gram" else ""))
+        assert (said is None) == (trick != "label counts" or protection.secure or verb != "gather"), verb
+    assert {word for _, _, word in fed.refusals} == {"forbidden"}
+
+
+@pytest.mark.parametrize("mode", ["active", "passive"])
+def test_a_server_cannot_weigh_all_members_but_one_with_nothing(mode: Any) -> None:
+    """Each client is told its own weight only. Here client 0 is told 1 and the others 1e-6: the mean would be its update."""
+    scene, _, fed = begun(Protection(sum="secagg", floor=3, secagg_mode=mode), groups=1, clients_per_group=5)
+    task = training(scene)
+    held = fed.compute(task, {"model": task.model.init(0)})["update"]
+    means, weights = fed._means, {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.9, 4: 0.8}
+    exchange = type(means)._exchange
+
+    def lying(steps: Any, stage: str) -> Any:
+        return exchange(means, {c: msgspec.structs.replace(step, weight=1e-6 if c else 1.0) for c, step in steps.items()}, stage)
+
+    (honest,) = fed.mean(held, weights)
+    assert honest is not None
+    assert honest.count == 5
+    object.__setattr__(means, "_exchange", lying)
+    with pytest.raises(Exception, match="floor"):
+        fed.mean(held, weights)
+    assert {(stage, word) for _, stage, word in fed.refusals} == {("secagg Deliver", "bad-terms")}
+    assert {client for client, _, _ in fed.refusals} == {1, 2, 3, 4}
+    with pytest.raises(InputError, match="which clients refuse"):
+        fed.mean(held, {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 0.01})
+
+
+def test_under_counts_as_weights_nobody_is_told_one_and_the_limit_is_the_clients_own() -> None:
+    """Told the largest weight where the others weigh by their counts, a client would be most of the sum; also where the limit is huge."""
+    protection = Protection(sum="secagg", floor=2, secagg_mode="passive", max_weight=60.0)
+    scene, _, fed = begun(protection, groups=1, clients_per_group=4)
+    task = training(scene)
+    held = fed.compute(task, {"model": task.model.init(0)})["update"]
+    means, exchange = fed._means, type(fed._means)._exchange
+    tell = {"told": 60.0}
+
+    def lying(steps: Any, stage: str) -> Any:
+        return exchange(means, {c: msgspec.structs.replace(s, weight=0.0 if c else tell["told"]) for c, s in steps.items()}, stage)
+
+    (mean,) = fed.mean(held, dict.fromkeys(range(4), 60.0))  # as public weights the same number is no count
+    assert mean is not None
+    assert mean.count == 4
+    object.__setattr__(means, "_exchange", lying)
+    for told, left in ((0.0, 4), (60.0, 3)):
+        tell["told"] = told
+        (mean,) = fed.mean(held, "examples")
+        assert mean is not None
+        assert mean.count == left
+    assert fed.refusals == [(0, "secagg Deliver", "bad-terms")]
+    object.__setattr__(means, "_protection", Protection(sum="secagg", floor=2, secagg_mode="passive", max_weight=1e9))
+    with pytest.raises(Exception, match="floor"):
+        fed.mean(held, "examples")
+    assert {word for _, _, word in fed.refusals} == {"bad-terms"}
+
+
+def test_a_server_cannot_put_one_client_into_a_block_of_its_own() -> None:
+    scene, _, fed = begun(Protection(sum="secagg-oblivious", floor=2), groups=1, clients_per_group=4)
+    task = training(scene)
+    held = fed.compute(task, {"model": task.model.init(0)})["update"]
+    means, exchange = fed._means, type(fed._means)._exchange
+
+    def lying(steps: Any, stage: str) -> Any:
+        told = {c: msgspec.structs.replace(s, groups=m.Picks((int(c > 0),), False)) if s.kind == "blocks" else s for c, s in steps.items()}
+        return exchange(means, told, stage)
+
+    object.__setattr__(means, "_exchange", lying)
+    with pytest.raises(Exception, match="floor"):
+        fed.mean(held)
+    assert {(client, word) for client, _, word in fed.refusals} == {(client, "forbidden") for client in (1, 2, 3)}
+
+
+# --- the rule
+
+
+PARTS = {
+    "compared": ("signature", "representation"), "chosen": ("choice", "owns 3", "neighbours", "wanted"), "scored": ("scores",),
+    "measured": ("correct", "loss", "count"), "summed": ("update", "model", "prototype 0", "gradient", "own", "never heard of"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("floor", [0, 3])
+@pytest.mark.parametrize("total", SUMS)
+@pytest.mark.parametrize("gram", [(), *[(stage,) for stage in GRAMS], ("sketch", "haar"), ("sketch", "ckks")], ids="+".join)
+def test_the_rule_over_all_protections_parts_and_verbs(gram: tuple[str, ...], total: str, floor: int) -> None:
+    protection = Protection(gram=gram, sum=total, floor=floor)
+    hides_compared, hides_summed = bool(set(gram) & {"ckks", *TRANSFORMS}), total != "none" or floor > 1
+    number, several, label = np.array(0.5), np.zeros(20), np.array(1)
+    for (kind, names), verb in itertools.product(PARTS.items(), get_args(releases.Verb)):
+        value = label if kind == "chosen" else number if kind == "measured" else several
+        for name, tainted, size in itertools.product(names, (False, True), (0, 20, 30)):
+            found = releases.may_leave(protection, verb, name, value, Origin(b"", size, tainted))
+            if hides_compared and (tainted or kind == "compared"):
+                assert found == (verb == "gram"), (verb, name)
+            elif verb == "gram" and hides_compared:
+                assert found == (kind == "summed"), name
+            elif verb in ("sum", "relay") or not hides_summed:
+                assert found, (verb, name)
+            elif tainted or kind == "compared":
+                assert found == (size == 0), (verb, name)
+            elif verb == "gram" or kind == "summed":
+                assert not found, (verb, name)
+            elif kind == "chosen":
+                assert found == (total != "secagg-oblivious" or name == "wanted"), name
+                assert not releases.may_leave(protection, verb, name, several, Origin()), "numbers that are not whole choose nothing"
+                assert not releases.may_leave(protection, verb, name, np.zeros(20, int), Origin(b"", 20)), "a bit of each coordinate"
+            else:
+                assert found == (size == 30 if kind == "scored" else not protection.secure), name
+    with pytest.raises(RemoteError, match="forbidden"):
+        releases.check(Protection(gram=("haar",)), "gather", {"choice": label, "signature": several}, Origin())
+
+
+def test_every_part_that_a_task_may_have_is_named_in_the_rule() -> None:
+    """A part that nobody named is kept like an update; a new task must be listed here, and its parts there."""
+    scene = population()
+    train = training(scene)
+    model = train.model
+    pick = PickAndTrain(Losses(model), train, "update", ((0, 1),))
+    tasks: list[Any] = [
+        train, Start(model, 0), Evaluate(model), EvaluateUsed(model), EvaluateOwn(model, "trained"), Gradient(model), Losses(model), Same(),
+        PrincipalVectors(1), AroundTraining(train), pick, EvaluateLowest(Losses(model), Evaluate(model)), WithoutWork(),
+        TrainBoth(train, train, 0), Ask((0,), 1, 0.5), Combine(model, 0.5), TrainNormalised(train), TrainToPrototypes(train, 0, ()),
+        TrainAndAssign(train, 0), Remember(), EvaluateAssigned(model), OnPart(train, 0.5), Influence(model, 0.5, (0,)),
+        Neighbours((0,), "value"), HasValidation(0.5), TrainParted(train, 1, 0), EvaluateParted(model, 1, 0), EvaluateAdapted(model, 0.1),
+        TrainControlled(train), Represent(Gradient(model)), ChainLink(train),
+    ]  # fmt: skip
+    assert sorted(type(task).__name__ for task in tasks) == sorted(set(_known()) - {"Model"})
+    parts = {part.partition(" ")[0] for task in tasks for part in task.parts}
+    listed = [releases.COMPARED, releases.CHOSEN, releases.SCORED, releases.MEASURED, releases.SUMMED]
+    assert parts | {"own"} == frozenset.union(*listed), 'no more, no less; "own" is what is added up'
+    assert sum(map(len, listed)) == len(frozenset.union(*listed))
+
+
+CASES = [Protection(sum="secagg", floor=2), Protection(gram=("hadamard",), sum="haar"), Protection(gram=("haar",), sum="secagg", floor=2),
+         Protection(gram=("haar",)), Protection(sum="permutation")]  # fmt: skip
+QUICK = {"sum=secagg": ("pfedlia", "fedfomo"), "gram=haar": ("stocfl",)}
+PAIRS = [(one, name) for one in CASES for name in ALGORITHMS]
+
+
+@pytest.mark.parametrize(
+    ("protection", "name"),
+    [pytest.param(one, name, id=f"{one.name}-{name}", marks=() if name in QUICK.get(one.name, ()) else pytest.mark.slow)
+     for one, name in PAIRS],
+)  # fmt: skip
+def test_the_rule_leaves_every_algorithm_what_it_needs(protection: Protection, name: str) -> None:
+    """Whatever runs in one process under a protection runs over messages under it, and nobody refuses anything."""
+    scene = population(clients_per_group=4)
+    wanted = inspect.signature(ALGORITHMS[name][0]).parameters
+    options: dict[str, Any] = {"weights": "equal"} if "weights" in wanted else {}
+    if "groups" in wanted:
+        options["groups"] = {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
+    made = ALGORITHMS[name][0](training(scene), **options)
+
+    def run(fed: Any) -> str:
+        try:
+            state = made.init(fed)
+            for number in range(2):
+                fed.begin_round(number)
+                state, _ = made.round(fed, state)
+        except (InputError, ClientsLost) as error:
+            return str(error)
+        return ""
+
+    local = run(federation(scene, protection, seed=1))
+    _, fed = remote(scene, protection)
+    said = run(fed)
+    assert not fed.refusals
+    if not local:
+        in_the_clear = protection.sum != "none" and not protection.gram and name in ("cfl", "stocfl", "one_shot", "fesem")
+        assert not said or (in_the_clear and "compared in the clear" in said) or "not carried" in said, said
