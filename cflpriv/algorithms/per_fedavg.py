@@ -21,8 +21,7 @@ import numpy as np
 from ..algorithm import Algorithm, Served
 from ..engine import Device, Result, TaskInput
 from ..errors import InputError
-from ..evaluation import Evaluate
-from ..models import Model
+from ..evaluation import Evaluate, EvaluateUsed
 from ..training import Gradient, Train
 from ..types import Array
 from .fedavg import State, Weights, fedavg
@@ -31,26 +30,16 @@ __all__ = ["EvaluateAdapted", "per_fedavg"]
 
 
 @dataclass(frozen=True)
-class EvaluateAdapted:
+class EvaluateAdapted(EvaluateUsed):
     """`Evaluate` after one gradient step of rate `alpha` on the client's training data. Parts: those of `Evaluate`.
 
     Where the gradient is not finite, the run ends (`TrainingDiverged`), or with `on_divergence = "skip"` the step is left out.
     """
 
-    model: Model
     alpha: float
     on_divergence: Literal["stop", "skip"] = "stop"
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return Evaluate(self.model).parts
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
-
     def used(self, given: TaskInput) -> Array:
-        """The model (d,) that the client uses."""
         return self._used([given], Device())[0]
 
     def run(self, given: TaskInput) -> Result:
