@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from importlib import metadata
 from pathlib import Path
@@ -29,7 +29,7 @@ from .private import opened
 from .resume import check_same_config, kept_rows, last_checkpoint, locked, note_resume, put_aside
 from .run import Simulation, admit, advance, begin, estimate_record_bytes, finish, population_digest, prepare
 
-__all__ = ["environment", "file_digests", "flush", "plain_json", "run_experiment", "write_measured"]
+__all__ = ["environment", "file_digests", "flush", "interruptible", "plain_json", "run_experiment", "write_measured"]
 
 
 def run_experiment(
@@ -161,7 +161,7 @@ def _resumed(
 def _rounds(s: Simulation, out: Path, say: Callable[[str], None], tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """The rounds that are left, each saved when it is complete, and the finish."""
     rounds, written = s.config.training.rounds, len(s.federation.transcript.messages)
-    with _interruptible() as interrupted:
+    with interruptible() as interrupted:
         while len(s.rows) < rounds and not interrupted() and s.stopped is None:
             row = advance(s)
             append(out / "rounds.jsonl", json.dumps(row) + "\n")
@@ -281,23 +281,33 @@ def environment() -> dict[str, Any]:
     return {"cflpriv": metadata.version("cflpriv"), **system, "packages": packages, "command": Path(sys.argv[0]).name}
 
 
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """While inside, the first Ctrl-C only asks to stop after the current round; the second stops at once."""
-    asked = False
+@dataclass
+class _Noted:
+    """A handler of Ctrl-C that remembers the first and lets the second through; one inside another shares what is remembered."""
 
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
+    around: "_Noted | None" = None
+    here: bool = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.asked():
             raise KeyboardInterrupt
-        asked = True
+        (self.around or self).here = True
 
+    def asked(self) -> bool:
+        return self.here or (self.around is not None and self.around.asked())
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """While inside, the first Ctrl-C only asks to stop after the current round; the second stops at once."""
+    before = signal.getsignal(signal.SIGINT)
+    noted = _Noted(before if isinstance(before, _Noted) else None)
     try:
-        before = signal.signal(signal.SIGINT, note)
+        signal.signal(signal.SIGINT, noted)
     except ValueError:  # not the main thread: Ctrl-C does not arrive here
         yield lambda: False
         return
     try:
-        yield lambda: asked
+        yield noted.asked
     finally:
         signal.signal(signal.SIGINT, before)

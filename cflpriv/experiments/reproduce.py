@@ -22,7 +22,7 @@ from ..errors import InputError, TrainingDiverged
 from ..files import append, write_atomically
 from ..types import Population
 from .config import Config, near, parse_config, set_key
-from .folder import run_experiment
+from .folder import interruptible, run_experiment
 from .reproductions import REPRODUCTIONS, Cell, Reproduction
 from .reproductions.table import Outcome, Row, in_words, slug, write
 from .resume import kept_rows, locked
@@ -263,7 +263,8 @@ def _runs(
             said += [*remarks, *population.notes]
             if cell.groups_of:
                 population = _grouped(population, grouped)
-            summary = run_experiment(config, folder, data_dir, resume=True, population=population)
+            with interruptible() as interrupted:  # in its last round a run ends as if nothing had been, and the next must not begin
+                summary = run_experiment(config, folder, data_dir, resume=True, population=population)
         except (InputError, TrainingDiverged) as error:
             if any(str(one) in str(error) for one in (folder, grouped)):  # it is not what is asked for, but what lies there
                 raise InputError(f"{error}; choose another folder with --out, or remove that one") from None
@@ -282,6 +283,9 @@ def _runs(
         rows = kept_rows(folder, summary["rounds"])
         for metric, list_ in values.items():
             list_.append(_measured(metric, summary, rows))
+        if interrupted():
+            last = seed == seeds - 1
+            return _rows(cell, values, seconds) if last else [], said, False
     return _rows(cell, values, seconds), said, True
 
 

@@ -181,6 +181,31 @@ def test_an_interrupted_reproduction_goes_on(tmp_path: Path, monkeypatch: pytest
     assert rows_of(outcome) == rows_of(whole)
 
 
+@pytest.mark.parametrize("rounds", [0, 3], ids=["before its first round", "in its last round"])
+def test_ctrl_c_outside_the_rounds_between_ends_a_reproduction_too(rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(config: Any, folder: Path, *arguments: Any, **options: Any) -> Any:
+        if rounds == 0:
+            signal.raise_signal(signal.SIGINT)
+        seen: list[Any] = []
+
+        def tick(row: Any) -> None:
+            seen.append(row)
+            if len(seen) == rounds:
+                signal.raise_signal(signal.SIGINT)
+
+        return run_experiment(config, folder, *arguments, **options, tick=tick)
+
+    before = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "run_experiment", cut)
+        outcome = reproduce("tiny", tmp_path)
+    assert outcome.interrupted
+    assert {row.cell for row in outcome.rows} == ({"PACFL"} if rounds else set())
+    assert signal.getsignal(signal.SIGINT) is before
+    assert not (tmp_path / "FedAvg-s0").exists()
+    assert not reproduce("tiny", tmp_path).interrupted
+
+
 def test_another_scale_needs_another_folder(tmp_path: Path) -> None:
     outcome = reproduce("tiny", tmp_path / "a", scale=0.5)
     assert {"training.rounds 3 → 2", "data.clients 8 → 4", "trials 6 → 3"} <= set(outcome.remarks)
