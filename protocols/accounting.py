@@ -40,6 +40,9 @@ ORDERS = (*range(2, 65), *range(68, 129, 4), *range(144, 513, 16), 1024, 2048, 4
 INTERVAL = 5e-4
 """Spacing of privacy losses in a privacy-loss distribution; about one of them is what discretisation adds to ε."""
 PRV_ERROR = 0.005
+LARGEST_BY_FORMULA = 600.0
+"""dp-accounting finds ε with sums of e^-loss, which lose their digits and overflow on the way from about 700; beyond this δ is searched."""
+LARGEST_OF_ALL = 1e9
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,10 @@ def _bill(events: Iterable[Event]) -> _Bill | None:
         if isinstance(event, GaussianEvent):
             precision.append(event.noise_multiplier**-2)
         elif isinstance(event, SampledGaussianEvent):
-            sampled[event.noise_multiplier, event.sampling_rate] += event.steps
+            if event.sampling_rate < 1:
+                sampled[event.noise_multiplier, event.sampling_rate] += event.steps
+            else:  # everybody in every step: no sampling, and plain Gaussians; one record for another moves a sum by twice the bound
+                precision.append((1 if event.relation == "add_remove" else 4) * event.steps * event.noise_multiplier**-2)
         elif isinstance(event, RandomizedResponseEvent):
             responses[event.epsilon, event.choices] += 1
         elif isinstance(event, ChoiceEvent):
@@ -143,7 +149,21 @@ def _gaussian_only(bill: _Bill) -> bool:
 def _pld_epsilon(bill: _Bill, delta: float) -> float:
     if _gaussian_only(bill):
         return gaussian_epsilon(bill.precision**-0.5, delta)
-    return float(_pld(bill).get_epsilon_for_delta(delta))
+    total = _pld(bill)
+    with warnings.catch_warnings():  # of the overflow that is met below
+        warnings.simplefilter("ignore", RuntimeWarning)
+        epsilon = float(total.get_epsilon_for_delta(delta))
+    if epsilon < LARGEST_BY_FORMULA:
+        return epsilon
+    low, high = 0.0, LARGEST_BY_FORMULA
+    while total.get_delta_for_epsilon(high) > delta:
+        if high > LARGEST_OF_ALL:
+            return math.inf
+        low, high = high, 2 * high
+    while high - low > INTERVAL:
+        middle = (low + high) / 2
+        low, high = (middle, high) if total.get_delta_for_epsilon(middle) > delta else (low, middle)
+    return float(high)
 
 
 def _pld(bill: _Bill) -> Any:
@@ -238,8 +258,6 @@ def _rdp(bill: _Bill) -> NDArray[np.float64]:
     for z, q, steps in bill.sampled:
         if bill.relation == "add_remove":
             total = total + steps * _sampled_rdp(z, q)
-        elif q == 1.0:
-            total = total + steps * orders * 2 / z**2
         else:
             raise ValueError("accountant 'rdp': covers sampling under 'add_remove' only; use 'pld'")
     for epsilon, count in [*((e, count) for e, _, count in bill.responses), *bill.choices]:

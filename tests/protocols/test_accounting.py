@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cflpriv.protocols.accounting import ORDERS, _gaussian_pld, calibrate, delta_of, epsilon_of, noise_plan
+from cflpriv.protocols.accounting import ORDERS, _gaussian_pld, _sampled_pld, calibrate, delta_of, epsilon_of, noise_plan
 from cflpriv.protocols.events import (
     ChoiceEvent,
     Event,
@@ -97,7 +97,23 @@ def test_a_signature_and_training_together_save_a_fifth() -> None:
 def test_sampling_everyone_is_no_sampling(relation: Relation) -> None:
     # σ of the bound; replacing moves a clipped sum by twice that bound
     times = 1 if relation == "add_remove" else 2
-    assert epsilon_of([sampled(3.0, 1.0, 4, relation)], 1e-5) == pytest.approx(gaussian_epsilon(3.0 / times / 2, 1e-5), abs=2e-3)
+    exact = gaussian_epsilon(3.0 / times / 2, 1e-5)
+    assert epsilon_of([sampled(3.0, 1.0, 4, relation)], 1e-5) == pytest.approx(exact, rel=1e-9)
+    assert epsilon_of([sampled(3.0, 1.0, 1, relation), sampled(3.0, 1.0, 3, relation)], 1e-5) == pytest.approx(exact, rel=1e-9)
+    # and dp-accounting, told of a rate of 1 and of the relation, comes to the same
+    assert _sampled_pld(3.0, 1.0, 4, relation, 5e-4).get_epsilon_for_delta(1e-5) == pytest.approx(exact, abs=2e-3)
+
+
+@pytest.mark.parametrize("steps", [6, 7, 8, 12])
+def test_losses_whose_exponentials_leave_the_floating_point_numbers(steps: int) -> None:
+    # ε from 629 to 1180; where e^-ε is subnormal, about 709 to 745, dp-accounting's formula gives infinity
+    z = 0.0778
+    exact = gaussian_epsilon(z / math.sqrt(steps), 1e-5)
+    nearly_all = epsilon_of([sampled(z, 1 - 1e-9, steps)], 1e-5)
+    assert exact <= nearly_all + 1e-3
+    assert nearly_all == pytest.approx(exact, abs=0.2)
+    assert epsilon_of([sampled(z, 0.5, steps)], 1e-5) < exact
+    assert epsilon_of([sampled(z, 0.5, steps)], 1e-5, "rdp") > epsilon_of([sampled(z, 0.5, steps)], 1e-5)
 
 
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
