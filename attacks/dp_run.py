@@ -24,13 +24,14 @@ import torch
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
+from ..channels import Contribution, Recorder, SumCall, SumChannel
 from ..engine import Engine, Streams, TaskInput
 from ..experiments.config import Config
 from ..experiments.run import Simulation, advance, begin, prepare
 from ..handles import GroupMean
 from ..models import Model
 from ..privacy import Noise
-from ..protection import Contribution, Protection, Recorder, SumCall, SumChannel
+from ..protection import Protection
 from ..protocols.accounting import epsilon_of
 from ..protocols.entropy import system_entropy
 from ..protocols.errors import ProtocolError

@@ -8,10 +8,10 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .channels import SumCall, above_floor
 from .errors import InputError
 from .handles import Held, HeldKey, Labels, Shared
 from .privacy import Noise
-from .protection import SumCall, above_floor
 from .protocols.events import Event, event_from, event_to
 from .protocols.ledger import Ledger, Receipt
 

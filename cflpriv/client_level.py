@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from .channels import Channels, Contribution, GramChannel, GramSession, Recorder, SumCall, SumChannel, above_floor
 from .errors import InputError
 from .handles import GroupMean, Shared
 from .privacy import Privacy, Releases
-from .protection import Channels, Contribution, GramChannel, GramSession, Protection, Recorder, SumCall, SumChannel, above_floor
+from .protection import Protection
 from .protocols.accounting import calibrate
 from .protocols.entropy import Entropy
 from .protocols.events import Event, GaussianEvent, Relation

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from .channels import Contribution, Transforms
 from .engine import Result, Streams, Task, TaskInput, Value
 from .errors import InputError
 from .federation import Parameter
 from .handles import Held, HeldKey, Labels, Own, Shared
-from .protection import Contribution, Transforms
 from .types import Array, ClientData, check_array
 from .wire import choices, closed, owned
 

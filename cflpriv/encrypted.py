@@ -14,8 +14,9 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from .channels import GramSession, Recorder, sketched
 from .errors import InputError
-from .protection import GramSession, Protection, Recorder, sketched
+from .protection import Protection
 from .protocols import ckks
 from .protocols.ckks import Identity, KeyHolder, LocalError, Packing, Parameters, Roster, Server, Setup, Workers
 from .protocols.ckks.products import Job, compute

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from .protection import Transforms
+from .channels import Transforms
 from .protocols import group
 from .protocols.entropy import Entropy
 from .protocols.keys import Identity, Roster

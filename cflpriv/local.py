@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from .accounts import Accounts, sources
+from .channels import STAGES, Channels, SumCall, Transforms, channels, check_hidden
 from .clients import Clients
 from .engine import Engine, Task, TaskInput
 from .epochs import Epochs
@@ -17,7 +18,7 @@ from .federation import GramView, Parameter, Sampling, Then
 from .group import Group
 from .handles import Blind, GroupMean, Held, Labels, Own, Released, Shared, label_sets
 from .participation import check_mean, draw_cohort, draw_drops, group_sizes, wanted_senders
-from .protection import STAGES, Channels, Protection, SumCall, Transforms, channels, check_hidden
+from .protection import Protection
 from .protocols.entropy import Entropy, system_entropy
 from .randomness import Stream, stream
 from .record import Transcript

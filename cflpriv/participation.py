@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from .channels import STAGES, SumCall
 from .errors import InputError
 from .federation import Sampling
 from .handles import Held, Labels, label_sets
-from .protection import STAGES, SumCall
 from .randomness import stream
 
 __all__ = ["check_mean", "draw_cohort", "draw_drops", "group_sizes", "wanted_senders"]

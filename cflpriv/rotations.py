@@ -9,20 +9,9 @@ from typing import Literal
 
 import numpy as np
 
+from .channels import Contribution, GramSession, Recorder, SumCall, Transforms, Vectors, above_floor, check_hidden, sketched, weighted_mean
 from .errors import InputError
 from .handles import Blind, GroupMean, Shared
-from .protection import (
-    Contribution,
-    GramSession,
-    Recorder,
-    SumCall,
-    Transforms,
-    Vectors,
-    above_floor,
-    check_hidden,
-    sketched,
-    weighted_mean,
-)
 from .protocols.orthonormal import HAAR_LIMIT
 from .types import Array
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from .channels import Contribution, Recorder, SumCall, above_floor
 from .errors import InputError
 from .handles import GroupMean, Shared
-from .protection import Contribution, Recorder, SecureSum, SumCall, above_floor
+from .protection import SecureSum
 from .protocols import secagg
 from .protocols.entropy import Entropy
 from .protocols.errors import TooFewClients

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from .channels import SumCall
 from .handles import GroupMean, Held, Shared
-from .protection import SumCall
 from .record import Message
 from .types import Array
 

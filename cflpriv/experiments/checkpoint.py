@@ -33,13 +33,13 @@ from ..algorithms.pacfl import State as Pacfl
 from ..algorithms.pfedlia import State as Pfedlia
 from ..algorithms.scaffold import State as Scaffold
 from ..algorithms.stocfl import State as Stocfl
+from ..channels import GramSession, Recorder
 from ..clustering import Cut
 from ..epochs import Epoch
 from ..errors import InputError
 from ..files import write_arrays, write_atomically
 from ..handles import Blind, GroupMean, Held, HeldKey, Own, Shared
 from ..local import LocalFederation
-from ..protection import GramSession, Recorder
 from ..similarity import Gram, SimilarityMatrix
 from ..types import Array, Clustering
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from ..accounts import Accounts
 from ..algorithm import Algorithm
+from ..channels import Channels, ClearGather, ClearGram, ClearSum, Transforms, channels
 from ..client_level import LocalGram, client_channels
 from ..errors import InputError
 from ..privacy import Noise, Privacy, releases_of
-from ..protection import Channels, ClearGather, ClearGram, ClearSum, Protection, Transforms, channels
+from ..protection import Protection
 from ..protocols.entropy import Entropy
 from ..protocols.ledger import Ledger
 from .config import Config

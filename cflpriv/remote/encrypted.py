@@ -6,12 +6,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..channels import Recorder
 from ..encrypted import BATCH, DISTANCES, Settings, workload
 from ..epochs import Epoch, Epochs
 from ..errors import InputError
 from ..federation import GramView, Then
 from ..handles import Held, Released
-from ..protection import Protection, Recorder
+from ..protection import Protection
 from ..protocols import ckks
 from ..protocols.ckks import Identity, Setup
 from ..protocols.entropy import Entropy

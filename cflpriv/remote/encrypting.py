@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from ..protection import Protection, sketched
+from ..channels import sketched
+from ..protection import Protection
 from ..protocols.errors import RemoteError
 from ..protocols.keys import Roster
 from . import messages as m

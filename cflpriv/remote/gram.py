@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from ..channels import ClearGram, Recorder
 from ..client_level import LOCAL, LocalGram
 from ..epochs import Epoch, Epochs
 from ..errors import InputError
 from ..federation import GramView, Then
 from ..handles import Held, Released
-from ..protection import ClearGram, Protection, Recorder
+from ..protection import Protection
 from ..protocols.errors import MalformedMessage
 from ..protocols.orthonormal import TRANSFORMS
 from ..types import Array, check_array

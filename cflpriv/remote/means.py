@@ -7,10 +7,11 @@ from typing import Literal
 
 import numpy as np
 
+from ..channels import MOST_WEIGHT, ClearSum, Contribution, Recorder, SumCall, above_floor, weighted_mean
 from ..client_level import ClippedMean
 from ..errors import InputError
 from ..handles import Blind, GroupMean, Shared
-from ..protection import MOST_WEIGHT, ClearSum, Contribution, Protection, Recorder, SumCall, above_floor, weighted_mean
+from ..protection import Protection
 from ..protocols.errors import MalformedMessage, TooFewClients
 from ..protocols.orthonormal import TRANSFORMS
 from ..protocols.secagg import Slot, Sum, Terms, counts_of

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ..accounts import Accounts, sources
+from ..channels import Contribution, SumCall
 from ..client_level import ClippedMean, LocalGram
 from ..engine import Task
 from ..epochs import Epochs
@@ -22,7 +23,7 @@ from ..errors import InputError, TrainingDiverged
 from ..federation import Parameter, Sampling, Then
 from ..handles import GroupMean, Held, HeldKey, Labels, Own, Released, Shared, label_sets
 from ..participation import check_mean, draw_cohort, group_sizes
-from ..protection import Contribution, Protection, SumCall
+from ..protection import Protection
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import MalformedMessage, TooFewClients
 from ..protocols.keys import Roster

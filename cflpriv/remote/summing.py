@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..channels import MOST_WEIGHT
 from ..client_level import BETA, share
-from ..protection import MOST_WEIGHT
 from ..protocols import secagg
 from ..protocols.entropy import Entropy
 from ..protocols.errors import MalformedMessage, RemoteError

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ..channels import Recorder
 from ..handles import GroupMean, Shared
-from ..protection import Recorder, SecureSum
+from ..protection import SecureSum
 from ..protocols import secagg
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import LocalError, RemoteError, TooFewClients

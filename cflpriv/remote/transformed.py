@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..protection import ClearGram, GramChannel, Transforms, check_hidden
+from ..channels import ClearGram, GramChannel, Transforms, check_hidden
 from ..protocols import group
 from ..protocols.entropy import Entropy
 from ..protocols.errors import LocalError, RemoteError

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..protection import Transforms
+from ..channels import Transforms
 from ..protocols import codec
 from ..protocols.errors import RemoteError
 from ..types import Array

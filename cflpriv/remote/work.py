@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ..channels import Transforms
 from ..errors import TrainingDiverged
-from ..protection import Transforms
 from ..protocols.entropy import Entropy
 from ..protocols.errors import MalformedMessage, RemoteError
 from ..types import Array, ClientData

@@ -10,23 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import PROTECTIONS, Echo, Make, federation, parity, population
 
-from cflpriv.engine import TaskInput
-from cflpriv.errors import InputError
-from cflpriv.federation import GramView, Sampling
-from cflpriv.handles import GroupMean, Held, Own, Shared
-from cflpriv.protection import (
+from cflpriv.channels import (  # fmt: skip
     Channels,
     ClearGather,
     ClearGram,
     ClearSum,
-    Protection,
     Recorder,
     SumCall,
     Transforms,
     above_floor,
     channels,
     weighted_mean,
-)  # fmt: skip
+)
+from cflpriv.engine import TaskInput
+from cflpriv.errors import InputError
+from cflpriv.federation import GramView, Sampling
+from cflpriv.handles import GroupMean, Held, Own, Shared
+from cflpriv.protection import Protection  # fmt: skip
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.errors import TooFewClients
 from cflpriv.record import Message, Transcript
@@ -574,6 +574,10 @@ def test_unknown_protections_are_refused_by_name() -> None:
         Protection(sum="secagg", floor=1)
     with pytest.raises(InputError, match="more than one"):
         Protection(gram=("haar", "haar"))
+    with pytest.raises(InputError, match=r"protection\.secagg_mode: 'activ' is not known; known are active, passive"):
+        Protection(secagg_mode="activ")  # type: ignore[arg-type]  # it would be passive
+    with pytest.raises(InputError, match=r"protection\.ckks_release: 'label' is not known"):
+        Protection(ckks_release="label")  # type: ignore[arg-type]
     assert Protection().name == "none"
     assert PROTECTIONS["haar"].name == "haar"
     assert Protection(gram=("haar",)).name == "gram=haar"

@@ -17,6 +17,7 @@ from scipy import stats
 
 from cflpriv.accounts import Accounts
 from cflpriv.algorithms import ALGORITHMS
+from cflpriv.channels import channels
 from cflpriv.client_level import ClippedMean, Shares, _skellam, client_channels
 from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.errors import CflprivWarning, InputError
@@ -28,7 +29,7 @@ from cflpriv.local import LocalFederation
 from cflpriv.models import Model
 from cflpriv.privacy import REFUSED, RELEASES, Noise, Privacy, Releases, plan
 from cflpriv.private_signatures import NoisyGradient, noisy_principal_vectors, sketch_directions, unit_rows
-from cflpriv.protection import Protection, channels
+from cflpriv.protection import Protection
 from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.events import ChoiceEvent, GaussianEvent, SampledGaussianEvent, SkellamEvent, event_from

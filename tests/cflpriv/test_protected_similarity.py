@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scenes import Make, federation, population
 
+from cflpriv.channels import Transforms
 from cflpriv.data import build_population
 from cflpriv.engine import TaskInput
 from cflpriv.errors import InputError
@@ -17,7 +18,7 @@ from cflpriv.experiments.run import advance, start
 from cflpriv.federation import GramView
 from cflpriv.handles import Held, Shared
 from cflpriv.local import LocalFederation
-from cflpriv.protection import GRAMS, SUMS, Protection, Transforms
+from cflpriv.protection import GRAMS, SUMS, Protection
 from cflpriv.protocols.orthonormal import HAAR_LIMIT, TRANSFORMS, Haar, transform
 from cflpriv.protocols.sketch import public_seed, sketch
 from cflpriv.types import Array, Population

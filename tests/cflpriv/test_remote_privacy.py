@@ -24,13 +24,14 @@ from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.cfl import Same
 from cflpriv.algorithms.choosing import PickAndTrain
 from cflpriv.algorithms.influence import OnPart
+from cflpriv.channels import Channels, ClearGather, ClearGram, ClearSum, channels
 from cflpriv.client_level import client_channels
 from cflpriv.engine import Engine, Result, Task, TaskInput
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.evaluation import Evaluate, Losses
 from cflpriv.handles import Shared
 from cflpriv.privacy import RELEASES, Noise, Privacy, Releases
-from cflpriv.protection import Channels, ClearGather, ClearGram, ClearSum, Protection, channels
+from cflpriv.protection import Protection
 from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.entropy import Entropy, public_entropy
 from cflpriv.protocols.ledger import BudgetExceeded, Ledger

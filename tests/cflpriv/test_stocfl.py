@@ -16,6 +16,7 @@ from cflpriv.algorithm import Algorithm
 from cflpriv.algorithms import fedavg, stocfl
 from cflpriv.algorithms.merging import MergeClusters, MergePresent, PlaceNewcomers, merge_by_cosine
 from cflpriv.algorithms.stocfl import Represent, State, count_sketch
+from cflpriv.channels import ClearGram, channels
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.errors import InputError, TrainingDiverged
@@ -24,7 +25,7 @@ from cflpriv.federation import GramView, Sampling
 from cflpriv.local import LocalFederation
 from cflpriv.metrics import ari
 from cflpriv.models import Model
-from cflpriv.protection import ClearGram, Protection, channels
+from cflpriv.protection import Protection
 from cflpriv.similarity import Gram
 from cflpriv.training import Gradient, Train
 from cflpriv.types import Array, ClientData, Population
