@@ -2,7 +2,7 @@
 
 Source: Steinke, Nasr & Jagielski 2023 (`dp_audit`); canaries with directions of their own in the space of updates after Andrew et al. 2023
 ("One-shot empirical privacy estimation for federated learning"). A recorded run has no canaries in it, so the auditor plays the same
-configuration again, on the run's clients, as long as the budget of time allows.
+configuration again, on the run's clients, as often (each time with noise and coins of its own) and as long as the budget allows.
 
 unit = "sample": spikes (one long pixel, one label) are put among clients' samples, each by its own coin. A canary's score is how far the
     client's recorded updates go along the canary's own clipped gradient, less what the client's other samples, which the auditor knows,
@@ -16,7 +16,7 @@ show nothing (`not_validated`). What it proves: a bound above the claim is a bug
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -47,7 +47,7 @@ from .dp_mechanisms import GAMES, LONG, Game, quiet
 from .label_inference import public_model, steps_in
 from .leakage import Case, Cell, Status, nothing
 
-__all__ = ["cells", "play_clients", "play_samples", "releases"]
+__all__ = ["cells", "play", "play_clients", "play_samples", "releases"]
 
 NAME = "dp_audit"
 WHOLE = "run_epsilon"
@@ -246,6 +246,35 @@ def play_clients(config: Config, population: Population, rng: np.random.Generato
     return Played(games[0], max(books.ledger.spent(client) for client in books.ledger.clients), len(simulation.rows)), games[1]
 
 
+def play(
+    config: Config, population: Population, rng: np.random.Generator, *, plays: int = 1, seconds: float = np.inf
+) -> tuple[Played, Game, int]:
+    """The run of `config` with canaries of its unit, the same without noise, and how often both were played: the canaries of all plays.
+
+    Plays share no noise, so each coin is as private as in one play, and more canaries show more. At most `plays`, which take about
+    `seconds` together; the first is played in any case, ended early if it has to be. Raises as `play_samples`.
+    """
+    began, mine, calm = time.perf_counter(), [], []
+    while len(mine) < plays:
+        # another seed: were the noise drawn from it (insecure_test_entropy), it would still be another's
+        fresh = config.with_("run", seed=config.run.seed + len(mine))
+        if config.privacy.unit == "client":
+            played, quiet_game = play_clients(fresh, population, rng, seconds=seconds)
+        else:
+            played = play_samples(fresh, population, rng, seconds=seconds)
+            quiet_game = play_samples(fresh, population, rng, noise=NO_NOISE, seconds=seconds).game
+        mine.append(played)
+        calm.append(quiet_game)
+        if (time.perf_counter() - began) * (1 + 1 / len(mine)) > seconds:
+            break
+    together = Played(_joined([one.game for one in mine]), max(one.epsilon for one in mine), min(one.rounds for one in mine))
+    return together, _joined(calm), len(mine)
+
+
+def _joined(games: Sequence[Game]) -> Game:
+    return Game(np.concatenate([game.scores for game in games]), np.concatenate([game.coins for game in games]))
+
+
 # --- playing --------------------------------------------------------------------------------------------------------------------------
 
 
@@ -330,17 +359,13 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
 
 
 def _whole(case: Case, config: Config, rng: np.random.Generator) -> Cell:
-    population = _population(case)
-    seconds, delta = case.budget.seconds, config.privacy.delta
+    delta = config.privacy.delta
     try:
-        if config.privacy.unit == "client":
-            played, calm = play_clients(config, population, rng, seconds=seconds)
-        else:
-            played = play_samples(config, population, rng, seconds=seconds)
-            calm = play_samples(config, population, rng, noise=NO_NOISE, seconds=seconds).game
+        played, calm, plays = play(config, _population(case), rng, plays=case.budget.seeds, seconds=case.budget.seconds)
     except (ValueError, ArithmeticError, ProtocolError) as error:
         return nothing(case, NAME, WHOLE, f"not attempted: {error}")
-    what = f"{played.rounds} of {config.training.rounds} rounds, played again with canaries"
+    times = f", {plays} times over" if plays > 1 else ""
+    what = f"{played.rounds} of {config.training.rounds} rounds, played again with canaries{times}"
     mine, theirs = (audit(game.scores, game.coins, delta, claim=played.epsilon) for game in (played.game, calm))
     return _figure(case, WHOLE, mine, played.epsilon, theirs, what)
 

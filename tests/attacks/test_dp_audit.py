@@ -15,7 +15,7 @@ import cflpriv.training as training
 from cflpriv.attacks import ATTACKS, dp_mechanisms
 from cflpriv.attacks.dp_audit import AuditResult, audit, ceiling, epsilon_lower_bound, guess, numbers_of_guesses, p_value
 from cflpriv.attacks.dp_mechanisms import GAMES, quiet
-from cflpriv.attacks.dp_run import play_clients, play_samples
+from cflpriv.attacks.dp_run import play, play_clients, play_samples
 from cflpriv.engine import fast
 from cflpriv.protocols.accounting import calibrate, epsilon_of
 from cflpriv.protocols.entropy import gaussians, public_entropy
@@ -186,7 +186,7 @@ def test_above_the_ceiling_nothing_is_caught_and_the_ceiling_says_so() -> None:
 
 def scene(algorithm: str, unit: str, epsilon: float, **more: Any) -> Any:
     privacy = {"unit": unit, "epsilon": epsilon, "delta": DELTA, **({"samples": 70} if unit == "sample" else {}), **more.pop("privacy", {})}
-    training = {"rounds": 2, "epochs": 2, "batch_size": 20, "lr": 0.3}
+    training = {"rounds": 2, "epochs": 2, "batch_size": 20, "lr": 0.3} | more.pop("training", {})
     data = {"clients": 20} | more.pop("data", {})
     given = {"name": algorithm, **({"k": 4} if algorithm == "pacfl" else {})}
     return config(given, more.pop("protection", {}), training=training, model={"name": "linear"}, privacy=privacy, data=data, **more)
@@ -238,6 +238,25 @@ def test_an_audit_states_a_bound_for_every_release_and_the_whole_run() -> None:
     (other,) = ATTACKS["dp_audit"].cells(case(scene("fedavg", "client", 1.0, protection={"sum": "secagg"})))[0]
     assert other.metric == "run_epsilon"
     assert other.status == "at_baseline"
+
+
+@pytest.mark.filterwarnings("ignore:run.insecure_test_entropy")
+@pytest.mark.parametrize("unit", ["client", "sample"])
+def test_plays_put_their_canaries_together_and_share_neither_coins_nor_noise(unit: str) -> None:
+    # noise from the seed, as tests may have it: each play must still have its own
+    made = scene("fedavg", unit, 1.0, run={"insecure_test_entropy": True}, training={"rounds": 1}, data={"clients": 4})
+    population = population_of(made)
+    (one, calm, once), (several, several_calm, times) = (
+        play(made, population, np.random.default_rng(0), plays=plays, seconds=seconds) for plays, seconds in ((3, 0.0), (2, np.inf))
+    )
+    assert (once, times) == (1, 2), "no time, one play"
+    size = len(one.game.coins)
+    assert len(several.game.coins) == len(several_calm.coins) == 2 * size == 2 * len(calm.coins)
+    assert several.epsilon == one.epsilon
+    assert not np.array_equal(several.game.scores[:size], several.game.scores[size:])
+    assert not np.array_equal(several.game.coins[:size], several.game.coins[size:]) or unit == "client"
+    few, many = (audit(game.scores, game.coins, DELTA, claim=1.0) for game in (calm, several_calm))
+    assert many.ceiling > few.ceiling
 
 
 def test_a_run_that_claims_nothing_has_nothing_to_see() -> None:
