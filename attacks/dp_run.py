@@ -254,7 +254,9 @@ def play(
     Plays share no noise, so each coin is as private as in one play, and more canaries show more. At most `plays`, which take about
     `seconds` together; the first is played in any case, ended early if it has to be. Raises as `play_samples`.
     """
-    began, mine, calm = time.perf_counter(), [], []
+    began = time.perf_counter()
+    mine: list[Played] = []
+    calm: list[Game] = []
     while len(mine) < plays:
         # another seed: were the noise drawn from it (insecure_test_entropy), it would still be another's
         fresh = config.with_("run", seed=config.run.seed + len(mine))
