@@ -126,9 +126,9 @@ def reproduce(
     """Run what is missing of the entry `name` into `out`, and write its table and picture there.
 
     `scale` in (0, 1] shrinks what the entry says can shrink; `seeds` runs are made of each cell (trials repeat by themselves); `changes`
-    are "section.key=value" for every run; `cells` are beginnings of labels, empty for all. Ctrl-C ends with what there is, and the same
-    call goes on. Raises `InputError` for unknown names, data that are absent, or a folder that holds another reproduction, the same cells
-    at other settings, or damaged files.
+    are "section.key=value" for every run; `cells` are beginnings of labels, empty for all: these are run, and shown with those that were
+    run before. Ctrl-C ends with what there is, and the same call goes on. Raises `InputError` for unknown names, data that are absent, or a
+    folder that holds another reproduction, the same cells at other settings, or damaged files.
     """
     if name not in REPRODUCTIONS:
         raise InputError(f"reproduce {name!r}: is not known{near(name, list(REPRODUCTIONS))}")
@@ -157,7 +157,10 @@ def reproduce(
     interrupted = False
     with locked(out):
         populations: dict[str, Population] = {}  # the last seed's only: one data set in memory
-        for cell in chosen:
+        shown: list[Cell] = []
+        for cell in entry.cells:
+            if cell not in chosen and not _is_there(entry, cell, out, scale, seeds):
+                continue
             say(f"{cell.label}")
             try:
                 found, said, complete = (
@@ -168,6 +171,12 @@ def reproduce(
             except KeyboardInterrupt:
                 interrupted = True
                 break
+            except InputError as error:
+                if cell in chosen:
+                    raise
+                remarks[f"left out, though it was run before: {cell.label} ({error})"] = None
+                continue
+            shown.append(cell)
             remarks |= dict.fromkeys(said)
             rows += found
             for row in found:
@@ -176,7 +185,7 @@ def reproduce(
                 interrupted = True
                 break
         outcome = Outcome(tuple(rows), tuple(remarks), interrupted)
-        write(entry, name, outcome, chosen, out, seeds, scale, changes)
+        write(entry, name, outcome, shown, out, seeds, scale, changes)
     return outcome
 
 
@@ -189,6 +198,15 @@ def _chosen(entry: Reproduction, wanted: Sequence[str]) -> tuple[Cell, ...]:
     taken = {cell.label for cell in entry.cells if not wanted or any(cell.label.startswith(one) for one in wanted)}
     taken |= {cell.groups_of for cell in entry.cells if cell.label in taken and cell.groups_of}
     return tuple(cell for cell in entry.cells if cell.label in taken)
+
+
+def _is_there(entry: Reproduction, cell: Cell, out: Path, scale: float, seeds: int) -> bool:
+    """Whether the folder holds all of a cell, to be shown though it was not asked for now."""
+    if not cell.trial:
+        return all((out / f"{slug(cell.label)}-s{seed}" / "checkpoints" / "final.json").is_file() for seed in range(seeds))
+    path = out / f"{slug(cell.label)}.jsonl"
+    count = scaled_trials(cell, scale) if cell.trials > 1 else seeds
+    return path.is_file() and path.read_bytes().count(b"\n") >= count
 
 
 def _check_folder(name: str, out: Path) -> None:

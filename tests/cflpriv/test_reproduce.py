@@ -181,6 +181,20 @@ def test_an_interrupted_reproduction_goes_on(tmp_path: Path, monkeypatch: pytest
     assert rows_of(outcome) == rows_of(whole)
 
 
+def test_cells_that_were_run_before_stay_in_the_table(tmp_path: Path) -> None:
+    reproduce("tiny", tmp_path, cells=["FedAvg"])
+    outcome = reproduce("tiny", tmp_path, cells=["PACFL", "drawn"])
+    assert [row.cell for row in outcome.rows] == ["PACFL", "PACFL", "PACFL", "FedAvg", "drawn", "drawn"]
+    assert outcome.rows == reproduce("tiny", tmp_path, cells=["drawn"]).rows
+    assert "| FedAvg |" in (tmp_path / "table.md").read_text()
+    more = reproduce("tiny", tmp_path, cells=["FedAvg"], seeds=2)
+    assert {row.cell for row in more.rows} == {"FedAvg", "drawn"}, "of PACFL there is one seed only"
+    (tmp_path / "PACFL-s0").rename(tmp_path / "elsewhere")
+    other = reproduce("tiny", tmp_path, cells=["control"], changes=["training.lr=0.2"])
+    assert {row.cell for row in other.rows} == {"PACFL", "control", "drawn"}
+    assert any(remark.startswith("left out, though it was run before: FedAvg (") for remark in other.remarks)
+
+
 @pytest.mark.parametrize("rounds", [0, 3], ids=["before its first round", "in its last round"])
 def test_ctrl_c_outside_the_rounds_between_ends_a_reproduction_too(rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def cut(config: Any, folder: Path, *arguments: Any, **options: Any) -> Any:
