@@ -16,8 +16,8 @@ A `Case` is one adversary on one run: `view`, `reference` (the same on the weake
 protection), `prior`, `truth`, and the `budget`. `cells` makes its figures with `leakage.cell(case, NAME, metric, mine, blank, theirs, ...)`
 from arrays of scores, one a client: of the view, of no view, of the reference. It gives `leakage.nothing(case, NAME, metric, why)` where
 the view holds nothing for it. Arrays, if any, are saved for the report: "clients" (m,) with "truth", "recovered" (m, C, H, W) and
-"baseline" (C, H, W), and/or "label_truth", "label_guess" (m, classes). An audit calls `cells` for every seed of its budget and pools what
-comes back.
+"baseline" (C, H, W), and/or "label_truth", "label_guess" (m, classes). An audit calls `cells` for every seed of its budget (for the
+recorded one only, if the attack `plays` by itself) and pools what comes back.
 
 Stand-alone
 -----------
@@ -72,10 +72,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack of the suite: a line for `cflpriv list`, and what turns a case into cells and arrays for the report."""
+    """An attack of the suite: a line for `cflpriv list`, and what turns a case into cells and arrays for the report.
+
+    `plays`: it plays the run anew by itself, as often as the budget has seeds, and is asked about the recorded run only.
+    """
 
     summary: str
     cells: Callable[[Case], tuple[list[Cell], dict[str, Array] | None]]
+    plays: bool = False
 
 
 ATTACKS: dict[str, Attack] = {
@@ -93,6 +97,8 @@ ATTACKS: dict[str, Attack] = {
     "model_inconsistency": Attack("one client's update from a secure sum, by sending others a dead model", model_inconsistency.cells),
     "imprint": Attack("training images from one update or one secure sum, by sending a first layer made of bins", imprint.cells),
     "influence": Attack("groups from the N × N scores of pFedLIA", influence.cells),
-    "dp_audit": Attack("a lower bound on ε for each private release and for the whole run, by canaries played again", dp_run.cells),
+    "dp_audit": Attack(
+        "a lower bound on ε for each private release and for the whole run, by canaries played again", dp_run.cells, plays=True
+    ),
 }
 """Name -> attack, in the order in which an audit runs them."""

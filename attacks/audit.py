@@ -86,7 +86,9 @@ def audit_run(
     wanted = [(one, name) for one in adversaries for name in attacks or ATTACKS]
     with locked(folder):  # two audits at once would each write audit.json without the other's cells
         kept = _Kept(folder, _key(folder, budget))  # a folder that cannot be written is refused before anything runs, too
-        todo = [seed for seed in plan.seeds if not all(_unit(*pair, seed) in kept.cells for pair in wanted)]
+        units = {seed: _units(wanted, seed, config.run.seed) for seed in plan.seeds}
+        plan = replace(plan, seeds=tuple(seed for seed in plan.seeds if units[seed]))
+        todo = [seed for seed in plan.seeds if not units[seed].keys() <= kept.cells.keys()]
         say(plan.words(budget, todo, len(wanted), adversaries))
         clock = Clock(plan, todo, len(wanted))
         for seed in todo:
@@ -97,11 +99,11 @@ def audit_run(
             else:
                 mine = _reseeded(config, seed)
                 scene = fresh_scene(mine, given or build_population(mine.data, data_dir), plan.rounds, limits)
-            for place, (one, name) in enumerate(wanted, 1):
-                if (unit := _unit(one, name, seed)) not in kept.cells:
-                    say(f"  {place} of {len(wanted)}: {name}, adversary {one}")
+            for place, (unit, (one, name)) in enumerate(units[seed].items(), 1):
+                if unit not in kept.cells:
+                    say(f"  {place} of {len(units[seed])}: {name}, adversary {one}")
                     kept.add(unit, _attacked(name, one, scene, limits, folder if is_recorded else None))
-    return pooled([cell for seed in plan.seeds for pair in wanted for cell in kept.cells[_unit(*pair, seed)]])
+    return pooled([cell for seed in plan.seeds for unit in units[seed] for cell in kept.cells[unit]])
 
 
 def _check_asked(budget: str, attacks: Sequence[str] | None) -> None:
@@ -173,6 +175,11 @@ def _key(folder: Path, budget: str) -> str:
     for path in (folder / "summary.json", *sorted(Path(__file__).parent.rglob("*.py"))):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _units(wanted: Sequence[tuple[str, str]], seed: int, recorded: int) -> dict[str, tuple[str, str]]:
+    """What is asked about a seed, (adversary, attack) by name: of fresh ones, all but what plays the run by itself."""
+    return {_unit(*pair, seed): pair for pair in wanted if seed == recorded or not ATTACKS[pair[1]].plays}
 
 
 def _unit(adversary: str, attack: str, seed: int) -> str:

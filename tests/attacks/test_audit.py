@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from cflpriv.attacks import ATTACKS, BUDGETS, Attack, Cell
 from cflpriv.attacks import audit as audit_module
 from cflpriv.attacks.audit import audit_run
-from cflpriv.attacks.leakage import dealt_at_random, grouping_accuracy, pooled
+from cflpriv.attacks.leakage import dealt_at_random, grouping_accuracy, nothing, pooled
 from cflpriv.cli import app
 from cflpriv.errors import InputError
 from cflpriv.experiments import run_experiment
@@ -69,6 +69,24 @@ def test_a_standard_audit_has_seeds_intervals_and_references(run: Path) -> None:
     page = write_report(run).read_text()
     assert "What attackers learn" in page
     assert 'class="matrix"' in page
+
+
+@pytest.mark.usefixtures("three_seeds")
+def test_an_attack_that_plays_runs_by_itself_is_asked_about_the_recorded_one_only(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def cells(case: Any) -> Any:
+        seen.append(case.seed)
+        return [nothing(case, "dp_audit", "run_epsilon", "a test")], None
+
+    monkeypatch.setitem(ATTACKS, "dp_audit", replace(ATTACKS["dp_audit"], cells=cells))
+    assert ATTACKS["dp_audit"].plays
+    lines: list[str] = []
+    audit_run(run, adversary="server", attacks=["dp_audit"], say=lines.append)
+    assert "1 seed," in lines[0], "no fresh run is made for it"
+    both = audit_run(run, adversary="server", attacks=["dp_audit", FEW[0]])
+    assert seen == [config().run.seed]
+    assert {len(cell.seeds) for cell in both if cell.attack == FEW[0]} == {3}
 
 
 def test_an_audit_that_was_stopped_goes_on(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
