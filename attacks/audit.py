@@ -87,7 +87,7 @@ def audit_run(
     with locked(folder):  # two audits at once would each write audit.json without the other's cells
         kept = _Kept(folder, _key(folder, budget))  # a folder that cannot be written is refused before anything runs, too
         units = {seed: _units(wanted, seed, config.run.seed) for seed in plan.seeds}
-        plan = replace(plan, seeds=tuple(seed for seed in plan.seeds if units[seed]))
+        plan = replace(plan, seeds=tuple(seed for seed in plan.seeds if units[seed]), plays=_played(config, summary, wanted, limits))
         todo = [seed for seed in plan.seeds if not units[seed].keys() <= kept.cells.keys()]
         say(plan.words(budget, todo, len(wanted), adversaries))
         clock = Clock(plan, todo, len(wanted))
@@ -175,6 +175,12 @@ def _key(folder: Path, budget: str) -> str:
     for path in (folder / "summary.json", *sorted(Path(__file__).parent.rglob("*.py"))):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _played(config: Config, summary: Mapping[str, Any], wanted: Sequence[tuple[str, str]], budget: Budget) -> float:
+    """About how many seconds go to attacks that play the run by themselves: each time with its noise and without."""
+    plays = config.privacy.unit != "none" and any(ATTACKS[attack].plays and adversary == "server" for adversary, attack in wanted)
+    return min(budget.seconds, 2 * budget.seeds * float(summary["seconds"])) if plays else 0.0
 
 
 def _units(wanted: Sequence[tuple[str, str]], seed: int, recorded: int) -> dict[str, tuple[str, str]]:

@@ -21,7 +21,7 @@ class Plan:
     """The `seeds` that are attacked, that of the recorded run first, each for so many `rounds` (`cut`: fewer than were recorded).
 
     For the recorded run `here` runs are made (0 or 1: its unprotected twin), for each fresh seed `each` (itself, and its twin if it is
-    protected); one takes about `seconds`.
+    protected); one takes about `seconds`. Attacks that play runs by themselves, which they do once, take about `plays` seconds.
     """
 
     seeds: tuple[int, ...]
@@ -30,6 +30,7 @@ class Plan:
     here: int
     each: int
     seconds: float
+    plays: float = 0.0
 
     def runs(self, todo: Sequence[int]) -> int:
         """How many runs the seeds `todo` need."""
@@ -37,7 +38,8 @@ class Plan:
 
     def estimate(self, todo: Sequence[int], attacks: int) -> float:
         """Seconds, for the seeds `todo` and so many attacks on each."""
-        return self.runs(todo) * self.seconds + attacks * len(todo) * ATTACK_SECONDS
+        plays = self.plays if self.seeds[0] in todo else 0.0
+        return self.runs(todo) * self.seconds + attacks * len(todo) * ATTACK_SECONDS + plays
 
     def words(self, budget: str, todo: Sequence[int], attacks: int, adversaries: Sequence[str]) -> str:
         """One line for people."""
