@@ -25,7 +25,7 @@ from .config import Config, near, parse_config, set_key
 from .folder import interruptible, run_experiment
 from .reproductions import REPRODUCTIONS, Cell, Reproduction
 from .reproductions.table import Outcome, Row, in_words, slug, write
-from .resume import kept_rows, locked
+from .resume import check_same_config, kept_rows, locked
 
 __all__ = ["Outcome", "Row", "config_of", "reproduce", "scaled_trials"]
 
@@ -159,20 +159,22 @@ def reproduce(
         populations: dict[str, Population] = {}  # the last seed's only: one data set in memory
         shown: list[Cell] = []
         for cell in entry.cells:
-            if cell not in chosen and not _is_there(entry, cell, out, scale, seeds):
+            asked = cell in chosen and not interrupted
+            if not asked and not _is_there(cell, out, scale, seeds):
                 continue
             say(f"{cell.label}")
             try:
-                found, said, complete = (
-                    _trials(entry, cell, out, data_dir, scale, seeds)
-                    if cell.trial
-                    else _runs(entry, cell, out, data_dir, scale, seeds, changes, stand_in, populations, say)
-                )
+                if cell.trial:
+                    found, said, complete = _trials(entry, cell, out, data_dir, scale, seeds)
+                elif asked:
+                    found, said, complete = _runs(entry, cell, out, data_dir, scale, seeds, changes, stand_in, populations, say)
+                else:
+                    found, said, complete = *_kept_runs(entry, cell, out, scale, seeds, changes, stand_in), True
             except KeyboardInterrupt:
                 interrupted = True
-                break
+                continue
             except InputError as error:
-                if cell in chosen:
+                if asked:
                     raise
                 remarks[f"left out, though it was run before: {cell.label} ({error})"] = None
                 continue
@@ -181,9 +183,7 @@ def reproduce(
             rows += found
             for row in found:
                 say(f"  {in_words(row)}")
-            if not complete:
-                interrupted = True
-                break
+            interrupted |= not complete
         outcome = Outcome(tuple(rows), tuple(remarks), interrupted)
         write(entry, name, outcome, shown, out, seeds, scale, changes)
     return outcome
@@ -200,7 +200,7 @@ def _chosen(entry: Reproduction, wanted: Sequence[str]) -> tuple[Cell, ...]:
     return tuple(cell for cell in entry.cells if cell.label in taken)
 
 
-def _is_there(entry: Reproduction, cell: Cell, out: Path, scale: float, seeds: int) -> bool:
+def _is_there(cell: Cell, out: Path, scale: float, seeds: int) -> bool:
     """Whether the folder holds all of a cell, to be shown though it was not asked for now."""
     if not cell.trial:
         return all((out / f"{slug(cell.label)}-s{seed}" / "checkpoints" / "final.json").is_file() for seed in range(seeds))
@@ -270,26 +270,56 @@ def _runs(
     entry: Reproduction, cell: Cell, out: Path, data_dir: str | Path | None, scale: float, seeds: int, changes: Sequence[str],
     stand_in: Mapping[str, str], populations: dict[str, Population], say: Callable[[str], None],
 ) -> tuple[list[Row], list[str], bool]:  # fmt: skip
+    summaries: list[dict[str, Any]] = []
+    said: list[str] = []
+    folders = [out / f"{slug(cell.label)}-s{seed}" for seed in range(seeds)]
+    with interruptible() as interrupted:  # in its last round a run ends as if nothing had been, and the next must not begin
+        for seed, folder in enumerate(folders):
+            grouped = out / f"{slug(cell.groups_of)}-s{seed}"
+            try:
+                config, remarks = config_of(entry, cell, seed, scale, changes, stand_in)
+                population = _population(config.data, data_dir, populations)
+                said += [*remarks, *population.notes]
+                if cell.groups_of:
+                    population = _grouped(population, grouped)
+                summary = run_experiment(config, folder, data_dir, resume=True, population=population)
+            except (InputError, TrainingDiverged) as error:
+                if any(str(one) in str(error) for one in (folder, grouped)):  # it is not what is asked for, but what lies there
+                    raise InputError(f"{error}; choose another folder with --out, or remove that one") from None
+                rows = [Row(cell.label, figure.metric, None, None, figure.published, 0, 0.0, str(error)) for figure in cell.figures]
+                return rows, said, not interrupted()
+            summaries.append(summary)
+            cut = summary["rounds"] < summary["rounds_planned"] and not summary.get("stopped")
+            if cut or (interrupted() and seed < seeds - 1):
+                return [], said, False
+        rows, more = _from_folders(cell, summaries, folders)
+        return rows, said + more, not interrupted()
+
+
+def _kept_runs(
+    entry: Reproduction, cell: Cell, out: Path, scale: float, seeds: int, changes: Sequence[str], stand_in: Mapping[str, str]
+) -> tuple[list[Row], list[str]]:
+    """A cell that was run before, from its folders. Raises `InputError` if that was at other settings, or a file is damaged."""
+    said: list[str] = []
+    summaries: list[dict[str, Any]] = []
+    folders = [out / f"{slug(cell.label)}-s{seed}" for seed in range(seeds)]
+    for seed, folder in enumerate(folders):
+        config, remarks = config_of(entry, cell, seed, scale, changes, stand_in)
+        check_same_config(config, folder)
+        said += remarks
+        try:
+            summaries.append(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            raise InputError(f"{folder / 'summary.json'}: is missing or damaged") from None
+    rows, more = _from_folders(cell, summaries, folders)
+    return rows, said + more
+
+
+def _from_folders(cell: Cell, summaries: Sequence[Mapping[str, Any]], folders: Sequence[Path]) -> tuple[list[Row], list[str]]:
+    """The rows of a cell, and what its runs have to remark, from one summary and run folder a seed."""
     values: dict[str, list[float | None]] = {figure.metric: [] for figure in cell.figures}
     said: list[str] = []
-    seconds = 0.0
-    for seed in range(seeds):
-        folder, grouped = out / f"{slug(cell.label)}-s{seed}", out / f"{slug(cell.groups_of)}-s{seed}"
-        try:
-            config, remarks = config_of(entry, cell, seed, scale, changes, stand_in)
-            population = _population(config.data, data_dir, populations)
-            said += [*remarks, *population.notes]
-            if cell.groups_of:
-                population = _grouped(population, grouped)
-            with interruptible() as interrupted:  # in its last round a run ends as if nothing had been, and the next must not begin
-                summary = run_experiment(config, folder, data_dir, resume=True, population=population)
-        except (InputError, TrainingDiverged) as error:
-            if any(str(one) in str(error) for one in (folder, grouped)):  # it is not what is asked for, but what lies there
-                raise InputError(f"{error}; choose another folder with --out, or remove that one") from None
-            return [Row(cell.label, figure.metric, None, None, figure.published, 0, 0.0, str(error)) for figure in cell.figures], said, True
-        if summary["rounds"] < summary["rounds_planned"] and not summary.get("stopped"):
-            return [], said, False
-        seconds += summary["seconds"]
+    for seed, (summary, folder) in enumerate(zip(summaries, folders, strict=True)):
         if stopped := summary.get("stopped"):
             said.append(f"{cell.label}: stopped after round {summary['rounds']}: {stopped}")
         if skipped := summary["rounds_skipped"]:
@@ -301,10 +331,7 @@ def _runs(
         rows = kept_rows(folder, summary["rounds"])
         for metric, list_ in values.items():
             list_.append(_measured(metric, summary, rows))
-        if interrupted():
-            last = seed == seeds - 1
-            return _rows(cell, values, seconds) if last else [], said, False
-    return _rows(cell, values, seconds), said, True
+    return _rows(cell, values, sum(summary["seconds"] for summary in summaries)), said
 
 
 def _grouped(population: Population, folder: Path) -> Population:

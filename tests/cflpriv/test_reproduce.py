@@ -17,7 +17,7 @@ import pytest
 import scipy.linalg
 
 from cflpriv.cli import main
-from cflpriv.errors import InputError
+from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments import reproduce as engine
 from cflpriv.experiments.folder import run_experiment
 from cflpriv.experiments.reproduce import Outcome, config_of, reproduce, scaled_trials
@@ -193,6 +193,40 @@ def test_cells_that_were_run_before_stay_in_the_table(tmp_path: Path) -> None:
     other = reproduce("tiny", tmp_path, cells=["control"], changes=["training.lr=0.2"])
     assert {row.cell for row in other.rows} == {"PACFL", "control", "drawn"}
     assert any(remark.startswith("left out, though it was run before: FedAvg (") for remark in other.remarks)
+
+
+def test_a_cell_that_was_run_before_keeps_its_figures_or_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = reproduce("tiny", tmp_path, cells=["FedAvg", "control", "drawn"])
+    # a key that FedAvg does not have: its figures were made without it
+    reproduce("tiny", tmp_path / "other", cells=["FedAvg"])
+    changed = reproduce("tiny", tmp_path / "other", cells=["PACFL"], changes=["algorithm.k=3"])
+    assert {row.cell for row in changed.rows} == {"PACFL"}
+    assert any(remark.startswith("left out, though it was run before: FedAvg (") for remark in changed.remarks)
+    # the groups that a control took from another folder are not needed any more, nor is the data set
+    (tmp_path / "PACFL-s0").rename(tmp_path / "elsewhere")
+    shown = reproduce("tiny", tmp_path, cells=["FedAvg"])
+    assert shown.rows == tuple(row for row in first.rows if row.cell != "PACFL")
+
+    def cut(*arguments: Any, **options: Any) -> Any:
+        return run_experiment(*arguments, **options, tick=lambda row: signal.raise_signal(signal.SIGINT))
+
+    monkeypatch.setattr(engine, "run_experiment", cut)
+    stopped = reproduce("tiny", tmp_path, cells=["PACFL"])
+    assert stopped.interrupted
+    assert stopped.rows == shown.rows, "Ctrl-C takes nothing out of the table"
+
+
+def test_ctrl_c_and_then_a_divergence_end_a_reproduction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(config: Any, folder: Path, *arguments: Any, **options: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        raise TrainingDiverged("client 0, round 0: a test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "run_experiment", cut)
+        outcome = reproduce("tiny", tmp_path)
+    assert outcome.interrupted
+    assert {row.cell for row in outcome.rows} == {"PACFL"}
+    assert outcome.rows[0].ours is None
 
 
 @pytest.mark.parametrize("rounds", [0, 3], ids=["before its first round", "in its last round"])
