@@ -178,9 +178,9 @@ def _key(folder: Path, budget: str) -> str:
 
 
 def _played(config: Config, summary: Mapping[str, Any], wanted: Sequence[tuple[str, str]], budget: Budget) -> float:
-    """About how many seconds go to attacks that play the run by themselves: each time with its noise and without."""
+    """About how many seconds go to attacks that play the run by themselves, with its noise and without: with canaries three runs each."""
     plays = config.privacy.unit != "none" and any(ATTACKS[attack].plays and adversary == "server" for adversary, attack in wanted)
-    return min(budget.seconds, 2 * budget.seeds * float(summary["seconds"])) if plays else 0.0
+    return min(budget.seconds, 6 * budget.seeds * float(summary["seconds"])) if plays else 0.0
 
 
 def _units(wanted: Sequence[tuple[str, str]], seed: int, recorded: int) -> dict[str, tuple[str, str]]:

@@ -251,26 +251,36 @@ def play(
 ) -> tuple[Played, Game, int]:
     """The run of `config` with canaries of its unit, the same without noise, and how often both were played: the canaries of all plays.
 
-    Plays share no noise, so each coin is as private as in one play, and more canaries show more. At most `plays`, which take about
-    `seconds` together; the first is played in any case, ended early if it has to be. Raises as `play_samples`.
+    Plays share no noise, so each coin is as private as in one play, and more canaries show more. At most `plays`, as far as `seconds` go;
+    the first is played in any case, its rounds cut short if they must be. Later ones that come to nothing (nobody left to sum) are left
+    out. Raises as `play_samples`, and `ValueError` for less than one play.
     """
-    began = time.perf_counter()
-    mine: list[Played] = []
-    calm: list[Game] = []
-    while len(mine) < plays:
-        # another seed: were the noise drawn from it (insecure_test_entropy), it would still be another's
-        fresh = config.with_("run", seed=config.run.seed + len(mine))
-        if config.privacy.unit == "client":
-            played, quiet_game = play_clients(fresh, population, rng, seconds=seconds)
-        else:
-            played = play_samples(fresh, population, rng, seconds=seconds)
-            quiet_game = play_samples(fresh, population, rng, noise=NO_NOISE, seconds=seconds).game
-        mine.append(played)
-        calm.append(quiet_game)
-        if (time.perf_counter() - began) * (1 + 1 / len(mine)) > seconds:
+    if plays < 1:
+        raise ValueError(f"play: {plays} plays; one at least")
+    began, mine, calm = time.perf_counter(), list[Played](), list[Game]()
+    for number in range(plays):
+        used = time.perf_counter() - began
+        if mine and used * (1 + 1 / len(mine)) > seconds:
             break
+        try:
+            # another seed: were the noise drawn from it (insecure_test_entropy), it would still be another's
+            played, without = _pair(config.with_("run", seed=config.run.seed + number), population, rng, seconds - used)
+        except (ValueError, ArithmeticError, ProtocolError):
+            if not mine:
+                raise
+            continue
+        mine.append(played)
+        calm.append(without)
     together = Played(_joined([one.game for one in mine]), max(one.epsilon for one in mine), min(one.rounds for one in mine))
     return together, _joined(calm), len(mine)
+
+
+def _pair(config: Config, population: Population, rng: np.random.Generator, seconds: float) -> tuple[Played, Game]:
+    """One play, and the same without noise, in about `seconds`."""
+    if config.privacy.unit == "client":
+        return play_clients(config, population, rng, seconds=seconds)
+    played = play_samples(config, population, rng, seconds=seconds / 2)
+    return played, play_samples(config, population, rng, noise=NO_NOISE, seconds=seconds / 2).game
 
 
 def _joined(games: Sequence[Game]) -> Game:

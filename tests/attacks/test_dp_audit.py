@@ -12,10 +12,10 @@ from scipy import stats
 
 import cflpriv.protocols.mechanisms as mechanisms
 import cflpriv.training as training
-from cflpriv.attacks import ATTACKS, dp_mechanisms
+from cflpriv.attacks import ATTACKS, dp_mechanisms, dp_run
 from cflpriv.attacks.dp_audit import AuditResult, audit, ceiling, epsilon_lower_bound, guess, numbers_of_guesses, p_value
-from cflpriv.attacks.dp_mechanisms import GAMES, quiet
-from cflpriv.attacks.dp_run import play, play_clients, play_samples
+from cflpriv.attacks.dp_mechanisms import GAMES, Game, quiet
+from cflpriv.attacks.dp_run import Played, play, play_clients, play_samples
 from cflpriv.engine import fast
 from cflpriv.protocols.accounting import calibrate, epsilon_of
 from cflpriv.protocols.entropy import gaussians, public_entropy
@@ -212,8 +212,8 @@ def test_canaries_of_a_whole_run_pay_what_the_ledger_says() -> None:
     "bug", [a_third_of_the_noise, pytest.param(no_clip, marks=pytest.mark.slow), pytest.param(no_sampling, marks=pytest.mark.slow)]
 )
 def test_a_bug_in_training_shows_in_a_whole_run(bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    # the noise is drawn anew each time: of 12 plays of each bug, bounds of four together lay 3.7 to 8 deviations above the claim; those of
-    # one (1.4 to 5 deviations) missed it now and then
+    # the noise is drawn anew each time: of 12 plays of each bug, bounds of four together lay 3.7 to 8 deviations above the claim (a miss in
+    # 10 000, were they normal); those of one, 1.4 to 5 deviations, missed it now and then
     bug(monkeypatch)
     assert whole(scene("fedavg", "sample", 0.8)).epsilon > 0.8
 
@@ -240,23 +240,47 @@ def test_an_audit_states_a_bound_for_every_release_and_the_whole_run() -> None:
     assert other.status == "at_baseline"
 
 
-@pytest.mark.filterwarnings("ignore:run.insecure_test_entropy")
-@pytest.mark.parametrize("unit", ["client", "sample"])
-def test_plays_put_their_canaries_together_and_share_neither_coins_nor_noise(unit: str) -> None:
-    # noise from the seed, as tests may have it: each play must still have its own
-    made = scene("fedavg", unit, 1.0, run={"insecure_test_entropy": True}, training={"rounds": 1}, data={"clients": 4})
-    population = population_of(made)
+def test_plays_put_their_canaries_together() -> None:
+    made = scene("fedavg", "client", 1.0, training={"rounds": 1}, data={"clients": 4})
     (one, calm, once), (several, several_calm, times) = (
-        play(made, population, np.random.default_rng(0), plays=plays, seconds=seconds) for plays, seconds in ((3, 0.0), (2, np.inf))
+        play(made, population_of(made), np.random.default_rng(0), plays=3, seconds=seconds) for seconds in (0.0, np.inf)
     )
-    assert (once, times) == (1, 2), "no time, one play"
-    size = len(one.game.coins)
-    assert len(several.game.coins) == len(several_calm.coins) == 2 * size == 2 * len(calm.coins)
+    assert (once, times) == (1, 3), "no time, one play"
+    assert len(one.game.coins) == len(calm.coins) == 4
+    assert len(several.game.coins) == len(several_calm.coins) == 12
     assert several.epsilon == one.epsilon
-    assert not np.array_equal(several.game.scores[:size], several.game.scores[size:])
-    assert not np.array_equal(several.game.coins[:size], several.game.coins[size:]) or unit == "client"
     few, many = (audit(game.scores, game.coins, DELTA, claim=1.0) for game in (calm, several_calm))
     assert many.ceiling > few.ceiling
+
+
+@pytest.mark.parametrize("unit", ["client", "sample"])
+def test_every_play_has_a_seed_of_its_own_and_its_share_of_the_time(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # test entropy is drawn from the seed, so plays of one seed would share their noise
+    seeds: list[int] = []
+    times: list[float] = []
+
+    def made_up(config: Any, population: Any, rng: np.random.Generator, *, noise: float = 1.0, seconds: float = np.inf) -> Any:
+        seeds.append(config.run.seed)
+        times.append(seconds)
+        if config.run.seed == made.run.seed + 1:
+            raise ValueError("no mean was released")
+        game = Game(rng.normal(size=10), rng.random(10) < 0.5)
+        played = Played(game, 1.0 + config.run.seed, 2)
+        return (played, game) if unit == "client" else played
+
+    monkeypatch.setattr(dp_run, "play_clients", made_up)
+    monkeypatch.setattr(dp_run, "play_samples", made_up)
+    made = scene("fedavg", unit, 1.0)
+    played, calm, plays = play(made, population_of(made), np.random.default_rng(0), plays=4, seconds=1000.0)
+    assert sorted(set(seeds)) == [made.run.seed + number for number in range(4)]
+    assert plays == 3, "what came to nothing is left out"
+    assert len(played.game.coins) == len(calm.coins) == 30
+    assert played.epsilon == 4.0 + made.run.seed, "the claim is the largest that was spent"
+    assert max(times) <= (1000.0 if unit == "client" else 500.0)
+    with pytest.raises(ValueError, match="no mean was released"):
+        play(made.with_("run", seed=made.run.seed + 1), population_of(made), np.random.default_rng(0), plays=4)
+    with pytest.raises(ValueError, match="0 plays"):
+        play(made, population_of(made), np.random.default_rng(0), plays=0)
 
 
 def test_a_run_that_claims_nothing_has_nothing_to_see() -> None:
@@ -271,6 +295,7 @@ def test_a_run_that_claims_nothing_has_nothing_to_see() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200)  # a few minutes each, Skellam shares half an hour
 @pytest.mark.parametrize("name", GAMES)
 def test_shares_of_alarms_over_many_audits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     print()
