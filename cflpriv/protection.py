@@ -101,8 +101,11 @@ class Protection:
         _known("sum", self.sum, SUMS)
         _known("gather", self.gather, GATHERS)
         for key, hint in get_type_hints(type(self)).items():
-            if get_origin(hint) is Literal and getattr(self, key) not in get_args(hint):
-                raise InputError(f"protection.{key}: {getattr(self, key)!r} is not known; known are {', '.join(map(str, get_args(hint)))}")
+            if get_origin(hint) is not Literal:
+                continue
+            value, choices = getattr(self, key), get_args(hint)
+            if not any(isinstance(value, type(one)) and value == one for one in choices):
+                raise InputError(f"protection.{key}: {value!r} is not known; known are {', '.join(map(str, choices))}")
         if self.floor < 0:
             raise InputError(f"protection.floor: {self.floor} is negative")
         if self.secure and 0 < self.floor < 2:

@@ -3,7 +3,8 @@
     python examples/check_ledger.py RUN_DIR/ledger.json [RUN_DIR/summary.json]
 
 Needs dp-accounting only, whose event classes and accountants it uses as they are: privacy-loss distributions, or Rényi divergences where
-there is Skellam noise. With a summary, the largest ε must equal the one that is stated there, to 0.01 (the two round losses differently).
+there is Skellam noise. With a summary, the largest ε must equal the one that is stated there, to 0.01 (the two round losses differently);
+for ε to about 600, beyond which dp-accounting's formula for ε runs out of floating-point numbers.
 """
 
 import json

@@ -2,8 +2,9 @@
 
 pld
     The truth here: privacy-loss distributions of dp-accounting, composed numerically with every rounding upwards (pessimistic), so the
-    figure is an upper bound. Plain Gaussian releases are first merged into one, exactly (noise multipliers compose as Σ 1/z²), and a
-    collection of nothing else is priced by the closed formula.
+    figure is an upper bound. Plain Gaussian releases, and sampled ones whose rate is 1, are first merged into one, exactly (noise
+    multipliers compose as Σ 1/z²), and a collection of nothing else is priced by the closed formula. Pure releases of an ε beyond any
+    use (`LARGEST_PURE`) are added to the rest.
 prv
     The cross-check: Opacus' privacy random variables (Gopi et al. 2021). Gaussians, sampled or not, under "add_remove".
 rdp
@@ -22,7 +23,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
@@ -43,6 +44,8 @@ PRV_ERROR = 0.005
 LARGEST_BY_FORMULA = 600.0
 """dp-accounting finds ε with sums of e^-loss, which lose their digits and overflow on the way from about 700; beyond this δ is searched."""
 LARGEST_OF_ALL = 1e9
+LARGEST_PURE = 300.0
+MOST_NOISE = 2.0**30
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,8 @@ def epsilon_of(events: Iterable[Event], delta: float, accountant: Accountant = "
         return _prv_epsilon(bill, delta)
     if accountant == "rdp" or bill.skellams:
         return _rdp_epsilon(bill, delta)
-    return _pld_epsilon(bill, delta)
+    rest, pure = _split(bill)
+    return pure + (0.0 if _empty(rest) else _pld_epsilon(rest, delta))
 
 
 def delta_of(events: Iterable[Event], epsilon: float) -> float:
@@ -124,9 +128,14 @@ def delta_of(events: Iterable[Event], epsilon: float) -> float:
         from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
         return float(rdp.compute_delta(ORDERS, _rdp(bill), epsilon)[0])
-    if _gaussian_only(bill):
-        return gaussian_delta(bill.precision**-0.5, epsilon)
-    return float(_pld(bill).get_delta_for_epsilon(epsilon))
+    rest, pure = _split(bill)
+    if epsilon < pure:
+        return 1.0
+    if _empty(rest):
+        return 0.0
+    if _gaussian_only(rest):
+        return gaussian_delta(rest.precision**-0.5, epsilon - pure)
+    return float(_pld(rest).get_delta_for_epsilon(epsilon - pure))
 
 
 def _check_accountant(name: str) -> None:
@@ -136,6 +145,19 @@ def _check_accountant(name: str) -> None:
         )
     if name not in get_args(Accountant):
         raise ValueError(f"accountant {name!r} is not known; known are {', '.join(get_args(Accountant))}")
+
+
+def _split(bill: _Bill) -> tuple[_Bill, float]:
+    """The bill without pure releases of an ε so large that e^ε leaves the floating-point numbers, and what these add up to."""
+    choices = tuple(one for one in bill.choices if one[0] <= LARGEST_PURE)
+    responses = tuple(one for one in bill.responses if one[0] <= LARGEST_PURE)
+    beyond = [epsilon * count for epsilon, count in bill.choices if epsilon > LARGEST_PURE]
+    beyond += [epsilon * count for epsilon, _, count in bill.responses if epsilon > LARGEST_PURE]
+    return replace(bill, choices=choices, responses=responses), math.fsum(beyond)
+
+
+def _empty(bill: _Bill) -> bool:
+    return bill.precision == 0 and _gaussian_only(bill)
 
 
 def _gaussian_only(bill: _Bill) -> bool:
@@ -315,6 +337,12 @@ def _solved(cost: Callable[[float], float], epsilon: float, start: float, tolera
     z, before = start, None
     for _ in range(80):
         now = cost(z)
+        if now == math.inf:  # no slope to follow
+            low = z
+            if z > MOST_NOISE:
+                break
+            z = 4 * z if high == math.inf else math.sqrt(z * high)
+            continue
         if epsilon * (1 - tolerance) <= now <= epsilon:
             return z
         low, high = (z, high) if now > epsilon else (low, min(high, z))

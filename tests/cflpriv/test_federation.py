@@ -26,7 +26,7 @@ from cflpriv.engine import TaskInput
 from cflpriv.errors import InputError
 from cflpriv.federation import GramView, Sampling
 from cflpriv.handles import GroupMean, Held, Own, Shared
-from cflpriv.protection import Protection  # fmt: skip
+from cflpriv.protection import Protection
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.errors import TooFewClients
 from cflpriv.record import Message, Transcript
@@ -576,6 +576,8 @@ def test_unknown_protections_are_refused_by_name() -> None:
         Protection(gram=("haar", "haar"))
     with pytest.raises(InputError, match=r"protection\.secagg_mode: 'activ' is not known; known are active, passive"):
         Protection(secagg_mode="activ")  # type: ignore[arg-type]  # it would be passive
+    with pytest.raises(InputError, match=r"protection\.secagg_bits: 32\.0 is not known; known are 16, 32"):
+        Protection(secagg_bits=32.0)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"protection\.ckks_release: 'label' is not known"):
         Protection(ckks_release="label")  # type: ignore[arg-type]
     assert Protection().name == "none"

@@ -227,3 +227,21 @@ def test_calibration_refuses_what_no_noise_reaches() -> None:
 
 def test_tiny_noise_is_priced_and_not_out_of_memory() -> None:
     assert epsilon_of([plain(0.05), sampled(0.1, 0.1, 3)], 1e-5) > 100
+
+
+def test_pure_releases_beyond_any_use_are_added_up() -> None:
+    rest: list[Event] = [plain(1.0), sampled(1.0, 0.1, 10)]
+    alone = epsilon_of(rest, 1e-5)
+    choices: list[Event] = [ChoiceEvent(800.0, "add_remove", "sample"), RandomizedResponseEvent(1e4, 3, "add_remove", "sample")]
+    assert epsilon_of(choices, 1e-5) == 10800.0
+    assert epsilon_of([*rest, *choices], 1e-5) == pytest.approx(10800.0 + alone)
+    assert delta_of([*rest, *choices], 10800.0 + alone) == pytest.approx(1e-5, rel=1e-6)
+    assert delta_of(choices, 10799.0) == 1.0
+    # where both ways can be taken they agree: all but e^-300 of what a choice loses is its ε
+    below, above = (epsilon_of([plain(1.0), ChoiceEvent(each, "add_remove", "sample")], 1e-5) - each for each in (299.0, 301.0))
+    assert below == pytest.approx(above, abs=0.05)
+
+
+def test_a_delta_below_what_distributions_hold_is_refused_and_not_divided_by() -> None:
+    with pytest.raises(ValueError, match="cannot be kept by any noise"):
+        calibrate(lambda z: [sampled(z, 0.5, 10)], 2.0, 1e-16)
