@@ -38,6 +38,8 @@ CLIP_SLACK = 1e-12
 """A clipped vector's true norm exceeds the bound by no more than this share of it (float64, up to 10⁶ coordinates)."""
 MOST_VARIANCE = 1e10
 """Of Skellam noise: the table of a larger one would not fit."""
+ROUNDINGS = 1000
+"""Of a clipped vector each rounding is short enough with a probability of 1 − β at least: so many cannot all be too long."""
 GRID = 8
 """Noisy values are rounded to a grid of at most σ / GRID."""
 
@@ -341,6 +343,7 @@ def skellam_share(vector: NDArray[Any], plan: SkellamPlan, signs: Floats, entrop
 
     `signs` (dimension,) of ±1 are public and the same for all: with the Walsh-Hadamard transform they spread a vector over its coordinates.
     Guarantee: none by itself; the *sum* of at least `survivors` shares is as private as `plan.event` says against who sees only sums.
+    Raises `ValueError` for values that are not finite, and rather than hand out what is longer than the plan counts on.
     Source: Agarwal, Kairouz & Liu 2021, Algorithm 1; conditional rounding as in Kairouz, Liu & Steinke 2021, section 4.1.
     """
     x = np.zeros(plan.dimension)
@@ -348,10 +351,11 @@ def skellam_share(vector: NDArray[Any], plan: SkellamPlan, signs: Floats, entrop
     scaled = plan.levels_per_unit * hadamard(x * signs)
     limit, _ = plan.norms
     low = np.floor(scaled)
-    while True:
+    for _ in range(ROUNDINGS):
         rounded = low + (uniforms(entropy(32), plan.dimension) < scaled - low)
         if np.square(rounded).sum() <= limit * limit:
             return np.asarray(rounded.astype(np.int64) + skellam_noise(plan.local_variance, plan.dimension, entropy))
+    raise ValueError(f"vector: no rounding has a norm up to {limit:.1f}, so it is not clipped to {plan.clip_norm}; nothing is released")
 
 
 def skellam_open(total: NDArray[Any], plan: SkellamPlan, signs: Floats, size: int) -> Floats:

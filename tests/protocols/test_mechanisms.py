@@ -341,3 +341,13 @@ def test_known_values() -> None:
 def test_impossible_budgets_are_refused(epsilon: float, delta: float) -> None:
     with pytest.raises(ValueError, match=r"epsilon|delta"):
         m.gaussian_multiplier(epsilon, delta)
+
+
+def test_what_is_longer_than_a_share_may_be_is_not_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    # were the clip broken, no rounding would be short enough: an error, neither a release nor an endless search
+    monkeypatch.setattr(m, "clip", lambda vector, norm: np.asarray(vector, np.float64))
+    with pytest.raises(ValueError, match="it is not clipped to"):
+        m.skellam_share(100 * np.ones(16), PLAN, np.ones(16), public_entropy("long"))
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="not all values are finite"):
+        m.skellam_share(np.full(16, np.nan), PLAN, np.ones(16), public_entropy("nan"))
