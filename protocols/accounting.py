@@ -44,8 +44,11 @@ PRV_ERROR = 0.005
 LARGEST_BY_FORMULA = 600.0
 """dp-accounting finds ε with sums of e^-loss, which lose their digits and overflow on the way from about 700; beyond this δ is searched."""
 LARGEST_OF_ALL = 1e9
+"""An ε that is larger is infinity."""
 LARGEST_PURE = 300.0
+"""Of a single pure release: dp-accounting takes e^ε of it, which overflows from about 710; what is above this is added up instead."""
 MOST_NOISE = 2.0**30
+"""A noise multiplier; what costs infinity with that, costs infinity."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,7 @@ def _check_accountant(name: str) -> None:
 
 
 def _split(bill: _Bill) -> tuple[_Bill, float]:
-    """The bill without pure releases of an ε so large that e^ε leaves the floating-point numbers, and what these add up to."""
+    """The bill without pure releases of an ε above `LARGEST_PURE`, and what these add up to."""
     choices = tuple(one for one in bill.choices if one[0] <= LARGEST_PURE)
     responses = tuple(one for one in bill.responses if one[0] <= LARGEST_PURE)
     beyond = [epsilon * count for epsilon, count in bill.choices if epsilon > LARGEST_PURE]

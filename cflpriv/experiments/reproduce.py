@@ -203,10 +203,19 @@ def _chosen(entry: Reproduction, wanted: Sequence[str]) -> tuple[Cell, ...]:
 def _is_there(cell: Cell, out: Path, scale: float, seeds: int) -> bool:
     """Whether the folder holds all of a cell, to be shown though it was not asked for now."""
     if not cell.trial:
-        return all((out / f"{slug(cell.label)}-s{seed}" / "checkpoints" / "final.json").is_file() for seed in range(seeds))
-    path = out / f"{slug(cell.label)}.jsonl"
-    count = scaled_trials(cell, scale) if cell.trials > 1 else seeds
+        return all((folder / "checkpoints" / "final.json").is_file() for folder in _folders(cell.label, out, seeds))
+    path, count = _trial_file(cell, out, scale, seeds)
     return path.is_file() and path.read_bytes().count(b"\n") >= count
+
+
+def _folders(label: str, out: Path, seeds: int) -> list[Path]:
+    """The run folders of a cell, one a seed."""
+    return [out / f"{slug(label)}-s{seed}" for seed in range(seeds)]
+
+
+def _trial_file(cell: Cell, out: Path, scale: float, seeds: int) -> tuple[Path, int]:
+    """Where a cell's trials are kept, and how many there are to be."""
+    return out / f"{slug(cell.label)}.jsonl", scaled_trials(cell, scale) if cell.trials > 1 else seeds
 
 
 def _check_folder(name: str, out: Path) -> None:
@@ -272,10 +281,9 @@ def _runs(
 ) -> tuple[list[Row], list[str], bool]:  # fmt: skip
     summaries: list[dict[str, Any]] = []
     said: list[str] = []
-    folders = [out / f"{slug(cell.label)}-s{seed}" for seed in range(seeds)]
+    folders = _folders(cell.label, out, seeds)
     with interruptible() as interrupted:  # in its last round a run ends as if nothing had been, and the next must not begin
-        for seed, folder in enumerate(folders):
-            grouped = out / f"{slug(cell.groups_of)}-s{seed}"
+        for seed, (folder, grouped) in enumerate(zip(folders, _folders(cell.groups_of, out, seeds), strict=True)):
             try:
                 config, remarks = config_of(entry, cell, seed, scale, changes, stand_in)
                 population = _population(config.data, data_dir, populations)
@@ -302,7 +310,7 @@ def _kept_runs(
     """A cell that was run before, from its folders. Raises `InputError` if that was at other settings, or a file is damaged."""
     said: list[str] = []
     summaries: list[dict[str, Any]] = []
-    folders = [out / f"{slug(cell.label)}-s{seed}" for seed in range(seeds)]
+    folders = _folders(cell.label, out, seeds)
     for seed, folder in enumerate(folders):
         config, remarks = config_of(entry, cell, seed, scale, changes, stand_in)
         check_same_config(config, folder)
@@ -352,8 +360,7 @@ def _trials(
     """Trials are kept one a line, so that none is made twice."""
     assert cell.trial is not None
     settings, remarks = _trial_settings(entry, cell, scale)
-    count = scaled_trials(cell, scale) if cell.trials > 1 else seeds
-    path = out / f"{slug(cell.label)}.jsonl"
+    path, count = _trial_file(cell, out, scale, seeds)
     kept = _kept_trials(path, {figure.metric for figure in cell.figures})
     asked = json.loads(json.dumps(settings))
     if any(one["settings"] != asked for one in kept):

@@ -295,7 +295,7 @@ def test_a_run_that_claims_nothing_has_nothing_to_see() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(7200)  # a few minutes each, Skellam shares half an hour
+@pytest.mark.timeout(7200)  # one to twenty minutes each
 @pytest.mark.parametrize("name", GAMES)
 def test_shares_of_alarms_over_many_audits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     print()

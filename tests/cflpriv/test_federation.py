@@ -575,7 +575,7 @@ def test_unknown_protections_are_refused_by_name() -> None:
     with pytest.raises(InputError, match="more than one"):
         Protection(gram=("haar", "haar"))
     with pytest.raises(InputError, match=r"protection\.secagg_mode: 'activ' is not known; known are active, passive"):
-        Protection(secagg_mode="activ")  # type: ignore[arg-type]  # it would be passive
+        Protection(secagg_mode="activ")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"protection\.secagg_bits: 32\.0 is not known; known are 16, 32"):
         Protection(secagg_bits=32.0)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"protection\.ckks_release: 'label' is not known"):
