@@ -44,7 +44,7 @@ from ..types import Array, ClientData, Population
 from .adversary import view_of
 from .dp_audit import AuditResult, audit
 from .dp_mechanisms import GAMES, LONG, Game, quiet
-from .label_inference import public_model, steps_in
+from .label_inference import steps_in
 from .leakage import Case, Cell, Status, nothing
 
 __all__ = ["cells", "play", "play_clients", "play_samples", "releases"]
@@ -385,9 +385,8 @@ def _whole(case: Case, config: Config, rng: np.random.Generator) -> Cell:
 def _population(case: Case) -> Population:
     """The run's clients as far as they trained."""
     clients = tuple(ClientData(client, x, y, x[:1], y[:1]) for client, (x, y) in sorted(case.truth.data.items()))
-    model = public_model(case.prior)
     groups = tuple(case.truth.groups.get(client.id, 0) for client in clients)
-    return Population("audited", clients, groups, case.prior.classes, model.mean, model.std)
+    return Population("audited", clients, groups, case.prior.classes, case.prior.mean, case.prior.std)
 
 
 def _figure(case: Case, metric: str, mine: AuditResult, claim: float, calm: AuditResult, what: str) -> Cell:

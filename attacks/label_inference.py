@@ -418,8 +418,7 @@ def _figures(case: Case, name: str, clients: list[int], guesses: list[Guess], no
 def public_model(prior: Prior) -> Model:
     """The model that everybody trains, from the public configuration."""
     assert prior.config is not None  # the caller's
-    chosen = prior.config.model
-    return Model(chosen.name, prior.shape, prior.classes, chosen.hidden, prior.mean, prior.std, chosen.dtype)
+    return prior.config.model.build(prior.shape, prior.classes, prior.mean, prior.std)
 
 
 # --- anchor gradients ---------------------------------------------------------------------------------------------------------------

@@ -47,11 +47,17 @@ class DataSection(DataSpec):
 
 @dataclass(frozen=True)
 class ModelSection:
-    """`[model]`."""
+    """`[model]`. Its input is less the data set's mean, over its deviation; with `normalise = false` it is pixels in [0, 1] as they are."""
 
     name: str = "mlp"
     hidden: int = 200
+    normalise: bool = True
     dtype: Dtype = "float32"
+
+    def build(self, shape: tuple[int, ...], classes: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Model:
+        """The model for samples of `shape` from a data set of this mean and deviation."""
+        mean, std = (mean, std) if self.normalise else ((0.0,), (1.0,))
+        return Model(self.name, shape, classes, self.hidden, mean, std, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -193,9 +199,7 @@ class Config:
 
     def model_for(self, population: Population) -> Model:
         """The model that fits a population's samples."""
-        return Model(
-            self.model.name, population.shape, population.classes, self.model.hidden, population.mean, population.std, self.model.dtype
-        )
+        return self.model.build(population.shape, population.classes, population.mean, population.std)
 
     def train_for(self, population: Population) -> Train:
         """Local training as `[training]` says."""

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from cflpriv.attacks.label_inference import public_model
+from cflpriv.attacks.leakage import prior_of
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, Simulation, load_config, parse_config, run_experiment, start
@@ -217,6 +219,24 @@ def test_accuracy_is_that_of_each_clients_own_model() -> None:
     for i in trained:  # a local client's served model is its last trained one
         assert served[i] == own[i]
     assert finish(simulation)["ari"] is None
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_pixels_go_in_normalised_or_as_they_are(normalise: bool) -> None:
+    config = small(model={"normalise": normalise, "dtype": "float64"}, algorithm={"name": "fedavg"})
+    digits = replace(build_population(config.data), mean=(0.25,), std=(0.5,))
+    by_hand = replace(
+        digits,
+        clients=tuple(replace(one, x_train=(one.x_train - 0.25) / 0.5, x_test=(one.x_test - 0.25) / 0.5) for one in digits.clients),
+        mean=(0.0,),
+        std=(1.0,),
+    )
+    same = by_hand if normalise else replace(digits, mean=(7.0,))
+    accuracies = [advance(start(config, population=one))["per_client"]["local_accuracy"] for one in (digits, same)]
+    assert accuracies[0] == accuracies[1]
+    prior = prior_of(digits, 0, config=config)
+    assert public_model(prior) == config.model_for(digits)
+    assert (public_model(prior).mean == digits.mean) is normalise
 
 
 def test_a_round_below_the_floor_changes_nothing_and_says_so() -> None:
