@@ -321,7 +321,7 @@ def simulator(config: Config, population: Population) -> Callable[[Sequence[tupl
     """What clients with given data (x, y) would have compared at the beginning of the public pipeline: rows (m, p, d), in the clear.
 
     Under `[privacy]` clipped, sketched and scaled as the clients' own, without noise.
-    Only what is public of `population` is used: the shape of samples, the number of classes, how inputs are normalised.
+    Only what is public of `population` is used: the shape of samples, the number of classes, the mean and deviation of pixels.
     """
 
     def simulate(data: Sequence[tuple[Array, Array]]) -> Array | None:

@@ -75,7 +75,7 @@ class ClientData:
 class Population:
     """Clients with the truth about them, as an experiment sees it. `groups[i]` is the true group of `clients[i]`.
 
-    `groups` is for scoring only and never reaches a federation. `mean` and `std` normalise the input of a model (one value a channel).
+    `groups` is for scoring only and never reaches a federation. `mean` and `std` are for the input of a model (one value a channel).
     `notes` are sentences for the report: what was substituted, what is missing.
     """
 

@@ -47,7 +47,7 @@ class DataSection(DataSpec):
 
 @dataclass(frozen=True)
 class ModelSection:
-    """`[model]`. Its input is less the data set's mean, over its deviation; with `normalise = false` it is pixels in [0, 1] as they are."""
+    """`[model]`. Its input is (pixel − mean) / deviation of the data set; with `normalise = false`, pixels in [0, 1] as they are."""
 
     name: str = "mlp"
     hidden: int = 200

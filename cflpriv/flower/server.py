@@ -19,6 +19,7 @@ from ..experiments.checkpoint import Checkpoint, arrays_of, reader, write_atomic
 from ..experiments.config import Config
 from ..experiments.folder import environment, file_digests, flush, plain_json, write_measured
 from ..experiments.private import Books, books, opened, spent, summed_up
+from ..experiments.resume import check_same_config
 from ..experiments.run import LAST, population_digest
 from ..metrics import ari, spread
 from ..protocols.entropy import system_entropy
@@ -93,8 +94,8 @@ def serve(
     private = _books(config, algorithm)
     last = out / "checkpoints" / "server.json"
     going_on = resume and last.is_file()
-    if going_on and (out / "config.toml").read_text(encoding="utf-8") != config.to_toml():
-        raise InputError(f"{out / 'config.toml'}: is another experiment than the one to go on with")
+    if going_on:
+        check_same_config(config, out)
     if out.exists() and not going_on and not (resume and not (out / "rounds.jsonl").exists()):
         raise InputError(f"{out}: the output folder exists; choose another, or remove it")
     out.mkdir(parents=True, exist_ok=True)

@@ -298,9 +298,12 @@ def test_run_list_and_errors_from_the_command_line(
     assert done.returncode == 0, done.stderr
     assert "round 2/2" in done.stdout
     assert "ARI" in done.stdout
+    again = command("run", str(path), "--out", str(tmp_path / "run"))
+    assert again.returncode == 2, again.stdout
+    assert "output folder exists" in again.stderr
+    assert len(again.stderr.strip().splitlines()) == 1
     monkeypatch.chdir(tmp_path)
     for arguments, words in [
-        (["run", str(path), "--out", str(tmp_path / "run")], "output folder exists"),
         (["run", str(tmp_path / "none.toml")], "no such file"),
         (["run", str(path), "--set", "data.clint=3"], "did you mean 'clients'"),
         (["run", str(path), "--set", "nonsense"], "section.key=value"),
@@ -311,8 +314,8 @@ def test_run_list_and_errors_from_the_command_line(
         (["audit", str(tmp_path)], "not a run folder"),
         (["report", str(tmp_path / "nowhere")], "nowhere"),
     ]:
-        assert in_process(monkeypatch, *arguments) == 2, arguments
-        said = capsys.readouterr()
+        code, said = in_process(monkeypatch, *arguments), capsys.readouterr()
+        assert code == 2, (arguments, said)
         assert words in said.err
         assert len(said.err.strip().splitlines()) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"small.toml", "run"}

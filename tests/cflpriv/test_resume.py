@@ -124,6 +124,18 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(algorithm: str, protection: 
             assert [message.digest for message in whole] == [message.digest for message in resumed]
 
 
+def test_a_folder_from_before_a_key_was_there_goes_on(tmp_path: Path) -> None:
+    config = small(algorithm={"name": "fedavg"}, training={"rounds": 3})
+    interrupted(config, tmp_path / "run", 1)
+    path = tmp_path / "run" / "config.toml"
+    without = path.read_text().replace("normalise = true\n", "")
+    assert without != path.read_text()
+    path.write_text(without)
+    assert run(config, tmp_path / "run")["rounds"] == 3
+    with pytest.raises(InputError, match=r"model\.normalise is False, but .* has True"):
+        run(config.with_("model", normalise=False), tmp_path / "run")
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithms_state_can_be_saved_and_read(name: str, tmp_path: Path) -> None:
     """A kind of state that nobody added to `TYPES` fails here, not after an hour of somebody's run."""

@@ -124,7 +124,7 @@ ENTRIES: dict[str, Reproduction] = {
         tuple(
             run(
                 f"tau={tau:g}", "stocfl", {"clusters": 4.0 if tau < 0.67 else 8.0 if tau > 0.76 else None, "ari": None},
-                keys={"tau": tau, "lam": 0.05}, places=(("tau", "StoCFL", tau),),
+                keys={"tau": tau, "lam": 0.05}, thin={"data.samples_per_client": 150}, places=(("tau", "StoCFL", tau),),
             )
             for tau in (0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
         ),
