@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import in_process
 from safetensors.numpy import load_file
 
 from cflpriv.attacks.label_inference import public_model
 from cflpriv.attacks.leakage import prior_of
-from cflpriv.cli import main
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, Simulation, load_config, parse_config, run_experiment, start
@@ -279,14 +279,6 @@ def test_an_unevaluated_round_is_left_out() -> None:
 
 
 # --- the command line
-
-
-def in_process(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """A command's exit code, without another interpreter, which takes seconds to start."""
-    monkeypatch.setattr(sys, "argv", ["cflpriv", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
 
 
 def test_run_list_and_errors_from_the_command_line(

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +14,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import scipy.linalg
+from command_line import in_process
 
-from cflpriv.cli import main
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments import reproduce as engine
 from cflpriv.experiments.folder import run_experiment
@@ -383,29 +382,20 @@ def test_trials_shrink_by_what_the_cell_says() -> None:
     assert engine._trial_settings(REPRODUCTIONS["ifca-synthetic"], cell, 1.0) == (cell.settings, ())
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["cflpriv", *words])
-    try:
-        main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
-
-
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(tmp_path / "a")
-    assert command(monkeypatch, "reproduce", "tiny", "--out", folder, "--scale", "0.5", "--cells", "FedAvg;drawn") == 0
+    assert in_process(monkeypatch, "reproduce", "tiny", "--out", folder, "--scale", "0.5", "--cells", "FedAvg;drawn") == 0
     said = capsys.readouterr().out
     assert "| FedAvg |" in said
     assert "training.rounds 3 → 2" in said
     absent = ["femnist", "--data-dir", str(tmp_path / "nothing"), "--out", str(tmp_path / "b")]
-    assert command(monkeypatch, "reproduce", *absent) == 2
+    assert in_process(monkeypatch, "reproduce", *absent) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1  # data that are not there are said in one line
     assert not (tmp_path / "b").exists()
     STOPS.add(0)
-    assert command(monkeypatch, "reproduce", "tiny", "--out", str(tmp_path / "c"), "--cells", "drawn") == 1
+    assert in_process(monkeypatch, "reproduce", "tiny", "--out", str(tmp_path / "c"), "--cells", "drawn") == 1
     assert "the same command goes on" in capsys.readouterr().err
-    assert command(monkeypatch, "list") == 0
+    assert in_process(monkeypatch, "list") == 0
     assert "pacfl-label-skew" in capsys.readouterr().out
 
 
