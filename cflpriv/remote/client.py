@@ -43,7 +43,7 @@ log = logging.getLogger("cflpriv.remote")
 
 
 def relay_key(own: bytes, other: bytes, session: bytes, held: int, source: int, target: int) -> bytes:
-    """The key of a relayed value from `source` to `target`."""
+    """The key of a relayed value from `source` to `target`, from long-term keys: a stolen one opens what was recorded before."""
     place = b"".join(number.to_bytes(8, "big") for number in (held, source, target))
     return agree(own, other, LABEL + "relay", session, place)
 

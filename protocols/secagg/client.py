@@ -85,8 +85,9 @@ class _State(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     slot: Slot | None = None
     terms: Terms | None = None
     mask_seed: bytes = b""
+    box_seed: bytes = b""
     self_seed: bytes = b""
-    next_seed: bytes = b""
+    next_seeds: tuple[bytes, bytes] | None = None
     peers: tuple[Advert, ...] = ()
     held: tuple[_Held, ...] = ()
     members: tuple[int, ...] = ()
@@ -127,8 +128,8 @@ class Client:
         self._identity, self._roster, self._entropy = identity, roster, entropy
         stage = ClientStage.NEW if mask_key is None else ClientStage.ADVERTISED
         slot = None if mask_key is None else mask_key.slot
-        seed = b"" if mask_key is None else mask_key.take()
-        self._state = _State(stage, identity.client, policy, slot, mask_seed=seed)
+        mask_seed, box_seed = (b"", b"") if mask_key is None else mask_key.take()
+        self._state = _State(stage, identity.client, policy, slot, mask_seed=mask_seed, box_seed=box_seed)
 
     def __repr__(self) -> str:
         return f"Client(client={self._state.client}, stage={self.stage.value!r})"
@@ -156,10 +157,10 @@ class Client:
     def next_mask_key(self) -> MaskKey | None:
         """The key advertised for the following slot; once, after the upload. None if there is none (or it was taken)."""
         state = self._state
-        if not state.next_seed or state.terms is None or state.terms.following is None:
+        if state.next_seeds is None or state.terms is None or state.terms.following is None:
             return None
-        self._state = msgspec.structs.replace(state, next_seed=b"")
-        return MaskKey(state.next_seed, state.terms.following)
+        self._state = msgspec.structs.replace(state, next_seeds=None)
+        return MaskKey(*state.next_seeds, state.terms.following)
 
     def receive(self, data: bytes, *contributions: Contribution) -> bytes:
         """Takes the server's next message and gives the reply to send.
@@ -257,12 +258,12 @@ class Client:
     # Stage 1: advertise. -----------------------------------------------------------------------------------------------------
 
     def _advertise(self, message: Invite) -> tuple[dict[str, Any], Advert]:
-        seed = self._draw(32)
-        return {"terms": message.terms, "mask_seed": seed}, self._advert(message.terms.slot, seed)
+        mask_seed, box_seed = self._draw(32), self._draw(32)
+        return {"terms": message.terms, "mask_seed": mask_seed, "box_seed": box_seed}, self._advert(message.terms.slot, mask_seed, box_seed)
 
-    def _advert(self, slot: Slot, seed: bytes) -> Advert:
+    def _advert(self, slot: Slot, mask_seed: bytes, box_seed: bytes) -> Advert:
         identity, policy = self._identity, self._state.policy
-        encryption_key, mask_key = public_key(identity.encryption_seed), public_key(seed)
+        encryption_key, mask_key = public_key(box_seed), public_key(mask_seed)
         parts = advert_parts(policy.session, slot, identity.client, encryption_key, mask_key)
         signature = sign(identity, ADVERT, *parts) if policy.mode == "active" else b""
         return Advert(identity.client, policy.session, slot, encryption_key, mask_key, signature)
@@ -272,7 +273,7 @@ class Client:
     def _share(self, message: Adverts) -> tuple[dict[str, Any], Shares]:
         terms, me = message.terms, self._state.client
         allowed = neighbours(terms.graph_seed, terms.cohort, terms.degree, me)
-        own = public_key(self._identity.encryption_seed), public_key(self._state.mask_seed)
+        own = public_key(self._state.box_seed), public_key(self._state.mask_seed)
         known = set(own)
         for advert in message.adverts:
             if advert.client not in allowed:
@@ -291,7 +292,7 @@ class Client:
         keepers = [place[holder] for holder in holders]
         self_shares = dict(zip(holders, split(self_seed, terms.threshold, keepers, self._draw), strict=True))
         key_shares = dict(zip(holders, split(self._state.mask_seed, terms.threshold, keepers, self._draw), strict=True))
-        encryption = private_key(self._identity.encryption_seed)
+        encryption = private_key(self._state.box_seed)
         boxes = []
         for peer in message.adverts:
             key = box_key(encryption, peer.encryption_key, agreed, me, peer.client)
@@ -319,7 +320,7 @@ class Client:
         enough(len(near) + 1, terms.threshold)
         agreed = messages.context(terms)
         my_key = public_key(state.mask_seed)
-        encryption = private_key(self._identity.encryption_seed)
+        encryption = private_key(state.box_seed)
         held = list(state.held)
         for sealed in message.boxes:
             # The associated data names both mask keys: the box opens only if the two of us were shown the same ones.
@@ -341,14 +342,15 @@ class Client:
         x, clipped = encode_inputs(contributions, terms, self._draw)
         y = fixedpoint.wrap(x, terms.bits)
         add_masks(y, masks)
-        seed = self._draw(32) if terms.following else b""
-        following = self._advert(terms.following, seed) if terms.following else None
+        seeds = (self._draw(32), self._draw(32)) if terms.following else None
+        following = self._advert(terms.following, *seeds) if terms.following and seeds else None
         changed = {
             "held": tuple(sorted(held, key=lambda h: h.peer)),
             "members": members,
             "self_seed": b"",
             "mask_seed": b"",
-            "next_seed": seed,
+            "box_seed": b"",  # of what passed the server, nobody can open the boxes of shares from here on
+            "next_seeds": seeds,
             "clipped": clipped,
         }
         return changed, Masked(me, agreed, y.tobytes(), following)

@@ -2,7 +2,7 @@
 
 Guarantee: a client accepts only terms of its own session, mode, roster and later slots, that invite it, list
 its model among as many models as it expects, keep at least its floor, and satisfy everything that honest
-terms satisfy (the overflow proof among it). A mask key serves one slot, once.
+terms satisfy (the overflow proof among it). A mask key, and the key of the boxes beside it, serve one slot, once.
 """
 
 from typing import Any, Literal
@@ -40,35 +40,38 @@ class Policy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class MaskKey:
-    """A secret mask key, advertised with an earlier upload, for one slot. It can be taken once: by a `Client`, or by `to_bytes`."""
+    """The secret keys advertised with an earlier upload for one slot, as seeds: of the masks, and of the boxes of shares.
 
-    __slots__ = ("_seed", "slot")
+    They can be taken once: by a `Client`, or by `to_bytes`.
+    """
 
-    def __init__(self, seed: bytes, slot: Slot) -> None:
-        self._seed: bytes | None = seed
+    __slots__ = ("_seeds", "slot")
+
+    def __init__(self, mask_seed: bytes, box_seed: bytes, slot: Slot) -> None:
+        self._seeds: tuple[bytes, bytes] | None = (mask_seed, box_seed)
         self.slot = slot
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise TypeError("a MaskKey is neither copied nor pickled: it may be used once; see to_bytes")
 
     def __repr__(self) -> str:
-        return f"MaskKey(slot={self.slot}{', used' if self._seed is None else ''})"
+        return f"MaskKey(slot={self.slot}{', used' if self._seeds is None else ''})"
 
-    def take(self) -> bytes:
-        """The seed, once.
+    def take(self) -> tuple[bytes, bytes]:
+        """(mask seed, box seed), once.
 
         Raises:
             LocalError: "mask-key-used" the second time: a key used for two sums gives, with one dropout, an
             earlier input away.
         """
-        if self._seed is None:
+        if self._seeds is None:
             raise LocalError("mask-key-used", "a second sum under it, with one dropout, would unmask an earlier input")
-        seed, self._seed = self._seed, None
-        return seed
+        seeds, self._seeds = self._seeds, None
+        return seeds
 
     def to_bytes(self) -> bytes:
         """The key as bytes, for a later process; this object can then no longer be used. Keep the bytes secret and use them once."""
-        return codec.encode(_StoredKey(self.slot, self.take()))
+        return codec.encode(_StoredKey(self.slot, *self.take()))
 
     @staticmethod
     def from_bytes(data: bytes) -> "MaskKey":
@@ -78,12 +81,13 @@ class MaskKey:
             MalformedMessage: if `data` is none.
         """
         stored = codec.decode(data, _StoredKey, 1 << 10)
-        return MaskKey(stored.seed, stored.slot)
+        return MaskKey(stored.mask_seed, stored.box_seed, stored.slot)
 
 
 class _StoredKey(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     slot: Slot
-    seed: messages.Bytes32
+    mask_seed: messages.Bytes32
+    box_seed: messages.Bytes32
 
     def __repr__(self) -> str:
         return "_StoredKey(...)"

@@ -283,11 +283,9 @@ class Server:
                 raise RemoteError("wrong-advert", client)
             check_advert(advert, terms.session, terms.following, terms.mode, self._roster)
             self._check_keys(advert)
-            # against everybody's keys, of this slot and the next: one who copies a peer's key is refused here, not the peer later
-            known = [
-                (other, one) for book in (self._state.adverts, self._state.following) for other, one in book.items() if other != client
-            ]
-            if {advert.encryption_key, advert.mask_key} & {key for _, one in known for key in (one.encryption_key, one.mask_key)}:
+            # against all keys of this slot and the next, its own among them: each serves one slot, and who copies a peer's is refused here
+            known = [*self._state.adverts.values(), *self._state.following.values()]
+            if {advert.encryption_key, advert.mask_key} & {key for one in known for key in (one.encryption_key, one.mask_key)}:
                 raise RemoteError("repeated-key", client)
             self._state.following[client] = advert
         vector = np.frombuffer(message.vector, self._dtype)

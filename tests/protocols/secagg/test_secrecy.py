@@ -21,10 +21,10 @@ from scipy.stats import chisquare
 from cflpriv.protocols import fixedpoint
 from cflpriv.protocols.entropy import Entropy, public_entropy
 from cflpriv.protocols.errors import LocalError, ProtocolError, RemoteError
-from cflpriv.protocols.keys import Identity, public_key
+from cflpriv.protocols.keys import Identity, private_key, public_key, unseal
 from cflpriv.protocols.secagg import Client, Contribution, MaskKey, Server, Terms, TooFewClients, make_terms, simulate
 from cflpriv.protocols.secagg import messages as m
-from cflpriv.protocols.secagg.bindings import binding, pair_key, self_key
+from cflpriv.protocols.secagg.bindings import binding, box_key, pair_key, self_key, share_associated_data
 from cflpriv.protocols.secagg.graph import neighbours
 from cflpriv.protocols.secagg.masks import add_masks
 from cflpriv.protocols.secagg.shamir import combine
@@ -149,14 +149,14 @@ def test_a_mask_key_used_twice_and_one_dropout_unmask_the_earlier_input() -> Non
     first_terms, second_terms = terms(5, "passive"), terms(5, "passive", slot=(6, 0))
     first = Play.of(first_terms, "first")
     first.until("Deliver")
-    reused = first.clients[0]._state.mask_seed
+    reused = first.clients[0]._state.mask_seed, first.clients[0]._state.box_seed
     first = Play.of(first_terms, "first")
     first.finish()
     assert first.server.result.survivors == (0, 1, 2, 3, 4)
 
     second = Play.of(second_terms, "second")
-    # The break: a MaskKey is forged for the second slot from the seed of the first.
-    second.clients[0] = Client(identities()[0], policy(second_terms), mask_key=MaskKey(reused, (6, 0)))
+    # The break: a MaskKey is forged for the second slot from the seeds of the first.
+    second.clients[0] = Client(identities()[0], policy(second_terms), mask_key=MaskKey(*reused, (6, 0)))
     old = m.decode_client(first.up["Advert", 0])
     assert isinstance(old, m.Advert)
     second.server = Server(second_terms, adverts={0: m.encode(msgspec.structs.replace(old, slot=(6, 0)))})
@@ -194,6 +194,42 @@ def test_a_mask_key_used_twice_and_one_dropout_unmask_the_earlier_input() -> Non
     honest.finish({0: "Masked"})
     other_seed = rebuilt(honest, "key_shares")
     assert public_key(other_seed) != old.mask_key
+
+
+@pytest.mark.parametrize("mode", ["active", "passive"])
+def test_whoever_steals_identities_later_opens_no_box_of_a_finished_sum(mode: str) -> None:
+    """Boxes are sealed under keys of this sum, so what the server recorded stays shut even to one who has all long-term secrets."""
+    agreed = terms(4, mode, dimension=D, following=(6, 0))
+    play = Play.of(agreed)
+    play.until("Deliver")
+    seeds = [client._state.box_seed for client in play.clients.values()]
+    play = Play.of(agreed)
+    play.finish()
+    adverts = [m.decode_client(play.up["Advert", i]) for i in range(4)]
+    shared = m.decode_client(play.up["Shares", 0])
+    assert isinstance(shared, m.Shares)
+    context = m.context(agreed)
+
+    def opens(seed: bytes) -> bool:
+        for sealed in shared.boxes:
+            mine, peer = adverts[0], adverts[sealed.peer]
+            assert isinstance(mine, m.Advert)
+            assert isinstance(peer, m.Advert)
+            associated = share_associated_data(context, 0, sealed.peer, mine.mask_key, peer.mask_key)
+            for other in (mine.encryption_key, peer.encryption_key):
+                try:
+                    unseal(box_key(private_key(seed), other, context, 0, sealed.peer), sealed.box, associated)
+                except RemoteError:
+                    continue
+                return True
+        return False
+
+    assert all(opens(seed) for seed in seeds), "the keys of the sum itself open them, so the search finds what is there"
+    assert not any(opens(seed) for one in identities()[:4] for seed in (one.encryption_seed, one.signing_seed))
+    for client in play.clients.values():
+        assert not {client._state.box_seed, client._state.mask_seed} - {b""}, "what opens them is gone once the vector is masked"
+    adverts += [m.decode_client(said) for said in play.server.following.values()]
+    assert len({key for one in adverts if isinstance(one, m.Advert) for key in (one.encryption_key, one.mask_key)}) == 16, "keys of one sum"
 
 
 def test_inconsistent_models_unmask_nothing() -> None:
@@ -334,7 +370,7 @@ def test_no_secret_appears_in_errors_logs_representations_or_messages(caplog: py
         assert shape not in blob
     # The search finds what is there.
     assert result.adverts[0] in b"\n".join([*wire, *result.adverts.values()])
-    assert public_key(cast[0].encryption_seed) in blob
+    assert any(public_key(secret) in blob for secret in entropy.secrets if len(secret) == 32)
 
 
 def test_too_few_clients_names_counts_only() -> None:
@@ -351,8 +387,8 @@ def test_too_few_clients_names_counts_only() -> None:
 
 def test_a_mask_key_is_neither_copied_nor_pickled() -> None:
     """Two copies of one key are two sums under it."""
-    key = MaskKey(bytes(range(32)), (1, 0))
+    key = MaskKey(bytes(range(32)), bytes(32), (1, 0))
     for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="used once"):
             duplicate(key)
-    assert key.take() == bytes(range(32))
+    assert key.take() == (bytes(range(32)), bytes(32))
