@@ -1,10 +1,11 @@
 """What did all of it cost together? (ε, δ) of any collection of events, by accountants that must agree.
 
 pld
-    The truth here: privacy-loss distributions of dp-accounting, composed numerically with every rounding upwards (pessimistic), so the
-    figure is an upper bound. Plain Gaussian releases, and sampled ones whose rate is 1, are first merged into one, exactly (noise
-    multipliers compose as Σ 1/z²), and a collection of nothing else is priced by the closed formula. Pure releases of an ε beyond any
-    use (`LARGEST_PURE`) are added to the rest.
+    The truth here: privacy-loss distributions of dp-accounting, composed numerically with every discretisation upwards (pessimistic), so
+    the figure is an upper bound. What their Fourier transforms may round off δ (`FFT_ERROR`) is taken off the δ that is asked for; a δ
+    that is all rounding costs infinity. Plain Gaussian releases, and sampled ones whose rate is 1, are first merged into one, exactly
+    (noise multipliers compose as Σ 1/z²), and a collection of nothing else is priced by the closed formula. Pure releases of an ε beyond
+    any use (`LARGEST_PURE`) are added to the rest.
 prv
     The cross-check: Opacus' privacy random variables (Gopi et al. 2021). Gaussians, sampled or not, under "add_remove".
 rdp
@@ -41,6 +42,8 @@ ORDERS = (*range(2, 65), *range(68, 129, 4), *range(144, 513, 16), 1024, 2048, 4
 INTERVAL = 5e-4
 """Spacing of privacy losses in a privacy-loss distribution; about one of them is what discretisation adds to ε."""
 PRV_ERROR = 0.005
+FFT_ERROR = 1e-12
+"""What composing by Fourier transforms may round off δ: up to 3e-14 were seen in 1000 steps, 2e-13 in 10⁵."""
 LARGEST_BY_FORMULA = 600.0
 """dp-accounting finds ε with sums of e^-loss, which lose their digits and overflow on the way from about 700; beyond this δ is searched."""
 LARGEST_OF_ALL = 1e9
@@ -138,7 +141,7 @@ def delta_of(events: Iterable[Event], epsilon: float) -> float:
         return 0.0
     if _gaussian_only(rest):
         return gaussian_delta(rest.precision**-0.5, epsilon - pure)
-    return float(_pld(rest).get_delta_for_epsilon(epsilon - pure))
+    return min(1.0, float(_pld(rest).get_delta_for_epsilon(epsilon - pure)) + FFT_ERROR)
 
 
 def _check_accountant(name: str) -> None:
@@ -174,6 +177,9 @@ def _gaussian_only(bill: _Bill) -> bool:
 def _pld_epsilon(bill: _Bill, delta: float) -> float:
     if _gaussian_only(bill):
         return gaussian_epsilon(bill.precision**-0.5, delta)
+    delta -= FFT_ERROR
+    if delta <= 0:
+        return math.inf
     total = _pld(bill)
     with warnings.catch_warnings():  # of the overflow that is met below
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -289,7 +295,7 @@ def _rdp(bill: _Bill) -> NDArray[np.float64]:
         total = total + count * np.minimum(epsilon, orders * epsilon**2 / 2)  # pure ε is ε²/2-concentrated (Bun & Steinke 2016)
     for variance, l2, l1, count in bill.skellams:
         total = total + count * np.array([skellam_rdp(order, variance, l2, l1) for order in ORDERS])
-    return np.asarray(total)
+    return np.where(np.isnan(total), np.inf, total)  # of noise so small that it underflows; a NaN would pass for nothing spent
 
 
 @lru_cache(maxsize=256)

@@ -50,9 +50,12 @@ def derive(secret: bytes, *label: str | int) -> bytes:
 
 
 def uniforms(key: bytes, count: int) -> npt.NDArray[np.float64]:
-    """`count` uniforms strictly inside (0, 1), 53 bits each, from the AES-256-CTR keystream of `key`: (k + 1/2) / 2^53."""
-    words = np.frombuffer(keystream(key, 8 * count), dtype="<u8") >> np.uint64(11)
-    return np.asarray((words.astype(np.float64) + 0.5) * 2.0**-53)
+    """`count` uniforms strictly inside (0, 1), 52 bits each, from the AES-256-CTR keystream of `key`: (k + 1/2) / 2^52.
+
+    With 52 bits every one of them is a float64; with 53 half of them would be rounded, the last to 1.
+    """
+    words = np.frombuffer(keystream(key, 8 * count), dtype="<u8") >> np.uint64(12)
+    return np.asarray((words.astype(np.float64) + 0.5) * 2.0**-52)
 
 
 def gaussians(key: bytes, count: int) -> npt.NDArray[np.float64]:

@@ -13,7 +13,9 @@ Rules
 
 Guarantee: for each client, all charged releases together are (ε, δ)-private for the stated relation and unit, against whoever sees them
 all. Reveals: the ledger holds no secret; it is made of public parameters. What is *not* charged (plain values that another protection
-covers) is not covered. A ledger counts the releases of one data set: two runs on the same data need one ledger, or add up.
+covers) is not covered. A ledger counts the releases of one data set: two runs on the same data need one ledger, or add up. Two ledgers
+open on one file notice each other at the next charge, and that is refused; to keep two processes apart at the very same moment takes a
+lock around `charge`, which is its caller's to hold.
 """
 
 import json
@@ -101,6 +103,7 @@ class Ledger:
         self.budget = budget
         self.path = path
         self.round = -1
+        self._on_disk: str | None = None  # what the file held when it was last read or written
         self.charges: list[Charge] = []
         self._events: dict[int, list[Event]] = {}
         if path is not None and path.exists():
@@ -118,7 +121,7 @@ class Ledger:
         """Go on with all that `other` holds, in its file. Raises `ValueError` if something was charged here already."""
         if self.charges:
             raise ValueError("a ledger with charges cannot take over another")
-        self.path, self.charges, self._events = other.path, other.charges, other._events
+        self.path, self.charges, self._events, self._on_disk = other.path, other.charges, other._events, other._on_disk
 
     def spent(self, client: int) -> float:
         """The client's ε at the budget's δ so far."""
@@ -141,7 +144,8 @@ class Ledger:
         """Charge each client its events, or nobody.
 
         Raises `BudgetExceeded` if a client would exceed the budget, `ValueError` for an event of another relation or unit than the
-        budget's, `OSError` if the ledger cannot be written: in each case nothing was charged and nothing may be released.
+        budget's, `OSError` if the ledger cannot be written or its file is not as this ledger left it (another one charges there): in each
+        case nothing was charged and nothing may be released.
         """
         for events in bills.values():
             for event in events:
@@ -158,7 +162,11 @@ class Ledger:
             raise BudgetExceeded(purpose, worst, self.spent(worst), prices[worst], self.budget.epsilon)
         fresh = self._grouped(bills, purpose, self.round if round is None else round)
         if self.path is not None:
-            _write(self.path, self._text([*self.charges, *fresh]))
+            if (self.path.read_text(encoding="utf-8") if self.path.exists() else None) != self._on_disk:
+                raise OSError(f"{self.path}: the ledger was changed by somebody else since it was opened; open it again")
+            text = self._text([*self.charges, *fresh])
+            _write(self.path, text)
+            self._on_disk = text
         self.charges += fresh
         for client in prices:
             self._events.setdefault(client, []).extend(bills[client])
@@ -202,8 +210,12 @@ class Ledger:
 
         Raises `ValueError` naming the file if it is damaged or for another budget, `OSError` if it cannot be read.
         """
-        ledger = cls.read(path.read_text(encoding="utf-8"), budget, str(path))
-        ledger.path = path
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: is no ledger ({error})") from None
+        ledger = cls.read(text, budget, str(path))
+        ledger.path, ledger._on_disk = path, text
         return ledger
 
     @classmethod
@@ -220,7 +232,7 @@ class Ledger:
                 )
                 for line in tree["charges"]
             ]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"{where}: is no ledger ({error})") from None
         if budget is not None and (budget.delta, budget.relation, budget.unit) != (found.delta, found.relation, found.unit):
             raise ValueError(f"{where}: is a ledger for delta {found.delta:g}, {found.relation}, {found.unit}; not for {budget}")

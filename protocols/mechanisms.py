@@ -5,10 +5,11 @@ it. Noise comes from a cryptographic source (`entropy`: any callable that gives 
 
 **Floating point** (Mironov 2012). A Gaussian sample computed in floating point leaves holes: which doubles can occur betrays the value
 below. So a noisy value is rounded to a public grid of spacing 2^⌊log2(σ/8)⌋ before anybody sees it. Rounding is post-processing: it costs
-no privacy and 0.13 % of variance at most. What remains is that the probability of a cell is right to some 2^-53 only, and nothing beyond
-8.2 σ occurs: together less than 1e-12 of total variation a coordinate for values below 100 σ. It is not part of the reported δ; add
-d · 1e-12 for d coordinates. Choices (randomised response, noisy argmin) are drawn from their probabilities by one 53-bit uniform. Running
-times are not constant: an observer with a clock is not covered.
+no privacy and 0.13 % of variance at most. What remains is that the probability of a cell is right to some 2^-52 only, and nothing beyond
+8.2 σ occurs: together less than η = 2e-13 of total variation a coordinate for values below 100 σ. It is not part of the reported δ; for
+d coordinates add (1 + e^ε) d η. Choices (randomised response, noisy argmin) are drawn from their probabilities by one 52-bit uniform: what
+has less than 2^-53 never occurs, so beyond ε = 36 they are not private in the pure sense. Running times are not constant: an observer with
+a clock is not covered.
 
 All of it is unaudited research code.
 """
@@ -38,6 +39,8 @@ CLIP_SLACK = 1e-12
 """A clipped vector's true norm exceeds the bound by no more than this share of it (float64, up to 10⁶ coordinates)."""
 MOST_VARIANCE = 1e10
 """Of Skellam noise: the table of a larger one would not fit."""
+LARGE_VARIANCE = 1e6
+"""Of Skellam noise: from here on its table is an asymptotic series. scipy's Bessel functions are NaN from 2^30 on."""
 ROUNDINGS = 1000
 """Of a clipped vector each rounding is short enough with a probability of 1 − β at least: so many cannot all be too long."""
 GRID = 8
@@ -272,7 +275,7 @@ def rounded_norms(norm: float, dimension: int, beta: float) -> tuple[float, floa
 def skellam_noise(variance: float, count: int, entropy: Entropy) -> NDArray[np.int64]:
     """`count` integers of the Skellam law with mean 0 and this variance (the difference of two Poisson numbers of half of it each).
 
-    By table: the distribution function within 12 standard deviations, in float64, and one 53-bit uniform each. The probability of a number
+    By table: the distribution function within 12 standard deviations, in float64, and one 52-bit uniform each. The probability of a number
     is right to 1e-12; what lies beyond the table would have less than 1e-30.
     """
     if not (math.isfinite(variance) and variance > 0):
@@ -286,12 +289,27 @@ def skellam_noise(variance: float, count: int, entropy: Entropy) -> NDArray[np.i
 
 @lru_cache(maxsize=8)
 def _skellam_edges(variance: float) -> Floats:
-    """The distribution function at −reach … reach."""
-    from scipy.special import ive
-
+    """The distribution function at −reach … reach. Raises `ValueError` where it does not end at 1: better no noise than a wrong one."""
     # tails of a Skellam law are heavier than Gaussian for small variances: exp(-k log(k / e variance)), hence the constant
     reach = math.ceil(12 * math.sqrt(variance)) + 40
-    return np.asarray(np.cumsum(ive(np.abs(np.arange(-reach, reach + 1)), variance)))
+    edges = np.cumsum(_skellam_law(np.abs(np.arange(-reach, reach + 1)), variance))
+    if not abs(edges[-1] - 1.0) < 1e-9:  # NaN is not either
+        raise ValueError(f"variance: {variance:g}: its table ends at {edges[-1]} instead of 1; nothing is drawn")
+    return np.asarray(edges)
+
+
+def _skellam_law(number: NDArray[np.int64], variance: float) -> Floats:
+    """The probabilities e^−v I_k(v) of numbers k ≥ 0; for large v by three terms of Debye's expansion (DLMF 10.41.3), to 1e-13."""
+    if variance < LARGE_VARIANCE:
+        from scipy.special import ive
+
+        return np.asarray(ive(number, variance))
+    t = number / variance
+    root = np.sqrt(1 + t * t)  # w / v, with w² = k² + v²
+    exponent = variance * (t * t / (1 + root) - t * np.arcsinh(t))  # w − k asinh(k / v) − v, without its cancellation
+    w, p = variance * root, np.square(t / root)
+    series = 1 + (3 - 5 * p) / (24 * w) + (81 - 462 * p + 385 * p * p) / (1152 * w * w)
+    return np.asarray(np.exp(exponent) / np.sqrt(2 * np.pi * w) * series)
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def haar(secret: bytes, purpose: str, dimension: int) -> Haar:
 
     Guarantee: used once, against a server that lacks the secret, the transformed rows carry their Gram matrix and nothing else: the law
     of ``X Q^T`` for Haar-distributed Q depends on X only through ``X X^T``. For a true random Q the guarantee is statistical; here Q comes
-    from an AES-256-CTR stream and 53-bit arithmetic, so it holds for a server that cannot break AES, and up to rounding.
+    from an AES-256-CTR stream and 52-bit numbers, so it holds for a server that cannot break AES, and up to rounding.
     Reveals: the Gram matrix of everything sent under one purpose (norms, angles, hence who resembles whom). One client that shares its
     secret, or colludes, reveals the transform and with it every row. Rows under the same purpose are linked by construction.
     Source: Stewart 1980 and Mezzadri 2007 for sampling Haar measure by Householder reflections.

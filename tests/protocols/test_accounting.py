@@ -149,6 +149,20 @@ def test_skellam_comes_close_to_the_gaussian_of_its_variance() -> None:
     assert delta_of([large], epsilon_of([large], 1e-5)) == pytest.approx(1e-5, rel=0.2)
 
 
+@pytest.mark.parametrize("delta", [1e-10, 3e-12, 1.1e-12])
+def test_a_tiny_delta_is_not_flattered_by_rounding(delta: float) -> None:
+    """Nearly everybody sampled is nearly a plain Gaussian, whose price is known to the last digit."""
+    for steps, z in ((1000, 50.0), (10_000, 100 / 3)):
+        assert epsilon_of([sampled(z, 1 - 1e-12, steps, "replace_one")], delta) >= gaussian_epsilon(z / 2 / steps**0.5, delta)
+        assert epsilon_of([sampled(z, 1 - 1e-12, steps)], delta) >= gaussian_epsilon(z / steps**0.5, delta)
+    assert epsilon_of([sampled(50.0, 0.5, 1000)], 1e-12) == math.inf
+    assert delta_of([sampled(50.0, 0.5, 10)], 40.0) >= 1e-12
+
+
+def test_noise_that_underflows_is_not_free() -> None:
+    assert epsilon_of([sampled(1e-160, 0.5, 10)], 1e-5, "rdp") == math.inf
+
+
 def test_what_is_not_known_is_refused() -> None:
     @dataclass(frozen=True)
     class Wish:

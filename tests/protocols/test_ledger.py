@@ -126,6 +126,45 @@ def test_an_existing_ledger_is_not_overwritten_or_taken_for_another(tmp_path: Pa
         Ledger.open(path)
 
 
+def test_two_ledgers_on_one_file_do_not_forget_each_others_charges(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.json"
+    Ledger(BUDGET, path).charge({0: [event()]}, "signature")
+    one, other = Ledger.open(path), Ledger.open(path)
+    one.charge({0: [event()]}, "mean", 0)
+    with pytest.raises(OSError, match="changed by somebody else"):
+        other.charge({0: [event()]}, "mean", 0)
+    assert [charge.purpose for charge in other.charges] == ["signature"], "a refused charge charges nobody"
+    one.charge({0: [event()]}, "mean", 1)
+    again = Ledger.open(path, replace(BUDGET, epsilon=2.0))
+    again.charge({0: [event()]}, "mean", 2)
+    assert len(Ledger.open(path).events(0)) == 4
+    path.unlink()
+    with pytest.raises(OSError, match="changed by somebody else"):
+        again.charge({0: [event()]}, "mean", 3)
+
+
+GOOD = '{"format": 1, "epsilon": 1, "delta": 1e-5, "relation": "add_remove", "unit": "sample", "charges": [%s]}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD % '{"round": Infinity, "purpose": "x", "clients": [0], "events": []}',
+        GOOD % '{"round": 0, "purpose": "x", "clients": [0], "events": ["x"]}',
+        GOOD % "7",
+        "[" * 100_000,
+        "\udcff",
+    ],
+)
+def test_a_damaged_ledger_is_refused_by_name(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.json"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ValueError, match=r"ledger\.json: is no ledger"):
+        Ledger.open(path)
+    path.write_text(GOOD % "")
+    assert Ledger.open(path).clients == ()
+
+
 @pytest.mark.parametrize("changes", [{"relation": "replace_one"}, {"unit": "client"}])
 def test_a_charge_in_another_currency_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="cannot be charged"):

@@ -197,7 +197,7 @@ def test_noise_of_a_second_moment_is_a_gaussian_orthogonal_ensemble() -> None:
     assert np.abs(off).max() < stats.norm.isf(ALPHA / 2 / len(off)) / math.sqrt(repeats)
 
 
-@pytest.mark.parametrize("variance", [0.05, 1.0, 37.5, 4e4, 3e7])
+@pytest.mark.parametrize("variance", [0.05, 1.0, 37.5, 4e4, 3e7, 2.0**30, m.MOST_VARIANCE])
 def test_skellam_noise_has_its_law(variance: float) -> None:
     count = 100_000
     noise = m.skellam_noise(variance, count, public_entropy(f"skellam {variance}"))
@@ -221,6 +221,27 @@ def test_skellam_probabilities_match_a_convolution_of_poissons(variance: float) 
     ours = special.ive(np.abs(np.arange(-reach, reach + 1)), variance)
     assert np.abs(ours - pmf).max() < 1e-12
     assert ours.sum() == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("variance", [0.3, 900.0, m.LARGE_VARIANCE, 2.0**30 - 1, 2.0**30, m.MOST_VARIANCE])
+def test_the_table_of_skellam_noise_inverts_its_characteristic_function(variance: float) -> None:
+    """exp(v (cos t − 1)), summed over a grid, on which no number that has a probability meets another."""
+    grid = 2 ** math.ceil(math.log2(64 * math.sqrt(variance) + 256))
+    t = 2 * math.pi * np.arange(-(grid // 2), grid // 2) / grid
+    t = t[np.abs(t) * math.sqrt(variance) < 12]
+    k = np.unique(np.linspace(0, 8 * math.sqrt(variance) + 20, 200).astype(np.int64))
+    law = (np.exp(-2 * variance * np.square(np.sin(t / 2))) * np.cos(np.outer(k, t))).sum(axis=1) / grid
+    edges = m._skellam_edges(variance)
+    ours = np.diff(edges)[len(edges) // 2 - 1 + k]
+    # a difference of two entries near 1 keeps 2^-53 of them
+    assert np.abs(ours - law).max() < 1e-11 * law[0] + 2**-52
+    assert edges[-1] == pytest.approx(1, abs=1e-12)
+
+
+def test_a_table_that_does_not_end_at_one_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(m, "_skellam_law", lambda number, variance: np.full(len(number), np.nan))
+    with pytest.raises(ValueError, match="nothing is drawn"):
+        m.skellam_noise(123.456, 3, public_entropy("no law"))
 
 
 def test_shares_add_up_to_the_sum_and_the_noise_of_the_survivors() -> None:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from fractions import Fraction
 from hashlib import sha256
 from itertools import permutations
 from pathlib import Path
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.linalg import hadamard as hadamard_matrix
 
-from cflpriv.protocols.entropy import derive, keystream, public_entropy, system_entropy, uniforms
+from cflpriv.protocols import entropy as entropy_module
+from cflpriv.protocols.entropy import derive, gaussians, keystream, public_entropy, system_entropy, uniforms
 from cflpriv.protocols.orthonormal import HAAR_LIMIT, TRANSFORMS, Hadamard, Permutation, haar, hadamard, signed_permutation, transform
 from cflpriv.protocols.orthonormal.hadamard import walsh_hadamard
 from cflpriv.protocols.orthonormal.permutation import LONGEST, random_order, random_signs, stream
@@ -287,3 +289,12 @@ def test_entropy() -> None:
     assert values.min() > 0
     assert values.max() < 1
     assert stats.kstest(values, stats.uniform().cdf).pvalue > 1e-4
+
+
+def test_no_word_of_a_keystream_gives_a_uniform_outside_the_open_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ones would be rounded to 1 with 53 bits, and the Gaussian of it would be infinite."""
+    words = b"".join(word.to_bytes(8, "little") for word in (0, 2**63 - 1, 2**63, 2**64 - 1))
+    monkeypatch.setattr(entropy_module, "keystream", lambda key, count: words)
+    values = uniforms(SECRET, 4)
+    assert [Fraction(float(value)) for value in values] == [Fraction(2 * k + 1, 2**53) for k in (0, 2**51 - 1, 2**51, 2**52 - 1)]
+    assert np.isfinite(gaussians(SECRET, 4)).all()
