@@ -1,5 +1,6 @@
 """The engine: cuts clients into chunks and has each computed, here or in worker processes."""
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ __all__ = ["Engine", "chunks"]
 
 Kind = Literal["auto", "sequential"]
 FEWEST_TO_HALVE = 8
+MOST_PER_CORE = 16
+"""Worker processes: each takes 100 MB and more before it has any data, so some hundreds end the machine's memory."""
 
 
 @dataclass
@@ -43,6 +46,8 @@ class Engine:
             raise InputError(f"run.engine = {self.kind!r}: known are 'auto' and 'sequential'")
         if self.workers < 1:
             raise InputError(f"run.workers = {self.workers}: is below 1")
+        if self.workers > (most := MOST_PER_CORE * (os.cpu_count() or 1)):
+            raise InputError(f"run.workers = {self.workers}: more than {most} on the {os.cpu_count()} cores here would only take memory")
         if self.device not in ("auto", "cpu", "cuda"):
             raise InputError(f"run.device = {self.device!r}: known are 'auto', 'cpu' and 'cuda'")
         if self.device == "cuda" and not torch.cuda.is_available():

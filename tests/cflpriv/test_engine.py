@@ -347,7 +347,12 @@ def test_workers_change_nothing() -> None:
 
 
 def test_an_engine_that_cannot_be_is_refused() -> None:
-    for arguments, words in [({"kind": "fast"}, "'fast'"), ({"workers": 0}, "workers = 0"), ({"device": "tpu"}, "'tpu'")]:
+    for arguments, words in [
+        ({"kind": "fast"}, "'fast'"),
+        ({"workers": 0}, "workers = 0"),
+        ({"workers": 10**5}, "only take memory"),
+        ({"device": "tpu"}, "'tpu'"),
+    ]:
         with pytest.raises(InputError, match=words):
             Engine(**arguments)  # type: ignore[arg-type]
     if not torch.cuda.is_available():
