@@ -8,12 +8,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .errors import InputError, TrainingDiverged
+from .errors import InputError, TrainingDiverged, WorkerLost
 from .protocols.errors import ProtocolError
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Privacy-preserving clustered federated learning, and what it leaks.")
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,  # a picture of an error's locals is one of clients' data
+    help="Privacy-preserving clustered federated learning, and what it leaks.",
+)  # fmt: skip
 _out = Console(soft_wrap=True, highlight=False)
 _err = Console(stderr=True, soft_wrap=True, highlight=False)
 
@@ -227,7 +230,7 @@ def main() -> None:
     """The entry point: errors become one line and an exit code."""
     try:
         app(standalone_mode=True)
-    except (InputError, ProtocolError, TrainingDiverged, OSError) as error:
+    except (InputError, ProtocolError, TrainingDiverged, WorkerLost, OSError) as error:
         _err.print(f"cflpriv: {error}", markup=False)
         sys.exit(2 if isinstance(error, InputError) else 1)
 

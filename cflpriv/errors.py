@@ -5,7 +5,7 @@
 
 from .protocols.errors import TooFewClients
 
-__all__ = ["CflprivWarning", "InputError", "TooFewClients", "TrainingDiverged"]
+__all__ = ["CflprivWarning", "InputError", "TooFewClients", "TrainingDiverged", "WorkerLost"]
 
 
 class InputError(ValueError):
@@ -14,6 +14,10 @@ class InputError(ValueError):
 
 class TrainingDiverged(ArithmeticError):
     """A client's training ended with numbers that are not finite. Names the client and the round; never averaged."""
+
+
+class WorkerLost(RuntimeError):
+    """A worker process of the engine ended by itself: killed, perhaps for want of memory. Its chunk is lost, nothing else."""
 
 
 class CflprivWarning(UserWarning):

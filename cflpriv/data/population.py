@@ -153,6 +153,9 @@ def _check_spec(spec: DataSpec) -> None:
         raise _refuse("groups", spec.groups, "only partition = 'pathological' or 'kinds' has groups")
     if spec.noise and spec.partition not in ("pathological", "kinds"):
         raise _refuse("noise", spec.noise, "only partition = 'pathological' or 'kinds' has labels from outside a group")
+    for key, partition in (("skew_percent", "label_skew"), ("alpha", "dirichlet")):
+        if spec.partition != partition and getattr(spec, key) != getattr(DataSpec, key):
+            raise _refuse(key, getattr(spec, key), f"only partition = {partition!r} has it, and this one is {spec.partition!r}")
     if spec.shared_labels and spec.source != "mixture":
         raise _refuse("shared_labels", True, "only source = 'mixture' has several data sets")
     if spec.languages and spec.source not in ("nordic_wiki", "nordic_ud"):

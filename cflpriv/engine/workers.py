@@ -10,10 +10,13 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from ..errors import WorkerLost
 from ..types import ClientData
 from .seam import Result, Task, TaskInput
 
 __all__ = ["Workers"]
+
+LOST = "a worker process ended by itself (killed, or out of memory?); fewer [run] workers take less"
 
 
 class Workers:
@@ -33,7 +36,10 @@ class Workers:
             self._pipes.append(ours)
 
     def map(self, task: Task, jobs: Sequence[Sequence[TaskInput]], kind: Any) -> list[tuple[list[Result], str]]:
-        """Each job's results and path. An error in a worker is raised here, after the others have finished their chunk."""
+        """Each job's results and path. An error in a worker is raised here, after the others have finished their chunk.
+
+        Raises `WorkerLost` if one is no longer there.
+        """
         done: list[tuple[list[Result], str] | None] = [None] * len(jobs)
         waiting = list(reversed(range(len(jobs))))
         busy: dict[Connection, int] = {}
@@ -47,8 +53,8 @@ class Workers:
                 number = busy.pop(pipe)
                 try:
                     answer = pipe.recv()
-                except EOFError:
-                    raise RuntimeError("a worker process ended unexpectedly (out of memory?)") from None
+                except (EOFError, OSError):
+                    raise WorkerLost(LOST) from None
                 if isinstance(answer, BaseException):
                     error = error or answer
                 else:
@@ -68,7 +74,10 @@ class Workers:
             if id(given.data) not in known:
                 known[id(given.data)] = fresh[id(given.data)] = given.data
         light = [(id(given.data), given.params, given.memory, given.streams, given.choice, given.secret) for given in jobs[number]]
-        self._pipes[worker].send((task, fresh, light, kind))
+        try:
+            self._pipes[worker].send((task, fresh, light, kind))
+        except OSError:
+            raise WorkerLost(LOST) from None
         busy[self._pipes[worker]] = number
 
     def close(self) -> None:

@@ -2,8 +2,8 @@
 
 A round that was cut short is done again. What it had already written (rows, messages) is moved to `interrupted/N/` in the run folder, N
 being the number of the interruption: those messages did leave their senders, so they stay on record, but they are not part of the run's
-transcript, and no attack reads them. A charge to a privacy ledger is never taken back. `resumes.jsonl` has one line for each time a run
-was taken up.
+transcript, and no attack reads them. An audit of what there was moves there, too: it is not one of the run as it goes on. A charge to a
+privacy ledger is never taken back. `resumes.jsonl` has one line for each time a run was taken up.
 
 Under cryptographic randomness a resumed run uses no transform and no mask key a second time: its turns start in a range of their own.
 """
@@ -92,8 +92,15 @@ def note_resume(folder: Path, checkpoint: Checkpoint | None) -> int:
 
 
 def put_aside(folder: Path, number: int, rows: int, messages: int) -> dict[str, int]:
-    """Cut rounds and transcript back to `rows` and `messages`; what came later is moved to `interrupted/NUMBER/`. How many lines moved."""
+    """Cut rounds and transcript back to `rows` and `messages`; what came later is moved to `interrupted/NUMBER/`, as is an audit.
+
+    How many lines moved.
+    """
     aside = folder / "interrupted" / str(number)
+    for name in ("audit.json", "audit"):
+        if (folder / name).exists():
+            aside.mkdir(parents=True, exist_ok=True)
+            (folder / name).rename(aside / name)
     path = folder / "rounds.jsonl"
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     if lines[rows:]:

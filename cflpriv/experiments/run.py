@@ -69,7 +69,7 @@ def prepare(
     noise = config.noise()
     population = population or build_population(config.data, data_dir)
     ids = sorted(client.id for client in population.clients)
-    newcomers = tuple(ids[len(ids) - config.data.newcomers :])
+    newcomers = tuple(ids[max(0, len(ids) - config.data.newcomers) :])
     if len(newcomers) >= len(ids):
         raise InputError(f"data.newcomers = {config.data.newcomers}: leaves no client to train of {len(ids)}")
     algorithm = config.algorithm_for(population)
@@ -220,6 +220,11 @@ def admit(simulation: Simulation) -> None:
     s.admitted = {"clients": list(s.newcomers), **notes, **scores, "accuracy": _listed(accuracy)}
 
 
+def _several_models(s: Simulation) -> bool:
+    """Whether clients have one of several models; without a clustering the server then does not know how many are in use."""
+    return any(isinstance(value, list | tuple) and len(value) > 1 for value in s.algorithm.serve(s.state).params.values())
+
+
 def finish(simulation: Simulation) -> dict[str, Any]:
     """The summary of what has run so far, as in summary.json."""
     s = simulation
@@ -240,7 +245,7 @@ def finish(simulation: Simulation) -> dict[str, Any]:
         "local_accuracy_mean_last_rounds": _mean([row["local_accuracy_mean"] for row in last]),
         "last_rounds": len(last),
         "ari": None if clustering is None else ari([truth[client] for client in clustering.clients], clustering.labels),
-        "clusters": 1 if clustering is None and "mean" in s.algorithm.verbs else clustering.k if clustering else None,
+        "clusters": clustering.k if clustering else 1 if "mean" in s.algorithm.verbs and not _several_models(s) else None,
         "true_groups": len(set(truth.values())),
         "clear_structure": described.get("clear"),
         "cut_rule": described.get("rule"),

@@ -248,6 +248,8 @@ def run_sweep(
             elif not _done(out / cell.name, sweep, audit):
                 todo.append(cell)
         count = len(sweep.cells)
+        if audit is not None and sweep.audit and any(cell.config and cell.config.run.record == "headers" for cell in sweep.cells):
+            say("runs that record headers only are not audited; [run] record = 'full' keeps what attacks read")
         say(f"{count} runs: {count - len(todo) - len(failed)} done before, {len(todo)} to do, {len(failed)} refused")
         ended = _results(todo, sweep, out, data_dir, audit, min(workers or sweep.workers, len(todo)))
         for number, (name, trouble) in enumerate(ended, 1):

@@ -16,7 +16,7 @@ from cflpriv.data import build_population
 from cflpriv.engine import Engine, ManyTask, Streams, TaskInput, fast
 from cflpriv.engine.layers import Residual
 from cflpriv.engine.run import chunks
-from cflpriv.errors import InputError, TrainingDiverged
+from cflpriv.errors import InputError, TrainingDiverged, WorkerLost
 from cflpriv.evaluation import Evaluate, Losses
 from cflpriv.experiments.config import parse_config
 from cflpriv.local import LocalFederation
@@ -342,6 +342,11 @@ def test_workers_change_nothing() -> None:
         with pytest.raises(TrainingDiverged, match="client 0"):
             engine.run(task, broken)
         engine.run(task, given_to[:3])
+        assert engine._pool is not None
+        engine._pool._processes[0].kill()
+        engine._pool._processes[0].join()
+        with pytest.raises(WorkerLost, match="ended by itself"):
+            engine.run(task, given_to)
     finally:
         engine.close()
 

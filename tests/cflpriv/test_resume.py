@@ -124,6 +124,24 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(algorithm: str, protection: 
             assert [message.digest for message in whole] == [message.digest for message in resumed]
 
 
+def test_an_audit_of_the_part_that_was_there_is_put_aside(tmp_path: Path) -> None:
+    """Else a report would show it as one of the whole run."""
+    out = tmp_path / "run"
+    config = small(algorithm={"name": "fedavg"}, training={"rounds": 3})
+    interrupted(config, out, 1)
+    write_atomically(out / "audit.json", "[]")
+    (out / "audit").mkdir()
+    write_atomically(out / "audit" / "units.json", "{}")
+    assert run(config, out)["rounds"] == 3
+    assert not (out / "audit.json").exists()
+    assert not (out / "audit").exists()
+    assert (out / "interrupted" / "1" / "audit.json").read_text() == "[]"
+    assert (out / "interrupted" / "1" / "audit" / "units.json").read_text() == "{}"
+    write_atomically(out / "audit.json", "[]")
+    run(config, out)
+    assert (out / "audit.json").exists(), "a run that is done is not taken up again"
+
+
 def test_a_folder_from_before_a_key_was_there_goes_on(tmp_path: Path) -> None:
     config = small(algorithm={"name": "fedavg"}, training={"rounds": 3})
     interrupted(config, tmp_path / "run", 1)

@@ -150,6 +150,9 @@ def test_results_do_not_depend_on_the_number_of_workers_and_failures_stay_alone(
         write_tables(out, sweep)
         tables.append([rows_of(out / name) for name in ("sweep.csv", "table.csv", "front.csv")])
         assert len(lines) == 1 + len(sweep.cells)
+    lines = []
+    run_sweep(sweep, tmp_path / "1", audit=_failing_audit, say=lines.append)
+    assert lines[0].startswith("runs that record headers only are not audited")
     assert tables[0] == tables[1]
     ran = [row for row in tables[0][0] if not row["error"]]
     assert len(ran) == 2 * 2 * 2 + 2  # fedavg under "odd" runs too

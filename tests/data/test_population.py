@@ -1,5 +1,6 @@
 """From a specification to a population: the right clients, groups and pixels, the same every time, and one clear line for every mistake."""
 
+import math
 import os
 import time
 from dataclasses import replace
@@ -200,6 +201,9 @@ MIX = DataSpec(source="mixture", clients=0, sources=(("digits", 2),))
         (DataSpec(partition="label_skew", skew_percent=0), "[data] skew_percent = 0"),
         (DataSpec(partition="dirichlet", alpha=-1), "[data] alpha = -1"),
         (DataSpec(partition="dirichlet", minimum=100), "[data] minimum = 100"),
+        (DataSpec(alpha=0.3), "[data] alpha = 0.3: only partition = 'dirichlet' has it, and this one is 'iid'"),
+        (DataSpec(partition="label_skew", alpha=math.nan), "[data] alpha = nan: only partition"),
+        (DataSpec(partition="dirichlet", skew_percent=30), "[data] skew_percent = 30: only partition = 'label_skew'"),
         (DataSpec(partition="pathological", clients=7), "[data] clients = 7: not a multiple of the 5 groups"),
         (DataSpec(partition="pathological", groups=((0, 12),)), "[data] groups[0] = [0, 12]: no training sample has label 12"),
         (DataSpec(partition="pathological", clients=15, rotations=(0, 90)), "[data] clients = 15: not a multiple of the 10 groups"),
