@@ -23,7 +23,7 @@ from .types import Array
 
 __all__ = [
     "STAGES", "Channels", "Contribution", "GatherChannel", "GramChannel", "GramSession", "Recorder", "SumCall", "SumChannel", "Transforms",
-    "Vectors", "above_floor", "channels", "check_hidden", "sketched", "weighted_mean",
+    "Vectors", "above_floor", "channels", "check_hidden", "places", "sketched", "weighted_mean",
 ]  # fmt: skip
 
 HAAR_SMALLEST = 8
@@ -275,6 +275,15 @@ def weighted_mean(vectors: Sequence[Any], weights: Sequence[float]) -> Array:
     return np.asarray(total / sum(weights), dtype=vectors[0].dtype)
 
 
+def places(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, int]]:
+    """Where each part lies, [start, stop), in the vector of all parts one after the other."""
+    found, start = {}, 0
+    for name, shape in shapes.items():
+        found[name] = (start, start + int(np.prod(shape, dtype=int)))
+        start = found[name][1]
+    return found
+
+
 MOST_WEIGHT = 0.9
 
 
@@ -317,7 +326,7 @@ class ClearSum:
             members = call.members(label)
             weights = [one.weight for one in members]
             parts = {name: Shared(weighted_mean([one.parts[name] for one in members], weights)) for name in members[0].parts}
-            means[label] = GroupMean(parts, float(sum(weights)), len(members))
+            means[label] = GroupMean(parts, float(sum(weights)), len(members), heard=tuple(one.client for one in members))
         return tuple(means)
 
 

@@ -268,7 +268,7 @@ def _mean(vector: Array, like: Contribution, mean: GroupMean) -> GroupMean:
         stop = start + int(np.prod(shape, dtype=int))
         parts[name] = Shared(vector[start:stop].reshape(shape).astype(value.dtype))
         start = stop
-    return GroupMean(parts, mean.weight, mean.count, mean.clipped)
+    return replace(mean, parts=parts)
 
 
 # --- signatures by local noise --------------------------------------------------------------------------------------------------------

@@ -143,13 +143,15 @@ def _same_place(a: Blind, b: Blind) -> bool:
 class GroupMean:
     """The mean over one group: `parts` by name, the sum of `weight`s (None where it is not released), the `count` of clients.
 
-    `clipped` is the number of clients whose values went beyond the range of a secure sum and were clipped.
+    `clipped` is the number of clients whose values went beyond the range of a secure sum and were clipped. `heard` are the clients whose
+    message is in the sum, as the server knows them: those of all groups where an oblivious sum keeps to itself who is in which.
     """
 
     parts: Mapping[str, Shared]
     weight: float | None
     count: int
     clipped: int = 0
+    heard: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ from .randomness import Stream, stream
 from .record import Transcript
 from .traffic import Bare, plain
 from .types import Array, ClientData, check_array
-from .wire import check_small, choices, hash_payload, made, wire
+from .wire import blind_places, check_small, choices, hash_payload, made, wire
 
 __all__ = ["LocalFederation"]
 
@@ -219,19 +219,20 @@ class LocalFederation:
             alike.setdefault(picks.get(client, ()), []).append(client)
         for labels, members in sorted(alike.items()):
             payload: dict[str, Array] = {}
+            blind: dict[str, tuple[int, int, int]] = {}
             for name, value in params.items():
                 if isinstance(value, Held):
                     continue
-                if name not in lists:
-                    payload |= wire(name, value)  # type: ignore[arg-type]
-                else:
-                    for i in labels or range(len(lists[name])):
-                        payload |= wire(f"{name}/{i}", lists[name][i])
+                chosen = labels or range(len(lists.get(name, ())))
+                items = [(f"{name}/{i}", lists[name][i]) for i in chosen] if name in lists else [(name, value)]
+                for path, one in items:
+                    payload |= wire(path, one)  # type: ignore[arg-type]
+                    blind |= blind_places(path, one)  # type: ignore[arg-type]
             if payload:
                 if self._channels.sum.binds_models:
                     received |= dict.fromkeys(members, hash_payload(payload))
                 self.bare.down(plain(params, lists, labels), copies=len(members))
-                context = {"task": type(task).__name__, "which": list(labels)}
+                context = {"task": type(task).__name__, "which": list(labels)} | ({"blind": blind} if blind else {})
                 self._record("compute")("parameters", "server", "clients", members, payload, readers=("server", "clients"), context=context)
         return received
 

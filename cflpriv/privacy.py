@@ -209,6 +209,7 @@ REFUSED: dict[str, str] = {
 
 DROWNED: dict[str, str] = {
     "fednova": "its mean number of steps stands in units of 4096 beside the update and gets the same noise, which would drown it",
+    "scaffold": "what is clipped off a client's control, and the noise, would stay in the common control for good",
 }
 """What releases means alone and still does not run under unit = "client", and why."""
 

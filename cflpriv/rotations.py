@@ -9,7 +9,19 @@ from typing import Literal
 
 import numpy as np
 
-from .channels import Contribution, GramSession, Recorder, SumCall, Transforms, Vectors, above_floor, check_hidden, sketched, weighted_mean
+from .channels import (
+    Contribution,
+    GramSession,
+    Recorder,
+    SumCall,
+    Transforms,
+    Vectors,
+    above_floor,
+    check_hidden,
+    places,
+    sketched,
+    weighted_mean,
+)
 from .errors import InputError
 from .handles import Blind, GroupMean, Shared
 from .protocols.orthonormal import HAAR_LIMIT
@@ -88,23 +100,21 @@ class BlindSum:
         for label in above_floor(call):
             members = call.members(label)
             shapes = {name: np.shape(value) for name, value in members[0].parts.items()}
-            dimension = sum(int(np.prod(shape, dtype=int)) for shape in shapes.values())
+            where = places(shapes)
+            dimension = max(stop for _, stop in where.values())
             check_hidden("mean", dimension, self.name)
             check_length("sum", "updates", self.name, dimension, "'hadamard' or 'secagg'")
             purpose = self.transforms.name("sum/fixed" if self.fixed else f"sum/{call.round}/{call.number}/{label}")
             blind = self._blind(purpose, members, dimension)
             record(
                 "blind update", "clients", "server", [one.client for one in members], [{"blind": row} for row in blind],
-                readers=("server",), context={"transform": purpose, "kind": self.name, "group": label},
+                readers=("server",),
+                context={"transform": purpose, "kind": self.name, "group": label, "dimension": dimension, "parts": where},
             )  # fmt: skip
             weights = [one.weight for one in members]
             value = weighted_mean(blind, weights)
-            parts, start = {}, 0
-            for name, shape in shapes.items():
-                stop = start + int(np.prod(shape, dtype=int))
-                parts[name] = Shared(blind=(Blind(purpose, value, start, stop, shape, dimension),))
-                start = stop
-            means[label] = GroupMean(parts, float(sum(weights)), len(members))
+            parts = {name: Shared(blind=(Blind(purpose, value, *where[name], shape, dimension),)) for name, shape in shapes.items()}
+            means[label] = GroupMean(parts, float(sum(weights)), len(members), heard=tuple(one.client for one in members))
         return tuple(means)
 
     def _blind(self, purpose: str, members: list[Contribution], dimension: int) -> list[Array]:

@@ -181,7 +181,8 @@ class SecaggSum:
         )
         parties.keep(following, outcome.mask_keys, outcome.adverts)
         common = 1.0 if weighted else members[0].weight
-        return _group_mean(outcome.sum, None, members[0], len(outcome.sum.survivors), common)
+        heard = tuple(by_number[n].client for n in outcome.sum.survivors)
+        return _group_mean(outcome.sum, None, members[0], len(heard), heard, common)
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,20 +241,23 @@ class ObliviousSecaggSum:
         finally:
             log.record(record, {"slot": [list(slot) for slot in slots]})
         means: list[GroupMean | None] = [None] * call.k
+        heard = tuple(by_number[n].client for n in outcome.second.sum.survivors)
         for label in outcome.means:
             # with equal weights the masked weight counts the survivors; otherwise the count is that of the first sum, before its dropouts
             equal = call.public_weights and len({one.weight for one in members}) == 1
             count = round(outcome.second.sum.weight(label) / members[0].weight) if equal else int(outcome.counts[label])
-            means[label] = _group_mean(outcome.second.sum, label, members[0], count)
+            means[label] = _group_mean(outcome.second.sum, label, members[0], count, heard)
         return tuple(means)
 
 
-def _group_mean(total: Sum, cluster: int | None, like: Contribution, count: int, common: float = 1.0) -> GroupMean | None:
+def _group_mean(
+    total: Sum, cluster: int | None, like: Contribution, count: int, heard: tuple[int, ...], common: float = 1.0
+) -> GroupMean | None:
     """The mean of a sum whose weights, where it is unweighted, are all `common`; None if nothing of weight arrived."""
     weight = total.weight(cluster)
     if weight <= 0:
         return None
-    return GroupMean(_parts(total.mean(cluster), like), weight * common, count, total.clipped_clients)
+    return GroupMean(_parts(total.mean(cluster), like), weight * common, count, total.clipped_clients, heard)
 
 
 def _limit(call: SumCall, members: list[Contribution], settings: SecureSum) -> float:

@@ -11,7 +11,7 @@ from .federation import Parameter
 from .handles import Held, Labels, Shared, label_sets
 from .types import Array
 
-__all__ = ["SMALL", "check_small", "choices", "closed", "hash_payload", "made", "owned", "wire"]
+__all__ = ["SMALL", "blind_places", "check_small", "choices", "closed", "hash_payload", "made", "owned", "wire"]
 
 SMALL = 16
 """Integers that `gram` releases may exceed the number of clients by this much."""
@@ -23,6 +23,12 @@ def wire(name: str, value: Array | Shared) -> dict[str, Array]:
         return {name: np.asarray(value)}
     sent = {} if value.clear is None else {name: value.clear}
     return sent | {f"{name}/{term.transform}": term.value for term in value.blind}
+
+
+def blind_places(name: str, value: Array | Shared) -> dict[str, tuple[int, int, int]]:
+    """Where in its opened vector each blind part lies, by the name it travels under: [start, stop, dimension of the vector]."""
+    blind = value.blind if isinstance(value, Shared) else ()
+    return {f"{name}/{one.transform}": (one.start, one.stop, one.dimension or len(one.value)) for one in blind}
 
 
 def hash_payload(payload: Mapping[str, Array]) -> bytes:

@@ -45,7 +45,8 @@ class TrainNormalised(AroundTraining):
         weight = weight_of_steps(steps_of(self.train, len(given.data.y_train)), self.train.momentum)
         update = np.asarray(result["update"])
         direction = (update / weight).astype(update.dtype, copy=False)
-        return {"direction": direction, "steps": np.array(weight / STEPS_UNIT), "trained": result["trained"]}
+        # both in the model's precision: under a transform they travel as one vector, and the mean direction is opened in its
+        return {"direction": direction, "steps": np.array(weight / STEPS_UNIT, dtype=update.dtype), "trained": result["trained"]}
 
 
 def fednova(train: Train, *, weights: Weights = "examples", seed: int = 0) -> Algorithm:

@@ -13,6 +13,8 @@ Deviations, each for a reason:
   (`start = "means"`, as in `one_shot`). With `start = "random"` the groups are random: nothing more is shown, but a client leans to
   the centre that it is part of, and often no structure is found. A centre that is a single client's model, as k-means++ would take, would
   show that model.
+- The first round's groups are kept by their clients once their means are there: of a first round below the floor nothing stays, since
+  the next one numbers its groups afresh.
 - A client met later trains from θ⁰ at first, so that its W_i is its own before it has a centre.
 - Averages are unweighted by default.
 - A client that has no centre yet is served the one of lowest training loss.
@@ -55,8 +57,8 @@ def nearest_centre(model: Array, centres: Sequence[Array]) -> int:
 class TrainAndAssign(AroundTraining):
     """Train from the own centre of the given list "model" (from the initial model of `seed` without one), then find the nearest.
 
-    With `first` the new choice is random. Parts: "choice" (); "step" (d,), the local model minus the chosen centre. Kept: "trained" (d,),
-    and the choice under `MEMORY`.
+    With `first` the new choice is random, and not kept yet. Parts: "choice" (); "step" (d,), the local model minus the chosen centre.
+    Kept: "trained" (d,), and the choice under `MEMORY`.
     """
 
     gives = ("choice", "step")
@@ -64,6 +66,10 @@ class TrainAndAssign(AroundTraining):
 
     seed: int
     first: bool = False
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        return self.train.keeps if self.first else (*self.train.keeps, *self.remembers)
 
     def before(self, given: TaskInput) -> TaskInput:
         start = _centres(given)[int(given.memory[MEMORY])] if MEMORY in given.memory else self.train.model.init(self.seed)
@@ -146,6 +152,8 @@ def fesem(train: Train, *, k: int = 2, start: Literal["means", "random"] = "mean
         # E-step: the clients' own, but for the first centres
         labels = by_means(federation, held["step"]) if start == "means" and not state.begun else federation.labels(held["choice"])
         means = federation.mean(held["step"], weights, held["choice"] if labels is None else labels, k)  # M-step
+        if not state.begun:  # not before: a round that ended above has changed nothing at the clients either
+            tell(federation, held["choice"], labels if start == "means" else None)
         models = []
         for j, (model, mean) in enumerate(zip(state.models, means, strict=True)):
             if mean is None:
@@ -162,12 +170,17 @@ def fesem(train: Train, *, k: int = 2, start: Literal["means", "random"] = "mean
         return State(tuple(models), {**state.labels, **(labels or {})}, True), RoundRecord(federation.round, held.clients, told, notes)
 
     def by_means(federation: Federation, steps: Held) -> Mapping[int, int]:
-        """The groups of the first centres, which their clients are told."""
+        """The groups of the first centres."""
         released = federation.gram(steps, then=ClusterByMeans(min(k, len(steps.clients)), STARTS, seed))
         federation.close(steps)
-        labels = {client: int(label) for client, label in zip(steps.clients, released.result["labels"], strict=True)}
-        federation.compute(Remember(), {"label": [np.array(j) for j in range(k)]}, which=labels, on=steps.clients)
-        return labels
+        return {client: int(label) for client, label in zip(steps.clients, released.result["labels"], strict=True)}
+
+    def tell(federation: Federation, choice: Held, labels: Mapping[int, int] | None) -> None:
+        """Clients keep what they chose at random, or are told the `labels` of the first centres."""
+        if labels is None:
+            federation.compute(Remember(), {"label": choice}, on=choice.clients)
+        else:
+            federation.compute(Remember(), {"label": [np.array(j) for j in range(k)]}, which=labels, on=choice.clients)
 
     def serve(state: State) -> Served:
         return Served(EvaluateAssigned(train.model), {"model": list(state.models)})

@@ -16,7 +16,8 @@ Deviations, each for a reason:
 - Inference: a client uses the model with the lowest loss on its training data. The paper and `variant="authors"` take the labelled test
   data of the test client, which nobody has before the prediction is made.
 - The communication saver stays on once it is on; clients that have no estimate yet are sent all models first.
-- Averages are unweighted, as printed; `weights="examples"` weighs clients by their sample counts inside a cluster.
+- Averages are unweighted, as printed; `weights="examples"` weighs clients by their sample counts inside a cluster. Gradients divided by
+  the size of the cohort (l. 13) refuse that: the counts of those whose cluster is below the floor would be missing in the divisor.
 - Where sums are oblivious the choice stays with the client: the server then knows neither clusters nor when to save.
 - A restart in which no group reaches the floor, or all clients' training diverged (and is skipped), keeps its models for the round; the
   round fails only where that goes for all restarts, and shared layers are trained all the same.
@@ -175,6 +176,11 @@ def alternate(
     for name, (given, *known) in words.items():
         if given not in known:
             raise InputError(f"algorithm.{name}: {given!r} is not known; known are {', '.join(known)}")
+    if by_share and weights == "examples":
+        raise InputError(
+            "training.weights: 'examples' with algorithm.averaging = 'gradient', which divides by the number of the cohort's clients; use "
+            "'equal', or divide_by = 'cluster'"
+        )
     if decide_after and restarts == 1:
         raise InputError(f"algorithm.decide_after: {decide_after} rounds to decide between one restart; give restarts")
     spans = shared_spans(problem.layout, shared) if shared else ()

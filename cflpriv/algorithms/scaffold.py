@@ -8,15 +8,26 @@ Deviations, each for a reason:
 - With momentum, K is the weight of the steps ‖a‖₁ (see `weight_of_steps`): a movement is −η ‖a‖₁ times a mean gradient, so only then is
   c_i⁺ a mean of gradients. With K as printed and momentum 0.9 the controls grow tenfold and training diverges.
 - Weight decay would enter the controls as part of the gradient; it does here as well, on both sides.
-- Weights are equal as in the paper; "examples" weighs updates and controls alike.
-- A client that drops out after training has moved its c_i, and c does not hear of it.
+- Weights are equal as in the paper; "examples" weighs updates and controls alike. Then the share of c that a sum moves is that of its
+  weight, where what all clients weigh together is N times the mean weight of the first sum. Any fixed number there gives the same fixed
+  point (c is a multiple of the weighted mean of the c_i, which is zero at the optimum); one that changed with each cohort would not.
+- **c is at any time the mean of the c_i that clients go on from**, or every later round would descend on g minus the difference: so a
+  change of c_i counts once it is in c. Each client keeps c_i and, beside it, the new one that waits; with the next parameters the server
+  says in which round each of the cohort was last summed, and the client takes over the waiting one if that is the round it is from. Who
+  drops out, or is not heard for another reason, goes on from the c_i before.
+- The change travels times η ‖a‖₁ of the fewest steps that a client can take: then no number of it is larger than that of the update, but
+  for what c (a mean gradient) adds, and a secure sum that holds the one holds the other. In a round where a secure sum clipped anybody's
+  values (it counts such clients) controls stay as they are, on both sides. A clip to a norm for client-level privacy, of which nobody is
+  told, and noise would stay in c for good: refused by name (`cflpriv.privacy`). The rounding of a secure sum does stay in c: next to
+  nothing with `secagg_bits = 32`, more with 16.
 
 What it reveals, by which verb: `mean` carries two vectors a client, the update and the change of its control, which is (up to a known
 vector) the mean of its gradients along the way: the update again, so in the clear little that is new. Twice the bytes both ways.
+`compute` tells the cohort's clients about each other in which round each was last in a sum.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,6 +39,7 @@ from ..federation import Federation
 from ..handles import Shared
 from ..record import RoundRecord
 from ..training import Train
+from ..types import Array
 from .around import AroundTraining, needs_sgd, steps_of, weight_of_steps
 from .fedavg import Weights
 
@@ -35,38 +47,58 @@ __all__ = ["TrainControlled", "scaffold"]
 
 MEMORY = "scaffold control"
 """Under this name clients keep c_i."""
+WAITING = "scaffold control waiting"
+"""And under this c_i⁺, which takes the place of c_i once c has heard of it."""
+ROUND = "scaffold round"
+"""And under this the round that c_i⁺ is from."""
 
 
 @dataclass(frozen=True)
 class TrainControlled(AroundTraining):
-    """Train from "model" with the correction c − c_i, c the given "control". Parts: "update" (d,); "control" (d,), c_i⁺ − c_i.
+    """Train from "model" with the correction c − c_i, c the given "control". Parts: "update" (d,); "control" (d,), c_i⁺ − c_i times `unit`.
 
-    Kept: "trained" (d,), and c_i⁺ (d,) under `MEMORY`, zero before the first time.
+    The given "summed" (m, 2) holds clients and the round of each whose change was the last to be in c, −1 before the first. Kept: "trained"
+    (d,); c_i (d,) under `MEMORY`, zero at first; c_i⁺ (d,) under `WAITING`; the round () under `ROUND`.
     """
 
     gives = ("update", "control")
-    remembers = (MEMORY,)
+    remembers = (MEMORY, WAITING, ROUND)
+
+    @property
+    def unit(self) -> float:
+        """η ‖a‖₁ of a client with a single sample: no movement is of fewer steps. It is the same for all, or changes would not add up."""
+        return weight_of_steps(steps_of(self.train, 1), self.train.momentum) * self.train.lr
 
     def before(self, given: TaskInput) -> TaskInput:
-        control = given.array("control")
-        correction = control - given.memory[MEMORY] if MEMORY in given.memory else control
-        return replace(given, params={"model": given.array("model"), "correction": correction})
+        control, own = given.array("control"), _own(given)
+        return replace(given, params={"model": given.array("model"), "correction": control if own is None else control - own})
 
     def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
         update = np.asarray(result["update"])
         weight = weight_of_steps(steps_of(self.train, len(given.data.y_train)), self.train.momentum)
         # c_i⁺ − c_i = −c + (θ − y)/(K η)  (Alg. 1, l. 12, option II)
         change = (-given.array("control") - update / (weight * self.train.lr)).astype(update.dtype, copy=False)
-        kept = given.memory[MEMORY] + change if MEMORY in given.memory else change
-        return {"update": update, "control": change, "trained": result["trained"], MEMORY: kept}
+        own = _own(given)
+        kept = {MEMORY: np.zeros_like(update) if own is None else own, WAITING: change if own is None else own + change}
+        sent = (change * self.unit).astype(update.dtype, copy=False)
+        return {"update": update, "control": sent, "trained": result["trained"], **kept, ROUND: np.array(given.streams.round)}
+
+
+def _own(given: TaskInput) -> Array | None:
+    """c_i: the one that waits, if the server has it in c, else the one before. None before the first."""
+    summed = {int(client): int(round) for client, round in given.array("summed")}
+    taken = ROUND in given.memory and summed.get(given.data.id) == int(given.memory[ROUND])
+    return given.memory.get(WAITING if taken else MEMORY)
 
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """The model θ and the control c."""
+    """The model θ and the control c; the round of each client's last change in c; what all clients weigh together, once a sum was taken."""
 
     model: Shared
     control: Shared
+    summed: Mapping[int, int] = field(default_factory=dict)
+    whole: float = 0.0
 
 
 def scaffold(train: Train, *, global_lr: float = 1.0, weights: Weights = "equal", seed: int = 0) -> Algorithm:
@@ -85,18 +117,25 @@ def scaffold(train: Train, *, global_lr: float = 1.0, weights: Weights = "equal"
 
     def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
         cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
-        params = {"model": state.model, "control": state.control}
-        held = federation.compute(TrainControlled(train.at(federation.round)), params, on=cohort)
+        task = TrainControlled(train.at(federation.round))
+        summed = np.array([(client, state.summed.get(client, -1)) for client in cohort])
+        held = federation.compute(task, {"model": state.model, "control": state.control, "summed": summed}, on=cohort)
         (mean,) = federation.mean(held, weights=weights)
+        moved = False
         if mean is not None:
             update, change = mean.parts["update"], mean.parts["control"]
             # θ ← θ + η_g mean(y − θ),  c ← c + |S|/N mean(c_i⁺ − c_i)  (Alg. 1, l. 16-17)
             model = state.model + (update if global_lr == 1.0 else update * global_lr)
-            # a cohort below the floor that trains alone (`small_clusters = "local"`) moves its own models, not the common c
-            control = state.control if change.own else state.control + change * (mean.count / len(federation.clients))
-            state = State(federation.fold(model, on=held.clients[0]), federation.fold(control, on=held.clients[0]))
+            state = replace(state, model=federation.fold(model, on=held.clients[0]))
+            # a cohort below the floor that trains alone (`small_clusters = "local"`), and so has no weight, moves its own models only
+            if mean.weight is not None and not mean.clipped:
+                moved = True
+                whole = state.whole or mean.weight / mean.count * len(federation.clients)
+                control = state.control + change * (mean.weight / whole / task.unit)
+                told = {**state.summed, **dict.fromkeys(mean.heard, federation.round)}
+                state = replace(state, control=federation.fold(control, on=held.clients[0]), summed=told, whole=whole)
         notes = {"unchanged_clusters": [0] if mean is None else [], "clipped_clients": 0 if mean is None else mean.clipped}
-        return state, RoundRecord(federation.round, cohort, None, notes)
+        return state, RoundRecord(federation.round, cohort, None, {**notes, "control_moved": moved})
 
     def serve(state: State) -> Served:
         return Served(Evaluate(train.model), {"model": state.model})

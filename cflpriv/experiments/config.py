@@ -29,7 +29,7 @@ from ..record import Level
 from ..training import Train
 from ..types import Population
 
-__all__ = ["Config", "load_config", "parse_config"]
+__all__ = ["Config", "load_config", "own_weights", "parse_config"]
 
 Section = TypeVar("Section")
 
@@ -62,7 +62,10 @@ class ModelSection:
 
 @dataclass(frozen=True)
 class TrainingSection:
-    """`[training]`: rounds, local SGD, and which clients take part."""
+    """`[training]`: rounds, local SGD, and which clients take part.
+
+    `weights` are those of means: "examples" (sample counts), "equal", or "own": the algorithm's own default, as its paper prints.
+    """
 
     rounds: int = 20
     epochs: int = 1
@@ -73,7 +76,7 @@ class TrainingSection:
     lr_decay: float = 1.0
     on_divergence: Literal["stop", "skip"] = "stop"
     optimizer: Literal["sgd", "adam"] = "sgd"
-    weights: str = "examples"
+    weights: str = "own"
     sampling: str = "global"
     participation: float = 1.0
     dropout: float = 0.0
@@ -104,7 +107,10 @@ class RunSection:
 
 @dataclass(frozen=True)
 class Config:
-    """One experiment, resolved: every key has a value. `algorithm` holds the name and the hyper-parameters that were given."""
+    """One experiment, resolved: every key has a value, and `training.weights` is not "own" any more.
+
+    `algorithm` holds the name and the hyper-parameters that were given.
+    """
 
     data: DataSection = field(default_factory=DataSection)
     model: ModelSection = field(default_factory=ModelSection)
@@ -126,8 +132,10 @@ class Config:
         ):
             if value < smallest:
                 raise InputError(f"{key} = {value}: is below {smallest}")
+        if self.training.weights == "own":
+            object.__setattr__(self, "training", replace(self.training, weights=own_weights(self.algorithm["name"])))
         if self.training.weights not in ("examples", "equal"):
-            raise InputError(f"training.weights = {self.training.weights!r}: known are 'examples' and 'equal'")
+            raise InputError(f"training.weights = {self.training.weights!r}: known are 'own', 'examples' and 'equal'")
         if (
             self.training.weights == "examples"
             and self.protection.sum != "none"
@@ -220,7 +228,7 @@ class Config:
         return make(train, **extra, **{key: value for key, value in self.algorithm.items() if key != "name"})
 
     def with_(self, section: str, **changes: Any) -> "Config":
-        """The same experiment with some keys of a section changed."""
+        """The same experiment with some keys of a section changed; those of the others stay as they are resolved."""
         current = getattr(self, section)
         if section == "algorithm":
             return replace(self, algorithm={**current, **changes})
@@ -236,6 +244,18 @@ _SECTIONS: dict[str, type] = {
     "privacy": Privacy, "run": RunSection,
 }  # fmt: skip
 _GIVEN = {"train", "groups", "weights", "seed"}
+
+
+def own_weights(algorithm: str) -> str:
+    """What "own" weights are for an algorithm, by name; "equal" for one that weighs nobody by counts."""
+    wanted = inspect.signature(_maker(algorithm)).parameters
+    return str(wanted["weights"].default) if "weights" in wanted else "equal"
+
+
+def _maker(name: Any) -> Callable[..., Algorithm]:
+    if not isinstance(name, str) or name not in ALGORITHMS:
+        raise InputError(f"[algorithm] name = {name!r}: is not known{near(str(name), list(ALGORITHMS))}")
+    return ALGORITHMS[name][0]
 
 
 def load_config(path: str | Path, changes: Sequence[str] = ()) -> Config:
@@ -285,9 +305,7 @@ def _section(kind: type[Section], values: Mapping[str, Any], name: str) -> Secti
 
 def _algorithm(values: Mapping[str, Any]) -> dict[str, Any]:
     name = values.get("name", "pacfl")
-    if not isinstance(name, str) or name not in ALGORITHMS:
-        raise InputError(f"[algorithm] name = {name!r}: is not known{near(str(name), list(ALGORITHMS))}")
-    make: Callable[..., Algorithm] = ALGORITHMS[name][0]
+    make = _maker(name)
     hints = get_type_hints(make)
     keys = {key: (hints[key], one.default) for key, one in inspect.signature(make).parameters.items() if key not in _GIVEN}
     given = {key: value for key, value in values.items() if key != "name"}

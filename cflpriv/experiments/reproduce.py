@@ -21,7 +21,7 @@ from ..data.datasets import HOW_TO_SET
 from ..errors import InputError, TrainingDiverged
 from ..files import append, write_atomically
 from ..types import Population
-from .config import Config, near, parse_config, set_key
+from .config import Config, near, own_weights, parse_config, set_key
 from .folder import interruptible, run_experiment
 from .reproductions import REPRODUCTIONS, Cell, Reproduction
 from .reproductions.table import Outcome, Row, in_words, slug, write
@@ -71,8 +71,9 @@ def config_of(
         set_key(tree, change)
     protection, training = tree.get("protection", {}), tree.setdefault("training", {})
     hidden = protection.get("sum", "none") != "none" or tree.get("privacy", {}).get("unit", "none") != "none"
-    by_count = "training.weights" not in given and training.get("weights", "examples") == "examples"
-    if hidden and by_count and not protection.get("max_weight"):
+    weights = training.get("weights", "own")
+    by_count = (own_weights(tree["algorithm"]["name"]) if weights == "own" else weights) == "examples"
+    if hidden and by_count and "training.weights" not in given and not protection.get("max_weight"):
         training["weights"] = "equal"
         remarks.append("training.weights = equal: sample counts would show through this protection")
     return parse_config(tree, f"cell {cell.label!r}"), tuple(remarks)

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..channels import MOST_WEIGHT, ClearSum, Contribution, Recorder, SumCall, above_floor, weighted_mean
+from ..channels import MOST_WEIGHT, ClearSum, Contribution, Recorder, SumCall, above_floor, places, weighted_mean
 from ..client_level import ClippedMean
 from ..errors import InputError
 from ..handles import Blind, GroupMean, Shared
@@ -113,7 +113,7 @@ class Means:
 
     def _blind(self, call: SumCall, asked: Asked, groups: Sequence[int], record: Recorder) -> tuple[GroupMean | None, ...]:
         """Updates under the clients' transform, averaged unseen; one stage for all groups that share no client."""
-        dimension = size_of(asked.layout)
+        dimension, where = size_of(asked.layout), places({part.name: part.shape for part in asked.layout})
         if any(len(one.labels) > 1 for one in call.contributions):
             raise InputError("mean: overlapping groups under a transform are not carried to clients elsewhere")
         fixed = self._protection.transform == "fixed"
@@ -137,16 +137,17 @@ class Means:
             rows = [heard[one.client] for one in members]
             record(
                 "blind update", "clients", "server", [one.client for one in members], [{"blind": row} for row in rows],
-                readers=("server",), context={"transform": purposes[label], "kind": self._protection.sum, "group": label},
+                readers=("server",),
+                context={
+                    "transform": purposes[label], "kind": self._protection.sum, "group": label, "dimension": dimension, "parts": where,
+                },
             )  # fmt: skip
             weights = [one.weight for one in members]
             value = weighted_mean(rows, weights)
-            parts, start = {}, 0
-            for part in asked.layout:
-                stop = start + int(np.prod(part.shape, dtype=int))
-                parts[part.name] = Shared(blind=(Blind(purposes[label], value, start, stop, part.shape, dimension),))
-                start = stop
-            means[label] = GroupMean(parts, float(sum(weights)), len(members))
+            parts = {
+                part.name: Shared(blind=(Blind(purposes[label], value, *where[part.name], part.shape, dimension),)) for part in asked.layout
+            }
+            means[label] = GroupMean(parts, float(sum(weights)), len(members), heard=tuple(one.client for one in members))
         if not any(means):
             raise TooFewClients(tuple(len(call.members(label)) for label in groups), call.floor)
         return tuple(means)

@@ -136,4 +136,4 @@ def group_mean(total: Sum, cluster: int | None, layout: Layout, count: int, comm
         stop = start + int(np.prod(part.shape, dtype=int))
         parts[part.name] = Shared(mean[start:stop].reshape(part.shape).astype(np.dtype(part.dtype)))
         start = stop
-    return GroupMean(parts, weight * common, count, total.clipped_clients)
+    return GroupMean(parts, weight * common, count, total.clipped_clients, tuple(total.survivors))

@@ -1,5 +1,6 @@
 """The baselines: their limits are algorithms already known, each has a case small enough for plain numpy, all keep the contract."""
 
+import contextlib
 import inspect
 from dataclasses import replace
 from functools import partial
@@ -23,21 +24,23 @@ from cflpriv.algorithms.fedfomo import Ask, fedfomo, first_order_weights
 from cflpriv.algorithms.fednova import fednova
 from cflpriv.algorithms.fedproto import class_means, fedproto
 from cflpriv.algorithms.fedprox import fedprox
+from cflpriv.algorithms.fesem import MEMORY as CENTRE
 from cflpriv.algorithms.fesem import fesem, nearest_centre
 from cflpriv.algorithms.lg_fedavg import MEMORY as OWN_LAYERS
 from cflpriv.algorithms.lg_fedavg import global_part, lg_fedavg
 from cflpriv.algorithms.one_shot import ClusterByMeans, one_shot
 from cflpriv.algorithms.per_fedavg import per_fedavg
 from cflpriv.algorithms.scaffold import MEMORY as CONTROL
-from cflpriv.algorithms.scaffold import scaffold
+from cflpriv.algorithms.scaffold import ROUND, WAITING, scaffold
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine, Streams, TaskInput
-from cflpriv.errors import InputError
+from cflpriv.errors import InputError, TooFewClients
 from cflpriv.federation import GramView, Sampling
 from cflpriv.local import LocalFederation
 from cflpriv.metrics import ari
 from cflpriv.models import Model
 from cflpriv.protection import Protection
+from cflpriv.record import Transcript
 from cflpriv.remote.messages import task_from_bytes, task_to_bytes
 from cflpriv.similarity import Gram
 from cflpriv.training import Gradient, Train
@@ -100,6 +103,11 @@ def kept(fed: LocalFederation, client: int, name: str) -> Array:
     value = fed.recall(client, name)
     assert value is not None
     return value
+
+
+def control_of(fed: LocalFederation, state: Any, client: int) -> Array:
+    """SCAFFOLD's c_i as its client would go on from it in the next round."""
+    return kept(fed, client, WAITING if state.summed.get(client) == int(kept(fed, client, ROUND)) else CONTROL)
 
 
 def truth(scene: Population) -> dict[int, int]:
@@ -261,17 +269,83 @@ def test_scaffold_by_hand() -> None:
     steps = [gradient_of(train.model, c, first) - own + np.mean(controls, axis=0) for c, own in zip(scene.clients, controls, strict=True)]
     np.testing.assert_allclose(state.model.value(), first - 0.2 * np.mean(steps, axis=0), atol=1e-12)
     for client, data in zip(fed.clients, scene.clients, strict=True):
-        np.testing.assert_allclose(kept(fed, client, CONTROL), gradient_of(train.model, data, first), atol=1e-12)
-    np.testing.assert_allclose(state.control.value(), np.mean([kept(fed, c, CONTROL) for c in fed.clients], axis=0), atol=1e-12)
+        np.testing.assert_allclose(kept(fed, client, CONTROL), gradient_of(train.model, data, start), atol=1e-12)
+        np.testing.assert_allclose(control_of(fed, state, client), gradient_of(train.model, data, first), atol=1e-12)
+    np.testing.assert_allclose(state.control.value(), np.mean([control_of(fed, state, c) for c in fed.clients], axis=0), atol=1e-12)
 
 
-def test_scaffolds_control_is_the_mean_of_its_clients_controls_under_sampling() -> None:
-    scene = digits()
-    fed = federation(scene, sampling=Sampling("global", 0.4))
-    state = rounds(scaffold(train_on(scene, momentum=0.9, lr=0.02)), fed, 5)
-    known = [fed.recall(client, CONTROL) for client in fed.clients]
-    total = np.sum([one for one in known if one is not None], axis=0)
-    np.testing.assert_allclose(state.control.value(), total / len(known), atol=1e-10)
+@pytest.mark.parametrize(
+    ("kind", "weights", "close"),
+    [("none", "equal", 1e-10), ("none", "examples", 1e-10), ("haar", "equal", 1e-10), ("secagg", "equal", 1e-6),
+     ("secagg", "examples", 1e-6), ("secagg-oblivious", "equal", 1e-6)],
+)  # fmt: skip
+def test_scaffolds_control_is_the_mean_of_what_its_clients_go_on_from(kind: Any, weights: Any, close: float) -> None:
+    """Whoever is sampled, and whoever drops out, before or after the update is sent; up to the rounding of secure sums."""
+    scene = uneven(digits())
+    floor, limit = (2, 64.0 if weights == "examples" else 0.0) if kind.startswith("secagg") else (0, 0.0)
+    fed = federation(
+        scene, Protection(sum=kind, floor=floor, max_weight=limit), sampling=Sampling("global", 0.8), dropout=0.1, seed=3,
+        dropouts=[(0, 1, "Reveal"), (0, 3, "Masked"), (1, 5, "Advert")],
+    )  # fmt: skip
+    algorithm = scaffold(training(scene, batch_size=10, momentum=0.9, lr=0.02), weights=weights)
+    state, heard = algorithm.init(fed), set()
+    for number in range(6):
+        fed.begin_round(number)
+        with contextlib.suppress(TooFewClients):
+            state, _ = algorithm.round(fed, state)
+        heard.add(tuple(sorted(client for client, last in state.summed.items() if last == number)))
+    assert len(heard) > 3, "cohorts and dropouts differ"
+    weight = {c.id: 1.0 if weights == "equal" else c.samples for c in scene.clients}
+    trained = [client for client in fed.clients if fed.recall(client, ROUND) is not None]
+    total = np.sum([weight[client] * control_of(fed, state, client) for client in trained], axis=0)
+    np.testing.assert_allclose(fed.peek(trained[0], state.control), total / state.whole, rtol=0, atol=close)
+    assert np.abs(total / state.whole).max() > 0.01
+    assert weights == "examples" or state.whole == len(fed.clients)
+
+
+def mean_gradient(train: Train, scene: Population, fed: LocalFederation, state: Any) -> float:
+    """The norm of the mean of all clients' gradients at the shared model."""
+    model = fed.peek(fed.clients[0], state.model)
+    return float(np.linalg.norm(np.mean([gradient_of(train.model, client, model) for client in scene.clients], axis=0)))
+
+
+def test_one_round_of_dropouts_does_not_keep_scaffold_from_the_optimum() -> None:
+    scene = population(groups=2, clients_per_group=3, seed=1)
+    train = training(scene, batch_size=0, epochs=3, lr=0.1)
+    left = []
+    for dropouts in ([], [(0, client, "Advert") for client in (0, 1, 2)]):
+        fed = federation(scene, dropouts=dropouts, transcript=Transcript("headers"))
+        left.append(mean_gradient(train, scene, fed, rounds(scaffold(train), fed, 150)))
+    assert left[1] < 1.5 * left[0] < 0.05
+
+
+def test_scaffold_leaves_controls_alone_where_a_secure_sum_clips() -> None:
+    """At first gradients are clipped, later they are small enough: the controls that begin then are whole."""
+    scene = population(groups=2, clients_per_group=3, seed=1)
+    train = training(scene, batch_size=0, epochs=3, lr=0.1)
+    fed = federation(scene, Protection(sum="secagg", secagg_clip=0.1, floor=2), transcript=Transcript("headers"))
+    algorithm = scaffold(train)
+    state, clipped, moved = algorithm.init(fed), [], []
+    for number in range(40):
+        fed.begin_round(number)
+        state, record = algorithm.round(fed, state)
+        clipped.append(record.notes["clipped_clients"])
+        moved.append(record.notes["control_moved"])
+    assert moved == [count == 0 for count in clipped]
+    assert set(moved) == {False, True}
+    mean = np.mean([control_of(fed, state, client) for client in fed.clients], axis=0)
+    np.testing.assert_allclose(state.control.value(), mean, rtol=0, atol=1e-6)
+
+
+def test_scaffolds_controls_are_clipped_no_more_than_its_updates() -> None:
+    """In the first round the control is the update over lr ‖a‖, ten times as long here; as it travels it is no longer."""
+    scene = uneven(digits())
+    train = training(scene, batch_size=10, lr=0.1)
+    fed = federation(scene)
+    rounds(scaffold(train), fed, 1)
+    (sent,) = [message for message in fed.transcript.messages if message.verb == "mean"]
+    assert sent.payload is not None
+    assert (np.abs(sent.payload["control"]) <= np.abs(sent.payload["update"]) + 1e-15).all()
 
 
 def test_scaffolds_controls_are_mean_gradients_with_momentum_too() -> None:
@@ -281,7 +355,7 @@ def test_scaffolds_controls_are_mean_gradients_with_momentum_too() -> None:
     fed = federation(scene)
     rounds(scaffold(train), fed, 1)
     gradient = gradient_of(train.model, scene.clients[0], train.model.init(0))
-    assert np.linalg.norm(kept(fed, 0, CONTROL) - gradient) < 0.01 * np.linalg.norm(gradient)
+    assert np.linalg.norm(kept(fed, 0, WAITING) - gradient) < 0.01 * np.linalg.norm(gradient)
 
 
 def test_ditto_by_hand() -> None:
@@ -435,6 +509,22 @@ def test_fesem_by_hand() -> None:
     for j in set(nearest.values()):
         members = [again[client] for client in fed.clients if nearest[client] == j]
         np.testing.assert_allclose(two.models[j].value(), np.mean(members, axis=0), atol=1e-12)
+
+
+@pytest.mark.parametrize("start", ["means", "random"])
+def test_a_first_round_below_the_floor_leaves_no_centre_with_fesems_clients(start: Any) -> None:
+    """The next round numbers its groups afresh: a number kept from before would be another group's."""
+    scene = digits(6)
+    fed = federation(scene, Protection(floor=2), dropouts=[(0, client, "Advert") for client in range(1, 6)])
+    algorithm = fesem(train_on(scene), k=2, start=start)
+    state = algorithm.init(fed)
+    fed.begin_round(0)
+    with pytest.raises(TooFewClients):
+        algorithm.round(fed, state)
+    assert [fed.recall(client, CENTRE) for client in fed.clients] == [None] * 6
+    fed.begin_round(1)
+    state, _ = algorithm.round(fed, state)
+    assert {client: int(kept(fed, client, CENTRE)) for client in fed.clients} == dict(state.labels)
 
 
 @given(st.integers(1, 5), st.integers(0, 99))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,19 @@ import numpy as np
 import pytest
 from command_line import in_process
 from safetensors.numpy import load_file
+from scenes import population
 
+from cflpriv.algorithms import ALGORITHMS
 from cflpriv.attacks.label_inference import public_model
 from cflpriv.attacks.leakage import prior_of
+from cflpriv.cli import main
 from cflpriv.data import build_population
+from cflpriv.engine import Streams, TaskInput
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, Simulation, load_config, parse_config, run_experiment, start
 from cflpriv.experiments.run import admit, advance, begin, estimate_record_bytes, finish
 from cflpriv.handles import Held
+from cflpriv.training import Gradient
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))
@@ -59,6 +65,54 @@ def test_the_defaults_survive_a_round_trip() -> None:
     assert parse_config(tomllib.loads(Config().to_toml())) == Config()
     odd = parse_config({"algorithm": {"beta": float("inf")}, "data": {"partition": "pathological", "groups": [[0, 1], [2]]}})
     assert parse_config(tomllib.loads(odd.to_toml())) == odd
+
+
+@pytest.mark.parametrize(("name", "own"), [("ifca", "equal"), ("fesem", "equal"), ("scaffold", "equal"), ("fedavg", "examples")])
+def test_weights_that_are_not_given_are_the_algorithms_own(name: str, own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In what the algorithm is made with, in what every reader of the key sees, and in what is refused under protections."""
+    seen: dict[str, Any] = {}
+    make, line = ALGORITHMS[name]
+
+    @wraps(make)
+    def spy(train: Any, **options: Any) -> Any:
+        seen.update(options)
+        return make(train, **options)
+
+    monkeypatch.setitem(ALGORITHMS, name, (spy, line))
+    scene = population()
+    for given, expected in (({}, own), ({"weights": "own"}, own), ({"weights": "examples"}, "examples"), ({"weights": "equal"}, "equal")):
+        config = parse_config({"data": {"clients": 8}, "algorithm": {"name": name}, "training": given})
+        assert config.training.weights == expected
+        assert tomllib.loads(config.to_toml())["training"]["weights"] == expected
+        assert parse_config(tomllib.loads(config.to_toml())) == config
+        config.algorithm_for(scene)
+        assert seen["weights"] == expected
+    hidden: dict[str, Any] = {"algorithm": {"name": name}, "protection": {"sum": "secagg"}}
+    if own == "equal":
+        assert parse_config(hidden).training.weights == "equal"
+    else:
+        with pytest.raises(InputError, match=r"training\.weights = 'examples'.*set it to 'equal'"):
+            parse_config(hidden)
+    with pytest.raises(InputError, match=r"training\.weights = 'examples'.*set it to 'equal'"):
+        parse_config({**hidden, "training": {"weights": "examples"}})
+
+
+def test_a_configuration_of_ifcas_gradient_averaging_is_line_13_whatever_clients_have() -> None:
+    """Alg. 2, l. 13 for one cluster: θ − (γ / |S_t|) Σ g_i, though one of four clients has eight times the samples."""
+    config = parse_config({
+        "data": {"clients": 4, "rotations": [0], "samples_per_client": 40}, "model": {"name": "linear", "dtype": "float64"},
+        "training": {"rounds": 1, "batch_size": 0, "lr": 0.1}, "algorithm": {"name": "ifca", "k": 1, "averaging": "gradient"},
+    })  # fmt: skip
+    scene = build_population(config.data)
+    kept = zip(scene.clients, (40, 5, 5, 5), strict=True)
+    scene = replace(scene, clients=tuple(replace(one, x_train=one.x_train[:n], y_train=one.y_train[:n]) for one, n in kept))
+    simulation = start(config, population=scene)
+    before = simulation.federation.peek(0, simulation.state.restarts[0].models[0])
+    advance(simulation)
+    task = Gradient(config.model_for(scene))
+    given = [TaskInput(one, {"model": before}, {}, Streams(0, 0, one.id)) for one in scene.clients]
+    expected = before - 0.1 * np.mean([np.asarray(task.run(one)["gradient"]) for one in given], axis=0)
+    np.testing.assert_allclose(simulation.federation.peek(0, simulation.state.restarts[0].models[0]), expected, rtol=0, atol=1e-12)
 
 
 def test_set_changes_keys(tmp_path: Path) -> None:
@@ -113,6 +167,8 @@ def test_mistakes_name_file_key_and_value(tree: dict[str, Any], words: str) -> N
         ({"model": {"name": "lenet5"}}, "lenet5"),
         ({"model": {"name": "resnet"}}, "resnet"),
         ({"data": {"newcomers": 8}}, "newcomers = 8"),
+        ({"data": {"newcomers": 9}}, "newcomers = 9: leaves no client"),
+        ({"data": {"newcomers": 15}}, "newcomers = 15: leaves no client"),
         ({"data": {"source": "mnist"}}, "mnist"),
         ({"run": {"audit_parties": ["client:70"]}}, "client:70"),
         ({"algorithm": {"name": "fedavg"}, "protection": {"small_clusters": "merge"}}, "merge"),
@@ -315,6 +371,41 @@ def test_run_list_and_errors_from_the_command_line(
     listed = capsys.readouterr().out
     for name in ("pacfl", "haar", "signature_inversion", "fashion_mnist", "pathological", "lenet5"):
         assert name in listed
+
+
+def test_an_unforeseen_error_shows_no_clients_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its traceback names lines, not the values of locals: those are clients, their images and models."""
+
+    def broken(*given: Any, **more: Any) -> None:
+        clients_data = "a client's own image"
+        raise RuntimeError(f"unforeseen, with {len(clients_data)} characters at hand")
+
+    monkeypatch.setattr("cflpriv.experiments.run_experiment", broken)
+    path = tmp_path / "small.toml"
+    path.write_text(small().to_toml())
+    monkeypatch.setattr(sys, "argv", ["cflpriv", "run", str(path), "--out", str(tmp_path / "run")])
+    with pytest.raises(RuntimeError, match="unforeseen") as caught:
+        main()
+    sys.excepthook(caught.type, caught.value, caught.tb)
+    said = capsys.readouterr().err
+    assert "unforeseen" in said
+    assert "own image" not in said.replace('clients_data = "a client\'s own image"', "")
+
+
+def test_how_many_hidden_models_are_in_use_is_not_made_up() -> None:
+    """Under an oblivious sum the server does not know who chose what, so it cannot count the clusters."""
+    hidden: dict[str, Any] = {
+        "protection": {"sum": "secagg-oblivious"},
+        "training": {"weights": "equal", "rounds": 1},
+        "data": {"newcomers": 0},
+    }
+    for algorithm, clusters in (({"name": "ifca", "k": 2}, None), ({"name": "fedavg"}, 1)):
+        simulation = start(small(algorithm=algorithm, **hidden))
+        advance(simulation)
+        summary = finish(simulation)
+        assert (summary["clusters"], summary["ari"]) == (clusters, None)
 
 
 def test_divergence_ends_with_one_line_and_keeps_what_was_done(tmp_path: Path) -> None:

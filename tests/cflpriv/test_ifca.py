@@ -504,6 +504,7 @@ def test_a_model_whose_loss_is_no_number_is_never_chosen() -> None:
         ({"divide_by": "all"}, "'all'"),
         ({"variant": "mine"}, "'mine'"),
         ({"weights": "by name"}, "'by name'"),
+        ({"averaging": "gradient", "weights": "examples"}, r"training\.weights: 'examples' .* divide_by = 'cluster'"),
         ({"stable_rounds": -1}, r"algorithm\.stable_rounds: -1"),
         ({"decide_after": 3}, r"algorithm\.decide_after: 3"),
         ({"shared": ("7",)}, "'7' names no parameter"),

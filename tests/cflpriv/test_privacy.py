@@ -560,7 +560,7 @@ def config(name: str = "fedavg", unit: str = "sample", **changes: dict[str, Any]
     return parse_config(tree)
 
 
-MEANS_ONLY = {"fedavg", "fedprox", "scaffold", "ditto", "lg_fedavg", "per_fedavg", "local", "oracle", "shuffled"}
+MEANS_ONLY = {"fedavg", "fedprox", "ditto", "lg_fedavg", "per_fedavg", "local", "oracle", "shuffled"}
 """Algorithms that release nothing but means: those that run under unit = "client"."""
 MORE: dict[str, dict[str, Any]] = {
     "ifca": {"algorithm": {"k": 2}},

@@ -60,7 +60,7 @@ def test_every_algorithm_runs_unchanged_and_equals_the_local_federation(name: st
     assert kinds[0] == kinds[1]
 
 
-@pytest.mark.parametrize("name", ["pacfl", "ifca", "fedavg", "oracle"])
+@pytest.mark.parametrize("name", ["pacfl", "ifca", "fedavg", "oracle", "scaffold"])
 @pytest.mark.parametrize("mode", ["active", "passive"])
 def test_secure_sums_equal_the_sums_in_the_clear(name: str, mode: Any) -> None:
     scene = population(clients_per_group=4)
@@ -82,7 +82,7 @@ def test_secure_sums_equal_the_sums_in_the_clear(name: str, mode: Any) -> None:
     assert "sum" not in transport.stages
 
 
-@pytest.mark.parametrize("name", ["pacfl", "cfl", "stocfl", "ifca"])
+@pytest.mark.parametrize("name", ["pacfl", "cfl", "stocfl", "ifca", "scaffold"])
 @pytest.mark.parametrize("kind", ["haar", "hadamard", "permutation"])
 def test_under_a_shared_transform_clusters_and_models_are_the_same(name: str, kind: Any) -> None:
     """The clients agree on the secret over the same wire; the server holds no clear update and no signature."""
@@ -103,6 +103,9 @@ def test_under_a_shared_transform_clusters_and_models_are_the_same(name: str, ki
     kinds = {one.kind for one in blind.transcript.messages}
     assert "update" not in kinds
     assert "blind update" in kinds
+    for one in blind.transcript.messages:
+        if one.kind == "blind update":  # where the parts lie in the vectors that were opened is on record
+            assert one.context["dimension"] == max(stop for _, stop in one.context["parts"].values())
 
 
 def test_who_comes_later_gets_the_secret_from_a_member_and_a_transform_serves_once() -> None:

@@ -18,6 +18,7 @@ from command_line import in_process
 
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments import reproduce as engine
+from cflpriv.experiments.config import own_weights
 from cflpriv.experiments.folder import run_experiment
 from cflpriv.experiments.reproduce import Outcome, config_of, reproduce, scaled_trials
 from cflpriv.experiments.reproductions import METRICS, REPRODUCTIONS, Cell, Figure, Reproduction
@@ -96,6 +97,15 @@ def test_an_entry_makes_sense(name: str) -> None:
         small, said = config_of(entry, cell, 3, 0.01)
         assert said  # whatever was shrunk is named
         assert small.training.rounds < whole.training.rounds or small.data != whole.data
+
+
+@pytest.mark.parametrize("name", REPRODUCTIONS)
+def test_the_methods_of_a_table_average_alike_because_it_says_how(name: str) -> None:
+    """Where their own weights differ; so no table changes with a method's own."""
+    entry = REPRODUCTIONS[name]
+    keys = [{**entry.base, **cell.changes} for cell in entry.cells if cell.trial is None]
+    if len({own_weights(one["algorithm.name"]) for one in keys}) > 1:
+        assert len({one["training.weights"] for one in keys}) == 1
 
 
 def test_scale_keeps_to_its_floors_and_names_what_it_shrinks() -> None:

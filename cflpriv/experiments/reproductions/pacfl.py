@@ -11,7 +11,7 @@ __all__ = ["ENTRIES"]
 _PACFL = {
     "data.source": "fashion_mnist", "data.partition": "label_skew", "data.skew_percent": 20.0, "data.clients": 100,
     "data.test_samples_per_client": 200, "model.name": "lenet5", "training.rounds": 200, "training.epochs": 10, "training.batch_size": 10,
-    "training.lr": 0.01, "training.momentum": 0.5, "training.participation": 0.1, "run.evaluate_every": 10,
+    "training.lr": 0.01, "training.momentum": 0.5, "training.weights": "examples", "training.participation": 0.1, "run.evaluate_every": 10,
 }  # fmt: skip
 _PACFL_CHOSEN = (
     "the paper's (Tables 12 and 13): lr 0.01, momentum 0.5 (0.9 for FedAvg, FedProx, FedNova, SCAFFOLD); of the published grids the middle "

@@ -11,7 +11,7 @@ __all__ = ["ENTRIES"]
 _LIA = {
     "data.partition": "pathological", "data.groups": [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]], "data.clients": 100,
     "data.test_samples_per_client": 100, "model.name": "lenet5", "training.rounds": 100, "training.epochs": 1, "training.batch_size": 10,
-    "training.lr": 0.01, "training.participation": 0.1, "run.evaluate_every": 10,
+    "training.lr": 0.01, "training.weights": "examples", "training.participation": 0.1, "run.evaluate_every": 10,
 }  # fmt: skip
 _LIA_CHOSEN = (
     "the paper's: 100 clients, 10 % sampled, 20 rounds of warm-up, 20 local epochs for the scores, 3:1 training and validation data (here "
@@ -112,7 +112,7 @@ ENTRIES: dict[str, Reproduction] = {
             "data.source": "nordic_wiki", "data.languages": ["nb", "sv", "da"], "data.partition": "kinds", "data.clients": 30,
             "data.vocabulary": 2000, "data.samples_per_client": 1500, "data.test_samples_per_client": 300, "model.name": "lstm",
             "model.hidden": 64, "training.rounds": 30, "training.batch_size": 20, "training.lr": 1.0, "training.participation": 0.2,
-            "run.evaluate_every": 5,
+            "training.weights": "examples", "run.evaluate_every": 5,
         },
         {"training.rounds": 4, "data.clients": 12, "algorithm.warm_up": 2, "algorithm.min_samples": 3},
         over="rounds", along="perplexity_mean",

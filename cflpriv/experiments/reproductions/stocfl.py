@@ -110,6 +110,7 @@ ENTRIES: dict[str, Reproduction] = {
         {
             **_STOCFL, "data.source": "mnist", "data.label_shifts": [0, 3, 6, 9], "data.repeat_per_group": True, "data.clients": 20,
             "data.samples_per_client": 9600, "data.test_samples_per_client": 200, "training.batch_size": 100, "training.participation": 1.0,
+            "training.weights": "examples",
         },
         {"training.rounds": 5, "data.samples_per_client": 200, "model.hidden": 32},
     ),
