@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..algorithms.fednova import STEPS_UNIT
 from ..errors import InputError
 from ..experiments.config import load_config
 from ..protection import Protection
@@ -25,7 +26,7 @@ from ..protocols.orthonormal import TRANSFORMS, Transform, transform
 from ..record import Message, payload_rows, read_transcript
 from ..types import Array
 
-__all__ = ["ADVERSARIES", "AdversaryView", "load_view", "opened", "view_of"]
+__all__ = ["ADVERSARIES", "AdversaryView", "load_view", "opened", "parts_in", "updates_sent", "view_of"]
 
 ADVERSARIES: dict[str, str] = {
     "server": "curious: every message that reaches or passes it",
@@ -66,18 +67,50 @@ class AdversaryView:
         return None if found is None else bytes.fromhex(found)
 
 
-def opened(view: AdversaryView, rows: Array, name: str, verb: str, dimension: int) -> Array:
+UPDATES = ("update", "step", "movement", "direction", "contribution")
+"""Parts of which one is a client's update, or what tells it."""
+
+
+def opened(view: AdversaryView, rows: Array, name: str, verb: str, dimension: int) -> Array | None:
     """Rows (..., size) as the clients had them, (..., dimension), where the coalition has the secret of their transform.
 
-    Otherwise as they came. `name` is the transform's, `verb` ("gram" or "mean") says whose kind it is.
+    Sketched ones come out as they were sketched. Without the secret rows are as they came; with it they are None if they are not of the
+    transform's size and so stay blind. `name` is the transform's, `verb` ("gram" or "mean") says whose kind it is.
     """
     stages = view.protection.gram if verb == "gram" else (view.protection.sum,)
     kind = next((stage for stage in stages if stage in TRANSFORMS), None)
     secret = view.secret_of(name)
     if secret is None or kind is None:
         return rows
+    if verb == "gram" and "sketch" in stages:  # a transform after it is one of what the sketch leaves
+        dimension = min(dimension, view.protection.sketch_dim)
     made = _transform(kind, secret, name, dimension)
-    return np.asarray(made.invert(np.asarray(rows, np.float64))) if made.size == rows.shape[-1] else rows
+    return np.asarray(made.invert(np.asarray(rows, np.float64))) if made.size == rows.shape[-1] else None
+
+
+def parts_in(view: AdversaryView, message: Message) -> dict[str, Array]:
+    """What a message of updates holds by name, a row a client, the parts of blind vectors cut out where the coalition's secret opens them.
+
+    What it does not open is "blind" (m, size), as it came; of vectors that do not fit what the message says of them there is nothing.
+    """
+    parts, context = dict(message.payload or {}), message.context
+    if "blind" not in parts or view.secret_of(str(context["transform"])) is None:
+        return parts
+    rows = opened(view, parts.pop("blind"), str(context["transform"]), "mean", int(context["dimension"]))
+    return parts if rows is None else parts | {name: rows[:, start:stop] for name, (start, stop) in context["parts"].items()}
+
+
+def updates_sent(view: AdversaryView, message: Message) -> Array | None:
+    """The update of each client (m, d) in a message of updates, None where there is none; what stays blind is as it came, (m, size)."""
+    parts = parts_in(view, message)
+    name = next((name for name in UPDATES if name in message.context.get("parts", parts)), None)
+    part = parts.get("blind", parts.get(name)) if name else None
+    if part is None or part.ndim != 2:
+        return None
+    rows = np.asarray(part, np.float64)
+    if name == "direction" and "steps" in parts:  # FedNova: an update divided by its number of steps, which comes along
+        rows = rows * np.asarray(parts["steps"], np.float64).reshape(-1, 1) * STEPS_UNIT
+    return rows
 
 
 @lru_cache(maxsize=4)
@@ -190,11 +223,19 @@ def load_view(run_dir: str | Path, adversary: str = "server") -> AdversaryView:
 
 
 def recorded(folder: Path) -> list[Message]:
-    """The messages of a run folder; none for a run in which nobody said anything (`local`)."""
+    """The messages of a run folder; none for a run in which nobody said anything (`local`).
+
+    Raises `InputError` for one that an earlier version wrote, whose blind updates cannot be opened part by part.
+    """
     count = messages_of(folder / "summary.json")
     if count == 0 and not (folder / "transcript").exists():
         return []
-    return read_transcript(folder / "transcript", count)
+    messages = read_transcript(folder / "transcript", count)
+    if any(one.kind == "blind update" and not {"dimension", "parts"} <= set(one.context) for one in messages):
+        raise InputError(
+            f"{folder / 'transcript'}: does not say where the parts of blind updates lie; an earlier version wrote it: make the run again"
+        )
+    return messages
 
 
 def messages_of(path: Path) -> int | None:

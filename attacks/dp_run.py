@@ -24,6 +24,7 @@ import torch
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
+from ..algorithms.around import steps_of
 from ..channels import Contribution, Recorder, SumCall, SumChannel
 from ..engine import Engine, Streams, TaskInput
 from ..experiments.config import Config
@@ -44,8 +45,9 @@ from ..types import Array, ClientData, Population
 from .adversary import view_of
 from .dp_audit import AuditResult, audit
 from .dp_mechanisms import GAMES, LONG, Game, quiet
-from .label_inference import steps_in
+from .label_inference import Step, steps_in
 from .leakage import Case, Cell, Status, nothing
+from .local_training import local_training, only
 
 __all__ = ["cells", "play", "play_clients", "play_samples", "releases"]
 
@@ -96,18 +98,23 @@ def play_samples(
         raise ValueError("no single client's update is in the transcript")
     books = simulation.books
     assert books is not None
-    train = config.train_for(population).private(_noise(config))
-    known = {client.id: client for client in population.clients}
-    scores = []
+    drawn, known, planted = _noise(config), {one.id: one for one in population.clients}, {one.id: one for one in clients}
+    scores, tossed = [], []
     for owner, steps in sent.items():
-        total = np.zeros(len(coins[owner]))
-        for number, step in enumerate(steps):
-            here = train.at(number)
-            rest = step.update - _expected(here, known[owner], step.start)
-            total += _estimate(here, -_gradients(model, step.start, *spikes[owner], here.clip_norm), rest, 0.0 if swaps else 0.5)
+        # its own samples, then its spikes; some are held back under "replace_one" only, where all spikes are there
+        kept, own = local_training(config, model).places(planted[owner]), len(known[owner].y_train)
+        samples = only(known[owner], kept[kept < own])
+        asked = kept[kept >= own] - own if swaps else np.arange(len(coins[owner]))
+        x, y = (part[asked] for part in spikes[owner])
+        total = np.zeros(len(asked))
+        for step in steps:
+            here = local_training(config, model, step.round, "anchor" in step.beside).train.private(drawn)
+            rest = step.update - _expected(here, samples, step)
+            total += _estimate(here, -_gradients(model, step.start, x, y, here.clip_norm), rest, 0.0 if swaps else 0.5)
         scores.append(total)
+        tossed.append(coins[owner][asked])
     spent = max(books.ledger.spent(client) for client in sent) if noise == 1.0 else 0.0
-    return Played(Game(np.concatenate(scores), np.concatenate([coins[client] for client in sent])), spent, len(simulation.rows))
+    return Played(Game(np.concatenate(scores), np.concatenate(tossed)), spent, len(simulation.rows))
 
 
 def _spikes(client: ClientData, model: Model, config: Config, clients: int, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -135,13 +142,14 @@ def _noise(config: Config) -> Noise:
     return noise
 
 
-def _expected(train: Train, client: ClientData, start: Array) -> Array:
+def _expected(train: Train, client: ClientData, step: Step) -> Array:
     """The update (d,) that a client's own samples would have made without noise, in full batches: clipped sums over the public number."""
     samples = len(client.y_train)
     calm = replace(
         train, noise_multiplier=0.0, sampling_rate=0.0, batch_size=0, epochs=train.steps, lr=train.lr * samples / train.public_samples,
     )  # fmt: skip
-    (result,) = Engine().run(calm, [TaskInput(client, {"model": start}, {}, Streams(0, 0, client.id))])
+    given = {"model": step.start} | {name: vector for name, vector in step.beside.items() if name == "anchor"}
+    (result,) = Engine().run(calm, [TaskInput(client, given, {}, Streams(0, 0, client.id))])
     return np.asarray(result["update"], np.float64)
 
 
@@ -150,7 +158,7 @@ def _estimate(train: Train, towards: Array, rest: Array, mean: float) -> Array:
 
     `towards` (m, d) are the canaries' clipped gradients, which overlap; b has variance 1/4 to 1, taken as 1/4 plus what batches add.
     """
-    q, steps = train.sampling_rate, train.steps
+    q, steps = train.sampling_rate, steps_of(train, train.public_samples)
     amount = train.lr * steps / train.public_samples
     noise = train.noise_multiplier * train.clip_norm / (q * np.sqrt(steps))  # of rest / amount, in each coordinate
     prior = 0.25 + (1 - q) / (q * steps)

@@ -32,15 +32,14 @@ from .label_inference import (
     Step,
     bias_span,
     by_gradient,
-    class_probabilities,
-    labels_from_bias,
     public_model,
+    shares_of,
     steps_in,
-    steps_scale,
     turned,
 )
 from .lbfgs import minimise
 from .leakage import Case, Cell, Prior, Truth, cell, nothing, psnr_db, ssim
+from .local_training import local_training
 
 __all__ = ["LocalSteps", "cells", "invert_updates", "labels_from_shares", "unroll"]
 
@@ -201,18 +200,15 @@ def _guess(
         mean, label = prior.x.mean(axis=0, dtype=np.float64), int(np.bincount(prior.y).argmax())
         return Guess({c: np.repeat(mean[None], n, axis=0) for c, n in sizes.items()}, {c: np.full(n, label) for c, n in sizes.items()})
     assert prior.config is not None  # the caller's
-    training, bias, direct = prior.config.training, bias_span(model), by_gradient(prior)
     images: dict[int, Array] = {}
     labels: dict[int, Array] = {}
     for size, number in sorted({(sizes[client], steps[client][0].round) for client in clients}):
         first = {client: steps[client][0] for client in clients if (sizes[client], steps[client][0].round) == (size, number)}
         group = list(first)
-        rate = training.lr * training.lr_decay ** max(0, number)
-        how = LocalSteps() if direct else LocalSteps(training.epochs, rate, training.momentum, training.weight_decay)
+        train = local_training(prior.config, model, number).train
+        how = LocalSteps() if by_gradient(prior) else LocalSteps(train.epochs, train.lr, train.momentum, train.weight_decay)
         for client, step in first.items():
-            predicted = class_probabilities(model, step.start, prior.x, prior.y)
-            shares = labels_from_bias(step.update[bias], predicted, 1.0 if direct else steps_scale(prior, client, number))
-            labels[client] = labels_from_shares(shares, size)
+            labels[client] = labels_from_shares(shares_of(step, prior, model, prior.labels_per_client[client]), size)
         made, _ = invert_updates(
             model, np.stack([first[c].start for c in group]), np.stack([first[c].update for c in group]),
             np.stack([labels[c] for c in group]), how, stream(prior.seed, f"gradient inversion, {size} images", number), restarts=restarts,
@@ -260,11 +256,12 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     private = prior.config.privacy.unit != "none"
     guesses = [_guess(steps, prior, clients, model, restarts, private) for steps in (mine, None)]
     same = not private and all(np.array_equal(mine[c][0].update, theirs[c][0].update) for c in clients)
-    guesses.append(guesses[0] if same else _guess(theirs, prior, clients, model, restarts))
+    guesses.append(guesses[0] if same else _guess(theirs, prior.unprotected(), clients, model, restarts))
     count = sum(prior.samples_per_client[client] for client in clients)
+    steps = {1 if by_gradient(prior) else local_training(prior.config, model, mine[c][0].round).train.epochs for c in clients}
     note = (
-        f"{count} image(s) of {len(clients)} client(s), {prior.config.training.epochs} local step(s), {restarts} start(s), first update; "
-        f"{prior.description}; baseline: the mean auxiliary image"
+        f"{count} image(s) of {len(clients)} client(s), {' or '.join(map(str, sorted(steps)))} local step(s), {restarts} start(s), "
+        f"first update; {prior.description}; baseline: the mean auxiliary image"
     )
     metrics = ["image_psnr_db", "image_ssim", "labels_exact"]
     if np.isnan(ssim(case.truth.data[clients[0]][0][0], case.truth.data[clients[0]][0][0])):
@@ -300,6 +297,7 @@ def _refusal(prior: Prior) -> str:
     name = str(prior.config.algorithm["name"])
     if name in OTHER_STEPS and (name != "fedprox" or training.epochs > 1):  # one step from the anchor has no proximal term yet
         return f"not attempted: clients of {name} do not take plain steps on all of their samples; that proves nothing of them"
-    if training.epochs > MOST_STEPS:
-        return f"not attempted: {training.epochs} local steps are more than {MOST_STEPS}; that proves nothing of them"
+    epochs = local_training(prior.config, model, -1).train.epochs  # of the first update that any client sends
+    if epochs > MOST_STEPS:
+        return f"not attempted: {epochs} local steps are more than {MOST_STEPS}; that proves nothing of them"
     return ""

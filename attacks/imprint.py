@@ -28,12 +28,14 @@ from ..engine import Engine, Streams, TaskInput
 from ..errors import InputError
 from ..experiments.config import Config
 from ..models import Model
+from ..privacy import Privacy
 from ..randomness import stream
 from ..training import Train
 from ..types import Array, ClientData, check_array
 from .adversary import AdversaryView
 from .label_inference import public_model, steps_in
 from .leakage import Case, Cell, Prior, Status, cell, nothing
+from .local_training import local_training
 from .model_inconsistency import clients_of, isolate
 from .sums import sums_in
 
@@ -162,10 +164,11 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     config = case.prior.config
     if why or config is None:
         return [nothing(case, NAME, "images_recovered_gradient", why)], None
-    people = _cohort(case, case.record or case.view, config)
     model, t, secure = public_model(case.prior), config.training, config.protection.sum == "secagg"
     start = imprinted(model, case.prior.x)
-    own = Train(model, t.epochs, t.batch_size, t.lr, t.momentum, t.weight_decay, optimizer=t.optimizer)
+    local = local_training(replace(config, privacy=Privacy()), model)
+    own = replace(local.train, on_divergence="stop")
+    people = [local.part(client) for client in _cohort(case, case.record or case.view, config)]
     noise = config.noise()
     mean = guess(None, case.prior, model)
     figures, arrays = [], None

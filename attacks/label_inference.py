@@ -9,9 +9,10 @@ that are absent; where a sketch hides them, Ψ is split into the gradients of cl
 What it proves: an update in the clear shows a client's labels, and the mean update of a cluster, which two models of it tell, shows those
 of the cluster as a whole (`aggregate_histogram_l1`: one figure a cluster, nothing about a member; also where it is hidden who is in it),
 hence of its members where these are alike. What it does not: nothing about single samples; with unknown numbers of samples or another
-loss the shares are off, the label sets less so. Weight decay and heads without a bias are outside what is modelled. Momentum is
-inside, and so are clipping and Poisson batches of `[privacy]`, which are public: the attacker clips its own samples' gradients alike.
-Adam is not linear in gradients: its updates are read by comparison with clients of the attacker's own (`simulated_shares`).
+loss the shares are off, the label sets less so. Steps and rates are the algorithm's (`local_training`). Weight decay and heads without a
+bias are outside what is modelled. Momentum is inside, and so are clipping and Poisson batches of `[privacy]`, which are public: the
+attacker clips its own samples' gradients alike. Adam is not linear in gradients: its updates are read by comparison with clients of the
+attacker's own (`simulated_shares`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,16 +24,19 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 
+from ..algorithms.fesem import TrainAndAssign
+from ..channels import sketched
 from ..models import Model
 from ..randomness import stream
 from ..record import Message, payload_rows
 from ..types import Array
-from .adversary import AdversaryView, opened
+from .adversary import AdversaryView, opened, updates_sent
 from .class_owners import cells as owner_cells
-from .clipped import clipped_probabilities, sampling_rate
+from .clipped import clipped_probabilities
 from .encrypted import with_opened_uploads
 from .leakage import Case, Cell, Prior, Truth, cell, nothing, popular_set
-from .simulated_shares import public_training, shares_by_simulation
+from .local_training import local_training, not_modelled
+from .simulated_shares import shares_by_simulation
 from .sums import CohortSum, means_in, models_sent, sizes_in, sums_in
 
 __all__ = ["anchor_cells", "cells", "class_probabilities", "counts_from_bias", "labels_from_bias", "labels_from_templates", "top_labels"]
@@ -44,6 +48,8 @@ PATH = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Where on the way from the model sent to the model returned p̄ is taken."""
 CLIPPED_PATH = (0.5,)
 """The same where gradients are clipped: single samples' gradients cost more."""
+ONE_STEP = (0.0,)
+"""The same for a single step, whose gradient is taken at the model sent."""
 
 
 # --- the mathematics, for updates and gradients from anywhere -----------------------------------------------------------------------
@@ -112,12 +118,18 @@ def class_probabilities(model: Model, vector: Array, x: Array, y: Array) -> Arra
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One client's training in one round, as the adversary knows it: what it was sent, how it moved; `members` share a mean."""
+    """One client's training in one round, as the adversary knows it: what it was sent, how it moved; `members` share a mean.
+
+    `beside` is what else it was sent: StoCFL's "anchor" (d,), SCAFFOLD's "control" (d,) and the round "summed" () of the client's last
+    change of it. `known` (d,) is that part of the update which follows from these, see `less_known`.
+    """
 
     start: Array
     update: Array
     members: tuple[int, ...]
     round: int = 0
+    beside: Mapping[str, Array] = field(default_factory=dict)
+    known: Array | None = None
 
 
 def steps_in(view: AdversaryView, dimension: int) -> dict[int, list[Step]]:
@@ -126,39 +138,59 @@ def steps_in(view: AdversaryView, dimension: int) -> dict[int, list[Step]]:
     return single or _mean_steps(view, dimension)
 
 
-def _single_steps(view: AdversaryView, dimension: int) -> dict[int, list[Step]]:
-    steps: dict[int, list[Step]] = {}
-    sent: dict[int, dict[str, Array]] = {}
-    for message in view.messages:
-        if message.payload is None:
-            continue
-        if message.verb == "compute" and message.kind == "parameters":
-            models = {name: model for name, model in models_sent(view, message).items() if model.shape == (dimension,)}
-            sent |= dict.fromkeys(message.clients, models)
-        for client, label, row in _updates(view, message, dimension):
-            models = sent.get(client, {})
-            start = next(iter(models.values())) if len(models) == 1 else models.get(f"model/{label}")
-            if start is not None and row.shape == (dimension,):
-                steps.setdefault(client, []).append(Step(start, row, (client,), message.round))
-    return steps
-
-
 def updates_in(view: AdversaryView, dimension: int) -> dict[tuple[int, int], Array]:
-    """Single updates by (round, client), as far as they can be read; of several in a round, the last."""
+    """What clients sent for a mean by (round, client), as far as it can be read; of several in a round, the last."""
     return {(message.round, client): row for message in view.messages for client, _, row in _updates(view, message, dimension)}
 
 
+def _single_steps(view: AdversaryView, dimension: int) -> dict[int, list[Step]]:
+    """Each client's steps as far as single updates can be read.
+
+    Where a client was sent an "origin" it sends its movement from there (pFedLIA's neighbourhoods), and FeSEM's clients theirs from the
+    centre that they chose after training: what lies between that and the model it started from is taken off. FeSEM's clients start from the
+    centre of their last choice, and at first from the initial model.
+    """
+    steps: dict[int, list[Step]] = {}
+    sent: dict[int, tuple[str, dict[str, Array], dict[str, Array]]] = {}
+    chosen: dict[int, int] = {}
+    initial: Array | None = None
+    for message in view.messages:
+        if message.payload is None:
+            continue
+        named = {part.partition("/")[0] for part in message.payload}
+        if message.verb == "compute" and message.kind == "parameters" and "model" in named:  # FeSEM's has a label alone in between
+            models, *others = (
+                {name: vector for name, vector in models_sent(view, message, of).items() if vector.shape == (dimension,)}
+                for of in ("model", "origin", "anchor", "control")
+            )
+            initial = next(iter(models.values()), None) if initial is None else initial
+            beside = {name: vector for several in others for name, vector in several.items()}
+            summed = {int(client): number for client, number in np.asarray(message.payload.get("summed", np.zeros((0, 2), int)))}
+            for client in message.clients:
+                last = {"summed": np.asarray(summed[client])} if client in summed else {}
+                sent[client] = str(message.context.get("task")), models, beside | last
+        for client, label, row in _updates(view, message, dimension):
+            task, models, beside = sent.get(client, ("", {}, {}))
+            start = next(iter(models.values())) if len(models) == 1 else models.get(f"model/{label}")
+            base = beside.get("origin", start)
+            if task == TrainAndAssign.__name__:
+                start = models.get(f"model/{chosen[client]}") if client in chosen else initial
+                chosen[client] = label
+            if base is not None and start is not None and row.shape == (dimension,):
+                steps.setdefault(client, []).append(Step(start, row - (start - base), (client,), message.round, beside))
+    return steps
+
+
 def _updates(view: AdversaryView, message: Message, dimension: int) -> list[tuple[int, int, Array]]:
-    """(client, group, update) of each client in a message of updates; what stays blind is as it came."""
-    payload, context = message.payload, message.context
-    if payload is None or message.verb != "mean" or message.kind not in ("update", "blind update"):
+    """(client, group, update) of each client in a message of updates; of what stays blind, as many numbers as a model has."""
+    context = message.context
+    if message.payload is None or message.verb != "mean" or message.kind not in ("update", "blind update"):
         return []
-    found = [np.asarray(payload[name], np.float64) for name in ("update", "step", "movement", "blind", "contribution") if name in payload]
-    rows = next((rows for rows in found if rows.ndim == 2), None)
+    rows = updates_sent(view, message)
     if rows is None:
         return []
     if "transform" in context:
-        rows = opened(view, rows, str(context["transform"]), "mean", dimension)[:, :dimension]
+        rows = rows[:, :dimension]  # a blind one may be padded, or hold other parts as well
     groups = context.get("labels") or [[context.get("group", 0)]] * len(message.clients)
     labels = {client: int(several[0]) if several else 0 for client, several in zip(message.clients, groups, strict=False)}
     return [(client, labels.get(client, 0), row) for client, row in zip(payload_rows(message), rows, strict=False)]
@@ -197,50 +229,83 @@ def _guess(steps: Mapping[int, Sequence[Step]] | None, prior: Prior, clients: Se
     shares = {}
     for client in clients:
         estimates = []
-        for step in steps[client][:rounds]:
+        for step in less_known(steps[client], prior, model)[:rounds]:
             alike = prior.labels_per_client[client]
             if len(step.members) == 1 or id(step.update) not in made:
                 made[id(step.update)] = shares_of(step, prior, model, alike)
             estimates.append(made[id(step.update)])
-        shares[client] = np.mean(estimates, axis=0)
+        shares[client] = np.mean(estimates, axis=0) if estimates else auxiliary_shares(prior)
     return Guess(shares)
+
+
+def less_known(steps: Sequence[Step], prior: Prior, model: Model) -> list[Step]:
+    """A client's steps, in order, with what of each update is `known`: that of a part of all its gradients which does not depend on data.
+
+    Such are StoCFL's λ (θ − ω) at the model sent, ω the anchor, and SCAFFOLD's c − c_i: c is sent, and c_i is the mean gradient of the turn
+    whose change is the client's last in c. Where that turn is not in the view the step is left out.
+    """
+    assert prior.config is not None  # the caller's
+    if prior.config.privacy.unit == "client":  # clipped, so that nothing can be taken off
+        return list(steps)
+    controls: dict[int, Array] = {-1: np.zeros(model.dimension)}
+    found = []
+    for step in steps:
+        local = local_training(prior.config, model, step.round, "anchor" in step.beside)
+        pull = None
+        carried = local.carried(prior.samples_per_client[step.members[0]]) if step.beside else 0.0
+        if "anchor" in step.beside:
+            pull = local.train.prox * (step.start - step.beside["anchor"])
+        elif "control" in step.beside:
+            own = controls.get(int(step.beside["summed"])) if "summed" in step.beside else None
+            if own is None:
+                continue
+            pull = step.beside["control"] - own
+            controls[step.round] = -step.update / carried - pull
+        found.append(step if pull is None else replace(step, known=-carried * pull))
+    return found
 
 
 def shares_of(step: Step, prior: Prior, model: Model, labels: int, sums: int = 1) -> Array:
     """Label shares (classes,) of those who made one update, in `sums` rounds. `labels` they have matters where its scale is unknown."""
     assert prior.config is not None  # the caller's
     bias, privacy = bias_span(model), prior.config.privacy
-    sampled = privacy.unit == "sample"
+    moved = (step.update if step.known is None else step.update - step.known)[bias]
+    sampled, anchor = privacy.unit == "sample", step.beside.get("anchor")
     members = step.members or tuple(prior.samples_per_client)
     if prior.config.training.optimizer == "adam":
         samples = float(np.median([prior.samples_per_client[member] for member in members]))
         nearly = round(2 ** (round(4 * np.log2(samples)) / 4))  # to 9 %: one reader serves clients of about the same size
-        return _reader(prior, step.start.tobytes(), step.round, nearly, labels)(step.update[bias] / sums)
+        towards = None if anchor is None else anchor.tobytes()
+        return _reader(prior, step.start.tobytes(), step.round, nearly, labels, towards)(step.update[bias] / sums)
+    local = local_training(prior.config, model, step.round)
+    once = sums == 1 and (by_gradient(prior) or max(local.steps(prior.samples_per_client[member]) for member in members) == 1)
     probabilities = np.mean(
         [
             clipped_probabilities(model, step.start + share * step.update, prior.x, prior.y, privacy.clip_norm)
             if sampled
             else class_probabilities(model, step.start + share * step.update, prior.x, prior.y)
-            for share in (CLIPPED_PATH if sampled else PATH)
+            for share in (ONE_STEP if once else CLIPPED_PATH if sampled else PATH)
         ],
         axis=0,
     )
-    if by_gradient(prior) or privacy.unit == "client":  # of unknown length: clipped as a whole, or scaled by the cluster's share
-        return counts_from_bias(-step.update[bias], probabilities, labels)
-    scale = sums * float(np.mean([steps_scale(prior, member, step.round) for member in members]))
-    return labels_from_bias(step.update[bias], probabilities, scale)
+    single = len(step.members) == 1
+    if privacy.unit == "client" or (by_gradient(prior) and not single):  # of unknown length: clipped, or scaled by the cluster's share
+        return counts_from_bias(-moved, probabilities, labels)
+    scales = [steps_scale(prior, member, step.round, anchor is not None) for member in members]
+    return labels_from_bias(moved, probabilities, 1.0 if by_gradient(prior) else sums * float(np.mean(scales)))
 
 
 @lru_cache(maxsize=32)
-def _reader(prior: Prior, start: bytes, number: int, samples: int, labels: int) -> Callable[[Array], Array]:
+def _reader(prior: Prior, start: bytes, number: int, samples: int, labels: int, anchor: bytes | None = None) -> Callable[[Array], Array]:
     """What turns bias updates from one model into label shares, under Adam: the same for all clients that were sent it."""
     assert prior.config is not None  # the caller's
     model = public_model(prior)
-    span, train = bias_span(model), public_training(prior.config, model).at(number)
+    span, local = bias_span(model), local_training(prior.config, model, number, anchor is not None)
     assert span is not None  # the caller's
     return shares_by_simulation(
-        train, np.frombuffer(start), prior.x, prior.y, samples, labels, span, stream(prior.seed, "pretended clients, Adam"),
-        directions=prior.config.privacy.unit == "client",
+        replace(local.train, on_divergence="skip"), np.frombuffer(start), prior.x, prior.y, local.samples(samples), labels, span,
+        stream(prior.seed, "pretended clients, Adam"), directions=prior.config.privacy.unit == "client",
+        anchor=None if anchor is None else np.frombuffer(anchor),
     )  # fmt: skip
 
 
@@ -260,15 +325,14 @@ def bias_span(model: Model) -> slice | None:
     return slice(offset, offset + model.classes) if name.endswith("bias") and shape == (model.classes,) else None
 
 
-def steps_scale(prior: Prior, client: int, number: int) -> float:
-    """How far a constant unit gradient would carry a client's parameters in one round: rate × steps, with momentum's growth."""
+def steps_scale(prior: Prior, client: int, number: int, anchored: bool = False) -> float:
+    """How far a constant unit gradient would carry a client's parameters in one round (see `local_training`)."""
     assert prior.config is not None  # the caller's
-    training, privacy, count = prior.config.training, prior.config.privacy, prior.samples_per_client[client]
-    steps, share = training.epochs * -(-count // (min(training.batch_size, count) or count)), 1.0
-    if privacy.unit == "sample":  # Poisson batches, their sums divided by the public number of samples
-        steps, share = max(1, round(training.epochs / sampling_rate(prior.config))), count / privacy.samples
-    grown = sum((1 - training.momentum ** (t + 1)) / (1 - training.momentum) for t in range(steps))
-    return float(training.lr * training.lr_decay ** max(0, number) * grown * share)
+    local, count = local_training(prior.config, public_model(prior), number, anchored), prior.samples_per_client[client]
+    privacy = prior.config.privacy
+    # Poisson batches' sums are divided by the public number of samples
+    share = local.samples(count) / privacy.samples if privacy.unit == "sample" else 1.0
+    return local.carried(count) * share
 
 
 def score_sets(guess: Guess, truth: Truth, prior: Prior, clients: Sequence[int]) -> Array:
@@ -301,14 +365,19 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if by_gradient(prior):
         mine, theirs = turned(mine), turned(theirs)
     whole = aggregate_cell(case, model)
-    clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
+    told = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
+    clients = [client for client in told if less_known(mine[client], prior, model)]
     if not clients:
         why = "no single update, and no mean update of a cluster whose members are known, can be read in this view"
         if any(row.shape != (model.dimension,) for row in updates_in(case.view, model.dimension).values()):
             why = "not attempted: updates are in this view, but of a part of the model only; that part may well show labels"
+        if told:
+            why = "not attempted: updates are in this view, but not the turns before them, from which clients' corrections follow"
         return [nothing(case, NAME, "histogram_l1", why), whole], None
     apart = all(len(step.members) == 1 for client in clients for step in mine[client])
     source = "from single updates" if apart else "from the mean update of the client's cluster: all members get one guess"
+    if not apart and prior.config is not None:
+        source += not_modelled(prior.config)
     if prior.config is not None and prior.config.training.optimizer == "adam":
         source += ", by regression on the attacker's own clients, since Adam is not linear in gradients"
     rounds = case.budget.rounds
@@ -340,6 +409,7 @@ def aggregate_cell(case: Case, model: Model) -> Cell:
         f"{len(errors[0])} cluster(s), each as a whole: nothing about a member; the first {case.budget.rounds} mean update(s) of each; "
         f"{prior.description}; baseline: the label shares of the auxiliary data"
     )
+    note += "" if prior.config is None else not_modelled(prior.config)
     return cell(
         case, NAME, AGGREGATE, errors[0], blanks[0], errors[1], theirs_blank=blanks[1], margin=MARGIN[AGGREGATE], lower_is_better=True,
         note=note,
@@ -431,6 +501,8 @@ def representations_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
         if message.payload is None or "rows" not in message.payload:
             continue
         rows = opened(view, np.asarray(message.payload["rows"], dtype=np.float64), f"gram/{message.context['epoch']}", "gram", dimension)
+        if rows is None:
+            continue
         for client, row in zip(payload_rows(message), rows, strict=True):
             found.setdefault(client, row[0])
     return found
@@ -459,6 +531,8 @@ def guess_anchor(view: AdversaryView | None, prior: Prior, clients: Sequence[int
     equal = min(len(pool) for pool in pools)
     places = [*pools, np.concatenate([pool[:equal] for pool in pools])]
     made = prior.simulate([(prior.x[one], prior.y[one]) for one in places])
+    if made is not None and "sketch" in view.protection.gram:
+        made = sketched(0, view.protection.sketch_dim)(made)
     if made is None or made.shape[2:] != seen[clients[0]].shape:
         return Guess(dict.fromkeys(clients, np.full(prior.classes, 1 / prior.classes)))  # the public pipeline cannot be imitated here
     shares = {}

@@ -10,28 +10,30 @@ threshold has the model and the sample alone.
 
 Shadow models are federated replicas: FedAvg of the run's own local training from the run's own initial model, over the clients that trained
 the attacked model, round by round, each with as many samples as it has, of each pair one by a coin. All shadow federations train as rows of
-one stacked program. Approximations: whatever an algorithm does beside averaging local SGD (proximal terms, control variates, choices of
-clusters) is left out; who trained comes from the traffic; under client-level privacy shadows clip as the run does, but add no noise.
+one stacked program. Samples that clients hold back are not asked about. Approximations: whatever an algorithm does beside averaging what
+clients train (`local_training`) is left out (control variates, pulls to another model, choices of clusters), and a note names what; who
+trained comes from the traffic; under client-level privacy shadows clip as the run does, but add no noise.
 
 No view: the same attack on the shadow models, which say nothing of who is a member. What it proves: what a model shows of single samples,
 on average (AUC) and at few false alarms (TPR). What it does not: that an attacker who knows less gets as far; or that no sample stands out.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import nn
 
 from ..experiments.config import Config
-from ..models import build_module
+from ..models import Model, build_module
 from ..randomness import stream
 from ..training import Train
-from ..types import Array, ClientData, Population
+from ..types import Array, ClientData
 from .adversary import AdversaryView
 from .cluster_identity import RENUMBERED
 from .label_inference import by_gradient, public_model
-from .leakage import Case, Cell, Prior, Status, nothing
+from .leakage import Case, Cell, Status, nothing
+from .local_training import local_training, not_modelled
 from .membership import lira, loss_threshold, placements, rmia, roc, threshold
 from .membership_shadows import Game, Target, games_of, is_of_server, models_in, pairs_of
 
@@ -132,18 +134,30 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     prior, config = case.prior, case.prior.config
     if config is None or (why := _refusal(case, config)):
         return [nothing(case, NAME, "model_lira_auc", "the training settings are not known" if config is None else why)], None
-    train, noise = _train(config, prior), config.noise()
-    private = train if noise is None else train.private(noise)
+    model, noise = public_model(prior), config.noise()
+    open_config = prior.unprotected().config
+    assert open_config is not None  # as `config` is
+
+    def plain(number: int) -> Train:
+        return local_training(open_config, model, number).train
+
+    def private(number: int) -> Train:
+        return plain(number) if noise is None else plain(number).private(noise)
+
     bound = config.privacy.clip_norm if config.privacy.unit == "client" else 0.0
-    mine, theirs = (_targets(case, config, view, train.model.dimension) for view in (case.view, case.reference))
+    mine, theirs = (_targets(case, config, view, model) for view in (case.view, case.reference))
     if not mine or not theirs:
         return [nothing(case, NAME, "model_lira_auc", "no model that clients trained can be read in this view")], None
     played = []
-    for targets, how, norm in ((mine, private, bound), (theirs, train, 0.0)):
+    local = local_training(config, model)
+    # samples held back are not trained on: nobody is asked about them
+    parts = {c: local.part(ClientData(c, x, y, x[:0], y[:0])) for c, (x, y) in case.truth.data.items()}
+    truth = replace(case.truth, data={c: (part.x_train, part.y_train) for c, part in parts.items()})
+    for targets, how, norm in ((mine, private, bound), (theirs, plain, 0.0)):
         games = []
         for target in targets:
-            pairs = pairs_of(case.truth, target.owners, stream(case.seed, "membership: pairs", client=target.owners[0]))
-            games.append(games_of(target, pairs, case.truth, prior, how, norm, case.budget.shadows, case.view.coalition))
+            pairs = pairs_of(truth, target.owners, stream(case.seed, "membership: pairs", client=target.owners[0]))
+            games.append(games_of(target, pairs, truth, prior, how, norm, case.budget.shadows, case.view.coalition))
         played.append(games)
     figures: list[Cell] = []
     curves: dict[str, Array] = {}
@@ -157,6 +171,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         note = (
             f"{words[what]} after {rounds} round(s) of training; {case.budget.shadows} shadow federations; LiRA and RMIA know everything "
             "but who of a pair is the member, the loss threshold only the model; baseline: the shadow models attacked in the same way"
+            f"{not_modelled(config)}"
         )
         outcomes = {attack: (outcome(seen, attack), outcome(beside, attack)) for attack, _ in FIGURES[what]}
         figures += [_cell(case, f"{what}_{attack}_{kind}", kind, *outcomes[attack], note) for attack, kind in FIGURES[what]]
@@ -177,23 +192,20 @@ def _refusal(case: Case, config: Config) -> str:
     return ""
 
 
-def _targets(case: Case, config: Config, view: AdversaryView, dimension: int) -> list[Target]:
+def _targets(case: Case, config: Config, view: AdversaryView, model: Model) -> list[Target]:
     """The last models in a view; of an earlier round, half as many each time, where the budget does not allow their shadow federations."""
     rounds = 1 + max((message.round for message in view.messages), default=0)
     while True:
-        targets = models_in(view, case.reference, dimension, config.algorithm["name"] in RENUMBERED)
-        passes = sum(case.prior.samples_per_client.get(client, 0) for one in targets for _, clients in one.chain for client in clients)
-        seconds = passes * config.training.epochs * case.budget.shadows / PASSES * (1 + dimension / DOUBLES)
+        targets = models_in(view, case.reference, model.dimension, config.algorithm["name"] in RENUMBERED)
+        passes = sum(
+            case.prior.samples_per_client.get(client, 0) * local_training(config, model, number).train.epochs
+            for one in targets for number, clients in one.chain for client in clients
+        )  # fmt: skip
+        seconds = passes * case.budget.shadows / PASSES * (1 + model.dimension / DOUBLES)
         if seconds <= SHARE * case.budget.seconds / case.budget.seeds or rounds <= 2:
             return targets
         rounds //= 2
         view = view.until(rounds)
-
-
-def _train(config: Config, prior: Prior) -> Train:
-    """The run's local training, from what is public."""
-    public = ClientData(0, prior.x[:1], prior.y[:1], prior.x[:0], prior.y[:0])
-    return config.train_for(Population("public", (public,), (0,), prior.classes, prior.mean, prior.std))
 
 
 def curve_of(found: Outcome) -> Array:

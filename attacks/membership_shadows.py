@@ -18,13 +18,15 @@ from ..randomness import stream
 from ..training import Train
 from ..types import Array, ClientData
 from .adversary import AdversaryView
-from .label_inference import updates_in
+from .label_inference import steps_in
 from .leakage import Prior, Truth
 from .membership import confidences, deal
 from .sums import models_sent
 
 __all__ = ["Game", "Pairs", "Target", "federated_replicas", "games_of", "is_of_server", "models_in", "pairs_of", "turns_in"]
 
+Training = Callable[[int], Train]
+"""The local training of each round, by its number."""
 MOST_ASKED = 400
 """Pairs asked about for one model."""
 
@@ -112,7 +114,7 @@ def models_in(view: AdversaryView, reference: AdversaryView, dimension: int, ren
     own = is_of_server(view) and all(turn.clients is not None for turn in seen)
     told = seen if own else turns_in(reference, dimension)
     last = {turn.name: turn for turn in seen}
-    updates = updates_in(view, dimension)
+    single = {client: steps for client, steps in steps_in(view, dimension).items() if len(steps[0].members) == 1}
     served: dict[int, str] = {}
     for turn in told:
         served |= dict.fromkeys(turn.clients or (), turn.name)
@@ -126,8 +128,8 @@ def models_in(view: AdversaryView, reference: AdversaryView, dimension: int, ren
         owners = sorted({client for _, clients in chain for client in clients if served.get(client) == name})
         if owners:
             cohort = tuple(client for client in at.clients or () if client in owners)
-            rows = {client: updates.get((turn.round, client)) for client in cohort}
-            after = {client: turn.vector + row for client, row in rows.items() if row is not None and row.shape == (dimension,)}
+            mine = [(client, step) for client in cohort for step in single.get(client, ()) if step.round == turn.round]
+            after = {client: step.start + step.update for client, step in mine if np.array_equal(step.start, turn.vector)}
             targets.append(Target(turn.vector, line[0].vector, chain, tuple(owners), turn.round, cohort, after))
     return targets
 
@@ -207,13 +209,14 @@ def pairs_of(truth: Truth, owners: Sequence[int], rng: np.random.Generator, most
 
 
 def federated_replicas(
-    train: Train, start: Array, chain: Sequence[tuple[int, Sequence[int]]], rosters: Sequence[Mapping[int, tuple[Array, Array]]],
+    train: Training, start: Array, chain: Sequence[tuple[int, Sequence[int]]], rosters: Sequence[Mapping[int, tuple[Array, Array]]],
     seed: int, *, weights: str = "equal", bound: float = 0.0, engine: Engine | None = None,
 ) -> Array:  # fmt: skip
     """Models (s, d): FedAvg from `start` (d,) or (s, d) over `chain`, (round, clients) each, once for every roster (client -> x, y).
 
-    All federations' clients of a round are one run of the engine. `weights` are "equal" or "examples"; with `bound` above 0 each update is
-    first clipped to that norm. Batches are drawn by `seed`, each federation's its own. Raises `TrainingDiverged` as training does.
+    All federations' clients of a round are one run of the engine, by that round's `train`. `weights` are "equal" or "examples"; with
+    `bound` above 0 each update is first clipped to that norm. Batches are drawn by `seed`, each federation's its own. Raises
+    `TrainingDiverged` as training does.
     """
     engine = engine or Engine()
     spread = 1 + max((client for roster in rosters for client in roster), default=0)
@@ -226,7 +229,7 @@ def federated_replicas(
         who = [(s, client) for s, roster in enumerate(people) for client in clients if client in roster]
         inputs = [_given(people[s][client], models[s], seed, number) for s, client in who]
         moved: dict[int, list[tuple[float, Array]]] = {}
-        for (s, client), result in zip(who, engine.run(train.at(number), inputs), strict=True):
+        for (s, client), result in zip(who, engine.run(train(number), inputs), strict=True):
             if result:
                 update = np.asarray(result["update"])
                 weight = float(people[s][client].samples) if weights == "examples" else 1.0
@@ -287,14 +290,14 @@ def _played(key: str, make: Callable[[], Played]) -> Played:
 
 
 def games_of(
-    target: Target, pairs: Pairs, truth: Truth, prior: Prior, train: Train, bound: float, count: int, left_out: Sequence[int] = ()
+    target: Target, pairs: Pairs, truth: Truth, prior: Prior, train: Training, bound: float, count: int, left_out: Sequence[int] = ()
 ) -> tuple[Game, Game | None]:
     """Train `count` shadow federations for a target: the game about it, and the one about clients' own models where there are any.
 
     Nothing is asked about the clients `left_out`.
     """
     assert prior.config is not None  # the caller's
-    model, weights = train.model, prior.config.training.weights
+    model, weights = train(target.round).model, prior.config.training.weights
     known = {sample.tobytes() for sample in pairs.x}
     free = np.array([i for i, sample in enumerate(prior.x) if sample.tobytes() not in known], dtype=np.int64)
     coins = deal(len(pairs.y) // 2, count, stream(prior.seed, "membership: shadows"))
@@ -324,8 +327,11 @@ def games_of(
                     own[s, mine] = confidences(model, next(after)[None], pairs.x[mine], pairs.y[mine])[0]
         return Played(confidences(model, sums, pairs.x, pairs.y), own, confidences(model, sums, prior.x[free], prior.y[free]))
 
-    digest = blake2b(f"{train}|{weights}|{bound}|{count}|{prior.seed}|{target.chain}|{target.cohort}".encode(), digest_size=16)
-    for part in (start, pairs.x, pairs.owners, prior.x[free], *(x for x, _ in truth.data.values())):
+    trained = [train(number) for number in (*(number for number, _ in target.chain), target.round)]
+    rounds = f"{target.chain}|{target.cohort}|{target.round}"
+    digest = blake2b(f"{trained}|{weights}|{bound}|{count}|{prior.seed}|{rounds}|{sorted(truth.data)}".encode(), digest_size=16)
+    owned = [part for client in sorted(truth.data) for part in truth.data[client]]
+    for part in (start, pairs.x, pairs.y, pairs.owners, prior.x[free], prior.y[free], *owned):
         digest.update(np.ascontiguousarray(part).tobytes())
     played = _played(digest.hexdigest(), make)
 

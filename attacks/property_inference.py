@@ -34,16 +34,15 @@ from torch.nn import functional
 
 from ..engine import Engine, Streams, TaskInput
 from ..errors import InputError
-from ..experiments.config import Config
 from ..models import build_module
 from ..protocols.orthonormal import TRANSFORMS
 from ..randomness import stream
-from ..training import Train
 from ..types import Array, ClientData, check_array
 from .adversary import AdversaryView
 from .clipped import engine_for
 from .label_inference import Step, by_gradient, public_model, steps_in
 from .leakage import Case, Cell, Prior, Status, Truth, nothing
+from .local_training import local_training
 from .membership import auc_interval
 from .property_signatures import Frame, frame_of, read, sent_by
 from .property_trials import improbable, interval, is_toss, score, trials_of
@@ -227,13 +226,17 @@ def pretended_updates(statement: Statement, prior: Prior, count: int, step: Step
     config = prior.config
     assert config is not None  # the caller's
     data, share = pretended(statement, prior, count)
-    train = train_of(config, prior)
-    start = step.start.astype(train.model.init(0).dtype)
+    model = public_model(prior)
+    local = local_training(config, model, step.round, "anchor" in step.beside)
+    # what every client was sent; in a client's first turn SCAFFOLD's c_i is zero
+    names = {"anchor": "anchor", "control": "correction"}
+    sent = {"model": step.start} | {names[name]: vector for name, vector in step.beside.items() if name in names}
+    given = {name: vector.astype(model.init(0).dtype) for name, vector in sent.items()}
     inputs = [
-        TaskInput(ClientData(i, x, y, x[:0], y[:0]), {"model": start}, {}, Streams(prior.seed, step.round, i), secret=_secret(i))
+        TaskInput(local.part(ClientData(i, x, y, x[:0], y[:0])), given, {}, Streams(prior.seed, step.round, i), secret=_secret(i))
         for i, (x, y) in enumerate(data)
     ]
-    done = engine_for(config, Engine()).run(train.at(step.round), inputs)
+    done = engine_for(config, Engine()).run(local.train, inputs)
     kept = [i for i, one in enumerate(done) if one]
     return Made(update_features(np.stack([np.asarray(done[i]["update"], np.float64) for i in kept]), prior), share[kept])
 
@@ -292,17 +295,15 @@ def last_models(view: AdversaryView, dimension: int) -> dict[int, Array]:
 
 
 def first_steps(view: AdversaryView, dimension: int) -> dict[int, Step]:
-    """The update of each client in the round in which most send their first, as far as single ones can be read."""
-    steps = {client: several[0] for client, several in steps_in(view, dimension).items() if len(several[0].members) == 1}
+    """The update of each client in the round in which most send their first, as far as single ones can be read.
+
+    Of SCAFFOLD's clients later ones do not serve: their corrections differ.
+    """
+    several = steps_in(view, dimension)
+    steps = {c: one[0] for c, one in several.items() if len(one[0].members) == 1 and int(one[0].beside.get("summed", np.array(-1))) < 0}
     rounds = [one.round for one in steps.values()]
     best = max(set(rounds), key=lambda number: (rounds.count(number), -number), default=0)
     return {client: one for client, one in steps.items() if one.round == best}
-
-
-def train_of(config: Config, prior: Prior) -> Train:
-    """The run's local training, from what is public."""
-    t = config.training
-    return Train(public_model(prior), t.epochs, t.batch_size, t.lr, t.momentum, t.weight_decay, t.lr_decay, optimizer=t.optimizer)
 
 
 # --- the attack ---------------------------------------------------------------------------------------------------------------------
@@ -310,7 +311,7 @@ def train_of(config: Config, prior: Prior) -> Train:
 
 UNSEEN = {
     "signature": "no signature can be read in this view",
-    "update": "no single client's update can be read in this view",
+    "update": "no single client's first update can be read in this view",
     "model": "fewer than two models can be told apart in this view, so clients are alike",
 }
 """What is read -> why there may be nothing to read."""
@@ -441,5 +442,7 @@ def pretended_count(case: Case) -> int:
     """How many pretended clients the budget allows to be trained for one round, at least 30."""
     assert case.prior.config is not None  # the caller's
     size = float(np.mean(list(case.prior.samples_per_client.values())))
-    each = size * case.prior.config.training.epochs / PASSES * (1 + public_model(case.prior).dimension / DOUBLES)
+    model = public_model(case.prior)
+    epochs = local_training(case.prior.config, model, -1).train.epochs  # of the first update that any client sends
+    each = size * epochs / PASSES * (1 + model.dimension / DOUBLES)
     return max(30, min(PRETENDED * case.budget.draws, int(SECONDS / each)))

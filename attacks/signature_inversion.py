@@ -83,10 +83,10 @@ def signatures_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
     for message in view.select("gram", "signature"):
         if message.payload is None or "rows" not in message.payload:
             continue
-        rows = np.asarray(message.payload["rows"], dtype=np.float64)
-        rows = opened(view, rows, f"gram/{message.context['epoch']}", "gram", dimension)[..., :dimension]
-        if rows.shape[-1] == dimension:
-            found |= dict(zip(payload_rows(message), rows, strict=True))
+        sent = np.asarray(message.payload["rows"], dtype=np.float64)
+        rows = opened(view, sent, f"gram/{message.context['epoch']}", "gram", dimension)
+        if rows is not None and rows.shape[-1] >= dimension:
+            found |= dict(zip(payload_rows(message), rows[..., :dimension], strict=True))
     return found
 
 

@@ -15,28 +15,15 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ..engine import Engine, Streams, TaskInput
-from ..experiments.config import Config
-from ..models import Model
 from ..randomness import Stream
 from ..training import Train
 from ..types import Array, ClientData
-from .clipped import sampling_rate
 
-__all__ = ["pretended_shares", "public_training", "shares_by_simulation"]
+__all__ = ["pretended_shares", "shares_by_simulation"]
 
 PRETENDED = 256
 """So many clients the attacker trains from each model that was sent."""
 RIDGE = 1e-2
-
-
-def public_training(config: Config, model: Model) -> Train:
-    """The clients' local training as the configuration says it: optimiser, rate and its decay, and under `[privacy]` clip and batches."""
-    t, privacy = config.training, config.privacy
-    clip, rate = (privacy.clip_norm, sampling_rate(config)) if privacy.unit == "sample" else (0.0, 0.0)
-    return Train(
-        model, t.epochs, t.batch_size, t.lr, t.momentum, t.weight_decay, t.lr_decay, clip_norm=clip, sampling_rate=rate,
-        on_divergence="skip", optimizer=t.optimizer,
-    )  # fmt: skip
 
 
 def pretended_shares(classes: int, labels: int, rng: Stream, count: int = PRETENDED) -> Array:
@@ -49,12 +36,14 @@ def pretended_shares(classes: int, labels: int, rng: Stream, count: int = PRETEN
 
 
 def shares_by_simulation(
-    train: Train, start: Array, x: Array, y: Array, samples: int, labels: int, span: slice, rng: Stream, directions: bool = False
+    train: Train, start: Array, x: Array, y: Array, samples: int, labels: int, span: slice, rng: Stream, directions: bool = False,
+    anchor: Array | None = None,
 ) -> Callable[[Array], Array]:  # fmt: skip
     """(bias update (classes,)) -> label shares (classes,), for clients of `samples` samples and `labels` labels that `train` from `start`.
 
     `x`, `y` are the attacker's labelled samples; a label that it lacks is never found. `span` is where the head's bias lies in a model.
-    With `directions` an update's length is not looked at, since it is not known what it was scaled by. Where none of the attacker's own
+    `anchor` (d,) is what the proximal term of `train` pulls to, if not the start. With `directions` an update's length is not looked at,
+    since it is not known what it was scaled by. Where none of the attacker's own
     clients ends with finite parameters the answer is equal shares.
     """
     present = np.unique(y)
@@ -62,12 +51,14 @@ def shares_by_simulation(
     shares[:, present] = pretended_shares(len(present), min(labels, len(present)), rng)
     pools = {int(label): np.flatnonzero(y == label) for label in present}
     key, inputs = int(rng.integers(2**31)), []
+    sent = {"model": start} | ({} if anchor is None else {"anchor": anchor})
+    given = {name: vector.astype(train.model.init(0).dtype) for name, vector in sent.items()}
     for i, row in enumerate(shares):
         labels_drawn = rng.choice(len(row), samples, p=row)
         shares[i] = np.bincount(labels_drawn, minlength=len(row)) / samples
         places = np.array([rng.choice(pools[int(label)]) for label in labels_drawn])
         data = ClientData(i, x[places], y[places], x[:1], y[:1])
-        inputs.append(TaskInput(data, {"model": start.astype(train.model.init(0).dtype)}, {}, Streams(key, 0, i)))
+        inputs.append(TaskInput(data, given, {}, Streams(key, 0, i)))
     with threadpool_limits(1):
         results = Engine().run(train, inputs)
     kept = [i for i, result in enumerate(results) if "update" in result]

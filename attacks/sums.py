@@ -200,25 +200,36 @@ def _renumbered(sent: list[Message], numbers: dict[int, int]) -> bool:
     return changed
 
 
-def models_sent(view: AdversaryView, message: Message) -> dict[str, Array]:
+def models_sent(view: AdversaryView, message: Message, of: str = "model") -> dict[str, Array]:
     """The models in a message of parameters, "model" for a single one, "model/3" in a list; blind parts opened where a secret allows it.
 
-    A model with a part that stays blind is left out.
+    A model with a part that stays blind is left out. `of` is what else of the size of a model is asked for: an anchor, a control.
     """
     models: dict[str, Array] = {}
-    blind: dict[str, list[tuple[str, Array]]] = {}
+    blind: dict[str, list[Array | None]] = {}
     for part, value in (message.payload or {}).items():
         first, _, rest = part.partition("/")
-        if first != "model" or value.ndim != 1:
+        if first != of or value.ndim != 1:
             continue
         head, _, tail = rest.partition("/")
-        name, purpose = (f"model/{head}", tail) if head.isdigit() else ("model", rest)
+        name, purpose = (f"{of}/{head}", tail) if head.isdigit() else (of, rest)
         if purpose:
-            blind.setdefault(name, []).append((purpose, np.asarray(value, np.float64)))
+            blind.setdefault(name, []).append(_opened_part(view, message, part, purpose))
         else:
             models[name] = np.asarray(value, np.float64)
     for name, terms in blind.items():
         clear = models.pop(name, None)
-        if clear is not None and all(view.secret_of(purpose) is not None for purpose, _ in terms):
-            models[name] = clear + np.sum([opened(view, value, purpose, "mean", len(clear)) for purpose, value in terms], axis=0)
+        known = [term for term in terms if term is not None]
+        if clear is not None and len(known) == len(terms):
+            models[name] = clear + np.sum(known, axis=0)
     return models
+
+
+def _opened_part(view: AdversaryView, message: Message, part: str, purpose: str) -> Array | None:
+    """A blind part of a parameter, cut out of the vector it travelled in; None where it stays blind."""
+    assert message.payload is not None  # the caller's
+    if view.secret_of(purpose) is None:
+        return None
+    start, stop, dimension = message.context["blind"][part]
+    vector = opened(view, np.asarray(message.payload[part], np.float64), purpose, "mean", dimension)
+    return None if vector is None else vector[start:stop]

@@ -85,7 +85,7 @@ def shadow_federations() -> dict[str, Any]:
     chain = [(number, range(10)) for number in range(2)]
     start = train.model.init(0)
     what = "8 federations of 10 clients × 70 samples, batch 10"
-    return replicas_against_loop(lambda engine: federated_replicas(train, start, chain, rosters, 0, engine=engine), what)
+    return replicas_against_loop(lambda engine: federated_replicas(train.at, start, chain, rosters, 0, engine=engine), what)
 
 
 def replicas_against_loop(train: Callable[[Engine], object], what: str) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def attack(people: Population, clustering: Clustering, train: Train, rounds: int
         for label in range(clustering.k)
     ]
     chain = [(number, range(CLIENTS)) for number in range(rounds)]
-    vectors = federated_replicas(train, train.model.init(seed), chain, rosters, seed).reshape(federations, clustering.k, -1)
+    vectors = federated_replicas(train.at, train.model.init(seed), chain, rosters, seed).reshape(federations, clustering.k, -1)
     seen = np.concatenate([
         confidences(train.model, vectors[:, clustering[client]], people.clients[client].x_train, people.clients[client].y_train)
         for client in range(CLIENTS)

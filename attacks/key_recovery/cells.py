@@ -9,14 +9,14 @@ from scipy.optimize import linear_sum_assignment
 from ...errors import InputError
 from ...randomness import stream
 from ...record import payload_rows
-from ...training import Train
 from ...types import Array
-from ..adversary import AdversaryView, opened
-from ..clipped import sampling_rate
+from ..adversary import AdversaryView, updates_sent
 from ..label_inference import public_model
 from ..leakage import Case, Cell, Prior, Status, Truth, cell, nothing, popular_set
+from ..local_training import local_training
 from ..sums import models_sent
 from .attack import Recovery, match_coordinates, recover_in_clear, recover_labels
+from .mixed import of_update
 from .naming import Knowledge
 
 __all__ = ["Guess", "Seen", "blind_rounds", "cells", "guess", "knowledge", "score_l1", "score_sets", "score_structure"]
@@ -28,9 +28,10 @@ FEWEST_CLIENTS = 4
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """Updates of one secret transform in a view: `rounds` (n_t, d), the first those of `clients`; the model they started from, if sent.
+    """Updates of one secret transform in a view: `rounds` (n_t, d), the first those of `clients`, in `round`; the model it started from.
 
-    `signed` is public: the kind of the transform. `clear` says that no transform hides the places of coordinates.
+    `signed` is public: the kind of the transform. `clear` says that no transform hides the places of coordinates. `parts` are the names of
+    what one vector under the transform holds.
     """
 
     clients: tuple[int, ...]
@@ -38,6 +39,8 @@ class Seen:
     theta0: Array | None
     signed: bool = False
     clear: bool = False
+    round: int = 0
+    parts: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,10 +59,11 @@ class Guess:
 def blind_rounds(view: AdversaryView, dimension: int) -> Seen | None:
     """The updates of the first round and all later ones under the same transform; None where there are none, one by one.
 
-    The clients of the first sum are attacked. Where a colluding client's secret opens the updates, they are clear.
+    The clients of the first sum over enough of them are attacked. Where a colluding client's secret opens the updates, they are clear.
     """
-    rounds: dict[str, list[tuple[tuple[int, ...], Array]]] = {}
+    rounds: dict[str, list[tuple[int, tuple[int, ...], Array]]] = {}
     kinds: dict[str, str] = {}
+    parts: dict[str, frozenset[str]] = {}
     theta0 = None
     for message in view.messages:
         if message.payload is None:
@@ -69,36 +73,44 @@ def blind_rounds(view: AdversaryView, dimension: int) -> Seen | None:
             theta0 = models[0] if len(models) == 1 else None
         if message.verb != "mean" or message.kind not in ("update", "blind update"):
             continue
-        part = next((name for name in ("blind", "update") if name in message.payload and message.payload[name].ndim == 2), None)
-        if part is None:
+        rows = updates_sent(view, message)
+        if rows is None:
             continue
-        rows = np.asarray(message.payload[part], dtype=np.float64)
         name = str(message.context.get("transform", ""))
-        if part == "blind":
-            kind, sent = str(message.context.get("kind", "")), rows
-            rows = opened(view, rows, name, "mean", dimension)
-            kinds.setdefault(name, "" if rows is not sent else kind)
-        rounds.setdefault(name, []).append((payload_rows(message), rows))
-    if not rounds:
+        kinds.setdefault(name, "" if view.secret_of(name) is not None else str(message.context.get("kind", "")))
+        parts.setdefault(name, frozenset(message.context.get("parts", ())))
+        rounds.setdefault(name, []).append((message.round, payload_rows(message), rows))
+    sums = [(name, *one) for name, several in rounds.items() for one in several]
+    enough = [one for one in sums if one[1] == sums[0][1] and len(one[3]) >= FEWEST_CLIENTS]
+    if not enough:
         return None
-    name = next(iter(rounds))
-    clients, first = rounds[name][0]
-    if len(first) < FEWEST_CLIENTS:
-        return None
-    later = [rows for _, rows in rounds[name][1:] if len(rows) >= 2]  # a single client has nothing to be compared with
+    name, number, clients, first = enough[0]
+    alike = (rows for other, *_, rows in sums if other == name and rows is not first and rows.shape[1] == first.shape[1])
+    later = [rows for rows in alike if len(rows) >= 2]  # a single client has nothing to be compared with
     kind = kinds.get(name, "")
-    return Seen(clients, (first, *later), theta0, kind == "signed_permutation", kind == "")
+    return Seen(clients, (first, *later), theta0, kind == "signed_permutation", kind == "", number, parts[name])
 
 
-def knowledge(prior: Prior, theta0: Array | None) -> Knowledge:
-    """What the prior and the view say, for the attack. Without the initial model the attacker takes one of its own, which names nothing."""
+def unmixed(seen: Seen, prior: Prior) -> Seen:
+    """The updates alone, where other parts travel in the same vectors under a permutation and can be told from them."""
+    if seen.clear or prior.config is None or len(seen.parts) < 2:
+        return seen
+    samples = np.array([prior.samples_per_client[client] for client in seen.clients])
+    columns, factors, lost = of_update(seen.parts, seen.rounds[0], local_training(prior.config, public_model(prior), seen.round), samples)
+    first, *later = (rows[:, columns] for rows in seen.rounds)
+    rounds = (first * factors[:, None], *(rows * np.median(factors) for rows in later))
+    return replace(seen, rounds=rounds, signed=seen.signed or lost)
+
+
+def knowledge(prior: Prior, theta0: Array | None, number: int = 0) -> Knowledge:
+    """What the prior and the view say, for the attack on the updates of a round. Without the initial model the attacker takes one of its
+    own, which names nothing."""
     if prior.config is None:
         raise InputError(f"{NAME}: the prior has no public configuration, so that nothing can be simulated")
-    t, model = prior.config.training, public_model(prior)
-    train = Train(model, t.epochs, t.batch_size, t.lr, t.momentum, t.weight_decay, optimizer=t.optimizer)
-    if prior.config.privacy.unit == "sample":  # the attacker's own clients clip and draw batches as everybody, without the noise
-        train = replace(train, clip_norm=prior.config.privacy.clip_norm, sampling_rate=sampling_rate(prior.config))
-    samples = round(float(np.median(list(prior.samples_per_client.values()))))
+    model = public_model(prior)
+    local = local_training(prior.config, model, number)
+    train = replace(local.train, on_divergence="stop")
+    samples = local.samples(round(float(np.median(list(prior.samples_per_client.values())))))
     sizes = set(prior.labels_per_client.values())
     known = sizes.pop() if len(sizes) == 1 else prior.classes
     start = model.init(prior.seed + 1) if theta0 is None else theta0
@@ -112,7 +124,8 @@ def guess(view: AdversaryView | None, prior: Prior) -> Guess:
     seen = blind_rounds(view, public_model(prior).dimension)
     if seen is None:
         return Guess()
-    known, rng = knowledge(prior, seen.theta0), stream(prior.seed, "key recovery")
+    seen = unmixed(seen, prior)
+    known, rng = knowledge(prior, seen.theta0, seen.round), stream(prior.seed, "key recovery")
     if seen.clear:
         found = recover_in_clear(seen.rounds[0][:, : known.theta0.size], known, rng)
     else:
@@ -185,6 +198,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     clients = sorted((set(seen.clients) & set(clear.clients)) - set(case.view.coalition))
     if not clients:
         return [nothing(case, NAME, "label_set_accuracy", "the updates of clients that do not collude are not in this view")], None
+    seen = unmixed(seen, prior)
     mine, theirs = guess(case.view, prior), guess(case.reference, prior.unprotected())
     found, blank = mine.recovery, Guess()
     assert found is not None  # there were updates

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize, rosen, rosen_der
 
-from cflpriv.attacks import ATTACKS, invert_updates
+from cflpriv.attacks import ATTACKS, gradient_inversion, invert_updates
 from cflpriv.attacks.gradient_inversion import LocalSteps, labels_from_shares, matched, unroll
 from cflpriv.attacks.lbfgs import minimise
 from cflpriv.attacks.leakage import judge, psnr_db
@@ -164,6 +164,29 @@ def test_gradients_that_are_sent_as_such_are_turned() -> None:
     assert value["image_psnr_db"] > 40
 
 
+@pytest.mark.parametrize("privacy", [{"unit": "client", "epsilon": 10.0}, {"unit": "sample", "epsilon": 2000.0, "samples": 12}])
+def test_labels_are_read_as_clients_clip(privacy: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clipped update has another length: its labels come by what is public of the clip, those of the reference without it."""
+    monkeypatch.setattr(gradient_inversion, "invert_updates", lambda model, starts, updates, labels, *more, **options: (
+        np.zeros((*labels.shape, *model.shape)), None,
+    ))  # fmt: skip
+    data = {"samples_per_client": 3, "clients": 24, "groups": [list(range(10))]}
+    seen = case(scene(
+        data=data, model={"name": "linear"}, training={"lr": 0.5}, privacy={"delta": 1e-4, "clip_norm": 0.3, **privacy},
+    ))  # fmt: skip
+    found = {cell.metric: cell for cell in ATTACKS["gradient_inversion"].cells(seen)[0]}["labels_exact"]
+    assert (found.value, found.reference) == (1.0, 1.0), found.line()
+
+
+def test_a_first_update_of_more_steps_is_unrolled_by_as_many() -> None:
+    """One-shot clustering trains for `local_epochs` at first, whatever [training] says."""
+    seen = case(scene(algorithm={"name": "one_shot", "k": 2, "local_epochs": 3}, model={"name": "linear"}, data={"clients": 4}))
+    found = {cell.metric: cell for cell in ATTACKS["gradient_inversion"].cells(seen)[0]}["image_psnr_db"]
+    assert "3 local step(s)" in found.note
+    assert found.value is not None
+    assert found.value > 40
+
+
 def test_secure_sums_leave_nothing_to_see() -> None:
     (cell,) = ATTACKS["gradient_inversion"].cells(case(scene(protection={"sum": "secagg"})))[0]
     assert cell.status == "nothing_to_see"
@@ -175,6 +198,7 @@ def test_secure_sums_leave_nothing_to_see() -> None:
     [
         ({"data": {"samples_per_client": 9}}, "at most 4 samples"), ({"training": {"epochs": 11}}, "11 local steps"),
         ({"data": {"samples_per_client": 4}, "training": {"batch_size": 2}}, "at most 2 samples"),
+        ({"algorithm": {"name": "one_shot", "k": 2, "local_epochs": 11}}, "11 local steps"),
         ({"training": {"optimizer": "adam"}}, "Adam"), ({"algorithm": {"name": "scaffold"}}, "plain steps"),
     ],
 )  # fmt: skip

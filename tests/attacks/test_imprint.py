@@ -8,7 +8,7 @@ from attack_scenes import case, config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cflpriv.attacks import ATTACKS, images_from_imprint
+from cflpriv.attacks import ATTACKS, images_from_imprint, imprint
 from cflpriv.attacks.imprint import guess, imprinted, share_recovered, summed, updates_of
 from cflpriv.attacks.leakage import Cell, prior_of
 from cflpriv.data import DataSpec, build_population
@@ -100,6 +100,22 @@ def test_single_updates_are_images() -> None:
         assert cell.value is not None
         assert cell.value == cell.reference
         assert cell.value > least, cell.line()
+
+
+def test_clients_train_on_the_crafted_model_as_on_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Per-FedAvg's by its own rate; of what pFedLIA's hold back nothing is looked for."""
+    trained: list[Train] = []
+
+    def noted(people: Any, train: Train, *more: Any) -> Any:
+        trained.append(train)
+        return updates_of(people, train, *more)
+
+    monkeypatch.setattr(imprint, "updates_of", noted)
+    for algorithm in ({"name": "per_fedavg", "beta": 1e-6}, {"name": "pfedlia", "warm_up": 9}):
+        run = config(algorithm, training={"rounds": 1}, data={"clients": 8, "samples_per_client": 20}, model={"hidden": 16})
+        (cell, _) = ATTACKS["imprint"].cells(case(run, "active-server"))[0]
+    assert [train.lr for train in trained] == [0.1, 1e-6, 0.1, 0.1]
+    assert f"{8 * 15} images" in cell.note
 
 
 def test_a_bound_secure_sum_still_shows_images() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import attack_scenes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,10 +21,12 @@ from cflpriv.attacks.key_recovery.cells import knowledge, score_l1, score_sets
 from cflpriv.attacks.key_recovery.naming import Response, cloud, distance, head_blocks, name_columns, on_simplex, rounded, simulate
 from cflpriv.attacks.key_recovery.structure import shares
 from cflpriv.attacks.leakage import BUDGETS, Cell, pooled, truth_of
+from cflpriv.attacks.local_training import local_training
 from cflpriv.data import build_population
+from cflpriv.engine import Streams, TaskInput
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, parse_config
-from cflpriv.types import Array
+from cflpriv.types import Array, ClientData
 
 PAIRS = [[0, 7], [1, 4], [2, 9], [3, 6], [5, 8]]
 
@@ -220,6 +223,26 @@ def test_with_the_wrong_initial_model_the_attacker_abstains_but_keeps_the_struct
     groups = [frozenset(np.flatnonzero(row).tolist()) for row in found.structure.proportions]
     assert len(set(groups)) == 5
     assert all(groups[i] == groups[i + 5] for i in range(15))  # who shares labels with whom is plain all the same
+
+
+@pytest.mark.parametrize("algorithm", [{"name": "per_fedavg", "beta": 0.1, "alpha": 0.01}, {"name": "pfedlia", "warm_up": 9}])
+def test_the_attackers_own_clients_take_the_steps_of_the_run(algorithm: dict[str, Any]) -> None:
+    """Oracle: a client's own samples, by what the attacker trains with and on as many, are the update that it sent, permuted."""
+    training = {"rounds": 1, "epochs": 2, "batch_size": 0, "lr": 0.01}
+    seen = attack_scenes.case(attack_scenes.config(
+        algorithm, {"sum": "permutation"}, training=training, model={"dtype": "float64"},
+        data={"samples_per_client": 20, "groups": PAIRS},
+    ))  # fmt: skip
+    sent = blind_rounds(seen.view, knowledge(seen.prior, None).theta0.size)
+    assert sent is not None
+    known = knowledge(seen.prior, sent.theta0, sent.round)
+    assert seen.prior.config is not None
+    for client, row in zip(sent.clients, sent.rounds[0], strict=True):
+        x, y = seen.truth.data[client]
+        own = local_training(seen.prior.config, known.train.model).part(ClientData(client, x, y, x[:0], y[:0]))
+        assert known.samples == len(own.y_train)
+        update = known.train.run(TaskInput(own, {"model": known.theta0}, {}, Streams(0, 0, client)))["update"]
+        assert np.sort(np.asarray(update)) == pytest.approx(np.sort(row), abs=1e-9)
 
 
 def test_under_hadamard_no_labels_are_named() -> None:

@@ -14,7 +14,7 @@ from cflpriv.attacks.audit import case_of, fresh_scene
 from cflpriv.attacks.clipped import clipped_probabilities
 from cflpriv.attacks.label_inference import class_probabilities, steps_in
 from cflpriv.attacks.leakage import Cell
-from cflpriv.attacks.simulated_shares import public_training
+from cflpriv.attacks.local_training import local_training
 from cflpriv.attacks.sums import means_in, sums_in
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Streams, TaskInput
@@ -111,7 +111,7 @@ def test_pretended_clients_of_adam_train_as_the_run_does() -> None:
     model = Model("mlp", (1, 8, 8), 10, hidden=8)
     assert seen.prior.config is not None
     model = replace(model, mean=seen.prior.mean, std=seen.prior.std)
-    train = public_training(seen.prior.config, model)
+    train = local_training(seen.prior.config, model).train
     step = steps_in(seen.view, model.dimension)[0][0]
     x, y = seen.truth.data[0]
     given = TaskInput(ClientData(0, x, y, x[:0], y[:0]), {"model": step.start.astype(np.float32)}, {}, Streams(0, 0, 0))
@@ -220,3 +220,13 @@ def test_a_trusted_server_sees_contributions_under_client_level_privacy() -> Non
     made = private("client", 4.0)
     found = by_metric(case_of(fresh_scene(made, build_population(made.data), 2, QUICK), "server", QUICK))
     assert found["label_set_accuracy"].status == "leaks"
+
+
+@pytest.mark.parametrize(("gram", "adversary"), [(["sketch"], "server"), (["sketch", "haar"], "server+1")])
+def test_a_sketch_hides_no_labels_from_who_can_make_one(gram: list[str], adversary: str) -> None:
+    """Templates of what clients would send go through the same public sketch."""
+    made = config({"name": "stocfl"}, protection={"gram": gram, "sketch_dim": 256})
+    cells = {cell.metric: cell for cell in ATTACKS["anchor_counts"].cells(case(made, adversary))[0]}
+    assert cells["label_set_accuracy"].value == 1.0
+    assert cells["histogram_l1"].status == "leaks"
+    assert (cells["histogram_l1"].value or 9) < 0.2

@@ -14,15 +14,17 @@ import pytest
 from attack_scenes import case, config, over_seeds, population_of, unrelated
 from sklearn.metrics import roc_auc_score, roc_curve
 
+from cflpriv.attacks import membership_shadows
 from cflpriv.attacks.audit import audit_run
-from cflpriv.attacks.leakage import Case
+from cflpriv.attacks.leakage import Case, Truth
+from cflpriv.attacks.local_training import local_training
 from cflpriv.attacks.membership import placements, roc
 from cflpriv.attacks.membership_audit import Outcome, auc_gain, cells, curve_of
-from cflpriv.attacks.membership_shadows import Target, federated_replicas, models_in, pairs_of, turns_in
+from cflpriv.attacks.membership_shadows import Target, federated_replicas, games_of, models_in, pairs_of, turns_in
 from cflpriv.experiments import Config, run_experiment
 from cflpriv.experiments.pictures import roc_curves
 from cflpriv.experiments.report import write_report
-from cflpriv.types import Array
+from cflpriv.types import Array, ClientData
 
 SEEDS = range(3)
 
@@ -94,20 +96,81 @@ def test_replicas_are_the_run_itself(weights: str) -> None:
     assert len({len(y) for _, y in seen.truth.data.values()}) > 1
     train = run.train_for(population_of(run))
     for target in targets(seen, run):
-        (replica,) = federated_replicas(train, target.start, target.chain, [seen.truth.data], 0, weights=weights)
+        (replica,) = federated_replicas(train.at, target.start, target.chain, [seen.truth.data], 0, weights=weights)
         assert replica == pytest.approx(target.vector, abs=1e-12)
         for client, own in target.own.items():
-            (alone,) = federated_replicas(train, replica, [(target.round, (client,))], [seen.truth.data], 0)
+            (alone,) = federated_replicas(train.at, replica, [(target.round, (client,))], [seen.truth.data], 0)
             assert alone == pytest.approx(own, abs=1e-12)
+
+
+def parts_of(seen: Case, run: Config) -> dict[int, tuple[Array, Array]]:
+    """What clients train on."""
+    local = local_training(run, run.model_for(population_of(run)))
+    held = {client: local.part(ClientData(client, x, y, x[:0], y[:0])) for client, (x, y) in seen.truth.data.items()}
+    return {client: (part.x_train, part.y_train) for client, part in held.items()}
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [{"name": "one_shot", "k": 2, "local_epochs": 5}, {"name": "per_fedavg", "beta": 0.2}, {"name": "pfedlia", "warm_up": 9}],
+)
+def test_replicas_train_as_clients_do(algorithm: dict[str, Any]) -> None:
+    """The same where clients do not train as [training] says, or not on all samples: of those held back nothing is asked."""
+    run = made(algorithm=algorithm, model={"dtype": "float64"}, training={"batch_size": 0, "epochs": 2, "lr": 0.1})
+    seen = case(run)
+    model = run.model_for(population_of(run))
+    data = parts_of(seen, run)
+    for target in targets(seen, run):
+        (replica,) = federated_replicas(lambda n: local_training(run, model, n).train, target.start, target.chain, [data], 0)
+        assert replica == pytest.approx(target.vector, abs=1e-12)
+    count = {cell.metric: cell for cell in cells(seen)[0]}["model_lira_auc"].note.partition(" members")[0]
+    assert int(count) <= sum(len(y) for _, y in data.values())
+
+
+@pytest.mark.parametrize(
+    "algorithm", [{"name": "stocfl", "lam": 0.0, "tau": 0.2}, {"name": "pfedlia", "mode": "peer", "warm_up": 1, "scores": "sign"}]
+)
+def test_a_clients_own_model_is_one_that_it_trained_from_the_attacked_one(algorithm: dict[str, Any]) -> None:
+    """StoCFL's clients train twice a round; those in pFedLIA's neighbourhoods send movements from another model than they start from."""
+    run = made(algorithm=algorithm, model={"dtype": "float64"}, training={"rounds": 4, "batch_size": 0, "epochs": 2, "lr": 0.1})
+    seen, train, found = case(run), run.train_for(population_of(run)), 0
+    for target in targets(seen, run):
+        for client, own in target.own.items():
+            (alone,) = federated_replicas(train.at, target.vector, [(target.round, (client,))], [parts_of(seen, run)], 0)
+            assert alone == pytest.approx(own, abs=1e-12)
+            found += 1
+    assert found
 
 
 def test_replicas_are_clipped_and_independent() -> None:
     seen = case(made(training={"rounds": 2, "epochs": 1}))
     target, train = targets(seen, made())[0], made().train_for(population_of(made()))
-    twice = federated_replicas(train, target.start, target.chain[:1], [seen.truth.data] * 2, 0, bound=0.01)
+    twice = federated_replicas(train.at, target.start, target.chain[:1], [seen.truth.data] * 2, 0, bound=0.01)
     assert np.linalg.norm(twice - target.start, axis=1).max() <= 0.01 * (1 + 1e-5)
     assert not np.array_equal(twice[0], twice[1])  # batches of their own
-    assert np.array_equal(twice, federated_replicas(train, target.start, target.chain[:1], [seen.truth.data] * 2, 0, bound=0.01))
+    assert np.array_equal(twice, federated_replicas(train.at, target.start, target.chain[:1], [seen.truth.data] * 2, 0, bound=0.01))
+
+
+def test_shadows_are_kept_for_one_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two audits of the same images with other labels, or of another round, in one process: each has the shadows of its own run."""
+    monkeypatch.setattr(membership_shadows, "_KEPT", {})
+    run = made(training={"rounds": 2, "epochs": 1})
+    seen, train = case(run), run.train_for(population_of(run))
+    (target, *_) = targets(seen, run)
+    data, outside = ({c: (x, (y + 1) % 10) for c, (x, y) in one.items()} for one in (seen.truth.data, seen.truth.outside))
+    truths = seen.truth, replace(seen.truth, data=data, outside=outside)
+
+    def shadows(truth: Truth, target: Target) -> Array:
+        pairs = pairs_of(truth, target.owners, np.random.default_rng(0))
+        return games_of(target, pairs, truth, seen.prior, train.at, 0.0, 2)[0].shadow
+
+    both = [shadows(truth, target) for truth in truths]
+    assert len(membership_shadows._KEPT) == 2
+    monkeypatch.setattr(membership_shadows, "_KEPT", {})
+    assert np.array_equal(shadows(truths[1], target), both[1])
+    assert not np.array_equal(both[0], both[1])
+    shadows(truths[1], replace(target, round=target.round + 1))
+    assert len(membership_shadows._KEPT) == 2, "own models are trained in another round"
 
 
 def test_pairs_are_of_one_label_and_owner_and_no_sample_is_lost() -> None:
