@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -134,6 +134,16 @@ class Protection:
     def transformed(self) -> bool:
         """Whether clients share a secret transform, for what is compared or for updates."""
         return self.sum in TRANSFORMS or any(stage in TRANSFORMS for stage in self.gram)
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """The keys that were set and do nothing here, because what they are about is off."""
+        on = {
+            "secagg_": self.secure, "max_weight": self.secure, "ckks_": "ckks" in self.gram, "sketch_dim": "sketch" in self.gram,
+            "transform": self.sum in TRANSFORMS,
+        }  # fmt: skip
+        changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
+        return tuple(name for name in changed if any(name.startswith(what) and not used for what, used in on.items()))
 
     @property
     def smallest_sum(self) -> int:

@@ -230,6 +230,8 @@ def _announce(s: Simulation, say: Callable[[str], None]) -> None:
         say("no clear structure was found in the clients' similarity: one cluster is trained")
     for note in s.population.notes:
         say(f"note: {note}")
+    for key in s.config.protection.idle:
+        say(f"note: protection.{key} = {getattr(s.config.protection, key)!r} does nothing under protection {s.config.protection.name}")
     if s.config.run.record != "headers":
         say(f"recording payloads: about {estimate_record_bytes(s.config, s.population) / 1e6:.1f} MB")
 

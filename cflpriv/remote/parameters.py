@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from ..federation import Parameter
-from ..handles import Held, HeldKey, Shared
+from ..handles import Held, HeldKey
 from ..types import Array
+from ..wire import blind_places, wire
 from . import messages as m
 
-__all__ = ["clear_parts", "said_of"]
+__all__ = ["recorded", "said_of"]
 
 
 def said_of(
@@ -35,14 +34,17 @@ def said_of(
     return tuple(sent)
 
 
-def clear_parts(params: Mapping[str, Parameter], lists: Mapping[str, list[Any]], chosen: tuple[int, ...]) -> dict[str, Array]:
-    """For the record: the clear parts of what these clients are sent."""
+def recorded(
+    params: Mapping[str, Parameter], lists: Mapping[str, list[Any]], chosen: tuple[int, ...]
+) -> tuple[dict[str, Array], dict[str, tuple[int, int, int]]]:  # fmt: skip
+    """For the record: what these clients are sent, in the clear and blind, and where each blind part lies (`blind_places`)."""
     payload: dict[str, Array] = {}
+    blind: dict[str, tuple[int, int, int]] = {}
     for name, value in params.items():
         if isinstance(value, Held):
             continue
         items = [(name, value)] if name not in lists else [(f"{name}/{i}", lists[name][i]) for i in chosen or range(len(lists[name]))]
         for path, one in items:
-            shared = one if isinstance(one, Shared) else Shared(np.asarray(one))
-            payload |= {} if shared.clear is None else {path: shared.clear}
-    return payload
+            payload |= wire(path, one)  # type: ignore[arg-type]
+            blind |= blind_places(path, one)  # type: ignore[arg-type]
+    return payload, blind

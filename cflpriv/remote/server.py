@@ -37,7 +37,7 @@ from .client import NO_MODEL, model_hash
 from .folds import folded
 from .gram import Grams
 from .means import Asked, Means
-from .parameters import clear_parts, said_of
+from .parameters import recorded, said_of
 from .relay import relay, requests
 from .releases import may_leave
 from .roll import ClientsLost, EpochEnded, KeyHolderLost, Roll, Transport, most_common
@@ -249,8 +249,9 @@ class RemoteFederation:
             for client in members:
                 earlier = [self._known[value.key].models.get(client, b"") for value in params.values() if isinstance(value, Held)]
                 traced[client] = trace([received, *earlier])
-            if payload := clear_parts(params, lists, chosen):
-                context = {"task": type(task).__name__, "which": list(chosen)}
+            payload, blind = recorded(params, lists, chosen)
+            if payload:
+                context = {"task": type(task).__name__, "which": list(chosen)} | ({"blind": blind} if blind else {})
                 self._record("compute")("parameters", "server", "clients", members, payload, readers=("server", "clients"), context=context)
         before = len(self.refusals)
         answers = self._ask(asks, "compute")

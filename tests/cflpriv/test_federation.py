@@ -697,3 +697,19 @@ def test_only_members_of_small_clusters_train_alone() -> None:
     means = fed.mean(held["vector"], groups=labels, k=2)
     assert means[0] is not None
     assert means[1] is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "idle"),
+    [
+        ({}, ()),
+        ({"secagg_mode": "passive", "max_weight": 9.0, "floor": 3}, ("secagg_mode", "max_weight")),
+        ({"sum": "secagg", "secagg_mode": "passive", "max_weight": 9.0, "transform": "fixed"}, ("transform",)),
+        ({"sum": "haar", "transform": "fixed", "sketch_dim": 64}, ("sketch_dim",)),
+        ({"gram": ("sketch", "haar"), "sketch_dim": 64, "ckks_release": "gram"}, ("ckks_release",)),
+        ({"gram": ("ckks",), "ckks_release": "gram", "ckks_ring": 8192}, ()),
+    ],
+)
+def test_settings_that_do_nothing_are_known(settings: dict[str, Any], idle: tuple[str, ...]) -> None:
+    """A run says so: who set them may think that he is protected."""
+    assert Protection(**settings).idle == idle

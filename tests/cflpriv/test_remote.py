@@ -106,6 +106,17 @@ def test_under_a_shared_transform_clusters_and_models_are_the_same(name: str, ki
     for one in blind.transcript.messages:
         if one.kind == "blind update":  # where the parts lie in the vectors that were opened is on record
             assert one.context["dimension"] == max(stop for _, stop in one.context["parts"].values())
+    here = LocalFederation(scene.clients, protection=Protection(gram=(kind,), sum=kind), seed=1, transcript=Transcript("full"))
+    run(made, here)
+    sent = [  # what clients are sent is on record whole, sums that the server cannot read among it
+        {
+            (name, np.shape(value), tuple(one.context.get("blind", {}).get(name, ())))
+            for one in fed.transcript.messages if one.kind == "parameters" for name, value in (one.payload or {}).items()
+        }
+        for fed in (blind, here)
+    ]  # fmt: skip
+    assert any(place for _, _, place in sent[1])
+    assert {one[1:] for one in sent[0]} >= {one[1:] for one in sent[1]}
 
 
 def test_who_comes_later_gets_the_secret_from_a_member_and_a_transform_serves_once() -> None:
