@@ -3,9 +3,9 @@
 pld
     The truth here: privacy-loss distributions of dp-accounting, composed numerically with every discretisation upwards (pessimistic), so
     the figure is an upper bound. What their Fourier transforms may round off δ (`FFT_ERROR`) is taken off the δ that is asked for; a δ
-    that is all rounding costs infinity. Plain Gaussian releases, and sampled ones whose rate is 1, are first merged into one, exactly
-    (noise multipliers compose as Σ 1/z²), and a collection of nothing else is priced by the closed formula. Pure releases of an ε beyond
-    any use (`LARGEST_PURE`) are added to the rest.
+    that is all rounding is priced by formulas (`_by_formulas`). Plain Gaussian releases, and sampled ones whose rate is 1, are first
+    merged into one, exactly (noise multipliers compose as Σ 1/z²), and a collection of nothing else is priced by the closed formula.
+    Pure releases of an ε beyond any use (`LARGEST_PURE`) are added to the rest.
 prv
     The cross-check: Opacus' privacy random variables (Gopi et al. 2021). Gaussians, sampled or not, under "add_remove".
 rdp
@@ -114,7 +114,13 @@ def epsilon_of(events: Iterable[Event], delta: float, accountant: Accountant = "
     if not 0 < delta < 1:
         raise ValueError(f"delta: {delta} is outside (0, 1)")
     _check_accountant(accountant)
-    bill = _bill(events)
+    try:
+        return _epsilon(_bill(events), delta, accountant)
+    except (OverflowError, ZeroDivisionError):  # of noise so small that no float holds what it costs
+        return math.inf
+
+
+def _epsilon(bill: _Bill | None, delta: float, accountant: Accountant) -> float:
     if bill is None:
         return 0.0
     if accountant == "prv":
@@ -141,6 +147,8 @@ def delta_of(events: Iterable[Event], epsilon: float) -> float:
         return 0.0
     if _gaussian_only(rest):
         return gaussian_delta(rest.precision**-0.5, epsilon - pure)
+    if not (rest.sampled or rest.precision) and _by_formulas(rest, 0.0) <= epsilon - pure:
+        return 0.0
     return min(1.0, float(_pld(rest).get_delta_for_epsilon(epsilon - pure)) + FFT_ERROR)
 
 
@@ -177,9 +185,9 @@ def _gaussian_only(bill: _Bill) -> bool:
 def _pld_epsilon(bill: _Bill, delta: float) -> float:
     if _gaussian_only(bill):
         return gaussian_epsilon(bill.precision**-0.5, delta)
+    if delta <= FFT_ERROR:
+        return _by_formulas(bill, delta)
     delta -= FFT_ERROR
-    if delta <= 0:
-        return math.inf
     total = _pld(bill)
     with warnings.catch_warnings():  # of the overflow that is met below
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -195,6 +203,14 @@ def _pld_epsilon(bill: _Bill, delta: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if total.get_delta_for_epsilon(middle) > delta else (low, middle)
     return float(high)
+
+
+def _by_formulas(bill: _Bill, delta: float) -> float:
+    """An upper bound that takes no Fourier transform: pure releases added to the plain Gaussians; sampled steps by Rényi, or infinity."""
+    if bill.sampled:
+        return _rdp_epsilon(bill, delta) if bill.relation == "add_remove" else math.inf
+    pure = math.fsum([*(epsilon * count for epsilon, _, count in bill.responses), *(epsilon * count for epsilon, count in bill.choices)])
+    return pure + (gaussian_epsilon(bill.precision**-0.5, delta) if bill.precision else 0.0)
 
 
 def _pld(bill: _Bill) -> Any:

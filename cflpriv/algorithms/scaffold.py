@@ -9,8 +9,9 @@ Deviations, each for a reason:
   c_i⁺ a mean of gradients. With K as printed and momentum 0.9 the controls grow tenfold and training diverges.
 - Weight decay would enter the controls as part of the gradient; it does here as well, on both sides.
 - Weights are equal as in the paper; "examples" weighs updates and controls alike. Then the share of c that a sum moves is that of its
-  weight, where what all clients weigh together is N times the mean weight of the first sum. Any fixed number there gives the same fixed
-  point (c is a multiple of the weighted mean of the c_i, which is zero at the optimum); one that changed with each cohort would not.
+  weight, where what all clients weigh together is N times the mean weight of the first sum: a number that changed with each cohort would
+  bias c for good. N counts who is there or was summed; when it grows, c shrinks to the mean over all, newcomers' zeros among them. Who
+  leaves for good leaves its last c_i in c.
 - **c is at any time the mean of the c_i that clients go on from**, or every later round would descend on g minus the difference: so a
   change of c_i counts once it is in c. Each client keeps c_i and, beside it, the new one that waits; with the next parameters the server
   says in which round each of the cohort was last summed, and the client takes over the waiting one if that is the round it is from. Who
@@ -93,12 +94,13 @@ def _own(given: TaskInput) -> Array | None:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """The model θ and the control c; the round of each client's last change in c; what all clients weigh together, once a sum was taken."""
+    """The model θ and the control c; the round of each client's last change in c; of how many clients c is the mean; what each weighs."""
 
     model: Shared
     control: Shared
     summed: Mapping[int, int] = field(default_factory=dict)
-    whole: float = 0.0
+    counted: int = 0
+    each: float = 0.0
 
 
 def scaffold(train: Train, *, global_lr: float = 1.0, weights: Weights = "equal", seed: int = 0) -> Algorithm:
@@ -117,6 +119,10 @@ def scaffold(train: Train, *, global_lr: float = 1.0, weights: Weights = "equal"
 
     def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
         cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
+        counted = len({*federation.clients, *state.summed})
+        if state.counted != counted:
+            grown = state.control if not state.counted else state.control * (state.counted / counted)
+            state = replace(state, control=grown, counted=counted)
         task = TrainControlled(train.at(federation.round))
         summed = np.array([(client, state.summed.get(client, -1)) for client in cohort])
         held = federation.compute(task, {"model": state.model, "control": state.control, "summed": summed}, on=cohort)
@@ -130,10 +136,10 @@ def scaffold(train: Train, *, global_lr: float = 1.0, weights: Weights = "equal"
             # a cohort below the floor that trains alone (`small_clusters = "local"`), and so has no weight, moves its own models only
             if mean.weight is not None and not mean.clipped:
                 moved = True
-                whole = state.whole or mean.weight / mean.count * len(federation.clients)
-                control = state.control + change * (mean.weight / whole / task.unit)
+                each = state.each or mean.weight / mean.count
+                control = state.control + change * (mean.weight / (each * counted) / task.unit)
                 told = {**state.summed, **dict.fromkeys(mean.heard, federation.round)}
-                state = replace(state, control=federation.fold(control, on=held.clients[0]), summed=told, whole=whole)
+                state = replace(state, control=federation.fold(control, on=held.clients[0]), summed=told, each=each)
         notes = {"unchanged_clusters": [0] if mean is None else [], "clipped_clients": 0 if mean is None else mean.clipped}
         return state, RoundRecord(federation.round, cohort, None, {**notes, "control_moved": moved})
 

@@ -20,7 +20,7 @@ __all__ = ["Engine", "chunks"]
 Kind = Literal["auto", "sequential"]
 FEWEST_TO_HALVE = 8
 MOST_PER_CORE = 16
-"""Worker processes: each takes 100 MB and more before it has any data, so some hundreds end the machine's memory."""
+"""Worker processes started at most: each takes 100 MB and more before it has any data, so some hundreds end a machine's memory."""
 
 
 @dataclass
@@ -46,8 +46,6 @@ class Engine:
             raise InputError(f"run.engine = {self.kind!r}: known are 'auto' and 'sequential'")
         if self.workers < 1:
             raise InputError(f"run.workers = {self.workers}: is below 1")
-        if self.workers > (most := MOST_PER_CORE * (os.cpu_count() or 1)):
-            raise InputError(f"run.workers = {self.workers}: more than {most} on the {os.cpu_count()} cores here would only take memory")
         if self.device not in ("auto", "cpu", "cuda"):
             raise InputError(f"run.device = {self.device!r}: known are 'auto', 'cpu' and 'cuda'")
         if self.device == "cuda" and not torch.cuda.is_available():
@@ -69,7 +67,7 @@ class Engine:
         jobs = chunks(task, inputs, self.kind, device)
         if self.workers > 1 and len(inputs) > 1:
             if self._pool is None:
-                self._pool = Workers(self.workers)
+                self._pool = Workers(min(self.workers, MOST_PER_CORE * (os.cpu_count() or 1)))
             done = self._pool.map(task, [[inputs[i] for i in job] for job in jobs], self.kind)
         else:
             done = [compute(task, [inputs[i] for i in job], self.kind, device, self.threads) for job in jobs]

@@ -26,10 +26,10 @@ from .checkpoint import prune, restore, save_checkpoint
 from .config import Config
 from .measure import recomputed
 from .private import opened
-from .resume import check_same_config, kept_rows, last_checkpoint, locked, note_resume, put_aside
+from .resume import check_same_config, kept_rows, last_checkpoint, locked, note_resume, put_aside, put_audit_aside
 from .run import Simulation, admit, advance, begin, estimate_record_bytes, finish, population_digest, prepare
 
-__all__ = ["environment", "file_digests", "flush", "interruptible", "plain_json", "run_experiment", "write_measured"]
+__all__ = ["environment", "file_digests", "flush", "idle_notes", "interruptible", "plain_json", "run_experiment", "write_measured"]
 
 
 def run_experiment(
@@ -145,6 +145,8 @@ def _resumed(
     if progress["data_digest"] != s.digest:
         raise InputError(f"{out}: the run was made with other data than are found now; give the same --data-dir")
     moved = put_aside(out, number, progress["rounds"], progress["transcript"]["messages"])
+    if progress["rounds"] < config.training.rounds and progress["stopped"] is None:
+        put_audit_aside(out, number)
     opened(s.books, out)
     s.tape.stop(progress["entropy_bytes"])
     s.federation.transcript.restore(out / "transcript", progress["transcript"])
@@ -221,6 +223,12 @@ def file_digests(out: Path) -> dict[str, str]:
     return {path.relative_to(out).as_posix(): blake2b(path.read_bytes(), digest_size=16).hexdigest() for path in named if path.is_file()}
 
 
+def idle_notes(config: Config) -> list[str]:
+    """A line for each setting of `[protection]` that differs from its default and does nothing."""
+    asked = config.protection
+    return [f"note: protection.{key} = {getattr(asked, key)!r} does nothing under protection {asked.name}" for key in asked.idle]
+
+
 def _announce(s: Simulation, say: Callable[[str], None]) -> None:
     described = s.algorithm.describe(s.state)
     clustering = described.get("clustering")
@@ -230,8 +238,8 @@ def _announce(s: Simulation, say: Callable[[str], None]) -> None:
         say("no clear structure was found in the clients' similarity: one cluster is trained")
     for note in s.population.notes:
         say(f"note: {note}")
-    for key in s.config.protection.idle:
-        say(f"note: protection.{key} = {getattr(s.config.protection, key)!r} does nothing under protection {s.config.protection.name}")
+    for note in idle_notes(s.config):
+        say(note)
     if s.config.run.record != "headers":
         say(f"recording payloads: about {estimate_record_bytes(s.config, s.population) / 1e6:.1f} MB")
 

@@ -23,7 +23,7 @@ from ..record import cut_transcript
 from .checkpoint import Checkpoint, latest, load_checkpoint
 from .config import Config, load_config
 
-__all__ = ["Tape", "check_same_config", "kept_rows", "last_checkpoint", "locked", "note_resume", "put_aside"]
+__all__ = ["Tape", "check_same_config", "kept_rows", "last_checkpoint", "locked", "note_resume", "put_aside", "put_audit_aside"]
 
 
 class Tape:
@@ -92,15 +92,8 @@ def note_resume(folder: Path, checkpoint: Checkpoint | None) -> int:
 
 
 def put_aside(folder: Path, number: int, rows: int, messages: int) -> dict[str, int]:
-    """Cut rounds and transcript back to `rows` and `messages`; what came later is moved to `interrupted/NUMBER/`, as is an audit.
-
-    How many lines moved.
-    """
+    """Cut rounds and transcript back to `rows` and `messages`; what came later is moved to `interrupted/NUMBER/`. How many lines moved."""
     aside = folder / "interrupted" / str(number)
-    for name in ("audit.json", "audit"):
-        if (folder / name).exists():
-            aside.mkdir(parents=True, exist_ok=True)
-            (folder / name).rename(aside / name)
     path = folder / "rounds.jsonl"
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     if lines[rows:]:
@@ -110,6 +103,15 @@ def put_aside(folder: Path, number: int, rows: int, messages: int) -> dict[str, 
             out.truncate(sum(map(len, lines[:rows])))
     moved = cut_transcript(folder / "transcript", messages, aside) if (folder / "transcript").is_dir() else 0
     return {"rounds": len(lines[rows:]), "messages": moved}
+
+
+def put_audit_aside(folder: Path, number: int) -> None:
+    """Move what an audit left to `interrupted/NUMBER/`."""
+    aside = folder / "interrupted" / str(number)
+    for name in ("audit.json", "audit"):
+        if (folder / name).exists():
+            aside.mkdir(parents=True, exist_ok=True)
+            (folder / name).rename(aside / name)
 
 
 def kept_rows(folder: Path, count: int) -> list[dict[str, Any]]:

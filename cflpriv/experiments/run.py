@@ -29,7 +29,9 @@ from .newcomers import fine_tuned_accuracy
 from .private import Books, books, spent, summed_up
 from .resume import Tape
 
-__all__ = ["Simulation", "admit", "advance", "begin", "estimate_record_bytes", "finish", "population_digest", "prepare", "start"]
+__all__ = [
+    "Simulation", "admit", "advance", "begin", "estimate_record_bytes", "finish", "population_digest", "prepare", "several_models", "start",
+]  # fmt: skip
 
 LAST = 10
 """Accuracies are also averaged over this many last evaluated rounds: one round moves by points."""
@@ -220,9 +222,9 @@ def admit(simulation: Simulation) -> None:
     s.admitted = {"clients": list(s.newcomers), **notes, **scores, "accuracy": _listed(accuracy)}
 
 
-def _several_models(s: Simulation) -> bool:
+def several_models(algorithm: Algorithm, state: Any) -> bool:
     """Whether clients have one of several models; without a clustering the server then does not know how many are in use."""
-    return any(isinstance(value, list | tuple) and len(value) > 1 for value in s.algorithm.serve(s.state).params.values())
+    return any(isinstance(value, list | tuple) and len(value) > 1 for value in algorithm.serve(state).params.values())
 
 
 def finish(simulation: Simulation) -> dict[str, Any]:
@@ -245,7 +247,7 @@ def finish(simulation: Simulation) -> dict[str, Any]:
         "local_accuracy_mean_last_rounds": _mean([row["local_accuracy_mean"] for row in last]),
         "last_rounds": len(last),
         "ari": None if clustering is None else ari([truth[client] for client in clustering.clients], clustering.labels),
-        "clusters": clustering.k if clustering else 1 if "mean" in s.algorithm.verbs and not _several_models(s) else None,
+        "clusters": clustering.k if clustering else 1 if "mean" in s.algorithm.verbs and not several_models(s.algorithm, s.state) else None,
         "true_groups": len(set(truth.values())),
         "clear_structure": described.get("clear"),
         "cut_rule": described.get("rule"),

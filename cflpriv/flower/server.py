@@ -17,10 +17,10 @@ from ..algorithm import Algorithm
 from ..errors import InputError, TrainingDiverged
 from ..experiments.checkpoint import Checkpoint, arrays_of, reader, write_atomically
 from ..experiments.config import Config
-from ..experiments.folder import environment, file_digests, flush, plain_json, write_measured
+from ..experiments.folder import environment, file_digests, flush, idle_notes, plain_json, write_measured
 from ..experiments.private import Books, books, opened, spent, summed_up
 from ..experiments.resume import check_same_config
-from ..experiments.run import LAST, population_digest
+from ..experiments.run import LAST, population_digest, several_models
 from ..metrics import ari, spread
 from ..protocols.entropy import system_entropy
 from ..protocols.errors import TooFewClients
@@ -131,6 +131,8 @@ def serve(
     write_atomically(out / "config.toml", config.to_toml())
     write_atomically(out / "environment.json", json.dumps(environment(), indent=1) + "\n")
     say(f"{algorithm.name}: {len(federation.clients)} clients, protection {config.protection.name}")
+    for note in idle_notes(config):
+        say(note)
     if not going_on:
         try:
             state = _again(federation, lambda: algorithm.init(federation), say)
@@ -210,7 +212,8 @@ def _summary(
         **{name: measured[-1].get(name) if measured else None for name in names},
         "accuracy_mean_last_rounds": float(np.mean([row["accuracy_mean"] for row in measured[-LAST:]])) if measured else None,
         "local_accuracy_mean_last_rounds": None, "last_rounds": len(measured[-LAST:]),
-        "ari": score, "clusters": 1 if clustering is None and "mean" in algorithm.verbs else clustering.k if clustering else None,
+        "ari": score,
+        "clusters": clustering.k if clustering else 1 if "mean" in algorithm.verbs and not several_models(algorithm, state) else None,
         "true_groups": 0 if truth is None else len(set(truth.values())), "clear_structure": found.get("clear"),
         "cut_rule": found.get("rule"), "rounds": len(rows), "rounds_planned": config.training.rounds,
         "rounds_skipped": sum(row["skipped"] is not None for row in rows),

@@ -298,9 +298,27 @@ def test_scaffolds_control_is_the_mean_of_what_its_clients_go_on_from(kind: Any,
     weight = {c.id: 1.0 if weights == "equal" else c.samples for c in scene.clients}
     trained = [client for client in fed.clients if fed.recall(client, ROUND) is not None]
     total = np.sum([weight[client] * control_of(fed, state, client) for client in trained], axis=0)
-    np.testing.assert_allclose(fed.peek(trained[0], state.control), total / state.whole, rtol=0, atol=close)
-    assert np.abs(total / state.whole).max() > 0.01
-    assert weights == "examples" or state.whole == len(fed.clients)
+    whole = state.each * state.counted
+    np.testing.assert_allclose(fed.peek(trained[0], state.control), total / whole, rtol=0, atol=close)
+    assert np.abs(total / whole).max() > 0.01
+    assert weights == "examples" or whole == len(fed.clients)
+
+
+@pytest.mark.parametrize("kind", ["none", "haar"])
+def test_scaffolds_control_stays_the_mean_when_clients_come_later(kind: Any) -> None:
+    scene = digits()
+    ids = [client.id for client in scene.clients]
+    fed = federation(scene, Protection(sum=kind), present=ids[:2])
+    algorithm = scaffold(training(scene, batch_size=10, lr=0.02))
+    state = algorithm.init(fed)
+    for number in range(4):
+        fed.begin_round(number)
+        state, _ = algorithm.round(fed, state)
+        if number == 1:
+            fed.join(ids[2:])
+    mean = np.mean([control_of(fed, state, client) for client in ids], axis=0)
+    np.testing.assert_allclose(fed.peek(ids[0], state.control), mean, rtol=0, atol=1e-10)
+    assert np.abs(mean).max() > 0.01
 
 
 def mean_gradient(train: Train, scene: Population, fed: LocalFederation, state: Any) -> float:

@@ -355,7 +355,6 @@ def test_an_engine_that_cannot_be_is_refused() -> None:
     for arguments, words in [
         ({"kind": "fast"}, "'fast'"),
         ({"workers": 0}, "workers = 0"),
-        ({"workers": 10**5}, "only take memory"),
         ({"device": "tpu"}, "'tpu'"),
     ]:
         with pytest.raises(InputError, match=words):
@@ -371,3 +370,22 @@ def test_a_federation_records_the_way_taken() -> None:
     fed = LocalFederation(clients(model.shape, [8, 8, 8]))
     fed.compute(Train(model, lr=0.1), {"model": model.init(0)})
     assert fed.engine.paths == {("Train", "stacked"): 3}
+
+
+def test_no_more_processes_start_than_a_machine_bears(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many there are changes no result, so a configuration from a larger machine runs here, and is resumed here, too."""
+    started: list[int] = []
+
+    class Counted:
+        def __init__(self, count: int) -> None:
+            started.append(count)
+            raise InputError("counted")
+
+    monkeypatch.setattr("cflpriv.engine.run.Workers", Counted)
+    monkeypatch.setattr("cflpriv.engine.run.os.cpu_count", lambda: 2)
+    model = Model("mlp", (4,), 3, hidden=4)
+    given_to = inputs(model, clients(model.shape, [5] * 40))
+    for workers in (3, 10**6):
+        with pytest.raises(InputError, match="counted"):
+            Engine(workers=workers).run(Train(model, lr=0.1), given_to)
+    assert started == [3, 32]

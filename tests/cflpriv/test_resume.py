@@ -138,8 +138,10 @@ def test_an_audit_of_the_part_that_was_there_is_put_aside(tmp_path: Path) -> Non
     assert (out / "interrupted" / "1" / "audit.json").read_text() == "[]"
     assert (out / "interrupted" / "1" / "audit" / "units.json").read_text() == "{}"
     write_atomically(out / "audit.json", "[]")
-    run(config, out)
-    assert (out / "audit.json").exists(), "a run that is done is not taken up again"
+    for summary in ((out / "summary.json").read_text(), "damaged"):
+        write_atomically(out / "summary.json", summary)
+        assert run(config, out)["rounds"] == 3
+        assert (out / "audit.json").exists(), "no round was added"
 
 
 def test_a_folder_from_before_a_key_was_there_goes_on(tmp_path: Path) -> None:

@@ -155,12 +155,29 @@ def test_a_tiny_delta_is_not_flattered_by_rounding(delta: float) -> None:
     for steps, z in ((1000, 50.0), (10_000, 100 / 3)):
         assert epsilon_of([sampled(z, 1 - 1e-12, steps, "replace_one")], delta) >= gaussian_epsilon(z / 2 / steps**0.5, delta)
         assert epsilon_of([sampled(z, 1 - 1e-12, steps)], delta) >= gaussian_epsilon(z / steps**0.5, delta)
-    assert epsilon_of([sampled(50.0, 0.5, 1000)], 1e-12) == math.inf
     assert delta_of([sampled(50.0, 0.5, 10)], 40.0) >= 1e-12
 
 
+def test_a_delta_that_is_all_rounding_is_priced_by_formulas() -> None:
+    """Higher than at a larger δ, and no more than what adds up by hand."""
+    pure: list[Event] = [ChoiceEvent(1.0, "add_remove", "sample"), RandomizedResponseEvent(0.5, 4, "add_remove", "sample")]
+    assert epsilon_of(pure, 1e-12) == 1.5
+    assert delta_of(pure, 1.5) == 0.0
+    assert epsilon_of([*pure, plain(5.0)], 1e-13) == pytest.approx(1.5 + gaussian_epsilon(5.0, 1e-13))
+    steps = [sampled(2.0, 0.01, 1000)]
+    assert epsilon_of(steps, 1e-9) < epsilon_of(steps, 1e-12) == epsilon_of(steps, 1e-12, "rdp") < 2.0
+    assert epsilon_of([sampled(2.0, 0.01, 1000, "replace_one")], 1e-12) == math.inf
+    z = calibrate(lambda z: [sampled(z, 0.01, 1000)], 1.0, 1e-12)
+    assert 0.99 < epsilon_of([sampled(z, 0.01, 1000)], 1e-12) <= 1.0
+
+
 def test_noise_that_underflows_is_not_free() -> None:
-    assert epsilon_of([sampled(1e-160, 0.5, 10)], 1e-5, "rdp") == math.inf
+    tiny: tuple[Event, ...] = (
+        sampled(1e-160, 0.5, 10), sampled(1e-150, 0.5, 10), plain(1e-200), SkellamEvent(1e-200, 1.0, 1.0, "add_remove", "sample"),
+    )  # fmt: skip
+    for event in tiny:
+        assert epsilon_of([event], 1e-5) > 1e100
+        assert epsilon_of([event], 1e-5, "rdp") > 1e100
 
 
 def test_what_is_not_known_is_refused() -> None:
@@ -256,6 +273,9 @@ def test_pure_releases_beyond_any_use_are_added_up() -> None:
     assert below == pytest.approx(above, abs=0.05)
 
 
-def test_a_delta_below_what_distributions_hold_is_refused_and_not_divided_by() -> None:
+def test_a_delta_below_what_distributions_hold_is_priced_otherwise_or_refused_and_not_divided_by() -> None:
+    z = calibrate(lambda z: [sampled(z, 0.5, 10)], 2.0, 1e-16)
+    assert 1.99 < epsilon_of([sampled(z, 0.5, 10)], 1e-16) <= 2.0
+    assert delta_of([sampled(z, 0.5, 10)], 2.0) < 2e-12
     with pytest.raises(ValueError, match="cannot be kept by any noise"):
-        calibrate(lambda z: [sampled(z, 0.5, 10)], 2.0, 1e-16)
+        calibrate(lambda z: [sampled(z, 0.5, 10, "replace_one")], 2.0, 1e-16)
