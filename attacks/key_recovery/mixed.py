@@ -4,7 +4,8 @@ All but the update is public in a first round: FedNova sends the update divided 
 whose controls begin at zero, sends the update and a known negative multiple of it. So the column of that number is known by what it holds,
 and those of a control by those of its update. Under a rotation no column matches, and all stay.
 
-Deviation from what could be known: in later rounds, under one transform for all, numbers of steps are taken as alike.
+Deviation from what could be known: in later rounds, under one transform for all, numbers of steps are taken as alike. Of columns that are
+equal (pixels that never vary) not all of a control's are recognised; those stay.
 """
 
 import numpy as np
