@@ -32,6 +32,7 @@ from dataclasses import dataclass
 
 from ..types import Array
 from . import (
+    anchor_counts,
     cluster_identity,
     disaggregation,
     dp_run,
@@ -48,6 +49,7 @@ from . import (
     sybil_span,
 )
 from .adversary import ADVERSARIES, AdversaryView, load_view, view_of
+from .anchor_counts import labels_from_templates
 from .ckks_products import products_from_bare
 from .cluster_identity import clusters_from_sizes
 from .disaggregation import disaggregate
@@ -56,7 +58,7 @@ from .gram_geometry import labels_from_gram
 from .imprint import images_from_imprint
 from .influence import groups_from_scores
 from .key_recovery import recover_labels
-from .label_inference import labels_from_bias, labels_from_templates
+from .label_inference import labels_from_bias
 from .leakage import BUDGETS, Budget, Case, Cell, Prior, Truth
 from .property_inference import infer_property
 from .signature_inversion import invert_signature, recover_label_set
@@ -85,7 +87,7 @@ class Attack:
 ATTACKS: dict[str, Attack] = {
     "signature_inversion": Attack("mean image and label set of a client from its signature U_p", signature_inversion.cells),
     "label_inference": Attack("label sets and histograms from the bias gradient in updates", label_inference.cells),
-    "anchor_counts": Attack("label counts from gradients at an anchor model (StoCFL)", label_inference.anchor_cells),
+    "anchor_counts": Attack("label counts from gradients at an anchor model (StoCFL)", anchor_counts.cells),
     "gram_geometry": Attack("label sets from inner products, with 0, 3 and 10 known clients", gram_geometry.cells),
     "sybil_span": Attack("signatures from inner products with known vectors that span them", sybil_span.cells),
     "cluster_identity": Attack("a client's group from which model it is sent and whom it is summed with", cluster_identity.cells),

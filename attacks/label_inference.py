@@ -1,10 +1,8 @@
-"""Label inference: which labels a client has, and how many of each, from its updates or from its gradient at an anchor model.
+"""Label inference: which labels a client has, and how many of each, from its updates.
 
 Source: the gradient of softmax cross-entropy by the head's bias is the mean predicted probability less the share of each label (Zhao et al.
 2020, iDLG, for one sample; Wainakh et al. 2022 for batches). Local SGD adds up such gradients, so an update's bias part divided by rate and
-steps is q − p̄ with q the label shares; p̄ comes from auxiliary data on the way from the model sent to the model that came back. For
-StoCFL's anchor gradient Ψ, normalised and perhaps sketched, the same coordinates give label counts once the scale is found from the labels
-that are absent; where a sketch hides them, Ψ is split into the gradients of clients with a single label, which the attacker makes itself.
+steps is q − p̄ with q the label shares; p̄ comes from auxiliary data on the way from the model sent to the model that came back.
 
 What it proves: an update in the clear shows a client's labels, and the mean update of a cluster, which two models of it tell, shows those
 of the cluster as a whole (`aggregate_histogram_l1`: one figure a cluster, nothing about a member; also where it is hidden who is in it),
@@ -25,25 +23,23 @@ import torch
 from scipy.optimize import nnls
 
 from ..algorithms.fesem import TrainAndAssign
-from ..channels import sketched
 from ..models import Model
 from ..randomness import stream
 from ..record import Message, payload_rows
 from ..types import Array
-from .adversary import AdversaryView, opened, updates_sent
+from .adversary import AdversaryView, updates_sent
 from .class_owners import cells as owner_cells
 from .clipped import clipped_probabilities
-from .encrypted import with_opened_uploads
 from .leakage import Case, Cell, Prior, Truth, cell, nothing, popular_set
 from .local_training import local_training, not_modelled
 from .simulated_shares import shares_by_simulation
 from .sums import CohortSum, means_in, models_sent, sizes_in, sums_in
 
-__all__ = ["anchor_cells", "cells", "class_probabilities", "counts_from_bias", "labels_from_bias", "labels_from_templates", "top_labels"]
+__all__ = ["cells", "class_probabilities", "counts_from_bias", "labels_from_bias", "top_labels"]
 
-NAME, ANCHOR = "label_inference", "anchor_counts"
+NAME = "label_inference"
 AGGREGATE = "aggregate_histogram_l1"
-MARGIN = {"label_set_accuracy": 0.1, "histogram_l1": 0.1, "label_counts_exact": 0.1, AGGREGATE: 0.1}
+MARGIN = {"label_set_accuracy": 0.1, "histogram_l1": 0.1, AGGREGATE: 0.1}
 PATH = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Where on the way from the model sent to the model returned p̄ is taken."""
 CLIPPED_PATH = (0.5,)
@@ -86,17 +82,6 @@ def counts_from_bias(bias_gradient: Array, probabilities: Array, labels: int) ->
     q[absent] = 0.0
     q = np.maximum(q, 0.0)
     return np.asarray(q / max(float(q.sum()), 1e-12))
-
-
-def labels_from_templates(vector: Array, templates: Array, mixture: Array) -> Array:
-    """Label shares (classes,) from a vector (d,) that is linear in them up to its length, such as a normalised, sketched gradient.
-
-    `templates` (classes, d) are those of pretended clients with a single label, `mixture` (d,) that of one with all labels equally: it
-    tells how long each label's part is. Non-negative least squares.
-    """
-    parts, whole = nnls(templates.T, np.asarray(vector, np.float64))[0], nnls(templates.T, np.asarray(mixture, np.float64))[0]
-    shares = np.divide(parts, whole, out=np.zeros_like(parts), where=whole > 0)
-    return np.asarray(shares / max(float(shares.sum()), 1e-12))
 
 
 def top_labels(shares: Array, labels: int) -> frozenset[int]:
@@ -346,12 +331,6 @@ def score_l1(guess: Guess, truth: Truth, clients: Sequence[int]) -> Array:
     return np.array([float(np.abs(guess.shares[c] - truth.histogram(c)).sum()) for c in clients])
 
 
-def score_counts(guess: Guess, truth: Truth, clients: Sequence[int]) -> Array:
-    """1 where all counts, shares × samples rounded, are right."""
-    totals = {c: truth.label_counts[c].sum() for c in clients}
-    return np.array([float(np.array_equal(np.rint(guess.shares[c] * totals[c]), truth.label_counts[c])) for c in clients])
-
-
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """Label sets and histograms from updates, or from the mean updates of clusters where only these can be seen."""
     prior = case.prior
@@ -383,7 +362,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     rounds = case.budget.rounds
     guesses = [_guess(steps, prior, clients, model, rounds) for steps in (mine, None)]
     guesses.append(guesses[0] if theirs is mine else _guess(theirs, prior.unprotected(), clients, model, rounds))
-    figures, arrays = _figures(case, NAME, clients, guesses, f"{source}, the first {rounds} round(s); {prior.description}")
+    figures, arrays = label_cells(case, NAME, clients, guesses, f"{source}, the first {rounds} round(s); {prior.description}")
     return [*figures, whole], arrays
 
 
@@ -463,7 +442,8 @@ def _same(a: AdversaryView, b: AdversaryView) -> bool:
     return a.coalition == b.coalition and len(a.messages) == len(b.messages) and all(map(is_, a.messages, b.messages))
 
 
-def _figures(case: Case, name: str, clients: list[int], guesses: list[Guess], note: str) -> tuple[list[Cell], dict[str, Array]]:
+def label_cells(case: Case, name: str, clients: list[int], guesses: list[Guess], note: str) -> tuple[list[Cell], dict[str, Array]]:
+    """Histograms and label sets of clients, guessed with, without and on the unprotected view; the cells and what a picture needs."""
     prior, truth = case.prior, case.truth
     l1 = [score_l1(one, truth, clients) for one in guesses]
     words = f"{note}; baseline: the label shares of the auxiliary data"
@@ -489,72 +469,3 @@ def public_model(prior: Prior) -> Model:
     """The model that everybody trains, from the public configuration."""
     assert prior.config is not None  # the caller's
     return prior.config.model.build(prior.shape, prior.classes, prior.mean, prior.std)
-
-
-# --- anchor gradients ---------------------------------------------------------------------------------------------------------------
-
-
-def representations_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
-    """StoCFL's Ψ by client, first come."""
-    found: dict[int, Array] = {}
-    for message in view.select("gram", "representation"):
-        if message.payload is None or "rows" not in message.payload:
-            continue
-        rows = opened(view, np.asarray(message.payload["rows"], dtype=np.float64), f"gram/{message.context['epoch']}", "gram", dimension)
-        if rows is None:
-            continue
-        for client, row in zip(payload_rows(message), rows, strict=True):
-            found.setdefault(client, row[0])
-    return found
-
-
-def anchor_of(view: AdversaryView) -> Array | None:
-    """The public model at which representations were taken."""
-    for message in view.select("compute", "parameters"):
-        if message.context.get("task") == "Represent":
-            return models_sent(view, message).get("model")
-    return None
-
-
-def guess_anchor(view: AdversaryView | None, prior: Prior, clients: Sequence[int], model: Model) -> Guess:
-    """Label shares from Ψ: by the bias coordinates where they are there, else by templates."""
-    if view is None:
-        return Guess(dict.fromkeys(clients, auxiliary_shares(prior)))
-    seen, anchor = representations_in(view, model.dimension), anchor_of(view)
-    whole = all(seen[client].shape == (model.dimension,) for client in clients)
-    bias = bias_span(model)
-    if whole and anchor is not None and bias is not None:
-        predicted = class_probabilities(model, anchor, prior.x, prior.y)
-        return Guess({client: counts_from_bias(seen[client][bias], predicted, prior.labels_per_client[client]) for client in clients})
-    present = [int(label) for label in np.unique(prior.y)]
-    pools = [np.flatnonzero(prior.y == label) for label in present]
-    equal = min(len(pool) for pool in pools)
-    places = [*pools, np.concatenate([pool[:equal] for pool in pools])]
-    made = prior.simulate([(prior.x[one], prior.y[one]) for one in places])
-    if made is not None and "sketch" in view.protection.gram:
-        made = sketched(0, view.protection.sketch_dim)(made)
-    if made is None or made.shape[2:] != seen[clients[0]].shape:
-        return Guess(dict.fromkeys(clients, np.full(prior.classes, 1 / prior.classes)))  # the public pipeline cannot be imitated here
-    shares = {}
-    for client in clients:
-        shares[client] = np.zeros(prior.classes)
-        shares[client][present] = labels_from_templates(seen[client], made[:-1, 0], made[-1, 0])
-    return Guess(shares)
-
-
-def anchor_cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
-    """Label counts from gradients at the anchor."""
-    prior = case.prior
-    model = None if prior.config is None else public_model(prior)
-    view = with_opened_uploads(case.view, np.shape(next(iter(case.rows.values()), np.zeros((0, 0)))))
-    mine, theirs = ({}, {}) if model is None else (representations_in(one, model.dimension) for one in (view, case.reference))
-    clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
-    if model is None or not clients:
-        return [nothing(case, ANCHOR, "histogram_l1", "no representation at an anchor model can be read in this view")], None
-    pairs = ((view, prior), (None, prior), (case.reference, prior.unprotected()))
-    guesses = [guess_anchor(one, knows, clients, model) for one, knows in pairs]
-    exact = [score_counts(one, case.truth, clients) for one in guesses]
-    figures, arrays = _figures(case, ANCHOR, clients, guesses, prior.description)
-    words = f"{prior.description}; all counts of a client right; baseline: the label shares of the auxiliary data"
-    figures.insert(0, cell(case, ANCHOR, "label_counts_exact", *exact, margin=MARGIN["label_counts_exact"], share=True, note=words))
-    return figures, arrays

@@ -24,7 +24,7 @@ from .randomness import Stream, stream
 from .record import Transcript
 from .traffic import Bare, plain
 from .types import Array, ClientData, check_array
-from .wire import blind_places, check_small, choices, hash_payload, made, wire
+from .wire import check_small, choices, hash_payload, made, recorded, wire
 
 __all__ = ["LocalFederation"]
 
@@ -218,16 +218,7 @@ class LocalFederation:
         for client in clients:
             alike.setdefault(picks.get(client, ()), []).append(client)
         for labels, members in sorted(alike.items()):
-            payload: dict[str, Array] = {}
-            blind: dict[str, tuple[int, int, int]] = {}
-            for name, value in params.items():
-                if isinstance(value, Held):
-                    continue
-                chosen = labels or range(len(lists.get(name, ())))
-                items = [(f"{name}/{i}", lists[name][i]) for i in chosen] if name in lists else [(name, value)]
-                for path, one in items:
-                    payload |= wire(path, one)  # type: ignore[arg-type]
-                    blind |= blind_places(path, one)  # type: ignore[arg-type]
+            payload, blind = recorded(params, lists, labels)
             if payload:
                 if self._channels.sum.binds_models:
                     received |= dict.fromkeys(members, hash_payload(payload))

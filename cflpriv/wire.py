@@ -11,7 +11,7 @@ from .federation import Parameter
 from .handles import Held, Labels, Shared, label_sets
 from .types import Array
 
-__all__ = ["SMALL", "blind_places", "check_small", "choices", "closed", "hash_payload", "made", "owned", "wire"]
+__all__ = ["SMALL", "check_small", "choices", "closed", "hash_payload", "made", "owned", "recorded", "wire"]
 
 SMALL = 16
 """Integers that `gram` releases may exceed the number of clients by this much."""
@@ -29,6 +29,22 @@ def blind_places(name: str, value: Array | Shared) -> dict[str, tuple[int, int, 
     """Where in its opened vector each blind part lies, by the name it travels under: [start, stop, dimension of the vector]."""
     blind = value.blind if isinstance(value, Shared) else ()
     return {f"{name}/{one.transform}": (one.start, one.stop, one.dimension or len(one.value)) for one in blind}
+
+
+def recorded(
+    params: Mapping[str, Parameter], lists: Mapping[str, list[Any]], chosen: tuple[int, ...]
+) -> tuple[dict[str, Array], dict[str, tuple[int, int, int]]]:  # fmt: skip
+    """For the record: what these clients are sent, in the clear and blind, and where each blind part lies (`blind_places`)."""
+    payload: dict[str, Array] = {}
+    blind: dict[str, tuple[int, int, int]] = {}
+    for name, value in params.items():
+        if isinstance(value, Held):
+            continue
+        items = [(name, value)] if name not in lists else [(f"{name}/{i}", lists[name][i]) for i in chosen or range(len(lists[name]))]
+        for path, one in items:
+            payload |= wire(path, one)  # type: ignore[arg-type]
+            blind |= blind_places(path, one)  # type: ignore[arg-type]
+    return payload, blind
 
 
 def hash_payload(payload: Mapping[str, Array]) -> bytes:

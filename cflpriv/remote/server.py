@@ -31,13 +31,14 @@ from ..protocols.orthonormal import TRANSFORMS
 from ..randomness import Stream, stream
 from ..record import Transcript
 from ..types import Array
+from ..wire import recorded
 from . import messages as m
 from .agreement import Agreement
 from .client import NO_MODEL, model_hash
 from .folds import folded
 from .gram import Grams
 from .means import Asked, Means
-from .parameters import recorded, said_of
+from .parameters import said_of
 from .relay import relay, requests
 from .releases import may_leave
 from .roll import ClientsLost, EpochEnded, KeyHolderLost, Roll, Transport, most_common

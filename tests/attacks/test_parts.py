@@ -11,10 +11,11 @@ from attack_scenes import QUICK, config
 
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.adversary import load_view, parts_in, recorded
+from cflpriv.attacks.anchor_counts import representations_in
 from cflpriv.attacks.audit import case_of, fresh_scene
 from cflpriv.attacks.key_recovery import blind_rounds
 from cflpriv.attacks.key_recovery.mixed import multiples_in
-from cflpriv.attacks.label_inference import public_model, representations_in, steps_in, updates_in
+from cflpriv.attacks.label_inference import public_model, steps_in, updates_in
 from cflpriv.attacks.leakage import Case
 from cflpriv.attacks.sums import models_sent
 from cflpriv.data import build_population

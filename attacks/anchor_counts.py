@@ -1,0 +1,113 @@
+"""Anchor counts: how many samples of each label a client has, from its gradient at StoCFL's anchor model.
+
+Source: in the gradient of softmax cross-entropy the coordinates of the head's bias are Σ_c q_c p_c − q, with q the label shares and p_c
+what the model predicts for label c (see `label_inference`). StoCFL's Ψ is that gradient at a public anchor model, normalised and perhaps
+sketched. Where the bias coordinates are there, the scale that normalising took is found from the labels that are absent; where a sketch
+hides them, Ψ is split into the gradients of clients with a single label, which the attacker makes itself.
+
+What it proves: representations at an anchor model give label counts away. What it does not: nothing about single samples; where all labels
+are present the scale is not known and what is uneven is overstated.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.optimize import nnls
+
+from ..channels import sketched
+from ..models import Model
+from ..record import payload_rows
+from ..types import Array
+from .adversary import AdversaryView, opened
+from .encrypted import with_opened_uploads
+from .label_inference import Guess, auxiliary_shares, bias_span, class_probabilities, counts_from_bias, label_cells, public_model
+from .leakage import Case, Cell, Prior, Truth, cell, nothing
+from .sums import models_sent
+
+__all__ = ["cells", "labels_from_templates"]
+
+NAME, EXACT = "anchor_counts", "label_counts_exact"
+MARGIN = 0.1
+
+
+def labels_from_templates(vector: Array, templates: Array, mixture: Array) -> Array:
+    """Label shares (classes,) from a vector (d,) that is linear in them up to its length, such as a normalised, sketched gradient.
+
+    `templates` (classes, d) are those of pretended clients with a single label, `mixture` (d,) that of one with all labels equally: it
+    tells how long each label's part is. Non-negative least squares.
+    """
+    parts, whole = nnls(templates.T, np.asarray(vector, np.float64))[0], nnls(templates.T, np.asarray(mixture, np.float64))[0]
+    shares = np.divide(parts, whole, out=np.zeros_like(parts), where=whole > 0)
+    return np.asarray(shares / max(float(shares.sum()), 1e-12))
+
+
+def representations_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
+    """StoCFL's Ψ by client, first come."""
+    found: dict[int, Array] = {}
+    for message in view.select("gram", "representation"):
+        if message.payload is None or "rows" not in message.payload:
+            continue
+        rows = opened(view, np.asarray(message.payload["rows"], dtype=np.float64), f"gram/{message.context['epoch']}", "gram", dimension)
+        if rows is None:
+            continue
+        for client, row in zip(payload_rows(message), rows, strict=True):
+            found.setdefault(client, row[0])
+    return found
+
+
+def anchor_of(view: AdversaryView) -> Array | None:
+    """The public model at which representations were taken."""
+    for message in view.select("compute", "parameters"):
+        if message.context.get("task") == "Represent":
+            return models_sent(view, message).get("model")
+    return None
+
+
+def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], model: Model) -> Guess:
+    """Label shares from Ψ: by the bias coordinates where they are there, else by templates."""
+    if view is None:
+        return Guess(dict.fromkeys(clients, auxiliary_shares(prior)))
+    seen, anchor = representations_in(view, model.dimension), anchor_of(view)
+    whole = all(seen[client].shape == (model.dimension,) for client in clients)
+    bias = bias_span(model)
+    if whole and anchor is not None and bias is not None:
+        predicted = class_probabilities(model, anchor, prior.x, prior.y)
+        return Guess({client: counts_from_bias(seen[client][bias], predicted, prior.labels_per_client[client]) for client in clients})
+    present = [int(label) for label in np.unique(prior.y)]
+    pools = [np.flatnonzero(prior.y == label) for label in present]
+    equal = min(len(pool) for pool in pools)
+    places = [*pools, np.concatenate([pool[:equal] for pool in pools])]
+    made = prior.simulate([(prior.x[one], prior.y[one]) for one in places])
+    if made is not None and "sketch" in view.protection.gram:
+        made = sketched(0, view.protection.sketch_dim)(made)
+    if made is None or made.shape[2:] != seen[clients[0]].shape:
+        return Guess(dict.fromkeys(clients, np.full(prior.classes, 1 / prior.classes)))  # the public pipeline cannot be imitated here
+    shares = {}
+    for client in clients:
+        shares[client] = np.zeros(prior.classes)
+        shares[client][present] = labels_from_templates(seen[client], made[:-1, 0], made[-1, 0])
+    return Guess(shares)
+
+
+def score_counts(guess: Guess, truth: Truth, clients: Sequence[int]) -> Array:
+    """1 where all counts, shares × samples rounded, are right."""
+    totals = {c: truth.label_counts[c].sum() for c in clients}
+    return np.array([float(np.array_equal(np.rint(guess.shares[c] * totals[c]), truth.label_counts[c])) for c in clients])
+
+
+def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
+    """Label counts from gradients at the anchor."""
+    prior = case.prior
+    model = None if prior.config is None else public_model(prior)
+    view = with_opened_uploads(case.view, np.shape(next(iter(case.rows.values()), np.zeros((0, 0)))))
+    mine, theirs = ({}, {}) if model is None else (representations_in(one, model.dimension) for one in (view, case.reference))
+    clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
+    if model is None or not clients:
+        return [nothing(case, NAME, "histogram_l1", "no representation at an anchor model can be read in this view")], None
+    pairs = ((view, prior), (None, prior), (case.reference, prior.unprotected()))
+    guesses = [guess(one, knows, clients, model) for one, knows in pairs]
+    exact = [score_counts(one, case.truth, clients) for one in guesses]
+    figures, arrays = label_cells(case, NAME, clients, guesses, prior.description)
+    words = f"{prior.description}; all counts of a client right; baseline: the label shares of the auxiliary data"
+    figures.insert(0, cell(case, NAME, EXACT, *exact, margin=MARGIN, share=True, note=words))
+    return figures, arrays
