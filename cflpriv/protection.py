@@ -96,16 +96,16 @@ class Protection:
             raise InputError(f"protection.gram: {list(self.gram)}: the sketch comes first, once")
         if len(self.gram) - self.gram.count("sketch") > 1:
             raise InputError(f"protection.gram: {list(self.gram)} names more than one transform; give one, perhaps after 'sketch'")
-        if self.sketch_dim < SKETCH_SMALLEST:
-            raise InputError(f"protection.sketch_dim: {self.sketch_dim} is below {SKETCH_SMALLEST}; inner products would be noise")
         _known("sum", self.sum, SUMS)
         _known("gather", self.gather, GATHERS)
         for key, hint in get_type_hints(type(self)).items():
-            if get_origin(hint) is not Literal:
-                continue
             value, choices = getattr(self, key), get_args(hint)
-            if not any(isinstance(value, type(one)) and value == one for one in choices):
+            if hint is int and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
+                raise InputError(f"protection.{key}: {value!r} is not a whole number")
+            if get_origin(hint) is Literal and not any(isinstance(value, type(one)) and value == one for one in choices):
                 raise InputError(f"protection.{key}: {value!r} is not known; known are {', '.join(map(str, choices))}")
+        if self.sketch_dim < SKETCH_SMALLEST:
+            raise InputError(f"protection.sketch_dim: {self.sketch_dim} is below {SKETCH_SMALLEST}; inner products would be noise")
         if self.floor < 0:
             raise InputError(f"protection.floor: {self.floor} is negative")
         if self.secure and 0 < self.floor < 2:

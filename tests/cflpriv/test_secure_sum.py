@@ -257,6 +257,9 @@ def test_bad_settings_are_refused() -> None:
         ({"sum": "secagg", "floor": 1}, "a sum over one client"),
         ({"secagg_clip": 0.0}, "secagg_clip"),
         ({"max_weight": -1.0}, "max_weight"),
+        ({"floor": float("nan")}, "floor: nan is not a whole number"),
+        ({"landmarks": 2.5}, "landmarks: 2.5 is not a whole number"),
+        ({"sketch_dim": True}, "sketch_dim: True is not a whole number"),
     ]:
         with pytest.raises(InputError, match=words):
             Protection(**options)  # type: ignore[arg-type]
