@@ -263,7 +263,7 @@ def load_config(path: str | Path, changes: Sequence[str] = ()) -> Config:
     tree = read_tree(path)
     for change in changes:
         set_key(tree, change)
-    return parse_config(tree, str(path))
+    return parse_config(tree, f"{path} with --set {', '.join(changes)}" if changes else str(path))
 
 
 def read_tree(path: str | Path) -> dict[str, Any]:
