@@ -1,46 +1,62 @@
-"""Canary games against every mechanism that releases something: one release each, with the parameters of the event that prices it.
+"""Canary games against everything that releases something: one release each, with the parameters of the event that prices it.
 
-A game tosses a coin for each canary, plays the *library's own* mechanism on the records that are in, and scores each canary from what came
-out. `dp_audit.audit` makes a bound of scores and coins, to be held against what the accountant says of the event.
+A game tosses a coin for each canary, makes data of those that are in, has the *run's own code* release what it releases of such data, and
+scores each canary from what came out. That code is the private form of the algorithm's task (`moment`, `total`, `scores`, `choice`,
+`training`), the channel of local noise (`local`), or the mechanism (`response`, `shares`): where it leaves its noise out, or its bound on
+one record, canaries are told apart. `dp_audit.audit` makes a bound of scores and coins, to be held against what the accountant says of the
+event.
 
-Canaries have an axis each, of their own client, and are three times as long as the clip allows, so that a missing clip shows. Under
-"add_remove" a coin puts a record in or leaves it out; under "replace_one" it chooses between two that are as far apart as they can be.
+Canaries do not disturb each other, and are several times as long (or their losses as large) as the bound allows, so that a missing bound
+shows. Under "add_remove" a coin puts a record in or leaves it out; under "replace_one" it chooses between two that are as far apart as they
+can be. Records beside them, the same for both coins, give the scale of what is released without one (eigenvectors, vectors of norm 1).
 
 What they prove: that *this* release with these canaries leaks more than claimed, if a bound exceeds the claim. What they do not: a bound
 below the claim is no proof of privacy, and a composition is not tried here (`dp_run` plays whole runs).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
+from ..algorithms.influence import Influence, split
+from ..algorithms.stocfl import Represent
+from ..channels import Recorder
+from ..client_level import LocalGram
 from ..engine import Engine, Streams, TaskInput
+from ..evaluation import Losses
 from ..models import Model
+from ..privacy import Noise, Privacy
+from ..private_signatures import sketch_directions
 from ..protocols.entropy import Entropy
-from ..protocols.events import ChoiceEvent, Event, GaussianEvent, RandomizedResponseEvent, SampledGaussianEvent, SkellamEvent
-from ..protocols.mechanisms import (
-    SkellamPlan,
-    gaussian,
-    gaussian_sum,
-    noisy_argmin,
-    randomized_response,
-    second_moment,
-    skellam_open,
-    skellam_share,
-)
-from ..training import Train
+from ..protocols.events import ChoiceEvent, Event, GaussianEvent, RandomizedResponseEvent, Relation, SampledGaussianEvent, SkellamEvent
+from ..protocols.ledger import Ledger
+from ..protocols.mechanisms import SkellamPlan, randomized_response, skellam_open, skellam_share
+from ..signatures import PrincipalVectors
+from ..similarity import Gram
+from ..training import Gradient, Train
 from ..types import Array, ClientData
 
-__all__ = ["GAMES", "Game", "quiet"]
+__all__ = ["GAMES", "Game", "Unpriced", "quiet"]
 
 CLIENTS, EACH = 20, 500
-"""Canaries: so many clients with a release each, and so many records (or, in sums over clients, members)."""
+"""Canaries: clients times records of each. Games whose releases hold fewer canaries play as many more clients."""
 LONG = 3.0
 """Canaries are so many times as long as the clip."""
 LABELS = 10
 RARE = 0.05
 """How probable the option that a choice's canary moves is without it: rare, because there its probability changes by e^ε."""
+MOST_LOSSES = 256
+"""Samples beside a choice's canary, at most; with more the option would be rarer, where ε is tiny."""
+LEVELS, WIDE = 4, 7
+"""Levels of the eigenvalues in a second moment, an even number, and axes in each, a prime number not below it."""
+CLEAR = 20.0
+"""How many times the noise a known part of a release is above it, so that the rest is read in its scale."""
+SKETCHED = 64
+"""Coordinates of a sketched gradient."""
+SCORED = 50
+"""Clients that are scored in a row of influences."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,47 +67,138 @@ class Game:
     coins: Array
 
 
-def _tossed(rng: np.random.Generator, clients: int) -> Array:
-    return rng.random((clients, EACH)) < 0.5
+def _tossed(rng: np.random.Generator, each: int | None = None) -> Array:
+    """Coins (clients, each) of all canaries."""
+    each = each or EACH
+    return rng.random((max(1, CLIENTS * EACH // each), each)) < 0.5
 
 
-def _records(coins: Array, relation: str) -> Array:
-    """One client's records (n, m) from its coins (m,): axis i, if canary i is in; under "replace_one" its negative if it is not."""
-    rows = LONG * np.eye(len(coins))
-    return rows[coins] if relation == "add_remove" else rows * np.where(coins, 1.0, -1.0)[:, None]
+def _noise(relation: Relation, **given: Any) -> Noise:
+    """Noise of a run that has but one kind of release."""
+    nothing: dict[str, Any] = {"training": 0.0, "signature": 0.0, "choice": 0.0, "clip_norm": 1.0, "loss_cap": 4.0, "sketch_dim": SKETCHED}
+    return Noise(relation, sampling_rate=1.0, samples=1, seed=0, **(nothing | given))
+
+
+def _given(number: int, x: Array, y: Array, params: Mapping[str, Any], entropy: Entropy) -> TaskInput:
+    """What a federation gives the private task of client `number`."""
+    return TaskInput(ClientData(number, x, y, x[:0], y[:0]), params, {}, Streams(0, 0, number), secret=entropy(32))
 
 
 def moment(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
-    """The noisy second moment behind PACFL's private signature. Under "replace_one" two axes a canary: xxᵀ and (−x)(−x)ᵀ are one."""
-    coins, scores = _tossed(rng, CLIENTS), []
-    for own in coins:
-        if event.relation == "add_remove":
-            rows = _records(own, event.relation)
-        else:
-            rows = LONG * np.eye(2 * EACH)[np.arange(EACH) + np.where(own, 0, EACH)]
-        seen = np.diag(second_moment(rows, event.noise_multiplier, event.relation, event.unit, entropy).value)
-        scores.append(seen - 0.5 if event.relation == "add_remove" else seen[:EACH] - seen[EACH:])
+    """PACFL's private signature, all of its eigenvectors.
+
+    The guarantee is that of the second moment below, so of however many are shown. Known records give axes eigenvalues on `LEVELS` levels;
+    noise and canaries turn the eigenvectors of each level into those of others, by their entries there over the difference. A canary has
+    an axis of each level, and no two canaries have two in common, so each has the entries between its axes to itself: 1 − 1/`LEVELS` of
+    what one record may move. Under "replace_one" the other record has half of the signs changed; of that move nothing is lost.
+    """
+    size = LEVELS * WIDE
+    task = PrincipalVectors(size).private(_noise(event.relation, signature=event.noise_multiplier, sketch_dim=size))
+    level = np.arange(size) // WIDE
+    # lines of different slopes meet in one point at most, since WIDE is prime
+    offset, slope = np.divmod(np.arange(WIDE * WIDE), WIDE)
+    axes = np.arange(LEVELS) * WIDE + (offset[:, None] + slope[:, None] * np.arange(LEVELS)) % WIDE
+    one = np.zeros((WIDE * WIDE, size))
+    np.put_along_axis(one, axes, LEVELS**-0.5, axis=1)
+    swaps = event.relation == "replace_one"
+    other = one * np.where(level % 2, -1.0, 1.0) * swaps
+    counts = int(np.ceil(CLEAR * (1 + event.noise_multiplier * event.sensitivity))) * (LEVELS - 1 - level)
+    known = np.repeat(np.eye(size), counts, axis=0)
+    wide = sketch_directions(0, 2 * size, size).T  # from these coordinates to samples of twice as many, which the sketch takes back
+    coins, scores = _tossed(rng, len(one)), []
+    for number, own in enumerate(coins):
+        canaries = np.where(own[:, None], one, other) if swaps else one[own]
+        x = np.concatenate([known, LONG * canaries]) @ wide
+        vectors = task.run(_given(number, x, np.zeros(len(x), np.int64), {}, entropy))["signature"]
+        seen = (vectors.T * counts) @ vectors * (level[:, None] != level)
+        read = [np.einsum("ij,jk,ik->i", rows, seen, rows) for rows in (one, other)]
+        scores.append(read[0] - read[1] - (0.0 if swaps else (1 - 1 / LEVELS) / 2))
     return Game(np.concatenate(scores), coins.ravel())
 
 
 def total(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
-    """A sum of clipped rows with Gaussian noise: StoCFL's representation, pFedLIA's scores, the sum over clients at a trusted server."""
-    norm = event.sensitivity / (1 if event.relation == "add_remove" else 2)
-    coins = _tossed(rng, CLIENTS)
-    scores = [
-        gaussian_sum(norm * _records(own, event.relation), norm, event.noise_multiplier, event.relation, event.unit, entropy).value
-        for own in coins
-    ]
-    return Game(np.concatenate(scores) - (norm / 2 if event.relation == "add_remove" else 0.0), coins.ravel())
+    """StoCFL's private representation, a sketched and clipped sum of gradients of norm 1: all but one coordinate have a canary each.
+
+    Samples are so chosen that their sketched gradients lie along axes; the last axis has known samples, for the scale.
+    """
+    swaps = event.relation == "replace_one"
+    norm, pixels = event.sensitivity / (2 if swaps else 1), 2 * SKETCHED
+    model = Model("linear", (pixels,), 2, dtype="float64")
+    noise = _noise(event.relation, signature=event.noise_multiplier, clip_norm=norm)
+    task = Represent(Gradient(model)).private(noise)
+    # at zero the gradient of a sample with label 1 is (½, −½) ⊗ (x, 1), with label 0 its negative
+    sketch = sketch_directions(noise.seed, model.dimension, SKETCHED) * np.sqrt(model.dimension / SKETCHED)
+    weights, biases = sketch[: 2 * pixels].reshape(2, pixels, SKETCHED), sketch[2 * pixels :]
+    count = int(np.ceil(CLEAR * (1 + event.noise_multiplier * event.sensitivity / norm)))
+    wanted = np.eye(SKETCHED) * norm * np.append(np.full(SKETCHED - 1, LONG), 1.0)[:, None]
+    x = np.linalg.lstsq((weights[0] - weights[1]).T / 2, (wanted - (biases[0] - biases[1]) / 2).T)[0].T
+    start = {"model": np.zeros(model.dimension)}
+    coins, scores = _tossed(rng, SKETCHED - 1), []
+    for number, own in enumerate(coins):
+        images = np.concatenate([x[:-1] if swaps else x[:-1][own], np.repeat(x[-1:], count, axis=0)])
+        labels = np.ones(len(images), np.int64)
+        labels[: len(images) - count] = own if swaps else 1
+        seen = task.run(_given(number, images, labels, start, entropy))["representation"]
+        scores.append(seen[:-1] / seen[-1] * count - (0.0 if swaps else 0.5))
+    return Game(np.concatenate(scores), coins.ravel())
+
+
+def scores(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
+    """pFedLIA's private row of scores, under "replace_one": a held-back sample is good or bad for one other client, by its coin."""
+    cap, share = event.sensitivity / 2, 0.5
+    model = Model("linear", (SCORED,), 2, dtype="float64")
+    clients = tuple(range(SCORED))
+    noise = _noise(event.relation, signature=event.noise_multiplier, loss_cap=cap)
+    task = Influence(model, share, clients).private(noise)
+    # a pixel says label 0 by the margin A of the model, and label 1 by A once its client's update is added: losses change by A
+    margin = LONG * cap
+    start, updates = np.zeros(model.dimension), np.zeros((SCORED, model.dimension))
+    start[SCORED : 2 * SCORED] = -margin
+    updates[clients, SCORED + np.arange(SCORED)] = 2 * margin
+    params = {"model": start, "updates": dict(zip(clients, updates, strict=True))}
+    coins, found = _tossed(rng, SCORED), []
+    for number, own in enumerate(coins, start=SCORED):  # none of those that are scored
+        x, y = np.zeros((2 * SCORED, SCORED)), np.zeros(2 * SCORED, np.int64)
+        held = split(ClientData(number, x, y, x[:0], y[:0]), share, 0)[1]
+        x[held], y[held] = np.eye(SCORED), own
+        found.append(task.run(_given(number, x, y, params, entropy))["scores"])
+    return Game(np.concatenate(found), coins.ravel())
+
+
+class Unpriced(Ledger):
+    """Charges nothing: for references, whose noise is left out, and games of more clients than there is time to price one by one."""
+
+    def charge(self, bills: Mapping[int, object], purpose: str, round: int | None = None) -> None:
+        return
+
+
+class _Seen:
+    """A channel of Grams, and its session, to which uploads come as they left the client."""
+
+    where: Literal["server"] = "server"
+    evidence = True
+
+    def open(self, epoch: int) -> "_Seen":
+        return self
+
+    def upload(self, client: int, rows: Array) -> Mapping[str, Array]:
+        return {"rows": rows}
+
+    def extend(self, clients: Sequence[int], uploads: Sequence[Mapping[str, Array]], p: int, record: Recorder) -> Gram:
+        raise NotImplementedError("no Gram is made in a game")
 
 
 def local(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
-    """Every client's own row with noise of its own (signatures by local noise): as many releases as canaries, of one coordinate each."""
-    coins = _tossed(rng, CLIENTS).ravel()
+    """Rows that clients add noise to themselves (`client_level.LocalGram`), a client a canary."""
+    privacy = Privacy("client", event.relation, 1.0, 0.5, local=("gram",))
+    channel = LocalGram(_Seen(), event.noise_multiplier, privacy, Unpriced(privacy.budget), entropy)
+    session = channel.open(0)
     low = 0.0 if event.relation == "add_remove" else -1.0
-    rows = event.sensitivity / (1.0 - low) * np.where(coins, 1.0, low)
-    scores = gaussian(rows, event.sensitivity, event.noise_multiplier, event.relation, event.unit, entropy).value
-    return Game(scores - rows.max() * (1.0 + low) / 2, coins)
+    along = np.full((2, 4), 8**-0.5)  # of norm 1 in all, as rows are once they are scaled
+    coins = _tossed(rng).ravel()
+    rows = [LONG * 2**0.5 * (1.0 if inside else low) * along for inside in coins]
+    seen = [session.upload(client, brought)["rows"] for client, brought in enumerate(rows)]
+    return Game(np.tensordot(np.stack(seen), along, 2) - (1.0 + low) / 2, coins)
 
 
 def training(event: SampledGaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
@@ -105,12 +212,11 @@ def training(event: SampledGaussianEvent, rng: np.random.Generator, entropy: Ent
     spike, label = np.repeat(np.arange(pixels), LABELS), np.tile(np.arange(LABELS), pixels)
     x = LONG * event.norm_bound / np.sqrt(0.9) * np.eye(pixels)[spike]  # a gradient is √.9 times as long as x, or a little more
     start = np.zeros(model.dimension)
-    coins = _tossed(rng, CLIENTS)
+    coins = _tossed(rng)
     inputs = []
     for number, own in enumerate(coins):
         images, labels = (x[own], label[own]) if event.relation == "add_remove" else (x * np.where(own, 1.0, -1.0)[:, None], label)
-        data = ClientData(number, images, labels, x[:0], label[:0])
-        inputs.append(TaskInput(data, {"model": start}, {}, Streams(0, 0, number), secret=entropy(32)))
+        inputs.append(_given(number, images, labels, {"model": start}, entropy))
     # rates so small that the model hardly moves: the gradients stay those at the start
     train = Train(
         model, max(1, round(event.steps * event.sampling_rate)), 0, 1e-6, clip_norm=event.norm_bound, sampling_rate=event.sampling_rate,
@@ -129,28 +235,38 @@ def training(event: SampledGaussianEvent, rng: np.random.Generator, entropy: Ent
 
 
 def choice(event: ChoiceEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
-    """IFCA's noisy choice, a client a canary: one of two models is rarely chosen, and the canary changes how rarely by nearly e^ε.
+    """IFCA's private choice between two models, a client a canary, whose record has a loss far above the cap with one of them.
 
-    For half of the clients the record speaks for the rare model, for the others against it.
+    Half of the clients have known samples, none above the cap, that make the second model rare; the canary speaks for it or against it, and
+    changes how rare it is by nearly e^ε. To the other half the models are nearly alike: where a choice has little noise, or none, it is the
+    canary that decides there. The auditor is surer of the half that tells more at this ε.
     """
-    coins = _tossed(rng, CLIENTS).ravel()
-    rate = event.epsilon if event.relation == "add_remove" else event.epsilon / 2
-    apart = np.log((1 - RARE) / RARE) / rate  # of the two sums of losses, so that the second model is chosen with probability RARE
-    scores = np.empty(len(coins))
-    for i, inside in enumerate(coins):
-        speaks_for = i % 2 == 0
-        for_it, against = np.array([1.0, 0.0]), np.array([0.0, 1.0])
-        record = for_it if speaks_for else against
-        other = np.zeros(2) if event.relation == "add_remove" else (against if speaks_for else for_it)
-        sums = np.array([0.0, apart]) + (record if inside else other)
-        chosen = noisy_argmin(sums, 1.0, event.epsilon, event.relation, event.unit, entropy).value
-        scores[i] = (1.0 if speaks_for else -1.0) * chosen
-    return Game(scores, coins)
+    noise, swaps = _noise(event.relation, choice=event.epsilon), event.relation == "replace_one"
+    odds = float(np.log((1 - RARE) / RARE))
+    apart = min(odds / (event.epsilon / 2 if swaps else event.epsilon), float(MOST_LOSSES))  # of the two sums of losses, in caps
+    model = Model("linear", (2,), 2, dtype="float64")
+    models = [np.zeros(model.dimension), np.zeros(model.dimension)]
+    for number, vector in enumerate(models):
+        vector[2 + number] = 1.0  # its margin for label 1 is one of the two pixels
+    none, far = 1e-9, 5 * LONG
+    rare, even = ([(none, 1.0)] * int(gap) + [(none, gap % 1 or none)] for gap in (apart, none if swaps else 0.5))
+    for_it, against = (far, none), (none, far)
+    kind = np.arange(CLIENTS * EACH) % 4
+    coins = _tossed(rng).ravel()
+    inputs = []
+    for number, inside in enumerate(coins):
+        record, other = (against, for_it) if kind[number] == 1 else (for_it, against)
+        there = [record] if inside else [other] if swaps else []
+        x = -np.log(np.expm1(noise.loss_cap * np.array((rare if kind[number] < 2 else even) + there)))  # the margins that have these losses
+        inputs.append(_given(number, x, np.ones(len(x), np.int64), {"model": models}, entropy))
+    chosen = np.array([int(result["choice"]) for result in Engine().run(Losses(model).private(noise), inputs)])
+    sure = 1.0 if event.epsilon < 2 * odds else 3.0
+    return Game(np.select([kind == 0, kind == 1], [2.0 * chosen, -2.0 * chosen], sure * (2.0 * chosen - 1.0)), coins)
 
 
 def response(event: RandomizedResponseEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
     """Randomised responses, a client a canary: its coin says which of two values is the true one."""
-    coins = _tossed(rng, CLIENTS).ravel()
+    coins = _tossed(rng).ravel()
     said = [randomized_response(int(inside), event.choices, event.epsilon, event.relation, event.unit, entropy).value for inside in coins]
     return Game(np.array([{0: -1.0, 1: 1.0}.get(value, 0.0) for value in said]), coins)
 
@@ -166,7 +282,7 @@ def shares(event: SkellamEvent, rng: np.random.Generator, entropy: Entropy, *, l
     plan = SkellamPlan(1.0, levels, dimension, beta, 1.0, EACH, event.relation)
     spread = event.variance**0.5 / (event.l2 / times)  # in bounds
     plan = replace(plan, local_variance=(spread * plan.norms[0]) ** 2 / EACH)
-    coins = _tossed(rng, max(1, CLIENTS // 4))  # a share of the noise for each member is dear
+    coins = _tossed(rng)[: max(1, CLIENTS // 4)]  # a share of the noise for each member is dear
     signs = np.where(rng.random(dimension) < 0.5, 1.0, -1.0)
     scores = []
     for own in coins:
@@ -177,7 +293,8 @@ def shares(event: SkellamEvent, rng: np.random.Generator, entropy: Entropy, *, l
 
 
 GAMES: dict[str, Callable[..., Game]] = {
-    "moment": moment, "total": total, "local": local, "training": training, "choice": choice, "response": response, "shares": shares,
+    "moment": moment, "total": total, "scores": scores, "local": local, "training": training, "choice": choice, "response": response,
+    "shares": shares,
 }  # fmt: skip
 """Name -> (event, rng, entropy) -> game."""
 

@@ -10,6 +10,10 @@ unit = "sample": spikes (one long pixel, one label) are put among clients' sampl
 unit = "client": a client is a canary. What it brings to each mean is a long vector of its own, or, by its coin, zero (its negative under
     "replace_one"); its score is how far the released means go along that. Clipping, noise, secure sums and dropouts are the run's.
 
+Of a whole run only the updates, or the released means, are scored, and held against all that it spent: its figure says nothing of
+signatures, choices and rows with local noise, and its note says that. These are played singly, by the code that releases them in runs
+(`dp_mechanisms`).
+
 The figure is a lower bound on ε at one-sided 95 %, beside what the ledger says was spent: *above it* the run is less private than it claims
 (`leaks`). The reference is the same game with the noise left out: where that does not exceed the claim either, an audit of this size can
 show nothing (`not_validated`). What it proves: a bound above the claim is a bug. What it does not: a bound below is no proof.
@@ -26,12 +30,14 @@ from torch.nn import functional
 
 from ..algorithms.around import steps_of
 from ..channels import Contribution, Recorder, SumCall, SumChannel
+from ..client_level import LOCAL, LocalGram
 from ..engine import Engine, Streams, TaskInput
 from ..experiments.config import Config
 from ..experiments.run import Simulation, advance, begin, prepare
 from ..handles import GroupMean
 from ..models import Model
 from ..privacy import Noise
+from ..private_signatures import sum_event
 from ..protection import Protection
 from ..protocols.accounting import epsilon_of
 from ..protocols.entropy import system_entropy
@@ -44,7 +50,7 @@ from ..training import Train
 from ..types import Array, ClientData, Population
 from .adversary import view_of
 from .dp_audit import AuditResult, audit
-from .dp_mechanisms import GAMES, LONG, Game, quiet
+from .dp_mechanisms import GAMES, LONG, Game, Unpriced, quiet
 from .label_inference import Step, steps_in
 from .leakage import Case, Cell, Status, nothing
 from .local_training import local_training, only
@@ -61,11 +67,12 @@ NO_NOISE = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """A whole run's game, what its ledger came to, and in how many rounds."""
+    """A whole run's game, what its ledger came to, in how many rounds, and the figures of what was paid for and is not in the game."""
 
     game: Game
     epsilon: float
     rounds: int
+    unscored: tuple[str, ...] = ()
 
 
 # --- samples --------------------------------------------------------------------------------------------------------------------------
@@ -114,7 +121,8 @@ def play_samples(
         scores.append(total)
         tossed.append(coins[owner][asked])
     spent = max(books.ledger.spent(client) for client in sent) if noise == 1.0 else 0.0
-    return Played(Game(np.concatenate(scores), np.concatenate(tossed)), spent, len(simulation.rows))
+    game = Game(np.concatenate(scores), np.concatenate(tossed))
+    return Played(game, spent, len(simulation.rows), _unscored(books.ledger))
 
 
 def _spikes(client: ClientData, model: Model, config: Config, clients: int, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -178,6 +186,18 @@ def _gradients(model: Model, start: Array, x: Array, y: Array, norm: float) -> A
     made = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, model.inputs(x), torch.from_numpy(y))
     rows = torch.cat([made[name].flatten(1) for name in parameters], dim=1).double().numpy()
     return np.asarray(rows * np.minimum(1.0, norm / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)))
+
+
+def _unscored(ledger: Ledger) -> tuple[str, ...]:
+    """The figures of releases that were charged and that games of whole runs do not score."""
+    found = set()
+    for charge in ledger.charges:
+        for event in charge.events:
+            if isinstance(event, ChoiceEvent):
+                found.add("choice_epsilon")
+            elif isinstance(event, GaussianEvent) and (event.unit == "sample" or charge.purpose == LOCAL):
+                found.add("signature_epsilon")
+    return tuple(sorted(found))
 
 
 # --- clients --------------------------------------------------------------------------------------------------------------------------
@@ -251,7 +271,8 @@ def play_clients(config: Config, population: Population, rng: np.random.Generato
     assert books is not None
     tossed = np.array([coins[client] for client in seen])
     games = [Game(np.array([found[client] for client in seen]), tossed) for found in (planted.scores, planted.exact)]
-    return Played(games[0], max(books.ledger.spent(client) for client in books.ledger.clients), len(simulation.rows)), games[1]
+    spent = max(books.ledger.spent(client) for client in books.ledger.clients)
+    return Played(games[0], spent, len(simulation.rows), _unscored(books.ledger)), games[1]
 
 
 def play(
@@ -279,7 +300,8 @@ def play(
             continue
         mine.append(played)
         calm.append(without)
-    together = Played(_joined([one.game for one in mine]), max(one.epsilon for one in mine), min(one.rounds for one in mine))
+    games, unscored = _joined([one.game for one in mine]), {name for one in mine for name in one.unscored}
+    together = Played(games, max(one.epsilon for one in mine), min(one.rounds for one in mine), tuple(sorted(unscored)))
     return together, _joined(calm), len(mine)
 
 
@@ -298,13 +320,6 @@ def _joined(games: Sequence[Game]) -> Game:
 # --- playing --------------------------------------------------------------------------------------------------------------------------
 
 
-class _Unpriced(Ledger):
-    """Charges nothing: for references, whose noise is left out."""
-
-    def charge(self, bills: Mapping[int, object], purpose: str, round: int | None = None) -> None:
-        return
-
-
 def _recorded(config: Config) -> Config:
     # newcomers would need data of their own; nobody looks at accuracies here
     config = config.with_("run", record="full", record_rounds=(), record_clients=(), evaluate_every=10**9, audit_parties=("server",))
@@ -317,7 +332,7 @@ def _started(config: Config, population: Population, noise: float) -> Simulation
     if noise != 1.0 and accounts is not None:
         calm = accounts.noise
         accounts.noise = replace(calm, training=calm.training * noise, signature=calm.signature * noise, choice=calm.choice / noise)
-        accounts.ledger = _Unpriced(LedgerBudget(1.0, config.privacy.delta, config.privacy.relation, "sample"))
+        accounts.ledger = Unpriced(LedgerBudget(1.0, config.privacy.delta, config.privacy.relation, "sample"))
     begin(simulation)
     return simulation
 
@@ -334,17 +349,20 @@ def _rounds(simulation: Simulation, rounds: int, seconds: float) -> None:
 # --- the attack -----------------------------------------------------------------------------------------------------------------------
 
 
-def releases(config: Config) -> dict[str, tuple[str, Event]]:
+def releases(config: Config, population: Population) -> dict[str, tuple[str, Event]]:
     """What one client of the run releases: figure -> (name of the game, its event). Means over clients are played in the whole run only."""
-    privacy = config.privacy
     found: dict[str, tuple[str, Event]] = {}
-    if privacy.unit == "client":
-        return found
-    noise, relation = _noise(config), privacy.relation
+    if config.privacy.unit == "client":
+        if "gram" not in config.privacy.local:
+            return found
+        gram = prepare(_recorded(config), population=population).federation._channels.gram
+        return {"signature_epsilon": ("local", gram.event)} if isinstance(gram, LocalGram) else found
+    noise, relation = _noise(config), config.privacy.relation
     if noise.signature:
-        pacfl = config.algorithm["name"] == "pacfl"
-        sensitivity = 1.0 if relation == "add_remove" else 2**0.5 if pacfl else 2.0
-        found["signature_epsilon"] = ("moment" if pacfl else "total", GaussianEvent(noise.signature, sensitivity, relation, "sample"))
+        name = {"pacfl": "moment", "stocfl": "total", "pfedlia": "scores"}[config.algorithm["name"]]
+        bound = noise.loss_cap if name == "scores" else noise.clip_norm
+        moment = GaussianEvent(noise.signature, 1.0 if relation == "add_remove" else 2**0.5, relation, "sample")
+        found["signature_epsilon"] = (name, moment if name == "moment" else sum_event(noise.signature, bound, relation))
     if noise.choice:
         found["choice_epsilon"] = ("choice", ChoiceEvent(noise.choice, relation, "sample"))
     if noise.training:
@@ -368,24 +386,26 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if why:
         return [nothing(case, NAME, WHOLE, why)], None
     assert config is not None
-    delta, rng = config.privacy.delta, stream(case.seed, "dp audit")
+    delta, rng, population = config.privacy.delta, stream(case.seed, "dp audit"), _population(case)
     figures = []
-    for metric, (name, event) in releases(config).items():
+    for metric, (name, event) in releases(config, population).items():
         mine, calm = (GAMES[name](one, rng, system_entropy) for one in (event, quiet(event)))
         claim = epsilon_of([event], delta)
         results = [audit(game.scores, game.coins, delta, claim=claim) for game in (mine, calm)]
         figures.append(_figure(case, metric, results[0], claim, results[1], name))
-    return [*figures, _whole(case, config, rng)], None
+    return [*figures, _whole(case, config, population, rng)], None
 
 
-def _whole(case: Case, config: Config, rng: np.random.Generator) -> Cell:
+def _whole(case: Case, config: Config, population: Population, rng: np.random.Generator) -> Cell:
     delta = config.privacy.delta
     try:
-        played, calm, plays = play(config, _population(case), rng, plays=case.budget.seeds, seconds=case.budget.seconds)
+        played, calm, plays = play(config, population, rng, plays=case.budget.seeds, seconds=case.budget.seconds)
     except (ValueError, ArithmeticError, ProtocolError) as error:
         return nothing(case, NAME, WHOLE, f"not attempted: {error}")
     times = f", {plays} times over" if plays > 1 else ""
-    what = f"{played.rounds} of {config.training.rounds} rounds, played again with canaries{times}"
+    scored = "the means over clients" if config.privacy.unit == "client" else "clients' updates"
+    blind = f"; not validated by it, though paid for: what has {' and '.join(played.unscored)}" if played.unscored else ""
+    what = f"{played.rounds} of {config.training.rounds} rounds, played again with canaries{times}; scored are {scored}{blind}"
     mine, theirs = (audit(game.scores, game.coins, delta, claim=played.epsilon) for game in (played.game, calm))
     return _figure(case, WHOLE, mine, played.epsilon, theirs, what)
 

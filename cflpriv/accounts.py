@@ -76,6 +76,11 @@ class Accounts:
         """`held` was released already: it is other clients' noisy values, sent on."""
         self._held[held.key] = dict.fromkeys(held.parts, ())
 
+    def covers(self, given: Iterable[Held], remembered: Iterable[tuple[int, str]]) -> bool:
+        """Whether all of this is public or carries noise, paid for or not."""
+        receipts = [*(one for handle in given for one in self._of(handle)), *(self._remembered.get(one) for one in remembered)]
+        return all(one is not None for one in receipts)
+
     def failed(
         self, task: "Task", given: Iterable[Held], remembered: Iterable[tuple[int, str]], clients: Sequence[int], round: int
     ) -> None:

@@ -208,7 +208,7 @@ def _row_text(row: dict[str, Any]) -> str:
     if row.get("accuracy_mean") is None:
         return ""
     local = "" if row["local_accuracy_mean"] is None else f"  local models {100 * row['local_accuracy_mean']:.1f} %"
-    perplexity = "" if row.get("perplexity_mean") is None else f"  perplexity {row['perplexity_mean']:.1f}"
+    perplexity = "" if row.get("perplexity_mean") is None else f"  perplexity {row['perplexity_mean']:.4g}"
     return f"accuracy {100 * row['accuracy_mean']:.1f} %{local}{perplexity}"
 
 
@@ -217,7 +217,7 @@ def _summary_text(summary: dict[str, Any]) -> str:
         return "–" if value is None else f"{100 * value:.1f} %"
 
     clusters = "" if summary["clusters"] is None else f", {summary['clusters']} cluster(s) of {summary['true_groups']} true group(s)"
-    perplexity = "" if summary.get("perplexity_mean") is None else f", perplexity {summary['perplexity_mean']:.1f}"
+    perplexity = "" if summary.get("perplexity_mean") is None else f", perplexity {summary['perplexity_mean']:.4g}"
     agreement = "" if summary["ari"] is None else f", ARI {summary['ari']:.3f}"
     return (
         f"{summary['algorithm']}, protection {summary['protection']}: accuracy {percent(summary['accuracy_mean'])}"

@@ -63,7 +63,7 @@ def client_channels(
         gram = LocalGram(channels.gram, z, privacy, ledger, noise_source)
     shares = None
     if protection.sum == "secagg":
-        shares = Shares(protection.secagg_bits, protection.secagg_clip, protection.smallest_sum, clients, seed)
+        shares = Shares(protection.secagg_bits, protection.secagg_clip, protection.smallest_sum - 1, clients, seed)
     mean = ClippedMean(channels.sum, privacy, releases.trainings, first, ledger, noise_source, shares)
     return replace(channels, gram=gram, sum=mean)
 
@@ -72,13 +72,13 @@ def client_channels(
 class Shares:
     """Public settings of noise inside a secure sum.
 
-    `bits` of the modulus, the quantiser's `clip`, the fewest `survivors` that a sum is opened for, the most `clients` there are, the
-    `seed` of the flattening signs.
+    `bits` of the modulus, the quantiser's `clip`, the fewest `others` beside a member that a sum is opened for, the most `clients` there
+    are, the `seed` of the flattening signs.
     """
 
     bits: Bits
     clip: float
-    survivors: int
+    others: int
     clients: int
     seed: int
 
@@ -91,8 +91,9 @@ class ClippedMean:
     Under "add_remove" neighbours differ in whether a client's contribution is there or zero: who takes part, and so the number that the
     sum is divided by, is public. No amplification by the sampling of clients is claimed: the server sees who takes part.
     Reveals: the means up to the noise, who is in which group; with `sum = "none"`, every contribution to the trusted server. Inside a
-    secure sum clients must be honest about their shares: c clients who tell theirs take c of the shares off the noise; the floor is the
-    number of survivors that the price counts, all beyond it are slack (for dropouts and such clients).
+    secure sum clients must be honest about their shares: whoever knows c of them takes c off the noise. A member knows its own, and may be
+    in league with the server, so the price counts one share less than the floor, the fewest survivors; all beyond are slack (for dropouts,
+    and for more such clients).
     Source: McMahan et al. 2018 (central); Agarwal, Kairouz & Liu 2021 (Skellam).
     """
 
@@ -223,11 +224,11 @@ def _skellam(privacy: Privacy, trainings: int, before: tuple[Event, ...], shares
     rounding, which in many dimensions and with few levels is much longer than before.
     """
     dimension = 1 << max(0, (size - 1).bit_length())
-    room, root = largest_levels(shares.clients, shares.bits) * 0.9, math.sqrt(shares.survivors)
+    room, root = largest_levels(shares.clients, shares.bits) * 0.9, math.sqrt(shares.others)
 
     def made(z: float) -> SkellamPlan:
         def at(levels: float) -> SkellamPlan:
-            return skellam_plan(privacy.clip_norm, z, dimension, levels, shares.survivors, privacy.relation, BETA)
+            return skellam_plan(privacy.clip_norm, z, dimension, levels, shares.others, privacy.relation, BETA)
 
         low, high = FEWEST_LEVELS / privacy.clip_norm, min(room / privacy.clip_norm, FINEST_NOISE * root / (z * privacy.clip_norm))
         if fits(at(high), room):

@@ -8,13 +8,38 @@ import torch
 from torch.nn import functional
 
 from .engine import Device, Result, TaskInput
-from .models import Model
+from .errors import InputError
+from .models import Model, keeps_samples_apart
 from .privacy import Noise, secret_of
 from .protocols.events import ChoiceEvent, Event, Relation
 from .protocols.mechanisms import noisy_argmin
 from .types import Array
 
-__all__ = ["Evaluate", "EvaluateOwn", "EvaluateUsed", "Losses"]
+__all__ = ["Evaluate", "EvaluateOwn", "EvaluateUsed", "Losses", "sample_losses"]
+
+
+def sample_losses(model: Model, vector: Array, x: torch.Tensor, y: torch.Tensor, *, alone: bool = False) -> torch.Tensor:
+    """The loss (n,) of each of the samples `x` (n, ...), `y` (n,), in the model's dtype.
+
+    With `alone` no sample has a part in another's loss, whatever the model: clipped to a cap, the sum of them then moves by no more than
+    that when a sample comes or goes. A model that may mix samples is passed one sample at a time for it (as `Train` does where it clips);
+    `InputError` for one that takes no single sample.
+    """
+    module = model.load(vector)
+    size = 1 if alone and not keeps_samples_apart(model) else 1024
+    try:
+        with torch.no_grad():
+            pieces = [
+                functional.cross_entropy(module(x[at : at + size]), y[at : at + size], reduction="none") for at in range(0, len(y), size)
+            ]  # fmt: skip
+    except ValueError as error:
+        if size > 1:
+            raise
+        raise InputError(
+            f"model {model.name!r}: takes no single sample ({error}), which privacy.unit = 'sample' needs: in a batch, a sample that comes "
+            "or goes would move the losses of all; use GroupNorm in place of a batch norm"
+        ) from None
+    return torch.cat(pieces)
 
 
 @dataclass(frozen=True)
@@ -91,7 +116,7 @@ class Losses:
     Parts: "losses" (k,) float64, "choice" () the index of the lowest (the first among equals; NaN is never the lowest).
 
     With `epsilon` above 0 (the private form, see `private`) the choice is the exponential mechanism's on sums of losses, each sample's cut
-    at `cap`; "losses" has no private form.
+    at `cap` and computed without the others (`sample_losses`); "losses" has no private form.
     """
 
     model: Model
@@ -142,13 +167,7 @@ class Losses:
         losses = np.empty((len(inputs), len(models[0])))
         sums = np.empty_like(losses)
         for k, vector in enumerate(models[0]):
-            module = self.model.load(np.asarray(vector))
-            with torch.no_grad():
-                pieces = [
-                    functional.cross_entropy(module(x[at : at + 1024]), y[at : at + 1024], reduction="none")
-                    for at in range(0, len(y), 1024)
-                ]  # fmt: skip
-            each = torch.split(torch.cat(pieces), sizes)
+            each = torch.split(sample_losses(self.model, np.asarray(vector), x, y, alone=self.epsilon > 0), sizes)
             losses[:, k] = [float(part.double().mean()) for part in each]
             if self.epsilon:
                 sums[:, k] = [float(torch.nan_to_num(part.double(), nan=self.cap).clamp(0, self.cap).sum()) for part in each]

@@ -87,7 +87,8 @@ class Federation(Protocol):
         """Clients run `task`. Nothing leaves them.
 
         `which` picks from every list of `params`: a label (or several) per client, or a `Held` of choices, which only the client knows:
-        then the whole list is sent. Without `which` a client gets whole lists.
+        then the whole list is sent. Without `which` a client gets whole lists. Over messages, clients without a label are left out where
+        `on` does not name them: they came and are not placed yet.
         """
         ...
 
@@ -128,11 +129,14 @@ class Federation(Protocol):
         ...
 
     def gather(self, held: Held, on: Sequence[int] | None = None) -> Mapping[int, Mapping[str, Array]]:
-        """Individual values, one by one: the verb that leaks most."""
+        """Individual values, one by one: the verb that leaks most. Of those only who gave any, of the shape that most have."""
         ...
 
     def labels(self, held: Held) -> Mapping[int, int] | None:
-        """What the server learns of labels that clients chose: what `gather` gives, or None where an oblivious sum keeps them private."""
+        """What the server learns of labels that clients chose: what `gather` gives, or None where an oblivious sum keeps them private.
+
+        Whose label did not come, or is no whole number of 0 or more, is not among them.
+        """
         ...
 
     def apply(self, function: Callable[..., Array], *shareds: Shared, on: int | None = None) -> Shared:

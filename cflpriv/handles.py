@@ -3,16 +3,17 @@
 An algorithm passes these between the verbs of a federation. They carry no client value that the protection in force hides.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from .errors import InputError
+from .errors import InputError, TooFewClients
 from .types import Array
 
-__all__ = ["Blind", "GroupMean", "Held", "HeldKey", "Labels", "Own", "Released", "Shared", "label_sets"]
+__all__ = ["Blind", "GroupMean", "Held", "HeldKey", "Labels", "Own", "Released", "Shared", "label_sets", "labelled"]
 
 
 class Labels(Protocol):
@@ -47,6 +48,13 @@ class Held:
             if part not in self.parts:
                 raise KeyError(f"held {self.key.name}: no part {part!r}; there are {', '.join(self.parts)}")
         return replace(self, parts=wanted)
+
+    def of(self, clients: Collection[int]) -> "Held":
+        """The same of those of `clients` that hold it, e.g. of those who answered. Raises `TooFewClients` where nobody is left."""
+        left = tuple(client for client in self.clients if client in clients)
+        if not left:
+            raise TooFewClients((), 1)
+        return replace(self, clients=left)
 
     @property
     def part(self) -> str:
@@ -160,6 +168,16 @@ class Released:
 
     result: Mapping[str, Any]
     evidence: Mapping[str, Any] | None
+
+
+def labelled(labels: Labels, clients: Sequence[int]) -> list[int]:
+    """Those of the clients that have a label."""
+    found = []
+    for client in clients:
+        with suppress(KeyError, IndexError):
+            labels[client]
+            found.append(client)
+    return found
 
 
 def label_sets(labels: Labels, clients: Sequence[int], k: int | None, name: str) -> tuple[dict[int, tuple[int, ...]], bool]:

@@ -11,7 +11,7 @@ import numpy as np
 from .accounts import Accounts, sources
 from .channels import STAGES, Channels, SumCall, Transforms, channels, check_hidden
 from .clients import Clients
-from .engine import Engine, Task, TaskInput
+from .engine import Engine, Result, Task, TaskInput
 from .epochs import Epochs
 from .errors import InputError, TrainingDiverged
 from .federation import GramView, Parameter, Sampling, Then
@@ -190,17 +190,28 @@ class LocalFederation:
         if self.accounts is not None:
             task = self.accounts.private(task)
             given = [replace(one, secret=self._noise_source(32)) for one in given]
-        results = self.engine.run(task, given)
-        # a client without a result takes no further part this time
-        known = {client: result for client, result in zip(clients, results, strict=True) if result}
-        if not known:
-            raise TrainingDiverged(f"{type(task).__name__} in round {self._round}: no client has a result")
+        known: dict[int, Result] = {}
+        try:
+            # a client without a result takes no further part this time
+            known = {client: result for client, result in zip(clients, self.engine.run(task, given), strict=True) if result}
+            if not known:
+                raise TrainingDiverged(f"{type(task).__name__} in round {self._round}: no client has a result")
+        except TrainingDiverged:  # names one client, which tells of those before it, too
+            self._failed(task, params, which, given)
+            raise
+        self._failed(task, params, which, [one for one in given if one.data.id not in known])
         held = self.side.keep(task, known)
         if self.accounts is not None:
-            self.accounts.enter(held, task, sources(params, which), [(one.data.id, name) for one in given for name in one.memory])
+            self.accounts.enter(held, task, sources(params, which), _remembered(given))
         if self._channels.sum.binds_models:
             self.side.trace(held, received, params, clients)
         return held
+
+    def _failed(self, task: Task, params: Mapping[str, Parameter], which: Labels | Held | None, given: Sequence[TaskInput]) -> None:
+        """Clients that have no result pay as if they had released one: that they have none is told."""
+        if self.accounts is not None and given:
+            clients = [one.data.id for one in given]
+            self.accounts.failed(task, sources(params, which), _remembered(given), clients, self._round)
 
     def resolve(self, task: Task, params: Mapping[str, Parameter], which: Labels | Held | None, clients: Sequence[int]) -> list[TaskInput]:
         """What clients would be given by `compute`, without computing or recording anything. For measuring."""
@@ -498,3 +509,8 @@ class LocalFederation:
         if self.group is not None:
             self.group.tell(partial(self.transcript.add, self._round, "group"))
         return partial(self.transcript.add, self._round, verb)
+
+
+def _remembered(given: Sequence[TaskInput]) -> list[tuple[int, str]]:
+    """What clients have of what a task reads, as (client, name)."""
+    return [(one.data.id, name) for one in given for name in one.memory]

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from .engine.layers import Residual
+from .engine.layers import Residual, stack_layers
 from .errors import InputError
 from .randomness import stream
 from .types import Array
 
-__all__ = ["MODELS", "Model", "build_module", "dtype_of"]
+__all__ = ["MODELS", "Model", "build_module", "dtype_of", "keeps_samples_apart"]
 
 Dtype = Literal["float32", "float64"]
 
@@ -205,13 +205,23 @@ def _construct(model: Model) -> nn.Module:
         module = MODELS[model.name][0](model)
     else:
         raise InputError(f"model.name: {model.name!r} is not a known model; known are {', '.join(MODELS)}")
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.track_running_stats:
-            raise InputError(
-                f"model {model.name!r}: layer {name!r} keeps running statistics, which are not parameters and would not be averaged; "
-                "use GroupNorm, or BatchNorm with track_running_stats=False"
-            )
-    return module.to(dtype_of(model.dtype))
+    module = module.to(dtype_of(model.dtype))
+    if (name := _moving_buffer(module, model)) is not None:
+        layer, _, buffer = name.rpartition(".")
+        raise InputError(
+            f"model {model.name!r}: layer {layer!r} keeps running statistics ({buffer}), which are not parameters: they would not be "
+            "averaged, and would stay from client to client; use GroupNorm"
+        )
+    return module
+
+
+def _moving_buffer(module: nn.Module, model: Model) -> str | None:
+    """The name of a buffer that a pass in training mode changes, if there is one."""
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    if before:
+        with torch.no_grad():  # ones: a word's number, too; two samples: a batch norm takes no single one
+            module.train()(torch.ones((2, *model.shape), dtype=dtype_of(model.dtype)))
+    return next((name for name, buffer in module.named_buffers() if not torch.equal(before[name], buffer)), None)
 
 
 @lru_cache(maxsize=32)
@@ -219,6 +229,18 @@ def build_module(model: Model) -> nn.Module:
     """The module of a description, built once."""
     with torch.random.fork_rng(devices=[]):
         return _construct(model)
+
+
+@lru_cache(maxsize=32)
+def keeps_samples_apart(model: Model) -> bool:
+    """Whether what the module says of a sample is known not to depend on the others of its batch.
+
+    By structure: known layers in plain Sequentials, none of which mixes samples. False for what is not known (a batch norm, a module of
+    one's own): pass it one sample at a time where it matters.
+    """
+    module = build_module(model)
+    containers = [type(inner) for inner in module.modules() if isinstance(inner, nn.Sequential)]
+    return stack_layers(module) is not None and all(one is nn.Sequential for one in containers)
 
 
 def _to_vector(module: nn.Module) -> Array:

@@ -1,7 +1,8 @@
 """How much travels, and how much of it is protection: what the verbs would have moved with nothing in the way, beside what they did move.
 
 The difference between the transcript's bytes and these is what a protection costs: masks, shares, transforms, nonces, wider numbers.
-Papers count numbers, at 32 bits each, in both directions; so do `megabits`.
+Papers count numbers, at 32 bits each, in both directions; so do `megabits`, of all clients together. PACFL's Table 8 is that over the
+number of all clients, sampled or not (its 211.88 Mb a ResNet-9, twice, times 0.1 × rounds): `megabits_a_client` in summary.json.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -87,7 +88,7 @@ def _plain(value: Array | Shared) -> tuple[Any, ...]:
 
 
 def megabits(numbers: int) -> float:
-    """Megabits (10⁶) for so many numbers, as the papers count: 32 bits each."""
+    """Megabits (10⁶) for so many numbers at 32 bits each."""
     return numbers * BITS / 1e6
 
 

@@ -10,6 +10,7 @@ import multiprocessing
 import socket
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 
 import numpy as np
 
@@ -62,7 +63,8 @@ def serve(wires: Mapping[int, socket.socket], roster: Roster) -> secagg.Sum:
     server = Server(terms, roster=roster)
     while outbox := server.advance():
         for client, message in outbox.items():
-            send(wires[client], message)
+            with suppress(OSError):  # it is gone, and so a dropout
+                send(wires[client], message)
         for client in outbox:
             wires[client].settimeout(10.0)
             try:

@@ -5,7 +5,8 @@
 
 "shared" is the model each client would use (the shared, cluster or personal one), "local" each client's last locally trained model: the
 papers print the second for clustered and personal methods and the first for FedAvg and its kin. All runs have the same clients, sampling
-and batches. Hyper-parameters are PACFL's (Tables 12 and 13), or the papers' own where it has none; none is chosen by test accuracy.
+and batches; means weigh clients as each method's paper prints. Hyper-parameters are PACFL's (Tables 12 and 13), or the papers' own where it
+has none; none is chosen by test accuracy.
 """
 
 import argparse
@@ -25,10 +26,7 @@ PAPER: dict[str, dict[str, Any]] = {
 }
 HEAVY = {"momentum": 0.9}
 """Table 12: FedAvg and its kin have momentum 0.9, all others 0.5."""
-TRAINING: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("fedavg", "fedprox", "fednova", "scaffold"), HEAVY),
-    "scaffold": {"momentum": 0.9, "weights": "equal"},
-}
+TRAINING: dict[str, dict[str, Any]] = dict.fromkeys(("fedavg", "fedprox", "fednova", "scaffold"), HEAVY)
 HYPER: dict[str, dict[str, Any]] = {
     "pacfl": {"p": 3, "k": 2}, "ifca": {"k": 2}, "fesem": {"k": 2}, "one_shot": {"k": 2}, "fedprox": {"mu": 0.01},
     "per_fedavg": {"alpha": 0.01, "beta": 0.001}, "lg_fedavg": {"global_layers": 2},

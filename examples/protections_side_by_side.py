@@ -31,6 +31,7 @@ def main() -> None:
     tree = tomllib.loads(config.read_text(encoding="utf-8"))
     tree.setdefault("run", {})["record"] = "full"  # or there is nothing to attack
     tree.setdefault("training", {})["weights"] = "equal"  # sample counts stay private, under every protection
+    tree.pop("protection", None)  # compared are those below, and nothing of the file's own
     tree["sweep"] = {"protections": PROTECTIONS, "attacks": ["signature_inversion"], "budget": "quick"}
 
     sweep = parse_sweep(tree, str(config))

@@ -317,7 +317,8 @@ class SkellamPlan:
     """How clients make integers of vectors (dimension,) of L2 norm up to `clip_norm`, and which noise each adds.
 
     `levels_per_unit` integers make 1.0; `dimension` is that after flattening (a power of two). `local_variance` is each client's share, of
-    which `survivors` make the variance that the event counts: with up to cohort − survivors dropouts the guarantee holds.
+    which `survivors` make the variance that the event counts. Who knows some of the shares, as each client does its own, takes them off:
+    the guarantee holds as long as so many are there that it does not know.
     """
 
     clip_norm: float

@@ -1,4 +1,7 @@
-"""Verbs for what may come to nothing: nobody's training ends well, or no group reaches the floor. None then, and the round goes on."""
+"""Verbs for what may come to nothing: nobody's training ends well, no group reaches the floor, a client's choice does not come.
+
+The round goes on without it.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -8,7 +11,7 @@ from ..errors import TooFewClients, TrainingDiverged
 from ..federation import Federation, Parameter
 from ..handles import GroupMean, Held, Labels
 
-__all__ = ["try_compute", "try_mean"]
+__all__ = ["choices", "try_compute", "try_mean"]
 
 
 def try_compute(
@@ -43,3 +46,12 @@ def try_mean(
         return federation.mean(held, weights=weights, groups=groups, k=None if groups is None else k, models=models)
     except TooFewClients:
         return (None,) * k
+
+
+def choices(federation: Federation, held: Held, k: int) -> dict[int, int] | None:
+    """What the server learns of each client's choice among `k`, or None where an oblivious sum keeps all of them private.
+
+    A client whose choice did not come, or cannot be, is left out: go on with `held.of` those who are in.
+    """
+    told = federation.labels(held)
+    return None if told is None else {client: label for client, label in told.items() if 0 <= label < k}

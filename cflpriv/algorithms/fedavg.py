@@ -53,9 +53,12 @@ def average_within(
 ) -> tuple[tuple[Shared, ...], RoundRecord]:
     """One round of FedAvg inside each cluster: sampled clients train their cluster's model, each cluster averages its own updates.
 
-    θ_z ← θ_z + Σ_{k ∈ S ∩ C_z} w_k (θ_k − θ_z) / Σ w_k. A cluster without enough sampled clients keeps its model.
+    θ_z ← θ_z + Σ_{k ∈ S ∩ C_z} w_k (θ_k − θ_z) / Σ w_k. A cluster without enough sampled clients keeps its model. Who is in no cluster
+    (it came, and was not admitted yet) takes no part.
     """
-    cohort = federation.cohort(clustering)
+    placed = set(clustering.clients)
+    strata = {client: clustering[client] if client in placed else len(models) for client in federation.clients}
+    cohort = tuple(client for client in federation.cohort(strata) if client in placed)
     task = train.at(federation.round)
     held = federation.compute(task, {"model": list(models)}, which=clustering, on=cohort)
     means = federation.mean(held["update"], weights=weights, groups=clustering, k=len(models))

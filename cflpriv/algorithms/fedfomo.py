@@ -27,7 +27,7 @@ from ..algorithm import Algorithm, Served
 from ..engine import Result, TaskInput
 from ..errors import InputError
 from ..evaluation import Evaluate
-from ..federation import Federation
+from ..federation import Federation, Parameter
 from ..handles import Held, Own, Shared
 from ..models import Model
 from ..record import RoundRecord
@@ -187,7 +187,8 @@ def fedfomo(
             return state, 0
         wanted = federation.compute(Ask(candidates, models, explore), on=askers)["wanted"]
         received = federation.relay(_held(state.model), to=wanted)
-        mixed = federation.compute(Combine(train.model, validation), {"model": state.model, "others": received}, on=askers)
+        given: dict[str, Parameter] = {"model": state.model, "others": received}
+        mixed = federation.compute(Combine(train.model, validation), given, on=received.of(askers).clients)
         model = federation.fold(state.model + Shared(own=(Own(mixed["movement"]),)))
         return replace(state, model=model), models * len(askers)
 

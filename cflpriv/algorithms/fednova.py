@@ -7,7 +7,8 @@ Deviations, each for a reason:
 - τ_eff uses ‖a_i‖₁ also with momentum (as in the authors' code without a proximal term), so that equal numbers of steps are FedAvg
   exactly.
 - ‖a_i‖₁ travels with the direction as a fraction of `STEPS_UNIT`, so that a secure sum that clips at 1 holds it.
-- Where the mean is blind, one client multiplies direction and τ_eff (`apply`) and sends the product back under a fresh transform.
+- Where the mean is blind, one client multiplies direction and τ_eff (`apply`) and sends the product back under a fresh transform. Clients
+  elsewhere are not sent functions: there this is refused, before anybody trains.
 
 What it reveals, by which verb: `mean` shows what FedAvg's does, and how many steps each client took, which tells its number of samples
 up to a batch even with equal weights; under a secure sum only the mean number of steps.
@@ -15,6 +16,7 @@ up to a batch even with equal weights; under a secure sum only the mean number o
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -40,6 +42,8 @@ class TrainNormalised(AroundTraining):
     """Parts: "direction" (d,), the update divided by ‖a‖₁; "steps" (), ‖a‖₁ in units of `STEPS_UNIT`. Kept: "trained" (d,)."""
 
     gives = ("direction", "steps")
+    applied_by: ClassVar[str] = "fednova"
+    """The algorithm, which computes with the means of these (`apply`)."""
 
     def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
         weight = weight_of_steps(steps_of(self.train, len(given.data.y_train)), self.train.momentum)

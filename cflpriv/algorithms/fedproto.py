@@ -33,6 +33,7 @@ from ..record import RoundRecord
 from ..training import Train, listening
 from ..types import Array
 from .around import AroundTraining
+from .attempts import choices
 
 __all__ = ["TrainToPrototypes", "class_means", "fedproto"]
 
@@ -137,12 +138,13 @@ def fedproto(train: Train, *, lam: float = 1.0, seed: int = 0) -> Algorithm:
 def _class_mean(federation: Federation, held: Held, j: int) -> GroupMean | None:
     """The mean of the prototypes of class j over its owners; None where they are too few.
 
-    Group 1 are the owners. Where the server learns who owns the class the others send nothing; else they send zeros to group 0.
+    Group 1 are the owners. Where the server learns who owns the class the others send nothing, nor do those of whom it heard nothing;
+    else they send zeros to group 0.
     """
     owns = held[f"owns {j}"]
-    told = federation.labels(owns)
+    told = choices(federation, owns, 2)
     groups: Labels | Held = owns if told is None else told
-    owners = None if told is None else [client for client in held.clients if told[client]]
+    owners = None if told is None else [client for client, owner in told.items() if owner]
     if owners == []:
         return None
     try:

@@ -39,6 +39,7 @@ from ..record import RoundRecord
 from ..training import Train
 from ..types import Array, Clustering
 from .around import AroundTraining
+from .attempts import choices
 from .fedavg import Weights
 from .one_shot import STARTS, ClusterByMeans
 
@@ -150,7 +151,9 @@ def fesem(train: Train, *, k: int = 2, start: Literal["means", "random"] = "mean
         task = TrainAndAssign(train.at(federation.round), seed, first=not state.begun)
         held = federation.compute(task, {"model": list(state.models)}, on=cohort)
         # E-step: the clients' own, but for the first centres
-        labels = by_means(federation, held["step"]) if start == "means" and not state.begun else federation.labels(held["choice"])
+        labels = by_means(federation, held["step"]) if start == "means" and not state.begun else choices(federation, held["choice"], k)
+        if labels is not None:
+            held = held.of(labels)  # without those whose choice did not come
         means = federation.mean(held["step"], weights, held["choice"] if labels is None else labels, k)  # M-step
         if not state.begun:  # not before: a round that ended above has changed nothing at the clients either
             tell(federation, held["choice"], labels if start == "means" else None)
@@ -188,7 +191,7 @@ def fesem(train: Train, *, k: int = 2, start: Literal["means", "random"] = "mean
     def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
         """Newcomers train from θ⁰ and choose the nearest centre; their models stay with them, centres do not move."""
         held = federation.compute(TrainAndAssign(train.at(federation.round), seed), {"model": list(state.models)}, on=newcomers)
-        labels = dict(federation.labels(held["choice"]) or {})
+        labels = choices(federation, held["choice"], k) or {}
         return replace(state, labels={**state.labels, **labels}), {"joined": [labels[client] for client in sorted(labels)]}
 
     def describe(state: State) -> Mapping[str, Any]:

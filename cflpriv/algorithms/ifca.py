@@ -12,10 +12,15 @@ Deviations, each for a reason:
 - The gradient is that of all training samples (the paper allows a stochastic one). Ties go to the first of equal models.
 - Restarts run side by side on the same cohorts and batches. The one whose last mean training loss (of the models that the clients received,
   on the data of the round's cohort) is lowest is served; `decide_after` drops the others after that many rounds. The paper does not say
-  how a restart is chosen on neural networks.
+  how a restart is chosen on neural networks. A client remembers the local model of the restart that was best before the round: where
+  another overtakes it, local models are those of the earlier one until their clients train again.
 - Inference: a client uses the model with the lowest loss on its training data. The paper and `variant="authors"` take the labelled test
   data of the test client, which nobody has before the prediction is made.
-- The communication saver stays on once it is on; clients that have no estimate yet are sent all models first.
+- The communication saver: the paper wants the identities of all machines stable. Few of them are met in a round, so it switches on when
+  each of those present that was ever met has been met again, and has kept its estimate, `stable_rounds` times in a row (where all take part
+  in every round: after so many rounds without a change). It stays on; clients that have no estimate yet are sent all models first.
+- The server's clustering is each client's last estimate. Of a client that was not sampled lately it may no longer be the model that it
+  would be served, and a model may be nobody's.
 - Averages are unweighted, as printed; `weights="examples"` weighs clients by their sample counts inside a cluster. Gradients divided by
   the size of the cohort (l. 13) refuse that: the counts of those whose cluster is below the floor would be missing in the divisor.
 - Where sums are oblivious the choice stays with the client: the server then knows neither clusters nor when to save.
@@ -26,7 +31,7 @@ Deviations, each for a reason:
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -40,7 +45,7 @@ from ..handles import GroupMean, Held, Labels, Shared
 from ..record import RoundRecord
 from ..training import Gradient, Train
 from ..types import Array, Clustering
-from .attempts import try_mean
+from .attempts import choices, try_mean
 from .choosing import LOSS_COPIES, LOSS_UNIT, EvaluateLowest, Layout, PickAndTrain, WithoutWork, parted, shared_spans
 from .fedavg import Weights
 
@@ -66,12 +71,15 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class Restart:
-    """One random start: cluster models (without shared coordinates), the shared ones, the estimates so far, for how many rounds stable."""
+    """One random start: cluster models (without shared coordinates), the shared ones, each client's last estimate.
+
+    `stable` says of a client how many times in a row it was met again with the estimate unchanged; it is counted only for the saver.
+    """
 
     models: tuple[Shared, ...]
     joint: Shared | None
     labels: Mapping[int, int]
-    stable: int = 0
+    stable: Mapping[int, int] = field(default_factory=dict)
     saving: bool = False
     loss: float = float("inf")
 
@@ -116,7 +124,8 @@ def ifca(
     `averaging`: "model" trains as `train` says and averages, "gradient" takes one full-batch step of `train.lr`, divided by the size of the
     cohort (Alg. 2, l. 13) or, with `divide_by="cluster"`, by that of the cluster. `restarts` random starts run side by side, after
     `decide_after` rounds only the best (0: all to the end). `shared` names parameters by prefix that all clients train together, or is
-    ("all_but_last",). After `stable_rounds` rounds without a changed estimate each client is sent its model only (0: never).
+    ("all_but_last",). Once each client met was met again `stable_rounds` times in a row without a changed estimate, each is sent its model
+    only (0: never).
 
     Raises `InputError` for parameters that cannot be.
     """
@@ -234,11 +243,13 @@ def alternate(
             strangers = [client for client in cohort if client not in run.labels]
             labels = {client: run.labels[client] for client in cohort if client in run.labels}
             labels |= estimates(federation, run, strangers) if strangers else {}
-            held = federation.compute(task, params_of(run), which=labels, on=cohort)
+            held = federation.compute(task, params_of(run), which=labels, on=sorted(labels))
         else:
             held = federation.compute(task, params_of(run), on=cohort)  # all k models to each of S_t (Alg. 2, l. 4)
-            labels = federation.labels(held["choice"])
-        # labels of all clients met: the size of a cluster is not that of its share of a round's cohort
+            labels = choices(federation, held["choice"], k)
+        if labels is not None:
+            held = held.of(labels)  # whose choice did not come has no group to be summed in, least of all that of an earlier round
+        # labels of all clients met, for the sizes: that of a cluster is not that of its share of a round's cohort
         groups: Labels | Held = held["choice"] if labels is None else {**run.labels, **labels}
         failed: TooFewClients | None = None
         means: tuple[GroupMean | None, ...] = (None,) * k
@@ -270,18 +281,20 @@ def alternate(
             if total is not None and not total.parts["loss"].own:
                 loss = total.parts["loss"].norm() * LOSS_UNIT / np.sqrt(LOSS_COPIES)
         found = labels or {}
-        again = [client for client in found if client in run.labels]
-        changed = sum(found[client] != run.labels[client] for client in again)
-        stable = run.stable if run.saving or not again else 0 if changed else run.stable + 1
-        saving = run.saving or bool(stable_rounds and stable >= stable_rounds)
+        kept = {client: found[client] == run.labels[client] for client in found if client in run.labels}
+        known, stable, saving = {**run.labels, **found}, run.stable, run.saving
+        if stable_rounds and not saving:
+            stable = {**stable, **{client: stable.get(client, 0) + 1 if same else 0 for client, same in kept.items()}}
+            met = [client for client in federation.clients if client in known]
+            saving = bool(met) and all(stable.get(client, 0) >= stable_rounds for client in met)
         notes = {
             "chosen": [0 if mean is None else mean.count for mean in means],
             "unchanged_clusters": [j for j, mean in enumerate(means) if mean is None],
             "clipped_clients": sum(mean.clipped for mean in means if mean is not None),
-            "changed_identities": None if labels is None else changed,
+            "changed_identities": None if labels is None else sum(not same for same in kept.values()),
             "sent_one_model": run.saving,
         }
-        after = Restart(tuple(models), joint, {**run.labels, **found}, stable, saving, float(loss))
+        after = Restart(tuple(models), joint, known, stable, saving, float(loss))
         return Done(after, heard, held["choice"] if labels is None else None, notes, failed)
 
     def params_of(run: Restart) -> dict[str, Any]:
@@ -291,7 +304,7 @@ def alternate(
     def estimates(federation: Federation, run: Restart, clients: Sequence[int]) -> dict[int, int]:
         """What clients choose, without local work; nothing where choices stay with them."""
         held = federation.compute(PickAndTrain(problem.losses, WithoutWork(), "nothing", spans), params_of(run), on=clients)
-        return dict(federation.labels(held["choice"]) or {})
+        return choices(federation, held["choice"], k) or {}
 
     def serve(state: State) -> Served:
         by: Literal["train", "test"] = "test" if variant == "authors" else "train"

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from sklearn.cluster import OPTICS
-from torch.nn import functional
 
 from ..engine import Device, Result, TaskInput
 from ..errors import InputError
+from ..evaluation import sample_losses
 from ..models import Model
 from ..privacy import Noise
 from ..private_signatures import noisy_sum, sum_event
@@ -126,7 +126,8 @@ class Influence:
     cap: float = 0.0
 
     def private(self, noise: Noise) -> "Influence":
-        """Scores under sample-level differential privacy: each validation sample's row of differences is clipped to `cap`, then noise.
+        """Scores under sample-level differential privacy: each validation sample's row of differences, computed without the others, is
+        clipped to `cap`, then noise.
 
         Guarantee: that of one `GaussianEvent`, sensitivity 2·cap, under "replace_one". Under "add_remove" there is none: one sample more or
         less moves the split of all others.
@@ -186,8 +187,7 @@ class Influence:
         start = given.array("model")
 
         def each(vector: Array) -> Array:
-            with torch.no_grad():
-                return np.asarray(functional.cross_entropy(self.model.load(vector)(x), y, reduction="none").double().numpy())
+            return np.asarray(sample_losses(self.model, vector, x, y, alone=True).double().numpy())
 
         base = each(start)
         rows = np.empty((len(y), len(self.clients)))
@@ -199,12 +199,13 @@ class Influence:
         return noisy_sum(rows, self.cap, self.noise_multiplier, "replace_one", given, "scores")
 
     def _other(self, given: TaskInput, place: int, client: int) -> tuple[Array, bool]:
-        """What client `client` brings: a whole model θ*_{−j} (True), or an update of the given model."""
+        """What client `client` brings: a whole model θ*_{−j} (True), or an update of the given model; not a number where none came."""
         if "without" in given.params:
             return np.asarray(given.params["without"][place]), True
         if client == given.data.id:
             return given.array("own"), False
-        return given.params["updates"][client], False
+        updates = given.params["updates"]
+        return updates[client] if client in updates else np.full_like(given.array("model"), np.nan), False
 
     def _validation(self, given: TaskInput) -> tuple[torch.Tensor, torch.Tensor]:
         kept = split(given.data, self.validation, given.streams.seed)[1]
@@ -212,13 +213,8 @@ class Influence:
 
     def _losses(self, vector: Array, data: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Array:
         """Each client's validation loss, summed."""
-        module = self.model.load(vector)
-        x, y = torch.cat([x for x, _ in data]), torch.cat([y for _, y in data])
-        with torch.no_grad():
-            pieces = [
-                functional.cross_entropy(module(x[at : at + 1024]), y[at : at + 1024], reduction="none") for at in range(0, len(y), 1024)
-            ]  # fmt: skip
-        return np.array([float(part.double().sum()) for part in torch.split(torch.cat(pieces), [len(y) for _, y in data])])
+        each = sample_losses(self.model, vector, torch.cat([x for x, _ in data]), torch.cat([y for _, y in data]))
+        return np.array([float(part.double().sum()) for part in torch.split(each, [len(y) for _, y in data])])
 
 
 def _finite(row: Array, base: float) -> Array:

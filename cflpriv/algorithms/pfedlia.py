@@ -13,13 +13,16 @@ Deviations, each for a reason:
 - A quarter of the training data (`validation`) is held back for the scores and takes no part in training at all; test data are never used.
 - OPTICS needs `min_samples`: by default a tenth of the clients, at least 2 (scikit-learn's 5 finds sub-clusters among 100 clients). What it
   calls noise joins the cluster that it scores best on average, if that helps it at all, else stands alone. `scores="sign"` clusters signs.
-- Clustering waits until three clients, and `min_samples`, are there with an update; the warm-up goes on meanwhile. A model without a finite
-  loss on somebody's data scores as low as the worst there, or as one that doubles the loss of θ₀ if that is lower.
+- Clustering waits until three clients, and `min_samples`, are there with an update and their scores; the warm-up goes on meanwhile. Whose
+  scores did not come, or cannot be, is out of the matrix and the neighbourhoods, and is placed like a newcomer. A model that did not
+  come, or without a finite loss on somebody's data, scores as low as the worst there, or as one that doubles the loss of θ₀ if that is
+  lower.
 - `weights="examples"` counts all training samples, those held back as well: the shares differ by rounding only.
 - One-dimensional 2-means is solved exactly, so it needs no random start. Without two different scores, everybody is in the better group
   if the score is not negative.
 - In a neighbourhood N_i, θ_i becomes the mean of its sampled members' own models after training; these travel as movements from θ₀.
-  Neighbourhoods that are equal share one model, so exact neighbourhoods are FedAvg per cluster.
+  Neighbourhoods that are equal share one model, so exact neighbourhoods are FedAvg per cluster. θ₀ is sent again in every round, though a
+  client could keep it: two models down where one would do.
 - `influence="exact"` is the reference of III-B, in the clear and slow: for every client j, θ*_{−j} is trained from the initial model by
   all others in `exact_rounds` rounds of full participation (each with the same batches), θ* by all; I(i, j) = Σ_z L(z, θ*_{−j}) − L(z, θ*)
   on i's validation data. Sums over all and over all but one tell that one's updates: it is for experiments only.
@@ -32,7 +35,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..algorithm import Algorithm, Served
-from ..errors import InputError
+from ..errors import InputError, TooFewClients
 from ..evaluation import Evaluate
 from ..federation import Federation
 from ..handles import Held, Labels, Shared
@@ -137,12 +140,14 @@ def pfedlia(
         late = [client for client in cohort if client not in state.uses]
         if late:
             state, _ = place(federation, state, late)
+            cohort = tuple(client for client in cohort if client in state.uses)  # without those whose scores did not come
         taken: dict[int, list[int]] = {client: [] for client in state.uses}  # also of those not sampled: they count in a group's size
         for group, members in enumerate(state.groups):
             for client in members:
                 taken[client].append(group)
         models, waiting, clipped = _average(federation, state.models, state.labels, taken, cohort, state.warm if mode == "peer" else None)
-        notes = {"stage": "groups", "unchanged_clusters": waiting, "clipped_clients": clipped, "placed": len(late)}
+        placed = sum(client in state.uses for client in late)
+        notes = {"stage": "groups", "unchanged_clusters": waiting, "clipped_clients": clipped, "placed": placed}
         labels = tuple(state.uses[client] for client in cohort)
         return replace(state, models=models), RoundRecord(federation.round, cohort, labels, notes)
 
@@ -174,48 +179,54 @@ def pfedlia(
         if len(federation.clients) < fewest:
             return None
         if influence == "exact":
-            held = _exact(federation)
-            clients = held.clients
+            held, columns = _exact(federation)
         else:
             lazy = federation.compute(lazily.at(federation.round), {"model": state.warm})["update"]  # III-D, step 1
-            clients = lazy.clients
-            if len(clients) < fewest:  # training of the others diverged
+            if len(lazy.clients) < fewest:  # training of the others diverged
                 return None
-            held = _lazy_scores(federation, state.warm, lazy, lazy, clients)  # step 2
+            held, columns = _lazy_scores(federation, state.warm, lazy, lazy, lazy.clients)  # step 2
+        part, told = "scores", held
+        if mode == "peer":
+            part = "neighbours"
+            told = federation.compute(Neighbours(columns, scores), {"scores": held["scores"]}, on=held.clients)
+        rows = _rows(federation, told[part], len(columns))
+        clients = tuple(client for client in columns if client in rows)
+        if len(clients) < fewest:
+            return None
         matrix, noise = None, np.zeros(len(clients), dtype=bool)
         if mode == "central":
-            gathered = federation.gather(held["scores"])
-            matrix = np.stack([np.asarray(gathered[client]["scores"]) for client in clients])
+            matrix = np.stack([rows[client] for client in clients])[:, np.isin(columns, clients)]
             labels, noise = cluster_scores(matrix, min_samples or max(2, len(clients) // 10), scores)
             groups = [tuple(int(client) for client in np.array(clients)[labels == label]) for label in range(int(labels.max()) + 1)]
             uses = {client: int(label) for client, label in zip(clients, labels, strict=True)}
         else:
-            chosen = federation.compute(Neighbours(clients, scores), {"scores": held["scores"]}, on=clients)
-            rows = federation.gather(chosen["neighbours"])
             groups, uses = [], {}
             for client in clients:
-                whole = tuple(other for other, taken in zip(clients, rows[client]["neighbours"], strict=True) if taken > 0)
+                whole = tuple(other for other, taken in zip(columns, rows[client], strict=True) if taken > 0 and other in rows)
                 if whole not in groups:
                     groups.append(whole)
                 uses[client] = groups.index(whole)
         notes = {"groups": len(groups), "noise_clients": int(noise.sum()), "overlapping": sum(map(len, groups)) > len(clients)}
         state = replace(
             state, models=(state.warm,) * len(groups), groups=tuple(groups), uses=uses,
-            lazy=lazy, scores=matrix, scored=clients, notes=notes,
+            lazy=None if lazy is None else lazy.of(clients), scores=matrix, scored=clients, notes=notes,
         )  # fmt: skip
         record = {"stage": "clustering", **notes, **_score_notes(matrix)}
         return state, RoundRecord(federation.round, clients, tuple(uses[client] for client in clients), record)
 
-    def _lazy_scores(federation: Federation, warm: Shared, lazy: Held, own: Held | None, on: Sequence[int]) -> Held:
-        """Clients `on`, each with its `own` update if it is a member, get those of the members present from them, and score them."""
+    def _lazy_scores(federation: Federation, warm: Shared, lazy: Held, own: Held | None, on: Sequence[int]) -> tuple[Held, tuple[int, ...]]:
+        """Clients `on`, each with its `own` update if it is a member, get those of the members present from them, and score them.
+
+        Their scores, and whose updates they are about.
+        """
         here = set(federation.clients)
         senders = tuple(client for client in lazy.clients if client in here)
         sent = federation.relay(lazy, to={client: [sender for sender in senders if sender != client] for client in on})
         given: dict[str, Any] = {"model": warm, "updates": sent} | ({} if own is None else {"own": own})
-        return federation.compute(Influence(train.model, validation, senders), given, on=on)
+        return federation.compute(Influence(train.model, validation, senders), given, on=sent.of(on).clients), senders
 
-    def _exact(federation: Federation) -> Held:
-        """III-B by retraining: θ* by all, θ*_{−j} by all but j."""
+    def _exact(federation: Federation) -> tuple[Held, tuple[int, ...]]:
+        """III-B by retraining: θ* by all, θ*_{−j} by all but j. The scores, and whom they are about."""
         clients = federation.clients
 
         def retrained(members: Sequence[int]) -> Shared:
@@ -228,7 +239,7 @@ def pfedlia(
 
         whole = retrained(clients)
         without = [retrained([client for client in clients if client != left]) for left in clients]
-        return federation.compute(Influence(train.model, validation, clients), {"model": whole, "without": without})
+        return federation.compute(Influence(train.model, validation, clients), {"model": whole, "without": without}), clients
 
     def place(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, int]:
         """Newcomers score the members' updates of θ₀ and choose: the cluster that helps most, or their better group. Members stay.
@@ -239,16 +250,16 @@ def pfedlia(
             raise InputError("algorithm.influence: the exact influence of newcomers would need every retraining again; use 'lazy'")
         here = set(federation.clients)
         senders = tuple(client for client in state.lazy.clients if client in here)
-        if not senders:
-            raise InputError("algorithm 'pfedlia': none of the clients that were clustered is present to be scored by newcomers")
+        if not senders:  # none of the clients that were clustered is present to be scored by newcomers
+            raise TooFewClients((), 1)
         federation.compute(HasValidation(validation), on=newcomers)
-        held = _lazy_scores(federation, state.warm, state.lazy, None, newcomers)
+        held, senders = _lazy_scores(federation, state.warm, state.lazy, None, newcomers)
         groups, models, uses = list(state.groups), list(state.models), dict(state.uses)
         if mode == "central":
-            for client, row in federation.gather(held["scores"]).items():
-                joined = np.array([state.uses[sender] for sender in senders])
-                rows = [row["scores"][joined == group] for group in range(len(state.groups))]
-                means = [float(one.mean()) if len(one) else -np.inf for one in rows]
+            joined = np.array([state.uses[sender] for sender in senders])
+            for client, row in _rows(federation, held["scores"], len(senders)).items():
+                by_group = [row[joined == group] for group in range(len(state.groups))]
+                means = [float(one.mean()) if len(one) else -np.inf for one in by_group]
                 best = int(np.argmax(means))
                 if means[best] > 0:
                     groups[best] = tuple(sorted((*groups[best], client)))
@@ -258,9 +269,9 @@ def pfedlia(
                     groups.append((client,))
                     models.append(state.warm)
         else:
-            chosen = federation.compute(Neighbours(senders, scores), {"scores": held["scores"]}, on=newcomers)
-            for client, row in federation.gather(chosen["neighbours"]).items():
-                members = [sender for sender, taken in zip(senders, row["neighbours"], strict=True) if taken > 0]
+            chosen = federation.compute(Neighbours(senders, scores), {"scores": held["scores"]}, on=held.clients)
+            for client, row in _rows(federation, chosen["neighbours"], len(senders)).items():
+                members = [sender for sender, taken in zip(senders, row, strict=True) if taken > 0]
                 uses[client] = len(groups)
                 groups.append(tuple(sorted((*members, client))))
                 start = state.warm
@@ -301,6 +312,12 @@ def pfedlia(
         return described | ({"neighbourhoods": {client: state.groups[state.uses[client]] for client in clients}} if mode == "peer" else {})
 
     return Algorithm("pfedlia", ("relay", "gather", "mean"), init, round, serve, admit, describe, public_groups=True)
+
+
+def _rows(federation: Federation, held: Held, length: int) -> dict[int, Array]:
+    """What each client says of `length` others, of those who said it."""
+    told = {client: np.asarray(values[held.part]) for client, values in federation.gather(held).items()}
+    return {client: row for client, row in told.items() if row.shape == (length,) and np.isfinite(row).all()}
 
 
 def _score_notes(matrix: Array | None) -> dict[str, Any]:

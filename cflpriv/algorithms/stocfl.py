@@ -18,6 +18,8 @@ Deviations, each for a reason:
 - Models of many parameters give sketches of Ψ: a public count sketch keeps cosines to about 1 / sqrt(sketch_dim).
 - Updates travel, not models; averages may be by sample counts. A cluster below the floor of the protection keeps its model. A client whose
   training diverges while Ψ is computed (and is skipped) is not met this time.
+- A sampled client is sent ω twice in a round, as the model to train and (λ > 0) as what draws θ, and with the authors' variant ψ each time
+  that it computes Ψ. It could do with one copy, or keep ψ: of the models counted down a third (authors: two fifths) are such copies.
 
 `variant="authors"` follows the authors' code: Ψ is the movement of local training from ψ, not normalised; a cluster's representation is
 the mean over this round's clients only, which send Ψ again whenever they are sampled; one pass over the pairs of the initial similarity

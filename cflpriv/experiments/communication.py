@@ -26,10 +26,12 @@ def traffic_so_far(federation: LocalFederation, number: int) -> dict[str, Any]:
     }
 
 
-def traffic_summary(federation: LocalFederation, rows: Sequence[Mapping[str, Any]], target: float) -> dict[str, Any]:
+def traffic_summary(federation: LocalFederation, rows: Sequence[Mapping[str, Any]], target: float, trained: int) -> dict[str, Any]:
     """The same for a whole run: `setup_bytes` is what went before the first round (PACFL's signatures), `megabits` all numbers at 32 bits.
 
-    With a `target` above 0, rounds and megabits until either accuracy first reached it (None: never).
+    With a `target` above 0, rounds and megabits until either accuracy first reached it (None: never). What is `a_client` is divided by the
+    number of all clients, sampled or not, as in PACFL's Table 8: those in the federation now, and up to a target the `trained` of them
+    that took part in training, without newcomers.
     """
     bare, transcript = federation.bare, federation.transcript
     setup = [message for message in transcript.messages if message.round < 0]
@@ -38,8 +40,13 @@ def traffic_summary(federation: LocalFederation, rows: Sequence[Mapping[str, Any
         "protection_download_bytes": transcript.download_bytes - bare.download_bytes,
         "setup_bytes": sum(message.total_bytes for message in setup),
         "megabits": megabits(bare.upload_numbers + bare.download_numbers),
+        "megabits_a_client": megabits(bare.upload_numbers + bare.download_numbers) / len(federation.clients),
     }
     for prefix in ("", "local_") if target > 0 else ():
         rounds, cost = to_target(rows, target, f"{prefix}accuracy_mean") or (None, None)
-        summary |= {f"{prefix}rounds_to_target": rounds, f"{prefix}megabits_to_target": cost}
+        summary |= {
+            f"{prefix}rounds_to_target": rounds,
+            f"{prefix}megabits_to_target": cost,
+            f"{prefix}megabits_a_client_to_target": None if cost is None else cost / trained,
+        }
     return summary

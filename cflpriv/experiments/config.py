@@ -87,7 +87,7 @@ class TrainingSection:
 class RunSection:
     """`[run]`: the seed of all that is not secret, how to compute, what to record, for whom to write secrets (simulation only).
 
-    With `target_accuracy` above 0 the summary says how many rounds and megabits it took to reach it.
+    With `target_accuracy` above 0 (a share, at most 1) the summary says how many rounds and megabits it took to reach it.
     """
 
     seed: int = 0
@@ -103,6 +103,10 @@ class RunSection:
     target_accuracy: float = 0.0
     checkpoint_every: int = 1
     insecure_test_entropy: bool = False
+
+
+class _Own(str):
+    """Weights that were "own": "examples" or "equal" for the algorithm of their Config, found anew for that of another made from it."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +136,8 @@ class Config:
         ):
             if value < smallest:
                 raise InputError(f"{key} = {value}: is below {smallest}")
-        if self.training.weights == "own":
-            object.__setattr__(self, "training", replace(self.training, weights=own_weights(self.algorithm["name"])))
+        if self.training.weights == "own" or isinstance(self.training.weights, _Own):
+            object.__setattr__(self, "training", replace(self.training, weights=_Own(own_weights(self.algorithm["name"]))))
         if self.training.weights not in ("examples", "equal"):
             raise InputError(f"training.weights = {self.training.weights!r}: known are 'own', 'examples' and 'equal'")
         if (
@@ -145,6 +149,8 @@ class Config:
             raise InputError(
                 f"training.weights = 'examples': under protection.sum = {self.protection.sum!r} every sample count would show; {remedy}"
             )
+        if not 0 <= self.run.target_accuracy <= 1:
+            raise InputError(f"run.target_accuracy = {self.run.target_accuracy}: accuracies are shares, so it is outside [0, 1]")
         if not 0 <= self.training.dropout < 1:
             raise InputError(f"training.dropout = {self.training.dropout}: is outside [0, 1)")
         if self.run.precision != "full" and self.model.dtype == "float64":
@@ -187,6 +193,11 @@ class Config:
                     f"algorithm {name!r} under privacy.unit = 'sample': clients hold samples back by their number, which is public only "
                     "with privacy.relation = 'replace_one'"
                 )
+            if self.data.repeat_per_group:
+                raise InputError(
+                    "data.repeat_per_group = true under privacy.unit = 'sample': every sample is in a client of each group, and what it "
+                    "costs would be the sum of what these spend, not what the ledger says of one; set it to false"
+                )
             if privacy.samples and self.training.batch_size > privacy.samples:
                 raise InputError(f"training.batch_size = {self.training.batch_size}: is above privacy.samples = {privacy.samples}")
         if self.run.insecure_test_entropy:
@@ -228,7 +239,10 @@ class Config:
         return make(train, **extra, **{key: value for key, value in self.algorithm.items() if key != "name"})
 
     def with_(self, section: str, **changes: Any) -> "Config":
-        """The same experiment with some keys of a section changed; those of the others stay as they are resolved."""
+        """The same experiment with some keys of a section changed; those of the others stay as they are resolved.
+
+        But weights that are the algorithm's own are another's own under another `name`.
+        """
         current = getattr(self, section)
         if section == "algorithm":
             return replace(self, algorithm={**current, **changes})

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ..data.text import TEXTS
 from ..errors import InputError
 from ..files import append, write_atomically
 from ..record import Transcript
@@ -25,7 +26,7 @@ from ..types import ClientData, Population
 from .checkpoint import prune, restore, save_checkpoint
 from .config import Config
 from .measure import recomputed
-from .private import opened
+from .private import charges, opened
 from .resume import check_same_config, kept_rows, last_checkpoint, locked, note_resume, put_aside, put_audit_aside
 from .run import Simulation, admit, advance, begin, estimate_record_bytes, finish, population_digest, prepare
 
@@ -144,10 +145,10 @@ def _resumed(
     progress = checkpoint.progress
     if progress["data_digest"] != s.digest:
         raise InputError(f"{out}: the run was made with other data than are found now; give the same --data-dir")
+    opened(s.books, out, progress.get("charges", 1))  # of an older folder it is not known how many
     moved = put_aside(out, number, progress["rounds"], progress["transcript"]["messages"])
     if progress["rounds"] < config.training.rounds and progress["stopped"] is None:
         put_audit_aside(out, number)
-    opened(s.books, out)
     s.tape.stop(progress["entropy_bytes"])
     s.federation.transcript.restore(out / "transcript", progress["transcript"])
     s.federation.engine.paths.update({(task, path): count for task, path, count in progress["engine_paths"]})
@@ -199,6 +200,7 @@ def _save(s: Simulation, out: Path, name: str = "") -> None:
         "data_digest": s.digest,
         "admitted": plain_json(s.admitted),
         "stopped": s.stopped,
+        "charges": charges(s.books),
     }
     save_checkpoint(folder, name, s.state, s.federation, progress, s.tape.kept)
     prune(folder, name)
@@ -240,6 +242,9 @@ def _announce(s: Simulation, say: Callable[[str], None]) -> None:
         say(f"note: {note}")
     for note in idle_notes(s.config):
         say(note)
+    if s.config.privacy.unit == "sample" and s.config.data.source in TEXTS:
+        length = s.config.data.sequence_length
+        say(f"note: a sample is a window of {length} words and the next; a word is in {length + 1} of them, and epsilon is that of one")
     if s.config.run.record != "headers":
         say(f"recording payloads: about {estimate_record_bytes(s.config, s.population) / 1e6:.1f} MB")
 

@@ -8,7 +8,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -119,18 +119,19 @@ def _seeds(results: Sequence[Result], metric: str) -> dict[int, float | None]:
 def table_rows(results: Sequence[Result], sweep: Sweep) -> list[dict[str, Any]]:
     """A row per setting: each metric's mean and deviation over seeds, and its paired difference to the first protection of the sweep.
 
-    The difference is taken within the same algorithm and keys, seed by seed, with a 95 % t-interval.
+    The difference is taken within the same algorithm and keys, seed by seed, with a 95 % t-interval; to the first protection's setting of
+    the same ε, or to its only one. None where it has several and none of this ε.
     """
     groups = _by_setting(results)
-    first = sweep.settings[0].protection
     rows = []
     for setting, own in groups.items():
         row: dict[str, Any] = {**_named(setting), "seeds": len(own)}
-        twin = next((other for other in groups if _same_but_protection(other, setting) and other.protection == first), None)
+        twin = _compared_with(setting, sweep)
+        others = [] if twin is None or twin == setting else groups.get(twin, [])
         for metric in METRICS:
             value = mean_of(_seeds(own, metric).values())
             row |= {metric: value and value.mean, f"{metric}_std": value and value.std}
-            difference = None if twin is None or twin == setting else paired(_seeds(own, metric), _seeds(groups[twin], metric))
+            difference = paired(_seeds(own, metric), _seeds(others, metric))
             row |= {
                 f"{metric}_difference": difference and difference.mean,
                 f"{metric}_difference_low": difference and difference.low,
@@ -140,8 +141,12 @@ def table_rows(results: Sequence[Result], sweep: Sweep) -> list[dict[str, Any]]:
     return rows
 
 
-def _same_but_protection(one: Setting, other: Setting) -> bool:
-    return (one.algorithm, one.keys) == (other.algorithm, other.keys)
+def _compared_with(setting: Setting, sweep: Sweep) -> Setting | None:
+    """The setting of the sweep's first protection that this one's figures stand beside."""
+    same = (setting.algorithm, sweep.settings[0].protection, setting.keys)
+    firsts = [one for one in sweep.settings if (one.algorithm, one.protection, one.keys) == same]
+    equal = [one for one in firsts if one.epsilon == setting.epsilon]
+    return (equal or firsts)[0] if equal or len(firsts) == 1 else None
 
 
 def _named(setting: Setting) -> dict[str, Any]:
@@ -345,19 +350,20 @@ def front_picture(points: Mapping[Attack, Sequence[Point]], settings: Sequence[S
 
 
 def epsilon_picture(results: Sequence[Result]) -> str:
-    """Utility against ε, a line an algorithm and protection; dashed: the settings without a guarantee."""
+    """Utility against ε, a line an algorithm, protection and other keys; dashed: the settings without a guarantee."""
     groups = _by_setting(results)
     with pictures.style():
         utilities = _shown(one.summary for one in results)
-        figure = pictures.new_figure(3.5 * len(utilities), 3.9)
-        panels = figure.subplots(1, len(utilities), squeeze=False)[0]
         lines: dict[str, list[tuple[float, Setting]]] = {}
         for setting, own in groups.items():
             spent = mean_of(_seeds(own, "epsilon").values())
             if spent is not None:
-                lines.setdefault(f"{setting.algorithm} · {setting.protection}", []).append((spent.mean, setting))
+                lines.setdefault(replace(setting, epsilon=None).name, []).append((spent.mean, setting))
+        figure = pictures.new_figure(3.5 * len(utilities), 3.7 + 0.2 * -(-len(lines) // 3))
+        panels = figure.subplots(1, len(utilities), squeeze=False)[0]
         for axes, (name, words) in zip(panels, utilities.items(), strict=True):
             for i, (label, members) in enumerate(lines.items()):
+                look = {"color": pictures.PALETTE[i % len(pictures.PALETTE)], "marker": MARKERS[i // len(pictures.PALETTE) % len(MARKERS)]}
                 known = [
                     (x, value)
                     for x, setting in sorted(members, key=lambda one: one[0])
@@ -365,13 +371,13 @@ def epsilon_picture(results: Sequence[Result]) -> str:
                 ]
                 xs, ys = [x for x, _ in known], [_scaled(name, value.mean) for _, value in known]
                 bars = [_scaled(name, value.std or 0.0) for _, value in known]
-                axes.errorbar(xs, ys, yerr=bars, marker="o", capsize=2, color=pictures.PALETTE[i % len(pictures.PALETTE)], label=label)
+                axes.errorbar(xs, ys, yerr=bars, capsize=2, label=label, **look)
             for own in groups.values():
                 value = mean_of(_seeds(own, name).values())
                 if value is not None and mean_of(_seeds(own, "epsilon").values()) is None:
                     axes.axhline(_scaled(name, value.mean), color=pictures.FAINT, linestyle="--", linewidth=0.8)
             axes.set_xscale("log")
-            shown = sorted({round(x, 1) for members in lines.values() for x, _ in members})
+            shown = sorted({float(f"{x:.2g}") for members in lines.values() for x, _ in members})  # small ε are not 0
             axes.set_xticks(shown, [f"{x:g}" for x in shown])
             axes.minorticks_off()
             axes.set_xlabel("ε (smaller is more private)")

@@ -27,20 +27,25 @@ def served_scores(federation: LocalFederation, served: Served, clients: Sequence
 
 
 def local_accuracy(federation: LocalFederation, model: Model, clients: Sequence[int]) -> Array:
-    """The same of each client's last locally trained model (the metric of the clustering papers); NaN for clients that never trained."""
+    """The same of each client's last locally trained model (the metric of the clustering papers), shape (clients,). NaN without test data.
+
+    A client that has not trained yet holds the initial model, as in PACFL's authors' code, where every client's own network starts as that
+    one: so a mean is over the same clients in every round. Local is what local work ended with: own and shared layers together (LG-FedAvg),
+    the model before the personal step (Per-FedAvg), the shared model trained on (Ditto), the own model (FedProto). NaN for all as long as
+    nobody has one: before the first training, and where clients send gradients (IFCA's gradient averaging).
+    """
     return local_scores(federation, model, clients)[0]
 
 
 def local_scores(federation: LocalFederation, model: Model, clients: Sequence[int]) -> tuple[Array, Array]:
     """As `local_accuracy`, and the mean loss in nats a sample; each (clients,)."""
-    accuracy, loss = np.full(len(clients), np.nan), np.full(len(clients), np.nan)
-    trained = [(i, client, federation.recall(client, "trained")) for i, client in enumerate(clients)]
-    known = [(i, client, vector) for i, client, vector in trained if vector is not None]
-    inputs = [_input(federation, client, {"model": vector}) for _, client, vector in known]
-    if inputs:
-        at = [i for i, _, _ in known]
-        accuracy[at], loss[at] = _scores(federation.engine.run(Evaluate(model), inputs))
-    return accuracy, loss
+    trained = [federation.recall(client, "trained") for client in clients]
+    if all(vector is None for vector in trained):
+        return np.full(len(clients), np.nan), np.full(len(clients), np.nan)
+    initial = model.init(federation.seed)  # what every algorithm's clients start from
+    held = [initial if vector is None else vector for vector in trained]
+    inputs = [_input(federation, client, {"model": vector}) for client, vector in zip(clients, held, strict=True)]
+    return _scores(federation.engine.run(Evaluate(model), inputs))
 
 
 def recomputed(algorithm: Algorithm, federation: LocalFederation, clients: Sequence[int]) -> Mapping[str, Any] | None:

@@ -1,6 +1,6 @@
-"""The newcomer protocol's second figure: newcomers train the model they were given a little on their own data, and use that.
+"""Newcomers: which clients they are, and their second figure, of the model that they were given, trained a little on their own data.
 
-It happens on the client, with nothing sent, after the federation has ended; so it is computed here, outside the protocol, for every
+That happens on the client, with nothing sent, after the federation has ended; so it is computed here, outside the protocol, for every
 algorithm alike. Source: Vahidian et al. 2023, section "Generalization to newcomers" (5 epochs).
 """
 
@@ -14,9 +14,26 @@ from ..engine import Streams, TaskInput
 from ..evaluation import Evaluate
 from ..local import LocalFederation
 from ..training import Train
-from ..types import Array
+from ..types import Array, Population
 
-__all__ = ["fine_tuned_accuracy"]
+__all__ = ["fine_tuned_accuracy", "held_back"]
+
+
+def held_back(population: Population, count: int) -> tuple[int, ...]:
+    """The ids of `count` clients that come after training, ascending: of each true group its last ones, in proportion to its size.
+
+    A group that is only to be met after training would be another experiment, and ids may be sorted by group (mixtures, files with their
+    own clients). What is left after rounding down goes to the largest remainders, so groups that are too small for it give none; among
+    equals to the group with the last id. Where groups of one size are dealt to clients in turn, where each client is its own group, or all
+    are one, these are the last ids of all. Nothing is drawn: whom a seed holds back does not depend on the seed.
+    """
+    members: dict[int, list[int]] = {}
+    for client, group in sorted((client.id, group) for client, group in zip(population.clients, population.groups, strict=True)):
+        members.setdefault(group, []).append(client)
+    shares = {group: divmod(count * len(ids), len(population.clients)) for group, ids in members.items()}
+    order = sorted(members, key=lambda group: (shares[group][1], members[group][-1]), reverse=True)
+    more = set(order[: count - sum(whole for whole, _ in shares.values())])
+    return tuple(sorted(client for group, ids in members.items() for client in ids[len(ids) - shares[group][0] - (group in more) :]))
 
 
 def fine_tuned_accuracy(federation: LocalFederation, served: Served, train: Train, clients: Sequence[int]) -> Array:

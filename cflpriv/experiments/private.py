@@ -16,7 +16,7 @@ from ..protocols.entropy import Entropy
 from ..protocols.ledger import Ledger
 from .config import Config
 
-__all__ = ["FILE", "Books", "books", "opened", "spent", "summed_up"]
+__all__ = ["FILE", "Books", "books", "charges", "opened", "spent", "summed_up"]
 
 FILE = "ledger.json"
 
@@ -64,8 +64,16 @@ def books(config: Config, algorithm: Algorithm, noise: Noise | None, noise_sourc
     return Books(privacy, ledger, noise_source, None, around)
 
 
-def opened(one: Books | None, folder: Path) -> None:
-    """Keep the ledger in the run folder from now on; go on with the one that is there. Raises `InputError` naming a damaged file."""
+def charges(one: Books | None) -> int:
+    """How many charges there are, for a checkpoint: what `opened` needs to notice that they are gone."""
+    return 0 if one is None else len(one.ledger.charges)
+
+
+def opened(one: Books | None, folder: Path, charged: int = 0) -> None:
+    """Keep the ledger in the run folder from now on; go on with the one that is there, which must have `charged` charges at least.
+
+    Raises `InputError` naming a file that is damaged, or has forgotten some of these.
+    """
     if one is None:
         return
     path = folder / FILE
@@ -76,6 +84,11 @@ def opened(one: Books | None, folder: Path) -> None:
             one.ledger.keep(path)
     except ValueError as error:
         raise InputError(str(error)) from None
+    if charges(one) < charged:
+        what = f"has {charges(one)} charge(s)" if path.exists() else "is not there"
+        raise InputError(
+            f"{path}: {what}, where the checkpoint knows of {charged} at least; what was spent must stay spent: put the run's ledger back"
+        )
 
 
 def spent(one: Books | None, clients: Sequence[int]) -> Mapping[str, Any]:

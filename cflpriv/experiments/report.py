@@ -125,12 +125,15 @@ def _sweep_section(environment: Any, folder: Path, sweep: Sweep) -> str:
 
 
 def _lost(runs: Sequence[Run]) -> dict[str, float]:
-    """By label, for runs under a protection that stand beside the same run without one: its accuracy less that one's."""
+    """By label, for runs under a protection that stand beside the same run without one: its accuracy less that one's.
+
+    A run that ended early is compared with none of another length.
+    """
 
     def rest(run: Run) -> Any:
         return {name: section for name, section in run.config.items() if name not in ("protection", "run")} | {
-            "seed": run.config.get("run", {}).get("seed")
-        }
+            "seed": run.config.get("run", {}).get("seed"), "rounds run": run.summary["rounds"],
+        }  # fmt: skip
 
     plain = [run for run in runs if run.summary["protection"] == "none" and run.summary["accuracy_mean"] is not None]
     lost = {}

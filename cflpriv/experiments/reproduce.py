@@ -315,11 +315,12 @@ def _kept_runs(
     for seed, folder in enumerate(folders):
         config, remarks = config_of(entry, cell, seed, scale, changes, stand_in)
         check_same_config(config, folder)
-        said += remarks
         try:
-            summaries.append(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             raise InputError(f"{folder / 'summary.json'}: is missing or damaged") from None
+        said += [*remarks, *summary["notes"]]
+        summaries.append(summary)
     rows, more = _from_folders(cell, summaries, folders)
     return rows, said + more
 

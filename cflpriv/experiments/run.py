@@ -15,7 +15,7 @@ from ..data import build_population
 from ..engine import Engine
 from ..errors import InputError
 from ..local import LocalFederation
-from ..metrics import ari, spread
+from ..metrics import ari, perplexity, spread
 from ..protocols.entropy import public_entropy, system_entropy
 from ..protocols.errors import LocalError, TooFewClients
 from ..protocols.ledger import BudgetExceeded
@@ -25,7 +25,7 @@ from ..types import Array, Population
 from .communication import traffic_so_far, traffic_summary
 from .config import Config
 from .measure import local_scores, served_accuracy, served_scores
-from .newcomers import fine_tuned_accuracy
+from .newcomers import fine_tuned_accuracy, held_back
 from .private import Books, books, spent, summed_up
 from .resume import Tape
 
@@ -34,7 +34,7 @@ __all__ = [
 ]  # fmt: skip
 
 LAST = 10
-"""Accuracies are also averaged over this many last evaluated rounds: one round moves by points."""
+"""Accuracies are also averaged over those of this many last rounds that were evaluated: one round moves by points."""
 
 
 @dataclass
@@ -71,9 +71,9 @@ def prepare(
     noise = config.noise()
     population = population or build_population(config.data, data_dir)
     ids = sorted(client.id for client in population.clients)
-    newcomers = tuple(ids[max(0, len(ids) - config.data.newcomers) :])
-    if len(newcomers) >= len(ids):
+    if config.data.newcomers >= len(ids):
         raise InputError(f"data.newcomers = {config.data.newcomers}: leaves no client to train of {len(ids)}")
+    newcomers = held_back(population, config.data.newcomers)
     algorithm = config.algorithm_for(population)
     _check(config, population, ids, newcomers)
     if newcomers and algorithm.admit is None:
@@ -190,7 +190,7 @@ def _measured(s: Simulation, clients: tuple[int, ...]) -> dict[str, Any]:
     per_client = {"clients": list(clients), "accuracy": _listed(accuracy), "local_accuracy": _listed(local)}
     scores: dict[str, Any] = {**spread(accuracy, "accuracy"), **spread(local, "local_accuracy")}
     if s.config.model.name == "lstm":  # next words are judged by exp(mean loss) on each client's own text; the worst is the largest
-        for name, values in (("perplexity", np.exp(loss)), ("local_perplexity", np.exp(local_loss))):
+        for name, values in (("perplexity", perplexity(loss, accuracy)), ("local_perplexity", perplexity(local_loss, local))):
             worst = float(np.nanmax(values)) if np.isfinite(values).any() else None
             scores |= {**spread(values, name), f"{name}_worst": worst}
     return {**scores, "per_client": per_client}
@@ -228,14 +228,20 @@ def several_models(algorithm: Algorithm, state: Any) -> bool:
 
 
 def finish(simulation: Simulation) -> dict[str, Any]:
-    """The summary of what has run so far, as in summary.json."""
+    """The summary of what has run so far, as in summary.json.
+
+    Newcomers count in what is said of "newcomers" and in traffic only: accuracies, `ari` and `clusters` are those of the clients that
+    trained. `clusters` that nobody is in do not count.
+    """
     s = simulation
     described = s.algorithm.describe(s.state)
     clustering = described.get("clustering")
     truth = {client.id: group for client, group in zip(s.population.clients, s.population.groups, strict=True)}
+    trained = () if clustering is None else zip(clustering.clients, clustering.labels, strict=True)
+    labels = {client: label for client, label in trained if client not in s.newcomers}
     evaluated = [row for row in s.rows if row.get("accuracy_mean") is not None]
-    last = evaluated[-LAST:]
-    final = evaluated[-1] if evaluated else _measured(s, s.federation.clients)
+    last = [row for row in evaluated if row["round"] > evaluated[-1]["round"] - LAST]
+    final = evaluated[-1] if evaluated else _measured(s, tuple(client for client in s.federation.clients if client not in s.newcomers))
     names = [f"{kind}_{what}" for kind in ("accuracy", "local_accuracy") for what in ("mean", "std", "worst")]
     return {
         "algorithm": s.algorithm.name,
@@ -246,8 +252,8 @@ def finish(simulation: Simulation) -> dict[str, Any]:
         "accuracy_mean_last_rounds": _mean([row["accuracy_mean"] for row in last]),
         "local_accuracy_mean_last_rounds": _mean([row["local_accuracy_mean"] for row in last]),
         "last_rounds": len(last),
-        "ari": None if clustering is None else ari([truth[client] for client in clustering.clients], clustering.labels),
-        "clusters": clustering.k if clustering else 1 if "mean" in s.algorithm.verbs and not several_models(s.algorithm, s.state) else None,
+        "ari": ari([truth[client] for client in labels], list(labels.values())) if labels else None,
+        "clusters": len(set(labels.values())) or (1 if "mean" in s.algorithm.verbs and not several_models(s.algorithm, s.state) else None),
         "true_groups": len(set(truth.values())),
         "clear_structure": described.get("clear"),
         "cut_rule": described.get("rule"),
@@ -260,7 +266,7 @@ def finish(simulation: Simulation) -> dict[str, Any]:
         "parameters": s.config.model_for(s.population).dimension,
         "upload_bytes": s.federation.transcript.upload_bytes,
         "download_bytes": s.federation.transcript.download_bytes,
-        **traffic_summary(s.federation, s.rows, s.config.run.target_accuracy),
+        **traffic_summary(s.federation, s.rows, s.config.run.target_accuracy, len(s.population.clients) - len(s.newcomers)),
         "engine_paths": {f"{task}: {path}": count for (task, path), count in sorted(s.federation.engine.paths.items())},
         "newcomers": s.admitted,
         **summed_up(s.books, s.stopped),

@@ -5,10 +5,14 @@ A sweep is an experiment with a section `[sweep]`:
     algorithms   names, or tables with a `name`, hyper-parameters and perhaps a `label`
     protections  names, or tables of [protection] keys, perhaps with a `label` and other sections' keys (`privacy = {...}`)
     epsilon      values of privacy.epsilon, for those protections that have a privacy unit
-    keys         any other dotted key with its values: {"training.lr" = [0.1, 0.01]}
+    keys         any other dotted key with its values: {"training.lr" = [0.1, 0.01]}; a list is a value, too
     seeds        each is both run.seed and data.seed, the same list for every setting, so that settings compare as pairs
     audit        whether to attack every finished run that recorded payloads; `attacks` names attacks, `budget` their budget
     workers      how many processes
+
+The file's own sections hold for every cell. [algorithm] stands under the entries of its name, and [protection] under each table of
+`protections`: the entry's keys win. A name among the protections says `gram` and `sum` both, over the file's other keys; "none" is no
+protection at all. A key of these two sections that reaches no entry is refused.
 
 A run's result depends on its configuration alone, so it does not matter how many workers there are or who ran it. What failed is recorded
 in `failed/` with its error, and the rest goes on; the same command given again goes on with what is missing and tries what failed again.
@@ -100,7 +104,7 @@ def load_sweep(path: str | Path, changes: Sequence[str] = ()) -> Sweep:
     tree = read_tree(path)
     for change in changes:
         set_key(tree, change)
-    return parse_sweep(tree, str(path))
+    return parse_sweep(tree, f"{path} with --set {', '.join(changes)}" if changes else str(path))
 
 
 def sweep_of(folder: Path) -> Sweep | None:
@@ -142,11 +146,14 @@ def parse_sweep(tree: Mapping[str, Any], source: str = "sweep") -> Sweep:
 
 
 def _cells(base: Mapping[str, Mapping[str, Any]], sweep: Mapping[str, Any]) -> Iterator[Cell]:
-    algorithms = [_algorithm(one) for one in sweep.get("algorithms", [dict(base.get("algorithm", {"name": "pacfl"}))])]
-    protections = [_protection(one) for one in sweep.get("protections", [{"label": "as given", **base.get("protection", {})}])]
+    own = {"name": "pacfl", **base.get("algorithm", {})}
+    algorithms = [_algorithm(one, own) for one in sweep.get("algorithms", [own["name"]])]
+    protections = [_protection(one, base.get("protection", {})) for one in sweep.get("protections", [{"label": "as given"}])]
+    _check_reach(base, "algorithm", "algorithms", [its for _, its in algorithms])
+    _check_reach(base, "protection", "protections", [overrides["protection"] for _, overrides in protections])
     keys = sweep.get("keys", {})
     for key, values in keys.items():
-        if "." not in key or not isinstance(values, list) or not values:
+        if "." not in key or not isinstance(values, list) or not values or any(isinstance(value, Mapping) for value in values):
             raise InputError(f"keys: {key!r} = {values!r}: expected a dotted key and a list of values")
         if key in _PLACES:  # one would overwrite the other
             raise InputError(f"keys: {key!r}: has a place of its own; use `{_PLACES[key]}`")
@@ -162,14 +169,14 @@ def _cells(base: Mapping[str, Mapping[str, Any]], sweep: Mapping[str, Any]) -> I
     for (algorithm, name_keys), ((protection, overrides), private) in product(algorithms, zip(protections, privacy, strict=True)):
         for epsilon in sweep.get("epsilon", [None]) if private else [None]:
             for values in product(*keys.values()):
-                setting = Setting(algorithm, protection, epsilon, tuple(zip(keys, values, strict=True)))
+                setting = Setting(algorithm, protection, epsilon, tuple(zip(keys, map(_hashable, values), strict=True)))
                 for seed in sweep.get("seeds", [0]):
                     tree = {section: dict(its) for section, its in base.items()} | {"algorithm": dict(name_keys)}
                     for section, its in overrides.items():
-                        tree[section] = {**tree.get(section, {}), **its} if section != "protection" else dict(its)
+                        tree[section] = dict(its) if section == "protection" else {**tree.get(section, {}), **its}
                     if epsilon is not None:
                         tree.setdefault("privacy", {})["epsilon"] = float(epsilon)
-                    for key, value in setting.keys:
+                    for key, value in zip(keys, values, strict=True):
                         section, _, inner = key.partition(".")
                         tree.setdefault(section, {})[inner] = value
                     for section in ("run", "data"):
@@ -187,27 +194,41 @@ def _cell(setting: Setting, seed: int, tree: Mapping[str, Any]) -> Cell:
         return Cell(name, setting, seed, None, str(error))
 
 
-def _algorithm(entry: Any) -> tuple[str, dict[str, Any]]:
+def _hashable(value: Any) -> Any:
+    return tuple(_hashable(item) for item in value) if isinstance(value, list) else value
+
+
+def _algorithm(entry: Any, own: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A label, and [algorithm]: the entry's keys over the file's `own`, if they are of the same algorithm."""
     if isinstance(entry, str):
         entry = {"name": entry}
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
         raise InputError(f"algorithms: {entry!r}: expected a name, or a table with a `name`")
-    return str(entry.get("label", entry["name"])), {key: value for key, value in entry.items() if key != "label"}
+    keys = {key: value for key, value in entry.items() if key != "label"}
+    return str(entry.get("label", entry["name"])), {**own, **keys} if entry["name"] == own["name"] else keys
 
 
-def _protection(entry: Any) -> tuple[str, dict[str, Any]]:
-    """A label, and the sections that the entry changes."""
+def _protection(entry: Any, own: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A label, and the sections that the entry changes; [protection] is whole: the entry's keys over the file's `own`."""
     if isinstance(entry, str):
         if entry not in GRAMS and entry not in SUMS:
             raise InputError(f"protections: {entry!r}: is not known{near(entry, [*SUMS, *GRAMS])}")
-        keys: dict[str, Any] = {"gram": [entry]} if entry in GRAMS and entry != "none" else {}
-        return entry, {"protection": keys | ({"sum": entry} if entry in SUMS else {})}
+        verbs = {"gram": [entry] if entry in GRAMS else [], "sum": entry if entry in SUMS else "none"}
+        return entry, {"protection": {} if entry == "none" else {**own, **verbs}}
     if not isinstance(entry, Mapping):
         raise InputError(f"protections: {entry!r}: expected a name or a table")
     plain = {key: value for key, value in entry.items() if key != "label" and not isinstance(value, Mapping)}
     sections = {key: dict(value) for key, value in entry.items() if isinstance(value, Mapping)}
-    default = ", ".join(f"{key}={'+'.join(value) if isinstance(value, list) else value}" for key, value in plain.items()) or "none"
-    return str(entry.get("label", default)), {"protection": plain, **sections}
+    words = ", ".join(f"{key}={'+'.join(value) if isinstance(value, list) else value}" for key, value in plain.items())
+    label = str(entry.get("label", words or ("as given" if own else "none")))
+    return label, {**sections, "protection": {**own, **plain, **sections.get("protection", {})}}
+
+
+def _check_reach(base: Mapping[str, Mapping[str, Any]], section: str, entries: str, its: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a key of the file's own section that no entry takes: it would change nothing, and nobody would see it."""
+    for key, value in base.get(section, {}).items():
+        if (section, key) != ("algorithm", "name") and not any(key in one and one[key] == value for one in its):
+            raise InputError(f"{entries}: {section}.{key} = {value!r} reaches none of them; write it into those that it is for")
 
 
 # --- running ------------------------------------------------------------------------------------------------------------------------
@@ -298,14 +319,15 @@ def _results(
                 idle = [one for one in idle if one.process.is_alive()]
                 worker = idle.pop() if idle else _Worker.start()
                 cell = waiting.pop()
-                worker.link.send((cell, sweep, out, data_dir, audit))
+                with suppress(OSError):  # it is dead already; receiving says so
+                    worker.link.send((cell, sweep, out, data_dir, audit))
                 busy[worker.link] = (worker, cell.name)
             for link in [link for link in wait(list(busy)) if isinstance(link, Connection)]:
                 worker, name = busy.pop(link)
                 try:
                     yield name, worker.link.recv()
                     idle.append(worker)
-                except EOFError:
+                except (EOFError, OSError):  # the latter where it died without reading its cell
                     worker.process.join()
                     yield name, f"its worker process died (exit code {worker.process.exitcode})"
     finally:

@@ -20,12 +20,12 @@ __all__ = ["load_server", "save_server"]
 FORMAT = 1
 
 
-def save_server(folder: Path, number: int, state: Any, federation: RemoteFederation, progress: Mapping[str, Any]) -> None:
-    """Write the state after round `number`; the one before is removed when this one is complete."""
+def save_server(folder: Path, state: Any, federation: RemoteFederation, progress: Mapping[str, Any]) -> None:
+    """Write the state after a round, or after a restart; the one before is removed when this one is complete."""
     folder.mkdir(parents=True, exist_ok=True)
-    out = writer()
+    out, stands = writer(), federation.saved()
     tree: dict[str, Any] = {"format": FORMAT, "state": out.walk(state, "state", out.server), "progress": dict(progress)}
-    tree["federation"] = out.walk(federation.saved(), "federation", out.server)
+    tree["federation"] = out.walk(stands, "federation", out.server)
     epochs: list[Epoch[Any]] = []
     tree["receipts"] = None if federation.accounts is None else federation.accounts.saved(out.keys)
     tree["keys"] = {}
@@ -44,7 +44,7 @@ def save_server(folder: Path, number: int, state: Any, federation: RemoteFederat
         }
         for i, epoch in enumerate(epochs)
     ]  # fmt: skip
-    name = f"server_{number:06d}"
+    name = f"server_{stands['turn']:06d}"  # each turn is new, after a restart too
     tree["file"], _ = write_arrays(folder / f"{name}.safetensors", out.server)
     tree["arrays"] = f"{name}.safetensors"
     tree["digest"] = digest_of(tree)

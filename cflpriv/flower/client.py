@@ -37,7 +37,7 @@ log = logging.getLogger("cflpriv.flower")
 Section = TypeVar("Section", Protection, Privacy)
 Role = Literal["client", "key-holder"]
 KEY_HOLDER: Role = "key-holder"
-KEYS = ("identity", "roster", "state", "role", "protection", "privacy", "app")
+KEYS = ("identity", "roster", "state", "role", "models", "protection", "privacy", "app")
 """The keys of a settings file; what an application reads for itself stands in its table [app]."""
 
 
@@ -129,7 +129,8 @@ def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, An
     A TOML file with `identity` (key file), `roster` (optional), `state` (optional folder; without it the state is lost when the SuperNode
     restarts), `[protection]`, which must be there, and `[privacy]`, with the keys of an experiment. Paths are relative to the file.
     `[privacy]` needs `state`, where what was spent stays spent. `role = "key-holder"` makes it the key holder of encrypted similarity: it
-    has no data. `[app]` is for the application. Any other key is refused, for a misspelt one must not mean less protection.
+    has no data. `models` is how many models the members of one secure sum may have been sent, 1 by default. `[app]` is for the
+    application. Any other key is refused, for a misspelt one must not mean less protection.
 
     Raises `InputError`.
     """
@@ -154,7 +155,10 @@ def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, An
         raise InputError(f"{path}: [protection] secagg_mode = 'active': give the roster of pinned keys, or use 'passive'")
     if privacy.unit != "none" and "state" not in tree:
         raise InputError(f"{path}: [privacy] unit = {privacy.unit!r}: give a folder as state, in which what was spent stays spent")
-    settings = Settings(identity, protection, roster, privacy, _role(path, tree, identity, protection, roster))
+    models = tree.get("models", 1)
+    if isinstance(models, bool) or not isinstance(models, int) or models < 1:
+        raise InputError(f"{path}: models = {models!r}: give how many models the members of one secure sum may have been sent, 1 or more")
+    settings = Settings(identity, protection, roster, privacy, _role(path, tree, identity, protection, roster), models)
     state = path.parent / tree["state"] if "state" in tree else None
     app = tree.get("app", {})
     if not isinstance(app, dict):

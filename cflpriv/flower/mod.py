@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array as FlowerArray
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
+from flwr.common.constant import ErrorCode
 
 from ..errors import InputError
+from ..protection import Protection
 from ..protocols.mechanisms import clip
 from ..remote.client import RemoteClient, Settings
 from ..remote.foreign import Foreign
@@ -70,23 +72,34 @@ def cflpriv_mod(
     settings: Callable[[Context], tuple[Settings, Path | None, Mapping[str, Any]]] = settings_of,
     arrays: str = "arrays",
     config: str = "config",
+    plain: tuple[str, ...] = (),
 ) -> Mod:
     """A client mod. `signature(context)` gives the client's (p, d) orthonormal rows, e.g. `signatures.principal_vectors` of its data.
 
     `settings` says who the client is and what protection is in force; by default from the file that the node was started with. `arrays`
     and `config` are the names under which the application's train function expects the model and its settings, and returns the model.
+
+    Ordinary messages go to the application's functions, whose answers the server reads: where the settings name a protection or a privacy
+    they are refused, but for the kinds in `plain`, e.g. ("evaluate",) for an evaluate function whose scores may be seen.
     """
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        if RECORD not in message.content:
+        ours = RECORD in message.content
+        kind = message.metadata.message_type.partition(".")[0]
+        if not ours and kind in plain:
             return call_next(message, context)
-        ask = ask_of(message)
         try:
             who, folder, _ = settings(context)
             store = store_of(context, folder)
         except Exception:
             log.exception("settings")
-            return answer(message, encode(Refused("bad-settings")))
+            return answer(message, encode(Refused("bad-settings"))) if ours else _refused(message, "bad-settings")
+        if not ours:
+            if who.protection == Protection() and who.privacy.unit == "none":
+                return call_next(message, context)
+            log.warning("forbidden: an ordinary %r message; cflpriv_mod(plain=(%r,)) would let it pass", kind, kind)
+            return _refused(message, "forbidden")
+        ask = ask_of(message)
 
         def train(task: Foreign, given: Mapping[str, Any]) -> Mapping[str, Array]:
             start = np.asarray(given["model"])
@@ -110,6 +123,11 @@ def cflpriv_mod(
         return answer(message, client.receive(ask))
 
     return mod
+
+
+def _refused(message: Message, word: str) -> Message:
+    """What a server that does not speak our protocol gets instead: an error with a word."""
+    return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, word), reply_to=message)
 
 
 def _no_data() -> ClientData:

@@ -18,7 +18,7 @@ from ..errors import InputError, TrainingDiverged
 from ..experiments.checkpoint import Checkpoint, arrays_of, reader, write_atomically
 from ..experiments.config import Config
 from ..experiments.folder import environment, file_digests, flush, idle_notes, plain_json, write_measured
-from ..experiments.private import Books, books, opened, spent, summed_up
+from ..experiments.private import Books, books, charges, opened, spent, summed_up
 from ..experiments.resume import check_same_config
 from ..experiments.run import LAST, population_digest, several_models
 from ..metrics import ari, spread
@@ -109,17 +109,20 @@ def serve(
         session=session_of(last) if going_on else None,
         **({} if private is None else private.elsewhere(config.protection, max(clients, 0 if roster is None else len(roster.keys)))),
     )  # fmt: skip
-    opened(private, out)
     state: Any = None
     rows: list[dict[str, Any]] = []
     written = 0
     if going_on:
         state, progress = load_server(last.parent, federation)
+        opened(private, out, progress.get("charges", 1))  # of an older folder it is not known how many
         rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text(encoding="utf-8").splitlines()[: progress["rounds"]]]
         cut_transcript(out / "transcript", progress["transcript"]["messages"], out / "interrupted" / str(progress["rounds"]))
         transcript.restore(out / "transcript", progress["transcript"])
         written = len(transcript.messages)
         write_atomically(out / "rounds.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        save_server(last.parent, state, federation, progress)  # or a second restart would ask clients for the turns of the first again
+    else:
+        opened(private, out)
     began = time.perf_counter()
     transport.welcome(federation, clients, wait_seconds)
     if len(federation.clients) < clients:
@@ -139,7 +142,7 @@ def serve(
         except BudgetExceeded as error:
             raise InputError(f"privacy.epsilon = {config.privacy.epsilon}: the beginning alone costs more ({error})") from None
         written = flush(transcript, out, written)
-        save_server(last.parent, -1, state, federation, {"rounds": 0, "transcript": transcript.saved()})
+        save_server(last.parent, state, federation, {"rounds": 0, "transcript": transcript.saved(), "charges": charges(private)})
     stopped: str | None = None
     with (out / "rounds.jsonl").open("a", encoding="utf-8") as file:
         for number in range(len(rows), config.training.rounds):
@@ -170,7 +173,8 @@ def serve(
             file.write(json.dumps(plain_json(row)) + "\n")
             file.flush()
             written = flush(transcript, out, written)
-            save_server(last.parent, number, state, federation, {"rounds": len(rows), "transcript": transcript.saved()})
+            progress = {"rounds": len(rows), "transcript": transcript.saved(), "charges": charges(private)}
+            save_server(last.parent, state, federation, progress)
             say(f"round {number}: {row['skipped'] or 'done'}, {row['seconds']:.1f} s")
     federation.end()
     summary = _summary(config, algorithm, state, described, truth, rows, transcript)
@@ -206,14 +210,17 @@ def _summary(
         known = [client for client in clustering.clients if client in truth]
         score = ari([truth[client] for client in known], [clustering[client] for client in known])
     measured = [row for row in rows if row.get("accuracy_mean") is not None]
+    last = [row for row in measured if row["round"] > measured[-1]["round"] - LAST]
+    one = 1 if "mean" in algorithm.verbs and not several_models(algorithm, state) else None
+    clusters = len(set(clustering.labels)) if clustering else one
     names = [f"{kind}_{what}" for kind in ("accuracy", "local_accuracy") for what in ("mean", "std", "worst")]
     return {
         "algorithm": algorithm.name, "dataset": described.name, "protection": config.protection.name,
         **{name: measured[-1].get(name) if measured else None for name in names},
-        "accuracy_mean_last_rounds": float(np.mean([row["accuracy_mean"] for row in measured[-LAST:]])) if measured else None,
-        "local_accuracy_mean_last_rounds": None, "last_rounds": len(measured[-LAST:]),
+        "accuracy_mean_last_rounds": float(np.mean([row["accuracy_mean"] for row in last])) if last else None,
+        "local_accuracy_mean_last_rounds": None, "last_rounds": len(last),
         "ari": score,
-        "clusters": clustering.k if clustering else 1 if "mean" in algorithm.verbs and not several_models(algorithm, state) else None,
+        "clusters": clusters,
         "true_groups": 0 if truth is None else len(set(truth.values())), "clear_structure": found.get("clear"),
         "cut_rule": found.get("rule"), "rounds": len(rows), "rounds_planned": config.training.rounds,
         "rounds_skipped": sum(row["skipped"] is not None for row in rows),
@@ -222,6 +229,7 @@ def _summary(
         "parameters": config.model_for(described).dimension, "upload_bytes": transcript.upload_bytes,
         "download_bytes": transcript.download_bytes, "engine_paths": {}, "newcomers": None, "epsilon": None, "delta": None,
         "setup_bytes": sum(message.total_bytes for message in transcript.messages if message.round < 0), "megabits": None,
+        "megabits_a_client": None,
         "protection_upload_bytes": None, "protection_download_bytes": None,  # what the same would be without one, nobody runs here
         "messages": len(transcript.messages), "data_digest": population_digest(described), "notes": list(described.notes),
     }  # fmt: skip
@@ -266,8 +274,12 @@ def _admitted(
 def _scores(federation: RemoteFederation, served: Any) -> dict[str, Any]:
     """Each client's accuracy on its own test data: it computes, and says three numbers."""
     held = federation.compute(served.task, served.params, which=served.which)
-    told = federation.gather(held["correct", "count"])
-    accuracy = np.array([float(one["correct"]) / max(float(one["count"]), 1.0) for one in told.values()])
+    told: dict[int, float] = {}
+    for client, said in federation.gather(held["correct", "count"]).items():
+        correct, count = said["correct"], said["count"]
+        if correct.size == count.size == 1 and 0 <= correct.item() <= count.item():  # else it is no score
+            told[client] = correct.item() / max(count.item(), 1.0)
+    accuracy = np.array(list(told.values()))
     return {
         **spread(accuracy, "accuracy"),
         "per_client": {"clients": list(told), "accuracy": accuracy.tolist(), "local_accuracy": [None] * len(told)},

@@ -4,8 +4,8 @@
     strategy = ClusteredAveraging(Protection(sum="secagg"))           app = ClientApp(mods=[cflpriv_mod(signature=...)])
     strategy.start(grid=grid, initial_arrays=arrays, num_rounds=20)   @app.train() ...   # as it was
 
-The mod lets ordinary messages pass, answers protocol stages itself, and calls the application's own train function for local training:
-what that returns stays with the client and leaves it only as part of a sum.
+The mod answers protocol stages itself, and calls the application's own train function for local training: what that returns stays with
+the client and leaves it only as part of a sum. Ordinary messages pass where the client's settings ask for no protection.
 """
 
 import logging
@@ -25,8 +25,10 @@ from ..handles import Shared
 from ..protection import Protection
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import TooFewClients
+from ..protocols.fixedpoint import largest_levels
 from ..protocols.keys import Roster
-from ..protocols.mechanisms import gaussian
+from ..protocols.mechanisms import gaussian, rounded_norms
+from ..protocols.orthonormal import TRANSFORMS
 from ..remote.foreign import Foreign
 from ..remote.server import ClientsLost, KeyHolderLost, RemoteFederation
 from .mod import CLIP, cut, flat, layout_of
@@ -55,10 +57,12 @@ class ClusteredAveraging:
     `k` clusters, or `beta` degrees, or neither for an automatic cut; `k = 1` clusters nobody and asks for no signature. `clients` is how
     many must have answered before the first round.
 
-    With `noise_multiplier`, the clients' mod scales each update down to `clip_norm`, and this server adds Gaussian noise of
-    noise_multiplier · clip_norm to each cluster's sum before it is used. That protects clients from whoever sees the models, not from this
-    server (secure aggregation hides single updates from it). `accountant` counts these releases, e.g. `PldAccountant`; at its budget
-    training ends with what there is. Numbers of clients count as public, and signatures carry no noise: ε is that of the updates alone.
+    With `noise_multiplier`, the clients' mod scales each update down to `clip_norm`, and this server adds Gaussian noise to each cluster's
+    sum before it is used: of noise_multiplier times the longest that an update can be, which is `clip_norm`, and in a secure sum what
+    rounding to its levels may add (the root of the number of parameters, times one level). That protects clients from whoever sees the
+    models, not from this server (secure aggregation hides single updates from it). `accountant` counts these releases, e.g.
+    `PldAccountant`; at its budget training ends with what there is. Numbers of clients count as public, and signatures carry no noise: ε is
+    that of the updates alone.
 
     Raises `InputError` for parameters that cannot be.
     """
@@ -80,6 +84,12 @@ class ClusteredAveraging:
     message_type: str = "train"
 
     def __post_init__(self) -> None:
+        if self.protection.sum in TRANSFORMS:
+            raise InputError(f"protection.sum: {self.protection.sum!r} leaves no model to read here; use 'none' or 'secagg'")
+        if self.protection.sum == "secagg-oblivious" and self.k != 1:
+            raise InputError("protection.sum: 'secagg-oblivious' keeps clusters private, which this strategy knows; use 'secagg', or k = 1")
+        if self.protection.small_clusters == "local":
+            raise InputError("protection.small_clusters: 'local' leaves members with models that are not read here; use 'wait' or 'merge'")
         if self.noise_multiplier < 0 or self.clip_norm < 0:
             raise InputError("noise_multiplier and clip_norm: give numbers of 0 or more")
         if self.noise_multiplier and not self.clip_norm:
@@ -97,7 +107,7 @@ class ClusteredAveraging:
     ) -> ClusteredResult:
         """Train. `evaluate_fn(round, cluster, arrays)` looks at a cluster's model after each round, on the server.
 
-        Raises `InputError` if fewer than `clients` answer.
+        Raises `InputError` if fewer than `clients` answer, or if rounding in a secure sum would more than double the noise.
         """
         layout = layout_of(initial_arrays)
         transport = GridTransport(
@@ -114,6 +124,7 @@ class ClusteredAveraging:
             raise InputError("the key holder of encrypted similarity did not answer")
         labels, evidence = self._clusters(federation)
         first = Shared(flat(initial_arrays, layout))
+        longest = self._longest(len(first.value()), len(labels)) if self.noise_multiplier else 0.0
         models = [first] * (max(labels.values()) + 1)
         config = tuple((str(key), value) for key, value in (train_config or {}).items() if isinstance(value, bool | int | float | str))
         if self.clip_norm:
@@ -131,7 +142,7 @@ class ClusteredAveraging:
                 held = federation.compute(task, {"model": models}, which=labels, on=cohort)
                 means = federation.mean(held["update"], "equal", labels, len(models))
                 models = [
-                    model if mean is None else model + self._noised(mean.parts["update"], mean.count)
+                    model if mean is None else model + self._noised(mean.parts["update"], mean.count, longest)
                     for model, mean in zip(models, means, strict=True)
                 ]
                 row |= {"trained": len(held.clients), "clusters_without_a_sum": [i for i, mean in enumerate(means) if mean is None]}
@@ -165,12 +176,26 @@ class ClusteredAveraging:
             return dict(zip(held.clients, found, strict=True)), released.evidence
         raise InputError("clients were lost three times while their signatures were compared; see the refusals")
 
-    def _noised(self, update: Shared, count: int) -> Shared:
-        """The mean update, with noise of clip_norm · noise_multiplier on the sum."""
+    def _longest(self, size: int, clients: int) -> float:
+        """The norm of a clipped update of `size` numbers at most, as it enters a sum over up to `clients`."""
+        if not self.protection.secure:
+            return self.clip_norm
+        level = self.protection.secagg_clip / largest_levels(clients, self.protection.secagg_bits)
+        longest = level * rounded_norms(self.clip_norm / level, size, 0.0)[0]  # clients round once, whatever comes of it
+        if longest > 2 * self.clip_norm:
+            raise InputError(
+                f"protection.secagg_bits = {self.protection.secagg_bits}: rounded for a sum over {clients} clients, an update of {size} "
+                f"numbers may be {longest:.3g} long, where clip_norm = {self.clip_norm:g}: the noise would be more than doubled; use 32 "
+                "bits, a larger clip_norm or a smaller protection.secagg_clip"
+            )
+        return longest
+
+    def _noised(self, update: Shared, count: int, longest: float) -> Shared:
+        """The mean update, with noise of `longest` · noise_multiplier on the sum."""
         if not self.noise_multiplier:
             return update
         value = update.value()
-        noised = gaussian(value.astype(np.float64) * count, self.clip_norm, self.noise_multiplier, "add_remove", "client", self.entropy)
+        noised = gaussian(value.astype(np.float64) * count, longest, self.noise_multiplier, "add_remove", "client", self.entropy)
         return Shared((noised.value / count).astype(value.dtype))
 
     def _event(self, federation: RemoteFederation) -> GaussianPrivacyEvent:

@@ -16,12 +16,15 @@ __all__ = ["Agreement"]
 
 
 class Agreement:
-    """`members` have the secret. Clients insist that more than half of their roster takes part, so that none can be kept apart."""
+    """`members` have the secret, as far as is known: it goes by what clients were sent and what they say, since answers may be lost.
+
+    Clients insist that more than half of their roster takes part, so that none can be kept apart.
+    """
 
     def __init__(self, roll: Roll, session: bytes, roster: Roster) -> None:
         self._roll, self._session, self._roster = roll, session, roster
         self._server: group.Server | None = None
-        self._epoch = 0
+        self._epoch = self._read = 0
         self.members: frozenset[int] = frozenset()
 
     def saved(self) -> dict[str, Any]:
@@ -35,8 +38,9 @@ class Agreement:
 
     def extend(self, record: Callable[..., None]) -> None:
         """Agree, once enough are there; then let everybody else who is there get the secret from a member."""
-        lost = {client for client, _, word in self._roll.refusals if word == "no-secret"} - self._roll.present
-        self.members -= lost
+        said = self._roll.refusals[self._read :]  # each once: who said so before may have the secret again
+        self._read += len(said)
+        self.members -= {client for client, _, word in said if word in ("no-secret", "wrong-session")}
         fresh = sorted(self._roll.present - self.members)
         if self._server is None:
             with suppress(TooFewClients):  # another attempt comes with the next round
@@ -53,34 +57,37 @@ class Agreement:
         self._epoch += 1  # an epoch is tried once
         server = group.Server(terms, self._roster)
         outbox = server.advance()
-        while True:
-            answers = self._stage(outbox, record)
-            if server.stage is group.ServerStage.RUNNING:
-                break
-            for client, said in answers.items():
-                try:
-                    server.receive(client, said)
-                except RemoteError as error:
-                    self._roll.refusals.append((client, "group", error.code))
+        while server.stage is not group.ServerStage.RUNNING:
+            for client, said in self._stage(outbox, record).items():
+                self._pass_on(server, client, said)
             outbox = server.advance()
-        self._server, self.members = server, frozenset(answers)
+        self._stage(outbox, record)
+        self._server, self.members = server, frozenset(outbox)  # also whose answer is lost: it has the secret, or will say that it has none
 
     def _admit(self, newcomer: int, record: Callable[..., None]) -> None:
-        sponsor = min(self._roll.present & self.members, default=None)
-        assert self._server is not None
-        if sponsor is None:
-            return
-        outbox: Mapping[int, bytes] = self._server.admit(newcomer, sponsor)
-        while outbox:
-            answers = self._stage(outbox, record)
-            if answers.get(newcomer) == b"":
-                self.members |= {newcomer}
-            outbox = {}
-            for client, said in answers.items():
-                try:
-                    outbox = self._server.receive(client, said) if said else {}
-                except RemoteError as error:
-                    self._roll.refusals.append((client, "group", error.code))
+        """Let a client have the secret from the first member that gives it."""
+        server = self._server
+        assert server is not None
+        for sponsor in sorted(self._roll.present & self.members):
+            outbox: Mapping[int, bytes] = server.admit(newcomer, sponsor)
+            while outbox:
+                (asked,) = outbox
+                before = len(self._roll.refusals)
+                said = self._stage(outbox, record).get(asked)
+                outbox = self._pass_on(server, asked, said) if said else {}
+                if asked == newcomer and not outbox:
+                    # "wrong-epoch": it is in already, and its word on that was lost
+                    if said == b"" or (newcomer, "group", "wrong-epoch") in self._roll.refusals[before:]:
+                        self.members |= {newcomer}
+                    return
+
+    def _pass_on(self, server: group.Server, client: int, said: bytes) -> Mapping[int, bytes]:
+        """What is to be sent on at once; nothing where the message is refused, which is noted."""
+        try:
+            return server.receive(client, said)
+        except RemoteError as error:
+            self._roll.refusals.append((client, "group", error.code))
+            return {}
 
     def _stage(self, outbox: Mapping[int, bytes], record: Callable[..., None]) -> dict[int, bytes]:
         asks: dict[int, m.Ask] = {client: m.Group(self._session, said) for client, said in outbox.items() if client in self._roll.present}

@@ -10,8 +10,9 @@ Reveals: that it takes part, its public keys, and what its protection reveals.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from ..client_level import local_event, local_rows
 from ..errors import InputError, TrainingDiverged
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import LocalError, RemoteError, TooFewClients
-from ..protocols.keys import agree, public_key, seal, sign, unseal, verify
+from ..protocols.keys import Identity, agree, public_key, seal, sign, unseal, verify, verify_key
 from ..protocols.mechanisms import clip
 from ..protocols.orthonormal import TRANSFORMS
 from ..types import Array, ClientData
@@ -29,16 +30,19 @@ from .encrypting import encrypted
 from .settings import Settings
 from .spending import SPENT, Spending
 from .store import Store
-from .summing import NO_MODEL, Summing
+from .summing import Summing
 from .transformed import Transformed
-from .values import Origin, Values, from_bytes, to_bytes
-from .work import Own, Work, model_hash, smallest
+from .values import UNTRACED, Origin, Values, from_bytes, to_bytes
+from .work import Own, Work, smallest
 
-__all__ = ["NO_MODEL", "RemoteClient", "Settings", "answered", "model_hash", "new_session", "relay_key"]
+__all__ = ["RemoteClient", "Settings", "answered", "check_enrolled", "enrolled", "new_session", "relay_key"]
 
 LABEL = "cflpriv remote v1 "
 ENROL = LABEL + "enrol"
 ENROL_HOLDER = LABEL + "enrol key holder"
+PROOF = ", to the server now"
+LEFT = "left"
+"""The store's name for the sessions that are over for this client, 16 bytes each."""
 log = logging.getLogger("cflpriv.remote")
 
 
@@ -67,12 +71,38 @@ def answered(who: str, answer: Callable[[m.Ask], m.Answer], data: bytes) -> byte
 
 
 def new_session(store: Store, session: bytes) -> None:
-    """In a new federation nothing of an old one may be used, but what was spent."""
-    if store.get("session") != session:
-        for name in store.names():
-            if name != SPENT:
-                store.drop(name)
-        store.put("session", session)
+    """In a new federation nothing of an old one may be used, but what was spent.
+
+    Raises `RemoteError` "wrong-session" for one that was left: what it used up, such as transforms, is known no more.
+    """
+    current, left = store.get("session"), store.get(LEFT) or b""
+    if current == session:
+        return
+    if session in (left[at : at + len(session)] for at in range(0, len(left), len(session))):
+        raise RemoteError("wrong-session")
+    if current is not None:
+        store.put(LEFT, left + current)
+        store.drop("session")  # before the rest: whoever is stopped here has left it as well
+    for name in store.names():
+        if name not in (SPENT, LEFT):
+            store.drop(name)
+    store.put("session", session)
+
+
+def enrolled(identity: Identity, ask: m.Enrol, role: Literal["client", "key-holder"]) -> m.Enrolled:
+    """Who a client or the key holder is, with both signatures."""
+    number, label = (identity.client, ENROL) if role == "client" else (0, ENROL_HOLDER)
+    key = public_key(identity.encryption_seed)
+    said = (ask.session, number.to_bytes(8, "big"), key)
+    proof = sign(identity, label + PROOF, *said, ask.challenge)
+    return m.Enrolled(m.VERSION, number, identity.public(), key, sign(identity, label, *said), proof, role)
+
+
+def check_enrolled(answer: m.Enrolled, session: bytes, challenge: bytes) -> None:
+    """Raises `RemoteError` unless both signatures are by the key that the answer names."""
+    label, said = ENROL if answer.role == "client" else ENROL_HOLDER, (session, answer.client.to_bytes(8, "big"), answer.encryption_key)
+    verify_key(answer.signing_key, answer.client, answer.signature, label, *said)
+    verify_key(answer.signing_key, answer.client, answer.proof, label + PROOF, *said, challenge)
 
 
 class RemoteClient:
@@ -91,7 +121,10 @@ class RemoteClient:
         self._spending = Spending(settings.privacy, self.number, store)
         self._hidden = Transformed(settings, store, entropy)
         self._summing = Summing(settings, store, self._values, self._spending, entropy)
-        self._work = Work(self.number, self._values, self._spending, self._hidden.transforms, data, entropy, own or {})
+        self._work = Work(
+            self.number, self._values, self._spending, self._hidden.transforms, data, entropy, own or {},
+            settings.protection.small_clusters == "local",
+        )  # fmt: skip
 
     @property
     def number(self) -> int:
@@ -137,9 +170,7 @@ class RemoteClient:
         if roster is not None and not (identity.client < len(roster.keys) and roster.keys[identity.client] == identity.public()):
             raise RemoteError("not-on-roster")
         new_session(self._store, ask.session)
-        key = public_key(identity.encryption_seed)
-        signature = sign(identity, ENROL, ask.session, identity.client.to_bytes(8, "big"), key)
-        return m.Enrolled(m.VERSION, identity.client, identity.public(), key, signature)
+        return enrolled(identity, ask, "client")
 
     def _check_peer(self, session: bytes, peer: m.Recipient) -> None:
         if self._settings.roster is not None:
@@ -204,19 +235,32 @@ class RemoteClient:
         return m.Sealed(tuple(boxes))
 
     def _take(self, ask: m.Take) -> m.Done:
-        arrived: dict[str, dict[int, Array]] = {part: {} for part in ask.parts}
+        """Keep what others sealed. A box that cannot be opened, or holds something else than most do, costs its sender and nobody else."""
+        opened: dict[int, dict[str, Array]] = {}
         for boxed in ask.boxes:
-            self._check_peer(ask.session, boxed.sender)
-            sender = boxed.sender.client
-            own = self._settings.identity.encryption_seed
-            key = relay_key(own, boxed.sender.encryption_key, ask.session, ask.held, sender, self.number)
-            values = from_bytes(unseal(key, boxed.box, LABEL.encode()))
-            if set(values) != set(ask.parts) or any(isinstance(value, dict) for value in values.values()):
-                raise RemoteError("malformed")
-            for part, value in values.items():
-                arrived[part][sender] = value
+            try:
+                opened[boxed.sender.client] = self._opened(ask, boxed)
+            except RemoteError as error:
+                log.warning("client %d: what client %d sealed for it is left out (%s)", self.number, boxed.sender.client, error.code)
+        if ask.boxes and not opened:
+            raise RemoteError("bad-box")
+        shapes = {sender: tuple((one.shape, one.dtype.str) for one in values.values()) for sender, values in opened.items()}
+        usual = max(Counter(shapes.values()).items(), key=lambda one: one[1])[0] if shapes else ()
+        arrived = {
+            part: {sender: values[part] for sender, values in opened.items() if shapes[sender] == usual} for part in ask.parts
+        }  # fmt: skip
         sizes = [np.size(value) for values in arrived.values() for value in values.values()]
         self._values.drop(ask.held)
         self._spending.public(ask.held, ask.parts)
-        self._values.hold(ask.held, dict(arrived), Origin(b"", smallest(size for size in sizes if size > 1)))
+        self._values.hold(ask.held, dict(arrived), Origin(UNTRACED, smallest(size for size in sizes if size > 1)))
         return m.Done()
+
+    def _opened(self, ask: m.Take, boxed: m.Boxed) -> dict[str, Array]:
+        """What is in a box, in the order of the parts asked for: finite arrays under their names. Raises `RemoteError`."""
+        self._check_peer(ask.session, boxed.sender)
+        own, sender = self._settings.identity.encryption_seed, boxed.sender
+        key = relay_key(own, sender.encryption_key, ask.session, ask.held, sender.client, self.number)
+        values = from_bytes(unseal(key, boxed.box, LABEL.encode()))
+        if set(values) != set(ask.parts) or not all(isinstance(one, np.ndarray) and np.isfinite(one).all() for one in values.values()):
+            raise RemoteError("malformed")
+        return {part: values[part] for part in ask.parts}

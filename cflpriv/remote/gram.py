@@ -21,6 +21,9 @@ from .roll import ClientsLost, Roll, most_common
 
 __all__ = ["Grams", "check_new"]
 
+LARGEST = 1e100
+"""Vectors of larger numbers are refused: inner products of them would not be finite."""
+
 
 def check_new(clients: Sequence[int], epoch: Epoch[Any] | None) -> None:
     """`InputError` for clients that are in the epoch already."""
@@ -99,7 +102,7 @@ class Grams:
                 if not isinstance(answer, m.Given) or [one.name for one in answer.values] != [part]:
                     raise MalformedMessage
                 value = np.atleast_2d(check_array(f"client {client}: {held.part}", m.from_tensor(answer.values[0].value)))
-                if value.ndim != 2:
+                if value.ndim != 2 or np.abs(value).max(initial=0.0) > LARGEST:
                     raise MalformedMessage
                 uploads[client] = value
             except (MalformedMessage, InputError):

@@ -15,11 +15,11 @@ from ..protocols import ckks, codec
 from ..protocols.ckks import KeyHolder
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import MalformedMessage, RemoteError
-from ..protocols.keys import Roster, public_key, sign
+from ..protocols.keys import Roster
 from ..similarity import Gram
 from ..wire import check_small
 from . import messages as m
-from .client import ENROL_HOLDER, answered, new_session
+from .client import answered, enrolled, new_session
 from .encrypting import setup_of
 from .settings import Settings
 from .store import Store
@@ -90,9 +90,7 @@ class RemoteHolder:
             raise RemoteError("version")
         self._roster()
         new_session(self._store, ask.session)
-        identity = self._settings.identity
-        key = public_key(identity.encryption_seed)
-        return m.Enrolled(m.VERSION, 0, identity.public(), key, sign(identity, ENROL_HOLDER, ask.session, key), "key-holder")
+        return enrolled(self._settings.identity, ask, "key-holder")
 
     # --- epochs
 

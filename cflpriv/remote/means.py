@@ -1,10 +1,10 @@
 """The server's side of `mean`: who is asked for what, stage by stage, under each protection."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from ..channels import MOST_WEIGHT, ClearSum, Contribution, Recorder, SumCall, above_floor, places, weighted_mean
@@ -15,13 +15,18 @@ from ..protection import Protection
 from ..protocols.errors import MalformedMessage, TooFewClients
 from ..protocols.orthonormal import TRANSFORMS
 from ..protocols.secagg import Slot, Sum, Terms, counts_of
+from ..secure_sum import FEWEST_LEVELS
 from ..types import Array, check_array
 from . import messages as m
 from .roll import Roll
-from .summing import balanced
+from .summing import balanced, bound
 from .sums import Layout, SecureSums, group_mean
+from .values import UNTRACED
 
 __all__ = ["Asked", "Means"]
+
+
+Kind = Literal["sum", "counts", "blocks"]
 
 
 @dataclass(frozen=True)
@@ -92,9 +97,9 @@ class Means:
             members = call.members(label)
             weighted = not call.public_weights or len({one.weight for one in members}) > 1
             limit = self._limit(call, members)
-            listed = self._listed(call, [one.client for one in members])
             dimension = size_of(asked.layout)
             cohort = [one.client for one in members]
+            listed = self._listed(call, cohort, self._like(asked, "sum", None, shares))
             terms[label] = self._sums.terms(slot, cohort, listed, dimension, limit if weighted else 0.0, following)
             check_balance(call, members, terms[label])
         step = self._stepper(slot, call, asked, "sum", None, shares)
@@ -124,15 +129,21 @@ class Means:
             for one in call.members(label)
         }
         heard: dict[int, Array] = {}
-        for client, answer in self._roll.ask(asks, "sum").items():
-            if isinstance(answer, m.Given) and [one.name for one in answer.values] == ["blind"]:
-                with suppress(MalformedMessage, InputError):
-                    heard[client] = check_array(f"client {client}: blind", m.from_tensor(answer.values[0].value), ndim=1)
-        means: list[GroupMean | None] = [None] * call.k
         size = transform_size(self._protection.sum, dimension)
+        for client, answer in self._roll.ask(asks, "sum").items():
+            try:
+                if not isinstance(answer, m.Given) or [one.name for one in answer.values] != ["blind"]:
+                    raise MalformedMessage
+                row = check_array(f"client {client}: blind", m.from_tensor(answer.values[0].value), ndim=1)
+                if len(row) != size:
+                    raise MalformedMessage
+                heard[client] = row
+            except (MalformedMessage, InputError):
+                self._roll.refusals.append((client, "sum", "malformed"))
+        means: list[GroupMean | None] = [None] * call.k
         for label in groups:
-            members = [one for one in call.members(label) if len(heard.get(one.client, ())) == size]
-            if len(members) < max(1, call.floor):
+            members = [one for one in call.members(label) if one.client in heard]
+            if not members:
                 continue
             rows = [heard[one.client] for one in members]
             record(
@@ -142,6 +153,8 @@ class Means:
                     "transform": purposes[label], "kind": self._protection.sum, "group": label, "dimension": dimension, "parts": where,
                 },
             )  # fmt: skip
+            if len(members) < call.floor:  # they are on record all the same: they left their clients
+                continue
             weights = [one.weight for one in members]
             value = weighted_mean(rows, weights)
             parts = {
@@ -155,26 +168,26 @@ class Means:
     def oblivious(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks, record: Recorder) -> tuple[GroupMean | None, ...]:
         """A sum of counts, then one over the blocks of clusters at the floor; who is where stays with the clients."""
         clients = [one.client for one in call.contributions]
-        listed = self._listed(call, clients)
+        counts, blocks = (self._listed(call, clients, self._like(asked, kind, choice)) for kind in ("counts", "blocks"))
         limit = self._limit(call, call.contributions)
         first, second = (call.round + 1, 2 * call.number), (call.round + 1, 2 * call.number + 1)
         counted = self._sums.run(
-            {0: self._sums.counts(first, clients, listed, call.k, second)},
+            {0: self._sums.counts(first, clients, counts, call.k, second)},
             self._stepper(first, call, asked, "counts", choice), self._exchange, record,
         )[0]  # fmt: skip
         if not isinstance(counted, Sum):
             raise counted
         dimension = size_of(asked.layout)
-        terms = self._sums.blocks(counted, second, listed, dimension, limit)
+        terms = self._sums.blocks(counted, second, blocks, dimension, limit)
         check_balance(call, call.contributions, terms)
         total = self._sums.run({0: terms}, self._stepper(second, call, asked, "blocks", choice), self._exchange, record)[0]
         if not isinstance(total, Sum):
             raise total
         means: list[GroupMean | None] = [None] * call.k
-        counts = counts_of(counted)
+        sizes = counts_of(counted)
         equal = call.public_weights and len({one.weight for one in call.contributions}) == 1
         for label, _ in terms.blocks:
-            count = round(total.weight(label) / call.contributions[0].weight) if equal else counts[label]
+            count = round(total.weight(label) / call.contributions[0].weight) if equal else sizes[label]
             means[label] = group_mean(total, label, asked.layout, count)
         return tuple(means)
 
@@ -185,9 +198,18 @@ class Means:
         heaviest = max(one.weight for one in members)
         return heaviest if heaviest != self._protection.max_weight else float(np.nextafter(heaviest, np.inf))
 
-    def _listed(self, call: SumCall, clients: Sequence[int]) -> list[bytes]:
-        """The models of a sum, no more than the algorithm speaks of in public: clients would refuse a longer list."""
-        listed = sorted({call.models[client] for client in clients})
+    def _like(self, asked: Asked, kind: Kind, groups: m.Mine | m.Picks | None, noise: m.Shares | None = None) -> m.Step:
+        """A step as all members of a sum are told it."""
+        return m.Step(self._session, (0, 0), asked.number, asked.parts, 0.0, 0, kind, groups, b"", noise)
+
+    def _listed(self, call: SumCall, clients: Sequence[int], like: m.Step) -> list[bytes]:
+        """What a sum binds to, no more of it than the algorithm speaks of in public: clients would refuse a longer list."""
+        if self._protection.secagg_mode == "active" and UNTRACED in {call.models[client] for client in clients}:
+            raise InputError(
+                "protection.secagg_mode = 'active': what is to be added up was computed from what clients relayed to each other or hold of "
+                "their own, which no sum can be bound to; use 'passive', which trusts the server to follow the protocol"
+            )
+        listed = sorted({bound(like, call.models[client]) for client in clients})
         if len(listed) > call.models_at_most:
             raise InputError(
                 f"mean: members of one group were sent {len(listed)} different models, where the algorithm speaks of {call.models_at_most}"
@@ -196,13 +218,14 @@ class Means:
 
     def _stepper(
         self, slot: Slot, call: SumCall, asked: Asked,
-        kind: Literal["sum", "counts", "blocks"], groups: m.Mine | m.Picks | None, noise: m.Shares | None = None,
+        kind: Kind, groups: m.Mine | m.Picks | None, noise: m.Shares | None = None,
     ) -> Callable[[int, bytes], m.Step]:  # fmt: skip
         clients = {label: [one.client for one in call.members(label)] for label in range(call.k)}
-        lists = {client: len(self._listed(call, members)) for members in clients.values() for client in members}
+        like = self._like(asked, kind, groups, noise)
+        lists = {client: len(self._listed(call, members, like)) for members in clients.values() for client in members}
 
         def step(client: int, said: bytes) -> m.Step:
-            return m.Step(self._session, slot, asked.number, asked.parts, asked.weight[client], lists[client], kind, groups, said, noise)
+            return msgspec.structs.replace(like, slot=slot, weight=asked.weight[client], models=lists[client], said=said)
 
         return step
 
@@ -234,6 +257,11 @@ def check_balance(call: SumCall, members: Sequence[Contribution], terms: Terms) 
         raise InputError(
             f"mean: weights from {lightest:g} to {terms.weight_limit:g}: the heaviest client could have more than {MOST_WEIGHT:.0%} of a "
             "sum over the fewest survivors, which clients refuse; make weights more alike, or raise the floor"
+        )
+    if call.public_weights and terms.weight_limit and lightest / terms.weight_limit * terms.levels < FEWEST_LEVELS:
+        raise InputError(
+            f"mean: weights from {lightest:g} to {terms.weight_limit:g}: the lightest is below {FEWEST_LEVELS} of the {terms.levels} "
+            "levels up to the heaviest, which clients refuse; make weights more alike, or use secagg_bits = 32"
         )
 
 

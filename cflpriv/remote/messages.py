@@ -5,6 +5,7 @@ and fields of frozen dataclasses from a fixed list. A decoder takes any bytes an
 """
 
 from collections.abc import Mapping
+from math import prod
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -25,7 +26,7 @@ __all__ = [
     "task_to_bytes", "to_one", "to_tensor",
 ]  # fmt: skip
 
-VERSION = 3
+VERSION = 4
 LIMIT_BYTES = 1 << 31
 DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
 MOST_AXES = 8
@@ -33,7 +34,7 @@ MOST_AXES = 8
 REFUSALS: dict[str, str] = {
     "malformed": "the message is not one of this protocol",
     "version": "server and client speak different versions of this protocol",
-    "wrong-session": "the client has not been enrolled into this session; enrol it again",
+    "wrong-session": "the client has not been enrolled into this session (enrol it again), or has left it for another, for good",
     "forbidden": "the client's own settings forbid this: its protection, or the privacy it demands, differs from the server's",
     "over-budget": "the client has released all that its own privacy budget allows",
     "used-transform": "the client has used this transform already: each serves one clustering epoch or one sum",
@@ -183,10 +184,11 @@ class Shares(Message, frozen=True):
 
 
 class Enrol(Message, frozen=True, tag="enrol"):
-    """Says hello. `session` names this federation for good."""
+    """Says hello. `session` names this federation for good; `challenge` is fresh."""
 
     version: Count
     session: Bytes16
+    challenge: Bytes16
 
 
 class Compute(Message, frozen=True, tag="compute"):
@@ -360,13 +362,17 @@ Ask = Enrol | Compute | Give | Step | Seal | Take | Fold | AddUp | Group | Keys 
 
 
 class Enrolled(Message, frozen=True, tag="enrolled"):
-    """A client's number and keys; the signature covers the session, the number and the encryption key. The key holder's number is 0."""
+    """A client's number and keys; the signature covers the session, the number and the encryption key. The key holder's number is 0.
+
+    Other clients are shown all that. `proof` covers the challenge besides, and goes no further: by it who answers is who it says.
+    """
 
     version: Count
     client: Count
     signing_key: Bytes32
     encryption_key: Bytes32
     signature: Bytes64
+    proof: Bytes64
     role: Literal["client", "key-holder"] = "client"
 
 
@@ -458,12 +464,9 @@ def from_tensor(tensor: Tensor) -> Array:
     if tensor.dtype not in DTYPES or len(tensor.shape) > MOST_AXES:
         raise MalformedMessage
     dtype = np.dtype(tensor.dtype)
-    count = 1
-    for size in tensor.shape:
-        count *= size
-    if count * dtype.itemsize != len(tensor.data):
+    if prod(tensor.shape) * dtype.itemsize != len(tensor.data):
         raise MalformedMessage
-    return np.frombuffer(tensor.data, dtype).reshape(tensor.shape)
+    return _shaped(np.frombuffer(tensor.data, dtype), tensor.shape)
 
 
 def to_one(value: Array | Shared, numbers: Mapping[Any, int]) -> Addends:
@@ -485,11 +488,18 @@ def blind_terms(addends: Addends) -> tuple[Blind, ...]:
     terms = []
     for part in addends.blind:
         value = from_tensor(part.value)
-        if (
-            value.ndim != 1
-            or not part.start <= part.stop <= part.dimension <= len(value)
-            or int(np.prod(part.shape, dtype=int)) != part.stop - part.start
-        ):
+        if value.ndim != 1 or not part.start <= part.stop <= part.dimension <= len(value) or len(part.shape) > MOST_AXES:
             raise MalformedMessage
+        _shaped(value[part.start : part.stop], part.shape)
         terms.append(Blind(part.transform, value, part.start, part.stop, part.shape, part.dimension))
     return tuple(terms)
+
+
+def _shaped(value: Array, shape: tuple[int, ...]) -> Array:
+    """`value` in another shape. Raises `MalformedMessage` for one of another size, or that no array can have, such as (2⁵³, 2⁵³, 0)."""
+    if prod(shape) != value.size:  # numpy's own product may overflow
+        raise MalformedMessage
+    try:
+        return value.reshape(shape)
+    except ValueError:
+        raise MalformedMessage from None

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ..errors import InputError
-from ..protocols.errors import MalformedMessage
+from ..protocols.errors import MalformedMessage, TooFewClients
+from ..types import check_array
 from . import messages as m
 from .roll import Roll
 
@@ -20,8 +21,11 @@ def requests(
     for client, answer in roll.ask(dict.fromkeys(asked, m.Give(session, "gather", number, parts, "", False)), "request").items():
         if isinstance(answer, m.Given) and len(answer.values) == 1:
             try:
-                wanted[client] = {int(sender) for sender in np.ravel(m.from_tensor(answer.values[0].value))}
-            except (MalformedMessage, ValueError, OverflowError):  # no array, or not of whole numbers
+                asks = check_array(f"client {client}: {parts[0]}", m.from_tensor(answer.values[0].value), kind="biu")
+                if asks.size > len(roll.peers):
+                    raise MalformedMessage
+                wanted[client] = {int(sender) for sender in np.ravel(asks)}
+            except (MalformedMessage, InputError):
                 roll.refusals.append((client, "request", "malformed"))
     return wanted
 
@@ -32,7 +36,7 @@ def relay(
 ) -> tuple[int, ...]:  # fmt: skip
     """Have the senders `present` seal parts of `number` for who wants them, and these keep them as `arrives`; who did.
 
-    Raises `InputError` if nobody did.
+    Raises `TooFewClients` if nobody did: they are gone, or refuse.
     """
     recipients = list(wanted)
     asks: dict[int, m.Ask] = {}
@@ -58,5 +62,5 @@ def relay(
     }
     took = tuple(client for client, answer in sorted(roll.ask(takes, "take").items()) if isinstance(answer, m.Done))
     if not took:
-        raise InputError("relay: nobody took what was sent")
+        raise TooFewClients((), 1)
     return took

@@ -16,7 +16,7 @@ hidden leaves by the verb that hides it, and by no other:
 
 What is kept is kept by the part's name and by what it was computed from, not by what a server calls it or copies it to. **What is not
 kept**: a choice, a score or a loss is a number about the data at models that the server names, and many of them tell much; against a
-server that asks for many there is `[privacy]` only.
+server that asks for many there is `[privacy]` only. That a task has a result, and of which shape, is told as well.
 """
 
 from collections.abc import Mapping

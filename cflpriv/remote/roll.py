@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
+from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import MalformedMessage, ProtocolError
-from ..protocols.keys import Roster, verify_key
+from ..protocols.keys import Roster
 from . import messages as m
-from .client import ENROL, ENROL_HOLDER
+from .client import check_enrolled
 
 __all__ = ["KEY_HOLDER", "ClientsLost", "EpochEnded", "KeyHolderLost", "Roll", "Transport", "most_common"]
 
@@ -15,6 +16,8 @@ Said = TypeVar("Said", bound=Hashable)
 
 KEY_HOLDER = -2
 """Stands for the key holder among refusals."""
+MOST_CLIENTS = 1 << 32
+"""Numbers of clients are below: sums say them in 4 bytes."""
 
 
 class ClientsLost(ProtocolError):
@@ -69,8 +72,10 @@ class Roll:
     `refusals` are (client, stage, word), −1 for a client not known yet; the words are explained in `messages.REFUSALS`.
     """
 
-    def __init__(self, transport: Transport, session: bytes, roster: Roster | None, expect: Iterable[int] | None) -> None:
-        self._transport, self._session, self._roster = transport, session, roster
+    def __init__(
+        self, transport: Transport, session: bytes, roster: Roster | None, expect: Iterable[int] | None, entropy: Entropy = system_entropy
+    ) -> None:  # fmt: skip
+        self._transport, self._session, self._roster, self._entropy = transport, session, roster, entropy
         self._expect = None if expect is None else frozenset(expect)
         self._places: dict[int, int] = {}
         self._signing: dict[int, bytes] = {}
@@ -96,10 +101,10 @@ class Roll:
     def enrol(self) -> tuple[int, ...]:
         """Say hello to all places without a client that answers; the clients that came or came back."""
         answering = {place for client, place in self._places.items() if client not in self._lost} | {self._holder}
-        fresh = [place for place in self._transport.places() if place not in answering]
-        ask = m.encode(m.Enrol(m.VERSION, self._session))
+        fresh = {place: self._entropy(16) for place in self._transport.places() if place not in answering}
+        asks = {place: m.encode(m.Enrol(m.VERSION, self._session, challenge)) for place, challenge in fresh.items()}
         came = []
-        for place, data in sorted(self._transport.exchange(dict.fromkeys(fresh, ask), "enrol").items() if fresh else ()):
+        for place, data in sorted(self._transport.exchange(asks, "enrol").items() if asks else ()):
             try:
                 answer = m.decode_answer(data, 1 << 16)
             except MalformedMessage:
@@ -108,20 +113,19 @@ class Roll:
             if isinstance(answer, m.Refused):
                 self.refusals.append((-1, "enrol", answer.code))
             elif isinstance(answer, m.Enrolled) and answer.role == "key-holder":
-                if self._accepted_holder(answer):
+                if self._accepted_holder(answer, fresh[place]):
                     self._holder = place
-            elif isinstance(answer, m.Enrolled) and self._accepted(answer):
+            elif isinstance(answer, m.Enrolled) and self._accepted(answer, fresh[place]):
                 self._places = {client: where for client, where in self._places.items() if where != place}
                 self._places[answer.client] = place
                 self._lost.discard(answer.client)
                 came.append(answer.client)
         return tuple(sorted(came))
 
-    def _accepted(self, answer: m.Enrolled) -> bool:
+    def _accepted(self, answer: m.Enrolled, challenge: bytes) -> bool:
         """Whether an identity is one we know: on the roster, or (without one) the same as before."""
-        client, parts = answer.client, (self._session, answer.client.to_bytes(8, "big"), answer.encryption_key)
-        code = ""
-        if self._expect is not None and client not in self._expect:
+        client, code = answer.client, ""
+        if client >= MOST_CLIENTS or (self._expect is not None and client not in self._expect):
             code = "unknown-client"
         elif answer.version != m.VERSION:
             code = "version"
@@ -131,7 +135,7 @@ class Roll:
             code = "other-identity"
         else:
             try:
-                verify_key(answer.signing_key, client, answer.signature, ENROL, *parts)
+                check_enrolled(answer, self._session, challenge)
             except ProtocolError as error:
                 code = error.code
         if code:
@@ -141,7 +145,7 @@ class Roll:
         self.peers[client] = m.Recipient(client, answer.encryption_key, answer.signature)
         return True
 
-    def _accepted_holder(self, answer: m.Enrolled) -> bool:
+    def _accepted_holder(self, answer: m.Enrolled, challenge: bytes) -> bool:
         """Whether it is the key holder that the roster names."""
         code = ""
         if answer.version != m.VERSION:
@@ -150,7 +154,7 @@ class Roll:
             code = "not-on-roster"
         else:
             try:
-                verify_key(answer.signing_key, 0, answer.signature, ENROL_HOLDER, self._session, answer.encryption_key)
+                check_enrolled(answer, self._session, challenge)
             except ProtocolError as error:
                 code = error.code
         if code:

@@ -21,7 +21,7 @@ from ..engine import Task
 from ..epochs import Epochs
 from ..errors import InputError, TrainingDiverged
 from ..federation import Parameter, Sampling, Then
-from ..handles import GroupMean, Held, HeldKey, Labels, Own, Released, Shared, label_sets
+from ..handles import GroupMean, Held, HeldKey, Labels, Own, Released, Shared, label_sets, labelled
 from ..participation import check_mean, draw_cohort, group_sizes
 from ..protection import Protection
 from ..protocols.entropy import Entropy, system_entropy
@@ -34,7 +34,6 @@ from ..types import Array
 from ..wire import recorded
 from . import messages as m
 from .agreement import Agreement
-from .client import NO_MODEL, model_hash
 from .folds import folded
 from .gram import Grams
 from .means import Asked, Means
@@ -43,7 +42,8 @@ from .relay import relay, requests
 from .releases import may_leave
 from .roll import ClientsLost, EpochEnded, KeyHolderLost, Roll, Transport, most_common
 from .sums import Layout, SecureSums
-from .values import Origin, trace
+from .values import UNTRACED, Origin, trace
+from .work import told
 
 if TYPE_CHECKING:
     from .encrypted import EncryptedGrams
@@ -56,13 +56,14 @@ SKIPPED = 1 << 10
 
 @dataclass(frozen=True)
 class _Known:
-    """What the server knows of values that clients hold: their number, the layout that more than half have (else none), what each was
-    computed from, and which clients say that theirs are laid out otherwise."""
+    """What the server knows of values that clients hold: their number, the layout that more than half have (else none), the name of what
+    each was computed from (`values.trace`), which clients say that theirs are laid out otherwise, and whether parameters went into them."""
 
     number: int
     layout: Layout
     models: Mapping[int, bytes]
     odd: frozenset[int] = frozenset()
+    at_model: bool = True
 
 
 class RemoteFederation:
@@ -109,7 +110,7 @@ class RemoteFederation:
         self._sums = SecureSums(
             self.protection.secure_sum, self.protection.smallest_sum, self.session, roster if active else None, entropy
         )  # fmt: skip
-        self._roll = Roll(transport, self.session, roster, expect)
+        self._roll = Roll(transport, self.session, roster, expect, entropy)
         self._sums.refusals = self._roll.refusals
         self._ask = self._roll.ask
         self._means = Means(self._roll, self.session, self.protection, self._sums, clipped)
@@ -183,13 +184,13 @@ class RemoteFederation:
         one = self._known[key]
         layout = [[part.name, part.dtype, list(part.shape)] for part in one.layout]
         models = [[client, model.hex()] for client, model in sorted(one.models.items())]
-        return {"number": one.number, "layout": layout, "models": models, "odd": sorted(one.odd)}
+        return {"number": one.number, "layout": layout, "models": models, "odd": sorted(one.odd), "at_model": one.at_model}
 
     def know(self, key: HeldKey, plain: Mapping[str, Any]) -> None:
         """Take up what `known` gave."""
         layout = tuple(m.Described(name, dtype, tuple(shape)) for name, dtype, shape in plain["layout"])
         models = {client: bytes.fromhex(model) for client, model in plain["models"]}
-        self._known[key] = _Known(plain["number"], layout, models, frozenset(plain.get("odd", ())))
+        self._known[key] = _Known(plain["number"], layout, models, frozenset(plain.get("odd", ())), plain.get("at_model", True))
 
     def enrol(self) -> tuple[int, ...]:
         """Say hello to all places without a client that answers; the clients that came or came back."""
@@ -223,12 +224,18 @@ class RemoteFederation:
         labels: dict[int, tuple[int, ...]] = {}
         several = False
         if which is not None and not isinstance(which, Held):
+            clients = labelled(which, clients) if on is None else clients  # who came and was not placed yet has nothing to be sent
             labels, several = label_sets(which, clients, next(iter(sizes)), "compute: which")
         for value in params.values():
             if isinstance(value, Held):
                 missing = [client for client in clients if client not in value.clients]
                 if missing:
                     raise InputError(f"clients {missing} do not hold {value.key.name}")
+        if hasattr(task, "applied_by") and self.protection.sum in TRANSFORMS:
+            raise InputError(
+                f"algorithm {task.applied_by!r} with protection.sum = {self.protection.sum!r}: it computes with sums that the server "
+                "cannot read, and clients elsewhere are not sent functions; use sum = 'none' or 'secagg'"
+            )
         task, noise = self._private(task)
         key, number = HeldKey(type(task).__name__), self._number()
         numbers = {key: known.number for key, known in self._known.items()}
@@ -246,10 +253,8 @@ class RemoteFederation:
                 picks = m.Mine(self._known[which.key].number, which.part)
             ask = m.Compute(self.session, self._round, self.seed, number, live, said, sent, picks, noise)
             asks |= dict.fromkeys(members, ask)
-            received = model_hash(sent)
-            for client in members:
-                earlier = [self._known[value.key].models.get(client, b"") for value in params.values() if isinstance(value, Held)]
-                traced[client] = trace([received, *earlier])
+            name = told(ask)
+            traced |= {client: trace([name, *self._earlier(params, client)]) for client in members}
             payload, blind = recorded(params, lists, chosen)
             if payload:
                 context = {"task": type(task).__name__, "which": list(chosen)} | ({"blind": blind} if blind else {})
@@ -258,17 +263,25 @@ class RemoteFederation:
         answers = self._ask(asks, "compute")
         layouts = {client: answer.parts for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.result}
         if self.accounts is not None:  # that they failed was told
-            told = {client for client, _, word in self.refusals[before:] if word in ("bad-input", "over-budget")}
-            failed = told | (set(answers) - set(layouts))
+            said_so = {client for client, _, word in self.refusals[before:] if word in ("bad-input", "over-budget")}
+            failed = said_so | (set(answers) - set(layouts))
             self.accounts.failed(task, sources(params, which), self._remembered(task, failed), sorted(failed), self._round)
         if not layouts:
             raise TrainingDiverged(f"{type(task).__name__} in round {self._round}: no client has a result")
         layout = most_common(list(layouts.values())) or ()
-        self._known[key] = _Known(number, layout, traced, frozenset(client for client, said in layouts.items() if said != layout))
+        at_model = any(not isinstance(value, Held) or self._known[value.key].at_model for value in params.values())
+        self._known[key] = _Known(number, layout, traced, frozenset(client for client, said in layouts.items() if said != layout), at_model)
         held = Held(key, tuple(sorted(layouts)), tuple(task.parts))
         if self.accounts is not None:
             self.accounts.enter(held, task, sources(params, which), self._remembered(task, held.clients))
         return held
+
+    def _earlier(self, params: Mapping[str, Parameter], client: int) -> list[bytes]:
+        """The names of what a client holds itself of what goes into a task, in the order in which it will find them."""
+        own = [mine.held for value in params.values() for one in _shared(value) for mine in one.own]
+        own = [] if self.protection.small_clusters == "local" else own
+        held = [value for value in params.values() if isinstance(value, Held)]
+        return [*(UNTRACED for one in own if client in one.clients), *(self._known[one.key].models[client] for one in held)]
 
     def _remembered(self, task: Task, clients: Iterable[int]) -> list[tuple[int, str]]:
         """What clients have of what a task reads; after a restart nobody knows what an interrupted round left with them."""
@@ -288,7 +301,7 @@ class RemoteFederation:
 
     def gram(self, held: Held, then: Then, against: Held | None = None, on: Sequence[int] | None = None) -> Released:
         clients = [] if against is not None and on is not None and not on else self._holders(held, on)
-        if clients and not may_leave(self.protection, "gram", held.part, 0, Origin(size=any(self._known[held.key].models.values()))):
+        if clients and not may_leave(self.protection, "gram", held.part, 0, Origin(size=self._known[held.key].at_model)):
             raise InputError(
                 f"gram: {held.part} would be compared in the clear, which clients refuse under protection.sum = {self.protection.sum!r}, "
                 f"floor = {self.protection.smallest_sum}; name a transform or 'ckks' in protection.gram"
@@ -339,7 +352,7 @@ class RemoteFederation:
         contributions = tuple(Contribution(client, {}, weight[client] or 1.0, labels[client]) for client in clients)
         call = SumCall(
             self._turn, self._calls, contributions, k or 1, self.protection.smallest_sum, weights != "examples",
-            {client: known.models.get(client) or NO_MODEL for client in clients}, models, {},
+            {client: known.models[client] for client in clients}, models, {},
         )  # fmt: skip
         if self.accounts is not None:
             choices = groups if oblivious and isinstance(groups, Held) else None
@@ -356,10 +369,18 @@ class RemoteFederation:
         if groups is None:
             return dict.fromkeys(clients, (0,))
         if isinstance(groups, Held):
-            chosen = {client: values[groups.part] for client, values in self.gather(groups, on=clients).items()}
-            clients = list(chosen)
-            groups = {client: value if np.ndim(value) else int(value) for client, value in chosen.items()}
+            return self._told_labels(groups, k, clients)
         return label_sets(groups, clients, k, "mean: groups")[0]
+
+    def _told_labels(self, held: Held, k: int | None, on: Sequence[int] | None = None) -> dict[int, tuple[int, ...]]:
+        """The labels that clients chose; a choice that cannot be is as good as none."""
+        chosen: dict[int, tuple[int, ...]] = {}
+        for client, values in self.gather(held, on=on).items():
+            try:
+                chosen |= label_sets({client: values[held.part]}, [client], k, held.part)[0]
+            except InputError:
+                self.refusals.append((client, "gather", "malformed"))
+        return chosen
 
     def _mean_or_local(self, held: Held, call: SumCall, asked: Asked, groups: Labels | Held | None) -> tuple[GroupMean | None, ...]:
         counts = call.counts()
@@ -390,7 +411,7 @@ class RemoteFederation:
         record = self._record("relay")
         took = relay(self._roll, self.session, known.number, arrives, held.parts, present, wanted, record, requested=to is not None)
         key = HeldKey(f"relayed {held.key.name}")
-        self._known[key] = _Known(arrives, (), {})
+        self._known[key] = _Known(arrives, (), dict.fromkeys(took, UNTRACED))
         relayed = Held(key, took, held.parts)
         if self.accounts is not None:
             self.accounts.public(relayed)
@@ -399,17 +420,24 @@ class RemoteFederation:
     def labels(self, held: Held) -> dict[int, int] | None:
         if self.protection.sum == "secagg-oblivious":
             return None
-        return {client: int(values[held.part]) for client, values in self.gather(held[held.part]).items()}
+        return {client: labels[0] for client, labels in self._told_labels(held[held.part], None).items() if len(labels) == 1}
 
     def gather(self, held: Held, on: Sequence[int] | None = None) -> Mapping[int, Mapping[str, Array]]:
         clients = self._holders(held, on)
         self._settle(held, clients, "gather")
-        ask = m.Give(self.session, "gather", self._known[held.key].number, held.parts, "", False)
+        known = self._known[held.key]
+        ask = m.Give(self.session, "gather", known.number, held.parts, "", False)
+        layout = {part.name: (part.dtype, part.shape) for part in known.layout}
         released: dict[int, dict[str, Array]] = {}
         for client, answer in sorted(self._ask(dict.fromkeys(clients, ask), "gather").items()):
             if isinstance(answer, m.Given) and tuple(one.name for one in answer.values) == held.parts:
                 try:
-                    released[client] = {one.name: m.from_tensor(one.value) for one in answer.values}
+                    values = {one.name: m.from_tensor(one.value) for one in answer.values}
+                    for name, value in values.items():
+                        laid_out = (value.dtype.str, value.shape)
+                        if laid_out != layout.get(name, laid_out) or not np.isfinite(value).all():  # not as most have it, or no number
+                            raise MalformedMessage
+                    released[client] = values
                 except MalformedMessage:
                     self.refusals.append((client, "gather", "malformed"))
         self._record("gather")(
@@ -428,7 +456,7 @@ class RemoteFederation:
         if len(shared.blind) > 1:
             self._calls += 1
             place = f"apply/{self._turn}/{self._calls}"
-            blind = folded(self._roll, self.session, self.clients, shared.blind, on, place, self._record("apply"))
+            blind = folded(self._roll, self.session, self.protection.sum, self.clients, shared.blind, on, place, self._record("apply"))
             shared = Shared(shared.clear, (blind,), shared.own)
         if len(shared.own) < 2:
             return shared
@@ -438,8 +466,8 @@ class RemoteFederation:
         answers = self._ask(dict.fromkeys(clients, m.AddUp(self.session, number, addends)), "add up")
         done = {client: answer.parts for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.parts}
         if not done:
-            raise InputError("fold: none of the clients with an own part is present")
-        self._known[key] = _Known(number, next(iter(done.values())), {})
+            raise TooFewClients((), 1)  # nobody with an own part is present
+        self._known[key] = _Known(number, most_common(list(done.values())) or (), dict.fromkeys(done, UNTRACED))
         total = Held(key, tuple(sorted(done)), ("own",))
         if self.accounts is not None:
             self.accounts.derive(total, [own.held for own in shared.own])
@@ -469,6 +497,11 @@ class RemoteFederation:
         if not clients:
             raise TooFewClients((), 1)
         return clients
+
+
+def _shared(value: Parameter) -> list[Shared]:
+    """The sums in a parameter."""
+    return [one for one in (value if isinstance(value, list | tuple) else [value]) if isinstance(one, Shared)]
 
 
 def _weight(weights: str | Mapping[int, float], client: int) -> float:

@@ -16,6 +16,8 @@ class Settings:
 
     Of `privacy` count the unit, the relation, ε and δ (what the client releases in all, over all runs on these data), `clip_norm`, and
     under unit = "sample" `samples`, `sketch_dim` and `loss_cap`. `role` "key-holder" has no data: it decrypts what the protection releases.
+    `models`: how many models the members of one secure sum may have been sent. More than 1 is for algorithms that sum over several groups
+    at once (IFCA's shared layers); among k of them a server can plant one that is for a single client.
     """
 
     identity: Identity = field(repr=False)
@@ -23,3 +25,4 @@ class Settings:
     roster: Roster | None = None
     privacy: Privacy = field(default_factory=Privacy)
     role: Literal["client", "key-holder"] = "client"
+    models: int = 1

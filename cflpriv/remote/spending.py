@@ -78,10 +78,14 @@ class Spending:
             self._demand(made.sampling_rate * made.samples >= 1 - 1e-9, "batches of less than one sample")
         return made
 
-    def check(self, task: Any) -> None:
-        """Refuse a task without noise: what it fails for would tell of the data."""
+    def check(self, task: Any, given: Iterable[m.Mine | m.OwnPart], reads: Iterable[str]) -> None:
+        """Refuse a task without noise, or one that is given what was computed without: what it fails for would tell of the data."""
         if self.unit == "sample":
             self._demand(Accounts.harmless(task, self._privacy.relation), f"{type(task).__name__} has no noise")
+            books = _Books(self)
+            handles = [books.held(one.held, (one.part,)) for one in given]
+            covered = books.accounts.covers(handles, [(self._client, name) for name in reads])
+            self._demand(covered, f"{type(task).__name__} is given what was computed without noise")
 
     def failed(self, task: Any, given: Iterable[m.Mine | m.OwnPart], reads: Iterable[str]) -> None:
         """Pay for a private task without a result: that it has none is told."""
@@ -156,7 +160,8 @@ class Spending:
     def shares(self, plan: SkellamPlan | None, floor: int, room: int, weighted: bool) -> None:
         """Pay for a contribution to a secure sum with a share of the noise by `plan`, which must be whole: not cut off, not scaled down.
 
-        `floor` is the fewest survivors for whom the client lets a sum be opened; no more shares than these may be counted.
+        `floor` is the fewest survivors for whom the client lets a sum be opened; each of them knows its own share, so no more than the
+        others' may be counted.
         """
         if self.unit != "client":
             self._demand(plan is None or self.unit == "none", "noise for whole clients")
@@ -165,7 +170,7 @@ class Spending:
             raise self._refused("a secure sum without noise")
         own = self._privacy
         self._demand(plan.relation == own.relation and 0 < plan.clip_norm <= own.clip_norm, "clip_norm is above the client's own")
-        self._demand(1 <= plan.survivors <= floor, f"noise of {plan.survivors} survivors, where {floor} are certain")
+        self._demand(1 <= plan.survivors < floor, f"noise of {plan.survivors} shares, where {floor - 1} are certain beside one's own")
         self._demand(fits(plan, room) and not weighted, "noise that would be cut off, or scaled")
         self._charge([plan.event], "mean")
 

@@ -83,14 +83,14 @@ class DiskStore:
         except FileNotFoundError:
             return None
         head, _, value = data.partition(b"\n")
-        return value if head == name.encode() else None
+        return value if head == _line(name) else None
 
     def put(self, name: str, value: bytes) -> None:
         path = self._path(name)
         part = path.with_suffix(".part")
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(handle, "wb") as file:
-            file.write(name.encode() + b"\n" + value)
+            file.write(_line(name) + b"\n" + value)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
@@ -109,5 +109,10 @@ class DiskStore:
         for path in self._folder.iterdir():
             if path.suffix not in (".part", ".lock"):
                 with path.open("rb") as file:
-                    found.append(file.readline().rstrip(b"\n").decode(errors="replace"))
+                    found.append(file.readline().rstrip(b"\n").decode("unicode_escape", errors="replace"))
         return tuple(found)
+
+
+def _line(name: str) -> bytes:
+    """A name as one line. Servers choose some, and one that ends in the middle would be taken for another: a mark that is never found."""
+    return name.encode("unicode_escape")

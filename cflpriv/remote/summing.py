@@ -1,7 +1,9 @@
 """A client's part in secure sums: its machine between two messages, what it brings, and the share of noise it adds."""
 
 from collections.abc import Callable
+from hashlib import sha256
 
+import msgspec
 import numpy as np
 
 from ..channels import MOST_WEIGHT
@@ -13,16 +15,15 @@ from ..protocols.keys import Roster
 from ..protocols.mechanisms import SkellamPlan
 from ..protocols.secagg import MaskKey, Policy
 from ..protocols.secagg.messages import survivor_floor
+from ..secure_sum import FEWEST_LEVELS
 from . import messages as m
 from . import releases
 from .settings import Settings
 from .spending import Spending
 from .store import Store
-from .values import Values
+from .values import UNTRACED, Values
 
-__all__ = ["NO_MODEL", "Summing", "balanced", "weighed"]
-
-NO_MODEL = bytes(32)
+__all__ = ["Summing", "balanced", "bound", "weighed"]
 
 
 class Summing:
@@ -66,11 +67,8 @@ class Summing:
         after = None if last is None else (int.from_bytes(last[:8], "big"), int.from_bytes(last[8:], "big"))
         if after is not None and ask.slot <= after:
             raise RemoteError("old-slot")
-        model = self._values.origin(ask.held).received
-        models = ask.models if ask.models >= 1 else 1
-        policy = Policy(
-            self._store.get("session") or b"", protection.secagg_mode, model or NO_MODEL, models, protection.smallest_sum, after, None
-        )
+        session = self._store.get("session") or b""
+        policy = Policy(session, protection.secagg_mode, self._named(ask), ask.models, protection.smallest_sum, after, None)
         name = f"mask/{ask.slot[0]}.{ask.slot[1]}"
         stored = self._store.get(name)
         key = None
@@ -86,10 +84,19 @@ class Summing:
         self._store.put("last-slot", ask.slot[0].to_bytes(8, "big") + ask.slot[1].to_bytes(8, "big"))
         return secagg.Client(self._settings.identity, policy, roster=self._roster(), mask_key=key, entropy=self._entropy)
 
+    def _named(self, ask: m.Step) -> bytes:
+        """What a sum says of this client's part in it. "forbidden" for one of too many kinds, or that no sum can be bound to."""
+        received = self._values.origin(ask.held).received
+        if not 1 <= ask.models <= self._settings.models or (received == UNTRACED and self._settings.protection.secagg_mode == "active"):
+            raise RemoteError("forbidden")
+        return bound(ask, received)
+
     def _contributions(self, ask: m.Step, machine: secagg.Client, samples: Callable[[], int]) -> list[secagg.Contribution]:
         """What this client brings; its own ledger is asked first."""
         terms = machine.terms
         assert terms is not None
+        if self._named(ask) != machine.policy.model:  # all were shown the name, so what it is of must not change
+            raise RemoteError("unlisted-model")
         labels: tuple[int, ...] = (0,)
         if isinstance(ask.groups, m.Picks) and ask.groups.labels != labels:  # a block that the server chose might be this client's alone
             raise RemoteError("forbidden")
@@ -120,11 +127,22 @@ class Summing:
         if not weighed(ask.weight, terms, protection.max_weight):
             raise RemoteError("bad-terms")
         weight = ask.weight or float(samples())
+        if terms.weight_limit and weight / terms.weight_limit * terms.levels < FEWEST_LEVELS:  # rounding would make another weight of it
+            raise RemoteError("bad-terms")
         if plan is not None and ask.noise is not None:
             return [secagg.Contribution(share(vector, plan, ask.noise.seed, terms.levels, self._entropy), weight)]
         if ask.kind == "sum":
             return [secagg.Contribution(vector, weight)]
         return [secagg.Contribution(vector, weight, label) for label in labels]
+
+
+def bound(ask: m.Step, received: bytes) -> bytes:
+    """What a sum binds to: what is added up, in which form and with which noise, and the name of all that it was computed from.
+
+    Whoever is told something else than the others, and so might stand alone in a sum of what is nothing or known, has another name.
+    """
+    alike = msgspec.structs.replace(ask, slot=(0, 0), weight=0.0, models=0, said=b"")
+    return sha256(received + m.encode(alike)).digest()
 
 
 def weighed(weight: float, terms: secagg.Terms, max_weight: float) -> bool:

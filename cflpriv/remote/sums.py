@@ -73,8 +73,7 @@ class SecureSums:
         servers: dict[int, secagg.Server] = {}
         ended: dict[int, Sum | TooFewClients] = {}
         for label, terms in groups.items():
-            known = self.adverts.get(terms.slot, {})
-            servers[label] = secagg.Server(terms, roster=self.roster, adverts={c: known[c] for c in terms.cohort if c in known})
+            servers[label] = self._server(terms)
         for _, kind, _ in SERVER[mode].values():
             outbox: dict[int, tuple[int, bytes]] = {}
             for label, server in servers.items():
@@ -106,6 +105,17 @@ class SecureSums:
         for slot in [slot for slot in self.adverts if slot <= max(terms.slot for terms in groups.values())]:
             del self.adverts[slot]
         return ended
+
+    def _server(self, terms: Terms) -> secagg.Server:
+        """The server's machine of a sum, with what its clients advertised for it.
+
+        Adverts were checked in the sums that they came in, not against each other's: where two have the same key all are invited anew.
+        """
+        known = self.adverts.get(terms.slot, {})
+        try:
+            return secagg.Server(terms, roster=self.roster, adverts={c: known[c] for c in terms.cohort if c in known})
+        except LocalError:
+            return secagg.Server(terms, roster=self.roster)
 
     @staticmethod
     def _note(

@@ -13,10 +13,14 @@ from ..types import Array
 from . import messages as m
 from .store import Store
 
-__all__ = ["Origin", "Values", "from_bytes", "to_bytes", "trace"]
+__all__ = ["UNTRACED", "Origin", "Values", "from_bytes", "to_bytes", "trace"]
 
 OPENED = ("sum/", "apply/")
 """What the transforms are for whose values clients open for each other: sums. What is compared is opened by nobody."""
+
+
+UNTRACED = sha256(b"cflpriv: what other clients made, or what a client has of its own").digest()
+"""The name of what no one told a client alone, and of all that is computed from it."""
 
 
 class _Values(m.Message, frozen=True):
@@ -27,7 +31,7 @@ class _Values(m.Message, frozen=True):
 
 
 class Origin(m.Message, frozen=True):
-    """What a value was computed from: the name of what was sent (empty: nothing), and how many numbers the smallest model has (0: none).
+    """What a value was computed from: the name of all that the client was told, and how many numbers the smallest model has (0: none).
 
     `compared` says that something is in it that clients compare, such as a signature.
     """
@@ -55,10 +59,9 @@ def from_bytes(data: bytes) -> dict[str, Any]:
     return arrays | {part: {one.sender: m.from_tensor(one.value) for one in said} for part, said in values.said}
 
 
-def trace(models: Sequence[bytes]) -> bytes:
-    """The name of what a value was computed from, from those of all that it was computed from (empty: nothing that was sent)."""
-    parts = [model for model in models if model]
-    return b"" if not parts else parts[0] if len(parts) == 1 else sha256(b"".join(parts)).digest()
+def trace(told: Sequence[bytes]) -> bytes:
+    """The name of what a value was computed from, from those of all that went into it."""
+    return UNTRACED if UNTRACED in told else told[0] if len(told) == 1 else sha256(b"".join(told)).digest()
 
 
 class Values:

@@ -1,15 +1,15 @@
 """What a client computes: it opens what it is given, runs a task, in its private form where it is to be, and keeps the results."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from hashlib import sha256
 from math import prod
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ..channels import Transforms
-from ..errors import TrainingDiverged
 from ..protocols.entropy import Entropy
 from ..protocols.errors import MalformedMessage, RemoteError
 from ..types import Array, ClientData
@@ -17,27 +17,48 @@ from . import messages as m
 from .foreign import Foreign
 from .releases import compares, is_compared
 from .spending import Spending
-from .values import Origin, Values, trace
+from .values import UNTRACED, Origin, Values, trace
 
-__all__ = ["Own", "Work", "model_hash"]
+__all__ = ["Own", "Work", "sizes_in", "told"]
 
 Own = Callable[[Foreign, Mapping[str, Any]], Mapping[str, Array]]
 Choice = int | tuple[int, ...] | None
 
 
-def model_hash(params: tuple[m.Parameter, ...]) -> bytes:
-    """What a secure sum binds to: the SHA-256 of what a client was sent to compute with (not of what it holds itself)."""
-    sent = tuple(one for one in params if not isinstance(one.value, m.Mine))
-    return sha256(b"".join(m.encode(one) for one in sent)).digest() if sent else b""
+def told(ask: m.Compute) -> bytes:
+    """The name of all that a client is told to compute: the task and its noise, what goes into it, which of it, when."""
+    return sha256(m.encode(msgspec.structs.replace(ask, held=0, live=()))).digest()
 
 
-def models_in(task: Any) -> list[int]:
-    """How many numbers the models have that a task itself names, however deep: no parameter that a server sends along changes that."""
+def models_in(task: Any) -> list[Any]:
+    """The models that a task itself names, however deep: no parameter that a server sends along changes them."""
+    if type(task).__name__ == "Model":
+        return [task]
+    return [model for one in fields(task) if is_dataclass(getattr(task, one.name)) for model in models_in(getattr(task, one.name))]
+
+
+def sizes_in(task: Any) -> list[int]:
+    """How many numbers the models have that a task itself names."""
     if isinstance(task, Foreign):
         return [sum(prod(shape) for _, shape, _ in task.layout)]
-    if type(task).__name__ == "Model":
-        return [int(task.dimension)]
-    return [size for one in fields(task) if is_dataclass(getattr(task, one.name)) for size in models_in(getattr(task, one.name))]
+    return [int(model.dimension) for model in models_in(task)]
+
+
+def known_to(models: Iterable[Any], data: ClientData) -> ClientData:
+    """Data whose labels, and words, all of these models know; each sample by itself, so that neighbouring data stay neighbours.
+
+    A server names the models. One with too few labels would fail for some data and not for others, and that it failed is told; so labels
+    are taken modulo their number, and words beyond a model's are its last.
+    """
+    for model in models:
+        data = replace(data, y_train=data.y_train % model.classes, y_test=data.y_test % model.classes)
+        if model.name != "lstm":
+            continue
+        if any(model.mean) or any(one != 1.0 for one in model.std):
+            raise RemoteError("bad-settings")  # word numbers are not moved
+        last = model.classes - 1
+        data = replace(data, x_train=np.clip(data.x_train, 0, last), x_test=np.clip(data.x_test, 0, last))
+    return data
 
 
 def smallest(sizes: Iterable[int]) -> int:
@@ -46,14 +67,17 @@ def smallest(sizes: Iterable[int]) -> int:
 
 
 class Work:
-    """The computing of one client. `data` gives its data when a task needs them; `own` does the work of `Foreign` tasks."""
+    """The computing of one client. `data` gives its data when a task needs them; `own` does the work of `Foreign` tasks.
+
+    With `alone` its group may be too small to be summed: then it trains on its own model, of which no server can know where it came from.
+    """
 
     def __init__(
         self, client: int, values: Values, spending: Spending, transforms: Callable[[], Transforms], data: Callable[[], ClientData],
-        entropy: Entropy, own: Mapping[str, Own],
+        entropy: Entropy, own: Mapping[str, Own], alone: bool,
     ) -> None:  # fmt: skip
         self._client, self._values, self._spending, self._transforms = client, values, spending, transforms
-        self._data, self._entropy, self._own = data, entropy, own
+        self._data, self._entropy, self._own, self._alone = data, entropy, own, alone
 
     def compute(self, ask: m.Compute) -> m.Computed:
         """Run a task and hold its parts."""
@@ -61,22 +85,22 @@ class Work:
             task = m.task_from_bytes(ask.task)
         except MalformedMessage:
             raise RemoteError("unknown-task") from None
-        sizes = models_in(task)
+        sizes = sizes_in(task)
         noise = self._spending.agreed(ask.noise)
         if noise is not None:
             if getattr(task, "events", {}):  # its bounds would be those that the server wrote into it
                 raise RemoteError("forbidden")
             task = task.private(noise) if hasattr(task, "private") else task
-        self._spending.check(task)
-        given, received, choice = self._given(ask, sizes)
         reads = {name: found for name in getattr(task, "reads", ()) if (found := self._values.remembered(name)) is not None}
         held = self._held_in(ask)
+        self._spending.check(task, held, reads)
+        given, received, choice = self._given(ask, sizes)
         compared = compares(task) or any(is_compared(one.part, self._values.origin(one.held)) for one in held)
         compared |= any(is_compared(name, origin) for name, (_, origin) in reads.items())
         sizes += [origin.size for _, origin in reads.values()]
         try:
             result = self._run(ask, task, given, {name: value for name, (value, _) in reads.items()}, choice)
-        except TrainingDiverged:
+        except Exception:  # whatever it is, that there is no result is told
             self._spending.failed(task, held, reads)
             raise
         live = (*ask.live, ask.held)
@@ -107,7 +131,7 @@ class Work:
         compared = any(is_compared(part, origin) for part, origin in origins)
         self._values.drop(ask.held)
         self._spending.derive(ask.held, "own", mine)
-        self._values.hold(ask.held, {"own": total}, Origin(b"", smallest(origin.size for _, origin in origins), compared))
+        self._values.hold(ask.held, {"own": total}, Origin(UNTRACED, smallest(origin.size for _, origin in origins), compared))
         return m.Computed(True, (m.Described("own", total.dtype.str, total.shape),))
 
     def _given(self, ask: m.Compute, sizes: list[int]) -> tuple[dict[str, Any], list[bytes], Choice]:
@@ -119,8 +143,10 @@ class Work:
             chosen = list(ask.which.labels)
         elif isinstance(ask.which, m.Mine):
             own = np.asarray(self._values.mine(ask.which))
+            if own.dtype.kind not in "biu":
+                raise RemoteError("bad-input")
             several, chosen = own.ndim > 0, [int(label) for label in np.ravel(own)]
-        received = [model_hash(ask.params)]
+        received = [told(ask), *(UNTRACED for one in self._held_in(ask) if isinstance(one, m.OwnPart) and not self._alone)]
         for parameter in ask.params:
             value = parameter.value
             if isinstance(value, m.Mine):
@@ -135,9 +161,9 @@ class Work:
                 sent = [self._values.open(one, self._transforms) for one in value.values]
                 if isinstance(ask.which, m.Mine):
                     assert chosen is not None
-                    if any(not 0 <= label < len(sent) for label in chosen):
+                    if not sent:
                         raise RemoteError("bad-input")
-                    sent = [sent[label] for label in chosen]
+                    sent = [sent[label % len(sent)] for label in chosen]  # to refuse a list that is too short would tell the label
                 given[parameter.name] = sent[0] if isinstance(ask.which, m.Mine) and not several else sent
             of = given[parameter.name]
             sizes += [np.size(one) for one in (of if isinstance(of, list) else [of]) if np.size(one) > 1]
@@ -164,5 +190,6 @@ class Work:
 
         streams = Streams(ask.seed, ask.round, self._client)
         secret = b"" if ask.noise is None else self._entropy(32)
-        (result,) = Engine().run(task, [TaskInput(self._data(), given, reads, streams, choice, secret)])
+        data = self._data() if self._spending.unit == "none" else known_to(models_in(task), self._data())
+        (result,) = Engine().run(task, [TaskInput(data, given, reads, streams, choice, secret)])
         return result

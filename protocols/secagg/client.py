@@ -145,6 +145,11 @@ class Client:
         return self.stage is ClientStage.SHARED
 
     @property
+    def policy(self) -> Policy:
+        """What it insists on."""
+        return self._state.policy
+
+    @property
     def terms(self) -> Terms | None:
         """The accepted terms, None before that."""
         return self._state.terms

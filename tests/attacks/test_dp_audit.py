@@ -7,20 +7,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from attack_scenes import QUICK, case, config, population_of
 from scipy import stats
 
+import cflpriv.client_level as client_level
+import cflpriv.evaluation as evaluation
+import cflpriv.private_signatures as private_signatures
 import cflpriv.protocols.mechanisms as mechanisms
 import cflpriv.training as training
 from cflpriv.attacks import ATTACKS, dp_mechanisms, dp_run
 from cflpriv.attacks.dp_audit import AuditResult, audit, ceiling, epsilon_lower_bound, guess, numbers_of_guesses, p_value
 from cflpriv.attacks.dp_mechanisms import GAMES, Game, quiet
-from cflpriv.attacks.dp_run import Played, play, play_clients, play_samples
+from cflpriv.attacks.dp_run import Played, play, play_clients, play_samples, releases
 from cflpriv.engine import fast
 from cflpriv.protocols.accounting import calibrate, epsilon_of
 from cflpriv.protocols.entropy import gaussians, public_entropy
 from cflpriv.protocols.events import ChoiceEvent, Event, GaussianEvent, RandomizedResponseEvent, Relation, SampledGaussianEvent
-from cflpriv.protocols.mechanisms import skellam_plan
+from cflpriv.protocols.mechanisms import Noised, skellam_plan
 
 DELTA = 1e-5
 RELATIONS: tuple[Relation, ...] = ("add_remove", "replace_one")
@@ -93,6 +97,7 @@ def event_of(name: str, epsilon: float, relation: Relation) -> Event:
     made: dict[str, Callable[[float], Event]] = {
         "moment": lambda z: GaussianEvent(z, math.sqrt(twice), relation, "sample"),
         "total": lambda z: GaussianEvent(z, twice, relation, "sample"),
+        "scores": lambda z: GaussianEvent(z, 8.0, "replace_one", "sample"),  # these have no other relation
         "local": lambda z: GaussianEvent(z, twice, relation, "client"),
         "training": lambda z: SampledGaussianEvent(z, 0.2, 20, 1.0, relation),
         "shares": lambda z: skellam_plan(1.0, z, 512, 1000.0, 500, relation).event,
@@ -119,6 +124,8 @@ def a_third_of_the_noise(patch: pytest.MonkeyPatch) -> None:
 def no_clip(patch: pytest.MonkeyPatch) -> None:
     stacked = fast.train
     patch.setattr(mechanisms, "clip_rows", lambda rows, norm: np.asarray(rows, np.float64))
+    patch.setattr(private_signatures, "unit_rows", lambda rows: rows)  # signatures bound their rows twice
+    patch.setattr(torch.Tensor, "clamp", lambda tensor, *bounds: tensor)  # of losses
 
     def unclipped(model: Any, clients: Any, options: Any, *more: Any) -> Any:
         return stacked(model, clients, replace(options, clip_norm=1e9 * bool(options.clip_norm)), *more)
@@ -154,7 +161,7 @@ def test_a_third_of_the_noise_is_caught(name: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("name", ["moment", "total", "training"])
+@pytest.mark.parametrize("name", ["moment", "total", "scores", "local", "choice", "training"])
 def test_a_missing_clip_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     no_clip(monkeypatch)
     assert played(name, event_of(name, 1.0, "add_remove"), 0, 1.0).epsilon > 1.0
@@ -199,6 +206,45 @@ def whole(made: Any, plays: int = 4) -> AuditResult:
     return audit(scores, coins, DELTA, claim=made.privacy.epsilon)
 
 
+def of_choice(scores: Any, sensitivity: float, epsilon: float, relation: Any, unit: Any, entropy: Any) -> Any:
+    return Noised(int(np.argmin(scores)), ChoiceEvent(epsilon, relation, unit))
+
+
+def of_moment(rows: Any, noise_multiplier: float, relation: Any, unit: Any, entropy: Any) -> Any:
+    return Noised(rows.T @ rows, GaussianEvent(noise_multiplier, 1.0, relation, unit))
+
+
+def of_sum(rows: Any, norm: float, noise_multiplier: float, relation: Any, unit: Any, entropy: Any) -> Any:
+    return Noised(rows.sum(axis=0), GaussianEvent(noise_multiplier, norm, relation, unit))
+
+
+def of_rows(rows: Any, event: Any, entropy: Any) -> Any:
+    return rows
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize(
+    ("algorithm", "privacy", "figure", "place", "bare"),
+    [
+        ("pacfl", {}, "signature_epsilon", (private_signatures, "second_moment"), of_moment),
+        ("stocfl", {}, "signature_epsilon", (private_signatures, "gaussian_sum"), of_sum),
+        ("pfedlia", {"relation": "replace_one"}, "signature_epsilon", (private_signatures, "gaussian_sum"), of_sum),
+        ("ifca", {}, "choice_epsilon", (evaluation, "noisy_argmin"), of_choice),
+        ("pacfl", {"unit": "client", "samples": 0, "local": ["gram"]}, "signature_epsilon", (client_level, "local_rows"), of_rows),
+    ],
+)
+def test_a_release_that_a_run_makes_without_noise_is_caught(
+    algorithm: str, privacy: Any, figure: str, place: tuple[object, str], bare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the mechanism is as it was; what is broken is the code of runs that should call it
+    made = scene(algorithm, "sample", 2.0, training={"rounds": 25 if algorithm == "pfedlia" else 2}, privacy=privacy)
+    name, event = releases(made, population_of(made))[figure]
+    claim = epsilon_of([event], DELTA)
+    assert played(name, event, 0, claim).epsilon <= claim
+    monkeypatch.setattr(place[0], place[1], bare)
+    assert played(name, event, 0, claim).epsilon > claim
+
+
 @pytest.mark.slow
 def test_canaries_of_a_whole_run_pay_what_the_ledger_says() -> None:
     made = scene("fedavg", "sample", 1.0)
@@ -235,9 +281,25 @@ def test_an_audit_states_a_bound_for_every_release_and_the_whole_run() -> None:
         assert one.baseline is not None
         assert one.value < one.baseline
         assert "ceiling" in one.note
+    assert "scored are clients' updates; not validated by it, though paid for: what has signature_epsilon:" in cells[-1].note
     (other,) = ATTACKS["dp_audit"].cells(case(scene("fedavg", "client", 1.0, protection={"sum": "secagg"})))[0]
     assert other.metric == "run_epsilon"
     assert other.status == "at_baseline"
+    assert "scored are the means over clients:" in other.note, "and nothing else was released"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "unit", "more", "unscored"),
+    [
+        ("fedavg", "sample", {}, ()),
+        ("ifca", "sample", {}, ("choice_epsilon",)),
+        ("pacfl", "client", {"local": ["gram"]}, ("signature_epsilon",)),
+    ],
+)
+def test_a_whole_run_says_what_of_its_claim_it_does_not_score(algorithm: str, unit: str, more: Any, unscored: tuple[str, ...]) -> None:
+    made = scene(algorithm, unit, 2.0, training={"rounds": 1}, privacy=more)
+    assert play(made, population_of(made), np.random.default_rng(0))[0].unscored == unscored
+    assert set(unscored) <= set(releases(made, population_of(made))), "each has a figure of its own"
 
 
 def share_of_coins(algorithm: dict[str, Any], relation: Relation = "add_remove", **training: Any) -> float:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -95,6 +96,19 @@ def test_weights_that_are_not_given_are_the_algorithms_own(name: str, own: str, 
             parse_config(hidden)
     with pytest.raises(InputError, match=r"training\.weights = 'examples'.*set it to 'equal'"):
         parse_config({**hidden, "training": {"weights": "examples"}})
+
+
+def test_weights_follow_the_algorithm_where_they_are_its_own_and_stay_where_they_are_given() -> None:
+    for given, expected in (({}, "equal"), ({"weights": "own"}, "equal"), ({"weights": "examples"}, "examples")):
+        config = parse_config({"data": {"clients": 8}, "algorithm": {"name": "fedavg"}, "training": given})
+        assert config.training.weights == "examples"
+        config = config.with_("training", rounds=3).with_("data", clients=9)
+        for other in (config.with_("algorithm", name="ifca", k=2), replace(config, algorithm={"name": "ifca", "k": 2})):
+            assert other.training.weights == expected
+            assert tomllib.loads(other.to_toml())["training"]["weights"] == expected
+            assert pickle.loads(pickle.dumps(other)).with_("algorithm", name="fedavg").training.weights == "examples"
+        assert config.with_("training", weights="examples").with_("algorithm", name="ifca").training.weights == "examples"
+        assert config.with_("algorithm", name="ifca").with_("training", weights="own").training.weights == "equal"
 
 
 def test_a_configuration_of_ifcas_gradient_averaging_is_line_13_whatever_clients_have() -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from cflpriv.errors import InputError
-from cflpriv.experiments.front import Result, front_rows, mean_of, on_front, paired, read_results, table_rows, write_tables
+from cflpriv.experiments import pictures
+from cflpriv.experiments.front import Result, epsilon_picture, front_rows, mean_of, on_front, paired, read_results, table_rows, write_tables
 from cflpriv.experiments.report import write_report
 from cflpriv.experiments.sweep import Sweep, parse_sweep
 
@@ -119,6 +120,48 @@ def test_the_table_compares_with_the_first_protection_of_the_same_algorithm() ->
             assert row["accuracy_mean_difference"] == pytest.approx(-LOSS[protection])
             assert row["accuracy_mean_difference_low"] == pytest.approx(-LOSS[protection])  # the seeds' common part is gone
     assert rows["fedavg", "none"]["ari"] is None
+
+
+DP = {"privacy": {"unit": "client", "delta": 1e-5, "clip_norm": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("protections", "expected"),
+    [
+        (["none", {"label": "DP", **DP}], {("DP", 0.02): 0.02, ("DP", 8.0): 8.0}),  # the first has one setting: all are beside it
+        ([{"label": "DP", **DP}, {"label": "more", **DP}, "none"], {("more", 0.02): 1.0, ("more", 8.0): 1.0}),  # "none" is beside neither ε
+    ],
+)
+def test_differences_are_taken_at_the_same_epsilon(protections: list[Any], expected: dict[tuple[str, float], float]) -> None:
+    base = {"training": {"weights": "equal"}, "data": {"source": "digits", "clients": 12}}
+    grid = {"algorithms": ["fedavg"], "epsilon": [0.02, 8.0], "protections": protections, "seeds": [0, 1]}
+    sweep = parse_sweep({**base, "sweep": grid})
+    found = []
+    for cell in sweep.cells:
+        value = (cell.setting.epsilon or 0.0) + (cell.setting.protection == "more") + 0.1 * cell.seed
+        found.append(Result(cell, {"accuracy_mean": value, "epsilon": cell.setting.epsilon}))
+    rows = table_rows(found, sweep)
+    differences = {(row["protection"], row["privacy.epsilon"]): row["accuracy_mean_difference"] for row in rows}
+    assert {key: value for key, value in differences.items() if value is not None} == pytest.approx(expected)
+    partly = [one for one in found if (one.cell.setting.protection, one.cell.setting.epsilon) != ("DP", 0.02)]  # say it failed
+    for row in table_rows(partly, sweep):
+        assert row["accuracy_mean_difference"] is None or row["privacy.epsilon"] == 8.0
+
+
+def test_the_picture_over_epsilon_has_a_line_for_each_value_of_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = {"algorithms": ["fedavg"], "epsilon": [0.02, 8.0, 300.0], "protections": ["none", {"label": "DP", **DP}]}
+    keys = {"training.lr": [0.1, 0.01], "model.hidden": [4, 5]}
+    sweep = parse_sweep({"training": {"weights": "equal"}, "data": {"clients": 12}, "sweep": {**grid, "keys": keys}})
+    spent = {None: None, 0.02: 0.0199, 8.0: 7.99, 300.0: 300.2}
+    found = [Result(cell, {"accuracy_mean": 0.5, "epsilon": spent[cell.setting.epsilon]}) for cell in sweep.cells]
+    figures: list[Any] = []
+    monkeypatch.setattr(pictures, "uri", figures.append)
+    epsilon_picture(found)
+    axes = figures[0].axes[0]
+    lines, labels = axes.get_legend_handles_labels()
+    assert labels == [f"fedavg · DP · training.lr={lr} · model.hidden={hidden}" for lr in (0.1, 0.01) for hidden in (4, 5)]
+    assert all(line.lines[0].get_xdata().tolist() == [0.0199, 7.99, 300.2] for line in lines)
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0.02", "8", "300"]
 
 
 def test_the_front_names_the_settings_that_no_other_beats() -> None:

@@ -376,6 +376,25 @@ def test_strangers_are_sent_all_models_while_the_others_are_saved() -> None:
     assert [m.clients for m in full] == [(6, 7)]
 
 
+@pytest.mark.parametrize(("share", "stable_rounds"), [(0.4, 1), (0.4, 2), (1.0, 2)])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_saver_waits_until_everybody_met_was_met_again_unchanged(share: float, stable_rounds: int, seed: int) -> None:
+    """The paper: the identities of all machines are stable. A round that meets a few of them again says nothing of the others."""
+    scene = digits(8, samples_per_client=60)
+    fed = federation(scene, sampling=Sampling("global", share), seed=seed)
+    _, records = rounds(ifca(train_on(scene, batch_size=0, epochs=5, lr=0.3), k=2, stable_rounds=stable_rounds), fed, 30)
+    last: dict[int, int] = {}
+    unchanged: dict[int, int] = {}
+    expected: list[bool] = []
+    for record in records:
+        expected.append(any(expected) or (bool(last) and min(unchanged.values()) >= stable_rounds))
+        for client, label in zip(record.cohort, record.labels, strict=True):
+            unchanged[client] = unchanged.get(client, 0) + 1 if last.get(client) == label else 0
+            last[client] = label
+    assert [record.notes["sent_one_model"] for record in records] == expected
+    assert expected[-1]
+
+
 # --- inference and newcomers
 
 

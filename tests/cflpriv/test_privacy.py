@@ -20,13 +20,13 @@ from cflpriv.algorithms import ALGORITHMS
 from cflpriv.channels import channels
 from cflpriv.client_level import ClippedMean, Shares, _skellam, client_channels
 from cflpriv.engine import Engine, Streams, TaskInput
-from cflpriv.errors import CflprivWarning, InputError
+from cflpriv.errors import CflprivWarning, InputError, TrainingDiverged
 from cflpriv.evaluation import Losses
 from cflpriv.experiments import advance, load_config, parse_config, run_experiment
 from cflpriv.experiments.config import Config
 from cflpriv.handles import Own, Shared
 from cflpriv.local import LocalFederation
-from cflpriv.models import Model
+from cflpriv.models import MODELS, Model, keeps_samples_apart
 from cflpriv.privacy import REFUSED, RELEASES, Noise, Privacy, Releases, plan
 from cflpriv.private_signatures import NoisyGradient, noisy_principal_vectors, sketch_directions, unit_rows
 from cflpriv.protection import Protection
@@ -35,6 +35,7 @@ from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.events import ChoiceEvent, GaussianEvent, SampledGaussianEvent, SkellamEvent, event_from
 from cflpriv.protocols.fixedpoint import largest_levels
 from cflpriv.protocols.ledger import Budget, BudgetExceeded, Ledger
+from cflpriv.protocols.mechanisms import noisy_argmin
 from cflpriv.signatures import PrincipalVectors
 from cflpriv.training import Gradient, Train
 from cflpriv.types import Array, ClientData, Population
@@ -126,6 +127,27 @@ def test_noise_does_not_wash_out_what_it_was_computed_from() -> None:
     assert len(ledger.charges[0].events) == 2
     fed.mean(first)
     assert len(ledger.charges) == 1, "its part is paid already"
+
+
+def test_a_training_that_diverges_is_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run ends and names a client, which tells something of its samples, and of those of whoever came before."""
+    scene = scenes.population()
+    fed, ledger = federation(scene)
+    task = scenes.training(scene, lr=1e300, weight_decay=10.0)
+    start = {"model": task.model.init(0)}
+    with pytest.raises(TrainingDiverged, match="client 0: training in round"):
+        fed.compute(task, start)
+    assert [(one.clients, one.events) for one in ledger.charges] == [
+        (fed.clients, (SampledGaussianEvent(1.5, 0.25, 4, 1.0, "add_remove"),))
+    ]
+    fed, ledger = federation(scene, epsilon=0.01)
+    with pytest.raises(BudgetExceeded):  # and nobody is named whose budget does not allow it
+        fed.compute(task, start)
+    fed, ledger = federation(scene)
+    result = Train._result
+    monkeypatch.setattr(Train, "_result", lambda self, one, *rest: {} if one.data.id == 3 else result(self, one, *rest))
+    fed.compute(scenes.training(scene), start)
+    assert [one.clients for one in ledger.charges] == [(3,)], "who has no result is told by who takes part"
 
 
 def test_what_clients_remember_keeps_its_price() -> None:
@@ -410,6 +432,103 @@ def test_a_noisy_choice_cuts_losses_and_prefers_the_lowest(relation: Any) -> Non
     assert set(free) == {0, 1, 2}, "with next to no epsilon anything is chosen"
 
 
+def mixed(module: str) -> Model:
+    """Models in which the samples of a batch have a part in each other's output, where these are passed together."""
+    from torch import nn
+
+    class Centred(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x - x.mean(0)
+
+    class Own(nn.Sequential):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x / x.abs().max())  # type: ignore[no-untyped-call]
+
+    factories: dict[str, Any] = {
+        "batch norm": lambda: nn.Sequential(nn.BatchNorm2d(1, track_running_stats=False, affine=False), nn.Flatten(), nn.Linear(4, 3)),
+        "centred": lambda: nn.Sequential(nn.Flatten(), Centred(), nn.Linear(4, 3)),
+        "scaled": lambda: Own(nn.Flatten(), nn.Linear(4, 3)),
+        "known layers": lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 3)),
+    }
+    return Model(module, (1, 2, 2), 3, dtype="float64", factory=factories[module])
+
+
+@pytest.mark.parametrize("module", ["batch norm", "centred", "scaled", "known layers"])
+def test_a_sample_moves_no_more_than_its_own_loss(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums behind a private choice, and private scores: with the samples in one batch, an outlier moved the losses of all."""
+    from cflpriv import evaluation
+    from cflpriv.algorithms.influence import Influence, split
+
+    model, rng, seen = mixed(module), np.random.default_rng(0), []
+    x = rng.normal(size=(60, 1, 2, 2))
+    y = (x[:, 0, 0, 0] > 0).astype(np.int64)
+    up = np.zeros(model.dimension)
+    up[0], up[4] = -6.0, 6.0
+    two = {"model": [up, -up]}
+
+    def draw(sums: Array, *rest: Any) -> Any:
+        seen.append(np.array(sums))
+        return noisy_argmin(sums, *rest)
+
+    monkeypatch.setattr(evaluation, "noisy_argmin", draw)
+    for count in (60, 61):
+        more, label = np.concatenate([x, np.full((1, 1, 2, 2), 1e6)])[:count], np.append(y, 0)[:count]
+        Losses(model).private(replace(NOISE, choice=0.5)).run(given(ClientData(0, more, label, x[:1], y[:1]), two))
+    assert np.abs(seen[1] - seen[0]).max() <= 4.0 * (1 + 1e-9)
+
+    held_back = split(ClientData(0, x, y, x[:1], y[:1]), 0.25, 0)[1]
+    wild = x.copy()
+    wild[held_back[0]] = np.array([1e6, 0, 0, 0]).reshape(1, 2, 2)
+    params = {"model": np.zeros(model.dimension), "own": up, "updates": {1: up}}
+    task = Influence(model, 0.25, (0, 1), 1e-9, 4.0)
+    one, other = (np.asarray(task.run(given(ClientData(0, each, y, x[:1], y[:1]), params))["scores"]) for each in (x, wild))
+    assert np.linalg.norm(one - other) <= 8.0 * (1 + 1e-6)
+
+
+def test_a_model_that_takes_no_single_sample_has_no_private_choice() -> None:
+    from torch import nn
+
+    model = Model("normed", (6,), 3, factory=lambda: nn.Sequential(nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 3)))
+    task = Losses(model).private(replace(NOISE, choice=0.5))
+    with pytest.raises(InputError, match="model 'normed': takes no single sample"):
+        task.run(given(client(), {"model": [model.init(0), model.init(1)]}))
+
+
+def test_models_of_known_layers_are_passed_whole_batches() -> None:
+    """Private choices of all but the text model stay as quick as plain ones."""
+    shapes = {"lstm": (5,)}
+    apart = {name: keeps_samples_apart(Model(name, shapes.get(name, (1, 32, 32)), 4, hidden=6)) for name in MODELS}
+    assert {name for name, known in apart.items() if not known} == {"lstm"}
+
+
+def test_a_model_that_keeps_something_of_its_data_is_refused() -> None:
+    """Its buffers live as long as the process, with no noise on them: what one client trains on would reach the next."""
+    import torch
+    from torch import nn
+
+    class Seen(nn.Module):
+        most: torch.Tensor
+
+        def __init__(self, moving: bool) -> None:
+            super().__init__()
+            self.moving = moving
+            self.register_buffer("most", torch.zeros(6))
+
+        def forward(self, x: Any) -> Any:
+            if self.moving and self.training:
+                self.most = torch.maximum(self.most, x.amax(0))
+            return x + self.most
+
+    def model(layer: Any, shape: tuple[int, ...] = (6,)) -> Model:
+        return Model("mine", shape, 2, factory=lambda: nn.Sequential(layer(), nn.Flatten(), nn.Linear(math.prod(shape), 2)))
+
+    assert model(lambda: Seen(False)).dimension == 14, "a buffer that stays as it is is a constant"
+    with pytest.raises(InputError, match="layer '0' keeps running statistics"):
+        model(lambda: Seen(True)).init(0)
+    with pytest.raises(InputError, match="layer '0' keeps running statistics"):
+        model(lambda: nn.InstanceNorm2d(1, track_running_stats=True), (1, 4, 4)).init(0)
+
+
 # --- clients as the unit ----------------------------------------------------------------------------------------------------------------
 
 
@@ -452,9 +571,9 @@ def test_a_clipped_mean_has_the_noise_that_its_event_says(secure: bool, relation
     error = np.concatenate(errors) * 6
     if secure:
         assert isinstance(event, SkellamEvent)
-        plan_ = fed._channels.sum._plan(9, Shares(32, 1.0, 4, 6, 0))  # type: ignore[attr-defined]
+        plan_ = fed._channels.sum._plan(9, Shares(32, 1.0, 3, 6, 0))  # type: ignore[attr-defined]
         assert event == plan_.event
-        variance = 6 * plan_.local_variance / plan_.levels_per_unit**2  # all six add a share, where four would do
+        variance = 6 * plan_.local_variance / plan_.levels_per_unit**2  # all six add a share, where three would do
     else:
         assert isinstance(event, GaussianEvent)
         variance = (event.noise_multiplier * event.sensitivity) ** 2
@@ -464,7 +583,7 @@ def test_a_clipped_mean_has_the_noise_that_its_event_says(secure: bool, relation
     assert stats.chi2(error.size).cdf(total) > ALPHA
 
 
-def test_dropouts_down_to_the_floor_leave_enough_noise() -> None:
+def test_dropouts_down_to_the_floor_leave_enough_noise_even_towards_a_member_who_knows_its_own() -> None:
     scene = scenes.population(groups=1, clients_per_group=6)
     protection = Protection(sum="secagg", floor=4, secagg_mode="passive")
     ledger = Ledger(CLIENTS.budget)
@@ -481,8 +600,10 @@ def test_dropouts_down_to_the_floor_leave_enough_noise() -> None:
     assert ledger.charges[0].clients == fed.clients, "who dropped out is charged as well"
     channel = fed._channels.sum
     assert isinstance(channel, ClippedMean)
-    event = channel._plan(9, Shares(32, 1.0, 4, 6, 0)).event
-    assert ledger.charges[0].events == (event,)
+    plan = channel.plan(9)
+    assert plan is not None
+    assert ledger.charges[0].events == (plan.event,)
+    assert (mean.count - 1) * plan.local_variance >= plan.event.variance
 
 
 def test_a_group_of_models_is_clipped_as_one_contribution() -> None:
@@ -657,6 +778,7 @@ def test_an_interrupted_run_goes_on_with_its_ledger(tmp_path: Path, monkeypatch:
         ("privacy", {"local": ["gather"]}, r"privacy\.local"),
         ("training", {"weights": "examples"}, "sample counts would be released"),
         ("training", {"on_divergence": "skip"}, "who is left out would tell"),
+        ("data", {"rotations": [0, 90], "repeat_per_group": True}, r"data\.repeat_per_group = true under privacy\.unit = 'sample'"),
         ("algorithm", {"name": "pacfl", "per_label": True}, r"algorithm\.per_label"),
         ("algorithm", {"name": "pacfl", "variant": "authors"}, r"algorithm\.per_label"),
         ("algorithm", {"name": "stocfl", "variant": "authors"}, r"algorithm\.variant = 'authors'"),
@@ -697,6 +819,14 @@ def test_newcomers_who_cannot_pay_again_end_a_run_with_what_it_has(tmp_path: Pat
     assert "refused by the privacy ledger" in summary["stopped"]
     assert summary["newcomers"] is None
     assert summary["rounds"] == summary["rounds_planned"]
+
+
+@pytest.mark.parametrize(("unit", "said"), [("sample", True), ("client", False)])
+def test_a_private_run_on_texts_says_what_a_sample_is(unit: str, said: bool, tmp_path: Path) -> None:
+    lines: list[str] = []
+    asked = config("local", unit, data={"source": "ag_news", "sequence_length": 7}, training={"rounds": 1})
+    run_experiment(asked, tmp_path / "run", population=scenes.population(), say=lines.append)
+    assert any("a window of 7 words and the next; a word is in 8 of them" in line for line in lines) == said
 
 
 def test_a_missing_public_size_is_refused_before_data_are_touched(tmp_path: Path) -> None:

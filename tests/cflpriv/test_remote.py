@@ -1,26 +1,33 @@
 """The verbs over messages: every algorithm runs unchanged, results are those of the local federation, and clients refuse what they must."""
 
 import inspect
+from collections.abc import Mapping
+from contextlib import suppress
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from loopback import ENTROPY, Loopback, remote
 from scenes import population, training
 
 from cflpriv.algorithms import ALGORITHMS
+from cflpriv.errors import InputError
 from cflpriv.federation import Sampling
 from cflpriv.local import LocalFederation
 from cflpriv.protection import Protection
-from cflpriv.protocols.errors import MalformedMessage, TooFewClients
+from cflpriv.protocols.entropy import Entropy
+from cflpriv.protocols.errors import MalformedMessage, RemoteError, TooFewClients
 from cflpriv.protocols.keys import Identity, Roster
 from cflpriv.record import Transcript
 from cflpriv.remote import messages as m
-from cflpriv.remote.client import RemoteClient, Settings
+from cflpriv.remote.client import RemoteClient, Settings, new_session
 from cflpriv.remote.server import ClientsLost, RemoteFederation
+from cflpriv.remote.spending import SPENT
 from cflpriv.remote.store import DiskStore, MemoryStore
+from cflpriv.remote.values import Origin, Values
 from cflpriv.types import Population
 
 
@@ -344,7 +351,6 @@ def test_state_lives_in_files_as_well_and_old_values_are_dropped(tmp_path: Any) 
 
 
 def test_what_does_not_travel_is_refused_by_name() -> None:
-    from cflpriv.errors import InputError
     from cflpriv.models import Model
     from cflpriv.training import Train
 
@@ -366,3 +372,313 @@ def test_cohorts_and_batches_are_those_of_the_local_federation() -> None:
     made = algorithm("fedavg", scene)
     a, b = run(made, one, 3), run(made, two, 3)
     np.testing.assert_allclose(a.model.value(), b.model.value(), rtol=1e-9)
+
+
+# --- what is used up stays used up, and who is there is who it says --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("purpose", ["sum/a", "sum/a\nb", "sum/a\\nb", "sum/ä"])
+def test_a_transform_serves_one_value_whatever_its_name_also_where_state_is_in_files(tmp_path: Any, purpose: str) -> None:
+    scene = population(groups=1, clients_per_group=3)
+    protection = Protection(gram=("haar",), sum="haar")
+    transport = Loopback(scene, protection, lambda client: DiskStore(tmp_path / str(client)))
+    fed = RemoteFederation(transport, protection=protection, roster=transport.roster, entropy=ENTROPY, seed=1)
+    fed.begin_round(0)
+    task, said = training(scene), []
+    for seed in range(3):
+        held = fed.compute(task, {"model": task.model.init(seed)})
+        ask = m.Give(fed.session, "sum", fed._known[held.key].number, held.parts, purpose, False)
+        said.append(0 in fed._ask({0: ask}, "sum"))
+    assert said == [True, False, False]
+    assert {word for _, _, word in fed.refusals} == {"used-transform"}
+
+
+@given(st.dictionaries(st.text(st.characters(codec="utf-8")), st.binary(), max_size=4), st.sampled_from(["held/1", "used/gram/0", "spent"]))
+@example({"used/a\nb": b"1", "used/a": b"2", "used/a\\nb": b"3"}, "used/gram/0")
+@settings(max_examples=25, deadline=None)
+def test_a_folder_keeps_any_name_and_is_read_as_it_was_written_before(kept: dict[str, bytes], old: str) -> None:
+    with TemporaryDirectory() as folder:
+        store = DiskStore(folder)
+        store._path(old).write_bytes(old.encode() + b"\n" + b"old\nvalue")
+        assert store.get(old) == b"old\nvalue"
+        for name, value in kept.items():
+            store.put(name, value)
+        assert sorted(store.names()) == sorted({*kept, old})
+        assert {name: store.get(name) for name in kept} == kept
+        for name in store.names():
+            store.drop(name)
+        assert not store.names()
+
+
+class Stopped(Exception):
+    """The process ends here."""
+
+
+class Stopping(MemoryStore):
+    """A store whose process is killed at its `left`-th change."""
+
+    left = -1
+
+    def _changes(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise Stopped
+
+    def put(self, name: str, value: bytes) -> None:
+        self._changes()
+        super().put(name, value)
+
+    def drop(self, name: str) -> None:
+        self._changes()
+        super().drop(name)
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+def test_a_session_that_was_left_is_over_wherever_a_client_is_stopped_on_its_way_out(at: int) -> None:
+    """Or a server that greets it with another session, and then with the first again, would find all marks of what is used up gone."""
+    ours, other = bytes(16), bytes([1]) * 16
+    store = Stopping()
+    new_session(store, ours)
+    for name in ("used/gram/0", "last-slot", SPENT):
+        store[name] = b"mark"
+    store.left = at
+    with suppress(Stopped):
+        new_session(store, other)
+    store.left = -1
+    for _ in range(2):
+        with suppress(RemoteError):
+            new_session(store, ours)
+        assert store.get("session") != ours or {"used/gram/0", "last-slot"} <= set(store)
+        new_session(store, other)
+        with pytest.raises(RemoteError, match="wrong-session"):
+            new_session(store, ours)
+    assert not {"used/gram/0", "last-slot"} & set(store)
+    assert store[SPENT] == b"mark"
+
+
+def test_nobody_takes_the_place_of_another_with_what_it_was_shown_of_it() -> None:
+    """Relays show keys and signatures to other clients; who enrols proves at once that it has the key."""
+    scene = population(groups=1, clients_per_group=3)
+    transport, fed = remote(scene, Protection(gram=("haar",)))
+    exchange = transport.exchange
+    shown, proof = fed._roll.peers[0], b""
+
+    def lying(requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
+        answers = dict(exchange(requests, stage))
+        if stage == "enrol" and 1002 in answers:
+            answers[1002] = m.encode(m.Enrolled(m.VERSION, 0, transport.roster.keys[0], shown.encryption_key, shown.signature, proof))
+        return answers
+
+    own = RemoteClient(transport.settings(0), lambda: transport.data[0], transport.stores[0])
+    earlier = m.decode_answer(own.receive(m.encode(m.Enrol(m.VERSION, fed.session, bytes(16)))))
+    assert isinstance(earlier, m.Enrolled)
+    transport.exchange = lying  # type: ignore[method-assign]
+    for known in (shown.signature, earlier.proof, b""):
+        proof = known
+        fed._roll.lose(2)
+        assert fed.enrol() == ()
+        assert fed.refusals[-1] == (0, "enrol", "bad-signature")
+        assert fed._roll._places[0] == 1000
+
+
+def test_without_a_roster_numbers_that_no_sum_can_name_are_refused() -> None:
+    scene = population(groups=1, clients_per_group=3)
+    transport = Loopback(scene, Protection())
+    identity = transport.identities[2]
+    transport.identities[2] = Identity(1 << 40, identity.signing_seed, identity.encryption_seed)
+    transport.settings = lambda client: Settings(transport.identities[client])  # type: ignore[method-assign]
+    fed = RemoteFederation(transport, entropy=ENTROPY)
+    assert fed.enrol() == (0, 1)
+    assert fed.refusals == [(1 << 40, "enrol", "unknown-client")]
+
+
+# --- what one client says costs that client ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(1 << 53, 1 << 53, 0), (0, 1 << 53, 1 << 53), (1 << 32, 1 << 32), (1 << 40, 1 << 40, 0), (3,)])
+def test_shapes_that_no_array_has_are_malformed(shape: tuple[int, ...]) -> None:
+    with pytest.raises(MalformedMessage):
+        m.from_tensor(m.Tensor("<f8", shape, b""))
+    with pytest.raises(MalformedMessage):
+        m.blind_terms(m.Addends((), (m.BlindPart("sum/1", m.to_tensor(np.zeros(8)), 4, 4, shape, 8),), ()))
+
+
+def told(transport: Loopback, at: str, answers: Mapping[int, Any]) -> None:
+    """Has clients say something else than they do at a stage: the answer, or the arrays in it by which all of theirs are replaced."""
+
+    def tamper(client: int, stage: str, data: bytes) -> bytes:
+        if stage != at or client not in answers:
+            return data
+        said, instead = m.decode_answer(data), answers[client]
+        if isinstance(said, m.Given) and not isinstance(instead, m.Message):
+            tensor = instead if isinstance(instead, m.Tensor) else m.to_tensor(np.asarray(instead))
+            instead = m.Given(tuple(m.Named(one.name, tensor) for one in said.values), said.samples)
+        return m.encode(instead)
+
+    transport.tamper = tamper
+
+
+HUGE = m.Tensor("<f8", (1 << 53, 1 << 53, 0), b"")
+
+
+@pytest.mark.parametrize("name", ["fedavg", "pacfl", "ifca", "cfl"])
+@pytest.mark.parametrize("odd", [HUGE, np.nan, np.full(4, 1e200), np.zeros((2, 2), dtype=bool), 99, m.Done()], ids=str)
+@pytest.mark.parametrize("protection", [Protection(), Protection(gram=("haar",), sum="haar")], ids=["clear", "haar"])
+def test_an_odd_answer_costs_at_most_its_client(name: str, odd: Any, protection: Protection) -> None:
+    scene = population(clients_per_group=3)
+    made = algorithm(name, scene)
+    for stage in ("sum", "gather", "gram"):
+        transport, fed = remote(scene, protection)
+        told(transport, stage, {2: odd})
+        for _ in range(2):
+            with suppress(ClientsLost):
+                state = made.init(fed)
+                break
+        fed.begin_round(0)
+        _, record = made.round(fed, state)
+        assert {0, 1, 3, 4, 5} <= set(record.cohort)
+        assert {client for client, _, _ in fed.refusals} <= {2}
+
+
+def test_rows_too_large_for_inner_products_are_refused() -> None:
+    scene = population(clients_per_group=3)
+    transport, fed = remote(scene)
+
+    def tamper(client: int, stage: str, data: bytes) -> bytes:
+        said = m.decode_answer(data)
+        if stage != "gram" or client != 4 or not isinstance(said, m.Given):
+            return data
+        rows = np.full(said.values[0].value.shape, 1e200)
+        return m.encode(m.Given((m.Named("signature", m.to_tensor(rows)),), 0))
+
+    transport.tamper = tamper
+    made = algorithm("pacfl", scene)
+    with pytest.raises(ClientsLost, match=r"\[4\]"):
+        made.init(fed)
+    assert fed.refusals == [(4, "gram", "malformed")]
+    assert made.init(fed).clustering.clients == (0, 1, 2, 3, 5)
+
+
+def test_gathered_values_are_as_most_have_them_and_finite() -> None:
+    scene = population(clients_per_group=3)
+    transport, fed = remote(scene)
+    fed.begin_round(0)
+    what = algorithm("fedavg", scene).serve(algorithm("fedavg", scene).init(fed))
+    held = fed.compute(what.task, what.params, which=what.which)
+    honest = fed.gather(held["loss"])
+    told(transport, "gather", {0: np.zeros(3), 1: np.array(7), 2: np.array(np.inf), 3: HUGE, 4: m.Given((), 0)})
+    assert fed.gather(held["loss"]) == {5: honest[5]}
+    assert {(client, word) for client, _, word in fed.refusals} >= {(client, "malformed") for client in range(4)}
+
+
+def test_a_fold_of_another_length_is_not_taken_and_the_next_client_is_asked() -> None:
+    scene = population(groups=1, clients_per_group=4)
+    transport, fed = remote(scene, Protection(gram=("haar",), sum="hadamard"))
+    made, blind = algorithm("fedavg", scene), m.Named("blind", m.to_tensor(np.zeros(3)))
+    told(transport, "fold", {0: m.Given((blind,), 0), 1: m.Given((blind,), 0)})
+    state = run(made, fed, 3)
+    assert {one for one in fed.refusals if one[1] == "fold"} == {(0, "fold", "malformed"), (1, "fold", "malformed")}
+    _, honest = remote(scene, Protection(gram=("haar",), sum="hadamard"))
+    other, what = run(made, honest, 3), made.serve(state)
+    losses = [each.gather(each.compute(what.task, made.serve(one).params)["loss"]) for each, one in ((fed, state), (honest, other))]
+    for client in range(4):
+        np.testing.assert_allclose(losses[0][client]["loss"], losses[1][client]["loss"], rtol=1e-6)
+
+
+def test_who_asks_for_more_than_there_are_asks_for_nobody() -> None:
+    scene = population(clients_per_group=3)
+    transport, fed = remote(scene)
+    told(transport, "request", {1: np.arange(1 << 20), 2: np.zeros(2), 3: np.arange(6)})
+    made = algorithm("fedfomo", scene)
+    run(made, fed, 2)
+    assert [one for one in fed.refusals if one[1] == "request"] == [(1, "request", "malformed"), (2, "request", "malformed")]
+
+
+@pytest.mark.parametrize("how", ["garbage", "another shape", "not a number"])
+def test_one_bad_box_costs_its_sender_and_nobody_else(how: str) -> None:
+    scene = population(groups=1, clients_per_group=5)
+    transport, fed = remote(scene)
+    task = training(scene)
+    held = fed.compute(task, {"model": task.model.init(0)})["update"]
+    if how == "garbage":
+        told(transport, "seal", {3: m.Sealed((bytes(60),) * 4)})
+    else:
+        values = Values(transport.stores[3])
+        number = fed._known[held.key].number
+        values.hold(number, {"update": np.zeros(3) if how == "another shape" else np.full(task.model.dimension, np.nan)}, Origin())
+    relayed = fed.relay(held)
+    assert relayed.clients == (0, 1, 2, 3, 4)
+    number = fed._known[relayed.key].number
+    for client in (0, 1, 2, 4):
+        assert set(Values(transport.stores[client]).parts(number, ("update",))["update"]) == {0, 1, 2, 4} - {client}
+    for name in ("fedfomo", "pfedlia"):
+        transport, fed = remote(scene)
+        if how == "garbage":
+            told(transport, "seal", {3: m.Sealed((bytes(60),) * 4)})
+        run(algorithm(name, scene), fed, 2)
+    told(transport, "seal", dict.fromkeys(range(5), m.Sealed((bytes(60),) * 4)))
+    with pytest.raises(TooFewClients):
+        fed.relay(fed.compute(task, {"model": task.model.init(0)})["update"])
+    assert {word for _, stage, word in fed.refusals if stage == "take"} == {"bad-box"}
+
+
+@pytest.mark.parametrize("mode", ["active", "passive"])
+def test_two_that_advertise_one_key_for_the_next_sum_do_not_end_it(mode: Any) -> None:
+    scene = population(clients_per_group=3)
+    transport, fed = remote(scene, Protection(sum="secagg", floor=2, secagg_mode=mode))
+    delivering, drawn = False, [0, 0]
+    exchange = transport.exchange
+
+    def watched(requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
+        nonlocal delivering
+        delivering = stage == "secagg Deliver"
+        return exchange(requests, stage)
+
+    def shared(which: int) -> Entropy:  # in different sums their keys are not held against each other
+        def draw(count: int) -> bytes:
+            if not delivering or count != 32:
+                return ENTROPY(count)
+            drawn[which] += 1
+            return bytes([drawn[which]]) * 32
+
+        return draw
+
+    transport.exchange = watched  # type: ignore[method-assign]
+    transport.entropy = lambda client: ENTROPY if client % 3 else shared(client // 3)
+    task = training(scene)
+    for number, k in ((0, 2), (1, 1), (2, 1)):
+        fed.begin_round(number)
+        held = fed.compute(task, {"model": task.model.init(0)})
+        means = fed.mean(held["update"], groups={client: client // 3 % k for client in held.clients}, k=k)
+        assert [mean is not None and mean.count for mean in means] == [6 // k] * k
+        transport.entropy = lambda client: ENTROPY
+
+
+def test_weights_that_rounding_would_change_are_refused_as_in_one_process() -> None:
+    scene = population(groups=1, clients_per_group=12)
+    protection = Protection(sum="secagg", floor=2, secagg_bits=16, max_weight=1e5)
+    here = LocalFederation(scene.clients, protection=protection, seed=1)
+    _, fed = remote(scene, protection)
+    task = training(scene)
+    for each, error in ((here, InputError), (fed, TooFewClients)):  # a server does not know the counts
+        each.begin_round(0)
+        with pytest.raises(error):
+            each.mean(each.compute(task, {"model": task.model.init(0)})["update"], "examples")
+    assert {word for _, _, word in fed.refusals} == {"bad-terms"}
+    weights = dict.fromkeys(range(11), 1.0) | {11: 0.018}
+    for each in (here, fed):  # but public weights
+        with pytest.raises(InputError, match="below 64 of the"):
+            each.mean(each.compute(task, {"model": task.model.init(0)})["update"], weights)
+
+
+def test_what_arrived_of_a_group_that_fell_below_the_floor_is_on_record() -> None:
+    scene = population(clients_per_group=4)
+    transport, fed = remote(scene, Protection(gram=("haar",), sum="haar", floor=3))
+    fed.begin_round(0)
+    task = training(scene)
+    held = fed.compute(task, {"model": task.model.init(0)})
+    transport.kill_at = {"sum": {2, 3}}
+    means = fed.mean(held["update"], groups={client: client // 4 for client in held.clients}, k=2)
+    assert [mean and mean.count for mean in means] == [None, 4]
+    sent = [(one.context["group"], one.clients) for one in fed.transcript.messages if one.kind == "blind update"]
+    assert sent == [(0, (0, 1)), (1, (4, 5, 6, 7))]

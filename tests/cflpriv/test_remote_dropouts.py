@@ -2,7 +2,10 @@
 
 import ast
 from collections.abc import Mapping, Sequence
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from socket import socketpair
+from threading import Thread
 from typing import Any
 
 import msgspec
@@ -26,6 +29,7 @@ from cflpriv.remote import messages as m
 from cflpriv.remote.client import RemoteClient, Settings
 from cflpriv.remote.server import ClientsLost, RemoteFederation
 from cflpriv.remote.store import MemoryStore
+from cflpriv.remote.transformed import Transformed
 from cflpriv.types import Population
 
 ENTROPY = public_entropy("dropouts")
@@ -248,3 +252,109 @@ def test_what_the_server_refuses_is_noted_and_lies_cost_a_sum_not_the_run() -> N
     assert fed.refusals == [(1, "secagg Invite", "wrong-sender")]
     transport.exchange = exchange  # type: ignore[method-assign]
     one_round(scene, fed, 1, range(5))
+
+
+# --- the clients' secret ---------------------------------------------------------------------------------------------------------------
+
+
+class Unheard:
+    """Drops one answer: that of `client` to the exchange number `at` of a stage, counted from now."""
+
+    def __init__(self, transport: Lossy, stage: str, client: int, at: int) -> None:
+        self.exchange, self.stage, self.client, self.left = transport.exchange, stage, client, at
+
+    def __call__(self, requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
+        answers = dict(self.exchange(requests, stage))
+        if stage == self.stage and self.client in answers:
+            self.left -= 1
+            if self.left == -1:
+                del answers[self.client]
+        return answers
+
+
+def alike(transport: Lossy) -> bool:
+    """Whether all clients have the same secret."""
+    vectors = []
+    for client, identity in enumerate(transport.identities):
+        hidden = Transformed(Settings(identity, transport.protection, transport.roster), transport.stores[client], ENTROPY)
+        vectors.append(hidden.transforms()("sum/test", 8).apply(np.arange(8.0)[None]))
+    return all(np.array_equal(vectors[0], one) for one in vectors)
+
+
+@pytest.mark.parametrize("at", range(4))
+@pytest.mark.parametrize("late", [False, True], ids=["first agreement", "latecomer"])
+def test_whose_answer_is_lost_while_clients_agree_is_in_all_the_same(late: bool, at: int) -> None:
+    scene = population(groups=1, clients_per_group=5)
+    transport = Lossy(scene, Protection(gram=("haar",), sum="haar"))
+    if late:
+        transport.lost = {"enrol": {3}}
+    else:
+        transport.exchange = Unheard(transport, "group", 3, at)  # type: ignore[method-assign]
+    fed = RemoteFederation(transport, protection=transport.protection, roster=transport.roster, entropy=ENTROPY, seed=1)
+    fed.enrol()
+    if late:
+        assert 3 not in fed.clients
+        transport.exchange = Unheard(transport, "group", 3, at)  # type: ignore[method-assign]
+    for number in range(2):
+        fed.begin_round(number)
+    assert list(fed.clients) == list(range(5))
+    assert alike(transport)
+
+
+def test_a_client_that_lost_the_secret_gets_it_again_as_often_as_it_does_and_from_whoever_gives_it() -> None:
+    scene, transport, fed = federation(Protection(gram=("haar",), sum="haar"))
+    task = training(scene)
+    for number in range(12):
+        if number in (1, 5, 8):
+            transport.stores[3].clear()
+        transport.lost = {"compute": {3}} if number in (3, 8) else {}  # it is away besides
+        if number == 5:  # the first to be asked for the secret has none itself
+            transport.stores[0].clear()
+        fed.begin_round(number)
+        (mean,) = fed.mean(fed.compute(task, {"model": task.model.init(number)})["update"])
+        assert mean is not None
+        if number not in (1, 3, 5, 8, 9):  # 9: nobody knows yet that it was more than away
+            assert mean.heard == (0, 1, 2, 3, 4), number
+
+
+def test_the_next_member_is_asked_where_one_gives_no_secret() -> None:
+    scene = population(groups=1, clients_per_group=5)
+    transport = Lossy(scene, Protection(gram=("haar",), sum="haar"))
+    transport.lost = {"enrol": {3}}
+    fed = RemoteFederation(transport, protection=transport.protection, roster=transport.roster, entropy=ENTROPY, seed=1)
+    fed.enrol()
+    transport.stores[0].drop("group")
+    assert fed.begin_round(0) == (3,)
+    assert 3 in fed.clients
+
+
+def test_a_client_that_dies_after_its_answer_is_a_dropout_of_the_embedded_example() -> None:
+    spec = spec_from_file_location("embedded", Path(__file__).parents[2] / "examples" / "embed_in_your_fl.py")
+    assert spec is not None
+    assert spec.loader is not None
+    example: Any = module_from_spec(spec)
+    spec.loader.exec_module(example)
+    dying, example.DIES = example.DIES, -1
+    identities = [Identity.create(client, ENTROPY) for client in range(example.CLIENTS)]
+    roster = Roster(tuple(one.public() for one in identities))
+    wires, theirs = zip(*(socketpair() for _ in identities), strict=True)
+
+    def dies(wire: Any, identity: Identity) -> None:
+        machine = example.Client(identity, example.Policy(example.SESSION, "active", example.MODEL, 1, example.FLOOR), roster=roster)
+        example.send(wire, machine.receive(example.receive(wire)))
+        wire.close()
+
+    threads = [
+        Thread(target=dies, args=(wire, one)) if one.client == dying else Thread(target=example.run_client, args=(wire, one, roster))
+        for wire, one in zip(theirs, identities, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    total = example.serve(dict(enumerate(wires)), roster)
+    for wire in wires:
+        wire.close()
+    for thread in threads:
+        thread.join(10)
+    for wire in theirs:
+        wire.close()
+    assert total.survivors == tuple(client for client in range(example.CLIENTS) if client != dying)

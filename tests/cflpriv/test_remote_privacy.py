@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from loopback import ENTROPY, Loopback, remote
+from msgspec import structs
 from scenes import federation, population, training
 from scipy import stats
 
@@ -30,18 +31,21 @@ from cflpriv.engine import Engine, Result, Task, TaskInput
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.evaluation import Evaluate, Losses
 from cflpriv.handles import Shared
+from cflpriv.models import Model
 from cflpriv.privacy import RELEASES, Noise, Privacy, Releases
 from cflpriv.protection import Protection
 from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.entropy import Entropy, public_entropy
+from cflpriv.protocols.errors import TooFewClients
 from cflpriv.protocols.ledger import BudgetExceeded, Ledger
 from cflpriv.remote import messages as m
 from cflpriv.remote.client import RemoteClient
 from cflpriv.remote.server import ClientsLost, RemoteFederation
 from cflpriv.remote.spending import SPENT, Spending
 from cflpriv.remote.store import DiskStore, MemoryStore
-from cflpriv.training import Gradient, Start
-from cflpriv.types import Population
+from cflpriv.remote.tasks import task_to_bytes
+from cflpriv.training import Gradient, Start, Train
+from cflpriv.types import ClientData, Population
 
 NOISE = Noise("add_remove", 1.5, 2.0, 0.5, 1.0, 0.25, 20, 4, 4.0, 1)
 SAMPLE = Privacy("sample", "add_remove", 50.0, 1e-3, samples=20, sketch_dim=4)
@@ -505,7 +509,7 @@ def test_a_client_adds_no_share_that_is_less_than_its_own_floor_needs() -> None:
     protection = Protection(sum="secagg", floor=4, secagg_mode="passive")
     task = training(scene)
     for change, word in (
-        ({"survivors": 5}, "forbidden"), ({"clip_norm": 0.6}, "forbidden"), ({"levels_per_unit": 1e9, "local_variance": 9e9}, "forbidden"),
+        ({"survivors": 4}, "forbidden"), ({"clip_norm": 0.6}, "forbidden"), ({"levels_per_unit": 1e9, "local_variance": 9e9}, "forbidden"),
         ({"local_variance": 1e6}, "over-budget"), ({"local_variance": float("inf")}, "malformed"), (None, "forbidden"),
     ):  # fmt: skip
         transport, fed, _ = client_level(scene, CLIENT, protection)
@@ -513,18 +517,126 @@ def test_a_client_adds_no_share_that_is_less_than_its_own_floor_needs() -> None:
         held = fed.compute(task, {"model": task.model.init(0)})["update"]
         means = fed._means
 
-        def lying(steps: Any, stage: str, change: Any = change, means: Any = means) -> Any:
-            def told(step: m.Step) -> m.Step:
-                fields = {name: getattr(step, name) for name in step.__struct_fields__}
-                assert step.noise is not None
-                noise = {name: getattr(step.noise, name) for name in step.noise.__struct_fields__}
-                return m.Step(**{**fields, "noise": None if change is None else m.Shares(**{**noise, **change})})
+        def lying(*said: Any, change: Any = change, means: Any = means) -> m.Step:
+            step: m.Step = type(means)._like(means, *said)
+            assert step.noise is not None
+            return structs.replace(step, noise=None if change is None else structs.replace(step.noise, **change))
 
-            return type(means)._exchange(means, {client: told(step) if client == 0 else step for client, step in steps.items()}, stage)
-
-        object.__setattr__(means, "_exchange", lying)
-        (mean,) = fed.mean(held)
-        assert mean is not None
-        assert mean.count == 5
-        assert fed.refusals[-1] == (0, "secagg Deliver", word), change
+        object.__setattr__(means, "_like", lying)  # all are told the same lie; who alone is told one is in no sum at all
+        with pytest.raises(TooFewClients):
+            fed.mean(held)
+        assert fed.refusals == [(client, "secagg Deliver", word) for client in range(6)], change
         assert own_ledgers(transport)[0] == 0.0
+
+
+def test_all_members_add_the_same_share_of_noise_or_there_is_no_sum() -> None:
+    scene = population(groups=1, clients_per_group=8)
+    transport, fed, _ = client_level(scene, CLIENT, Protection(sum="secagg", floor=4))
+    honest, victim = transport.exchange, 2
+
+    def lying(requests: Any, stage: str) -> Any:
+        """A thousandth of the noise to all others, in proportion to what they are to send: each ledger alone would take it."""
+        said = {place: m.decode_ask(data) for place, data in requests.items()}
+        for place, ask in said.items():
+            if isinstance(ask, m.Step) and ask.noise is not None and place != 1000 + victim:
+                less = structs.replace(ask.noise, clip_norm=ask.noise.clip_norm * 1e-3, local_variance=ask.noise.local_variance * 1e-5)
+                said[place] = structs.replace(ask, noise=less)
+        return honest({place: m.encode(ask) for place, ask in said.items()}, stage)
+
+    transport.exchange = lying  # type: ignore[method-assign]
+    fed.begin_round(0)
+    task = training(scene)
+    with pytest.raises(TooFewClients):
+        fed.mean(fed.compute(task, {"model": task.model.init(0)})["update"])
+    assert {(client, word) for client, _, word in fed.refusals} == {(c, "unlisted-model") for c in range(8) if c != victim}
+
+
+# --- what a server learns of whether a task has a result ------------------------------------------------------------------------------
+
+
+class Liar:
+    """A server of one client with `y` as its labels: it asks for what it likes."""
+
+    def __init__(self, y: Sequence[int], privacy: Privacy = SAMPLE, protection: Protection | None = None) -> None:
+        x = np.random.default_rng(3).normal(size=(len(y), 3)).astype(np.float32)
+        scene = population(clients_per_group=1)
+        self.transport = Loopback(scene, protection or Protection())
+        self.transport.privacy = privacy
+        self.transport.data[0] = ClientData(0, x, np.array(y), x[:1], np.array(y[:1]))
+        self.noise = None if privacy.unit == "none" else m.NoisySteps("add_remove", 1e3, 1e3, 1e-3, 1.0, 1.0, 20, 4, 4.0, 0)
+        self.ask(m.Enrol(m.VERSION, bytes(16), bytes(16)))
+
+    def ask(self, ask: m.Ask) -> m.Answer:
+        transport = self.transport
+        client = RemoteClient(transport.settings(0), lambda: transport.data[0], transport.stores[0], ENTROPY)
+        return m.decode_answer(client.receive(m.encode(ask)))
+
+    def compute(self, held: int, task: Task, which: m.Mine | None = None, **params: Any) -> str:
+        """Have a task run on numbers (one, or a list to pick from) or held parts; "computed", or the word of the refusal."""
+        named = tuple(m.Parameter(name, self._value(value)) for name, value in params.items())
+        answer = self.ask(m.Compute(bytes(16), 0, 0, held, (1, 2), task_to_bytes(task), named, which, self.noise))
+        return answer.code if isinstance(answer, m.Refused) else "computed"
+
+    @staticmethod
+    def _value(value: Any) -> m.One | m.Many | m.Mine:
+        def one(number: Any) -> m.Addends:
+            return m.Addends((m.to_tensor(np.asarray(number)),), (), ())
+
+        return value if isinstance(value, m.Mine) else m.Many(tuple(map(one, value))) if isinstance(value, list) else m.One(one(value))
+
+    @property
+    def spent(self) -> float:
+        return Spending(self.transport.privacy, 0, self.transport.stores[0]).spent()
+
+
+LINEAR = Model("linear", (3,), 2)
+PICK = PickAndTrain(Losses(LINEAR), Train(LINEAR, 1, 0, 0.1), "update")
+
+
+def refusals(part: str, privacy: Privacy, protection: Protection) -> list[list[str]]:
+    """What two clients say to lists of seven lengths, to be picked from by `part`: one has 37 samples of label 0, one 5 of label 1."""
+    said = []
+    for labels in ([0] * 37, [1] * 5):
+        liar = Liar(labels, privacy, protection)
+        assert liar.compute(1, Train(LINEAR, 1, 0, 0.1), model=np.zeros(8, np.float32)) == "computed"
+        assert liar.compute(2, PICK, model=[np.zeros(8, np.float32), np.arange(8, dtype=np.float32)]) == "computed"
+        which = m.Mine(1 if part == "count" else 2, part)
+        said.append([liar.compute(9, Start(LINEAR, 0), which, x=[0.0] * length) for length in (1, 2, 3, 5, 6, 37, 38)])
+        assert privacy.unit == "none" or liar.spent == 0
+    return said
+
+
+@pytest.mark.parametrize(("part", "word"), [("choice", "computed"), ("count", "forbidden"), ("loss", "forbidden")])
+def test_a_list_that_is_too_short_tells_nothing_of_what_a_client_picks_by(part: str, word: str) -> None:
+    assert refusals(part, SAMPLE, Protection()) == [[word] * 7] * 2
+
+
+@pytest.mark.parametrize(("part", "word"), [("choice", "computed"), ("count", "bad-input"), ("loss", "bad-input")])
+def test_nor_does_it_under_secure_sums_without_privacy(part: str, word: str) -> None:
+    assert refusals(part, Privacy(), Protection(sum="secagg")) == [[word] * 7] * 2
+
+
+def test_no_task_starts_from_what_was_computed_without_noise() -> None:
+    liar = Liar([0, 1] * 10)
+    assert liar.compute(1, PICK, model=[np.zeros(8, np.float32)]) == "computed"
+    for rate in (1e-3, 1e10):  # whether it diverges would tell how large the loss is
+        assert liar.compute(2, Train(LINEAR, 1, 0, rate, weight_decay=rate), model=m.Mine(1, "loss")) == "forbidden"
+    assert liar.spent == 0
+
+
+@pytest.mark.parametrize("privacy", [SAMPLE, CLIENT])
+def test_a_model_with_too_few_labels_or_words_tells_nothing_of_the_data(privacy: Privacy) -> None:
+    said = []
+    for labels in ([0, 1] * 10, [0, 1] * 9 + [1, 7], [6, 7] * 10):
+        liar = Liar(labels, privacy)
+        liar.noise = liar.noise if privacy.unit == "sample" else None
+        words = [Model("linear", (3,), classes) for classes in (2, 7, 8)] + [Model("lstm", (3,), 2, hidden=2)]
+        tasks: list[tuple[Task, Model]] = [(Train(model, 1, 0, 0.1), model) for model in words]
+        tasks += [(PickAndTrain(Losses(model), Train(model, 1, 0, 0.1), "update"), model) for model in words]
+        said.append([
+            liar.compute(1, task, model=[start] if isinstance(task, PickAndTrain) else start)
+            for task, model in tasks
+            for start in [np.zeros(model.dimension, np.float32)]
+        ])  # fmt: skip
+    assert said == [["computed"] * 8] * 3
+    assert Liar([0, 1], privacy).compute(1, Train(Model("lstm", (3,), 2, 2, (1.0,)), 1, 0, 0.1), model=np.zeros(1)) == "bad-settings"

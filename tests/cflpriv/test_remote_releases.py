@@ -269,7 +269,23 @@ def test_a_server_cannot_put_one_client_into_a_block_of_its_own() -> None:
     object.__setattr__(means, "_exchange", lying)
     with pytest.raises(Exception, match="floor"):
         fed.mean(held)
-    assert {(client, word) for client, _, word in fed.refusals} == {(client, "forbidden") for client in (1, 2, 3)}
+    assert {(client, word) for client, _, word in fed.refusals} == {(client, "unlisted-model") for client in (1, 2, 3)}
+
+
+def test_nor_all_clients_into_a_block_that_they_did_not_choose() -> None:
+    scene, _, fed = begun(Protection(sum="secagg-oblivious", floor=2), groups=1, clients_per_group=4)
+    task = training(scene)
+    held = fed.compute(task, {"model": task.model.init(0)})["update"]
+    means = fed._means
+
+    def lying(*said: Any) -> m.Step:
+        step = type(means)._like(means, *said)
+        return msgspec.structs.replace(step, groups=m.Picks((1,), False)) if step.kind == "blocks" else step
+
+    object.__setattr__(means, "_like", lying)
+    with pytest.raises(Exception, match="floor"):
+        fed.mean(held)
+    assert {(client, word) for client, _, word in fed.refusals} == {(client, "forbidden") for client in range(4)}
 
 
 # --- the rule

@@ -22,7 +22,7 @@ from cflpriv.clustering import LINKAGES, Linkage
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.experiments.pictures import brackets, shrunk
-from cflpriv.experiments.report import DETAILED, read_run, write_report
+from cflpriv.experiments.report import DETAILED, _lost, _read_runs, read_run, write_report
 from cflpriv.types import Array
 
 STATUSES = {"leaks": "leaks", "at_baseline": "at baseline", "not_validated": "not validated", "nothing_to_see": "nothing to see"}
@@ -239,6 +239,14 @@ def test_an_interrupted_run_and_one_without_clear_structure_say_so(runs: Path) -
     assert "no clear structure" in after.tables[0][1][6]
     assert after.words.count("No clear structure.") == before.words.count("No clear structure.") + 1
     assert after.words.count("Clear structure.") == before.words.count("Clear structure.") - 1
+
+
+def test_runs_of_different_lengths_are_not_compared(runs: Path) -> None:
+    assert list(_lost(_read_runs(runs)[0])) == ["pacfl · haar"]
+    rewrite(runs / "b_haar" / "summary.json", lambda old: {**old, "rounds": 1})
+    assert _lost(_read_runs(runs)[0]) == {}
+    rewrite(runs / "a_pacfl" / "summary.json", lambda old: {**old, "rounds": 1})
+    assert list(_lost(_read_runs(runs)[0])) == ["pacfl · haar"]
 
 
 def test_rounds_without_accuracy_are_passed_over(runs: Path) -> None:

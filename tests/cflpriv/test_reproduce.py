@@ -16,6 +16,7 @@ import pytest
 import scipy.linalg
 from command_line import in_process
 
+from cflpriv.data import build_population
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments import reproduce as engine
 from cflpriv.experiments.config import own_weights
@@ -123,6 +124,13 @@ def test_scale_keeps_to_its_floors_and_names_what_it_shrinks() -> None:
     assert [scaled_trials(REPRODUCTIONS["ifca-synthetic"].cells[0], scale) for scale in (1, 0.1, 0.001)] == [40, 4, 1]
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.01])
+def test_one_model_on_all_data_is_measured_on_as_many_texts_as_its_rivals(scale: float) -> None:
+    entry = REPRODUCTIONS["pfedlia-nordic"]
+    sections = [config_of(entry, cell, 0, scale)[0].data for cell in entry.cells]
+    assert len({data.clients * data.test_samples_per_client for data in sections}) == 1
+
+
 # --- running
 
 
@@ -202,6 +210,13 @@ def test_cells_that_were_run_before_stay_in_the_table(tmp_path: Path) -> None:
     other = reproduce("tiny", tmp_path, cells=["control"], changes=["training.lr=0.2"])
     assert {row.cell for row in other.rows} == {"PACFL", "control", "drawn"}
     assert any(remark.startswith("left out, though it was run before: FedAvg (") for remark in other.remarks)
+
+
+def test_notes_on_the_data_of_cells_that_were_run_before_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "build_population", lambda *given: replace(build_population(*given), notes=("a part of the images",)))
+    first = reproduce("tiny", tmp_path, cells=["FedAvg"])
+    assert "a part of the images" in first.remarks
+    assert reproduce("tiny", tmp_path, cells=["drawn"]).remarks == first.remarks
 
 
 def test_a_cell_that_was_run_before_keeps_its_figures_or_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

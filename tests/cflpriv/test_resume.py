@@ -22,7 +22,7 @@ from cflpriv.algorithms import ALGORITHMS
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, advance, finish, parse_config, run_experiment, start
-from cflpriv.experiments.checkpoint import TYPES, latest, load_checkpoint, restore, save_checkpoint
+from cflpriv.experiments.checkpoint import TYPES, digest_of, latest, load_checkpoint, restore, save_checkpoint
 from cflpriv.experiments.report import write_report
 from cflpriv.experiments.resume import Tape, locked
 from cflpriv.experiments.run import admit, prepare
@@ -124,6 +124,16 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(algorithm: str, protection: 
             assert [message.digest for message in whole] == [message.digest for message in resumed]
 
 
+def test_a_resumed_saver_goes_on_counting(tmp_path: Path) -> None:
+    config = small(algorithm={"name": "ifca", "stable_rounds": 2}, training={"rounds": 10, "lr": 0.001})
+    run(config, tmp_path / "whole")
+    saving = [row["sent_one_model"] for row in timeless(tmp_path / "whole")[0]]
+    assert True in saving[4:], "its counts are of several rounds"
+    interrupted(config, tmp_path / "cut", saving.index(True) - 1)
+    run(config, tmp_path / "cut")
+    assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
+
+
 def test_an_audit_of_the_part_that_was_there_is_put_aside(tmp_path: Path) -> None:
     """Else a report would show it as one of the whole run."""
     out = tmp_path / "run"
@@ -211,6 +221,38 @@ def test_charges_are_neither_lost_nor_taken_back(name: str, tmp_path: Path) -> N
     assert (cut["rounds"] == 4 and cut["stopped"] is None) or "refused by the privacy ledger" in cut["stopped"]
     assert cut["epsilon"] <= CHARGED[name]["epsilon"] * (1 + 1e-9)
     assert run(config, tmp_path / "cut") == cut  # and it stays stopped
+
+
+@pytest.mark.filterwarnings("ignore:run.insecure_test_entropy")
+def test_a_run_does_not_go_on_without_its_charges(tmp_path: Path) -> None:
+    """From nothing, or from an older copy, it would spend the budget a second time."""
+    config = small(privacy=CHARGED["client"], training={"rounds": 4}, algorithm={"name": "fedavg"})
+    out, old = tmp_path / "run", []
+
+    def tick(row: dict[str, Any]) -> None:
+        old.append((out / "ledger.json").read_bytes())
+        if row["round"] == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(config, out, tick=tick)
+    rows = (out / "rounds.jsonl").read_bytes()
+    (out / "ledger.json").unlink()
+    with pytest.raises(InputError, match=r"ledger\.json: is not there, where the checkpoint knows of 3 at least"):
+        run(config, out)
+    (out / "ledger.json").write_bytes(old[0])
+    with pytest.raises(InputError, match=r"ledger\.json: has 1 charge\(s\), where the checkpoint knows of 3 at least"):
+        run(config, out)
+    assert (out / "rounds.jsonl").read_bytes() == rows, "and nothing was put aside"
+    (path,) = (out / "checkpoints").glob("round_*.json")  # as folders were before they kept the number
+    tree = json.loads(path.read_text())
+    del tree["progress"]["charges"]
+    write_atomically(path, json.dumps(tree | {"digest": digest_of(tree)}))
+    (out / "ledger.json").unlink()
+    with pytest.raises(InputError, match="is not there"):
+        run(config, out)
+    (out / "ledger.json").write_bytes(old[2])
+    assert run(config, out)["rounds"] == 4
 
 
 def test_what_an_interrupted_round_sent_stays_on_record(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 import tomllib
 from importlib import util
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ import tomli_w
 
 from cflpriv import cli
 from cflpriv.errors import InputError
+from cflpriv.experiments import sweep as sweeps
 from cflpriv.experiments.front import read_results, write_tables
 from cflpriv.experiments.report import write_report
-from cflpriv.experiments.sweep import Sweep, load_sweep, parse_sweep, run_sweep, sweep_of
+from cflpriv.experiments.sweep import Sweep, _Worker, load_sweep, parse_sweep, run_sweep, sweep_of
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -81,6 +83,7 @@ def test_the_grid_is_the_product_with_the_same_seeds_everywhere() -> None:
         ({"keys": {"data.seed": [1, 2]}}, r"keys: 'data.seed': has a place of its own; use `seeds`"),
         ({"keys": {"algorithm.name": ["ifca"]}}, r"keys: 'algorithm.name': has a place of its own; use `algorithms`"),
         ({"epsilon": [1.0], "protections": ["none", "haar"]}, r"epsilon = \[1\.0\]: no protection here has a privacy unit"),
+        ({"keys": {"training.lr": [0.1, {"a": 1}]}}, r"keys: 'training.lr' = \[0\.1, {'a': 1}\]: expected"),
         ({"algorithms": ["pacfl", {"name": "pacfl", "p": 2}]}, r"two cells are called .*label"),
     ],
 )
@@ -89,6 +92,59 @@ def test_mistakes_name_key_and_value(sweep: dict[str, Any], words: str) -> None:
         swept(**sweep)
     assert str(caught.value).startswith("my.toml: ")
     assert "\n" not in str(caught.value)
+
+
+def test_the_files_own_sections_hold_for_every_cell_that_they_are_for() -> None:
+    base = {**BASE, "algorithm": {"name": "ifca", "k": 4}, "protection": {"secagg_bits": 16, "floor": 4, "gram": ["haar"]}}
+    algorithms = ["ifca", {"name": "ifca", "k": 3, "label": "three"}, "pacfl"]
+    protections = ["none", "secagg", "haar", {"sum": "secagg", "floor": 5}, {"label": "given", "gram": []}, {"model": {"hidden": 5}}]
+    cells = parse_sweep({**base, "sweep": {"algorithms": algorithms, "protections": protections}}).cells
+    found = {}
+    for cell in cells:
+        assert cell.config is not None
+        protection = cell.config.protection
+        found[cell.setting.protection] = (protection.name, protection.floor, protection.secagg_bits)
+        expected = {"ifca": {"name": "ifca", "k": 4}, "three": {"name": "ifca", "k": 3}, "pacfl": {"name": "pacfl"}}
+        assert cell.config.algorithm == expected[cell.setting.algorithm]
+        assert cell.config.model.hidden == (5 if cell.setting.protection == "as given" else 4)
+    assert found == {
+        "none": ("none", 0, 32),  # nothing of [protection]
+        "secagg": ("sum=secagg", 4, 16),  # a name says gram and sum
+        "haar": ("haar", 4, 16),
+        "sum=secagg, floor=5": ("gram=haar, sum=secagg", 5, 16),  # a table says what it changes
+        "given": ("none", 4, 16),
+        "as given": ("gram=haar", 4, 16),
+    }
+    assert len(cells) == 3 * 6
+    alone = parse_sweep({**base, "algorithm": {"k": 3}, "sweep": {"seeds": [0]}}).cells[0]  # without entries, all of both sections
+    assert alone.config is not None
+    assert (alone.name, alone.config.algorithm, alone.config.protection.floor) == ("pacfl-as_given-s0", {"name": "pacfl", "k": 3}, 4)
+
+
+@pytest.mark.parametrize(
+    ("base", "sweep", "words"),
+    [
+        ({"algorithm": {"name": "ifca", "k": 4}}, {"algorithms": ["fedavg", "pacfl"]}, r"algorithms: algorithm\.k = 4 reaches none"),
+        ({"algorithm": {"name": "ifca", "k": 4}}, {"algorithms": [{"name": "ifca", "k": 2}]}, r"algorithms: algorithm\.k = 4 reaches none"),
+        ({"protection": {"sum": "secagg"}}, {"protections": ["none", "haar"]}, r"protections: protection\.sum = 'secagg' reaches none"),
+        ({"protection": {"floor": 4}}, {"protections": ["none"]}, r"protections: protection\.floor = 4 reaches none"),
+    ],
+)
+def test_a_key_that_would_reach_no_cell_is_refused(base: dict[str, Any], sweep: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"^my\.toml: \[sweep\] {words}"):
+        parse_sweep({**BASE, **base, "sweep": sweep}, "my.toml")
+    (tmp_path / "my.toml").write_text(tomli_w.dumps({**BASE, "sweep": sweep}))
+    changes = [f"{section}.{key}={value!r}" for section, keys in base.items() for key, value in keys.items()]
+    assert load_sweep(tmp_path / "my.toml", [change for change in changes if change.startswith("algorithm.name")]).cells
+    with pytest.raises(InputError, match=rf"my\.toml with --set .*: \[sweep\] {words}"):
+        load_sweep(tmp_path / "my.toml", changes)
+
+
+def test_a_value_may_be_a_list() -> None:
+    sweep = swept(algorithms=["fedavg"], keys={"data.rotations": [[0, 90], [0, 180]], "training.rounds": [1]}, seeds=[0, 1])
+    assert [cell.config.data.rotations for cell in sweep.cells if cell.config] == [(0, 90), (0, 90), (0, 180), (0, 180)]
+    assert len(sweep.settings) == 2
+    assert sweep.cells[0].name == "fedavg-as_given-rotations=_0_90-rounds=1-s0"
 
 
 def test_a_file_without_a_sweep_is_named(tmp_path: Path) -> None:
@@ -176,6 +232,37 @@ def test_a_dead_worker_and_a_failing_audit_are_recorded(tmp_path: Path) -> None:
     results, found = read_results(tmp_path / "a", sweep)
     assert len(results) == 3  # the runs themselves are there
     assert found == failed
+
+
+def _dies_with_its_cell_unread(link: Connection) -> None:
+    link.poll(60)
+    os._exit(9)
+
+
+def _dies_at_once(link: Connection) -> None:
+    os._exit(9)
+
+
+@pytest.mark.parametrize("serve", [_dies_at_once, _dies_with_its_cell_unread])
+def test_a_worker_that_dies_before_it_has_read_its_cell_fails_that_cell_only(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, start, started = swept(algorithms=["fedavg"], seeds=[0, 1]), _Worker.start, []
+
+    def first_dies() -> _Worker:
+        started.append(serve)
+        if len(started) > 1:
+            return start()
+        with monkeypatch.context() as patch:
+            patch.setattr(sweeps, "_serve", serve)
+            worker = start()
+        if serve is _dies_at_once:
+            worker.process.join()
+        return worker
+
+    monkeypatch.setattr(_Worker, "start", first_dies)
+    assert run_sweep(sweep, tmp_path / "a") == {sweep.cells[0].name: "its worker process died (exit code 9)"}
+    assert [result.cell for result in read_results(tmp_path / "a", sweep)[0]] == [sweep.cells[1]]
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:

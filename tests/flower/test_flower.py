@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +27,13 @@ from cflpriv.experiments import load_config
 from cflpriv.experiments.report import write_report
 from cflpriv.flower import ClusteredAveraging, GridTransport, PldAccountant, cflpriv_mod, client_app, serve, write_identities
 from cflpriv.flower.client import ContextStore, read_roster, read_settings
+from cflpriv.flower.transport import ANSWER, RECORD
 from cflpriv.local import LocalFederation
 from cflpriv.protection import Protection
 from cflpriv.protocols.entropy import public_entropy
+from cflpriv.protocols.fixedpoint import largest_levels
 from cflpriv.record import read_transcript
+from cflpriv.remote import messages as m
 from cflpriv.remote.server import KeyHolderLost, RemoteFederation
 from cflpriv.signatures import principal_vectors
 from cflpriv.types import Population
@@ -264,6 +269,9 @@ def test_a_private_run_costs_what_a_local_one_does_and_a_restart_forgets_no_char
     assert charges == ledgers[1], "the round that was cut is paid, and another would be too dear"
     assert "refused by the privacy ledger" in again["stopped"]
     assert again["epsilon"] == summary["epsilon"]
+    (tmp_path / "r" / "ledger.json").unlink()
+    with pytest.raises(InputError, match=r"ledger\.json: is not there, where the checkpoint knows of"):
+        serve(grid, config, tmp_path / "r", scene, clients=4, roster=roster, resume=True, say=str)  # type: ignore[arg-type]
 
 
 def test_bad_settings_get_a_word_and_no_text(tmp_path: Path) -> None:
@@ -360,6 +368,24 @@ def test_the_strategy_stops_at_its_budget_and_noise_is_what_it_says(tmp_path: Pa
         ClusteredAveraging(noise_multiplier=1.0)
     with pytest.raises(InputError, match="BatchNorm"):
         strategy.start(grid, ArrayRecord({"n": Array(np.zeros(1, np.int64))}))  # type: ignore[arg-type]
+
+
+def test_noise_on_a_secure_sum_is_for_updates_as_they_are_rounded(tmp_path: Path) -> None:
+    """16 bits among four clients, 20,000 parameters: what is summed may be half as long again as the clip norm, and so is the noise."""
+    scene, size, level = population(groups=1, clients_per_group=4), 20000, 1.0 / largest_levels(4, 16)
+    clip_norm = 2.01 * level * size**0.5  # coordinates of 2.01 levels, which are all rounded up to 3 or, mostly, are not
+    grid = deployment(tmp_path, scene, 'sum = "secagg"\nfloor = 3\nsecagg_bits = 16')
+    grid.apps = {node: stock_app(scene, 1, [cflpriv_mod()]) for node in grid.apps}
+    strategy = ClusteredAveraging(
+        Protection(sum="secagg", floor=3, secagg_bits=16), clients=4, k=1, clip_norm=clip_norm, noise_multiplier=3.0,
+        roster=read_roster(tmp_path / "keys" / "roster.txt"), entropy=public_entropy("noise"),
+    )  # fmt: skip
+    arrays, still = ArrayRecord({"w": Array(np.zeros(size, np.float32))}), ConfigRecord({"lr": 0.0})
+    result = strategy.start(grid, arrays, 1, still)  # type: ignore[arg-type]
+    spread = np.std(result.arrays[0]["w"].numpy()) * 4 / 3.0
+    assert abs(spread / (3.01 * level * size**0.5) - 1) < 6 / np.sqrt(2 * size)
+    with pytest.raises(InputError, match=r"protection\.secagg_bits = 16: .* where clip_norm = 0\.01"):
+        replace(strategy, clip_norm=0.01).start(grid, arrays, 1, still)  # type: ignore[arg-type]
 
 
 def test_the_accountant_is_never_below_the_exact_value_and_below_flowers_own() -> None:
@@ -507,3 +533,105 @@ def test_serve_runs_encrypted_similarity(tmp_path: Path) -> None:
     assert not summary["refusals"]
     kinds = {one.kind for one in read_transcript(tmp_path / "run" / "transcript", summary["messages"])}
     assert {"ckks key", "ckks enrolment", "ckks request", "result"} <= kinds
+
+
+def test_a_server_that_is_stopped_twice_in_one_round_goes_on(tmp_path: Path) -> None:
+    """Each restart asks clients for sums that none before it has asked for, also if it completed no round."""
+    import tomllib
+
+    from cflpriv.data import build_population
+    from cflpriv.experiments.config import parse_config
+
+    tree = tomllib.loads((Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml").read_text())
+    tree["protection"], tree["training"]["rounds"] = {"sum": "secagg", "floor": 2}, 2
+    config = parse_config(tree)
+    scene = build_population(config.data)
+    grid = deployment(tmp_path, scene, 'sum = "secagg"\nfloor = 2', state=True)
+    roster, push = read_roster(tmp_path / "keys" / "roster.txt"), grid.push_messages
+    for turn in range(4):
+        left = {0: 2, 3: 1 << 30}.get(turn, 1)
+
+        def fails(messages: Any) -> Any:
+            nonlocal left
+            messages = list(messages)
+            left -= messages[0].metadata.group_id == "secagg Unmask"
+            if not left:
+                raise Cut
+            return push(messages)
+
+        grid.push_messages = fails  # type: ignore[method-assign]
+        with suppress(Cut):
+            summary = serve(grid, config, tmp_path / "r", scene, clients=4, roster=roster, resume=turn > 0, say=str)  # type: ignore[arg-type]
+            assert turn == 3
+    assert not summary["refusals"]
+    assert summary["rounds_skipped"] == 0
+    assert len(list((tmp_path / "r" / "checkpoints").glob("server_*"))) == 1
+
+
+def test_an_evaluation_that_is_none_costs_its_client_a_score_and_not_the_run(tmp_path: Path) -> None:
+    from cflpriv.data import build_population
+
+    config = load_config(
+        Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml", ["training.rounds=1", "protection.sum=none"]
+    ).with_("protection", floor=0)
+    scene = build_population(config.data)
+    grid = deployment(tmp_path, scene)
+    pull, odd = grid.pull_messages, [np.zeros(3), np.array(np.nan), np.array(-1.0), np.array(1e300)]
+
+    def lying(message_ids: Any) -> list[Message]:
+        arrived = pull(message_ids)
+        for message in arrived:
+            said = m.decode_answer(message.content[RECORD][ANSWER]) if RECORD in message.content else None  # type: ignore[arg-type]
+            if isinstance(said, m.Given) and [one.name for one in said.values] == ["correct", "count"] and odd:
+                changed = (m.Named("correct", m.to_tensor(odd.pop())), said.values[1])
+                message.content[RECORD] = ConfigRecord({ANSWER: m.encode(m.Given(changed, 0))})
+        return arrived
+
+    grid.pull_messages = lying  # type: ignore[method-assign]
+    summary = serve(grid, config, tmp_path / "r", scene, clients=4, say=str)  # type: ignore[arg-type]
+    assert not odd
+    assert summary["rounds"] == 1
+    row = json.loads((tmp_path / "r" / "rounds.jsonl").read_text())
+    assert row["per_client"]["clients"] == []
+    assert row["accuracy_mean"] is None
+
+
+@pytest.mark.parametrize(
+    ("protection", "privacy", "passing", "word"),
+    [
+        ("", "", (), ""),
+        ('sum = "secagg"\nfloor = 3', "", (), "forbidden"),
+        ("floor = 3", "", ("evaluate",), "forbidden"),
+        ("", 'unit = "client"\nepsilon = 1.0\ndelta = 1e-5\nclip_norm = 1.0', (), "forbidden"),
+        ('sum = "secagg"\nfloor = 3', "", ("train",), ""),
+        ('sum = "nothing"', "", (), "bad-settings"),
+    ],
+)
+def test_a_protected_client_answers_ordinary_messages_only_where_its_application_says_so(
+    tmp_path: Path, protection: str, privacy: str, passing: tuple[str, ...], word: str
+) -> None:
+    """What the train function returns is the model in the clear."""
+    scene = population(groups=1, clients_per_group=1)
+    grid = deployment(tmp_path, scene, protection, state=True, privacy=privacy)
+    grid.apps = {node: stock_app(scene, 1, [cflpriv_mod(plain=passing)]) for node in grid.apps}
+    content = RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(4, np.float32))}), "config": ConfigRecord({"lr": 1.0})})
+    (reply,) = grid.pull_messages(grid.push_messages([Message(content, dst_node_id=1000, message_type="train")]))
+    assert not grid.errors
+    if word:
+        assert not reply.has_content()
+        assert reply.error.reason == word
+    else:
+        np.testing.assert_array_equal(reply.content["arrays"]["w"].numpy(), np.ones(4))  # type: ignore[union-attr]
+
+
+def test_the_strategy_refuses_sums_that_it_cannot_read_before_anybody_trains() -> None:
+    for protection, more, word in (
+        (Protection(sum="haar"), {}, r"protection\.sum: 'haar'"),
+        (Protection(sum="permutation"), {"k": 1}, r"protection\.sum: 'permutation'"),
+        (Protection(sum="secagg-oblivious"), {"k": 2}, r"protection\.sum: 'secagg-oblivious'"),
+        (Protection(sum="secagg", floor=3, small_clusters="local"), {}, r"protection\.small_clusters: 'local'"),
+    ):
+        with pytest.raises(InputError, match=word):
+            ClusteredAveraging(protection, **more)  # type: ignore[arg-type]
+    ClusteredAveraging(Protection(sum="secagg-oblivious"), k=1)
+    ClusteredAveraging(Protection(gram=("haar",), sum="secagg", small_clusters="merge"))

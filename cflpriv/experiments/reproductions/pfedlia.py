@@ -104,8 +104,11 @@ ENTRIES: dict[str, Reproduction] = {
             run("local", "local", {"perplexity": None}),
             run(
                 "one model on all data", "local", {"perplexity": None},
-                keys={"data.partition": "iid", "data.clients": 1, "data.samples_per_client": 45000, "training.participation": 1.0},
-                thin={"data.samples_per_client": 15000},
+                keys={
+                    "data.partition": "iid", "data.clients": 1, "data.samples_per_client": 45000, "data.test_samples_per_client": 9000,
+                    "training.participation": 1.0,
+                },
+                thin={"data.samples_per_client": 15000, "data.test_samples_per_client": 3600},
             ),
         ),
         {

@@ -1,0 +1,168 @@
+"""Secure sums in active mode over messages: a client that is told something else than the others is in no sum with them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from loopback import Loopback, remote
+from msgspec import structs
+from scenes import population, training
+
+from cflpriv.errors import InputError
+from cflpriv.handles import Held, HeldKey, Own, Shared
+from cflpriv.protection import Protection
+from cflpriv.protocols.errors import TooFewClients
+from cflpriv.remote import messages as m
+from cflpriv.remote.server import RemoteFederation, _Known
+from cflpriv.remote.summing import kind_of
+from cflpriv.remote.values import UNTRACED, from_bytes
+from cflpriv.training import Start
+
+VICTIM = 2
+ACTIVE = Protection(sum="secagg", floor=3, secagg_clip=8.0)
+SCENE = population(groups=1, clients_per_group=8)
+TASK = training(SCENE)
+Change = Callable[[int, m.Ask], m.Ask]
+
+
+def federation(change: Change, protection: Protection = ACTIVE) -> tuple[Loopback, RemoteFederation]:
+    """A federation whose server tells each client what `change` makes of what it would tell it."""
+    transport, fed = remote(SCENE, protection)
+    lie(transport, change)
+    fed.begin_round(0)
+    return transport, fed
+
+
+def lie(transport: Loopback, change: Change) -> None:
+    honest = transport.exchange
+
+    def exchange(requests: Any, stage: str) -> Any:
+        return honest({place: m.encode(change(place - 1000, m.decode_ask(data))) for place, data in requests.items()}, stage)
+
+    transport.exchange = exchange  # type: ignore[method-assign]
+
+
+def of(transport: Loopback, client: int, number: int) -> Any:
+    return np.ravel(from_bytes(transport.stores[client].get(f"held/{number}") or b"")["update"])
+
+
+def words(fed: RemoteFederation) -> set[tuple[int, str]]:
+    return {(client, word) for client, _, word in fed.refusals}
+
+
+def test_what_honest_members_are_told_is_one_thing() -> None:
+    transport, fed = federation(lambda client, ask: ask)
+    held = fed.compute(TASK, {"model": TASK.model.init(0)})
+    (mean,) = fed.mean(held["update"])
+    assert mean is not None
+    number = fed._known[held.key].number
+    assert mean.parts["update"].value() == pytest.approx(np.mean([of(transport, client, number) for client in range(8)], axis=0), abs=1e-6)
+    assert not fed.refusals
+
+
+LAZY = m.task_to_bytes(replace(TASK, lr=1e-30))
+OTHER: dict[str, Change] = {
+    "task": lambda client, ask: structs.replace(ask, task=LAZY),
+    "seed": lambda client, ask: structs.replace(ask, seed=99),
+    "round": lambda client, ask: structs.replace(ask, round=99),
+    "model": lambda client, ask: structs.replace(
+        ask, params=(m.Parameter("model", m.One(m.Addends((m.to_tensor(TASK.model.init(1)),), (), ()))),)
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OTHER)
+@pytest.mark.parametrize("alone", [True, False])
+def test_whoever_computes_something_else_is_in_no_sum_with_the_others(what: str, alone: bool) -> None:
+    def change(client: int, ask: m.Ask) -> m.Ask:
+        return OTHER[what](client, ask) if isinstance(ask, m.Compute) and (client == VICTIM) == alone else ask
+
+    _, fed = federation(change)
+    held = fed.compute(TASK, {"model": TASK.model.init(0)})["update"]
+    told = {VICTIM} if alone else set(range(8)) - {VICTIM}
+    if alone:
+        (mean,) = fed.mean(held)
+        assert mean is not None
+        assert mean.count == 7
+    else:
+        with pytest.raises(TooFewClients):
+            fed.mean(held)
+    assert words(fed) == {(client, "unlisted-model") for client in told}
+
+
+def test_the_value_that_is_added_up_is_that_of_the_invitation() -> None:
+    numbers: dict[str, int] = {}
+
+    def change(client: int, ask: m.Ask) -> m.Ask:
+        late = isinstance(ask, m.Step) and kind_of(ask.said) == "Deliver" and client == VICTIM
+        return structs.replace(ask, held=numbers["private"]) if late else ask
+
+    _, fed = federation(change)
+    held = fed.compute(TASK, {"model": TASK.model.init(0)})
+    private = fed.compute(TASK, {"model": TASK.model.init(1)}, on=[VICTIM])
+    numbers["private"] = fed._known[private.key].number
+    (mean,) = fed.mean(held["update"])
+    assert mean is not None
+    assert mean.count == 7
+    assert words(fed) == {(VICTIM, "unlisted-model")}
+
+
+@pytest.mark.parametrize("mode", ["active", "passive"])
+def test_what_clients_added_up_or_were_sent_by_each_other_is_summed_in_passive_mode_only(mode: Any) -> None:
+    _, fed = remote(SCENE, replace(ACTIVE, secagg_mode=mode))
+    fed.begin_round(0)
+    held = fed.compute(TASK, {"model": TASK.model.init(0)})["update"]
+    twice = fed.fold(Shared(own=(Own(held), Own(held)))).own[0].held
+    relayed = fed.relay(held)
+    again = fed.compute(TASK, {"model": Shared(np.zeros(TASK.model.dimension, np.float32), own=(Own(held),))})["update"]
+    assert set(fed._known[relayed.key].models.values()) == {UNTRACED}
+    for one in (twice, again):
+        if mode == "passive":
+            assert fed.mean(one)[0] is not None
+            continue
+        with pytest.raises(InputError, match="secagg_mode = 'active'"):
+            fed.mean(one)
+
+
+def test_a_server_that_calls_such_a_value_traced_is_refused() -> None:
+    _, fed = federation(lambda client, ask: ask)
+    held = fed.compute(TASK, {"model": TASK.model.init(0)})
+    number, known = fed._number(), fed._known[held.key]
+    factors = {client: 1.0 if client == VICTIM else 1e-30 for client in range(8)}
+    asks: dict[int, m.Ask] = {
+        client: m.AddUp(fed.session, number, (m.OwnPart(known.number, "update", factor),)) for client, factor in factors.items()
+    }
+    fed._ask(asks, "add up")
+    key, like = HeldKey("own"), next(part for part in known.layout if part.name == "update")
+    fed._known[key] = _Known(number, (m.Described("own", like.dtype, like.shape),), known.models)
+    with pytest.raises(TooFewClients):
+        fed.mean(Held(key, tuple(range(8)), ("own",)))
+    assert words(fed) == {(client, "forbidden") for client in range(8)}
+
+
+def test_no_more_models_than_a_client_allows() -> None:
+    def change(client: int, ask: m.Ask) -> m.Ask:
+        if isinstance(ask, m.Step):
+            return structs.replace(ask, models=2)
+        return OTHER["model"](client, ask) if isinstance(ask, m.Compute) and client == VICTIM else ask
+
+    _, fed = federation(change)
+    held = fed.compute(TASK, {"model": TASK.model.init(0)})["update"]
+    with pytest.raises(TooFewClients):
+        fed.mean(held, models=2)
+    assert words(fed) == {(client, "forbidden") for client in range(8)}
+
+
+def test_a_value_computed_from_nothing_that_was_sent_is_bound_too() -> None:
+    other = m.task_to_bytes(Start(TASK.model, 7))
+
+    def change(client: int, ask: m.Ask) -> m.Ask:
+        return structs.replace(ask, task=other) if isinstance(ask, m.Compute) and client == VICTIM else ask
+
+    _, fed = federation(change)
+    (mean,) = fed.mean(fed.compute(Start(TASK.model, 1))["model"])
+    assert mean is not None
+    assert mean.count == 7
+    assert words(fed) == {(VICTIM, "unlisted-model")}

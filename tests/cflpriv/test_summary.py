@@ -1,0 +1,163 @@
+"""What a row and a summary count: of which clients a mean is, which rounds are the last, which clusters are there, what a client pays."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scenes import population
+
+from cflpriv.data import build_population
+from cflpriv.engine import Streams, TaskInput
+from cflpriv.errors import InputError
+from cflpriv.evaluation import Evaluate
+from cflpriv.experiments import Config, advance, finish, parse_config, start
+from cflpriv.experiments.newcomers import held_back
+from cflpriv.experiments.run import admit
+from cflpriv.metrics import perplexity, spread
+from cflpriv.types import Clustering, Population
+
+SMALL: dict[str, Any] = {
+    "data": {"clients": 10, "rotations": [0, 90], "samples_per_client": 30, "test_samples_per_client": 20},
+    "model": {"name": "mlp", "hidden": 8},
+    "training": {"rounds": 50, "lr": 0.1, "weights": "equal"},
+    "algorithm": {"name": "fedavg"},
+}
+SCENE = build_population(parse_config(SMALL).data)
+
+
+def small(**sections: dict[str, Any]) -> Config:
+    return parse_config({name: SMALL.get(name, {}) | sections.get(name, {}) for name in {*SMALL, *sections}})
+
+
+# --- local accuracy
+
+
+@pytest.mark.parametrize("name", ["pacfl", "fedavg", "lg_fedavg", "per_fedavg", "fedproto", "ditto", "ifca", "local"])
+def test_the_local_mean_is_over_all_clients_and_who_has_not_trained_has_the_initial_model(name: str) -> None:
+    config = small(algorithm={"name": name}, training={"participation": 0.3})
+    simulation = start(config, population=SCENE)
+    federation, model = simulation.federation, config.model_for(SCENE)
+
+    def initially(client: int) -> float:
+        one = TaskInput(federation.data(client), {"model": model.init(0)}, {}, Streams(0, 0, client))
+        told = Evaluate(model).run(one)
+        return float(told["correct"]) / float(told["count"])
+
+    row = advance(simulation)
+    local = dict(zip(row["per_client"]["clients"], row["per_client"]["local_accuracy"], strict=True))
+    idle = [client for client in federation.clients if client not in row["cohort"]]
+    assert len(idle) == 7
+    assert [local[client] for client in idle] == [initially(client) for client in idle]
+    assert row["local_accuracy_mean"] == pytest.approx(np.mean(list(local.values())))
+    assert len(local) == 10
+
+
+def test_clients_without_a_local_model_have_no_local_accuracy() -> None:
+    simulation = start(small(algorithm={"name": "ifca", "averaging": "gradient"}), population=SCENE)
+    assert advance(simulation)["local_accuracy_mean"] is None
+
+
+# --- the last rounds, the target, the traffic
+
+
+def test_the_last_rounds_are_rounds_not_evaluations() -> None:
+    simulation = start(small(run={"evaluate_every": 12}), population=SCENE)
+    rows = [advance(simulation) for _ in range(13)]
+    summary = finish(simulation)
+    assert [row["round"] for row in rows if row.get("accuracy_mean") is not None] == [0, 12]
+    assert summary["last_rounds"] == 1
+    assert summary["accuracy_mean_last_rounds"] == rows[12]["accuracy_mean"]
+
+
+@pytest.mark.parametrize("target", [75, 1.01, -0.1, float("nan")])
+def test_a_target_that_is_no_share_is_refused(target: float) -> None:
+    with pytest.raises(InputError, match=rf"run\.target_accuracy = {target}"):
+        small(run={"target_accuracy": float(target)})
+
+
+def test_a_client_pays_its_share_of_the_transfers_as_in_the_papers_table() -> None:
+    """PACFL's Table 8: participation × rounds × transfers a round × the size of a model."""
+    config = small(training={"participation": 0.25}, data={"newcomers": 2}, run={"target_accuracy": 1e-9})
+    simulation = start(config, population=SCENE)
+    for _ in range(3):
+        advance(simulation)
+    summary = finish(simulation)
+    transfer = summary["parameters"] * 32 / 1e6
+    assert summary["megabits_a_client"] == pytest.approx(0.25 * 3 * 2 * transfer)
+    assert summary["megabits"] == pytest.approx(8 * summary["megabits_a_client"])
+    for prefix in ("", "local_"):
+        assert summary[f"{prefix}rounds_to_target"] == 1
+        assert summary[f"{prefix}megabits_a_client_to_target"] == pytest.approx(0.25 * 2 * transfer)
+
+
+# --- clusters and newcomers
+
+
+@pytest.mark.parametrize("name", ["ifca", "fesem"])
+def test_models_that_nobody_chose_are_no_clusters(name: str) -> None:
+    simulation = start(small(algorithm={"name": name, "k": 9}, training={"participation": 0.5}), population=SCENE)
+    last: dict[int, int] = {}
+    for row in (advance(simulation) for _ in range(3)):
+        last |= dict(zip(row["cohort"], row["labels"], strict=True))
+    assert len(set(last.values())) < 9
+    assert finish(simulation)["clusters"] == len(set(last.values()))
+
+
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=30), st.data())
+def test_newcomers_come_from_all_groups_in_proportion(groups: list[int], data: st.DataObject) -> None:
+    count = data.draw(st.integers(0, len(groups) - 1))
+    scene = population(1, len(groups), samples=2)
+    scene = replace(scene, groups=tuple(groups))
+    late = held_back(scene, count)
+    assert len(late) == len(set(late)) == count
+    sizes, taken = Counter(groups), Counter(groups[client] for client in late)
+    for group, size in sizes.items():
+        assert abs(taken[group] - count * size / len(groups)) < 1
+        members = [client for client, its in enumerate(groups) if its == group]
+        assert [client for client in members if client in late] == members[size - taken[group] :]
+
+
+@given(st.integers(1, 12), st.integers(1, 6), st.integers(0, 11))
+def test_where_clients_are_dealt_to_groups_newcomers_are_the_last(clients: int, groups: int, count: int) -> None:
+    scene = replace(population(1, clients, samples=2), groups=tuple(i % groups for i in range(clients)))
+    count = min(count, clients - 1)
+    assert held_back(scene, count) == tuple(range(clients - count, clients)) or clients % groups
+
+
+def sorted_by_group() -> Population:
+    """The same clients under ids that are sorted by true group, as those of mixtures are."""
+    order = np.argsort(SCENE.groups, kind="stable")
+    clients = tuple(replace(SCENE.clients[i], id=place) for place, i in enumerate(order))
+    return replace(SCENE, clients=clients, groups=tuple(SCENE.groups[i] for i in order))
+
+
+def test_no_group_is_met_for_the_first_time_after_training_and_newcomers_count_in_no_other_score() -> None:
+    scene = sorted_by_group()
+    simulation = start(small(algorithm={"name": "pacfl", "k": 2}, data={"newcomers": 4}), population=scene)
+    assert simulation.newcomers == (3, 4, 8, 9)
+    nothing_trained = finish(simulation)
+    admit(simulation)
+    names = ("accuracy_mean", "accuracy_worst", "ari", "clusters")
+    assert [finish(simulation)[name] for name in names] == [nothing_trained[name] for name in names]
+    found = simulation.algorithm.describe(simulation.state)["clustering"]
+    apart = tuple(2 if client in simulation.newcomers else found[client] for client in found.clients)
+    simulation.algorithm = replace(simulation.algorithm, describe=lambda state: {"clustering": Clustering(found.clients, apart, 3)})
+    assert [finish(simulation)[name] for name in names] == [nothing_trained[name] for name in names]
+
+
+# --- perplexity
+
+
+@pytest.mark.parametrize("wild", [101.0, 800.0, np.inf, np.nan])
+def test_a_client_whose_model_diverged_is_not_left_out_of_the_perplexity(wild: float) -> None:
+    values = perplexity(np.array([3.0, 3.0, wild, np.nan]), np.array([0.1, 0.1, 0.0, np.nan]))
+    assert np.isnan(values[3]), "it has no test data"
+    scores = spread(values, "perplexity")
+    assert scores["perplexity_mean"] == pytest.approx(np.exp(100.0) / 3)
+    json.dumps({**scores, "worst": float(np.nanmax(values))}, allow_nan=False)
+    np.testing.assert_allclose(perplexity(np.array([0.0, 5.0]), np.zeros(2)), [1.0, np.exp(5.0)])
