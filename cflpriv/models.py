@@ -209,8 +209,8 @@ def _construct(model: Model) -> nn.Module:
     if (name := _moving_buffer(module, model)) is not None:
         layer, _, buffer = name.rpartition(".")
         raise InputError(
-            f"model {model.name!r}: layer {layer!r} keeps running statistics ({buffer}), which are not parameters: they would not be "
-            "averaged, and would stay from client to client; use GroupNorm"
+            f"model {model.name!r}: layer {layer or type(module).__name__!r} keeps running statistics ({buffer}), which are not parameters: "
+            "they would not be averaged, and would stay from client to client; use GroupNorm"
         )
     return module
 
@@ -221,7 +221,7 @@ def _moving_buffer(module: nn.Module, model: Model) -> str | None:
     if before:
         with torch.no_grad():  # ones: a word's number, too; two samples: a batch norm takes no single one
             module.train()(torch.ones((2, *model.shape), dtype=dtype_of(model.dtype)))
-    return next((name for name, buffer in module.named_buffers() if not torch.equal(before[name], buffer)), None)
+    return next((name for name, buffer in module.named_buffers() if not torch.allclose(before[name], buffer, 0, 0, equal_nan=True)), None)
 
 
 @lru_cache(maxsize=32)

@@ -83,6 +83,10 @@ class Restart:
     saving: bool = False
     loss: float = float("inf")
 
+    def __post_init__(self) -> None:
+        if isinstance(self.stable, int):  # a checkpoint of an earlier version, where one number was for all
+            object.__setattr__(self, "stable", dict.fromkeys(self.labels, self.stable))
+
 
 @dataclass(frozen=True, eq=False)
 class State:

@@ -137,15 +137,14 @@ def _resumed(
     s = prepare(config, data_dir, population, secrets=None if checkpoint is None else checkpoint.secrets)
     _listen(s, say, step)
     s.digest = population_digest(s.population)
+    if checkpoint is not None:
+        _same(s, out, checkpoint.progress)
     number = note_resume(out, checkpoint)
     if checkpoint is None:
         put_aside(out, number, 0, 0)
         say(f"resumed: {out} ended before its first checkpoint; it starts again")
         return _started(s, out, say, tick)
     progress = checkpoint.progress
-    if progress["data_digest"] != s.digest:
-        raise InputError(f"{out}: the run was made with other data than are found now; give the same --data-dir")
-    opened(s.books, out, progress.get("charges", 1))  # of an older folder it is not known how many
     moved = put_aside(out, number, progress["rounds"], progress["transcript"]["messages"])
     if progress["rounds"] < config.training.rounds and progress["stopped"] is None:
         put_audit_aside(out, number)
@@ -159,6 +158,22 @@ def _resumed(
     words = "".join(f", {count} {what} of an interrupted round put aside" for what, count in moved.items() if count)
     say(f"resumed after round {len(s.rows)} of {config.training.rounds}{words}")
     return _rounds(s, out, say, tick)
+
+
+def _same(s: Simulation, out: Path, progress: Mapping[str, Any]) -> None:
+    """`InputError` if the run cannot go on with what is there now: other data, other newcomers, a ledger that has forgotten charges."""
+    if progress["data_digest"] != s.digest:
+        raise InputError(f"{out}: the run was made with other data than are found now; give the same --data-dir")
+    # earlier versions wrote no newcomers down: they were the last ids
+    last = sorted(client.id for client in s.population.clients)[-len(s.newcomers) :] if s.newcomers else []
+    if sorted(s.newcomers) != sorted(progress.get("newcomers", last)):
+        raise InputError(
+            f"{out}: the run holds other clients back than this version would as data.newcomers = {len(s.newcomers)} "
+            f"({sorted(progress.get('newcomers', last))}, now {sorted(s.newcomers)}); it can only be begun anew"
+        )
+    rows = kept_rows(out, progress["rounds"])
+    charged = 1 if rows and rows[-1].get("epsilon") else 0  # all that is known of an older folder
+    opened(s.books, out, progress.get("charges", charged))
 
 
 def _rounds(s: Simulation, out: Path, say: Callable[[str], None], tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -198,6 +213,7 @@ def _save(s: Simulation, out: Path, name: str = "") -> None:
         "entropy_bytes": s.tape.drawn if s.config.run.insecure_test_entropy else 0,
         "engine_paths": [[*way, count] for way, count in sorted(s.federation.engine.paths.items())],
         "data_digest": s.digest,
+        "newcomers": list(s.newcomers),
         "admitted": plain_json(s.admitted),
         "stopped": s.stopped,
         "charges": charges(s.books),

@@ -231,7 +231,15 @@ class Means:
 
     def _exchange(self, steps: Mapping[int, m.Step], stage: str) -> Mapping[int, bytes]:
         present = {client: step for client, step in steps.items() if client in self._roll.present}
+        before = len(self._roll.refusals)
         answers = self._roll.ask(present, stage) if present else {}
+        words = {word for client, _, word in self._roll.refusals[before:] if client in present}
+        most = max((step.models for step in present.values()), default=0)
+        if not answers and words == {"forbidden"} and most > 1:  # else shared layers would stay as they are, round for round
+            raise InputError(
+                f"mean: the members of one sum were sent {most} different models (as the algorithm says), and clients allow fewer: write "
+                f"models = {most} into their settings"
+            )
         return {client: answer.said for client, answer in answers.items() if isinstance(answer, m.Stepped)}
 
     def _update(self, answer: m.Answer, layout: Layout, client: int) -> dict[str, Array] | None:

@@ -254,7 +254,7 @@ class RemoteFederation:
             ask = m.Compute(self.session, self._round, self.seed, number, live, said, sent, picks, noise)
             asks |= dict.fromkeys(members, ask)
             name = told(ask)
-            traced |= {client: trace([name, *self._earlier(params, client)]) for client in members}
+            traced |= {client: trace([name, *self._earlier(params, which, client)]) for client in members}
             payload, blind = recorded(params, lists, chosen)
             if payload:
                 context = {"task": type(task).__name__, "which": list(chosen)} | ({"blind": blind} if blind else {})
@@ -263,7 +263,7 @@ class RemoteFederation:
         answers = self._ask(asks, "compute")
         layouts = {client: answer.parts for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.result}
         if self.accounts is not None:  # that they failed was told
-            said_so = {client for client, _, word in self.refusals[before:] if word in ("bad-input", "over-budget")}
+            said_so = {client for client, _, word in self.refusals[before:] if word in ("bad-input", "internal", "over-budget")}
             failed = said_so | (set(answers) - set(layouts))
             self.accounts.failed(task, sources(params, which), self._remembered(task, failed), sorted(failed), self._round)
         if not layouts:
@@ -276,11 +276,11 @@ class RemoteFederation:
             self.accounts.enter(held, task, sources(params, which), self._remembered(task, held.clients))
         return held
 
-    def _earlier(self, params: Mapping[str, Parameter], client: int) -> list[bytes]:
+    def _earlier(self, params: Mapping[str, Parameter], which: Labels | Held | None, client: int) -> list[bytes]:
         """The names of what a client holds itself of what goes into a task, in the order in which it will find them."""
         own = [mine.held for value in params.values() for one in _shared(value) for mine in one.own]
         own = [] if self.protection.small_clusters == "local" else own
-        held = [value for value in params.values() if isinstance(value, Held)]
+        held = [value for value in (which, *params.values()) if isinstance(value, Held)]
         return [*(UNTRACED for one in own if client in one.clients), *(self._known[one.key].models[client] for one in held)]
 
     def _remembered(self, task: Task, clients: Iterable[int]) -> list[tuple[int, str]]:

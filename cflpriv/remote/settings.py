@@ -17,7 +17,7 @@ class Settings:
     Of `privacy` count the unit, the relation, ε and δ (what the client releases in all, over all runs on these data), `clip_norm`, and
     under unit = "sample" `samples`, `sketch_dim` and `loss_cap`. `role` "key-holder" has no data: it decrypts what the protection releases.
     `models`: how many models the members of one secure sum may have been sent. More than 1 is for algorithms that sum over several groups
-    at once (IFCA's shared layers); among k of them a server can plant one that is for a single client.
+    at once (IFCA's communication saver, with shared layers or restarts); among k of them a server can plant one for a single client.
     """
 
     identity: Identity = field(repr=False)

@@ -83,7 +83,7 @@ class DiskStore:
         except FileNotFoundError:
             return None
         head, _, value = data.partition(b"\n")
-        return value if head == _line(name) else None
+        return value if head in (_line(name), name.encode()) else None  # the second as earlier versions wrote it
 
     def put(self, name: str, value: bytes) -> None:
         path = self._path(name)
@@ -109,7 +109,9 @@ class DiskStore:
         for path in self._folder.iterdir():
             if path.suffix not in (".part", ".lock"):
                 with path.open("rb") as file:
-                    found.append(file.readline().rstrip(b"\n").decode("unicode_escape", errors="replace"))
+                    line = file.readline().rstrip(b"\n")
+                names = (line.decode(how, errors="replace") for how in ("unicode_escape", "utf-8"))
+                found += [name for name in dict.fromkeys(names) if self._path(name) == path]
         return tuple(found)
 
 

@@ -44,6 +44,12 @@ def sizes_in(task: Any) -> list[int]:
     return [int(model.dimension) for model in models_in(task)]
 
 
+def words_as_they_are(models: Iterable[Any]) -> None:
+    """Refuse models that would move word numbers: "bad-settings"."""
+    if any(model.name == "lstm" and (any(model.mean) or any(one != 1.0 for one in model.std)) for model in models):
+        raise RemoteError("bad-settings")
+
+
 def known_to(models: Iterable[Any], data: ClientData) -> ClientData:
     """Data whose labels, and words, all of these models know; each sample by itself, so that neighbouring data stay neighbours.
 
@@ -52,12 +58,9 @@ def known_to(models: Iterable[Any], data: ClientData) -> ClientData:
     """
     for model in models:
         data = replace(data, y_train=data.y_train % model.classes, y_test=data.y_test % model.classes)
-        if model.name != "lstm":
-            continue
-        if any(model.mean) or any(one != 1.0 for one in model.std):
-            raise RemoteError("bad-settings")  # word numbers are not moved
-        last = model.classes - 1
-        data = replace(data, x_train=np.clip(data.x_train, 0, last), x_test=np.clip(data.x_test, 0, last))
+        if model.name == "lstm":
+            last = model.classes - 1
+            data = replace(data, x_train=np.clip(data.x_train, 0, last), x_test=np.clip(data.x_test, 0, last))
     return data
 
 
@@ -98,6 +101,8 @@ class Work:
         compared = compares(task) or any(is_compared(one.part, self._values.origin(one.held)) for one in held)
         compared |= any(is_compared(name, origin) for name, (_, origin) in reads.items())
         sizes += [origin.size for _, origin in reads.values()]
+        if self._spending.unit != "none":
+            words_as_they_are(models_in(task))
         try:
             result = self._run(ask, task, given, {name: value for name, (value, _) in reads.items()}, choice)
         except Exception:  # whatever it is, that there is no result is told
@@ -147,6 +152,8 @@ class Work:
                 raise RemoteError("bad-input")
             several, chosen = own.ndim > 0, [int(label) for label in np.ravel(own)]
         received = [told(ask), *(UNTRACED for one in self._held_in(ask) if isinstance(one, m.OwnPart) and not self._alone)]
+        if isinstance(ask.which, m.Mine):
+            received.append(self._values.origin(ask.which.held).received)
         for parameter in ask.params:
             value = parameter.value
             if isinstance(value, m.Mine):

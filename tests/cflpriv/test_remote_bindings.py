@@ -11,6 +11,7 @@ from msgspec import structs
 from scenes import population, training
 
 from cflpriv.errors import InputError
+from cflpriv.evaluation import Losses
 from cflpriv.handles import Held, HeldKey, Own, Shared
 from cflpriv.protection import Protection
 from cflpriv.protocols.errors import TooFewClients
@@ -109,6 +110,28 @@ def test_the_value_that_is_added_up_is_that_of_the_invitation() -> None:
     assert words(fed) == {(VICTIM, "unlisted-model")}
 
 
+def test_whose_choice_came_about_otherwise_is_in_no_sum_with_the_others() -> None:
+    """The same list for all, of which only one client picks the model that training moves at all."""
+    base, stuck = TASK.model.init(0), np.full(TASK.model.dimension, 1e30, np.float32)
+
+    def change(client: int, ask: m.Ask) -> m.Ask:
+        if not isinstance(ask, m.Compute) or ask.which is not None or client != VICTIM:
+            return ask
+        (models,) = ask.params
+        assert isinstance(models.value, m.Many)
+        return structs.replace(ask, params=(m.Parameter("model", m.Many(models.value.values[::-1])),))
+
+    _, fed = federation(change)
+    choice = fed.compute(Losses(TASK.model), {"model": [base, 50 * base]})["choice"]
+    held = fed.compute(TASK, {"model": [stuck, base]}, which=choice)
+    picks = [int(fed.gather(choice)[client]["choice"]) for client in range(8)]
+    assert picks == [int(client == VICTIM) for client in range(8)]
+    (mean,) = fed.mean(held["update"])
+    assert mean is not None
+    assert mean.count == 7
+    assert words(fed) == {(VICTIM, "unlisted-model")}
+
+
 @pytest.mark.parametrize("mode", ["active", "passive"])
 def test_what_clients_added_up_or_were_sent_by_each_other_is_summed_in_passive_mode_only(mode: Any) -> None:
     _, fed = remote(SCENE, replace(ACTIVE, secagg_mode=mode))
@@ -153,6 +176,14 @@ def test_no_more_models_than_a_client_allows() -> None:
     with pytest.raises(TooFewClients):
         fed.mean(held, models=2)
     assert words(fed) == {(client, "forbidden") for client in range(8)}
+
+
+def test_an_honest_sum_over_several_models_is_refused_by_name_where_clients_allow_one() -> None:
+    _, fed = federation(lambda client, ask: ask)
+    several = {"model": [TASK.model.init(0), TASK.model.init(1)]}
+    held = fed.compute(TASK, several, which={client: client % 2 for client in range(8)})["update"]
+    with pytest.raises(InputError, match="models = 2 into their settings"):
+        fed.mean(held, models=2)
 
 
 def test_a_value_computed_from_nothing_that_was_sent_is_bound_too() -> None:

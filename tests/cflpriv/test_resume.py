@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from cflpriv.algorithms import ALGORITHMS
+from cflpriv.algorithms.ifca import Restart
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, advance, finish, parse_config, run_experiment, start
@@ -253,6 +254,34 @@ def test_a_run_does_not_go_on_without_its_charges(tmp_path: Path) -> None:
         run(config, out)
     (out / "ledger.json").write_bytes(old[2])
     assert run(config, out)["rounds"] == 4
+
+
+def without(out: Path, key: str) -> dict[str, Any]:
+    """Make the checkpoint one of an earlier version, which did not keep `key`; what it kept."""
+    (path,) = (out / "checkpoints").glob("round_*.json")
+    tree = json.loads(path.read_text())
+    del tree["progress"][key]
+    write_atomically(path, json.dumps(tree | {"digest": digest_of(tree)}))
+    return dict(tree)
+
+
+def test_a_run_of_an_earlier_version_goes_on_with_its_newcomers_or_not_at_all(tmp_path: Path) -> None:
+    """They were the last ids, which in a mixture are all of one source: who trained would be scored as new, and others would never come."""
+    config = small(data={"newcomers": 3}, training={"rounds": 4}, algorithm={"name": "fedavg"})
+    interrupted(config, tmp_path / "run", 2)
+    without(tmp_path / "run", "newcomers")
+    assert run(config, tmp_path / "run")["newcomers"]["clients"] == sorted(client.id for client in SCENE.clients)[-3:]
+    by_group = replace(SCENE, groups=tuple(sorted(SCENE.groups)))
+    with pytest.raises(Stop):
+        run_experiment(config, tmp_path / "sorted", population=by_group, resume=True, tick=stopping(2))
+    without(tmp_path / "sorted", "newcomers")
+    with pytest.raises(InputError, match=r"holds other clients back .* data\.newcomers = 3"):
+        run_experiment(config, tmp_path / "sorted", population=by_group, resume=True)
+
+
+def test_a_saver_of_an_earlier_version_goes_on_with_its_one_count() -> None:
+    old = Restart((), None, {0: 1, 3: 0}, 2)  # type: ignore[arg-type]
+    assert old.stable == {0: 2, 3: 2}
 
 
 def test_what_an_interrupted_round_sent_stays_on_record(tmp_path: Path) -> None:

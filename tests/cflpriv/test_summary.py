@@ -39,12 +39,12 @@ def small(**sections: dict[str, Any]) -> Config:
 
 @pytest.mark.parametrize("name", ["pacfl", "fedavg", "lg_fedavg", "per_fedavg", "fedproto", "ditto", "ifca", "local"])
 def test_the_local_mean_is_over_all_clients_and_who_has_not_trained_has_the_initial_model(name: str) -> None:
-    config = small(algorithm={"name": name}, training={"participation": 0.3})
+    config = small(algorithm={"name": name}, training={"participation": 0.3}, run={"seed": 3})
     simulation = start(config, population=SCENE)
     federation, model = simulation.federation, config.model_for(SCENE)
 
     def initially(client: int) -> float:
-        one = TaskInput(federation.data(client), {"model": model.init(0)}, {}, Streams(0, 0, client))
+        one = TaskInput(federation.data(client), {"model": model.init(3)}, {}, Streams(3, 0, client))
         told = Evaluate(model).run(one)
         return float(told["correct"]) / float(told["count"])
 
