@@ -209,8 +209,8 @@ def _construct(model: Model) -> nn.Module:
     if (name := _moving_buffer(module, model)) is not None:
         layer, _, buffer = name.rpartition(".")
         raise InputError(
-            f"model {model.name!r}: layer {layer or type(module).__name__!r} keeps running statistics ({buffer}), which are not parameters: "
-            "they would not be averaged, and would stay from client to client; use GroupNorm"
+            f"model {model.name!r}: layer {layer or type(module).__name__!r} keeps running statistics ({buffer}), which are not "
+            "parameters: they would not be averaged, and would stay from client to client; use GroupNorm"
         )
     return module
 
