@@ -87,8 +87,8 @@ class Federation(Protocol):
         """Clients run `task`. Nothing leaves them.
 
         `which` picks from every list of `params`: a label (or several) per client, or a `Held` of choices, which only the client knows:
-        then the whole list is sent. Without `which` a client gets whole lists. Over messages, clients without a label are left out where
-        `on` does not name them: they came and are not placed yet.
+        then the whole list is sent. Without `which` a client gets whole lists. `InputError` for a client without a
+        label: name in `on` those that are placed.
         """
         ...
 
@@ -139,10 +139,11 @@ class Federation(Protocol):
         """
         ...
 
-    def apply(self, function: Callable[..., Array], *shareds: Shared, on: int | None = None) -> Shared:
-        """`function` of the values of sums, where they may be seen: at the server if all are clear, else at client `on`.
+    def product(self, shared: Shared, number: Shared, on: int | None = None) -> Shared:
+        """A sum times a number () that is a sum itself, where both may be seen: at the server if both are clear, else at client `on`.
 
-        The client (default: the first) sends its result back under a fresh transform.
+        The client (default: the first) sends its result back under a fresh transform. Raises `InputError` where clients have own parts
+        of either, or where a clear sum is to be multiplied by a number that is hidden.
         """
         ...
 

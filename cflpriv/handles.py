@@ -13,7 +13,7 @@ import numpy as np
 from .errors import InputError, TooFewClients
 from .types import Array
 
-__all__ = ["Blind", "GroupMean", "Held", "HeldKey", "Labels", "Own", "Released", "Shared", "label_sets", "labelled"]
+__all__ = ["Blind", "GroupMean", "Held", "HeldKey", "Labels", "Own", "Released", "Shared", "at_server", "label_sets", "placed", "times"]
 
 
 class Labels(Protocol):
@@ -129,7 +129,7 @@ class Shared:
     def value(self) -> Array:
         """The value, if the server sees all of it; `InputError` otherwise."""
         if not self.is_clear or self.clear is None:
-            raise InputError("a protected sum has no value at the server; hand it to clients, or ask `apply`")
+            raise InputError("a protected sum has no value at the server; hand it to clients")
         return self.clear
 
     def norm(self) -> float:
@@ -170,7 +170,27 @@ class Released:
     evidence: Mapping[str, Any] | None
 
 
-def labelled(labels: Labels, clients: Sequence[int]) -> list[int]:
+def at_server(shared: Shared, number: Shared) -> bool:
+    """Whether a server can multiply a sum by a number itself. `InputError` for what `product` does not take."""
+    if shared.own or number.own:
+        raise InputError("product: a sum with clients' own parts has no single value")
+    if number.is_clear:
+        if number.value().size != 1:
+            raise InputError(f"product: is by one number, got shape {number.value().shape}")
+        return True
+    if shared.clear is not None:
+        raise InputError("product: a sum that the server sees part of, by a number that it does not see")
+    return False
+
+
+def times(value: Array, number: Array) -> Array:
+    """A value times one number, in the value's dtype. `InputError` for more than one."""
+    if number.size != 1:
+        raise InputError(f"product: is by one number, got shape {number.shape}")
+    return np.asarray(value * number.item()).astype(value.dtype, copy=False)
+
+
+def placed(labels: Labels, clients: Sequence[int]) -> list[int]:
     """Those of the clients that have a label."""
     found = []
     for client in clients:

@@ -16,7 +16,7 @@ from .epochs import Epochs
 from .errors import InputError, TrainingDiverged
 from .federation import GramView, Parameter, Sampling, Then
 from .group import Group
-from .handles import Blind, GroupMean, Held, Labels, Own, Released, Shared, label_sets
+from .handles import Blind, GroupMean, Held, Labels, Own, Released, Shared, at_server, label_sets, times
 from .participation import check_mean, draw_cohort, draw_drops, group_sizes, wanted_senders
 from .protection import Protection
 from .protocols.entropy import Entropy, system_entropy
@@ -403,19 +403,14 @@ class LocalFederation:
 
     # --- sums
 
-    def apply(self, function: Callable[..., Array], *shareds: Shared, on: int | None = None) -> Shared:
-        if any(shared.own for shared in shareds):
-            raise InputError("apply: a sum with clients' own parts has no single value")
-        if all(shared.is_clear for shared in shareds):
-            return Shared(np.asarray(function(*(shared.value() for shared in shareds))))
-        client = self._opener(shareds) if on is None else on
-        payload: dict[str, Array] = {}
-        for i, shared in enumerate(shareds):
-            payload |= wire(f"argument {i}", shared)
-        record = self._record("apply")
-        record("arguments", "server", "clients", [client], payload, readers=("server", "clients"))
-        value = np.asarray(function(*(self.side.open(client, shared, {}) for shared in shareds)))
-        return Shared(blind=(self._blind(client, value),))
+    def product(self, shared: Shared, number: Shared, on: int | None = None) -> Shared:
+        if at_server(shared, number):
+            return shared * float(number.value().item())
+        client = self._opener([shared, number]) if on is None else on
+        arguments = wire("product", shared) | wire("times", number)
+        self._record("product")("arguments", "server", "clients", [client], arguments, readers=("server", "clients"))
+        value = times(self.side.open(client, shared, {}), self.side.open(client, number, {}))
+        return Shared(blind=(self._blind("product", client, value),))
 
     def fold(self, shared: Shared, on: int | None = None) -> Shared:
         own = shared.own
@@ -428,18 +423,18 @@ class LocalFederation:
             return Shared(shared.clear, shared.blind, own)
         client = self._opener([shared]) if on is None else on
         blind = Shared(blind=shared.blind)
-        self._record("apply")("arguments", "server", "clients", [client], wire("fold", blind), readers=("server", "clients"))
-        return Shared(shared.clear, (self._blind(client, self.side.open(client, blind, {})),), own)
+        self._record("fold")("arguments", "server", "clients", [client], wire("fold", blind), readers=("server", "clients"))
+        return Shared(shared.clear, (self._blind("fold", client, self.side.open(client, blind, {})),), own)
 
-    def _blind(self, client: int, value: Array) -> Blind:
+    def _blind(self, verb: str, client: int, value: Array) -> Blind:
         """A vector of one client under a fresh transform, sent to the server."""
         self._calls += 1
         transforms = self.side.transforms
         name = transforms.name(f"apply/{self._turn}/{self._calls}")
-        check_hidden("apply", value.size, transforms.kind)
+        check_hidden(verb, value.size, transforms.kind)
         hidden = transforms(name, value.size).apply(np.ravel(value))
         context = {"transform": name, "kind": transforms.kind}
-        self._record("apply")("blind result", "clients", "server", [client], [{"blind": hidden}], readers=("server",), context=context)
+        self._record(verb)("blind result", "clients", "server", [client], [{"blind": hidden}], readers=("server",), context=context)
         return Blind(name, hidden, 0, value.size, value.shape, value.size)
 
     def _opener(self, shareds: Sequence[Shared]) -> int:

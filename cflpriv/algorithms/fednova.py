@@ -7,8 +7,7 @@ Deviations, each for a reason:
 - τ_eff uses ‖a_i‖₁ also with momentum (as in the authors' code without a proximal term), so that equal numbers of steps are FedAvg
   exactly.
 - ‖a_i‖₁ travels with the direction as a fraction of `STEPS_UNIT`, so that a secure sum that clips at 1 holds it.
-- Where the mean is blind, one client multiplies direction and τ_eff (`apply`) and sends the product back under a fresh transform. Clients
-  elsewhere are not sent functions: there this is refused, before anybody trains.
+- Where the mean is blind, one client multiplies direction and τ_eff (`product`) and sends the result back under a fresh transform.
 
 What it reveals, by which verb: `mean` shows what FedAvg's does, and how many steps each client took, which tells its number of samples
 up to a batch even with equal weights; under a secure sum only the mean number of steps.
@@ -16,7 +15,6 @@ up to a batch even with equal weights; under a secure sum only the mean number o
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -27,7 +25,6 @@ from ..federation import Federation
 from ..handles import Shared
 from ..record import RoundRecord
 from ..training import Train
-from ..types import Array
 from .around import AroundTraining, needs_sgd, steps_of, weight_of_steps
 from .fedavg import State, Weights
 
@@ -42,8 +39,6 @@ class TrainNormalised(AroundTraining):
     """Parts: "direction" (d,), the update divided by ‖a‖₁; "steps" (), ‖a‖₁ in units of `STEPS_UNIT`. Kept: "trained" (d,)."""
 
     gives = ("direction", "steps")
-    applied_by: ClassVar[str] = "fednova"
-    """The algorithm, which computes with the means of these (`apply`)."""
 
     def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
         weight = weight_of_steps(steps_of(self.train, len(given.data.y_train)), self.train.momentum)
@@ -67,8 +62,8 @@ def fednova(train: Train, *, weights: Weights = "examples", seed: int = 0) -> Al
         (mean,) = federation.mean(held, weights=weights)
         model = state.model
         if mean is not None and not mean.parts["steps"].own:  # a cohort below the floor, which would train alone, waits
-            moved = federation.apply(_scaled, mean.parts["direction"], mean.parts["steps"], on=held.clients[0])
-            model = federation.fold(model + moved, on=held.clients[0])
+            moved = federation.product(mean.parts["direction"], mean.parts["steps"] * STEPS_UNIT, on=held.clients[0])
+            model = federation.fold(model + moved, on=held.clients[0])  # x + τ_eff Σ p_i d_i
         notes = {"unchanged_clusters": [0] if mean is None else [], "clipped_clients": 0 if mean is None else mean.clipped}
         return replace(state, model=model), RoundRecord(federation.round, cohort, None, notes)
 
@@ -79,8 +74,3 @@ def fednova(train: Train, *, weights: Weights = "examples", seed: int = 0) -> Al
         return state, {}
 
     return Algorithm("fednova", ("mean",), init, round, serve, admit)
-
-
-def _scaled(direction: Array, steps: Array) -> Array:
-    """τ_eff Σ p_i d_i."""
-    return (direction * (float(steps) * STEPS_UNIT)).astype(direction.dtype, copy=False)

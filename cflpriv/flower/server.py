@@ -21,6 +21,7 @@ from ..experiments.folder import environment, file_digests, flush, idle_notes, p
 from ..experiments.private import Books, books, charges, opened, spent, summed_up
 from ..experiments.resume import check_same_config
 from ..experiments.run import LAST, population_digest, several_models
+from ..handles import Held, placed
 from ..metrics import ari, spread
 from ..protocols.entropy import system_entropy
 from ..protocols.errors import TooFewClients
@@ -273,7 +274,9 @@ def _admitted(
 
 def _scores(federation: RemoteFederation, served: Any) -> dict[str, Any]:
     """Each client's accuracy on its own test data: it computes, and says three numbers."""
-    held = federation.compute(served.task, served.params, which=served.which)
+    which = served.which  # who came and was not placed yet has no model to be scored with
+    on = None if which is None or isinstance(which, Held) else placed(which, federation.clients)
+    held = federation.compute(served.task, served.params, which=which, on=on)
     told: dict[int, float] = {}
     for client, said in federation.gather(held["correct", "count"]).items():
         correct, count = said["correct"], said["count"]

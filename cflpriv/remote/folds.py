@@ -1,4 +1,4 @@
-"""The server's side of `fold`: blind parts of one value, made one by a client."""
+"""The server's side of `fold` and `product`: blind parts of one value, made one by a client."""
 
 from collections.abc import Callable, Sequence
 from math import prod
@@ -15,27 +15,28 @@ __all__ = ["folded"]
 
 
 def folded(
-    roll: Roll, session: bytes, kind: str, clients: Sequence[int], blind: Sequence[Blind], on: int | None, place: str,
-    record: Callable[..., None],
+    roll: Roll, session: bytes, kind: str, clients: Sequence[int], blind: Sequence[Blind], times: Sequence[Blind], on: int | None,
+    place: str, verb: str, record: Callable[..., None],
 ) -> Blind:  # fmt: skip
-    """Blind parts made one under a fresh transform of this kind, at client `on` if it is there; another is asked if one gives none.
+    """Blind parts made one, and multiplied by the number in `times` if there are any, under a fresh transform of this kind.
 
-    `place` names the call. Raises `ClientsLost` if nobody does.
+    Client `on` does it if it is there; another is asked if one gives none. `place` names the call. Raises `ClientsLost` if nobody does.
     """
     value = m.to_one(Shared(blind=tuple(blind)), {})
+    number = (m.to_one(Shared(blind=tuple(times)), {}),) if times else ()
     size = prod(blind[0].shape)
     for turn, client in enumerate(sorted(clients, key=lambda one: one != on)):
         purpose = f"{place}/{turn}"
-        answer = roll.ask({client: m.Fold(session, purpose, value)}, "fold").get(client)
+        answer = roll.ask({client: m.Fold(session, purpose, value, number)}, verb).get(client)
         if isinstance(answer, m.Given) and len(answer.values) == 1:
             try:
-                hidden = check_array("fold", m.from_tensor(answer.values[0].value), ndim=1)
+                hidden = check_array(verb, m.from_tensor(answer.values[0].value), ndim=1)
                 if len(hidden) != transform_size(kind, size):  # it would be everybody's model
                     raise MalformedMessage
             except (MalformedMessage, InputError):
-                roll.refusals.append((client, "fold", "malformed"))
+                roll.refusals.append((client, verb, "malformed"))
             else:
-                arguments = {f"fold/{term.transform}": term.value for term in blind}
+                arguments = {f"{name}/{one.transform}": one.value for name, terms in ((verb, blind), ("times", times)) for one in terms}
                 record("arguments", "server", "clients", [client], arguments, readers=("server", "clients"))
                 context = {"transform": purpose}
                 record("blind result", "clients", "server", [client], [{"blind": hidden}], readers=("server",), context=context)

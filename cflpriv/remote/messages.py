@@ -26,7 +26,7 @@ __all__ = [
     "task_to_bytes", "to_one", "to_tensor",
 ]  # fmt: skip
 
-VERSION = 4
+VERSION = 5
 LIMIT_BYTES = 1 << 31
 DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
 MOST_AXES = 8
@@ -286,11 +286,12 @@ class Take(Message, frozen=True, tag="take"):
 
 
 class Fold(Message, frozen=True, tag="fold"):
-    """Open a sum and send its value back under a transform of its own."""
+    """Open a sum and send its value, times that of `times` if there is one, back under a transform of its own."""
 
     session: Bytes16
     transform: Name
     value: Addends
+    times: tuple[Addends, ...]
 
 
 class AddUp(Message, frozen=True, tag="add-up"):

@@ -21,7 +21,7 @@ from ..engine import Task
 from ..epochs import Epochs
 from ..errors import InputError, TrainingDiverged
 from ..federation import Parameter, Sampling, Then
-from ..handles import GroupMean, Held, HeldKey, Labels, Own, Released, Shared, label_sets, labelled
+from ..handles import Blind, GroupMean, Held, HeldKey, Labels, Own, Released, Shared, at_server, label_sets
 from ..participation import check_mean, draw_cohort, group_sizes
 from ..protection import Protection
 from ..protocols.entropy import Entropy, system_entropy
@@ -224,18 +224,12 @@ class RemoteFederation:
         labels: dict[int, tuple[int, ...]] = {}
         several = False
         if which is not None and not isinstance(which, Held):
-            clients = labelled(which, clients) if on is None else clients  # who came and was not placed yet has nothing to be sent
             labels, several = label_sets(which, clients, next(iter(sizes)), "compute: which")
         for value in params.values():
             if isinstance(value, Held):
                 missing = [client for client in clients if client not in value.clients]
                 if missing:
                     raise InputError(f"clients {missing} do not hold {value.key.name}")
-        if hasattr(task, "applied_by") and self.protection.sum in TRANSFORMS:
-            raise InputError(
-                f"algorithm {task.applied_by!r} with protection.sum = {self.protection.sum!r}: it computes with sums that the server "
-                "cannot read, and clients elsewhere are not sent functions; use sum = 'none' or 'secagg'"
-            )
         task, noise = self._private(task)
         key, number = HeldKey(type(task).__name__), self._number()
         numbers = {key: known.number for key, known in self._known.items()}
@@ -447,17 +441,14 @@ class RemoteFederation:
 
     # --- sums
 
-    def apply(self, function: Callable[..., Array], *shareds: Shared, on: int | None = None) -> Shared:
-        if any(not shared.is_clear for shared in shareds):
-            raise InputError("apply: functions of protected sums are not carried to clients elsewhere")
-        return Shared(np.asarray(function(*(shared.value() for shared in shareds))))
+    def product(self, shared: Shared, number: Shared, on: int | None = None) -> Shared:
+        if at_server(shared, number):
+            return shared * float(number.value().item())
+        return Shared(blind=(self._one_blind("product", shared.blind, number.blind, on),))
 
     def fold(self, shared: Shared, on: int | None = None) -> Shared:
         if len(shared.blind) > 1:
-            self._calls += 1
-            place = f"apply/{self._turn}/{self._calls}"
-            blind = folded(self._roll, self.session, self.protection.sum, self.clients, shared.blind, on, place, self._record("apply"))
-            shared = Shared(shared.clear, (blind,), shared.own)
+            shared = Shared(shared.clear, (self._one_blind("fold", shared.blind, (), on),), shared.own)
         if len(shared.own) < 2:
             return shared
         number, key = self._number(), HeldKey("own")
@@ -474,6 +465,11 @@ class RemoteFederation:
         return Shared(shared.clear, shared.blind, (Own(total),))
 
     # --- inside
+
+    def _one_blind(self, verb: str, blind: Sequence[Blind], times: Sequence[Blind], on: int | None) -> Blind:
+        self._calls += 1
+        place, record = f"apply/{self._turn}/{self._calls}", self._record(verb)
+        return folded(self._roll, self.session, self.protection.sum, self.clients, blind, times, on, place, verb, record)
 
     def _settle(self, held: Held, clients: Sequence[int], verb: str) -> None:
         """Ask the ledger, before anybody is asked."""

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..channels import ClearGram, GramChannel, Transforms, check_hidden
+from ..errors import InputError
+from ..handles import times
 from ..protocols import group
 from ..protocols.entropy import Entropy
 from ..protocols.errors import LocalError, RemoteError
@@ -95,10 +97,20 @@ class Transformed:
         return self._hidden("mean", purpose, vector)
 
     def fold(self, ask: m.Fold, values: Values) -> m.Given:
-        """Blind parts, opened, added up, and sent back under a fresh transform. Clear and own parts take no part: they would be shown."""
-        if self._settings.protection.sum not in TRANSFORMS or ask.value.clear or ask.value.own or not ask.transform.startswith("apply/"):
+        """Blind parts, opened, added up, multiplied by what is in `times`, and sent back under a fresh transform.
+
+        Clear and own parts take no part: they would be shown.
+        """
+        shown = any(part.clear or part.own for part in (ask.value, *ask.times))
+        if self._settings.protection.sum not in TRANSFORMS or shown or len(ask.times) > 1 or not ask.transform.startswith("apply/"):
             raise RemoteError("forbidden")
-        value = np.ravel(values.open(ask.value, self.transforms))
+        value = values.open(ask.value, self.transforms)
+        for number in ask.times:
+            try:
+                value = times(value, values.open(number, self.transforms))
+            except InputError:
+                raise RemoteError("bad-input") from None
+        value = np.ravel(value)
         self._use(ask.transform, value)
         return self._hidden("apply", ask.transform, value)
 

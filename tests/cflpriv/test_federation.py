@@ -346,22 +346,29 @@ def test_a_clear_part_is_never_transformed() -> None:
                 assert not np.isclose(lengths, np.linalg.norm(known)).any(), message.kind
 
 
-def test_apply_runs_at_the_server_on_clear_values_and_at_a_client_on_blind_ones() -> None:
+def test_products_are_made_by_the_server_of_clear_values_and_by_a_client_of_blind_ones() -> None:
     clear = federation(population())
-    assert clear.apply(np.maximum, Shared(np.array([1.0, -1.0])), Shared(np.zeros(2))).value().tolist() == [1.0, 0.0]
+    assert clear.product(Shared(np.array([1.0, -1.0])), Shared(np.array(3.0))).value().tolist() == [3.0, -3.0]
     assert clear.transcript.messages == []
+    with pytest.raises(InputError, match="by one number"):
+        clear.product(Shared(np.ones(2)), Shared(np.ones(2)))
     fed = federation(population(), PROTECTIONS["haar"])
-    (mean,) = fed.mean(fed.compute(Make())["vector"])
+    (mean,) = fed.mean(fed.compute(Make())["vector", "one"])
     assert mean is not None
-    result = fed.apply(np.abs, mean.parts["vector"], on=4)
+    vector, one = mean.parts["vector"], mean.parts["one"]
+    result = fed.product(vector, one, on=4)
     assert result.clear is None
-    np.testing.assert_allclose(fed.peek(0, result), np.abs(fed.peek(0, mean.parts["vector"])), atol=1e-9)
+    np.testing.assert_allclose(fed.peek(0, result), fed.peek(0, vector) * fed.peek(0, one), atol=1e-9)
     assert [(m.verb, m.kind, m.clients) for m in fed.transcript.messages if m.verb not in ("group", "mean")] == [
-        ("apply", "arguments", (4,)),
-        ("apply", "blind result", (4,)),
+        ("product", "arguments", (4,)),
+        ("product", "blind result", (4,)),
     ]
     with pytest.raises(InputError, match="own parts"):
-        fed.apply(np.abs, Shared(own=(Own(fed.compute(Make())["vector"]),)))
+        fed.product(vector, Shared(own=(Own(fed.compute(Make())["vector"]),)))
+    with pytest.raises(InputError, match="by one number"):
+        fed.product(vector, vector)
+    with pytest.raises(InputError, match="sees part of"):
+        fed.product(vector + Shared(np.ones(4)), one)
 
 
 def test_norm_is_known_only_for_one_whole_part() -> None:
@@ -633,10 +640,10 @@ def test_a_few_numbers_are_not_hidden_by_a_rotation() -> None:
     fed = federation(population(), PROTECTIONS["haar"])
     with pytest.raises(InputError, match="hides little"):
         fed.mean(fed.compute(Make())["one"])
-    (mean,) = fed.mean(fed.compute(Make())["vector"])
+    (mean,) = fed.mean(fed.compute(Make())["vector", "one"])
     assert mean is not None
     with pytest.raises(InputError, match="hides little"):
-        fed.apply(lambda value: value[:2], mean.parts["vector"])
+        fed.product(mean.parts["one"], mean.parts["one"])
 
 
 def test_public_weights_may_not_undo_the_floor() -> None:

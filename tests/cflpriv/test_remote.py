@@ -89,7 +89,7 @@ def test_secure_sums_equal_the_sums_in_the_clear(name: str, mode: Any) -> None:
     assert "sum" not in transport.stages
 
 
-@pytest.mark.parametrize("name", ["pacfl", "cfl", "stocfl", "ifca", "scaffold"])
+@pytest.mark.parametrize("name", ["pacfl", "cfl", "stocfl", "ifca", "scaffold", "fednova"])
 @pytest.mark.parametrize("kind", ["haar", "hadamard", "permutation"])
 def test_under_a_shared_transform_clusters_and_models_are_the_same(name: str, kind: Any) -> None:
     """The clients agree on the secret over the same wire; the server holds no clear update and no signature."""
@@ -146,7 +146,7 @@ def test_who_comes_later_gets_the_secret_from_a_member_and_a_transform_serves_on
     again = m.Give(fed.session, "sum", fed._known[other.key].number, ("update",), "sum/0/1/0", False)
     assert fed._ask({0: again}, "sum") == {}
     assert fed.refusals[-1][2] == "used-transform"
-    with_clear = m.Fold(fed.session, "apply/9/9/9", m.to_one(task.model.init(0), {}))
+    with_clear = m.Fold(fed.session, "apply/9/9/9", m.to_one(task.model.init(0), {}), ())
     assert fed._ask({0: with_clear}, "fold") == {}
     assert fed.refusals[-1][2] == "forbidden"
 

@@ -13,7 +13,7 @@ from scenes import population, training
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.fesem import TrainAndAssign
 from cflpriv.errors import InputError, TrainingDiverged
-from cflpriv.handles import Held, HeldKey
+from cflpriv.handles import Held, HeldKey, placed
 from cflpriv.protection import Protection
 from cflpriv.protocols.errors import TooFewClients
 from cflpriv.remote import messages as m
@@ -213,15 +213,19 @@ def test_who_does_not_take_what_was_relayed_costs_the_others_nothing() -> None:
     assert fed.refusals == [(LOST, "take", "internal")]
 
 
-def test_fednova_under_a_transform_is_refused_before_anybody_trains() -> None:
-    scene = population(groups=2, clients_per_group=3)
-    transport, fed = remote(scene, Protection(sum="haar"))
-    made: Any = algorithm("fednova", scene)
-    state = made.init(fed)
-    fed.begin_round(0)
-    with pytest.raises(InputError, match=r"'fednova' with protection\.sum = 'haar'"):
-        made.round(fed, state)
-    assert "compute" not in transport.stages
+def test_another_client_makes_the_product_where_the_first_is_lost() -> None:
+    scene, models = population(groups=2, clients_per_group=3), []
+    for lost in (set(), {0}):
+        transport, fed = remote(scene, Protection(sum="haar"))
+        transport.kill_at = {"product": lost}
+        made: Any = algorithm("fednova", scene)
+        state = made.init(fed)
+        fed.begin_round(0)
+        state, _ = made.round(fed, state)
+        assert "product" in transport.stages
+        what = made.serve(state)
+        models.append(fed.gather(fed.compute(what.task, what.params, on=[1])["loss"])[1]["loss"])
+    np.testing.assert_allclose(models[0], models[1], rtol=1e-12)
 
 
 def test_held_by_some() -> None:
@@ -241,6 +245,9 @@ def test_who_is_in_no_cluster_takes_no_part_until_it_is_admitted() -> None:
     state, record = made.round(fed, state)
     assert record.cohort == (0, 1, 3, 4, 5)
     served = made.serve(state)
-    assert fed.compute(served.task, served.params, which=served.which).clients == record.cohort
+    with pytest.raises(InputError, match=f"no label for client {LOST}"):  # as in one process
+        fed.compute(served.task, served.params, which=served.which)
+    there = placed(state.clustering, fed.clients)
+    assert fed.compute(served.task, served.params, which=served.which, on=there).clients == record.cohort
     state, _ = made.admit(fed, state, [LOST])
     assert made.round(fed, state)[1].cohort == tuple(range(6))

@@ -160,13 +160,24 @@ def test_folds_and_blind_sums_use_transforms_of_their_own() -> None:
 
     def fold(purpose: str, factor: float) -> Any:
         part = Shared(blind=(Blind(purpose, factor * blind, 0, size, (size,), size),))
-        return answer(fed, m.Fold(fed.session, "apply/1/1/0", m.to_one(part, {})))
+        return answer(fed, m.Fold(fed.session, "apply/1/1/0", m.to_one(part, {}), ()))
+
+    def product(*numbers: Shared) -> Any:
+        part = Shared(blind=(Blind("sum/1/1/0", blind, 0, size, (size,), size),))
+        return answer(fed, m.Fold(fed.session, "apply/1/1/1", m.to_one(part, {}), tuple(m.to_one(one, {}) for one in numbers)))
 
     assert fold("gram/0", 1.0) is None
     assert isinstance(fold("sum/1/1/0", 1.0), m.Given)
     assert isinstance(fold("sum/1/1/0", 1.0), m.Given)
     assert fold("sum/1/1/0", 2.0) is None
-    assert [word for _, _, word in fed.refusals] == ["forbidden", "forbidden", "used-transform"]
+    first = Shared(blind=(Blind("sum/1/1/0", blind, 0, 1, (), size),))
+    assert product(Shared(np.array(2.0))) is None  # the server multiplies by what it knows itself
+    assert product(first, first) is None
+    assert product(Shared(blind=(Blind("gram/0", blind, 0, 1, (), size),))) is None
+    assert product(Shared(blind=(Blind("sum/1/1/0", blind, 0, 2, (2,), size),))) is None
+    assert isinstance(product(first), m.Given)
+    words = [word for _, _, word in fed.refusals]
+    assert words == ["forbidden", "forbidden", "used-transform", "forbidden", "forbidden", "forbidden", "bad-input"]
 
 
 # --- what is summed
