@@ -151,6 +151,8 @@ def reproduce(
 
     folder = out or Path("runs") / f"reproduce-{name}"
     wanted = [] if cells is None else [one.strip() for one in cells.split(";") if one.strip()]
+    if cells is not None and not wanted:
+        raise InputError(f"--cells {cells!r}: names no cell; leave it out for all")
     outcome = run_all(name, folder, data_dir, scale=scale, seeds=seeds, changes=set_ or [], cells=wanted, say=_say)
     _out.print((folder / "table.md").read_text(encoding="utf-8"), markup=False)
     written = sorted(path.name for path in folder.iterdir() if path.stem in ("table", "picture"))

@@ -162,6 +162,8 @@ def reproduce(
         for cell in entry.cells:
             asked = cell in chosen and not interrupted
             if not asked and not _is_there(cell, out, scale, seeds):
+                if not cell.trial and _is_there(cell, out, scale, 1):
+                    remarks[f"left out, though it was run before: {cell.label} (not with all of these {seeds} seeds)"] = None
                 continue
             say(f"{cell.label}")
             try:
@@ -295,7 +297,8 @@ def _runs(
             except (InputError, TrainingDiverged) as error:
                 if any(str(one) in str(error) for one in (folder, grouped)):  # it is not what is asked for, but what lies there
                     raise InputError(f"{error}; choose another folder with --out, or remove that one") from None
-                rows = [Row(cell.label, figure.metric, None, None, figure.published, 0, 0.0, str(error)) for figure in cell.figures]
+                said_why = [(figure.metric, None, None, figure.published, 0, 0.0, str(error), figure.deviation) for figure in cell.figures]
+                rows = [Row(cell.label, *one) for one in said_why]
                 return rows, said, not interrupted()
             summaries.append(summary)
             cut = summary["rounds"] < summary["rounds_planned"] and not summary.get("stopped")
@@ -337,7 +340,8 @@ def _from_folders(cell: Cell, summaries: Sequence[Mapping[str, Any]], folders: S
                 f"{cell.label}, seed {seed}: {skipped} of {summary['rounds']} rounds had too few clients to sum, and changed nothing"
             )
         if empty := summary["group_rounds_without_sum"]:
-            said.append(f"{cell.label}, seed {seed}: {empty} times a cluster's model stayed because too few of its clients took part")
+            why = "none, or too few to sum, of its clients took part"
+            said.append(f"{cell.label}, seed {seed}: {empty} times a cluster's model stayed because {why}")
         rows = kept_rows(folder, summary["rounds"])
         for metric, list_ in values.items():
             list_.append(_measured(metric, summary, rows))
@@ -407,7 +411,8 @@ def _rows(cell: Cell, values: Mapping[str, list[float | None]], seconds: float) 
         missing = len(values[figure.metric]) - len(numbers)
         note = "" if not missing else "never" if figure.metric.startswith(("rounds_", "gap_from")) else "not measured"
         note = f"{note} in {missing} of {missing + len(numbers)}" if note and numbers else note
-        rows.append(Row(cell.label, figure.metric, mean, deviation, figure.published, len(values[figure.metric]), seconds, note))
+        count = len(values[figure.metric])
+        rows.append(Row(cell.label, figure.metric, mean, deviation, figure.published, count, seconds, note, figure.deviation))
     return rows
 
 

@@ -67,7 +67,7 @@ def check_same_config(config: Config, folder: Path) -> None:
     for key in sorted({*old, *new}):
         if old.get(key) != new.get(key):
             was, now = (repr(one[key]) if one.get(key) is not None else "not set" for one in (old, new))
-            raise InputError(f"--resume: {key} is {now}, but {folder / 'config.toml'} has {was}; a resumed run keeps its configuration")
+            raise InputError(f"{key} is {now}, but {folder / 'config.toml'} has {was}; a resumed run keeps its configuration")
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

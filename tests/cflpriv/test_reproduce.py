@@ -23,7 +23,7 @@ from cflpriv.experiments.config import own_weights
 from cflpriv.experiments.folder import run_experiment
 from cflpriv.experiments.reproduce import Outcome, config_of, reproduce, scaled_trials
 from cflpriv.experiments.reproductions import METRICS, REPRODUCTIONS, Cell, Figure, Reproduction
-from cflpriv.experiments.reproductions.table import ALONG, Row, slug, write
+from cflpriv.experiments.reproductions.table import ALONG, Row, in_words, slug, write
 from cflpriv.experiments.resume import locked
 from cflpriv.experiments.trials import _fitted, _mmd, gaussians, influence_speed, label_swap_gap
 
@@ -54,7 +54,7 @@ STOPS: set[int] = set()
 TINY = Reproduction(
     "tiny", "no paper", "set here",
     (
-        Cell("PACFL", (Figure("local", 90.0), Figure("shared"), Figure("ari", 1.0)), {"algorithm.name": "pacfl", "algorithm.k": 2}),
+        Cell("PACFL", (Figure("local", 90.0, 0.5), Figure("shared"), Figure("ari", 1.0)), {"algorithm.name": "pacfl", "algorithm.k": 2}),
         Cell("FedAvg", (Figure("shared", 50.0),), {"algorithm.name": "fedavg"}),
         Cell("control", (Figure("shared", "lower"),), {"algorithm.name": "shuffled"}, groups_of="PACFL"),
         Cell("drawn", (Figure("success", 0.5), Figure("gap")), trial=draw, trials=6),
@@ -206,6 +206,7 @@ def test_cells_that_were_run_before_stay_in_the_table(tmp_path: Path) -> None:
     assert "| FedAvg |" in (tmp_path / "table.md").read_text()
     more = reproduce("tiny", tmp_path, cells=["FedAvg"], seeds=2)
     assert {row.cell for row in more.rows} == {"FedAvg", "drawn"}, "of PACFL there is one seed only"
+    assert "left out, though it was run before: PACFL (not with all of these 2 seeds)" in more.remarks
     (tmp_path / "PACFL-s0").rename(tmp_path / "elsewhere")
     other = reproduce("tiny", tmp_path, cells=["control"], changes=["training.lr=0.2"])
     assert {row.cell for row in other.rows} == {"PACFL", "control", "drawn"}
@@ -286,6 +287,16 @@ def test_another_scale_needs_another_folder(tmp_path: Path) -> None:
             reproduce("tiny", tmp_path / "a", cells=[cells])
 
 
+def test_a_published_deviation_stands_behind_its_figure(tmp_path: Path) -> None:
+    outcome = reproduce("tiny", tmp_path, cells=["PACFL"])
+    assert "| 90.00 ± 0.50 |" in (tmp_path / "table.md").read_text()
+    assert "published 90.00 ± 0.50" in in_words(outcome.rows[0])
+    with (tmp_path / "table.csv").open(newline="") as file:
+        assert [(row["published"], row["published_deviation"]) for row in csv.DictReader(file)] == [("90.0", "0.5"), ("", ""), ("1.0", "")]
+    drawn = re.findall("<!-- (.*?) -->", (tmp_path / "picture.svg").read_text())
+    assert any("ring: published" in one for one in drawn)
+
+
 def test_a_cell_whose_training_diverges_is_a_row_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wild = Cell("FedAvg", (Figure("shared", 50.0),), {"algorithm.name": "fedavg", "training.lr": 1e30})
     monkeypatch.setitem(REPRODUCTIONS, "tiny", replace(TINY, cells=(wild, TINY.cells[0])))
@@ -354,11 +365,14 @@ def test_a_picture_over_rounds_names_its_axis_and_shows_what_was_published(tmp_p
     (tmp_path / "CFL-s0").mkdir()
     rows = [json.dumps({"round": i, "perplexity_mean": 350.0 - 10 * i}) + "\n" for i in range(16)]  # within one power of ten
     (tmp_path / "CFL-s0" / "rounds.jsonl").write_text("".join(rows))
-    row = Row("CFL", "perplexity", 200.0, None, 36.0, 1, 1.0)
+    row = Row("CFL", "perplexity_before_split", 200.0, None, 43.0, 1, 1.0)
     write(entry, "cfl-agnews", Outcome((row,), ()), [entry.cell("CFL")], tmp_path, 1, 1.0, [])
     drawn = re.findall("<!-- (.*?) -->", (tmp_path / "picture.svg").read_text())  # matplotlib notes each text that it draws
     assert {"perplexity", "50", "100", "200", "round (seed 0)"} <= set(drawn)
     assert any("dotted: published" in one for one in drawn)
+    write(entry, "cfl-agnews", Outcome((replace(row, published=None),), ()), [entry.cell("CFL")], tmp_path, 1, 1.0, [])
+    drawn = re.findall("<!-- (.*?) -->", (tmp_path / "picture.svg").read_text())
+    assert not any("dotted" in one for one in drawn)
     for name in {entry.along for entry in REPRODUCTIONS.values() if entry.over == "rounds"}:
         assert name in ALONG
 
@@ -413,6 +427,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     said = capsys.readouterr().out
     assert "| FedAvg |" in said
     assert "training.rounds 3 → 2" in said
+    assert in_process(monkeypatch, "reproduce", "tiny", "--out", folder, "--cells", " ; ") == 2
+    assert "names no cell" in capsys.readouterr().err
     absent = ["femnist", "--data-dir", str(tmp_path / "nothing"), "--out", str(tmp_path / "b")]
     assert in_process(monkeypatch, "reproduce", *absent) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1  # data that are not there are said in one line

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from ..trials import Trial
 
-__all__ = ["METRICS", "Cell", "Figure", "Reproduction", "both", "run"]
+__all__ = ["METRICS", "Cell", "Figure", "Published", "Reproduction", "both", "run"]
 
 METRICS: dict[str, str] = {
     "shared": "accuracy of the model a client would use (shared, cluster or personal), last evaluated rounds, %",
@@ -36,12 +36,20 @@ METRICS: dict[str, str] = {
 }
 
 
+Published = float | str | tuple[float, float] | None
+"""What was published: a number, a number and its deviation, words for a shape, or nothing."""
+
+
 @dataclass(frozen=True)
 class Figure:
-    """One published figure: a number to compare with, words for a shape, or None where the paper prints nothing."""
+    """One published figure: a number to compare with, words for a shape, or None where the paper prints nothing.
+
+    `deviation` is what the paper prints behind its ±, of its own seeds or trials.
+    """
 
     metric: str
     published: float | str | None = None
+    deviation: float | None = None
 
 
 @dataclass(frozen=True)
@@ -84,13 +92,13 @@ class Reproduction:
         return next(cell for cell in self.cells if cell.label == label)
 
 
-def run(label: str, algorithm: str, figures: Mapping[str, float | str | None], **more: Any) -> Cell:
+def run(label: str, algorithm: str, figures: Mapping[str, Published], **more: Any) -> Cell:
     """A cell that is a run of `algorithm`, with the hyper-parameters and other keys of `more["keys"]`."""
     keys = {(key if "." in key else f"algorithm.{key}"): value for key, value in more.pop("keys", {}).items()}
-    named = tuple(Figure(metric, published) for metric, published in figures.items())
+    named = tuple(Figure(metric, *(one if isinstance(one, tuple) else (one,))) for metric, one in figures.items())
     return Cell(label, named, {"algorithm.name": algorithm, **keys}, **more)
 
 
-def both(label: str, algorithm: str, published: Mapping[str, float | str | None], **more: Any) -> Cell:
+def both(label: str, algorithm: str, published: Mapping[str, Published], **more: Any) -> Cell:
     """The same with both accuracies, whichever the paper printed."""
     return run(label, algorithm, {"shared": None, "local": None, **published}, **more)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..trials import regression_success
-from .entry import Cell, Figure, Reproduction, run
+from .entry import Cell, Figure, Published, Reproduction, run
 
 __all__ = ["ENTRIES", "ROTATED"]
 
@@ -45,15 +45,19 @@ ROTATED = {
 
 def _ifca_rotated() -> tuple[Cell, ...]:
     cells = []
-    published = {1200: (200, 95.25, 89.73, 80.05), 2400: (100, 95.05, 88.65, 73.66), 4800: (50, 94.20, 86.74, 63.32)}
-    for m, (n, *figures) in published.items():
+    published: dict[int, tuple[int, tuple[tuple[float, float], ...]]] = {
+        1200: (200, ((95.25, 0.40), (89.73, 0.13), (80.05, 0.02))),
+        2400: (100, ((95.05, 0.02), (88.65, 0.08), (73.66, 0.04))),
+        4800: (50, ((94.20, 0.03), (86.74, 0.04), (63.32, 0.02))),
+    }
+    for m, (n, figures) in published.items():
         rows: tuple[tuple[str, str, dict[str, Any]], ...] = (
             ("IFCA", "ifca", {"k": 4, "restarts": 3, "decide_after": 5}),
             ("global", "fedavg", {}),
             ("local", "local", {}),
         )
         for (name, algorithm, keys), figure in zip(rows, figures, strict=True):
-            metrics: dict[str, float | str | None] = {"shared": figure}
+            metrics: dict[str, Published] = {"shared": figure}
             if name == "IFCA":
                 metrics |= {"local": None, "ari": "1 after few rounds"}
             sizes = {"data.clients": m, "data.samples_per_client": n}
@@ -83,11 +87,11 @@ ENTRIES: dict[str, Reproduction] = {
         "rounds goes on; clients choose on training data (the paper: on test data)",
         (
             run(
-                "IFCA", "ifca", {"shared": 81.51, "local": None, "ari": "1 after few rounds"},
+                "IFCA", "ifca", {"shared": (81.51, 1.37), "local": None, "ari": "1 after few rounds"},
                 keys={"k": 2, "restarts": 3, "decide_after": 10},
             ),
-            run("global", "fedavg", {"shared": 77.87}),
-            run("local", "local", {"shared": 33.97}),
+            run("global", "fedavg", {"shared": (77.87, 0.39)}),
+            run("local", "local", {"shared": (33.97, 1.19)}),
         ),
         {
             "data.source": "cifar10", "data.rotations": [0, 180], "data.repeat_per_group": True, "data.clients": 200,
@@ -103,18 +107,18 @@ ENTRIES: dict[str, Reproduction] = {
         "batch (10) and lr (0.05), nor IFCA its rounds and sampling (StoCFL's here); LEAF's network, without StoCFL's dropout of 0.5; one "
         "global model has 84.45 in IFCA's table and 86.27 in StoCFL's",
         (
-            run("IFCA k=2", "ifca", {"shared": 87.99}, keys={"k": 2, "shared": ["all_but_last"]}),
-            run("IFCA k=3", "ifca", {"shared": 87.89}, keys={"k": 3, "shared": ["all_but_last"]}),
-            run("one-shot k=2", "one_shot", {"shared": 87.41}, keys={"k": 2}),
-            run("one-shot k=3", "one_shot", {"shared": 87.38}, keys={"k": 3}),
-            run("global", "fedavg", {"shared": 84.45}),
-            run("local", "local", {"shared": 75.85}),
-            run("StoCFL", "stocfl", {"shared": 90.92, "clusters": 2.0}, keys={"tau": 0.55, "lam": 0.05}),
-            run("StoCFL tau=0.6", "stocfl", {"shared": 90.71}, keys={"tau": 0.6, "lam": 0.05}),
-            run("StoCFL tau=0.65", "stocfl", {"shared": 90.23}, keys={"tau": 0.65, "lam": 0.05}),
-            run("CFL (StoCFL's table)", "cfl", {"shared": 79.64}, keys={"training.participation": 1.0}),
-            run("IFCA k=2, nothing shared (StoCFL's table)", "ifca", {"shared": 73.11}, keys={"k": 2}),
-            run("IFCA k=3, nothing shared (StoCFL's table)", "ifca", {"shared": 69.11}, keys={"k": 3}),
+            run("IFCA k=2", "ifca", {"shared": (87.99, 0.35)}, keys={"k": 2, "shared": ["all_but_last"]}),
+            run("IFCA k=3", "ifca", {"shared": (87.89, 0.52)}, keys={"k": 3, "shared": ["all_but_last"]}),
+            run("one-shot k=2", "one_shot", {"shared": (87.41, 0.39)}, keys={"k": 2}),
+            run("one-shot k=3", "one_shot", {"shared": (87.38, 0.37)}, keys={"k": 3}),
+            run("global", "fedavg", {"shared": (84.45, 0.51)}),
+            run("local", "local", {"shared": (75.85, 0.72)}),
+            run("StoCFL", "stocfl", {"shared": (90.92, 0.02), "clusters": 2.0}, keys={"tau": 0.55, "lam": 0.05}),
+            run("StoCFL tau=0.6", "stocfl", {"shared": (90.71, 0.04)}, keys={"tau": 0.6, "lam": 0.05}),
+            run("StoCFL tau=0.65", "stocfl", {"shared": (90.23, 0.20)}, keys={"tau": 0.65, "lam": 0.05}),
+            run("CFL (StoCFL's table)", "cfl", {"shared": (79.64, 0.37)}, keys={"training.participation": 1.0}),
+            run("IFCA k=2, nothing shared (StoCFL's table)", "ifca", {"shared": (73.11, 0.92)}, keys={"k": 2}),
+            run("IFCA k=3, nothing shared (StoCFL's table)", "ifca", {"shared": (69.11, 2.49)}, keys={"k": 3}),
         ),
         {
             "data.source": "femnist", "data.partition": "given", "data.clients": 0, "model.name": "femnist_cnn", "training.rounds": 100,

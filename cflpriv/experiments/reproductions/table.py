@@ -20,7 +20,7 @@ __all__ = ["Outcome", "Row", "in_words", "slug", "write"]
 ALONG: dict[str, tuple[str, float, tuple[str, ...]]] = {
     "accuracy_mean": ("accuracy of the model a client would use, %", 100.0, ("shared", "before_split")),
     "perplexity_mean": ("perplexity", 1.0, ("perplexity", "perplexity_before_split")),
-    "max_norms": ("largest norm of a client's update", 1.0, ()),
+    "max_norms": ("norm of the largest update; dashed: of their mean", 1.0, ()),
 }
 """What a picture over rounds shows of rounds.jsonl: its axis in words, the unit, and the metrics whose published figures are lines."""
 
@@ -37,6 +37,7 @@ class Row:
     count: int
     seconds: float
     note: str = ""
+    published_deviation: float | None = None
 
     @property
     def difference(self) -> float | None:
@@ -66,12 +67,17 @@ def _number(value: float | str | None, metric: str = "") -> str:
     return f"{value:.4g}"
 
 
+def _with_deviation(value: float | str | None, deviation: float | None, metric: str) -> str:
+    return _number(value, metric) + ("" if deviation is None else f" ± {_number(deviation, metric)}")
+
+
 def in_words(row: Row) -> str:
     """A row in words."""
-    spread = "" if row.deviation is None else f" ± {_number(row.deviation, row.metric)}"
+    ours = _with_deviation(row.ours, row.deviation, row.metric)
+    published = _with_deviation(row.published, row.published_deviation, row.metric)
     apart = "" if row.difference is None else f", difference {row.difference:+.4g}"
     note = f" ({row.note})" if row.note else ""
-    return f"{METRICS[row.metric]}: {_number(row.ours, row.metric)}{spread}, published {_number(row.published, row.metric)}{apart}{note}"
+    return f"{METRICS[row.metric]}: {ours}, published {published}{apart}{note}"
 
 
 def write(
@@ -93,20 +99,22 @@ def write(
         "|---|---|---|---|---|---|---|",
     ]
     for row in outcome.rows:
-        spread = "" if row.deviation is None else f" ± {_number(row.deviation, row.metric)}"
-        ours = row.note if row.ours is None and row.note else f"{_number(row.ours, row.metric)}{spread}"
+        ours = row.note if row.ours is None and row.note else _with_deviation(row.ours, row.deviation, row.metric)
         ours += f" ({row.note})" if row.note and row.ours is not None else ""
         apart = "–" if row.difference is None else f"{row.difference:+.4g}"
-        published = _number(row.published, row.metric)
+        published = _with_deviation(row.published, row.published_deviation, row.metric)
         lines.append(f"| {row.cell} | {METRICS[row.metric]} | {ours} | {published} | {apart} | {row.count} | {row.seconds:.0f} |")
     write_atomically(out / "table.md", "\n".join(lines) + "\n")
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(
-        ["reproduction", "cell", "metric", "ours", "deviation", "published", "difference", "count", "scale", "changes", "seconds", "note"]
-    )
+        [
+            "reproduction", "cell", "metric", "ours", "deviation", "published", "published_deviation", "difference", "count", "scale",
+            "changes", "seconds", "note",
+        ]
+    )  # fmt: skip
     for row in outcome.rows:
-        values = [row.ours, row.deviation, row.published, row.difference]
+        values = [row.ours, row.deviation, row.published, row.published_deviation, row.difference]
         cleaned = ["" if value is None else value for value in values]
         writer.writerow([name, row.cell, row.metric, *cleaned, row.count, scale, " ".join(changes), round(row.seconds, 2), row.note])
     write_atomically(out / "table.csv", buffer.getvalue())
@@ -139,31 +147,47 @@ def _picture(entry: Reproduction, rows: Sequence[Row], cells: Sequence[Cell], ou
                 axes.set_ylim(-0.05, 1.05)
             if metric == "ari" and entry.over == "cells":
                 axes.set_xlim(min(-0.05, *axes.get_xlim()), 1.05)
-            axes.set_title(fill(METRICS[metric], 56), fontsize=8, loc="left")
-        figure.suptitle(fill(f"{entry.title} ({entry.source}); filled: ours, ring: published", 64 * wide), fontsize=9)
+            axes.set_title(fill(METRICS[metric], 44), fontsize=8, loc="left")
+        if {"shared", "local"} <= {metric for metric, _ in panels} and entry.over == "cells":  # both are accuracies of the same methods
+            _alike([axes for axes, (metric, _) in zip(places, panels, strict=False) if metric in ("shared", "local")])
+        ring = "; filled: ours, ring: published" if any(isinstance(row.published, float) for row in found) else ""
+        figure.suptitle(fill(f"{entry.title} ({entry.source}){ring}", 64 * wide), fontsize=9)
         return uri(figure)
+
+
+def _alike(panels: Sequence[Any]) -> None:
+    """The same limits along x, so that places in one panel can be compared with those in another."""
+    limits = [axes.get_xlim() for axes in panels]
+    for axes in panels:
+        axes.set_xlim(min(low for low, _ in limits), max(high for _, high in limits))
 
 
 def _over_rounds(entry: Reproduction, rows: Sequence[Row], cells: Sequence[Cell], out: Path) -> str:
     name, unit, metrics = ALONG[entry.along]
     with style():
         figure = new_figure(7, 3.6)
-        axes = figure.subplots()
+        axes, drawn = figure.subplots(), False
         for i, cell in enumerate(cells):
             colour = PALETTE[i % len(PALETTE)]
-            points = _curve(out / f"{slug(cell.label)}-s0" / "rounds.jsonl", entry.along)
+            path = out / f"{slug(cell.label)}-s0" / "rounds.jsonl"
+            points = _curve(path, entry.along)
             axes.plot([x for x, _ in points], [unit * y for _, y in points], color=colour, label=cell.label)
+            if entry.along == "max_norms":
+                means = _curve(path, "mean_norms")
+                axes.plot([x for x, _ in means], [y for _, y in means], color=colour, linestyle="--")
             lines = [row.published for row in rows if row.cell == cell.label and row.metric in metrics and isinstance(row.published, float)]
             for line in lines:
                 axes.axhline(line, color=colour, linestyle=":")
+            drawn |= bool(lines)
         axes.set_xlabel("round (seed 0)")
         axes.set_ylabel(name)
-        if entry.along.startswith("perplexity"):
+        if entry.along != "accuracy_mean":
             axes.set_yscale("log", subs=())
             _plain(axes.yaxis)
             low, high = axes.get_ylim()
-            axes.set_yticks([x for power in range(7) for x in (10**power, 2 * 10**power, 5 * 10**power) if low <= x <= high])
-        axes.set_title(fill(f"{entry.title} ({entry.source}); dotted: published figures", 88), loc="left")
+            axes.set_yticks([x for power in range(-5, 7) for x in (10.0**power, 2 * 10.0**power, 5 * 10.0**power) if low <= x <= high])
+        dotted = "; dotted: published figures" if drawn else ""
+        axes.set_title(fill(f"{entry.title} ({entry.source}){dotted}", 88), loc="left")
         axes.legend(frameon=False)
         return uri(figure)
 
@@ -179,6 +203,8 @@ def _over_numbers(axes: Any, rows: Sequence[Row], cells: Mapping[str, Cell], axi
         colour = PALETTE[i % len(PALETTE)]
         axes.errorbar([x for x, _ in here], [y for _, y in here], yerr=spread, fmt="o-", color=colour, label=series, markersize=4)
         axes.plot([x for x, _ in there], [y for _, y in there], "o", color=colour, markerfacecolor="none", markersize=8)
+    if any(row.metric == "gap" for _, _, row in placed):
+        axes.axhline(0, color="grey", linewidth=0.8)  # above it the groups can be told apart
     sizes = [abs(x) for _, x, _ in placed if x] or [1.0]
     if max(sizes) > 50 * min(sizes):
         axes.set_xscale("symlog", linthresh=min(sizes))
@@ -201,7 +227,9 @@ def _over_cells(axes: Any, rows: Sequence[Row], cells: Mapping[str, Cell]) -> No
         if row.ours is not None:
             axes.errorbar(row.ours, y, xerr=row.deviation, fmt="o", color=PALETTE[0], markersize=5)
         if isinstance(row.published, float):
-            axes.plot(row.published, y, "o", color=PALETTE[5], markerfacecolor="none", markersize=8)
+            ring = {"fmt": "o", "color": PALETTE[5], "markerfacecolor": "none", "markersize": 8}
+            axes.errorbar(row.published, y, xerr=row.published_deviation, elinewidth=0.8, **ring)
+    axes.locator_params(axis="x", nbins=5)
     axes.set_yticks(range(len(labels)), labels, fontsize=7)
     axes.set_ylim(len(labels) - 0.5, -0.5)
 
