@@ -264,6 +264,21 @@ def test_a_bug_in_training_shows_in_a_whole_run(bug: Callable[[pytest.MonkeyPatc
     assert whole(scene("fedavg", "sample", 0.8)).epsilon > 0.8
 
 
+def test_noise_that_clients_share_shows_in_a_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    # alone, each update is as noisy as it should be; one less the others is not
+    made = scene("fedavg", "sample", 1.0, training={"rounds": 3})
+    for shared in (False, True):
+        if shared:
+            monkeypatch.setattr(training, "secret_key", lambda given: bytes(32))
+        result = play_samples(made, population_of(made), np.random.default_rng(0))
+        assert result.apart is not None
+        alone, apart = (audit(game.scores, game.coins, DELTA, claim=1.0, confidence=0.975) for game in (result.game, result.apart))
+        assert alone.epsilon < 1.0
+        assert (apart.epsilon > 2.0) if shared else (apart.epsilon < 1.0)
+    (whole_run,) = [one for one in ATTACKS["dp_audit"].cells(case(made))[0] if one.metric == "run_epsilon"]
+    assert whole_run.status == "leaks"
+
+
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_clients_as_canaries_are_told_apart_without_noise_only(relation: str) -> None:
     made = scene("fedavg", "client", 1.0, privacy={"relation": relation})
