@@ -116,6 +116,7 @@ def dirichlet(
     minimum: int = 1,
     samples_per_client: int = 0,
     test_samples_per_client: int = 0,
+    even_test: bool = False,
 ) -> Partition:
     """The samples of each class are divided among the clients in proportions drawn from Dirichlet(alpha, ..., alpha).
 
@@ -125,7 +126,9 @@ def dirichlet(
 
     Test: a client's test set has the class proportions of its training set (largest remainder), drawn from the test pool without repeating
     a sample within the client. Its size is `test_samples_per_client`, or the mean class size of the test set if that is 0, or the largest
-    that the pool allows in these proportions if that is less. Classes missing from the test set are left out.
+    that the pool allows in these proportions if that is less. Classes missing from the test set are left out. With `even_test` it is all
+    test samples of every label of which the client has a training sample, however few, as PACFL's authors score; or a random
+    `test_samples_per_client` of them.
 
     Each client is its own true group: there is no grouping to recover, so ARI means nothing here.
 
@@ -148,10 +151,15 @@ def dirichlet(
     dealt = [np.split(pool, np.cumsum(counts[:-1, column])) for column, pool in enumerate(pools)]
     train = tuple(np.sort(np.concatenate([parts[i] for parts in dealt])) for i in range(clients))
     train = _subsets(train, samples_per_client, seed, "data.dirichlet")
+    if even_test:
+        held = [tuple(int(label) for label in np.unique(y_train[own])) for own in train]
+        test = _test_with_labels(y_test, held, test_samples_per_client, seed, "data.dirichlet")
+    else:
+        test = tuple(_test_in_proportion(y_train[own], y_test, test_samples_per_client, seed, i) for i, own in enumerate(train))
     return Partition(
         tuple(range(clients)),
         train,
-        tuple(_test_in_proportion(y_train[own], y_test, test_samples_per_client, seed, i) for i, own in enumerate(train)),
+        test,
         tuple(range(clients)),
         ("Dirichlet clients have no true groups (each counts as its own), so ARI means nothing",),
     )

@@ -66,6 +66,7 @@ class DataSpec:
     skew_percent: float = 20.0  # label_skew
     alpha: float = 0.1  # dirichlet
     minimum: int = 10  # dirichlet: samples that every client has at least
+    even_test: bool = False  # dirichlet: test data of all of a client's labels alike, as PACFL's authors score; else in its proportions
     groups: tuple[tuple[int, ...], ...] = ()  # pathological: each group's labels, empty: (0, 1), (2, 3), ...; kinds: its kinds, empty: one
     noise: float = 0.0  # pathological, kinds: probability that a client also holds labels from outside its group (pFedLIA: 0.5)
     noise_labels: int = 1  # how many of them
@@ -153,7 +154,7 @@ def _check_spec(spec: DataSpec) -> None:
         raise _refuse("groups", spec.groups, "only partition = 'pathological' or 'kinds' has groups")
     if spec.noise and spec.partition not in ("pathological", "kinds"):
         raise _refuse("noise", spec.noise, "only partition = 'pathological' or 'kinds' has labels from outside a group")
-    for key, partition in (("skew_percent", "label_skew"), ("alpha", "dirichlet")):
+    for key, partition in (("skew_percent", "label_skew"), ("alpha", "dirichlet"), ("even_test", "dirichlet")):
         if spec.partition != partition and getattr(spec, key) != getattr(DataSpec, key):
             raise _refuse(key, getattr(spec, key), f"only partition = {partition!r} has it, and this one is {spec.partition!r}")
     if spec.shared_labels and spec.source != "mixture":
@@ -219,7 +220,7 @@ def _partition(spec: DataSpec, dataset: Dataset, shifts: int) -> Partition:
         case "label_skew":
             return split.label_skew(y_train, y_test, clients, seed, spec.skew_percent, **caps)
         case "dirichlet":
-            return split.dirichlet(y_train, y_test, clients, seed, spec.alpha, spec.minimum, **caps)
+            return split.dirichlet(y_train, y_test, clients, seed, spec.alpha, spec.minimum, **caps, even_test=spec.even_test)
         case "pathological" | "kinds":
             by_kind = spec.partition == "kinds"
             groups = _labels_of_kinds(spec, dataset) if by_kind else spec.groups or split.consecutive_pairs(dataset.classes)

@@ -125,6 +125,19 @@ def test_dirichlet(y: Array, clients: int, alpha: float, minimum: int, wanted: i
         )
 
 
+@QUICK
+@holds_for(y=LABELS, clients=st.integers(1, 8), alpha=st.sampled_from([1e-3, 0.1, 1e6]), wanted=st.integers(0, 20), seed=SEEDS)
+def test_dirichlet_with_an_even_test_scores_all_labels_of_a_client_alike(
+    y: Array, clients: int, alpha: float, wanted: int, seed: int
+) -> None:
+    usual, even = (dirichlet(y, TEST_LABELS, clients, seed, alpha, test_samples_per_client=wanted, even_test=one) for one in (False, True))
+    for own, same, test in zip(usual.train, even.train, even.test, strict=True):
+        np.testing.assert_array_equal(own, same)  # how clients are scored changes nothing of what they train on
+        everything = np.flatnonzero(np.isin(TEST_LABELS, y[own]))
+        assert set(test) <= set(everything)
+        assert len(test) == min(wanted or len(everything), len(everything))
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_dirichlet_minimum_at_small_alpha_and_full_size(seed: int) -> None:
     y = labels_with([6000] * 10, seed)
