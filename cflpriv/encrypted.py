@@ -113,7 +113,8 @@ class EncryptedGram:
     and small integers, and nothing of the similarities; under "distances" also the matrix of distances, from inner products that were
     noised first; under "gram" the noised, rounded Gram matrix and nothing else.
     Reveals: the exact Gram matrix to the key holder, everything to it and the server together. Labels come from exact values: the noise
-    that protects decryptions is for what is released as numbers. In mode "symmetric" one colluding client gives the server everything.
+    that protects decryptions is for what is released as numbers, and clients that encrypt what they like buy bits with theirs. In mode
+    "symmetric" one colluding client gives the server everything.
     Source: `protocols.ckks`.
     """
 
@@ -197,7 +198,7 @@ class EncryptedSession:
             lower = "lower protection.ckks_group, or " if settings.group > 1 else ""
             remedy = f'; {lower}use gram = ["sketch", "ckks"]' if error.code == "too-long" else ""
             raise InputError(f"protection.gram: 'ckks' with {p} vectors of {dimension} numbers a client: {error}{remedy}") from None
-        self._error = ckks.error_std(parameters, setup.packing)
+        self._error = ckks.error_std(parameters, setup.packing, setup.group)
         self._holder = channel.holders[self._epoch] = holder
         self._shared_key = holder.secret_key() if parameters.mode == "symmetric" else None
         self._server = Server(

@@ -40,7 +40,8 @@ class Message:
     `payload` maps part names to arrays: with `each`, one row a client in the order of `clients`; otherwise the same for all. It is None
     where it was not kept. One-dimensional payloads of different lengths are kept padded with zeros, beside an array "NAME.length". `digest`
     is that of all rows; where only some were kept, beside an array "clients", `kept_digest` is that of these and of whose they are.
-    `bytes_each` is the size for one client (the largest, of one copy), `copies` how many travelled, `total_bytes` the size of all.
+    `bytes_each` is the size for one client (the largest, of one copy), `copies` how many travelled (one where it concerns no client, from a
+    key holder to the server, say), `total_bytes` the size of all.
     """
 
     index: int
@@ -119,6 +120,8 @@ class Transcript:
         sizes = [sum(array.nbytes for array in single.values()) for single in payloads]
         digested = self.level != "headers" or sum(sizes) <= LARGEST_DIGESTED_BYTES
         times = [len(row) for row in peers] if peers else [1] * len(payloads) if each else [len(clients)]
+        if not each and not clients and "clients" not in (source, target):
+            times = [1]
         copies = sum(times)
         bytes_each = max(sizes, default=0) + overhead_bytes
         total = sum(count * (size + overhead_bytes) for count, size in zip(times, sizes, strict=True))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..protection import Protection
 from ..protocols import ckks
 from ..protocols.ckks import Identity, Setup
 from ..protocols.entropy import Entropy
-from ..protocols.errors import LocalError, MalformedMessage, ProtocolError, RemoteError
+from ..protocols.errors import LocalError, MalformedMessage, RemoteError
 from ..protocols.keys import Roster
 from ..similarity import Gram
 from ..types import Array, check_array
@@ -30,6 +31,15 @@ from .thens import fits, then_to_bytes
 __all__ = ["EncryptedGrams"]
 
 
+@dataclass(frozen=True)
+class _Unheard:
+    """A step that the key holder was asked to finish, without an answer so far: of which part, how, and from which uploads."""
+
+    part: str
+    ask: m.Finish
+    uploads: Mapping[int, bytes]
+
+
 class EncryptedEpoch:
     """What the server has of one clustering epoch: ciphertexts, who is in it in which order, and blocks if they are released."""
 
@@ -40,6 +50,7 @@ class EncryptedEpoch:
         self.order: list[int] = []
         self.steps = 0
         self.blocks: dict[tuple[int, int], Array] = {}
+        self.unheard: _Unheard | None = None
 
     def saved(self) -> dict[str, Any]:
         """Nothing: an epoch ends with the server's process, which has the ciphertexts."""
@@ -106,19 +117,29 @@ class EncryptedGrams:
     ) -> Released:  # fmt: skip
         """Have `clients` encrypt their vectors of `held`, of public `shape`, and the key holder run `then`.
 
-        Raises `ClientsLost` without all clients, `KeyHolderLost` without the key holder: the step can then be taken again; `EpochEnded` for
-        an epoch of an earlier process.
+        Raises `ClientsLost` without all clients, `KeyHolderLost` without the key holder: the step can then be taken again. Where only the
+        answer to its end was lost, that goes for the same step of the same clients, from the vectors that they sent then; others are
+        refused (`replay`) once the holder has ended it. Raises `EpochEnded` for an epoch of an earlier process.
         """
         code = b"" if self._settings.release == "gram" else then_to_bytes(then)
         epoch = self._epoch(held, clients, against, shape)
-        session = self._begun(epoch)
-        uploads = self._uploads(held, number, clients, session, record)
+        session = self._begun(epoch, record)
+        if not self._roll.holder:
+            raise KeyHolderLost("ckks decrypt" if clients else "ckks finish")
+        ask = m.Finish(self._session, session.number, session.steps, tuple(clients), code)
         try:
-            said = self._step(clients, uploads, session, code, record)
-            seen = self._gram(said, clients, epoch) if self._settings.release == "gram" else self._released(said, clients, then, epoch)
-        except ProtocolError:
+            said = self._heard(held.part, ask, session, record)
+            if said is None:
+                uploads = self._uploads(held, number, clients, session, record)
+                self._step(clients, uploads, session, record)
+                if clients:
+                    session.unheard = _Unheard(held.part, ask, uploads)
+                said = self._ask(ask, "ckks finish", record)
+            seen = self._seen(said, clients, then, epoch, record)
+        except BaseException:  # whatever it was: these clients may come again
             self._machine(session).withdraw(clients)
             raise
+        session.unheard = None
         session.order += clients
         session.steps += 1
         epoch.clients += clients
@@ -127,6 +148,7 @@ class EncryptedGrams:
         if isinstance(seen, Released):
             self._note(seen, epoch.number, record)
             return seen
+        assert isinstance(said, m.Released)  # or it would not have been a Gram
         return self._clustered(seen, said, clients, then, epoch, record)
 
     # --- epochs
@@ -144,7 +166,7 @@ class EncryptedGrams:
             raise InputError(f"gram: {held.part} has different shapes {sorted({rows, epoch.shape})}; pad to one public shape")
         return epoch
 
-    def _begun(self, epoch: Epoch[EncryptedEpoch]) -> EncryptedEpoch:
+    def _begun(self, epoch: Epoch[EncryptedEpoch], record: Recorder) -> EncryptedEpoch:
         """The epoch's keys and the server's machine, made when it is new."""
         session = epoch.session
         if session.machine is not None:
@@ -158,7 +180,7 @@ class EncryptedGrams:
             remedy = '; use gram = ["sketch", "ckks"]' if error.code == "too-long" else ""
             raise InputError(f"protection.gram: 'ckks' with {p} vectors of {dimension} numbers a client: {error}{remedy}") from None
         ask = m.Keys(self._session, epoch.number, p, dimension, setup.digest, self._identity.public(), self._live())
-        answer = self._roll.ask_holder(ask, "ckks keys")
+        answer = self._ask(ask, "ckks keys", record)
         try:
             if not isinstance(answer, m.Stepped):
                 raise MalformedMessage
@@ -167,11 +189,21 @@ class EncryptedGrams:
                 entropy=self._entropy,
             )  # fmt: skip
         except RemoteError as error:
-            raise self._refused("ckks keys", error.code) from None
+            raise self._refused(answer, "ckks keys", error.code, epoch.number, record) from None
         session.announcement = answer.said
         return session
 
-    def _refused(self, stage: str, word: str) -> KeyHolderLost:
+    def _ask(self, ask: m.Keys | m.Finish, stage: str, record: Recorder) -> m.Answer:
+        """Ask the key holder, who reads all of what it is asked: on record before it can answer, or fail to."""
+        if self._roll.holder:
+            said = _payloads([m.encode(ask)])[0]
+            record(stage, "server", "key-holder", (), said, readers=("server", "key-holder"), context={"epoch": ask.epoch})
+        return self._roll.ask_holder(ask, stage)
+
+    def _refused(self, answer: m.Answer, stage: str, word: str, epoch: int, record: Recorder) -> KeyHolderLost:
+        """What to raise for an answer of the key holder's that does not fit. It came, so it is on record."""
+        said, context = _payloads([m.encode(answer)])[0], {"epoch": epoch, "stage": stage}
+        record("refused answer", "key-holder", "server", (), said, readers=("key-holder", "server"), context=context)
         self._roll.refusals.append((KEY_HOLDER, stage, word))
         return KeyHolderLost(stage, word)
 
@@ -182,29 +214,50 @@ class EncryptedGrams:
 
     # --- one step
 
+    def _heard(self, part: str, ask: m.Finish, session: EncryptedEpoch, record: Recorder) -> m.Answer | None:
+        """The answer to a step that was ready before and whose end was not heard, asked for once more, from the uploads of that time.
+
+        None if there is no such step, or the key holder no longer has it. Raises `KeyHolderLost` without the key holder.
+        """
+        before = session.unheard
+        if before is None or (before.part, before.ask) != (part, ask):
+            return None
+        machine = self._machine(session)
+        for upload in before.uploads.values():
+            machine.receive(upload)
+        try:
+            return self._ask(ask, "ckks finish", record)
+        except KeyHolderLost:
+            if not self._roll.holder:
+                raise
+            machine.withdraw(before.uploads)
+            return None
+
     def _uploads(
         self, held: Held, number: int, clients: Sequence[int], session: EncryptedEpoch, record: Recorder
     ) -> dict[int, bytes]:  # fmt: skip
-        """The upload of each client. Raises `ClientsLost` without all; what came is on record also then."""
+        """The upload of each client. Raises `ClientsLost` without all; what came is on record also then, before it is judged."""
         if not clients:
             return {}
         machine = self._machine(session)
         epoch = m.Epoch(session.number, machine.setup.digest, session.announcement)
         give = m.Give(self._session, "gram", number, (held.part,), "", False, None, epoch)
-        uploads: dict[int, bytes] = {}
-        for client, answer in sorted(self._roll.ask(dict.fromkeys(clients, give), "gram").items()):
-            try:
-                uploads[client] = _bytes_of(answer)
-                machine.check(uploads[client], client)
-            except RemoteError as error:
-                uploads.pop(client, None)
-                self._roll.refusals.append((client, "gram", error.code))
-        if uploads:
-            context, came = {"epoch": session.number}, [client for client in clients if client in uploads]
-            sent = _payloads(uploads[client] for client in came)
-            record(held.part, "clients", "server", came, sent, readers=("server",), context=context)
+        came: dict[int, bytes] = {}
+        try:
+            came = {client: _bytes_of(answer) for client, answer in sorted(self._roll.ask(dict.fromkeys(clients, give), "gram").items())}
+        finally:
+            context = {"epoch": session.number}
+            if came:
+                record(held.part, "clients", "server", list(came), _payloads(came.values()), readers=("server",), context=context)
             key = _payloads([session.announcement])[0]
-            record("ckks key", "key-holder", "clients", came, key, readers=("key-holder", "server", "clients"), context=context)
+            record("ckks key", "key-holder", "clients", clients, key, readers=("key-holder", "server", "clients"), context=context)
+        uploads = {}
+        for client, upload in came.items():
+            try:
+                machine.check(upload, client)
+                uploads[client] = upload
+            except RemoteError as error:
+                self._roll.refusals.append((client, "gram", error.code))
         lost = sorted(set(clients) - set(uploads))
         for client in lost:  # also who refused: it would again
             self._roll.lose(client)
@@ -212,30 +265,25 @@ class EncryptedGrams:
             raise ClientsLost(lost)
         return {client: uploads[client] for client in clients}
 
-    def _step(
-        self, clients: Sequence[int], uploads: Mapping[int, bytes], session: EncryptedEpoch, code: bytes, record: Recorder
-    ) -> m.Released:  # fmt: skip
+    def _step(self, clients: Sequence[int], uploads: Mapping[int, bytes], session: EncryptedEpoch, record: Recorder) -> None:
+        """Enrol new clients at the key holder and have their products decrypted; what is asked of it is on record before it answers."""
+        if not clients:
+            return
+        session.unheard = None  # from here on the holder has this step in place of that one
         machine = self._machine(session)
-        context = {"epoch": session.number}
+        context, readers = {"epoch": session.number}, ("server", "key-holder")
         enrolments = [machine.receive(upload) for upload in uploads.values()]
-        if clients:
-            record(
-                "ckks enrolment", "server", "key-holder", clients, _payloads(enrolments), readers=("server", "key-holder"), context=context
-            )
-            place, first = session.steps, True
-            for batch in self._batches(machine, clients):
-                told = tuple(enrolments) if first else ()
-                ask = m.Decrypt(self._session, session.number, place, first, told, tuple(batch))
-                if not isinstance(self._roll.ask_holder(ask, "ckks decrypt"), m.Done):
-                    raise self._refused("ckks decrypt", "malformed")
-                first = False
-                parties = [clients[0]] * len(batch)  # which pair it is stands inside; the header need not repeat it
-                record("ckks request", "server", "key-holder", parties, _payloads(batch), readers=("server", "key-holder"), context=context)
-        finish = m.Finish(self._session, session.number, session.steps, tuple(clients), code)
-        answer = self._roll.ask_holder(finish, "ckks finish")
-        if not isinstance(answer, m.Released):
-            raise self._refused("ckks finish", "malformed")
-        return answer
+        record("ckks enrolment", "server", "key-holder", clients, _payloads(enrolments), readers=readers, context=context)
+        first = True
+        for batch in self._batches(machine, clients):
+            parties = [clients[0]] * len(batch)  # which pair it is stands inside; the header need not repeat it
+            record("ckks request", "server", "key-holder", parties, _payloads(batch), readers=readers, context=context)
+            told = tuple(enrolments) if first else ()
+            ask = m.Decrypt(self._session, session.number, session.steps, first, told, tuple(batch))
+            answer = self._roll.ask_holder(ask, "ckks decrypt")
+            if not isinstance(answer, m.Done):
+                raise self._refused(answer, "ckks decrypt", "malformed", session.number, record)
+            first = False
 
     def _batches(self, machine: ckks.Server, new: Sequence[int]) -> Iterator[list[bytes]]:
         """The requests for new clients, some at a time, computed on as many processes as pays."""
@@ -257,19 +305,27 @@ class EncryptedGrams:
 
     # --- what comes back
 
-    def _released(self, said: m.Released, clients: Sequence[int], then: Then, epoch: Epoch[EncryptedEpoch]) -> Released:
-        """Labels, and distances where these are released. Raises `KeyHolderLost` for anything else."""
-        order = (*epoch.clients, *clients)
+    def _seen(
+        self, said: m.Answer, clients: Sequence[int], then: Then, epoch: Epoch[EncryptedEpoch], record: Recorder
+    ) -> Gram | Released:  # fmt: skip
+        """What the release allows of an answer. Raises `KeyHolderLost` for any that does not fit."""
         try:
-            result = {one.name: m.from_tensor(one.value) for one in said.result}
-            evidence = {one.name: m.from_tensor(one.value) for one in said.evidence}
-            check_small(result, len(order))
-            if not fits(then, result, len(order), len(clients)):
+            if not isinstance(said, m.Released):
                 raise MalformedMessage
-            if evidence:
-                _check_evidence(evidence, order, self._settings.release)
-        except (MalformedMessage, TypeError, InputError):
-            raise self._refused("ckks finish", "malformed") from None
+            return self._gram(said, clients, epoch) if self._settings.release == "gram" else self._released(said, clients, then, epoch)
+        except (MalformedMessage, TypeError, InputError, LocalError):
+            raise self._refused(said, "ckks finish", "malformed", epoch.number, record) from None
+
+    def _released(self, said: m.Released, clients: Sequence[int], then: Then, epoch: Epoch[EncryptedEpoch]) -> Released:
+        """Labels, and distances where these are released. Raises `MalformedMessage`, `TypeError`, `InputError` for anything else."""
+        order = (*epoch.clients, *clients)
+        result = {one.name: m.from_tensor(one.value) for one in said.result}
+        evidence = {one.name: m.from_tensor(one.value) for one in said.evidence}
+        check_small(result, len(order))
+        if not fits(then, result, len(order), len(clients)):
+            raise MalformedMessage
+        if evidence:
+            _check_evidence(evidence, order, self._settings.release)
         plain = {name: value if value.ndim else value.item() for name, value in result.items()}
         return Released(plain, {name: _plain(value) for name, value in evidence.items()} if evidence else None)
 
@@ -281,22 +337,22 @@ class EncryptedGrams:
                 record(kind, "key-holder", "server", (), payload, readers=("server", "key-holder"), context={"epoch": number})
 
     def _gram(self, said: m.Released, clients: Sequence[int], epoch: Epoch[EncryptedEpoch]) -> Gram:
-        """Under release "gram": the Gram matrix with new, noised and rounded blocks. Raises `KeyHolderLost` if these do not make one."""
+        """Under release "gram": the Gram matrix with new, noised and rounded blocks.
+
+        Raises `MalformedMessage`, `InputError`, `LocalError` if these do not make one.
+        """
         session = epoch.session
         machine = self._machine(session)
         setup, order = machine.setup, [*session.order, *clients]
-        error = max(ckks.error_std(setup.parameters, setup.packing), _std(setup))
-        try:
-            fresh = {(left, right): check_array("block", m.from_tensor(value)) for left, right, value in said.blocks}
-            pairs = {frozenset(pair) for pair in fresh}
-            fit = all(block.shape == (setup.p, setup.p) for block in fresh.values())
-            if not fit or len(pairs) < len(said.blocks) or any(not pair <= set(order) or not pair & set(clients) for pair in pairs):
-                raise MalformedMessage
-            matrix = ckks.gram_matrix(order, session.blocks | fresh, machine.landmarks, error)
-            session.blocks |= fresh
-            return Gram.of_matrix(order, matrix, setup.p, error)
-        except (MalformedMessage, InputError, LocalError):
-            raise self._refused("ckks finish", "malformed") from None
+        error = max(ckks.error_std(setup.parameters, setup.packing, setup.group), _std(setup))
+        fresh = {(left, right): check_array("block", m.from_tensor(value)) for left, right, value in said.blocks}
+        pairs = {frozenset(pair) for pair in fresh}
+        fit = all(block.shape == (setup.p, setup.p) for block in fresh.values())
+        if not fit or len(pairs) < len(said.blocks) or any(not pair <= set(order) or not pair & set(clients) for pair in pairs):
+            raise MalformedMessage
+        gram = Gram.of_matrix(order, ckks.gram_matrix(order, session.blocks | fresh, machine.landmarks, error), setup.p, error)
+        session.blocks |= fresh
+        return gram
 
     def _clustered(
         self, gram: Gram, said: m.Released, clients: Sequence[int], then: Then, epoch: Epoch[EncryptedEpoch], record: Recorder
@@ -313,7 +369,7 @@ class EncryptedGrams:
 
 
 def _std(setup: Setup) -> float:
-    return ckks.release_std(setup.parameters, setup.packing, setup.scalars)
+    return ckks.release_std(setup.parameters, setup.packing, setup.group, setup.scalars)
 
 
 def _check_evidence(evidence: Mapping[str, Array], order: Sequence[int], release: str) -> None:
@@ -331,10 +387,11 @@ def _plain(value: Array) -> Any:
 
 
 def _bytes_of(answer: m.Answer) -> bytes:
-    """An upload's bytes. Raises `MalformedMessage`."""
-    if not isinstance(answer, m.Given) or [one.name for one in answer.values] != ["bytes"] or answer.values[0].value.dtype != "|u1":
-        raise MalformedMessage
-    return m.from_tensor(answer.values[0].value).tobytes()
+    """An upload's bytes; of an answer that is none all of them, which are no upload either."""
+    if isinstance(answer, m.Given) and [(one.name, one.value.dtype) for one in answer.values] == [("bytes", "|u1")]:
+        with suppress(MalformedMessage):
+            return m.from_tensor(answer.values[0].value).tobytes()
+    return m.encode(answer)
 
 
 def _payloads(said: Any) -> list[dict[str, Array]]:

@@ -1,7 +1,8 @@
 """The key holder of encrypted similarity, a party apart: bytes in, bytes out, no data, state in a store of its own.
 
 A step of an epoch is one `gram` of the federation: enrolments and requests come in batches and are kept beside the epoch as it was before;
-`Finish` makes them part of it and releases, once. A step that is broken off is started anew, and nothing of it was released.
+`Finish` makes them part of it and releases, once; asked for again in the same bytes, as where the answer was lost, it gets the same answer
+and nothing more. A step that is broken off is started anew, and nothing of it was released.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,13 +37,16 @@ class _Step(m.Message, frozen=True):
 
 
 class _Kept(m.Message, frozen=True):
-    """An epoch between two messages: the shape of clients' rows, who may ask, the machine, and the steps so far."""
+    """An epoch between two messages: the shape of clients' rows, who may ask, the machine, the steps so far, how the last one was asked
+    for (`Finish`) and what was said to that."""
 
     p: int
     dimension: int
     server: bytes
     machine: bytes
     steps: tuple[_Step, ...]
+    asked: bytes = b""
+    said: bytes = b""
 
 
 class RemoteHolder:
@@ -149,14 +153,17 @@ class RemoteHolder:
         self._store.put(f"pending/{ask.epoch}", m.encode(_Kept(kept.p, kept.dimension, kept.server, machine.to_bytes(), kept.steps)))
         return m.Done()
 
-    def _finish(self, ask: m.Finish) -> m.Released:
-        kept = self._kept(f"pending/{ask.epoch}" if ask.clients else f"epoch/{ask.epoch}")
+    def _finish(self, ask: m.Finish) -> m.Answer:
+        asked, before = m.encode(ask), self._kept(f"epoch/{ask.epoch}")
+        if before.asked == asked:
+            return m.decode_answer(before.said)
+        kept = self._kept(f"pending/{ask.epoch}") if ask.clients and ask.step == len(before.steps) else before
         if ask.step != len(kept.steps):
             raise RemoteError("replay")
         machine = self._machine(ask, kept)
-        before = {client for step in kept.steps for client in step.clients}
+        earlier = {client for step in kept.steps for client in step.clients}
         fresh = set(ask.clients)
-        if len(fresh) != len(ask.clients) or fresh & before or fresh | before != machine.enrolled or not machine.enrolled:
+        if len(fresh) != len(ask.clients) or fresh & earlier or fresh | earlier != machine.enrolled or not machine.enrolled:
             raise RemoteError("not-enrolled")
         if len(kept.steps) >= machine.setup.most_clients:
             raise RemoteError("over-cap")
@@ -168,7 +175,8 @@ class RemoteHolder:
         except Exception:  # that it failed tells of the Gram, and is told: once an epoch
             self._drop_epochs(lambda epoch: epoch == str(ask.epoch))
             raise
-        self._store.put(f"epoch/{ask.epoch}", m.encode(_Kept(kept.p, kept.dimension, kept.server, machine.to_bytes(), steps)))
+        done = _Kept(kept.p, kept.dimension, kept.server, machine.to_bytes(), steps, asked, m.encode(released))
+        self._store.put(f"epoch/{ask.epoch}", m.encode(done))
         self._store.drop(f"pending/{ask.epoch}")
         return released
 
@@ -186,7 +194,7 @@ class RemoteHolder:
         """The last step's result and evidence. What functions keep for each other comes of running them all again: they are pure."""
         setup, most = machine.setup, self._settings.protection.landmarks
         landmarks = ckks.landmarks_of(setup, steps[0].clients, most) if most else ()
-        error = max(ckks.error_std(setup.parameters, setup.packing), machine.std)
+        error = max(ckks.error_std(setup.parameters, setup.packing, setup.group), machine.std)
         order: list[int] = []
         memory: dict[str, Any] = {}
         result: Mapping[str, Any] = {}

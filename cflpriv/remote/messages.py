@@ -339,7 +339,7 @@ class Decrypt(Message, frozen=True, tag="decrypt"):
 
 
 class Finish(Message, frozen=True, tag="finish"):
-    """The step is complete with the new `clients`: run `then`, and say what the release allows."""
+    """The step is complete with the new `clients`: run `then`, and say what the release allows. Asked again alike, it is said again."""
 
     session: Bytes16
     epoch: Count

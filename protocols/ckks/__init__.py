@@ -10,16 +10,18 @@ server learns of them what the release says.
     workers     processes for the server                                   reference   the naive way, for tests and benchmarks
 
 **Guarantee.** The server, alone or with clients, all of whom follow the protocol, learns no vector of another client and no inner product
-beyond the release: what it sees are encryptions under a key that it lacks (RLWE, 128 bits; public-key mode). Under "labels" colluding
-clients may also encrypt what they like; under the other releases they must not (`holder`). The key holder, if it follows the protocol and
-does not collude with the server, learns the inner products it decrypts and not the vectors: every output is rerandomised. That last part is
-an argument, not a proof (`products`).
+beyond the release: what it sees are encryptions under a key that it lacks (RLWE, 128 bits; public-key mode). The key holder, if it follows
+the protocol and does not collude with the server, learns the inner products it decrypts and not the vectors: every output is rerandomised.
+That last part is an argument, not a proof (`products`).
 
 **Reveals.** To the key holder: the Gram matrix. To the server: under "labels" labels only, under "distances" noised distances, under "gram"
-the noised and rounded Gram. Server and key holder together: everything. A client and the key holder together: inner products with p vectors
-of that client's choice, such as p coordinates of everybody's vectors. A server that lies gets p² numbers of its own choice decrypted
-for each pair it may ask for (`holder`). In symmetric mode clients share the secret key, so one colluding client gives the server
-everything: there a shared Haar rotation costs some thousand times less and reveals no more than the Gram.
+the noised and rounded Gram. Server and key holder together: everything. A client and the key holder together: inner products with
+p × `Setup.group` vectors of that client's choice, such as so many coordinates of the vectors that it is compared with, for what it encrypts
+spills into the pairs beside its own; with group 1 it is p. Clients that encrypt what they like: under "labels" the label of each of them,
+one of k, tells about log2 k bits of the secret key or of others' vectors; under the other releases some of them read the key (`holder`). A
+server that lies gets p² numbers of its own choice decrypted for each pair it may ask for (`holder`). In symmetric mode clients share the
+secret key, so one colluding client gives the server everything: there a shared Haar rotation costs some thousand times less and reveals no
+more than the Gram.
 
 **Source.** Cheon, Kim, Kim & Song 2017 (CKKS); Huang et al. 2022 (coefficient packing); Li & Micciancio 2021 (noise before release).
 Deviations: plaintexts are exact integers in coefficients at scale 1, so no encoder and no rescaling; products are not relinearised; masks

@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from ..errors import LocalError
 from ..keys import Identity, sign, verify_key
-from .messages import LABEL, Announcement, Setup, Upload, ciphertexts_digest, decode, encode
+from .messages import LABEL, Announcement, Setup, Upload, ciphertexts_digest, decode, encode, signed_upload
 from .parameters import Packing
 from .seal import arithmetic
 
@@ -68,5 +68,6 @@ def encrypt(
             ring.add_polynomial(cipher, ring.residues(polynomial))
             ciphers.append(ring.save(cipher))
         sides.append(tuple(ciphers))
-    signature = sign(identity, LABEL + "upload", setup.digest, identity.client.to_bytes(8, "big"), ciphertexts_digest(*sides))
+    statement = signed_upload(message.public_key, identity.client, ciphertexts_digest(*sides))
+    signature = sign(identity, LABEL + "upload", setup.digest, statement)
     return encode(Upload(setup.digest, identity.client, sides[0], sides[1], signature))

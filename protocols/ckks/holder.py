@@ -10,7 +10,7 @@ from .. import codec
 from ..entropy import Entropy, gaussians, system_entropy
 from ..errors import LocalError, MalformedMessage, RemoteError
 from ..keys import Identity, Roster, sign, verify, verify_key
-from .messages import LABEL, Announcement, Enrolment, Request, Setup, decode, encode, signed_request
+from .messages import LABEL, Announcement, Enrolment, Request, Setup, decode, encode, signed_request, signed_upload
 from .parameters import release_grid, release_std
 from .seal import arithmetic
 
@@ -40,7 +40,9 @@ class KeyHolder:
     server's signed request. It does not collude with the server. The noise hides computing errors (which tell about the key) from a server
     and clients that follow the protocol. Clients that encrypt what they like, such as one coefficient of the size of q, make errors of any
     size and read them through the noise, p² linear equations in the key for each pair of such clients: under "gram" and "distances"
-    √(2N) / p of them that collude with the server come by the key. Noise in the vectors is no remedy: they know their own.
+    √(2N) / p of them that collude with the server come by the key. Noise in the vectors is no remedy: they know their own. Under "labels"
+    each such client's label says on which side of a threshold a number of its choice lies, such as a coefficient of the key or a multiple
+    of a coordinate of another's vector: about log2 k bits a client. These numbers need be no larger than honest ones: no check would tell.
     Reveals: it sees the Gram matrix (and how it was masked, nothing of the vectors beyond, see `products`). It cannot see that a request
     really is the product of two uploads: a server that lies can have p² numbers of its choice decrypted in place of each pair's, e.g.
     coordinates of a vector. Under "labels" what it gets back of them is labels; under "gram" it would read them, noised: CKKS with an
@@ -56,7 +58,7 @@ class KeyHolder:
             raise LocalError("wrong-roster")
         ring = arithmetic(setup.parameters)
         self.setup = setup
-        self.std = release_std(setup.parameters, setup.packing, setup.scalars) if setup.release != "labels" else 0.0
+        self.std = release_std(setup.parameters, setup.packing, setup.group, setup.scalars) if setup.release != "labels" else 0.0
         if self.std > _LARGEST_NOISE * setup.bound**2:
             raise LocalError(
                 "too-noisy", f"what is shown would need noise of std {self.std:.2g}: take a larger ring, or release labels only"
@@ -71,6 +73,7 @@ class KeyHolder:
             generator.create_public_key(public)
             key = ring.save(public)
             self.announcement = encode(Announcement(setup.digest, key, sign(identity, LABEL + "key", setup.digest, key)))
+        self._public_key = decode(self.announcement, Announcement, setup).public_key
         self._decryptor = ring.seal.Decryptor(ring.context, self._secret)
         self._server = server
         self._roster = roster
@@ -100,10 +103,11 @@ class KeyHolder:
         return arithmetic(self.setup.parameters).save(self._secret)
 
     def enrol(self, data: bytes) -> int:
-        """Accept that a client takes part, by its own signature. Raises `RemoteError`."""
+        """Accept that a client takes part, by its own signature over this very key. Raises `RemoteError`."""
         message = decode(data, Enrolment, self.setup)
         client = message.client
-        verify(self._roster, client, message.signature, LABEL + "upload", message.setup, client.to_bytes(8, "big"), message.ciphertexts)
+        statement = signed_upload(self._public_key, client, message.ciphertexts)
+        verify(self._roster, client, message.signature, LABEL + "upload", message.setup, statement)
         if client in self.enrolled:
             raise RemoteError("enrolled-before", client)
         if len(self.enrolled) >= self.setup.most_clients:
@@ -115,10 +119,10 @@ class KeyHolder:
         """Decrypt the blocks of a request; which pairs they are. A refused one changes nothing.
 
         Raises:
-            RemoteError: "malformed", "bad-signature" (not the server's), "not-enrolled", "answered-before".
+            RemoteError: "malformed", "bad-signature" (not the server's, or under another key), "not-enrolled", "answered-before".
         """
         request = decode(data, Request, self.setup)
-        statement = signed_request(request.left, request.rights, request.ciphertext)
+        statement = signed_request(self._public_key, request.left, request.rights, request.ciphertext)
         verify_key(self._server, 0, request.signature, LABEL + "request", request.setup, statement)
         packing, ring = self.setup.packing, arithmetic(self.setup.parameters)
         asked = [(slot, (request.left, right)) for slot, right in enumerate(request.rights) if right is not None]

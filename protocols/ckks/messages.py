@@ -1,8 +1,9 @@
 """What client, server and key holder say to each other, as typed, bounded, canonical, signed bytes.
 
 Guarantee: a decoder returns a well-formed message or raises `MalformedMessage`. Everything carries the digest of the epoch's `Setup`, so a
-message of another epoch, key, packing or roster does not fit; everything is signed by who says it. Reveals: who takes part; ciphertext
-lengths, which say nothing of the content.
+message of another epoch, packing or roster does not fit; everything is signed by who says it, over the epoch's public key as well, so one
+made under another key has a bad signature, also where an epoch's number comes back. Reveals: who takes part; ciphertext lengths, which say
+nothing of the content.
 """
 
 from hashlib import sha256
@@ -17,7 +18,10 @@ from ..keys import frame
 from .parameters import Packing, Parameters, plan
 from .seal import largest_bytes
 
-__all__ = ["LABEL", "Announcement", "Enrolment", "Request", "Setup", "Upload", "ciphertexts_digest", "decode", "encode"]
+__all__ = [
+    "LABEL", "Announcement", "Enrolment", "Request", "Setup", "Upload", "ciphertexts_digest", "decode", "encode", "signed_request",
+    "signed_upload",
+]  # fmt: skip
 
 LABEL = "cflpriv ckks v1 "
 """Starts every signature of this protocol version."""
@@ -75,7 +79,7 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 class Upload(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="upload"):
-    """Client to server: encryptions of A and B, one for each chunk, signed against the roster."""
+    """Client to server: encryptions of A and B, one for each chunk, signed (`signed_upload`) against the roster."""
 
     setup: Digest
     client: Id
@@ -114,10 +118,15 @@ def ciphertexts_digest(left: tuple[bytes, ...], right: tuple[bytes, ...]) -> byt
     return sha256(frame("ciphertexts", *left, *right)).digest()
 
 
-def signed_request(left: int, rights: tuple[int | None, ...], ciphertext: bytes) -> bytes:
+def signed_upload(public_key: bytes, client: int, ciphertexts: bytes) -> bytes:
+    """What a client signs of an upload of these ciphertexts (their digest), hence of its enrolment: under which key they are, too."""
+    return frame("upload", sha256(public_key).digest(), client.to_bytes(8, "big"), ciphertexts)
+
+
+def signed_request(public_key: bytes, left: int, rights: tuple[int | None, ...], ciphertext: bytes) -> bytes:
     """What the server signs of a request."""
     slots = b"".join((2**40 if right is None else right).to_bytes(8, "big") for right in rights)
-    return frame("request", left.to_bytes(8, "big"), slots, sha256(ciphertext).digest())
+    return frame("request", sha256(public_key).digest(), left.to_bytes(8, "big"), slots, sha256(ciphertext).digest())
 
 
 encode = codec.encode

@@ -125,25 +125,26 @@ def mask_std(parameters: Parameters) -> float:
     return _SIGMA * sqrt(4 * parameters.ring / 3 + 1)
 
 
-def error_std(parameters: Parameters, packing: Packing) -> float:
-    """An upper bound on the std of the error of a computed inner product of vectors of norm `bound`.
+def error_std(parameters: Parameters, packing: Packing, group: int) -> float:
+    """An upper bound on the std of the error of a computed inner product of vectors of norm `bound`, where `group` pairs share an output.
 
     Per coefficient of Σ (A + e)(B + e') − A B: σ² (‖A‖² + ‖B‖²) from noise times message, chunks N σ⁴ from noise times noise, with B
-    and e' summed over the pairs that share an output, plus the noise of the mask's encryption. Quantising counts as noise.
+    and e' summed over the pairs that share an output, plus the noise of the mask's encryption. Quantising counts as noise. `group` is the
+    number that an epoch allows (`Setup.group`), which may be fewer than would fit (`Packing.group`).
     """
     variance = fresh_std(parameters, public=parameters.mode == "public-key") ** 2 + 1 / 12
     message = packing.p * (packing.bound * packing.scale) ** 2
-    products = packing.group * (2 * variance * message + packing.chunks * parameters.ring * variance**2)
+    products = group * (2 * variance * message + packing.chunks * parameters.ring * variance**2)
     return sqrt(products + mask_std(parameters) ** 2) / packing.scale**2
 
 
-def release_std(parameters: Parameters, packing: Packing, scalars: int) -> float:
-    """The std of the noise that a released inner product gets, where `scalars` of them may be released in all.
+def release_std(parameters: Parameters, packing: Packing, group: int, scalars: int) -> float:
+    """The std of the noise that a released inner product gets, where `scalars` of them may be released in all, `group` from an output.
 
     2^s × error × √scalars (Li & Micciancio 2021; Li, Micciancio, Schultz & Sorrell 2022, whose bounds have this shape). Choosing s = 20 is
     ours: it bounds the statistical distance between decryptions and exact values at about 2^−20 for all of a key's releases together.
     """
-    return 2.0**FLOOD_BITS * error_std(parameters, packing) * sqrt(max(1, scalars))
+    return 2.0**FLOOD_BITS * error_std(parameters, packing, group) * sqrt(max(1, scalars))
 
 
 def release_grid(std: float) -> float:

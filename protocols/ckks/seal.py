@@ -1,13 +1,15 @@
 """The bridge to SEAL (by TenSEAL's `sealapi`): exact integer polynomials in and out, and ciphertexts from strangers.
 
 Everything stays at scale 1: the quantisation of `Packing` is the only scale, so plaintexts are exact integers modulo q, no encoder's
-floating point in between. SEAL reads and writes files only; these are in memory.
+floating point in between. SEAL reads and writes files only; these are in memory, and each serves once: secret keys pass through them.
 
 SEAL draws keys and noise from its own generator (Blake2xb, seeded by the operating system); our `Entropy` feeds masks only.
 """
 
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -107,8 +109,6 @@ class Arithmetic:
         self._id = tuple(self.context.first_parms_id())
         self.evaluator = seal.Evaluator(self.context)
         self._encoder = seal.CKKSEncoder(self.context)
-        self._file = os.memfd_create("cflpriv") if hasattr(os, "memfd_create") else _temporary()
-        self._path = f"/proc/self/fd/{self._file}" if os.path.isdir("/proc/self/fd") else f"/dev/fd/{self._file}"
         self._short = None  # the same modulus q without the prime that carries keys: encrypting there costs half
         if len(parameters.bits) > 1:
             given.set_coeff_modulus(self.context.first_context_data().parms().coeff_modulus())
@@ -121,9 +121,9 @@ class Arithmetic:
 
     def save(self, thing: Any) -> bytes:
         """SEAL's own encoding (zstd) of a ciphertext or key."""
-        os.ftruncate(self._file, 0)
-        thing.save(self._path)
-        return os.pread(self._file, os.fstat(self._file).st_size, 0)
+        with _file() as (handle, path):
+            thing.save(path)
+            return os.pread(handle, os.fstat(handle).st_size, 0)
 
     def load(self, data: bytes, parts: int) -> Cipher:
         """A ciphertext of so many parts from bytes that may come from an enemy.
@@ -154,12 +154,12 @@ class Arithmetic:
         return key
 
     def _load(self, into: Any, data: bytes, context: Any = None) -> None:
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, data, 0)
-        try:
-            into.load(context or self.context, self._path)
-        except (RuntimeError, ValueError, IndexError, MemoryError):  # SEAL's refusals, as pybind passes them on
-            raise MalformedMessage from None
+        with _file() as (handle, path):
+            os.pwrite(handle, data, 0)
+            try:
+                into.load(context or self.context, path)
+            except (RuntimeError, ValueError, IndexError, MemoryError):  # SEAL's refusals, as pybind passes them on
+                raise MalformedMessage from None
 
     def _literal(self, residues: Residues, *, transformed: bool) -> Cipher:
         """A ciphertext with given parts, shape (parts, primes, N)."""
@@ -250,6 +250,16 @@ class Arithmetic:
             found = [x + modulus * ((values.at(row * n + at) - x) * inverse % q) for x, at in zip(found, positions, strict=True)]
             modulus *= q
         return [x - modulus if 2 * x > modulus else x for x in found]
+
+
+@contextmanager
+def _file() -> Iterator[tuple[int, str]]:
+    """A fresh file in memory and its path. Never one that others have: threads, and forks, would read each other's keys out of it."""
+    handle = os.memfd_create("cflpriv") if hasattr(os, "memfd_create") else _temporary()
+    try:
+        yield handle, f"/proc/self/fd/{handle}" if os.path.isdir("/proc/self/fd") else f"/dev/fd/{handle}"
+    finally:
+        os.close(handle)
 
 
 def _temporary() -> int:

@@ -6,7 +6,7 @@ from hashlib import sha256
 from ..entropy import Entropy, system_entropy
 from ..errors import RemoteError
 from ..keys import Identity, Roster, frame, sign, verify, verify_key
-from .messages import LABEL, Announcement, Request, Setup, Upload, decode, encode, signed_request
+from .messages import LABEL, Announcement, Request, Setup, Upload, decode, encode, signed_request, signed_upload
 from .products import Job, Output, compute
 from .seal import arithmetic
 from .workers import Workers
@@ -57,7 +57,8 @@ class Server:
 
         Raises:
             RemoteError: "malformed" for anything but ciphertexts of this epoch (among them: random bytes, cut ones, other parameters, too
-            long ones, ones that would inflate), "bad-signature" for others than the roster's clients, "enrolled-before" for a second one.
+            long ones, ones that would inflate), "bad-signature" for others than the roster's clients and for ones under another key,
+            "enrolled-before" for a second one.
         """
         upload = self._checked(data)
         self._uploads[upload.client] = upload
@@ -71,7 +72,8 @@ class Server:
     def _checked(self, data: bytes) -> Upload:
         upload = decode(data, Upload, self.setup)
         client = upload.client
-        verify(self._roster, client, upload.signature, LABEL + "upload", upload.setup, client.to_bytes(8, "big"), upload.digest)
+        statement = signed_upload(self.public_key, client, upload.digest)
+        verify(self._roster, client, upload.signature, LABEL + "upload", upload.setup, statement)
         if client in self._uploads:
             raise RemoteError("enrolled-before", client)
         ring, chunks = arithmetic(self.setup.parameters), self.setup.packing.chunks
@@ -124,5 +126,6 @@ class Server:
 
     def _request(self, output: Output) -> bytes:
         digest = self.setup.digest
-        signature = sign(self._identity, LABEL + "request", digest, signed_request(output.left, output.rights, output.ciphertext))
+        statement = signed_request(self.public_key, output.left, output.rights, output.ciphertext)
+        signature = sign(self._identity, LABEL + "request", digest, statement)
         return encode(Request(digest, output.left, output.rights, output.ciphertext, signature))

@@ -65,6 +65,14 @@ def test_it_may_be_written_in_pieces(tmp_path: Path) -> None:
     assert all(same(a, b) for a, b in zip(transcript.messages, read_transcript(tmp_path), strict=True))
 
 
+def test_what_concerns_no_client_travels_once() -> None:
+    transcript = Transcript("full")
+    for source, target in (("key-holder", "server"), ("server", "key-holder"), ("server", "clients"), ("clients", "server")):
+        transcript.add(0, "gram", "x", source, target, (), {"x": np.zeros(2)}, readers=("server",))
+    assert [(one.copies, one.total_bytes) for one in transcript.messages] == [(1, 16), (1, 16), (0, 0), (0, 0)]
+    assert transcript.upload_bytes == transcript.download_bytes == 0
+
+
 def test_kept_payloads_are_copies() -> None:
     transcript, value = Transcript("full"), np.zeros(2)
     transcript.add(0, "gather", "x", "clients", "server", (0,), [{"x": value}], readers=("server",))
