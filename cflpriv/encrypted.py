@@ -217,7 +217,10 @@ class EncryptedSession:
                 self._show(pairs, record)
         numbers = [self._channel.numbers[client] for client in self._order]
         error = max(self._error, self._holder.std)
-        return Gram.of_matrix(self._order, ckks.gram_matrix(numbers, self._holder.blocks, self._server.landmarks, error), p, error)
+        assert self._setup is not None
+        matrix = ckks.gram_matrix(numbers, self._holder.blocks, self._server.landmarks, error)
+        error = ckks.gram_error(self._setup, matrix, self._holder.std, self._server.landmarks)
+        return Gram.of_matrix(self._order, matrix, p, error)
 
     def _enrol(self, clients: Sequence[int], uploads: Sequence[Mapping[str, Array]], record: Recorder) -> None:
         context = {"epoch": self._epoch}

@@ -12,7 +12,10 @@ import numpy as np
 from .errors import InputError
 from .types import Array, check_array
 
-__all__ = ["MEASURES", "Gram", "Measure", "SimilarityMatrix", "angle_rows", "angles", "cosines", "principal_angles"]
+__all__ = [
+    "MEASURES", "ZERO_BELOW", "Gram", "Measure", "SimilarityMatrix", "angle_rows", "angles", "cosines", "drowned", "least_norm",
+    "principal_angles", "without_noise",
+]  # fmt: skip
 
 Measure = Literal["smallest_angle", "corresponding_angles", "sum_of_angles", "chordal"]
 
@@ -24,6 +27,10 @@ MEASURES: dict[str, str] = {
 }
 NOISE_DEGREES, NOISE_CHORDAL = 1e-5, 1e-6
 """Near zero, distances from a Gram matrix in float64 are rounding: 1 − cos is known to a few 1e-16."""
+ZERO_BELOW = 4.0
+"""A squared norm below so many errors cannot be told from zero: one of 30,000 zero vectors comes out longer."""
+DROWNED_BELOW = 16.0
+"""Between vectors of fewer errors squared a cosine errs by more than 1/16: by 0.25 in one of 16,000 pairs, the width of a choice of τ."""
 _ANGULAR = {"smallest_angle", "corresponding_angles", "sum_of_angles"}
 
 
@@ -51,7 +58,7 @@ class Gram:
     """The inner products of n clients' p vectors each, by blocks: `block(rows, cols)` has shape (rows, p, cols, p).
 
     Blocks are made when asked for, so that large n needs little memory. `error` is the standard deviation of what a protection added to
-    each inner product; float64's rounding goes without saying.
+    each inner product (where that differs, of the most); float64's rounding goes without saying.
     """
 
     clients: tuple[int, ...]
@@ -166,16 +173,40 @@ def _degrees(cosine: Array) -> Array:
 def cosines(gram: Gram) -> SimilarityMatrix:
     """The cosine similarity of one vector per client (p = 1); a zero vector has cosine 0 with everyone.
 
+    So has one that `gram.error` does not let tell from zero. `noise` is the cosine that errors alone make of orthogonal vectors as short as
+    the shortest other one.
+
     Raises `InputError` for p ≠ 1.
     """
     if gram.p != 1:
         raise InputError(f"cosines: clients hold p = {gram.p} vectors each, expected 1")
-    matrix = np.asarray(gram.matrix(), dtype=np.float64)
+    matrix = without_noise(np.asarray(gram.matrix(), dtype=np.float64), gram.error)
     norms = np.sqrt(np.maximum(np.diag(matrix), 0.0))
     scale = np.where(norms > 0, norms, np.inf)
     values = np.clip(matrix / scale[:, None] / scale[None, :], -1.0, 1.0)
     np.fill_diagonal(values, 1.0)
-    return SimilarityMatrix(values, gram.clients, "cosine", "similarity")
+    told = norms[norms > 0]
+    noise = ZERO_BELOW * gram.error / float(told.min()) ** 2 if len(told) else 0.0
+    return SimilarityMatrix(values, gram.clients, "cosine", "similarity", noise)
+
+
+def without_noise(products: Array, error: float) -> Array:
+    """Inner products (n, n) of vectors, each with an error of standard deviation `error`: what cannot be told from zero is zero.
+
+    A zero vector's products with others may err by more than its own norm comes out as, and would make any cosine.
+    """
+    zero = np.diag(products) < ZERO_BELOW * error
+    return np.where(zero[:, None] | zero[None, :], 0.0, products) if error else products
+
+
+def drowned(squares: Array, error: float) -> bool:
+    """Whether at least half of these squared norms are so small beside `error` that the vectors' cosines are mostly noise."""
+    return error > 0 and float(np.median(squares)) < DROWNED_BELOW * error
+
+
+def least_norm(error: float) -> float:
+    """The norm below which `drowned` counts a vector."""
+    return float(np.sqrt(DROWNED_BELOW * error))
 
 
 def principal_angles(u: Array, v: Array) -> Array:

@@ -20,6 +20,7 @@ Deviations, each for a reason:
   root. Who walks and has no update, because its training diverged (and is skipped), goes to the larger side.
 - A cluster that took someone in is not split for `settle` rounds: the update of one who has not trained yet is long, and the printed test
   takes it for incongruent (on label-swapped digits it split off every newcomer at once).
+- A cluster is not split where the errors of a protection drown its updates: the round's notes say "error" (see docs/clustering.md).
 - A client in a cluster of its own never splits. A side smaller than the floor (`small_clusters = "merge"`) or `smallest` stops a split.
 - Means are weighted by sample counts as in eq. 2 (Algorithm 5 prints equal weights: `weights="equal"`).
 
@@ -266,7 +267,7 @@ def cfl(
                 federation.close(updates)
                 state = replace(state, tree=tuple(tree))
                 if stationary:
-                    notes["refused"].append({"cluster": label, "because": ["", "eps2", "gamma_max", "smallest", ""][said]})
+                    notes["refused"].append({"cluster": label, "because": ["", "eps2", "gamma_max", "smallest", "", "error"][said]})
                 continue
             side = dict(zip(updates.clients, (int(one) for one in released.result["side"]), strict=True))
             larger = 1 if 2 * sum(side.values()) > len(side) else 0

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..federation import GramView
+from ..similarity import ZERO_BELOW, drowned, least_norm, without_noise
 from ..types import Array
 
 __all__ = ["Known", "MergeClusters", "MergePresent", "PlaceNewcomers", "merge_by_cosine"]
@@ -21,17 +22,18 @@ HEATMAP_CLIENTS = 500
 """The matrix of all cosines is part of the evidence up to this many clients."""
 
 
-def merge_by_cosine(sums: Array, tau: float, at_least: int = 1, sizes: Sequence[int] = ()) -> tuple[Array, list[float]]:
+def merge_by_cosine(sums: Array, tau: float, at_least: int = 1, sizes: Sequence[int] = (), error: float = 0.0) -> tuple[Array, list[float]]:
     """Merge the best pair while its cosine is at least τ (never at τ = 1); each cluster's new label, and the cosines of the merges.
 
     `sums[a, b]` = Σ_{i∈a, j∈b} Ψ_i·Ψ_j: of sums or means of members the cosine is the same. Among equals the pair of lowest numbers goes
-    first. Clusters of fewer than `at_least` clients (by `sizes`) then join the most similar, smallest first.
+    first. Clusters of fewer than `at_least` clients (by `sizes`) then join the most similar, smallest first. A sum that an `error` of that
+    standard deviation in each inner product does not let tell from zero has cosine 0.
     """
     sums = _symmetric(np.asarray(sums, dtype=np.float64))
     groups = [[i] for i in range(len(sums))]
     counts = list(sizes) if sizes else [1] * len(sums)
     merged: list[float] = []
-    cosine = _cosines(sums)
+    cosine = _cosines(sums, error, counts)
     np.fill_diagonal(cosine, -np.inf)
 
     def join(a: int, b: int) -> None:
@@ -41,7 +43,8 @@ def merge_by_cosine(sums: Array, tau: float, at_least: int = 1, sizes: Sequence[
         groups[a] += groups.pop(b)
         counts[a] += counts.pop(b)
         sums, cosine = (np.delete(np.delete(matrix, b, 0), b, 1) for matrix in (sums, cosine))
-        row = _cosine(sums[a], sums[a, a], np.diag(sums))
+        squares = _squares(sums, error, counts)
+        row = _cosine(sums[a], squares[a], squares)
         row[a] = -np.inf
         cosine[a] = cosine[:, a] = row
 
@@ -66,8 +69,17 @@ def _cosine(products: Array, square: float, squares: Array) -> Array:
     return np.clip(np.divide(products, scale, out=np.zeros_like(products), where=scale > 0), -1.0, 1.0)
 
 
-def _cosines(sums: Array) -> Array:
-    return np.stack([_cosine(row, float(row[i]), np.diag(sums)) for i, row in enumerate(sums)])
+def _cosines(sums: Array, error: float, sizes: Sequence[int] | Array) -> Array:
+    squares = _squares(sums, error, sizes)
+    return np.stack([_cosine(row, float(squares[i]), squares) for i, row in enumerate(sums)])
+
+
+def _squares(sums: Array, error: float, sizes: Sequence[int] | Array) -> Array:
+    """Squared norms of sums of `sizes` vectors, zero where errors alone could make them: of m² products those of pairs count twice."""
+    if not error:
+        return np.diag(sums)
+    m = np.asarray(sizes, dtype=np.float64)
+    return np.where(np.diag(sums) < ZERO_BELOW * error * np.sqrt(2 * m**2 - m), 0.0, np.diag(sums))
 
 
 def _cluster_sums(products: Array, labels: Array, k: int | None = None) -> Array:
@@ -92,7 +104,10 @@ def _by_first_client(labels: Array, clients: Sequence[int]) -> Array:
 
 
 def _products(view: GramView) -> Array:
-    """All inner products so far; only the rows of new clients are asked for."""
+    """All inner products so far; only the rows of new clients are asked for. What cannot be told from zero is zero.
+
+    Raises `InputError` where the protection's errors drown the typical vector: clusters would be made of noise.
+    """
     old: Array = view.memory.get("products", np.zeros((0, 0)))
     before, total = len(old), view.gram.n
     if view.gram.p != 1:
@@ -103,14 +118,21 @@ def _products(view: GramView) -> Array:
     products[before:] = rows
     products[:, before:] = rows.T
     view.memory["products"] = products
-    return products
+    error = view.gram.error
+    if drowned(np.diag(products), error):
+        raise InputError(
+            f"stocfl: half of the clients or more have vectors of norms below {least_norm(error):.2g}, where the protection's error of "
+            f"{error:.2g} an inner product makes clusters of noise; give a smaller protection.ckks_bound, or ckks_release = 'labels' in a "
+            "larger ckks_ring"
+        )
+    return without_noise(products, error)
 
 
-def _evidence(products: Array, labels: Array, clients: Sequence[int], merged: Sequence[float]) -> dict[str, Any]:
+def _evidence(products: Array, labels: Array, clients: Sequence[int], merged: Sequence[float], error: float) -> dict[str, Any]:
     """The histogram of all clients' cosines, those of the merges made, and the best that was not."""
-    cosine = _cosines(products)
+    cosine = _cosines(products, error, np.ones(len(products)))
     pairs = cosine[np.triu_indices(len(cosine), 1)]
-    between = _cosines(_cluster_sums(products, labels))
+    between = _cosines(_cluster_sums(products, labels), error, np.bincount(labels))
     apart = between[np.triu_indices(len(between), 1)]
     evidence = {
         "similarity_histogram": np.histogram(pairs, BINS)[0].tolist(), "merge_cosines": [float(value) for value in merged],
@@ -119,9 +141,8 @@ def _evidence(products: Array, labels: Array, clients: Sequence[int], merged: Se
     return evidence | ({"distance": 1.0 - cosine} if len(clients) <= HEATMAP_CLIENTS else {})
 
 
-def _nearest_old(sums: Array, old: Sequence[bool]) -> Array:
+def _nearest_old(cosine: Array, old: Sequence[bool]) -> Array:
     """For each cluster the most similar other one among the `old`, −1 if there is none."""
-    cosine = _cosines(sums)
     np.fill_diagonal(cosine, -np.inf)
     cosine[:, ~np.asarray(old, dtype=bool)] = -np.inf
     return np.where(np.isfinite(cosine.max(axis=1)), cosine.argmax(axis=1), -1)
@@ -139,17 +160,18 @@ class MergeClusters:
     at_least: int = 1
 
     def __call__(self, view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        products, clients = _products(view), view.gram.clients
+        products, clients, error = _products(view), view.gram.clients, view.gram.error
         known: Array = view.memory.get("labels", np.zeros(0, dtype=np.int64))
         first = int(known.max()) + 1 if len(known) else 0
         alone = np.concatenate([known, first + np.arange(len(clients) - len(known))])  # each new client is a cluster
         alone = _by_first_client(alone, clients)
-        into, merged = merge_by_cosine(_cluster_sums(products, alone), self.tau, self.at_least, np.bincount(alone).tolist())
+        sums, sizes = _cluster_sums(products, alone), np.bincount(alone).tolist()
+        into, merged = merge_by_cosine(sums, self.tau, self.at_least, sizes, error)
         labels = _by_first_client(into[alone], clients)
         view.memory["labels"] = labels
         old = [bool((labels[: len(known)] == label).any()) for label in range(int(labels.max()) + 1)]
-        result = {"labels": labels, "nearest": _nearest_old(_cluster_sums(products, labels), old)}
-        return result, _evidence(products, labels, clients, merged)
+        between = _cosines(_cluster_sums(products, labels), error, np.bincount(labels))
+        return {"labels": labels, "nearest": _nearest_old(between, old)}, _evidence(products, labels, clients, merged, error)
 
 
 @dataclass(frozen=True)
@@ -166,7 +188,7 @@ class PlaceNewcomers:
     at_least: int = 1
 
     def __call__(self, view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        products, clients = _products(view), view.gram.clients
+        products, clients, error = _products(view), view.gram.clients, view.gram.error
         labels: Array = view.memory.get("labels", np.zeros(0, dtype=np.int64))
         first = len(labels)
         nearest: list[int] = []
@@ -174,25 +196,26 @@ class PlaceNewcomers:
             met = np.arange(len(labels))
             sums = _cluster_sums(products[np.ix_(met, met)], labels, self.k + len(nearest))
             towards = np.bincount(labels, weights=products[place, met], minlength=len(sums))
-            cosine = _cosine(towards, float(products[place, place]), np.diag(sums))
+            squares = _squares(sums, error, np.bincount(labels, minlength=len(sums)))
+            cosine = _cosine(towards, float(products[place, place]), squares)
             best = int(cosine.argmax()) if len(met) else -1
             if best >= 0 and cosine[best] >= self.tau and self.tau < 1:
                 labels = np.append(labels, best)
             else:
                 labels = np.append(labels, self.k + len(nearest))
                 nearest.append(best)
-        labels, nearest = self._joined(products, labels, nearest)
+        labels, nearest = self._joined(products, labels, nearest, error)
         view.memory["labels"] = labels
-        return {"labels": labels[first:], "nearest": np.array(nearest, dtype=np.int64)}, _evidence(products, labels, clients, [])
+        return {"labels": labels[first:], "nearest": np.array(nearest, dtype=np.int64)}, _evidence(products, labels, clients, [], error)
 
-    def _joined(self, products: Array, labels: Array, nearest: list[int]) -> tuple[Array, list[int]]:
+    def _joined(self, products: Array, labels: Array, nearest: list[int], error: float) -> tuple[Array, list[int]]:
         while True:
             counts = np.bincount(labels, minlength=self.k + len(nearest))
             small = [label for label in range(self.k, len(counts)) if counts[label] < self.at_least]
             if not small or len(counts) < 2:
                 return labels, nearest
             label = min(small, key=lambda one: (counts[one], one))
-            cosine = _cosines(_cluster_sums(products, labels, len(counts)))[label]
+            cosine = _cosines(_cluster_sums(products, labels, len(counts)), error, counts)[label]
             cosine[label] = -np.inf
             labels = np.where(labels == label, int(cosine.argmax()), labels)
             labels = labels - (labels > label)
@@ -212,10 +235,10 @@ class MergePresent:
     known: tuple[int, ...]
 
     def __call__(self, view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        products = _products(view)
+        products, error = _products(view), view.gram.error
         present, place = np.unique(self.known, return_inverse=True)
         means = _cluster_sums(products, place)
-        cosine = _cosines(means)
+        cosine = _cosines(means, error, np.bincount(place))
         parent = np.arange(len(present))
         rows, cols = np.triu_indices(len(present), 1)
         merged = []
@@ -227,7 +250,7 @@ class MergePresent:
                 parent[parent == max(a, b)] = min(a, b)
                 merged.append(value)
         labels = np.unique(parent[place], return_inverse=True)[1]
-        return {"into": parent}, _evidence(products, labels, view.gram.clients, merged)
+        return {"into": parent}, _evidence(products, labels, view.gram.clients, merged, error)
 
 
 @dataclass(frozen=True)

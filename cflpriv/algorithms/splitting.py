@@ -15,13 +15,15 @@ from scipy.spatial.distance import squareform
 from ..clustering import linkage_tree, ordered_labels
 from ..errors import InputError
 from ..federation import GramView
-from ..similarity import SimilarityMatrix, cosines
+from ..similarity import SimilarityMatrix, cosines, drowned
 from ..types import Array
 
 __all__ = ["Bipartition", "MoreSimilar", "SPLIT", "bipartition", "cross_similarity", "pictured", "separation_gap"]
 
-MOVING, CONGRUENT, TOO_NOISY, TOO_SMALL, SPLIT = range(5)
-"""What a test said: mean norm at or above ε₁; no client norm above ε₂; γ_max; a side too small; split."""
+MOVING, CONGRUENT, TOO_NOISY, TOO_SMALL, SPLIT, DROWNED = range(6)
+"""What a test said: mean norm at or above ε₁; no client norm above ε₂; γ_max; a side too small; split; the protection's errors are too
+large for norms like these.
+"""
 
 
 def bipartition(alpha: Array, linkage: Literal["single", "complete"] = "single") -> Array:
@@ -76,7 +78,7 @@ def separation_gap(alpha: Array, groups: Sequence[int]) -> float:
 class Bipartition:
     """Public code run where the Gram may be seen: norms, cosines, bipartition, and whether to accept it (Alg. 5, l. 16 to 22).
 
-    Result: "said" (one of MOVING, CONGRUENT, TOO_NOISY, TOO_SMALL, SPLIT) and "side" of each client; evidence: the rest.
+    Result: "said" (one of MOVING, CONGRUENT, DROWNED, TOO_NOISY, TOO_SMALL, SPLIT) and "side" of each client; evidence: the rest.
     """
 
     stationary: bool
@@ -87,13 +89,16 @@ class Bipartition:
 
     def __call__(self, view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         alpha = cosines(view.gram)  # α_ij = ⟨Δθ_i, Δθ_j⟩ / (‖Δθ_i‖ ‖Δθ_j‖)  (eq. 44)
-        largest = float(np.sqrt(np.diag(view.gram.matrix()).max()))
+        squares = np.maximum(np.diag(view.gram.matrix()), 0.0)  # noise makes some of them negative
+        largest = float(np.sqrt(squares.max()))
         side = bipartition(alpha.values, self.linkage)  # (eq. 25)
         cross = cross_similarity(alpha.values, side)
         if not self.stationary:
             said = MOVING
         elif not largest > self.eps2:  # max_i ‖Δθ_i‖ > ε₂  (eq. 33)
             said = CONGRUENT
+        elif drowned(squares, view.gram.error):
+            said = DROWNED
         elif not self.gamma_max < np.sqrt(max(0.0, 1.0 - cross) / 2.0):  # γ_max < sqrt((1 − α_cross^max) / 2)  (eq. 39)
             said = TOO_NOISY
         elif min(int((side == 0).sum()), int((side == 1).sum())) < self.at_least:
@@ -107,7 +112,10 @@ class Bipartition:
 
 @dataclass(frozen=True)
 class MoreSimilar:
-    """Algorithm 4: which child holds the pre-split update most similar to a newcomer's. Result: "side" of each newcomer."""
+    """Algorithm 4: which child holds the pre-split update most similar to a newcomer's. Result: "side" of each newcomer.
+
+    An update of zero, or that errors do not let tell from zero, is as similar to both, and goes to child 1.
+    """
 
     def __call__(self, view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         alpha = cosines(view.gram)

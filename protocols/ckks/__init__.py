@@ -33,7 +33,7 @@ Unaudited research code.
 from ..errors import LocalError, MalformedMessage, RemoteError
 from ..keys import Identity, Roster
 from .client import encrypt
-from .completion import gram_matrix
+from .completion import gram_error, gram_matrix
 from .holder import KeyHolder
 from .messages import Setup
 from .parameters import PARAMETERS, SYMMETRIC_PARAMETERS, Packing, Parameters, error_std, plan, release_grid, release_std
@@ -58,6 +58,7 @@ __all__ = [
     "arithmetic",
     "encrypt",
     "error_std",
+    "gram_error",
     "gram_matrix",
     "landmarks_of",
     "plan",

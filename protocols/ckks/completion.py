@@ -6,8 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import LocalError
+from .messages import Setup
+from .parameters import error_std
 
-__all__ = ["gram_matrix"]
+__all__ = ["gram_error", "gram_matrix"]
 
 Matrix = npt.NDArray[np.float64]
 
@@ -47,3 +49,15 @@ def gram_matrix(
     keep = values > max(10 * error * np.sqrt(len(rows)), 1e-9 * max(values[-1], 0.0))
     half = found @ (vectors[:, keep] / np.sqrt(values[keep]))
     return np.asarray(half @ half.T)
+
+
+def gram_error(setup: Setup, matrix: Matrix, noise: float, landmarks: Sequence[int] = ()) -> float:
+    """The std of the error of these inner products: of the `noise` that was added, or of computing, which goes with the longest vector.
+
+    With `landmarks` the diagonal holds projections, which do not tell how long vectors are: the public bound counts.
+    """
+    most = error_std(setup.parameters, setup.packing, setup.group)
+    if landmarks:
+        return max(most, noise)
+    longest = np.sqrt(max(float(matrix.diagonal().max()), 0.0) + 4 * max(most, noise))  # its norm is known up to errors only
+    return max(error_std(setup.parameters, setup.packing, setup.group, float(longest)), noise)

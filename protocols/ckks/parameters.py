@@ -125,15 +125,17 @@ def mask_std(parameters: Parameters) -> float:
     return _SIGMA * sqrt(4 * parameters.ring / 3 + 1)
 
 
-def error_std(parameters: Parameters, packing: Packing, group: int) -> float:
-    """An upper bound on the std of the error of a computed inner product of vectors of norm `bound`, where `group` pairs share an output.
+def error_std(parameters: Parameters, packing: Packing, group: int, longest: float | None = None) -> float:
+    """An upper bound on the std of the error of a computed inner product of vectors of norms up to `longest` (by default `bound`), where
+    `group` pairs share an output.
 
     Per coefficient of Σ (A + e)(B + e') − A B: σ² (‖A‖² + ‖B‖²) from noise times message, chunks N σ⁴ from noise times noise, with B
     and e' summed over the pairs that share an output, plus the noise of the mask's encryption. Quantising counts as noise. `group` is the
     number that an epoch allows (`Setup.group`), which may be fewer than would fit (`Packing.group`).
     """
     variance = fresh_std(parameters, public=parameters.mode == "public-key") ** 2 + 1 / 12
-    message = packing.p * (packing.bound * packing.scale) ** 2
+    norm = packing.bound if longest is None else min(longest, packing.bound)
+    message = packing.p * (norm * packing.scale) ** 2
     products = group * (2 * variance * message + packing.chunks * parameters.ring * variance**2)
     return sqrt(products + mask_std(parameters) ** 2) / packing.scale**2
 

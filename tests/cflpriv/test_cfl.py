@@ -15,7 +15,7 @@ from scenes import PROTECTIONS, federation, mlp_training, population, training
 from cflpriv.algorithm import Algorithm
 from cflpriv.algorithms.cfl import EPS1, EPS2, cfl, gaps, offer, path
 from cflpriv.algorithms.fedavg import fedavg
-from cflpriv.algorithms.splitting import bipartition, cross_similarity, separation_gap
+from cflpriv.algorithms.splitting import CONGRUENT, DROWNED, SPLIT, Bipartition, MoreSimilar, bipartition, cross_similarity, separation_gap
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine
 from cflpriv.errors import InputError, TooFewClients
@@ -23,12 +23,13 @@ from cflpriv.evaluation import Losses
 from cflpriv.experiments import parse_config
 from cflpriv.experiments.checkpoint import flatten, save_checkpoint
 from cflpriv.experiments.run import prepare
-from cflpriv.federation import Sampling
+from cflpriv.federation import GramView, Sampling
 from cflpriv.local import LocalFederation
 from cflpriv.metrics import ari
 from cflpriv.models import Model
 from cflpriv.protection import Protection
 from cflpriv.record import Transcript
+from cflpriv.similarity import Gram
 from cflpriv.training import Train
 from cflpriv.types import Array, Population
 
@@ -531,6 +532,73 @@ def test_a_side_below_the_floor_stops_a_split() -> None:
         state, records = rounds(cfl(train_on(scene), **options), LocalFederation(scene.clients, protection=protection), 25)  # type: ignore[arg-type]
         assert len(state.tree) == 1
         assert "smallest" in {one["because"] for record in records for one in record.notes["refused"]}
+
+
+# --- errors of a protection
+
+
+def noised(vectors: Array, error: float, seed: int = 0, new: tuple[int, ...] = (), memory: dict[str, Any] | None = None) -> GramView:
+    """The Gram of `vectors` with independent errors."""
+    n = len(vectors)
+    errors = np.triu(np.random.default_rng(seed).normal(scale=error, size=(n, n)))
+    gram = Gram.of_matrix(range(n), vectors @ vectors.T + errors + np.triu(errors, 1).T, error=error)
+    return GramView(gram, new, {} if memory is None else memory)
+
+
+def opposed(seed: int, n: int, norm: float, zeros: tuple[int, ...] = ()) -> Array:
+    """Two groups that pull apart: cosines of 0.8 or more inside, of −0.8 or less across."""
+    rng = np.random.default_rng(seed)
+    vectors = np.outer((-1.0) ** np.arange(n), np.eye(20)[0]) + 0.05 * rng.uniform(-1, 1, size=(n, 20))
+    vectors *= norm / np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors[list(zeros)] = 0
+    return np.asarray(vectors)
+
+
+@given(st.integers(0, 10**6), st.integers(4, 10), st.floats(np.log10(30), 6.0))
+@settings(max_examples=40, deadline=None)
+def test_errors_leave_the_split_of_long_updates_as_it_is(seed: int, n: int, ratio: float) -> None:
+    """From 30 errors squared: cosines then err by 0.04, and the gap is 1.6."""
+    vectors, error = opposed(seed, n + 1, norm=0.02), 4e-4 / 10**ratio
+    clear, noisy = ({}, {})  # type: ignore[var-annotated]
+    found = []
+    for memory, by in ((clear, 0.0), (noisy, error)):
+        result, _ = Bipartition(True, 0.005, 0.5)(noised(vectors[:n], by, seed, tuple(range(n)), memory))
+        walked, _ = MoreSimilar()(noised(vectors, by, seed, (n,), memory))
+        found.append((result["said"], result["side"].tolist(), walked["side"].tolist()))
+    assert found[0] == found[1]
+    assert found[0][0] == SPLIT
+
+
+def test_the_same_clients_with_zero_updates_are_split_off_under_errors() -> None:
+    for seed in range(100):  # a zero update is taken for another in one of 30,000 cases
+        vectors = np.abs(opposed(seed, 8, norm=1.0, zeros=(3, 6)))  # congruent but for two zeros
+        clear, _ = Bipartition(True, 0.1, 0.0)(noised(vectors, 0.0, seed))
+        noisy, evidence = Bipartition(True, 0.1, 0.0)(noised(vectors, 1e-3, seed))
+        assert clear["side"].tolist() == noisy["side"].tolist()
+        np.testing.assert_array_equal(evidence["alpha"][[3, 6]], np.eye(8)[[3, 6]])
+
+
+def test_without_errors_the_bipartition_changes_by_no_bit() -> None:
+    for seed in range(20):
+        vectors = np.random.default_rng(seed).normal(size=(7, 5))
+        (plain, facts), (same, others) = (Bipartition(True, 0.1, 0.2)(noised(vectors, error)) for error in (0.0, 1e-300))
+        assert (plain["said"], plain["side"].tolist()) == (same["said"], same["side"].tolist())
+        for name in facts:
+            np.testing.assert_array_equal(facts[name], others[name])
+
+
+def test_updates_drowned_by_errors_split_nothing_and_it_is_said() -> None:
+    """Norm 0.02 under the noise of `ckks_bound = 10`, down to none at all."""
+    for seed in range(20):
+        for norm in (0.02, 0.01, 0.0):
+            result, evidence = Bipartition(True, 0.0, 0.0)(noised(opposed(seed, 8, norm), 2.5e-4, seed))
+            assert result["said"] == DROWNED or (norm == 0 and result["said"] == CONGRUENT)
+            assert np.isfinite(evidence["largest_norm"])
+    scene = swapped(6)
+    fed = federation(scene, Protection(gram=("ckks",), ckks_release="gram", ckks_bound=512.0))
+    state, records = rounds(cfl(train_on(scene), eps1=0.5), fed, 12)
+    assert len(state.tree) == 1
+    assert "error" in {one["because"] for record in records for one in record.notes["refused"]}
 
 
 # --- refused before anything runs

@@ -11,6 +11,7 @@ from scenes import federation, population, training
 
 from cflpriv.algorithm import Algorithm
 from cflpriv.algorithms import ALGORITHMS
+from cflpriv.algorithms.merging import MergeClusters
 from cflpriv.attacks.adversary import view_of
 from cflpriv.clustering import cut_tree, linkage_tree
 from cflpriv.data import build_population
@@ -18,6 +19,7 @@ from cflpriv.encrypted import EncryptedGram, EncryptedSession, Settings
 from cflpriv.errors import InputError
 from cflpriv.experiments import run_experiment, start
 from cflpriv.experiments.config import load_config, parse_config
+from cflpriv.federation import GramView
 from cflpriv.local import LocalFederation
 from cflpriv.protection import Protection
 from cflpriv.protocols.ckks import arithmetic
@@ -318,3 +320,16 @@ def test_the_sum_may_be_protected_too() -> None:
     _, algorithm, state = clustered(protection, rounds=1, weights="equal")
     _, clear, plain = clustered(Protection(), rounds=1, weights="equal")
     assert labels(algorithm, state) == labels(clear, plain)
+
+
+@pytest.mark.parametrize("norm", [10.0, 1.0, 0.02])
+def test_under_labels_the_error_counted_is_that_of_vectors_as_long_as_these(norm: float) -> None:
+    """A wide bound costs short vectors nothing; released noise is the same for all."""
+    rows = np.random.default_rng(0).normal(size=(8, 1, 200)) * 0.3 + np.random.default_rng(1).normal(size=(2, 1, 200))[np.arange(8) % 2]
+    rows *= norm / np.linalg.norm(rows, axis=2, keepdims=True)
+    epoch = session(Protection(gram=("ckks",), ckks_bound=10.0), 8)
+    gram = epoch.extend(range(8), [epoch.upload(client, one) for client, one in enumerate(rows)], 1, lambda *args, **options: None)
+    found = float(np.sqrt(((gram.matrix() - rows[:, 0] @ rows[:, 0].T) ** 2).mean()))
+    assert gram.error / 5 < found < 2 * gram.error  # measured: a third to the whole of it
+    result, _ = MergeClusters(0.5)(GramView(gram, tuple(range(8)), {}))
+    assert result["labels"].tolist() == [0, 1] * 4

@@ -14,7 +14,7 @@ from scenes import mlp_training as train_on
 
 from cflpriv.algorithm import Algorithm
 from cflpriv.algorithms import fedavg, stocfl
-from cflpriv.algorithms.merging import MergeClusters, MergePresent, PlaceNewcomers, merge_by_cosine
+from cflpriv.algorithms.merging import Known, MergeClusters, MergePresent, PlaceNewcomers, merge_by_cosine
 from cflpriv.algorithms.stocfl import Represent, State, count_sketch
 from cflpriv.channels import ClearGram, channels
 from cflpriv.data import DataSpec, build_population
@@ -174,6 +174,85 @@ def test_small_clusters_join_the_most_similar() -> None:
     assert as_sets(alone, range(5)) == {frozenset({0, 1}), frozenset({2, 3}), frozenset({4})}
     joined, _ = merge_by_cosine(vectors @ vectors.T, 0.9, at_least=2)
     assert as_sets(joined, range(5)) == {frozenset({0, 1, 4}), frozenset({2, 3})}
+
+
+# --- errors of a protection
+
+
+def noised(vectors: Array, error: float, seed: int, new: Sequence[int] = (), memory: dict[str, Any] | None = None) -> GramView:
+    """The Gram of `vectors` with independent errors; those of clients that were there before are the same under the same seed."""
+    n = len(vectors)
+    errors = np.zeros((n, n))
+    for i in range(n):
+        errors[i, : i + 1] = errors[: i + 1, i] = np.random.default_rng([seed, i]).normal(scale=error, size=i + 1)
+    gram = Gram.of_matrix(range(n), vectors @ vectors.T + errors, error=error)
+    return GramView(gram, tuple(new), {} if memory is None else memory)
+
+
+def separated(seed: int, n: int, groups: int, norm: float, zeros: int = 0) -> Array:
+    """Vectors of one norm in orthogonal groups: cosines of 0.9 or more in a group, of 0.1 or less across; the first `zeros` are zero."""
+    rng = np.random.default_rng(seed)
+    vectors = np.eye(30)[np.arange(n) % groups] + 0.02 * rng.uniform(-1, 1, size=(n, 30))
+    vectors *= norm / np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors[:zeros] = 0
+    return np.asarray(vectors)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.integers(6, 12), st.integers(2, 3), st.floats(np.log10(30), 6.0))
+def test_errors_leave_the_clusters_of_long_vectors_as_they_are(seed: int, n: int, groups: int, ratio: float) -> None:
+    """From 30 errors squared: cosines then err by 0.04, so that τ = 0.5 errs once in 10^20, and norms by 1/30."""
+    vectors, error = separated(seed, n, groups, norm=0.02), 4e-4 / 10**ratio
+    old = n - 2
+    clear, noisy = {}, {}  # type: ignore[var-annotated]
+    for memory, by in ((clear, 0.0), (noisy, error)):
+        first, _ = MergeClusters(0.5)(noised(vectors[:old], by, seed, range(old), memory))
+        k = int(first["labels"].max()) + 1
+        assert k == groups
+        placed, _ = PlaceNewcomers(0.5, k)(noised(vectors, by, seed, range(old, n), memory))
+        present, _ = MergePresent(0.5, tuple(range(n)))(noised(vectors, by, seed, range(n)))
+        memory["found"] = [*first["labels"], *placed["labels"], *placed["nearest"], *present["into"]]
+    assert clear["found"] == noisy["found"]
+
+
+def test_zero_vectors_stay_alone_under_errors_too() -> None:
+    for seed in range(100):  # a zero vector is taken for another in one of 30,000 cases
+        vectors = separated(seed, 9, 3, norm=0.02, zeros=2)
+        clear, _ = MergeClusters(0.5)(noised(vectors, 0.0, seed, range(9)))
+        noisy, evidence = MergeClusters(0.5)(noised(vectors, 1e-6, seed, range(9)))
+        np.testing.assert_array_equal(clear["labels"], noisy["labels"])
+        np.testing.assert_array_equal(evidence["distance"][:2], np.ones((2, 9)))
+
+
+def test_without_errors_nothing_changes_by_a_bit() -> None:
+    """An error far below rounding goes through all that errors go through."""
+    for seed in range(20):
+        vectors = blobs(seed, 10)
+        for then in (MergeClusters(0.3), MergeClusters(0.3, 3), MergePresent(0.3, (0, 1, 1, 2, 3, 4, 5, 6, 7, 8))):
+            (plain, facts), (same, others) = (then(noised(vectors, error, seed, range(10))) for error in (0.0, 1e-300))
+            for name in plain:
+                np.testing.assert_array_equal(plain[name], same[name])
+            for name in facts:
+                np.testing.assert_array_equal(facts[name], others[name])
+
+
+@pytest.mark.parametrize("then", [MergeClusters(0.5), MergePresent(0.5, tuple(range(8))), Known((0,) * 8)])
+def test_vectors_drowned_by_errors_are_refused_by_name(then: Any) -> None:
+    """Norm 0.02 under the noise of `ckks_bound = 10`."""
+    vectors = separated(0, 8, 2, norm=0.02)
+    with pytest.raises(InputError, match=r"norms below 0\.063, .* error of 0\.00025 .* protection\.ckks_bound"):
+        then(noised(vectors, 2.5e-4, 0, range(8)))
+    then(noised(10 * vectors, 2.5e-4, 0, range(8)))
+
+
+def test_a_cluster_whose_vectors_cancel_has_no_direction_under_errors() -> None:
+    a, b = np.eye(2)
+    for seed in range(100):
+        memory: dict[str, Any] = {}
+        start = np.stack([a, -a, a, -a, b, b])
+        Known((0, 0, 0, 0, 1, 1))(noised(start, 1e-3, seed, range(6), memory))
+        result, _ = PlaceNewcomers(0.1, 2)(noised(np.stack([*start, a]), 1e-3, seed, (6,), memory))
+        assert list(result["labels"]) == [2]  # a sum of errors is beyond four std in one of 30,000 cases
 
 
 # --- the whole algorithm, told plainly
