@@ -15,8 +15,9 @@ An attack is a module with three functions, and one line in `ATTACKS`:
 A `Case` is one adversary on one run: `view`, `reference` (the same on the weakest form of the same pipeline: same seed and data, no
 protection), `prior`, `truth`, and the `budget`. `cells` makes its figures with `leakage.cell(case, NAME, metric, mine, blank, theirs, ...)`
 from arrays of scores, one a client: of the view, of no view, of the reference. It gives `leakage.nothing(case, NAME, metric, why)` where
-the view holds nothing for it. Arrays, if any, are saved for the report: "clients" (m,) with "truth", "recovered" (m, C, H, W) and
-"baseline" (C, H, W), and/or "label_truth", "label_guess" (m, classes). An audit calls `cells` for every seed of its budget (for the
+the view holds nothing for it, with a `why` that begins "not attempted" where there may be something that it does not read. Arrays, if any,
+are saved for the report: "clients" (m,) with "truth", "recovered" (m, C, H, W) and "baseline" (C, H, W), and/or "label_truth",
+"label_guess" (m, classes). An audit calls `cells` for every seed of its budget (for the
 recorded one only, if the attack `plays` by itself) and pools what comes back.
 
 Stand-alone
@@ -94,7 +95,7 @@ ATTACKS: dict[str, Attack] = {
     "disaggregation": Attack("single clients' values from sums over cohorts", disaggregation.cells),
     "key_recovery": Attack("label sets, histograms and coordinates from updates under a secret permutation", key_recovery.cells),
     "gradient_inversion": Attack("training images from one client's update, for few samples and steps", gradient_inversion.cells),
-    "membership": Attack("who was trained on, from models and updates: loss threshold, LiRA, RMIA", membership_audit.cells),
+    "membership": Attack("who was trained on, from models and updates: loss threshold, LiRA, RMIA, gradients", membership_audit.cells),
     "property_inference": Attack("thick strokes, slant, turn, a label: from signatures, updates, models", property_inference.cells),
     "model_inconsistency": Attack("one client's update from a secure sum, by sending others a dead model", model_inconsistency.cells),
     "imprint": Attack("training images from one update or one secure sum, by sending a first layer made of bins", imprint.cells),

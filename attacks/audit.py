@@ -68,7 +68,8 @@ def audit_run(
 ) -> list[Cell]:
     """Run the attacks and write audit.json and audit/ into the folder; the cells asked for.
 
-    Without `adversary`: the server, the server with one client if that client's secrets were written, and the key holder if its key was.
+    Without `adversary`: the server, the server with one client if that client's secrets were written, and the key holder if its key was;
+    not the server that lies, which a line says.
     `population` replaces the data that the configuration names, for all seeds. Raises `InputError` for a folder that is no complete
     recorded run, was changed, or is being worked on by another process, for an unknown attack, adversary or budget.
     """
@@ -90,6 +91,8 @@ def audit_run(
         plan = replace(plan, seeds=tuple(seed for seed in plan.seeds if units[seed]), plays=_played(config, summary, wanted, limits))
         todo = [seed for seed in plan.seeds if not units[seed].keys() <= kept.cells.keys()]
         say(plan.words(budget, todo, len(wanted), adversaries))
+        if adversary is None:
+            say("not run: a server that lies; attack with --adversary active-server as well")
         clock = Clock(plan, todo, len(wanted))
         for seed in todo:
             say(clock.words(seed))
@@ -373,7 +376,8 @@ def _attacked(name: str, adversary: str, scene: Scene, budget: Budget, folder: P
     """One attack by one adversary on one run. Arrays are saved into `folder`, if there is one."""
     cells, arrays = ATTACKS[name].cells(case_of(scene, adversary, budget))
     if scene.rounds is not None:
-        cells = [replace(one, note=f"{one.note}; of the first {scene.rounds} round(s) only", rounds=scene.rounds) for one in cells]
+        words, most = f"; of the first {scene.rounds} round(s) only", scene.rounds
+        cells = [replace(one, note=one.note + words, rounds=min(one.rounds or most, most)) for one in cells]
     if arrays is None or folder is None:
         return list(cells)
     file = f"{name}_{adversary}.npz"

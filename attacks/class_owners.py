@@ -40,7 +40,7 @@ def cells(case: Case, attack: str) -> list[Cell]:
     mine, theirs = owned_in(case.view), owned_in(case.reference)
     clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
     if not clients:
-        return [nothing(case, attack, "label_set_accuracy", "who owns which class is not told in this view; prototypes are not attacked")]
+        return [nothing(case, attack, "label_set_accuracy", "not attempted: prototypes; who owns which class is not told in this view")]
     sets = case.truth.label_sets
     if all(len(sets[client]) == case.prior.classes for client in clients):
         return [nothing(case, attack, "label_set_accuracy", "every client has all labels: there is no label set to find")]

@@ -9,8 +9,11 @@ What it sees: who was in which sum, and the sums, which the next model sent to a
 oblivious sum who is in which group is hidden, but who takes part is not: there the sums are totals over the round's cohort. Single
 updates, where a protection leaves these open, are not looked at: there the sums are beside the point.
 
-What it proves: a floor stops sums over one client and does not stop differencing; fixed cohorts do, since their equations repeat. What it
-does not: updates at changing models are not static; two rounds' sums give their differences only as far as clients move alike.
+A server with N colluding clients takes their own updates off a sum first (`coalition`), so that a sum over one client beside them is one.
+
+What it proves: a floor of m stops sums over one client as long as fewer than m − 1 of its members collude, and does not stop differencing;
+fixed cohorts do, since their equations repeat. What it does not: updates at changing models are not static; two rounds' sums give their
+differences only as far as clients move alike.
 """
 
 from collections.abc import Sequence
@@ -20,6 +23,7 @@ import numpy as np
 
 from ..randomness import stream
 from ..types import Array
+from .coalition import sums_of_others
 from .label_inference import public_model, updates_in
 from .leakage import Case, Cell, cell, nothing
 from .sums import CohortSum, sizes_in, sums_in
@@ -46,7 +50,7 @@ def disaggregate(cohorts: Sequence[Sequence[int]], sums: Array, clients: Sequenc
 
 
 def guess_single(sums: Sequence[CohortSum]) -> dict[tuple[int, int], Array]:
-    """Updates by (round, client), from sums over one client."""
+    """Updates by (round, client), from sums over one client (or over one that does not collude, see `coalition.sums_of_others`)."""
     return {(one.round, one.members[0]): one.mean for one in sums if len(one.members) == 1 and one.mean is not None}
 
 
@@ -63,7 +67,7 @@ def score_single(guessed: dict[tuple[int, int], Array], truth: dict[tuple[int, i
 def score_static(seen: Sequence[CohortSum], clients: Sequence[int], seed: int) -> tuple[Array, str]:
     """1 for a client whose value would be recovered if it were the same in all recorded sums; and what the cohorts look like."""
     sums = [replace(one, members=tuple(client for client in one.members if client in clients)) for one in seen]
-    sums = [one for one in sums if one.members]  # colluders know their own values and take them off
+    sums = [one for one in sums if one.members]  # colluders know their own values and take them off, of whatever kind these are
     if not sums:
         return np.zeros(len(clients)), "no sum has members that do not collude"
     values = stream(seed, "static values").normal(size=(len(clients), 4))  # any will do: the answer depends on cohorts alone
@@ -88,7 +92,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """Shares of clients: with an update recovered from a sum over it alone, and with a static value recovered by differencing."""
     view, reference = case.view, case.reference
     clients = sorted(set(case.truth.label_sets) - set(view.coalition))
-    seen = [sums_in(one) for one in (view, reference)]
+    seen = [sums_of_others(case, sums_in(one)) for one in (view, reference)]
     if not seen[1]:
         return [nothing(case, NAME, "singleton_exact", "the algorithm makes no sums over clients")], None
     if not seen[0]:
@@ -107,10 +111,11 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if sizes_in(view):
         reference_words = f"here sums are totals over all who took part, since who is in which group is hidden; {reference_words}"
     here, there = static[0][1], static[1][1]
+    beside = " and colluders, who take their own updates off" if view.coalition else ""
     for metric, mine, theirs, why, note in (
         (
-            "singleton_exact", single[0], single[1], "no sum was over one client, even without a floor",
-            "a client's update, from a sum over it alone",
+            "singleton_exact", single[0], single[1], f"no sum was over one client{beside}, even without a floor",
+            f"a client's update, from a sum over it alone{beside and f', or over it{beside}'}",
         ),
         (
             "static_value_exact", static[0][0], static[1][0], f"cohorts tell no client apart, even without a floor: {there}",
@@ -118,7 +123,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         ),
     ):  # fmt: skip
         if metric == "static_value_exact" and case.prior.private:
-            noise = "sums carry the noise of [privacy], so that no value comes out exactly; what differencing leaves is not measured"
+            noise = "not attempted: sums carry the noise of [privacy], no value comes out exactly; what differencing leaves is not measured"
             figures.append(nothing(case, NAME, metric, noise))
             continue
         if not mine.any() and not theirs.any():

@@ -26,9 +26,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
-from torch.func import functional_call, grad, vmap
-from torch.nn import functional
 
 from ..algorithms.around import steps_of
 from ..channels import Contribution, Recorder, SumCall, SumChannel
@@ -56,6 +53,7 @@ from .dp_mechanisms import GAMES, LONG, Game, Unpriced, quiet
 from .label_inference import Step, steps_in
 from .leakage import Case, Cell, Status, nothing
 from .local_training import local_training, only
+from .membership_gradients import sample_gradients
 
 __all__ = ["cells", "play", "play_clients", "play_samples", "releases"]
 
@@ -126,7 +124,7 @@ def play_samples(
 
         def towards(owner: int, step: Step, train: Train) -> Array:
             x, y = (part[asked[owner]] for part in spikes[owner])
-            return -_gradients(model, step.start, x, y, train.clip_norm)
+            return -sample_gradients(model, step.start, x, y, train.clip_norm)
 
         beyond = []
         for owner, step in here:
@@ -196,19 +194,6 @@ def _estimate(train: Train, towards: Array, rest: Array, left: float = 1.0) -> A
     noise = left * train.noise_multiplier * train.clip_norm / (q * np.sqrt(steps))  # of rest, in each coordinate
     prior = 0.25 + (1 - q) / (q * steps)
     return np.asarray(np.linalg.solve(towards @ towards.T + (noise**2 / prior + 1e-9) * np.eye(len(towards)), towards @ rest))
-
-
-def _gradients(model: Model, start: Array, x: Array, y: Array, norm: float) -> Array:
-    """Each sample's gradient at `start`, clipped to `norm`: (m, d)."""
-    module = model.load(np.asarray(start)).train(False)
-    parameters = {name: one.detach() for name, one in module.named_parameters()}
-
-    def loss(weights: dict[str, torch.Tensor], image: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(functional_call(module, weights, (image.unsqueeze(0),)), label.unsqueeze(0))
-
-    made = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, model.inputs(x), torch.from_numpy(y))
-    rows = torch.cat([made[name].flatten(1) for name in parameters], dim=1).double().numpy()
-    return np.asarray(rows * np.minimum(1.0, norm / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)))
 
 
 def _unscored(ledger: Ledger) -> tuple[str, ...]:
@@ -405,7 +390,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if config is None or config.privacy.unit == "none":
         why = "no differential privacy is claimed in this run"
     elif case.view.adversary != "server":
-        why = "played once, with the server's view, which has all releases (--adversary server)"
+        why = "not attempted: played once, with the server's view, which has all releases (--adversary server)"
     elif config.algorithm["name"] == "local":
         why = "nothing is released"
     if why:
@@ -436,7 +421,9 @@ def _whole(case: Case, config: Config, population: Population, rng: np.random.Ge
     found = [audit(game.scores, game.coins, delta, claim=played.epsilon, confidence=confidence) for game in looks]
     mine = max(found, key=lambda one: one.epsilon)
     theirs = audit(calm.scores, calm.coins, delta, claim=played.epsilon, confidence=confidence)
-    return _figure(case, WHOLE, mine, played.epsilon, theirs, what)
+    trusted = config.privacy.unit == "client" and config.protection.sum == "none"  # the server adds the noise
+    made = _figure(case, WHOLE, mine, played.epsilon, theirs, what)
+    return replace(made, towards="who sees the means, not single updates (the server is trusted)" if trusted else "")
 
 
 def _population(case: Case) -> Population:

@@ -240,7 +240,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if why:
         return [nothing(case, NAME, "image_psnr_db", why)], None
     model = public_model(prior)
-    mine, theirs = (steps_in(view, model.dimension) for view in (case.view, case.reference))
+    mine, theirs = (steps_in(view, model.dimension, case) for view in (case.view, case.reference))
     if by_gradient(prior):
         mine, theirs = turned(mine), turned(theirs)
     apart = {client for client in set(mine) & set(theirs) if len(mine[client][0].members) == 1} - set(case.view.coalition)
@@ -286,7 +286,7 @@ def _nearest(truth: Array, images: Array) -> Array:
 def _refusal(prior: Prior) -> str:
     """Why a run of this configuration is not attempted; empty if it is."""
     if prior.config is None:
-        return "the training settings are not known"
+        return "not attempted: the training settings are not known"
     model, training = public_model(prior), prior.config.training
     if bias_span(model) is None:
         return "not attempted: the model's head has no bias to read labels from"

@@ -219,14 +219,17 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         plain = {size: made for size in templates if (made := pretended(prior.unprotected(), size, samples))}
     judged = [client for client in clients if prior.labels_per_client[client] in templates and prior.labels_per_client[client] in plain]
     if len(judged) < 2 * FEWEST_SCORES:
-        why = "clients have all labels, too many sets are possible, or auxiliary data are too few: there is no label set to find"
+        why = "not attempted: too many label sets are possible, or auxiliary data are too few"
+        if min(sizes) == prior.classes:
+            why = "every client has all labels: there is no label set to find"
         return [nothing(case, NAME, metric, why, 0)], None
     popular = popular_set([case.truth.label_sets[c] for c in judged])
     figures = []
     rows = rows_known(case, judged)
     for k in KNOWN:
         if len(judged) - k < FEWEST_SCORES:
-            figures.append(nothing(case, NAME, metric, f"only {len(judged)} clients: with {k} known too few are left to find", k))
+            why = f"not attempted: only {len(judged)} clients, with {k} known too few are left to find"
+            figures.append(nothing(case, NAME, metric, why, k))
             continue
         right = [_drawn(case, *of, judged, k) for of in ((mine, templates, rows), (theirs, plain, case.rows))]
         scored = np.isfinite(right[0])

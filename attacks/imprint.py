@@ -137,11 +137,11 @@ def _refusal(case: Case) -> str:
     """Why this adversary on this run is not attempted; empty if it is."""
     config = case.prior.config
     if case.view.adversary != "active-server":
-        return "only a server that lies can do this (--adversary active-server)"
+        return "not attempted: only a server that lies can do this (--adversary active-server)"
     if config is None:
-        return "the training settings are not known"
+        return "not attempted: the training settings are not known"
     if config.model.name != "mlp":
-        return f"not applicable to {config.model.name!r}: its first layer is no linear map with ReLU behind it; that proves nothing of it"
+        return f"not attempted: the first layer of {config.model.name!r} is no linear map with ReLU behind it; that proves nothing of it"
     if config.privacy.unit == "client":
         return "not attempted: updates are clipped as a whole and have noise of their own"
     if config.protection.sum not in ("none", "secagg"):

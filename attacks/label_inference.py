@@ -9,8 +9,9 @@ of the cluster as a whole (`aggregate_histogram_l1`: one figure a cluster, nothi
 hence of its members where these are alike. What it does not: nothing about single samples; with unknown numbers of samples or another
 loss the shares are off, the label sets less so. Steps and rates are the algorithm's (`local_training`). Weight decay and heads without a
 bias are outside what is modelled. Momentum is inside, and so are clipping and Poisson batches of `[privacy]`, which are public: the
-attacker clips its own samples' gradients alike. Adam is not linear in gradients: its updates are read by comparison with clients of the
-attacker's own (`simulated_shares`).
+attacker clips its own samples' gradients alike. Where each round has noise of its own (unit = "sample") all rounds of the view are one
+system of equations, solved once around the auxiliary shares (`noisy_shares`). Adam is not linear in gradients: its updates are read by
+comparison with clients of the attacker's own (`simulated_shares`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,8 +31,10 @@ from ..types import Array
 from .adversary import AdversaryView, updates_sent
 from .class_owners import cells as owner_cells
 from .clipped import clipped_probabilities
+from .coalition import sums_of_others
 from .leakage import Case, Cell, Prior, Truth, cell, nothing, popular_set
 from .local_training import local_training, not_modelled
+from .noisy_shares import Readings, shares_under_noise
 from .simulated_shares import shares_by_simulation
 from .sums import CohortSum, means_in, models_sent, sizes_in, sums_in
 
@@ -44,6 +47,8 @@ PATH = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Where on the way from the model sent to the model returned p̄ is taken."""
 CLIPPED_PATH = (0.5,)
 """The same where gradients are clipped: single samples' gradients cost more."""
+PREDICTED = 5
+"""Of so many rounds, evenly spaced, predictions are taken where all rounds are one system: they change slowly and cost the most."""
 ONE_STEP = (0.0,)
 """The same for a single step, whose gradient is taken at the model sent."""
 
@@ -117,10 +122,13 @@ class Step:
     known: Array | None = None
 
 
-def steps_in(view: AdversaryView, dimension: int) -> dict[int, list[Step]]:
-    """Each client's steps in the order of rounds: single ones where updates can be read, else those of its cluster's mean."""
+def steps_in(view: AdversaryView, dimension: int, case: Case | None = None) -> dict[int, list[Step]]:
+    """Each client's steps in the order of rounds: single ones where updates can be read, else those of its cluster's mean.
+
+    With the `case` that the view is of, means are without what its colluders can take off.
+    """
     single = _single_steps(view, dimension)
-    return single or _mean_steps(view, dimension)
+    return single or _mean_steps(view, dimension, case)
 
 
 def updates_in(view: AdversaryView, dimension: int) -> dict[tuple[int, int], Array]:
@@ -181,10 +189,11 @@ def _updates(view: AdversaryView, message: Message, dimension: int) -> list[tupl
     return [(client, labels.get(client, 0), row) for client, row in zip(payload_rows(message), rows, strict=False)]
 
 
-def _mean_steps(view: AdversaryView, dimension: int) -> dict[int, list[Step]]:
+def _mean_steps(view: AdversaryView, dimension: int, case: Case | None = None) -> dict[int, list[Step]]:
     """From cluster models alone: the sums over a client that two models tell."""
     steps: dict[int, list[Step]] = {}
-    for one in means_in(view, dimension):
+    means = means_in(view, dimension)
+    for one in means if case is None else sums_of_others(case, means):
         assert one.start is not None  # there is a mean
         assert one.mean is not None
         for client in one.members:
@@ -203,13 +212,18 @@ class Guess:
 
 
 def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], model: Model, rounds: int) -> Guess:
-    """Label shares from the first `rounds` steps of each client. Without a view: the shares of the auxiliary data, for everyone."""
+    """Label shares from the first `rounds` steps of each client, or from all of them where they have noise (`is_summed`).
+
+    Without a view: the shares of the auxiliary data, for everyone.
+    """
     return _guess(None if view is None else steps_in(view, model.dimension), prior, clients, model, rounds)
 
 
 def _guess(steps: Mapping[int, Sequence[Step]] | None, prior: Prior, clients: Sequence[int], model: Model, rounds: int) -> Guess:
     if steps is None:
         return Guess(dict.fromkeys(clients, auxiliary_shares(prior)))
+    if is_summed(prior):
+        return _summed({client: less_known(steps[client], prior, model) for client in clients}, prior, model)
     made: dict[int, Array] = {}  # what a mean update says is the same for a whole cluster
     shares = {}
     for client in clients:
@@ -221,6 +235,21 @@ def _guess(steps: Mapping[int, Sequence[Step]] | None, prior: Prior, clients: Se
             estimates.append(made[id(step.update)])
         shares[client] = np.mean(estimates, axis=0) if estimates else auxiliary_shares(prior)
     return Guess(shares)
+
+
+def _summed(steps: Mapping[int, Sequence[Step]], prior: Prior, model: Model) -> Guess:
+    """From all rounds at once, where updates have noise."""
+    made: dict[tuple[int, ...], Readings] = {}  # what mean updates say is the same for all who were in the same ones
+    predicted: dict[int, Array] = {}
+    readings = {}
+    for client, several in steps.items():
+        if several:
+            same = tuple(id(step.update) for step in several)
+            if same not in made:
+                made[same] = readings_of(several, prior, model, made=predicted)
+            readings[client] = made[same]
+    found = shares_under_noise(readings, auxiliary_shares(prior)) if readings else {}
+    return Guess({client: found.get(client, auxiliary_shares(prior)) for client in steps})
 
 
 def less_known(steps: Sequence[Step], prior: Prior, model: Model) -> list[Step]:
@@ -254,30 +283,79 @@ def shares_of(step: Step, prior: Prior, model: Model, labels: int, sums: int = 1
     """Label shares (classes,) of those who made one update, in `sums` rounds. `labels` they have matters where its scale is unknown."""
     assert prior.config is not None  # the caller's
     bias, privacy = bias_span(model), prior.config.privacy
-    moved = (step.update if step.known is None else step.update - step.known)[bias]
-    sampled, anchor = privacy.unit == "sample", step.beside.get("anchor")
-    members = step.members or tuple(prior.samples_per_client)
     if prior.config.training.optimizer == "adam":
+        anchor, members = step.beside.get("anchor"), _members(step, prior)
         samples = float(np.median([prior.samples_per_client[member] for member in members]))
         nearly = round(2 ** (round(4 * np.log2(samples)) / 4))  # to 9 %: one reader serves clients of about the same size
         towards = None if anchor is None else anchor.tobytes()
         return _reader(prior, step.start.tobytes(), step.round, nearly, labels, towards)(step.update[bias] / sums)
-    local = local_training(prior.config, model, step.round)
-    once = sums == 1 and (by_gradient(prior) or max(local.steps(prior.samples_per_client[member]) for member in members) == 1)
-    probabilities = np.mean(
-        [
-            clipped_probabilities(model, step.start + share * step.update, prior.x, prior.y, privacy.clip_norm)
-            if sampled
-            else class_probabilities(model, step.start + share * step.update, prior.x, prior.y)
-            for share in (ONE_STEP if once else CLIPPED_PATH if sampled else PATH)
-        ],
-        axis=0,
-    )
-    single = len(step.members) == 1
-    if privacy.unit == "client" or (by_gradient(prior) and not single):  # of unknown length: clipped, or scaled by the cluster's share
+    moved, probabilities = _moved(step, model), _predictions(step, prior, model, sums)
+    if privacy.unit == "client" or (by_gradient(prior) and len(step.members) != 1):  # of unknown length: clipped, or scaled by the share
         return counts_from_bias(-moved, probabilities, labels)
-    scales = [steps_scale(prior, member, step.round, anchor is not None) for member in members]
-    return labels_from_bias(moved, probabilities, 1.0 if by_gradient(prior) else sums * float(np.mean(scales)))
+    return labels_from_bias(moved, probabilities, _scale(step, prior, sums))
+
+
+def _members(step: Step, prior: Prior) -> tuple[int, ...]:
+    """Who made a step's update; all clients where that is not known."""
+    return step.members or tuple(prior.samples_per_client)
+
+
+def _moved(step: Step, model: Model) -> Array:
+    """The update of the head's bias (classes,) less what of it does not depend on data."""
+    return (step.update if step.known is None else step.update - step.known)[bias_span(model)]
+
+
+def _predictions(step: Step, prior: Prior, model: Model, sums: int = 1) -> Array:
+    """What the model predicts for samples of each label (classes, classes), on the way of one step's training; clipped as clients clip."""
+    assert prior.config is not None  # the caller's
+    sampled, clip_norm = prior.config.privacy.unit == "sample", prior.config.privacy.clip_norm
+    local = local_training(prior.config, model, step.round)
+    once = sums == 1 and (by_gradient(prior) or max(local.steps(prior.samples_per_client[one]) for one in _members(step, prior)) == 1)
+    path = [step.start + share * step.update for share in (ONE_STEP if once else CLIPPED_PATH if sampled else PATH)]
+    if sampled:
+        return np.asarray(np.mean([clipped_probabilities(model, at, prior.x, prior.y, clip_norm) for at in path], axis=0))
+    return np.asarray(np.mean([class_probabilities(model, at, prior.x, prior.y) for at in path], axis=0))
+
+
+def _scale(step: Step, prior: Prior, sums: int = 1) -> float:
+    """How far a constant unit gradient would have carried the mean of those who made the update."""
+    if by_gradient(prior):
+        return 1.0
+    return sums * float(np.mean([steps_scale(prior, one, step.round, "anchor" in step.beside) for one in _members(step, prior)]))
+
+
+def is_summed(prior: Prior) -> bool:
+    """Whether updates have noise of their own in every round and are linear in label shares, so that all rounds are one system."""
+    assert prior.config is not None  # the caller's
+    return prior.config.privacy.unit == "sample" and prior.config.training.optimizer != "adam" and not by_gradient(prior)
+
+
+def readings_of(
+    steps: Sequence[Step], prior: Prior, model: Model, sums: Sequence[int] = (), made: dict[int, Array] | None = None
+) -> Readings:
+    """What all `steps` of a client, or cluster, say of its label shares; each is the update of so many `sums` (one, if none are given).
+
+    `made` keeps predictions for other clients that share a mean update.
+    """
+    counts, made = list(sums) or [1] * len(steps), {} if made is None else made
+    scales = [_scale(step, prior, count) for step, count in zip(steps, counts, strict=True)]
+    rows = np.stack([_moved(step, model) / scale for step, scale in zip(steps, scales, strict=True)])
+    silent = np.stack([_silent(step, model) / scale for step, scale in zip(steps, scales, strict=True)])
+    some = np.unique(np.linspace(0, len(steps) - 1, min(PREDICTED, len(steps))).round().astype(int))
+    for i in some:
+        if id(steps[i].update) not in made:
+            made[id(steps[i].update)] = _predictions(steps[i], prior, model, counts[i])
+    probabilities = np.mean([made[id(steps[i].update)] for i in some], axis=0)
+    return Readings(rows, np.array([max(1, len(step.members)) for step in steps]), np.eye(model.classes) - probabilities.T, silent)
+
+
+def _silent(step: Step, model: Model) -> Array:
+    """The head's update summed over classes, (1 + inputs,), over √classes: gradients add up to 0 there, so that all there is is noise."""
+    update, (_, shape, offset) = step.update if step.known is None else step.update - step.known, model.layout[-2]
+    sums = [update[bias_span(model)].sum(keepdims=True)]
+    if len(shape) == 2 and shape[0] == model.classes:
+        sums.append(update[offset : offset + int(np.prod(shape))].reshape(shape).sum(axis=0))
+    return np.asarray(np.concatenate(sums) / np.sqrt(model.classes))
 
 
 @lru_cache(maxsize=32)
@@ -338,9 +416,9 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         return owner_cells(case, NAME), None
     model = None if prior.config is None else public_model(prior)
     if model is None or bias_span(model) is None:
-        return [nothing(case, NAME, "histogram_l1", "the model's head has no bias to read")], None
-    mine = steps_in(case.view, model.dimension)
-    theirs = mine if _same(case.view, case.reference) else steps_in(case.reference, model.dimension)
+        return [nothing(case, NAME, "histogram_l1", "not attempted: the model's head has no bias to read")], None
+    mine = steps_in(case.view, model.dimension, case)
+    theirs = mine if _same(case.view, case.reference) else steps_in(case.reference, model.dimension, case)
     if by_gradient(prior):
         mine, theirs = turned(mine), turned(theirs)
     whole = aggregate_cell(case, model)
@@ -362,8 +440,13 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     rounds = case.budget.rounds
     guesses = [_guess(steps, prior, clients, model, rounds) for steps in (mine, None)]
     guesses.append(guesses[0] if theirs is mine else _guess(theirs, prior.unprotected(), clients, model, rounds))
-    figures, arrays = label_cells(case, NAME, clients, guesses, f"{source}, the first {rounds} round(s); {prior.description}")
+    figures, arrays = label_cells(case, NAME, clients, guesses, f"{source}, {_which_rounds(prior, rounds)}; {prior.description}")
     return [*figures, whole], arrays
+
+
+def _which_rounds(prior: Prior, rounds: int) -> str:
+    """Which rounds are attacked, for a note."""
+    return "all rounds as one system of equations, with its noise" if is_summed(prior) else f"the first {rounds} round(s)"
 
 
 def turned(steps: Mapping[int, Sequence[Step]]) -> dict[int, list[Step]]:
@@ -385,7 +468,7 @@ def aggregate_cell(case: Case, model: Model) -> Cell:
         return nothing(case, NAME, AGGREGATE, "no two models of one cluster can be read in this view, or nobody knows who trained them")
     blanks = [np.array([float(np.abs(auxiliary_shares(prior) - truth).sum()) for _, truth in found]) for found in scored]
     note = (
-        f"{len(errors[0])} cluster(s), each as a whole: nothing about a member; the first {case.budget.rounds} mean update(s) of each; "
+        f"{len(errors[0])} cluster(s), each as a whole: nothing about a member; {_which_rounds(prior, case.budget.rounds)}; "
         f"{prior.description}; baseline: the label shares of the auxiliary data"
     )
     note += "" if prior.config is None else not_modelled(prior.config)
@@ -406,18 +489,32 @@ def _aggregated(case: Case, view: AdversaryView, model: Model) -> list[tuple[Arr
             people = list(members.get((one.round, one.label), ()))
         if set(people) - set(case.view.coalition):
             by_label.setdefault(one.label, []).append((one, people))
+    kept = {label: several if is_summed(prior) else several[: case.budget.rounds] for label, several in by_label.items()}
+    guesses = _of_clusters({label: [one for one, _ in several] for label, several in kept.items()}, view, prior, model)
     found = []
-    for several in by_label.values():
-        first = several[: case.budget.rounds]
-        guesses = []
-        for one, _ in first:
+    for label, several in kept.items():
+        counts = np.sum([case.truth.label_counts[client] for _, people in several for client in people], axis=0)
+        found.append((guesses[label], counts / counts.sum()))
+    return found
+
+
+def _of_clusters(sums: Mapping[int, Sequence[CohortSum]], view: AdversaryView, prior: Prior, model: Model) -> dict[int, Array]:
+    """Label shares of each cluster by its mean updates."""
+    steps: dict[int, list[Step]] = {}
+    gaps: dict[int, list[int]] = {}
+    for label, several in sums.items():
+        for one in several:
             assert one.start is not None  # there is a mean
             assert one.mean is not None
-            gap = max(1, one.until - one.round) if view.adversary == "client" else 1
-            guesses.append(shares_of(Step(one.start, one.mean, one.members, one.round), prior, model, prior.classes, gap))
-        counts = np.sum([case.truth.label_counts[client] for _, people in first for client in people], axis=0)
-        found.append((np.mean(guesses, axis=0), counts / counts.sum()))
-    return found
+            steps.setdefault(label, []).append(Step(one.start, one.mean, one.members, one.round))
+            gaps.setdefault(label, []).append(max(1, one.until - one.round) if view.adversary == "client" else 1)
+    if is_summed(prior):
+        readings = {label: readings_of(several, prior, model, gaps[label]) for label, several in steps.items()}
+        return shares_under_noise(readings, auxiliary_shares(prior)) if readings else {}
+    return {
+        label: np.mean([shares_of(step, prior, model, prior.classes, gap) for step, gap in zip(several, gaps[label], strict=True)], axis=0)
+        for label, several in steps.items()
+    }
 
 
 def _trained_by(case: Case, view: AdversaryView) -> dict[tuple[int, int], tuple[int, ...]]:

@@ -1,11 +1,14 @@
 """How a leak is stated: a value with an interval, beside its no-view baseline and its unprotected reference.
 
 Status of a cell: `leaks` if the attack beats the baseline by the margin, `at_baseline` if it does not although its unprotected reference
-does, `not_validated` if the reference does not either, `nothing_to_see` if the view holds nothing to attack or the truth nothing to find.
+does, `not_validated` if the reference does not either, `not_attempted` if the attack was not made on what is there, `nothing_to_see` if the
+view holds nothing to attack or the truth nothing to find, `inconclusive` if seeds show neither a leak nor its absence.
 
-Over several seeds (`pooled`) value, baseline and reference are means over seeds, and interval and status are those of a paired t-test over
-seeds; with one seed they are over clients. Where one run is no more than a toss of a coin (`Cell.coin`), a leak also needs five seeds or
-more, nearly all of which agree.
+With one seed interval and status are over clients. Over several (`pooled`) value, baseline and reference are means over seeds, and so is
+the interval. A run without a leak is called one at a rate of `RATE` at most, and so are several together, which share it: half for the
+recorded run by itself, a quarter for all runs by themselves, the rest for a paired t-test over seeds. `at_baseline` needs that the far end
+of the interval of the paired difference is within the margin. Where one run is no more than a toss of a coin (`Cell.coin`), a leak needs
+five seeds or more, nearly all of which agree.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,24 +28,37 @@ from ..types import Array, Population
 from .adversary import AdversaryView
 
 FEWEST_SCORES = 3
+RATE = 0.025
+"""How often a figure without a leak may be called one, from one run or from several together."""
+NOT_ATTEMPTED = "not attempted"
+SHARES = ("_accuracy", "_exact", "_auc", "_tpr")
+RANGES = {
+    **dict.fromkeys(SHARES, (0.0, 1.0)), "images_recovered_gradient": (0.0, 1.0), "images_recovered_update": (0.0, 1.0), "_l1": (0.0, 2.0),
+    "_error": (0.0, float("inf")), "_epsilon": (0.0, float("inf")), "_cosine": (-1.0, 1.0), "_ssim": (-1.0, 1.0),
+    "_psnr_db": (-float("inf"), 100.0),
+}  # fmt: skip
+"""How a metric's name ends -> what its values can be."""
 
 __all__ = [
     "BUDGETS", "Budget", "Case", "Cell", "Prior", "Status", "Truth", "cell", "confidence_interval", "cosine", "dealt_at_random",
     "grouping_accuracy", "judge", "nothing", "pooled", "popular_set", "proportion_interval", "psnr_db", "ssim",
 ]  # fmt: skip
 
-Status = Literal["leaks", "at_baseline", "not_validated", "nothing_to_see"]
+Status = Literal["leaks", "inconclusive", "not_validated", "not_attempted", "at_baseline", "nothing_to_see"]
 
 
 @dataclass(frozen=True)
 class Cell:
     """One figure of the leakage table.
 
-    `low` and `high` are a 95 % interval, over seeds if there are three or more `seeds`, else over clients. `reference` is the figure on the
+    `low` and `high` are a 95 % interval, over seeds if there are three or more `seeds`, else over clients; None where nothing varies and
+    no counts are known. `reference` is the figure on the
     unprotected pipeline and `reference_baseline` the baseline there. `margin` is what a leak must beat the baseline by; with
     `lower_is_better` the figure is an error, and with `exact` a single success is a leak, since chance gives none. `coin` says that one run
     is a toss of a coin, whatever is averaged in it: over seeds a leak has to be improbable for tosses as well. `k_known` counts clients
-    whose data the attacker knows. `rounds` says that only so many were attacked (0: all). `arrays` names a file in audit/.
+    whose data the attacker knows. `rounds` says that only so many were attacked (0: all). `arrays` names a file in audit/. `p` is how
+    probable so much gain is in one run without a leak, where the status is that of such a test; `counted` the yes-or-no scores that a
+    share is of (0: it is of other scores). `towards` says whom an audited guarantee is towards, where that is not the adversary.
     """
 
     attack: str
@@ -65,6 +81,9 @@ class Cell:
     exact: bool = False
     coin: bool = False
     rounds: int = 0
+    p: float | None = None
+    counted: int = 0
+    towards: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -77,7 +96,8 @@ class Cell:
         interval = "" if self.low is None or self.high is None else f" [{self.low:.3f}, {self.high:.3f}]"
         beside = f"baseline {self.baseline:.3f}" + ("" if self.reference is None else f", unprotected {self.reference:.3f}")
         seeds = f", {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
-        where = f"{self.adversary}, {self.protection}{known}{seeds}"
+        towards = f", a guarantee towards {self.towards}" if self.towards else ""
+        where = f"{self.adversary}, {self.protection}{known}{seeds}{towards}"
         return f"{self.attack} / {self.metric} ({where}): {self.value:.3f}{interval}; {beside}: {self.status}"
 
 
@@ -217,36 +237,37 @@ def cell(
 ) -> Cell:  # fmt: skip
     """One figure from scores, one a client: of the view, of no view, and of the reference (with its own no-view scores, if others).
 
-    `share` says that scores are 0 or 1, so that the interval is exact. Below three clients there is no interval.
+    `share` says that scores are 0 or 1, so that the interval is exact; so is that of any share whose scores happen to be. Below three
+    clients there is no interval, nor where scores do not vary.
     """
     theirs_blank = blank if theirs_blank is None else theirs_blank
-    low: float | None = None
-    high: float | None = None
-    if len(mine) >= FEWEST_SCORES:
-        low, high = proportion_interval(mine) if share else confidence_interval(mine)
+    counted = len(mine) if (share or metric.endswith(SHARES)) and _is_count(mine) else 0
+    low, high = _interval(metric, mine, counted) if len(mine) >= FEWEST_SCORES else (None, None)
     sign = -1.0 if lower_is_better else 1.0
     status = judge(sign * mine, sign * blank, sign * theirs, sign * theirs_blank, margin)
     return Cell(
         attack, case.view.adversary, case.protection, metric, float(mine.mean()), low, high,
         baseline=float(blank.mean()), reference=float(theirs.mean()), status=status,
         k_known=len(case.view.coalition) if k_known is None else k_known, seeds=(case.seed,), note=note, margin=margin,
-        lower_is_better=lower_is_better, reference_baseline=float(theirs_blank.mean()),
+        lower_is_better=lower_is_better, reference_baseline=float(theirs_blank.mean()), counted=counted,
+        p=_chance(sign * mine, sign * blank, margin) if len(mine) >= FEWEST_SCORES else None,
     )  # fmt: skip
 
 
 def nothing(case: Case, attack: str, metric: str, why: str, k_known: int | None = None) -> Cell:
-    """The cell of an attack that has nothing to see, and why."""
+    """The cell of an attack that has nothing to see, and why; of one that was not made, if `why` begins with "not attempted"."""
     known = len(case.view.coalition) if k_known is None else k_known
     none = (None,) * 5
-    return Cell(attack, case.view.adversary, case.protection, metric, *none, "nothing_to_see", known, (case.seed,), why)
+    status: Status = "not_attempted" if why.startswith(NOT_ATTEMPTED) else "nothing_to_see"
+    return Cell(attack, case.view.adversary, case.protection, metric, *none, status, known, (case.seed,), why)
 
 
 def pooled(cells: Sequence[Cell]) -> list[Cell]:
     """Cells of several seeds, those of one figure made one; in the order in which figures first occur.
 
-    From three seeds on the interval is a t-interval over seeds, and the status follows from the seeds' paired differences. With fewer it is
-    that of the first seed with something to see, the recorded run before others; of an exact figure, that of a seed that leaks. A note says
-    in how many of the seeds there was something to see, where that is not all of them.
+    The first seed is that of the recorded run. From three seeds on the figures are means over them and the interval is a t-interval; of
+    fewer they are those of a seed that leaks, else of the first with something to see. A note says in how many of the seeds there was
+    something to see, where that is not all of them.
     """
     figures: dict[tuple[str, str, str, str, int], list[Cell]] = {}
     for one in cells:
@@ -256,34 +277,78 @@ def pooled(cells: Sequence[Cell]) -> list[Cell]:
 
 def _pooled(cells: Sequence[Cell]) -> Cell:
     seen = [one for one in cells if one.value is not None]
-    if len(seen) < FEWEST_SCORES:
-        found = next((one for one in seen if one.exact and one.status == "leaks"), seen[0] if seen else cells[0])
-        return replace(found, note=found.note + _missing(cells))
+    if not seen:
+        return next((one for one in cells if one.status == "not_attempted"), cells[0])
     first = seen[0]
-    value, baseline, reference, blank = (
-        np.array([np.nan if (number := getattr(one, name)) is None else number for one in seen])
-        for name in ("value", "baseline", "reference", "reference_baseline")
-    )
-    sign = -1.0 if first.lower_is_better else 1.0
-    low, high = confidence_interval(value)
-    if first.metric.endswith(("_accuracy", "_exact", "_auc", "_tpr")):
-        low, high = max(low, 0.0), min(high, 1.0)  # shares
-
-    def beats(score: Array, beside: Array) -> bool:
-        return confidence_interval(sign * (score - beside))[0] > first.margin
-
-    status: Status = "not_validated" if not beats(reference, blank) else "leaks" if beats(value, baseline) else "at_baseline"
-    if any(one.exact for one in seen):
-        status = "leaks" if (value > 0).any() else "at_baseline"
-    if status == "leaks" and any(one.coin for one in seen) and not _is_no_toss(sign * (value - baseline)):
-        status = "not_validated"
+    status = first.status if len(seen) == 1 else _verdict(seen, cells[0].value is not None)
+    if len(seen) < FEWEST_SCORES:
+        found = next((one for one in seen if one.status == "leaks"), first) if status == "leaks" else first
+        return replace(found, status=status, note=found.note + _missing(cells))
+    value, baseline, reference, blank = _columns(seen)
+    low, high = _interval_over(seen, value)
     arrays = next((one.arrays for one in cells if one.arrays), None)
     seeds = tuple(seed for one in seen for seed in one.seeds)
     return replace(
         first, value=float(value.mean()), low=low, high=high, baseline=float(baseline.mean()), reference=float(reference.mean()),
-        reference_baseline=float(blank.mean()), status=status, seeds=seeds, arrays=arrays,
-        note=first.note + _missing(cells),
+        reference_baseline=float(blank.mean()), status=status, seeds=seeds, arrays=arrays, p=None,
+        counted=sum(one.counted for one in seen), note=first.note + _missing(cells) + (_alone(cells) if status == "leaks" else ""),
     )  # fmt: skip
+
+
+def _columns(seen: Sequence[Cell]) -> tuple[Array, Array, Array, Array]:
+    """Value, baseline, reference and its baseline, by seed."""
+
+    def column(name: str) -> Array:
+        return np.array([np.nan if (number := getattr(one, name)) is None else number for one in seen])
+
+    return column("value"), column("baseline"), column("reference"), column("reference_baseline")
+
+
+def _verdict(seen: Sequence[Cell], recorded: bool) -> Status:
+    """The status of one figure from two seeds or more, the first of them that of the recorded run if `recorded`."""
+    first, sign = seen[0], -1.0 if seen[0].lower_is_better else 1.0
+    if any(one.exact for one in seen):
+        return "leaks" if any(one.exact and (one.value or 0.0) > one.margin for one in seen) else "at_baseline"
+    value, baseline, reference, blank = _columns(seen)
+    gain, several = sign * (value - baseline), len(seen) >= FEWEST_SCORES
+    valid = several and _t_chance(sign * (reference - blank), first.margin) < RATE
+    together = valid and _t_chance(gain, first.margin) < _share_of_test(seen)
+    if together and any(one.coin for one in seen) and not _is_no_toss(gain):
+        return "not_validated"
+    if together or _leaks_alone(seen, recorded):
+        return "leaks"
+    if not several:  # no test over two seeds: the recorded one's word, unless a seed says otherwise
+        return "inconclusive" if any(one.status == "leaks" for one in seen) else first.status
+    if not valid:
+        return "not_validated"
+    doubt = recorded and first.status == "leaks" and not first.coin  # at the rate of one run, not at that of all
+    return "inconclusive" if doubt or confidence_interval(gain)[1] > first.margin else "at_baseline"
+
+
+def _may_leak_alone(seen: Sequence[Cell]) -> bool:
+    """Whether a run of this figure can be a leak by itself: not a toss, and not where no run has a reference that works."""
+    return not any(one.coin for one in seen) and any(one.status != "not_validated" for one in seen)
+
+
+def _share_of_test(seen: Sequence[Cell]) -> float:
+    """What the t-test over seeds has of `RATE`: what `_leaks_alone` does not use."""
+    if not _may_leak_alone(seen):
+        return RATE
+    return 3 * RATE / 4 if any(one.p is None for one in seen) else RATE / 4
+
+
+def _leaks_alone(seen: Sequence[Cell], recorded: bool) -> bool:
+    """Whether runs leak by themselves: the recorded one at half of `RATE`, any of them at a quarter of it, divided by their number.
+
+    Runs that give no `p` are called leaks at `RATE` each: then so many of them have to be as improbable as that quarter.
+    """
+    if not _may_leak_alone(seen):
+        return False
+    if any(one.p is None for one in seen):
+        leaks = sum(one.status == "leaks" for one in seen)
+        return bool(stats.binomtest(leaks, len(seen), RATE, alternative="greater").pvalue <= RATE / 4)
+    chances = [1.0 if one.p is None or one.status == "not_validated" else one.p for one in seen]
+    return (recorded and chances[0] < RATE / 2) or min(chances) < RATE / 4 / len(chances)
 
 
 def _is_no_toss(gains: Array) -> bool:
@@ -297,6 +362,17 @@ def _missing(cells: Sequence[Cell]) -> str:
     if len(why) in (0, len(cells)):
         return ""
     return f"; something to see in {len(cells) - len(why)} of {len(cells)} seeds, the figure is of these only; else: {why[0]}"
+
+
+def _alone(cells: Sequence[Cell]) -> str:
+    """The end of the note of a figure that leaks, where not all seeds do by themselves: the mean over seeds hides those that do."""
+    seen = [one for one in cells if one.value is not None]
+    leaking = [one for one in seen if one.status == "leaks"]
+    if len(leaking) in (0, len(seen)):
+        return ""
+    recorded = cells[0] in leaking
+    figure = f" ({cells[0].value:.3f})" if recorded else ""
+    return f"; {len(leaking)} of {len(seen)} seeds leak by themselves, the recorded run{figure} {'among' if recorded else 'not among'} them"
 
 
 def popular_set(sets: Sequence[frozenset[int]]) -> frozenset[int]:
@@ -337,25 +413,60 @@ def proportion_interval(values: Array) -> tuple[float, float]:
     return float(interval.low), float(interval.high)
 
 
+def _is_count(values: Array) -> bool:
+    return bool(np.isin(values, (0.0, 1.0)).all())
+
+
+def _interval(metric: str, values: Array, counted: int) -> tuple[float | None, float | None]:
+    """The 95 % interval of a mean: exact for counts, else by t and within what the metric can be; none where values do not vary."""
+    if counted:
+        return proportion_interval(values)
+    if float(np.ptp(values)) == 0.0:
+        return None, None
+    least, most = next((limits for end, limits in RANGES.items() if metric.endswith(end)), (-float("inf"), float("inf")))
+    low, high = confidence_interval(values)
+    return max(low, least), min(high, most)
+
+
+def _interval_over(seen: Sequence[Cell], values: Array) -> tuple[float | None, float | None]:
+    """The interval over seeds. Where all had the same share, seeds do not tell how sure it is: then by the counts of all of them."""
+    if float(np.ptp(values)) == 0.0 and values[0] in (0.0, 1.0) and all(one.counted for one in seen):
+        return proportion_interval(np.full(sum(one.counted for one in seen), values[0]))
+    return _interval(seen[0].metric, values, 0)
+
+
+def _t_chance(gain: Array, margin: float) -> float:
+    """The one-sided p-value of a t-test that the mean of independent values is above `margin`; 0 or 1 where they do not vary."""
+    above = float(np.mean(gain)) - margin
+    if len(gain) < 2 or float(np.std(gain)) == 0.0:
+        return 0.0 if above > 0 else 1.0
+    return float(stats.t.sf(above * np.sqrt(len(gain)) / np.std(gain, ddof=1), len(gain) - 1))
+
+
+def _chance(score: Array, beside: Array, margin: float) -> float:
+    """How probable such a gain over `beside` is, one-sided, scores paired by client, where it is no more than `margin`.
+
+    Scores of 0 and 1 by an exact sign test; 1 if their mean gain is within the margin, and for fewer than 3 scores.
+    """
+    gain = score - beside
+    if len(gain) < FEWEST_SCORES:
+        return 1.0
+    if not (_is_count(score) and _is_count(beside)):
+        return _t_chance(gain, margin)
+    wins, losses = int((gain > 0).sum()), int((gain < 0).sum())
+    if wins + losses == 0 or not gain.mean() > margin:
+        return 1.0
+    return float(stats.binomtest(wins, wins + losses, alternative="greater").pvalue)
+
+
 def judge(values: Array, baseline: Array, reference: Array, reference_baseline: Array, margin: float) -> Status:
     """The status of scores paired by client, at least 3 of them: a leak beats the baseline by more than `margin`.
 
-    By the lower end of the 95 % t-interval of the difference; scores of 0 and 1 by their mean difference and an exact sign test at 2.5 %.
+    By a t-test of the difference, one-sided at `RATE`; scores of 0 and 1 by their mean difference and an exact sign test.
     """
-
-    def beats(score: Array, beside: Array) -> bool:
-        difference = score - beside
-        if len(difference) < FEWEST_SCORES:
-            return False
-        if np.isin(score, (0.0, 1.0)).all() and np.isin(beside, (0.0, 1.0)).all():
-            wins, losses = int((difference > 0).sum()), int((difference < 0).sum())
-            sure = wins + losses > 0 and stats.binomtest(wins, wins + losses, alternative="greater").pvalue < 0.025
-            return bool(sure and difference.mean() > margin)
-        return confidence_interval(difference)[0] > margin
-
-    if len(values) < FEWEST_SCORES or not beats(reference, reference_baseline):  # too few prove nothing either way
+    if len(values) < FEWEST_SCORES or not _chance(reference, reference_baseline, margin) < RATE:  # too few prove nothing either way
         return "not_validated"
-    return "leaks" if beats(values, baseline) else "at_baseline"
+    return "leaks" if _chance(values, baseline, margin) < RATE else "at_baseline"
 
 
 def cosine(a: Array, b: Array) -> float:

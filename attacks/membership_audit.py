@@ -1,12 +1,14 @@
 """Membership inference on recorded runs: were these samples among those that the models in a view were trained on?
 
 The attacks are those of `membership`: the loss threshold, LiRA and RMIA. Two kinds of models are attacked: the last shared or cluster model
-that the adversary was shown, and, where single updates can be read, a client's own model after its last one.
+that the adversary was shown, and, where single updates can be read, a client's own model after its last one. These attacks ask models how
+sure they are. A third kind of figure asks the updates themselves, single ones or means, by regression on single samples' gradients
+(`membership_gradients`).
 
 The game. For every client some of its training samples (members) are paired with samples of its test distribution that nobody trained on
-(others), label by label. The attacker is asked about all of them. LiRA and RMIA are given everything else: the remaining training samples,
-who trained when, the initial model, the public settings (the adversary of differential privacy, so their figures are upper ends); the loss
-threshold has the model and the sample alone.
+(others), label by label. The attacker is asked about all of them. LiRA, RMIA and the regression are given everything else: the remaining
+training samples, who trained when, the initial model, the public settings (what the adversary of differential privacy knows; no figure is
+an upper end of what that one can do); the loss threshold has the model and the sample alone.
 
 Shadow models are federated replicas: FedAvg of the run's own local training from the run's own initial model, over the clients that trained
 the attacked model, round by round, each with as many samples as it has, of each pair one by a coin. All shadow federations train as rows of
@@ -18,7 +20,7 @@ No view: the same attack on the shadow models, which say nothing of who is a mem
 on average (AUC) and at few false alarms (TPR). What it does not: that an attacker who knows less gets as far; or that no sample stands out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,15 +28,17 @@ from torch import nn
 
 from ..experiments.config import Config
 from ..models import Model, build_module
+from ..protocols.orthonormal import TRANSFORMS
 from ..randomness import stream
 from ..training import Train
 from ..types import Array, ClientData
 from .adversary import AdversaryView
 from .cluster_identity import RENUMBERED
-from .label_inference import by_gradient, public_model
-from .leakage import Case, Cell, Status, nothing
+from .label_inference import Step, by_gradient, public_model, updates_in
+from .leakage import Case, Cell, Prior, Status, Truth, nothing
 from .local_training import local_training, not_modelled
 from .membership import lira, loss_threshold, placements, rmia, roc, threshold
+from .membership_gradients import affordable, evidence, passes_of, read_steps
 from .membership_shadows import Game, Target, games_of, is_of_server, models_in, pairs_of
 
 __all__ = ["Outcome", "auc_gain", "cells", "curve_of", "outcome"]
@@ -45,6 +49,8 @@ RATE = 0.01
 FEWEST_ASKED = 20
 SHARE = 0.5
 """Of the seconds that a budget gives fresh runs, for the shadow federations."""
+GRADIENTS_SHARE, ROUNDS = 0.25, 2
+"""The same for the regression of updates, and how many rounds it takes for each of the budget's."""
 PASSES, DOUBLES = 1.0e5, 2.0e4
 """A second trains about so many samples; a model of so many parameters takes twice as long as one of none."""
 
@@ -102,7 +108,7 @@ def _beats(found: Outcome, kind: str) -> bool:
     return roc(found.scores, found.member, RATE).tpr_interval[0] > float(found.tprs().mean()) + MARGIN[kind]
 
 
-def _cell(case: Case, metric: str, kind: str, mine: Outcome, theirs: Outcome, note: str) -> Cell:
+def _cell(case: Case, metric: str, kind: str, mine: Outcome, theirs: Outcome, note: str, rounds: int) -> Cell:
     found, beside = roc(mine.scores, mine.member, RATE), roc(theirs.scores, theirs.member, RATE)
     status: Status = "not_validated" if not _beats(theirs, kind) else "leaks" if _beats(mine, kind) else "at_baseline"
     if kind == "auc":
@@ -115,6 +121,7 @@ def _cell(case: Case, metric: str, kind: str, mine: Outcome, theirs: Outcome, no
     return Cell(
         NAME, case.view.adversary, case.protection, metric, value, *interval, baseline=blanks[0], reference=reference, status=status,
         k_known=len(case.view.coalition), seeds=(case.seed,), note=note, margin=MARGIN[kind], reference_baseline=blanks[1],
+        rounds=rounds,
     )  # fmt: skip
 
 
@@ -125,15 +132,28 @@ FIGURES = {
 """What is attacked, the models sent, or clients' own models by their updates -> (attack, figure), the strongest attack first."""
 UNSEEN = {
     "model": "not attempted: too few test samples with labels that clients trained on",
-    "own_model": "no single client's update can be read in this view, or there are too few test samples with the client's labels",
+    "own_model": "not attempted: too few test samples with the client's labels",
 }
 
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
-    """AUC and TPR at 1 % FPR on shared or cluster models, and on clients' own models where single updates can be read."""
-    prior, config = case.prior, case.prior.config
+    """AUC and TPR at 1 % FPR on shared or cluster models, on clients' own models where single updates can be read, and on updates."""
+    config = case.prior.config
     if config is None or (why := _refusal(case, config)):
-        return [nothing(case, NAME, "model_lira_auc", "the training settings are not known" if config is None else why)], None
+        why = "not attempted: the training settings are not known" if config is None else why
+        return [nothing(case, NAME, "model_lira_auc", why)], None
+    local = local_training(config, public_model(case.prior))
+    # samples held back are not trained on: nobody is asked about them
+    parts = {c: local.part(ClientData(c, x, y, x[:0], y[:0])) for c, (x, y) in case.truth.data.items()}
+    truth = replace(case.truth, data={c: (part.x_train, part.y_train) for c, part in parts.items()})
+    figures, curves = _model_figures(case, config, truth)
+    more, beside = _update_figures(case, config, truth)
+    return [*figures, *more], curves | beside or None
+
+
+def _model_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell], dict[str, Array]]:
+    """What models show by how sure they are: the last shared or cluster ones, and clients' own."""
+    prior = case.prior
     model, noise = public_model(prior), config.noise()
     open_config = prior.unprotected().config
     assert open_config is not None  # as `config` is
@@ -145,14 +165,10 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         return plain(number) if noise is None else plain(number).private(noise)
 
     bound = config.privacy.clip_norm if config.privacy.unit == "client" else 0.0
-    mine, theirs = (_targets(case, config, view, model) for view in (case.view, case.reference))
+    (mine, until), (theirs, _) = (_targets(case, config, view, model) for view in (case.view, case.reference))
     if not mine or not theirs:
-        return [nothing(case, NAME, "model_lira_auc", "no model that clients trained can be read in this view")], None
+        return [nothing(case, NAME, "model_lira_auc", "no model that clients trained can be read in this view")], {}
     played = []
-    local = local_training(config, model)
-    # samples held back are not trained on: nobody is asked about them
-    parts = {c: local.part(ClientData(c, x, y, x[:0], y[:0])) for c, (x, y) in case.truth.data.items()}
-    truth = replace(case.truth, data={c: (part.x_train, part.y_train) for c, part in parts.items()})
     for targets, how, norm in ((mine, private, bound), (theirs, plain, 0.0)):
         games = []
         for target in targets:
@@ -164,7 +180,9 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     for place, what in enumerate(FIGURES):
         seen, beside = ([game for pair in games if (game := pair[place]) is not None] for games in played)
         if min(sum(int(game.member.sum()) for game in several) for several in (seen, beside)) < FEWEST_ASKED:
-            figures.append(nothing(case, NAME, f"{what}_lira_auc", UNSEEN[what]))
+            hidden = what == "own_model" and not any(target.own for target in mine)
+            why = "no single client's update can be read in this view" if hidden else UNSEEN[what]
+            figures.append(nothing(case, NAME, f"{what}_lira_auc", why))
             continue
         rounds = max(len(target.chain) for target in mine)
         words = {"model": f"{len(seen)} model(s)", "own_model": f"own models of {sum(len(target.own) for target in mine)} client(s)"}
@@ -174,11 +192,82 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
             f"{not_modelled(config)}"
         )
         outcomes = {attack: (outcome(seen, attack), outcome(beside, attack)) for attack, _ in FIGURES[what]}
-        figures += [_cell(case, f"{what}_{attack}_{kind}", kind, *outcomes[attack], note) for attack, kind in FIGURES[what]]
-        curves |= {f"roc_{what}_{attack}": curve_of(pair[0]) for attack, pair in outcomes.items()}
-        curves[f"roc_{what}_lira_unprotected"] = curve_of(outcomes["lira"][1])
-        curves[f"roc_{what}_others"] = np.array(int((~outcomes["lira"][0].member).sum()))
-    return figures, curves or None
+        figures += [_cell(case, f"{what}_{attack}_{kind}", kind, *outcomes[attack], note, until) for attack, kind in FIGURES[what]]
+        curves |= _drawn(what, {attack: pair[0] for attack, pair in outcomes.items()}, outcomes["lira"][1])
+    return figures, curves
+
+
+def _update_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell], dict[str, Array]]:
+    """What updates show by single samples' gradients."""
+    prior, metric = case.prior, "update_gradients_auc"
+    if why := _unread(case, config):
+        return [nothing(case, NAME, metric, why)], {}
+    (mine, read), (theirs, _) = _steps(case, case.view, prior), _steps(case, case.reference, prior.unprotected())
+    if not read:
+        return [nothing(case, NAME, metric, _unreadable(case))], {}
+    if not mine or not theirs:
+        return [nothing(case, NAME, metric, "not attempted: to regress one update would take longer than this budget allows")], {}
+    outcomes = [_regressed(case, steps, truth, how) for steps, how in ((mine, prior), (theirs, prior.unprotected()))]
+    found, beside = outcomes
+    if found is None or beside is None:
+        return [nothing(case, NAME, metric, UNSEEN["own_model"])], {}
+    rounds, all_rounds = len({step.round for step in mine}), len({step.round for step in read})
+    single = all(len(step.members) == 1 for step in mine)
+    note = (
+        f"{len(mine)} of {len(read)} {'single' if single else 'mean'} updates that can be read, of {rounds} of {all_rounds} round(s), "
+        f"regressed on candidates' gradients; {case.budget.shadows} shadows of each client; everything is known but who of a pair is the "
+        f"member; baseline: the shadows' updates regressed in the same way{'' if single else not_modelled(config)}"
+    )
+    until = 0 if len(mine) == len(read) else rounds
+    figures = [_cell(case, f"update_gradients_{kind}", kind, found, beside, note, until) for kind in ("auc", "tpr")]
+    return figures, _drawn("update", {"gradients": found}, beside)
+
+
+def _unread(case: Case, config: Config) -> str:
+    """Why the updates of this run are not regressed; empty if they are."""
+    if config.training.optimizer == "adam":
+        return "not attempted: updates by Adam are not linear in gradients"
+    if case.view.protection.sum in TRANSFORMS and not case.view.secrets:
+        return "not attempted: updates are under a transform that this view does not undo"
+    return ""
+
+
+def _unreadable(case: Case) -> str:
+    """Why no update of a whole model can be read."""
+    dimension = public_model(case.prior).dimension
+    if any(row.shape != (dimension,) for row in updates_in(case.view, dimension).values()):
+        return "not attempted: updates are in this view, but of a part of the model only; that part may well show who was in"
+    return "no update, and no mean update of a cluster, can be read in this view"
+
+
+def _steps(case: Case, view: AdversaryView, prior: Prior) -> tuple[list[Step], list[Step]]:
+    """The updates in a view that the budget allows to be regressed, and all that can be read."""
+    assert prior.config is not None  # the caller's
+    model, budget, known = public_model(prior), case.budget, case.truth.data.keys()
+    found = read_steps(view, case.reference, prior, model, prior.config.algorithm["name"] in RENUMBERED)
+    read = [step for step in found if known >= set(step.members)]  # not newcomers
+    passes = GRADIENTS_SHARE * budget.seconds / budget.seeds * PASSES / (1 + model.dimension / DOUBLES)
+    return affordable(read, ROUNDS * budget.rounds, [passes_of(step, prior, budget.shadows) for step in read], passes), read
+
+
+def _regressed(case: Case, steps: Sequence[Step], truth: Truth, prior: Prior) -> Outcome | None:
+    """The regression of updates; None if there are too few samples to ask about."""
+    owners = sorted({client for step in steps for client in step.members})
+    pairs = pairs_of(truth, owners, stream(case.seed, "membership: pairs of updates"))
+    asked = ~np.isin(pairs.owners, case.view.coalition)
+    if int((asked & pairs.member).sum()) < FEWEST_ASKED:
+        return None
+    found = evidence(steps, pairs, truth, prior, case.budget.shadows, case.view.coalition)
+    return Outcome(found.scores[asked], found.blank[:, asked], pairs.member[asked])
+
+
+def _drawn(what: str, found: Mapping[str, Outcome], beside: Outcome) -> dict[str, Array]:
+    """The curves of one kind of figure, by attack, for the report; `beside` is the first attack on the unprotected run."""
+    curves = {f"roc_{what}_{attack}": curve_of(one) for attack, one in found.items()}
+    first = next(iter(found))
+    curves[f"roc_{what}_{first}_unprotected"] = curve_of(beside)
+    curves[f"roc_{what}_others"] = np.array(int((~found[first].member).sum()))
+    return curves
 
 
 def _refusal(case: Case, config: Config) -> str:
@@ -192,9 +281,12 @@ def _refusal(case: Case, config: Config) -> str:
     return ""
 
 
-def _targets(case: Case, config: Config, view: AdversaryView, model: Model) -> list[Target]:
-    """The last models in a view; of an earlier round, half as many each time, where the budget does not allow their shadow federations."""
-    rounds = 1 + max((message.round for message in view.messages), default=0)
+def _targets(case: Case, config: Config, view: AdversaryView, model: Model) -> tuple[list[Target], int]:
+    """The last models in a view; of an earlier round, half as many each time, where the budget does not allow their shadow federations.
+
+    With them how many rounds are attacked, 0 for all.
+    """
+    rounds = every = 1 + max((message.round for message in view.messages), default=0)
     while True:
         targets = models_in(view, case.reference, model.dimension, config.algorithm["name"] in RENUMBERED)
         passes = sum(
@@ -203,7 +295,7 @@ def _targets(case: Case, config: Config, view: AdversaryView, model: Model) -> l
         )  # fmt: skip
         seconds = passes * case.budget.shadows / PASSES * (1 + model.dimension / DOUBLES)
         if seconds <= SHARE * case.budget.seconds / case.budget.seeds or rounds <= 2:
-            return targets
+            return targets, 0 if rounds == every else rounds
         rounds //= 2
         view = view.until(rounds)
 

@@ -23,7 +23,7 @@ from .leakage import Prior, Truth
 from .membership import confidences, deal
 from .sums import models_sent
 
-__all__ = ["Game", "Pairs", "Target", "federated_replicas", "games_of", "is_of_server", "models_in", "pairs_of", "turns_in"]
+__all__ = ["Game", "Pairs", "Target", "federated_replicas", "games_of", "is_of_server", "lines_in", "models_in", "pairs_of", "turns_in"]
 
 Training = Callable[[int], Train]
 """The local training of each round, by its number."""
@@ -111,8 +111,7 @@ def models_in(view: AdversaryView, reference: AdversaryView, dimension: int, ren
     `renumbered`: clusters get new numbers, so that a model's predecessor is the nearest one before it, not the one of its name.
     """
     seen = turns_in(view, dimension)
-    own = is_of_server(view) and all(turn.clients is not None for turn in seen)
-    told = seen if own else turns_in(reference, dimension)
+    told = _told(view, reference, seen, dimension)
     last = {turn.name: turn for turn in seen}
     single = {client: steps for client, steps in steps_in(view, dimension).items() if len(steps[0].members) == 1}
     served: dict[int, str] = {}
@@ -120,7 +119,7 @@ def models_in(view: AdversaryView, reference: AdversaryView, dimension: int, ren
         served |= dict.fromkeys(turn.clients or (), turn.name)
     targets = []
     for name, turn in last.items():
-        at = next((one for one in reversed(told) if one.name == name and one.step <= turn.step), None)
+        at = _same_in(told, turn)
         if at is None:
             continue
         line = _line(at, told, renumbered)
@@ -132,6 +131,31 @@ def models_in(view: AdversaryView, reference: AdversaryView, dimension: int, ren
             after = {client: step.start + step.update for client, step in mine if np.array_equal(step.start, turn.vector)}
             targets.append(Target(turn.vector, line[0].vector, chain, tuple(owners), turn.round, cohort, after))
     return targets
+
+
+def lines_in(
+    view: AdversaryView, reference: AdversaryView, dimension: int, renumbered: bool = False
+) -> tuple[list[Turn], list[tuple[Turn, ...]]]:
+    """Every model in a view, and the lines that lead to the last ones of each name, the oldest first and that one at the end.
+
+    Where the view does not say who trained a model, lines are the reference's. `renumbered` as in `models_in`.
+    """
+    seen = turns_in(view, dimension)
+    told = _told(view, reference, seen, dimension)
+    last = {turn.name: turn for turn in seen}
+    ends = [at for turn in last.values() if (at := _same_in(told, turn)) is not None]
+    return seen, [(*_line(at, told, renumbered), at) for at in ends]
+
+
+def _told(view: AdversaryView, reference: AdversaryView, seen: list[Turn], dimension: int) -> list[Turn]:
+    """Turns that say who trained: those seen, else the reference's."""
+    own = is_of_server(view) and all(turn.clients is not None for turn in seen)
+    return seen if own else turns_in(reference, dimension)
+
+
+def _same_in(told: Sequence[Turn], turn: Turn) -> Turn | None:
+    """The turn of the same name, or the last one of it before."""
+    return next((one for one in reversed(told) if one.name == turn.name and one.step <= turn.step), None)
 
 
 def _line(turn: Turn, turns: Sequence[Turn], renumbered: bool) -> list[Turn]:

@@ -145,9 +145,11 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     config = case.prior.config
     why = ""
     if case.view.adversary != "active-server":
-        why = "only a server that lies can do this (--adversary active-server)"
+        why = "not attempted: only a server that lies can do this (--adversary active-server)"
+    elif config is not None and config.protection.sum == "secagg-oblivious":
+        why = "not attempted: sums that list several models"
     elif config is None or config.protection.sum != "secagg":
-        why = "no secure sum over clients of one model: single updates reach the server, or sums that list several models (not attempted)"
+        why = "no secure sum over clients of one model: single updates reach the server"
     elif config.privacy.unit != "none":
         why = "not attempted: updates have noise of their own"
     if why:

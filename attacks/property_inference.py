@@ -232,8 +232,9 @@ def pretended_updates(statement: Statement, prior: Prior, count: int, step: Step
     names = {"anchor": "anchor", "control": "correction"}
     sent = {"model": step.start} | {names[name]: vector for name, vector in step.beside.items() if name in names}
     given = {name: vector.astype(model.init(0).dtype) for name, vector in sent.items()}
+    first = 1 + max(prior.samples_per_client, default=0)  # batches of their own: in those no client's id is used again
     inputs = [
-        TaskInput(local.part(ClientData(i, x, y, x[:0], y[:0])), given, {}, Streams(prior.seed, step.round, i), secret=_secret(i))
+        TaskInput(local.part(ClientData(i, x, y, x[:0], y[:0])), given, {}, Streams(prior.seed, step.round, first + i), secret=_secret(i))
         for i, (x, y) in enumerate(data)
     ]
     done = engine_for(config, Engine()).run(local.train, inputs)
@@ -383,7 +384,7 @@ def _cell(case: Case, source: str, name: str, clients: Sequence[int], scores: Ar
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """The AUC over clients of each property that varies, from signatures, from first updates, and from the models clients are sent."""
     prior = case.prior
-    why = "the training settings are not known" if prior.config is None else ""
+    why = "not attempted: the training settings are not known" if prior.config is None else ""
     if not why and any(isinstance(layer, nn.LSTM | nn.Embedding) for layer in build_module(public_model(prior)).modules()):
         why = "not attempted: inputs are words, and these properties are of images"
     if not why and by_gradient(prior):

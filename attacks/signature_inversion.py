@@ -122,7 +122,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if not seen:
         why = "no signature is in this view"
         if any("rows" in (message.payload or {}) for message in view.select("gram", "signature")):
-            why = "signatures were sketched: this attack does not undo a sketch (gram_geometry reads inner products of sketches)"
+            why = "not attempted: signatures were sketched, which is not undone here (gram_geometry reads inner products of sketches)"
         return [nothing(case, NAME, "mean_image_cosine", why)], None
     clients = tuple(sorted(set(seen) - set(view.coalition)))
     if not clients:
@@ -153,7 +153,8 @@ def _label_cell(case: Case, clients: tuple[int, ...], mine: Guess, theirs: Guess
     metric, truth = "label_set_accuracy", case.truth
     judged = [client for client in clients if client in mine.label_sets]
     if not judged:
-        why = "every client has all labels, or too many sets are possible: there is no label set to find"
+        whole = all(case.prior.labels_per_client[client] == case.prior.classes for client in clients)
+        why = "every client has all labels: there is no label set to find" if whole else "not attempted: too many label sets are possible"
         return nothing(case, NAME, metric, why)
     popular = popular_set([truth.label_sets[c] for c in judged])
     sets = [mine.label_sets, dict.fromkeys(judged, popular), theirs.label_sets]

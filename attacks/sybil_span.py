@@ -63,12 +63,14 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         return [nothing(case, NAME, metric, "no inner products of enough clients are in this view", 0)], None
     sent = rows_known(case, clients)
     if not sent:
-        return [nothing(case, NAME, metric, "what clients compare cannot be imitated here, so colluders know no vectors", 0)], None
+        why = "not attempted: what clients compare cannot be imitated here, so colluders know no vectors"
+        return [nothing(case, NAME, metric, why, 0)], None
     figures = []
     most = 3 * len(case.prior.samples_per_client) // 4
     for k in sorted({min(k, most) for k in COLLUDERS}):
         if len(clients) - k < FEWEST_SCORES:
-            figures.append(nothing(case, NAME, metric, f"only {len(clients)} clients were compared: too few besides {k} colluders", k))
+            why = f"not attempted: only {len(clients)} clients were compared, too few besides {k} colluders"
+            figures.append(nothing(case, NAME, metric, why, k))
             continue
         drawn = stream(case.seed, f"colluders {k}").permutation(len(clients))
         rest = [clients[i] for i in sorted(drawn[k:])]

@@ -3,7 +3,8 @@
 Nothing here knows of run folders; `report` reads the files and hands over what it checked.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,15 @@ import numpy as np
 from ..types import Array
 from .pictures import CUT, new_figure, style, uri
 
-__all__ = ["ORDER", "attack_matrix", "label_histograms", "metric_words"]
+__all__ = ["ORDER", "STATUS", "attack_matrix", "label_histograms", "least_comforting", "metric_words"]
 
-ORDER = ("leaks", "at_baseline", "not_validated", "nothing_to_see")
-"""Of several figures of one attack the first of these is the attack's: one leak is a leak."""
+STATUS = {
+    "leaks": "leaks", "inconclusive": "inconclusive", "not_validated": "not validated", "not_attempted": "not attempted",
+    "at_baseline": "at baseline", "nothing_to_see": "nothing to see",
+}  # fmt: skip
+"""Statuses in words, the least comforting first: what is not known comes before what was found to be harmless."""
+ORDER = tuple(STATUS)
+"""Of several figures of one attack the first of these is the attack's: one leak is a leak, one open question is open."""
 SPELLED = {
     "histogram l1": "L1 of label histogram", "structure l1": "L1 of histogram up to renaming", "psnr db": "PSNR in dB", "l1": "L1",
     "ssim": "SSIM", "auc": "AUC", "tpr": "TPR", "fpr": "FPR", "lira": "LiRA", "rmia": "RMIA",
@@ -34,8 +40,8 @@ def attack_matrix(audits: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]
     """Attacks down, runs across: what an attack came to, by adversary, over all its figures.
 
     `audits` has (column heading, line below it, cells of audit.json) for each run. Gives `columns`, and `lines` of "attack" and, for each
-    column, a list of "adversary", "status" and "figure" (the cell that decided; among equals the first), the server first. Adversaries
-    to whom an attack shows no figure, for one and the same reason, stand together.
+    column, a list of "adversary", "status", "figure" (the cell that decided; among equals the first) and "others" (how many figures have
+    another status, in words), the server first. Adversaries to whom an attack shows no figure, for one and the same reason, stand together.
     """
     attacks = list(dict.fromkeys(str(cell["attack"]) for _, _, cells in audits for cell in cells))
     lines = []
@@ -49,9 +55,17 @@ def attack_matrix(audits: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]
     return {"columns": [{"name": name, "sub": sub} for name, sub, _ in audits], "lines": lines}
 
 
+def least_comforting(statuses: Iterable[str]) -> str:
+    """The first of these in `ORDER`."""
+    return min(statuses, key=ORDER.index)
+
+
 def _worst(adversary: str, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    figure = min(cells, key=lambda cell: ORDER.index(cell["status"]))
-    return {"adversary": adversary, "status": figure["status"], "figure": figure}
+    status = least_comforting(cell["status"] for cell in cells)
+    figure = next(cell for cell in cells if cell["status"] == status)
+    rest = Counter(cell["status"] for cell in cells if cell["status"] != status)
+    others = ", ".join(f"{rest[one]} {words}" for one, words in STATUS.items() if rest[one])
+    return {"adversary": adversary, "status": status, "figure": figure, "others": others}
 
 
 def _together(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

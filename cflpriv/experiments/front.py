@@ -1,7 +1,8 @@
 """What a sweep found: means over seeds, paired differences, and utility against measured leakage and against ε.
 
 Leakage is what attacks achieved on the recorded runs (audit.json); utility is both accuracies and the ARI. A setting is on the front of an
-attack's figure if no other setting is at least as good in both and better in one: of what was measured, not of what is possible.
+attack's figure if no other setting is at least as good in both and better in one: of what was measured, not of what is possible. What an
+attack that is not validated left of a setting is on no front and beats nobody.
 """
 
 import csv
@@ -19,10 +20,12 @@ from scipy import stats
 from ..errors import InputError
 from ..files import write_atomically
 from . import pictures
-from .audit_report import metric_words
+from .audit_report import STATUS, least_comforting, metric_words
 from .sweep import Cell, Setting, Sweep
 
-__all__ = ["Mean", "Result", "front_rows", "mean_of", "on_front", "paired", "read_results", "section", "table_rows", "write_tables"]
+__all__ = [
+    "Mean", "Result", "front_rows", "mean_of", "on_front", "paired", "read_results", "section", "table_rows", "unmarked", "write_tables",
+]  # fmt: skip
 
 METRICS = (
     "accuracy_mean", "accuracy_worst", "local_accuracy_mean", "ari", "clusters", "epsilon", "upload_bytes", "download_bytes", "seconds",
@@ -162,7 +165,10 @@ Attack = tuple[str, str, str, int]
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """One setting under one attack: leakage and its baseline, and each utility, over seeds. `whole`: in no run were rounds left out."""
+    """One setting under one attack: leakage and its baseline, and each utility, over seeds.
+
+    `validated`: in every run that has a figure the attack works unprotected. `whole`: in no run were rounds left out.
+    """
 
     setting: Setting
     leakage: Mean
@@ -186,12 +192,40 @@ def attack_points(results: Sequence[Result]) -> dict[Attack, list[Point]]:
         for key, cells in found.items():
             leakage, baseline = mean_of(cell["value"] for cell in cells), mean_of(cell["baseline"] for cell in cells)
             if leakage is not None:
-                valid = any(cell["status"] != "not_validated" for cell in cells)
+                valid = all(cell["status"] != "not_validated" for cell in cells)
                 lower = any(cell.get("lower_is_better") for cell in cells)
                 guess = None if baseline is None else baseline.mean
                 whole = not any(cell.get("rounds") for cell in cells)
                 points.setdefault(key, []).append(Point(setting, leakage, guess, utilities, lower, valid, whole))
     return points
+
+
+def unmarked(results: Sequence[Result]) -> list[tuple[Attack, Setting, str]]:
+    """What has no point: figures of attacks that others have, settings, and why in words, the least comforting of its runs."""
+    missing = []
+    groups = _by_setting(results)
+    for key, points in attack_points(results).items():
+        marked = {point.setting for point in points}
+        missing += [(key, setting, _why_none(own, key)) for setting, own in groups.items() if setting not in marked]
+    return missing
+
+
+def _why_none(own: Sequence[Result], key: Attack) -> str:
+    """By the attack's cells without a value; where it has others, which are of other figures, this one was just not there."""
+    attack, _, adversary, _ = key
+    cells = [cell for result in own for cell in result.audit if (cell["attack"], cell["adversary"]) == (attack, adversary)]
+    empty = [str(cell["status"]) for cell in cells if cell["value"] is None]
+    if empty:
+        return STATUS[least_comforting(empty)]
+    return "no such figure" if cells else "not run"
+
+
+def _ringed(have: Sequence[tuple["Point", Mean]]) -> list[bool]:
+    """Which points are on the front, by leakage and a utility: among those that are validated."""
+    known = [place for place, (point, _) in enumerate(have) if point.validated]
+    leaks = [(-1.0 if have[i][0].lower_is_better else 1.0) * have[i][0].leakage.mean for i in known]
+    best = dict(zip(known, on_front(leaks, [have[i][1].mean for i in known]), strict=True))
+    return [best.get(place, False) for place in range(len(have))]
 
 
 def on_front(leakage: Sequence[float], utility: Sequence[float]) -> list[bool]:
@@ -201,16 +235,16 @@ def on_front(leakage: Sequence[float], utility: Sequence[float]) -> list[bool]:
 
 
 def front_rows(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """A row per attack's figure, setting and utility, with what the setting cost. ε stands beside it where one is guaranteed."""
+    """A row per attack's figure, setting and utility, with what the setting cost. ε stands beside it where one is guaranteed.
+
+    Settings of which there is no such figure have one row, which says why.
+    """
     groups = _by_setting(results)
     rows = []
     for (attack, metric, adversary, known), points in attack_points(results).items():
         for name in UTILITIES:
             have = [(point, value) for point in points if (value := point.utilities[name]) is not None]
-            signs = [-1.0 if point.lower_is_better else 1.0 for point, _ in have]
-            leaks = [sign * point.leakage.mean for sign, (point, _) in zip(signs, have, strict=True)]
-            best = on_front(leaks, [value.mean for _, value in have])
-            for (point, value), front in zip(have, best, strict=True):
+            for (point, value), front in zip(have, _ringed(have), strict=True):
                 own = groups[point.setting]
                 costs = {
                     metric: mean_of(_seeds(own, metric).values()) for metric in ("epsilon", "upload_bytes", "download_bytes", "seconds")
@@ -222,8 +256,12 @@ def front_rows(results: Sequence[Result]) -> list[dict[str, Any]]:
                         "leakage": point.leakage.mean, "leakage_std": point.leakage.std, "guess_with_no_view": point.baseline,
                         "utility": name, "value": value.mean, "value_std": value.std, "on_front": front,
                         **{name: cost and cost.mean for name, cost in costs.items()}, "seeds": value.seeds,
+                        "seeds_with_leakage": point.leakage.seeds, "no_leakage": "",
                     }
                 )  # fmt: skip
+    for (attack, metric, adversary, known), setting, why in unmarked(results):
+        named = {"attack": attack, "metric": metric, "adversary": adversary, "clients_known": known}
+        rows.append({**_named(setting), **named, "on_front": False, "seeds_with_leakage": 0, "no_leakage": why})
     return rows
 
 
@@ -274,10 +312,21 @@ def section(folder: Path, sweep: Sweep) -> dict[str, Any]:
         "seeds": len({cell.seed for cell in sweep.cells}),
         "fronts": fronts,
         "undrawn": len(points) - len(keys),
+        "unmarked": _unmarked_lines(results),
         "epsilon": epsilon_picture(results) if any(one.summary.get("epsilon") is not None for one in results) else None,
         "costs": cost_picture(results) if results else None,
         "audited": any(one.audit for one in results),
     }
+
+
+def _unmarked_lines(results: Sequence[Result]) -> list[dict[str, str]]:
+    """For each setting and reason, the figures without a mark."""
+    lines: dict[tuple[str, str], list[str]] = {}
+    for (attack, metric, adversary, known), setting, why in unmarked(results):
+        knows = f", {known} known" if known else ""
+        words = f"{attack.replace('_', ' ')} ({metric_words({'metric': metric})}; {adversary}{knows})"
+        lines.setdefault((setting.name, why), []).append(words)
+    return [{"setting": setting, "why": why, "figures": ", ".join(figures)} for (setting, why), figures in lines.items()]
 
 
 MARKERS = "osD^vP*Xh<>p"
@@ -316,16 +365,16 @@ def front_picture(points: Mapping[Attack, Sequence[Point]], settings: Sequence[S
                 axes = panels[line, column]
                 have = [(point, value) for point in these if (value := point.utilities[name]) is not None]
                 sign = -1.0 if any(point.lower_is_better for point in these) else 1.0
-                best = on_front([sign * point.leakage.mean for point, _ in have], [value.mean for _, value in have])
-                for (point, value), front in zip(have, best, strict=True):
+                for (point, value), front in zip(have, _ringed(have), strict=True):
                     look = _look(point.setting, settings)
                     x, y = point.leakage.mean, _scaled(name, value.mean)
                     errors = {"xerr": point.leakage.std or 0.0, "yerr": _scaled(name, value.std or 0.0)}
                     axes.errorbar(x, y, **errors, fmt="none", ecolor=look["color"], alpha=0.45, linewidth=1)
                     edge = {"edgecolors": pictures.INK if front else "none", "linewidths": 1.6 if front else 0.0}
                     marks[point.setting.name] = axes.scatter(
-                        x, y, s=sizes[point.setting], c=look["color"], marker=look["marker"], zorder=3, alpha=0.9, **edge
-                    )
+                        x, y, s=sizes[point.setting], c=look["color"], marker=look["marker"], zorder=3,
+                        alpha=0.9 if point.validated else 0.3, **edge,
+                    )  # fmt: skip
                 if guesses := [point.baseline for point in these if point.baseline is not None]:
                     axes.axvspan(min(guesses), max(guesses), color=pictures.FAINT, alpha=0.25, linewidth=0, zorder=0)
                     axes.axvline(float(np.mean(guesses)), color=pictures.FAINT, linestyle="--", linewidth=1, zorder=0)

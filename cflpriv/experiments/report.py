@@ -26,7 +26,7 @@ from ..protection import GATHERS, GRAMS, SUMS
 from ..similarity import MEASURES
 from ..types import Array
 from . import pictures
-from .audit_report import attack_matrix, label_histograms, metric_words
+from .audit_report import STATUS, attack_matrix, label_histograms, metric_words
 from .checkpoint import write_atomically
 from .front import section, write_tables
 from .privacy_report import privacy_section
@@ -38,7 +38,6 @@ DETAILED = 8
 """So many runs get pictures of their clustering and of what was recovered; the rest are named, so that a sweep's page stays small."""
 SHOWN_CLIENTS = 8
 SHOWN_CLUSTERS = 30
-STATUS = {"leaks": "leaks", "at_baseline": "at baseline", "not_validated": "not validated", "nothing_to_see": "nothing to see"}
 RECOMPUTED = "recomputed by the experimenter's eye from the data: the server did not see this"
 
 _INT, _MAYBE = (int,), (int, float, type(None))
@@ -356,7 +355,7 @@ def _rocs(run: Run) -> list[dict[str, Any]]:
     for file in dict.fromkeys(cell["arrays"] for cell in run.audit or () if cell.get("arrays")):
         path, cells = run.folder / "audit" / file, [cell for cell in run.audit or () if cell.get("arrays") == file]
         arrays = _arrays(path)
-        for what in ("model", "own_model") if _is_roc(arrays) else ():
+        for what in ("model", "own_model", "update") if _is_roc(arrays) else ():
             curves = {name[5 + len(what) :].replace("_", " "): curve for name, curve in arrays.items() if name.startswith(f"roc_{what}_")}
             if not curves:
                 continue
@@ -364,7 +363,8 @@ def _rocs(run: Run) -> list[dict[str, Any]]:
             fits = others.shape == () and int(others) >= 1 and all(curve.ndim == 2 and len(curve) == 2 for curve in curves.values())
             _require(fits, path, f"'roc_{what}_…' are not all (2, t), with the number of non-members beside them")
             mine = [cell for cell in cells if str(cell["metric"]).startswith(f"{what}_")]
-            names = {"lira": "LiRA", "rmia": "RMIA", "loss": "loss threshold", "lira unprotected": "LiRA, unprotected run"}
+            names = {"lira": "LiRA", "rmia": "RMIA", "loss": "loss threshold", "gradients": "gradients' regression"}
+            names |= {f"{name} unprotected": f"{words}, unprotected run" for name, words in names.items()}
             picture = pictures.roc_curves({names.get(name, name): curve for name, curve in curves.items()}, int(others))
             shown.append({"run": run, "cells": mine, "picture": picture, "what": what.replace("_", " ")})
     return shown

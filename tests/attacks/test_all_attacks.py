@@ -66,10 +66,10 @@ def test_beats_its_baseline_unprotected_over_seeds(name: str) -> None:
 def test_falls_to_its_baseline_on_unrelated_clients(name: str) -> None:
     several: list[list[Cell]] = [ATTACKS[name].cells(unrelated(made(name, seed)))[0] for seed in SEEDS]
     cells = over_seeds(several)
-    judged = {key: cell for key, cell in cells.items() if cell.status != "nothing_to_see"}
+    judged = {key: cell for key, cell in cells.items() if cell.value is not None}
     assert judged
     for (metric, known), cell in judged.items():
-        expected = {"not_validated"} if name == "gram_geometry" and known == 0 else {"at_baseline"}
+        expected = {"not_validated"} if name == "gram_geometry" and known == 0 else {"at_baseline", "inconclusive"}  # three seeds are few
         assert cell.status in expected, f"{metric}: {cell.line()}"
 
 

@@ -55,6 +55,7 @@ def test_a_standard_audit_has_seeds_intervals_and_references(run: Path) -> None:
     lines: list[str] = []
     cells = audit_run(run, attacks=FEW, say=lines.append)
     assert {cell.adversary for cell in cells} == {"server", "server+1"}
+    assert [line for line in lines if line.startswith("not run: ") and "--adversary active-server" in line] == lines[1:2]
     for cell in cells:
         if cell.status != "nothing_to_see":
             assert len(cell.seeds) == BUDGETS["standard"].seeds
@@ -84,6 +85,7 @@ def test_an_attack_that_plays_runs_by_itself_is_asked_about_the_recorded_one_onl
     lines: list[str] = []
     audit_run(run, adversary="server", attacks=["dp_audit"], say=lines.append)
     assert "1 seed," in lines[0], "no fresh run is made for it"
+    assert not [line for line in lines if "active-server" in line], "an adversary was named"
     both = audit_run(run, adversary="server", attacks=["dp_audit", FEW[0]])
     assert seen == [config().run.seed]
     assert {len(cell.seeds) for cell in both if cell.attack == FEW[0]} == {3}
@@ -205,8 +207,9 @@ def test_a_long_run_is_cut_to_what_the_budget_allows(run: Path) -> None:
 
 
 def one(value: float, baseline: float, reference: float, seed: int, **more: Any) -> Cell:
+    """A figure of which no single run says anything."""
     return Cell(
-        "a", "server", "none", "m", value, None, None, baseline, reference, "leaks", 0, (seed,), reference_baseline=baseline, **more
+        "a", "server", "none", "m", value, None, None, baseline, reference, "not_validated", 0, (seed,), reference_baseline=baseline, **more
     )
 
 
@@ -219,7 +222,7 @@ def test_pooling_is_a_paired_t_test_over_seeds() -> None:
     assert pooled([one(0.25, 0.2, 0.95, seed, margin=0.1) for seed in range(5)])[0].status == "at_baseline"
     assert pooled([one(0.9, 0.2, 0.21, seed, margin=0.1) for seed in range(5)])[0].status == "not_validated"
     wild = [one(0.9 if seed else 0.0, 0.2, 0.95, seed, margin=0.1) for seed in range(3)]
-    assert pooled(wild)[0].status == "at_baseline"  # three seeds that disagree prove nothing
+    assert pooled(wild)[0].status == "inconclusive"  # three seeds that disagree prove nothing
     errors = [one(0.1, 0.9, 0.1, seed, margin=0.1, lower_is_better=True) for seed in range(5)]
     assert pooled(errors)[0].status == "leaks"
     rare = [one(0.05 if seed == 2 else 0.0, 0.0, 0.1, seed, exact=True) for seed in range(5)]
@@ -227,7 +230,7 @@ def test_pooling_is_a_paired_t_test_over_seeds() -> None:
     assert pooled([one(0.9, 0.2, 0.9, 0)])[0].seeds == (0,)
 
 
-@pytest.mark.parametrize(("seeds", "low", "status"), [(4, 0, "not_validated"), (5, 0, "leaks"), (5, 1, "at_baseline"), (10, 1, "leaks")])
+@pytest.mark.parametrize(("seeds", "low", "status"), [(4, 0, "not_validated"), (5, 0, "leaks"), (5, 1, "inconclusive"), (10, 1, "leaks")])
 def test_tosses_that_agree_are_a_leak_from_five_on(seeds: int, low: int, status: str) -> None:
     """Of a fair coin all of 4 show heads one time in 16, all of 5 one in 32, 9 of 10 or more one in 93."""
     tossed = [one(0.3 if seed < low else 1.0, 0.5, 1.0, seed, margin=0.05, coin=True) for seed in range(seeds)]
@@ -278,6 +281,17 @@ def test_the_matrix_says_its_statuses_in_words_and_errors_as_errors() -> None:
     (line,) = attack_matrix([("none", "x", cells) for cells in (alike, apart, seen)])["lines"]
     names = [[place["adversary"] for place in places] for places in line["places"]]
     assert names == [["server, server+1"], ["server", "server+1"], ["server", "server+1"]]
+
+
+def test_the_matrix_shows_the_least_comforting_figure_and_counts_the_others() -> None:
+    from cflpriv.experiments.audit_report import ORDER, attack_matrix
+
+    assert ORDER == ("leaks", "inconclusive", "not_validated", "not_attempted", "at_baseline", "nothing_to_see")
+    for place, status in enumerate(ORDER):
+        cells = [{"attack": "a", "metric": one, "adversary": "server", "status": one, "value": 1.0} for one in reversed(ORDER[place:])]
+        (item,) = attack_matrix([("x", "", cells)])["lines"][0]["places"][0]
+        assert (item["status"], item["figure"]["metric"]) == (status, status)
+        assert item["others"] == ", ".join(f"1 {one.replace('_', ' ')}" for one in ORDER[place + 1 :])
 
 
 def test_pretended_clients_upload_what_real_ones_do(run: Path) -> None:

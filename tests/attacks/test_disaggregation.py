@@ -232,7 +232,7 @@ def test_noised_sums_are_not_called_exact() -> None:
     privacy = Privacy("client", epsilon=8.0, delta=1e-3)
     noised = replace(seen, prior=replace(seen.prior, config=replace(seen.prior.config, privacy=privacy)))
     found = {cell.metric: cell for cell in ATTACKS["disaggregation"].cells(noised)[0]}
-    assert found["static_value_exact"].status == "nothing_to_see"
+    assert found["static_value_exact"].status == "not_attempted"
     assert "noise" in found["static_value_exact"].note
 
 

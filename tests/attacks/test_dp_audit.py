@@ -301,6 +301,15 @@ def test_an_audit_states_a_bound_for_every_release_and_the_whole_run() -> None:
     assert other.metric == "run_epsilon"
     assert other.status == "at_baseline"
     assert "scored are the means over clients:" in other.note, "and nothing else was released"
+    assert other.towards == "", "clients add the noise: it is towards the server, too"
+
+
+def test_a_guarantee_that_is_not_towards_the_server_says_so() -> None:
+    """The server adds the noise, and reads every client's own contribution: other attacks on the same view leak."""
+    seen = case(scene("fedavg", "client", 1.0))
+    (one,) = ATTACKS["dp_audit"].cells(seen)[0]
+    assert one.towards.startswith("who sees the means, not single updates")
+    assert f"a guarantee towards {one.towards}" in one.line()
 
 
 @pytest.mark.parametrize(
@@ -389,7 +398,7 @@ def test_a_run_that_claims_nothing_has_nothing_to_see() -> None:
     (cell,) = ATTACKS["dp_audit"].cells(case(made))[0]
     assert cell.status == "nothing_to_see"
     (other,) = ATTACKS["dp_audit"].cells(replace(case(scene("fedavg", "sample", 2.0), "outsider"), budget=QUICK))[0]
-    assert other.status == "nothing_to_see"
+    assert other.status == "not_attempted"
 
 
 # --- shares, at length ----------------------------------------------------------------------------------------------------------------

@@ -204,7 +204,7 @@ def test_secure_sums_leave_nothing_to_see() -> None:
 )  # fmt: skip
 def test_what_is_not_attempted_says_so(change: dict[str, Any], why: str) -> None:
     (cell,) = ATTACKS["gradient_inversion"].cells(case(scene(**change)))[0]
-    assert cell.status == "nothing_to_see"
+    assert cell.status == "not_attempted"
     assert cell.note.startswith("not attempted")
     assert why in cell.note
 

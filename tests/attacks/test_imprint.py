@@ -145,7 +145,7 @@ def test_steps_of_adam_are_no_gradients_and_prove_nothing() -> None:
     ("protection", "adversary", "model", "why"),
     [
         ({}, "server", {"hidden": 8}, "a server that lies"),
-        ({}, "active-server", {"name": "linear"}, "not applicable to 'linear'"),
+        ({}, "active-server", {"name": "linear"}, "the first layer of 'linear'"),
         ({"sum": "haar"}, "active-server", {"hidden": 8}, "not attempted under sum = 'haar'"),
     ],
 )
@@ -153,7 +153,7 @@ def test_where_there_is_nothing_to_gain_the_cell_says_why(
     protection: dict[str, Any], adversary: str, model: dict[str, Any], why: str
 ) -> None:
     (cell,) = figures(protection, adversary, model=model).values()
-    assert cell.status == "nothing_to_see"
+    assert cell.status == "not_attempted"
     assert why in cell.note
 
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as some
 
 from cflpriv.attacks.audit import Scene, case_of, fresh_scene
 from cflpriv.attacks.key_recovery import Guess, Knowledge, blind_rounds, cells, find_structure, guess, recover_labels, zero_sum_blocks
-from cflpriv.attacks.key_recovery.cells import knowledge, score_l1, score_sets
+from cflpriv.attacks.key_recovery.cells import knowledge, score_l1, score_sets, score_structure, structure_at_random
 from cflpriv.attacks.key_recovery.naming import Response, cloud, distance, head_blocks, name_columns, on_simplex, rounded, simulate
 from cflpriv.attacks.key_recovery.structure import shares
-from cflpriv.attacks.leakage import BUDGETS, Cell, pooled, truth_of
+from cflpriv.attacks.leakage import BUDGETS, Cell, Truth, judge, pooled, truth_of
 from cflpriv.attacks.local_training import local_training
 from cflpriv.data import build_population
 from cflpriv.engine import Streams, TaskInput
@@ -210,6 +210,42 @@ def test_the_guess_about_other_clients_is_at_the_baseline() -> None:
     assert score_l1(found, other, clients, 10).mean() >= 0.9 * score_l1(Guess(), other, clients, 10).mean()
 
 
+def dealt_labels(rng: np.random.Generator, n: int) -> dict[int, Array]:
+    """Histograms of `n` clients with two labels of ten each."""
+    return {client: np.isin(np.arange(10), rng.choice(10, 2, replace=False)) / 2 for client in range(n)}
+
+
+@pytest.mark.parametrize("n", [6, 10, 20])
+def test_a_structure_that_has_nothing_to_do_with_the_clients_is_at_its_baseline(n: int) -> None:
+    """40 unrelated structures, margin .1: in 200 trials at most 1 was called a leak, so more than 2 of 40 come less than once in 1000.
+
+    The true structure beats it, so that there is something to be found.
+    """
+    rng, clients = np.random.default_rng(n), list(range(n))
+
+    def errors(structure: dict[int, Array]) -> tuple[Array, Array]:
+        one = Guess({}, structure)
+        return -score_structure(one, truth, clients, 10), -structure_at_random(one, truth, clients, 10, seed=0, times=50)
+
+    said = []
+    for _ in range(40):
+        real = dealt_labels(rng, n)
+        truth = Truth({}, {}, real)
+        reference = errors(real)
+        said.append(judge(*errors(dealt_labels(rng, n)), *reference, 0.1))
+        assert reference[0] == pytest.approx(np.zeros(n))
+    assert said.count("leaks") <= 2
+    assert said.count("at_baseline") >= 20
+
+
+def test_structure_is_told_beside_the_same_structure_of_permuted_clients() -> None:
+    found = by_metric(scene("permutation"))["structure_l1"]
+    assert found.status == "leaks"
+    assert found.value is not None
+    assert found.baseline is not None
+    assert found.value < found.baseline < 1.6  # equal shares, which no renaming helps
+
+
 def test_with_the_wrong_initial_model_the_attacker_abstains_but_keeps_the_structure() -> None:
     one = scene("permutation")
     prior, view = one.prior, one.view("server")
@@ -268,7 +304,7 @@ def test_auxiliary_data_without_some_label_is_not_attempted() -> None:
     one = case_of(scene("permutation"), "server")
     kept = one.prior.y != 3
     (only,), _ = cells(replace(one, prior=replace(one.prior, x=one.prior.x[kept], y=one.prior.y[kept])))
-    assert only.status == "nothing_to_see"
+    assert only.status == "not_attempted"
     assert "lack samples" in only.note
 
 

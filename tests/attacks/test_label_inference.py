@@ -130,7 +130,7 @@ def test_fedproto_tells_label_sets_unless_sums_are_oblivious(sum_: str, status: 
 
 def test_a_client_is_not_told_who_owns_what() -> None:
     seen = case(config({"name": "fedproto"}, {"sum": "secagg"}, training={"rounds": 1}), "client")
-    assert ATTACKS["label_inference"].cells(seen)[0][0].status == "nothing_to_see"
+    assert ATTACKS["label_inference"].cells(seen)[0][0].status == "not_attempted"  # it is sent prototypes
 
 
 def test_parts_of_models_are_not_called_read() -> None:
@@ -157,7 +157,7 @@ def test_renumbered_clusters_are_not_mixed_up() -> None:
 def test_parts_of_models_are_not_attempted_and_it_says_so() -> None:
     """LG-FedAvg's clients keep their first layers: the head's updates travel, so nothing may sound safe."""
     found = by_metric(case(config({"name": "lg_fedavg"})))
-    assert found["histogram_l1"].status == "nothing_to_see"
+    assert found["histogram_l1"].status == "not_attempted"
     assert "not attempted" in found["histogram_l1"].note
 
 

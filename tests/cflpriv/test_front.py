@@ -14,7 +14,18 @@ from scipy import stats
 
 from cflpriv.errors import InputError
 from cflpriv.experiments import pictures
-from cflpriv.experiments.front import Result, epsilon_picture, front_rows, mean_of, on_front, paired, read_results, table_rows, write_tables
+from cflpriv.experiments.front import (
+    Result,
+    epsilon_picture,
+    front_rows,
+    mean_of,
+    on_front,
+    paired,
+    read_results,
+    table_rows,
+    unmarked,
+    write_tables,
+)
 from cflpriv.experiments.report import write_report
 from cflpriv.experiments.sweep import Sweep, parse_sweep
 
@@ -174,6 +185,56 @@ def test_the_front_names_the_settings_that_no_other_beats() -> None:
     assert all(row["guess_with_no_view"] == pytest.approx(0.1) for row in rows)
     assert {row["epsilon"] for row in rows} == {None, 4.0}
     assert not [row for row in front_rows(results()) if row["utility"] == "ari" and row["algorithm"] == "fedavg"]
+
+
+def doubted(status: str, seeds: tuple[int, ...], protection: str = "haar", **more: Any) -> list[Result]:
+    """The sweep's runs of FedAvg, one figure each; some runs of one protection with another status."""
+    found = []
+    for cell in SWEEP.cells:
+        if cell.setting.algorithm == "fedavg":
+            changed = {"status": status, **more} if cell.setting.protection == protection and cell.seed in seeds else {}
+            found.append(Result(cell, summary(cell), [leak(cell, **changed)]))
+    return found
+
+
+def rings(found: list[Result]) -> dict[str, tuple[bool, bool]]:
+    """By protection, for the first utility: validated, on the front."""
+    rows = [row for row in front_rows(found) if row.get("utility") == "accuracy_mean"]
+    return {row["protection"]: (row["validated"], row["on_front"]) for row in rows}
+
+
+@pytest.mark.parametrize("seeds", [(0, 1, 2), (1,)])
+def test_what_is_not_validated_is_on_no_front_and_pushes_nobody_off_it(seeds: tuple[int, ...]) -> None:
+    assert rings(doubted("leaks", ())) == {"none": (True, True), "haar": (True, True), "secagg": (True, True)}
+    best = doubted("not_validated", seeds, value=0.0)  # of all the least, at an accuracy above
+    best = [
+        replace(one, summary={**one.summary, "accuracy_mean": 0.99} if one.cell.setting.protection == "haar" else one.summary)
+        for one in best
+    ]
+    assert rings(best) == {"none": (True, True), "haar": (False, False), "secagg": (True, True)}
+
+
+@pytest.mark.parametrize(("status", "words"), [("nothing_to_see", "nothing to see"), ("not_attempted", "not attempted")])
+def test_settings_without_a_mark_are_named_with_the_reason(folder: Path, status: str, words: str) -> None:
+    found = doubted(status, (0, 1, 2), "secagg", value=None, baseline=None, reference=None, metric="other")
+    (key, setting, why) = unmarked(found)[0]
+    assert (key[:3], setting.protection, why) == (("inversion", "cosine", "server"), "secagg", words)
+    (row,) = [row for row in front_rows(found) if row["protection"] == "secagg"]
+    assert (row["metric"], row["no_leakage"], row["on_front"], row["seeds_with_leakage"]) == ("cosine", words, False, 0)
+    for one in found:
+        (folder / one.cell.name / "audit.json").write_text(json.dumps(one.audit))
+    page = write_report(folder).read_text()
+    assert f"<b>fedavg · secagg</b>, {words}: inversion (cosine; server)" in page
+    assert "<b>fedavg · none</b>, no such figure: inversion (error; server)" in page
+    bare = [replace(one, audit=[]) if one.cell.setting.protection == "haar" else one for one in found]
+    assert {(setting.protection, why) for _, setting, why in unmarked(bare)} == {("secagg", words), ("haar", "not run")}
+
+
+def test_a_setting_with_a_figure_in_some_seeds_says_in_how_many() -> None:
+    found = doubted("nothing_to_see", (1,), "secagg", value=None, baseline=None)
+    assert unmarked(found) == []
+    counts = {row["protection"]: row["seeds_with_leakage"] for row in front_rows(found)}
+    assert counts == {"none": 3, "haar": 3, "secagg": 2}
 
 
 def test_the_files_hold_every_run_and_setting(folder: Path) -> None:

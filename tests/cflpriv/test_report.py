@@ -25,7 +25,10 @@ from cflpriv.experiments.pictures import brackets, shrunk
 from cflpriv.experiments.report import DETAILED, _lost, _read_runs, read_run, write_report
 from cflpriv.types import Array
 
-STATUSES = {"leaks": "leaks", "at_baseline": "at baseline", "not_validated": "not validated", "nothing_to_see": "nothing to see"}
+STATUSES = {
+    "leaks": "leaks", "inconclusive": "inconclusive", "at_baseline": "at baseline", "not_validated": "not validated",
+    "not_attempted": "not attempted", "nothing_to_see": "nothing to see",
+}  # fmt: skip
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 HOSTILE = '<script>alert("1")</script> & $\\frac$'
 
@@ -97,7 +100,7 @@ def experiment(folder: Path, algorithm: str = "pacfl", protection: str = "none")
 
 
 def cell(status: str, **changes: Any) -> dict[str, Any]:
-    seen = status != "nothing_to_see"
+    seen = status not in ("nothing_to_see", "not_attempted")
     figures = {"value": 0.75, "low": 0.625, "high": 0.875, "baseline": 0.25, "reference": 0.8125}
     return {
         "attack": "signature_inversion", "adversary": "server", "protection": "none", "metric": "mean_image_cosine",
@@ -278,14 +281,30 @@ def test_newcomers_are_reported(runs: Path) -> None:
 
 def test_every_status_has_colour_and_words_and_figures_stand_beside_their_references(whole: tuple[Path, Page]) -> None:
     _, page = whole
-    lines = {line[0].split()[2]: line[1] for line in page.tables[2][1:]}
-    assert lines.keys() == {status.split("_")[0] for status in STATUSES}
+    lines = {"_".join(line[0].split(" adversary")[0].split()[2:]): line[1] for line in page.tables[2][1:]}
+    assert lines.keys() == set(STATUSES)
     for status, words in STATUSES.items():
         assert page.classes[status] >= 3  # the cell, its badge, the legend
-        shown = lines[status.split("_")[0]]
+        shown = lines[status]
         assert words in shown
         for figure in ("0.750 [0.625, 0.875]", "no view: 0.250", "unprotected: 0.812"):
-            assert (figure in shown) == (status != "nothing_to_see")
+            assert (figure in shown) == (status not in ("nothing_to_see", "not_attempted"))
+
+
+def test_audits_of_older_versions_are_shown(runs: Path) -> None:
+    """They have four statuses, intervals that are points, and call what was not attempted nothing to see."""
+    old = [cell(one, metric=one) for one in ("leaks", "at_baseline", "not_validated", "nothing_to_see")]
+    old[0] |= {"low": 0.75, "high": 0.75}
+    (runs / "a_pacfl" / "audit.json").write_text(json.dumps(old))
+    page = page_of(runs / "a_pacfl")
+    assert "0.750 [0.750, 0.750]" in page.words
+    assert "other figures: 1 not validated, 1 at baseline, 1 nothing to see" in page.words
+
+
+def test_whom_an_audited_guarantee_is_towards_stands_beside_its_figure(runs: Path) -> None:
+    assert "a guarantee towards" not in page_of(runs / "a_pacfl").words
+    (runs / "a_pacfl" / "audit.json").write_text(json.dumps([cell("at_baseline", towards="who sees the means")]))
+    assert page_of(runs / "a_pacfl").words.count("a guarantee towards who sees the means") == 2  # in the matrix and in the table
 
 
 def test_a_run_without_audit_names_the_command(runs: Path, whole: tuple[Path, Page]) -> None:

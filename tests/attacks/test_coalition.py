@@ -1,0 +1,96 @@
+"""Colluding clients take their own updates off sums: what they train again is what they sent, and what that leaves of a floor."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from attack_scenes import case, config
+
+from cflpriv.attacks import ATTACKS
+from cflpriv.attacks.coalition import NOT_PLAIN, sums_of_others, trained_again
+from cflpriv.attacks.label_inference import public_model, steps_in, updates_in
+from cflpriv.attacks.leakage import Case, Cell
+from cflpriv.attacks.sums import sums_in
+
+PLAIN = [
+    {"name": "fedavg"}, {"name": "fedprox", "mu": 0.1}, {"name": "per_fedavg", "beta": 0.1}, {"name": "pacfl"}, {"name": "ditto"},
+    {"name": "ifca", "k": 2}, {"name": "cfl", "variant": "authors"}, {"name": "one_shot", "k": 2},
+]  # fmt: skip
+
+
+def colluders(clients: list[int], protection: dict[str, Any], **more: Any) -> Case:
+    """A server with these clients, who are some of ten in groups of labels: `size` clients a group, the same labels every so many."""
+    size = more.pop("size", 2)
+    groups = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]][: 10 // size]
+    run = {"audit_parties": ["server", *(f"client:{client}" for client in clients)]}
+    data = {"clients": size * len(groups), "groups": groups} | more.pop("data", {})
+    return case(config(more.pop("algorithm", None), protection, data=data, run=run, **more), f"server+{len(clients)}")
+
+
+def by_metric(attack: str, seen: Case) -> dict[str, Cell]:
+    return {cell.metric: cell for cell in ATTACKS[attack].cells(seen)[0]}
+
+
+@pytest.mark.parametrize("algorithm", PLAIN, ids=lambda one: one["name"])
+def test_who_trains_again_has_the_update_that_it_sent(algorithm: dict[str, Any]) -> None:
+    """Oracle: the run in the open, with momentum and a rate that decays; float32 to rounding."""
+    training = {"rounds": 3, "epochs": 2, "momentum": 0.5, "lr_decay": 0.9}
+    seen = case(config(algorithm, training=training, data={"clients": 8}))
+    sent, compared = updates_in(seen.view, public_model(seen.prior).dimension), 0
+    for one in sums_in(seen.view):
+        if one.round < 0 or one.start is None:
+            continue
+        made = trained_again(seen, one.members, one.start, one.round)
+        assert made is not None
+        for client, update in made.items():
+            assert np.linalg.norm(update - sent[one.round, client]) <= 1e-5 * np.linalg.norm(update)
+            compared += 1
+    assert compared >= 16
+
+
+@pytest.mark.parametrize(("floor", "size", "clients"), [(2, 2, [0, 1, 2, 3, 4]), (3, 5, [0, 2, 4, 6])], ids=["two", "five"])
+def test_a_floor_is_none_to_all_but_one_of_a_sum(floor: int, size: int, clients: list[int]) -> None:
+    """Pairs with one colluder each; a group of five, of whom four collude, and one without any."""
+    seen = colluders(clients, {"sum": "secagg", "floor": floor}, size=size)
+    single = by_metric("disaggregation", seen)["singleton_exact"]
+    assert single.status == "leaks", single.line()
+    assert single.value == pytest.approx(1.0 if size == 2 else 1 / 6)
+    assert "colluders, who take their own updates off" in single.note
+    alone = colluders([], {"sum": "secagg", "floor": floor}, size=size)
+    assert by_metric("disaggregation", alone)["singleton_exact"].status == "nothing_to_see"
+
+
+def test_sums_weighted_by_samples_are_taken_apart_by_these_weights() -> None:
+    """Dirichlet shares give clients different numbers of samples; the others' mean is that of the open run's updates."""
+    data = {"partition": "dirichlet", "alpha": 0.5, "clients": 6, "groups": []}
+    protection = {"sum": "secagg", "max_weight": 600.0}
+    seen = colluders([0, 1], protection, algorithm={"name": "fedavg"}, training={"weights": "examples"}, data=data)
+    sent = updates_in(seen.reference, public_model(seen.prior).dimension)
+    first = sums_of_others(seen, sums_in(seen.view))[0]
+    assert first.members == (2, 3, 4, 5)
+    counts = [seen.prior.samples_per_client[client] for client in first.members]
+    assert len(set(counts)) > 1
+    assert first.mean == pytest.approx(np.average([sent[0, client] for client in first.members], axis=0, weights=counts), abs=1e-5)
+
+
+def test_labels_and_images_are_read_off_what_is_left() -> None:
+    """One client of four labels' mean says little of the last one; without the other three it is that client's own update."""
+    data = {"samples_per_client": 4, "clients": 4, "groups": [[0, 1], [2, 3], [4, 5], [6, 7]]}
+    seen = colluders([0, 1, 2], {"sum": "secagg"}, algorithm={"name": "fedavg"}, data=data)
+    dimension = public_model(seen.prior).dimension
+    (step, *_) = steps_in(seen.view, dimension, seen)[3]
+    assert step.members == (3,)
+    assert step.update == pytest.approx(updates_in(seen.reference, dimension)[0, 3], abs=1e-5)
+    assert steps_in(seen.view, dimension)[3][0].members == (0, 1, 2, 3)
+    assert by_metric("label_inference", seen)["label_set_accuracy"].value == 1.0
+    assert by_metric("gradient_inversion", seen)["image_psnr_db"].value is not None
+
+
+@pytest.mark.parametrize(
+    "algorithm", [{"name": "scaffold"}, {"name": "ifca", "k": 2, "averaging": "gradient"}], ids=["scaffold", "gradient"]
+)
+def test_means_of_more_than_local_training_are_left_as_they_are(algorithm: dict[str, Any]) -> None:
+    seen = colluders([0], {"sum": "secagg"}, algorithm=algorithm)
+    sums = sums_in(seen.view)
+    assert sums_of_others(seen, sums) == sums
+    assert "scaffold" in NOT_PLAIN

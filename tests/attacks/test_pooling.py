@@ -1,0 +1,188 @@
+"""How one run's figures become a status and an interval, and several runs' figures one: simulated scores, of which the truth is known."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from cflpriv.attacks.leakage import RATE, Cell, cell, nothing, pooled
+from cflpriv.types import Array
+
+CLIENTS, SEEDS = 20, 5
+
+
+def figure(mine: Array, blank: Array, seed: int = 0, metric: str = "label_set_accuracy", margin: float = 0.1, **more: Any) -> Cell:
+    """The cell of scores beside a reference that always works."""
+    case: Any = SimpleNamespace(view=SimpleNamespace(adversary="server", coalition=()), protection="none", seed=seed)
+    better = -1.0 if more.get("lower_is_better") else 1.0
+    return cell(case, "attack", metric, mine, blank, blank + better, margin=margin, **more)
+
+
+def share(of: float, seed: int, base: float = 0.1) -> Cell:
+    """A share of clients whose label set is found, and of those who have the popular one."""
+    mine = (np.arange(CLIENTS) < round(of * CLIENTS)).astype(float)
+    blank = (np.arange(CLIENTS) >= CLIENTS - round(base * CLIENTS)).astype(float)
+    case: Any = SimpleNamespace(view=SimpleNamespace(adversary="server", coalition=()), protection="none", seed=seed)
+    ones, zeros = np.ones(CLIENTS), np.zeros(CLIENTS)
+    return cell(case, "attack", "label_set_accuracy", mine, blank, ones, margin=0.1, theirs_blank=zeros, share=True)
+
+
+def shares(values: Sequence[float]) -> Cell:
+    (one,) = pooled([share(value, seed) for seed, value in enumerate(values)])
+    return one
+
+
+def bare(one: Cell) -> Cell:
+    """A figure whose run has a rule of its own, so that only its status is known."""
+    return replace(one, p=None)
+
+
+# --- leaks of single runs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (0.6, 0.1, 0.1, 0.1, 0.1),  # the recorded run
+        (0.95, 0.95, 0.0, 0.7, 0.7),
+        (0.1, 0.1, 0.1, 0.9, 0.1),  # a fresh one
+        (0.6, 0.1),
+        (0.1, 0.9),
+    ],
+)
+def test_a_run_that_leaks_is_a_leak_whatever_others_do(values: tuple[float, ...]) -> None:
+    assert shares(values).status == "leaks"
+
+
+def test_the_note_names_the_runs_that_leak_which_the_mean_hides() -> None:
+    assert shares((0.6, 0.1, 0.1)).note == "; 1 of 3 seeds leak by themselves, the recorded run (0.600) among them"
+    assert shares((0.1, 0.1, 0.9)).note == "; 1 of 3 seeds leak by themselves, the recorded run not among them"
+    assert shares((0.9, 0.9, 0.9)).note == shares((0.1, 0.1, 0.1)).note == ""
+
+
+def test_a_run_that_leaks_at_its_own_rate_only_is_no_leak_among_several_and_not_at_baseline_either() -> None:
+    """9 wins to 2 losses: p = .033; 8 to 1: .020, which is above half the rate."""
+    weak = share(0.4, 0, 0.05)
+    assert RATE / 2 < (weak.p or 0.0) < RATE
+    assert weak.status == "leaks"
+    others = [share(0.05, seed, 0.05) for seed in range(1, SEEDS)]
+    assert pooled([weak])[0].status == "leaks"
+    assert pooled([weak, *others])[0].status == "inconclusive"
+    assert pooled([weak, others[0]])[0].status == "inconclusive"
+
+
+@pytest.mark.parametrize(("leaks", "seeds", "status"), [(1, 5, "inconclusive"), (2, 5, "leaks"), (2, 3, "leaks"), (2, 10, "inconclusive")])
+def test_runs_with_rules_of_their_own_are_counted(leaks: int, seeds: int, status: str) -> None:
+    """At .025 each, two of five are called leaks one time in 170, two of ten one in 41."""
+    values = [0.6] * leaks + [0.1] * (seeds - leaks)
+    assert pooled([bare(share(value, seed)) for seed, value in enumerate(values)])[0].status == status
+
+
+def test_exact_figures_need_one_success_above_their_margin() -> None:
+    tiny = replace(share(0.0, 0), value=0.04, margin=0.05, exact=True, status="at_baseline")
+    assert pooled([tiny] * 5)[0].status == "at_baseline"
+    assert pooled([*[tiny] * 4, replace(tiny, value=0.67)])[0].status == "leaks"
+
+
+def test_all_seeds_together_show_what_none_shows_alone() -> None:
+    rng = np.random.default_rng(0)
+    weak = [figure(rng.normal(0.5, 1.0, CLIENTS), np.zeros(CLIENTS), seed, "image_psnr_db") for seed in range(10)]
+    assert min(one.p or 0.0 for one in weak) > RATE / 4 / 10
+    assert pooled(weak)[0].status == "leaks"
+
+
+# --- no leak ------------------------------------------------------------------------------------------------------------------------
+
+
+def alarms(draw: Any, trials: int) -> int:
+    """How many of so many audits of five seeds without a leak are called one."""
+    rng = np.random.default_rng(20)
+    return sum(pooled([draw(rng, seed) for seed in range(SEEDS)])[0].status == "leaks" for _ in range(trials))
+
+
+def at_the_margin(rng: np.random.Generator, seed: int) -> Cell:
+    return figure(rng.normal(0.1, 1.0, CLIENTS), np.zeros(CLIENTS), seed, "image_psnr_db")
+
+
+def by_its_status(rng: np.random.Generator, seed: int) -> Cell:
+    return bare(at_the_margin(rng, seed))
+
+
+def coins(rng: np.random.Generator, seed: int) -> Cell:
+    mine, blank = (rng.random((2, CLIENTS)) < 0.3).astype(float)
+    return figure(mine, blank, seed, margin=0.0)
+
+
+@pytest.mark.parametrize("draw", [at_the_margin, by_its_status, coins])
+def test_several_runs_without_a_leak_are_called_one_no_more_often_than_one_run(draw: Any) -> None:
+    """300 audits of five seeds at a rate of .025: more than 17 alarms come less than one time in a thousand."""
+    trials = 300
+    most = int(stats.binom.ppf(0.999, trials, RATE))
+    assert alarms(draw, trials) <= most
+
+
+def test_at_baseline_says_that_the_gain_is_surely_within_the_margin() -> None:
+    rng = np.random.default_rng(1)
+    wide = [figure(rng.normal(0.0, 1.0, CLIENTS), np.zeros(CLIENTS), seed, "image_psnr_db", 0.0) for seed in range(SEEDS)]
+    tight = [replace(one, margin=0.5) for one in wide]
+    assert pooled(wide)[0].status == "inconclusive"
+    assert pooled(tight)[0].status == "at_baseline"
+    assert shares([0.1] * SEEDS).status == "at_baseline"
+    assert shares([0.0, 0.0, 0.35, 0.0, 0.3]).status == "inconclusive"
+
+
+def test_without_a_reference_that_works_nothing_is_said() -> None:
+    weak = [replace(share(value, seed), reference=0.1, reference_baseline=0.1) for seed, value in enumerate((0.1, 0.2, 0.1))]
+    assert pooled(weak)[0].status == "not_validated"
+
+
+# --- intervals ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_shares_that_do_not_vary_have_the_interval_of_their_counts() -> None:
+    """Exact for all of 20: the least share of which all of 20 are found one time in 40."""
+    plain = figure(np.ones(CLIENTS), np.zeros(CLIENTS), metric="group_accuracy")  # the attack did not say that these are counts
+    assert plain.low == pytest.approx(0.025 ** (1 / CLIENTS))
+    assert plain.high == 1.0
+    none = shares([0.0] * SEEDS)
+    assert (none.value, none.low) == (0.0, 0.0)
+    assert none.high == pytest.approx(1 - 0.025 ** (1 / (SEEDS * CLIENTS)))
+
+
+def test_what_does_not_vary_has_no_interval() -> None:
+    flat = figure(np.full(4, 0.5), np.zeros(4), metric="mean_image_cosine")
+    assert (flat.value, flat.low, flat.high) == (0.5, None, None)
+    assert "[" not in flat.line()
+    over = pooled([replace(flat, seeds=(seed,)) for seed in range(3)])[0]
+    assert (over.value, over.low, over.high) == (0.5, None, None)
+    assert over.status == "leaks"
+
+
+LIMITS = {"histogram_l1": (0.0, 2.0), "group_accuracy": (0.0, 1.0), "mean_image_psnr_db": (-np.inf, 100.0), "relative_error": (0.0, np.inf)}
+
+
+@given(st.sampled_from(sorted(LIMITS)), st.lists(st.floats(0.0, 1.0), min_size=3, max_size=6))
+def test_intervals_hold_the_value_and_nothing_impossible(metric: str, scores: list[float]) -> None:
+    least, most = LIMITS[metric]
+    values = np.array(scores) * min(most, 2.0)
+    seeds = [figure(np.full(4, value), np.zeros(4), seed, metric) for seed, value in enumerate(values)]
+    for one in (figure(values, values, metric=metric), *pooled(seeds)):
+        if one.low is not None and one.high is not None and one.value is not None:
+            assert least <= one.low <= one.value + 1e-9
+            assert one.value - 1e-9 <= one.high <= most
+
+
+# --- what was not attempted ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_attack_that_was_not_made_is_not_called_blind() -> None:
+    case: Any = SimpleNamespace(view=SimpleNamespace(adversary="server", coalition=()), protection="none", seed=0)
+    missed, blind = (nothing(case, "a", "m", why) for why in ("not attempted: clients have many samples", "no update is in this view"))
+    assert (missed.status, blind.status) == ("not_attempted", "nothing_to_see")
+    assert pooled([blind, missed])[0].status == "not_attempted"
