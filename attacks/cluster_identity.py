@@ -19,7 +19,7 @@ from ..randomness import stream
 from ..record import payload_rows
 from ..types import Array
 from .adversary import AdversaryView
-from .leakage import Case, Cell, Truth, cell, dealt_at_random, grouping_accuracy, nothing
+from .leakage import Case, Cell, Truth, cell, chance_of_deals, dealt_at_random, grouping_accuracy, nothing
 from .sums import sizes_in
 
 __all__ = ["cells", "clusters_from_sizes", "clusters_in", "linked_clusters"]
@@ -174,5 +174,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if rounds := len(sizes_in(case.view)):
         note = f"no message names a cluster; worked out from the sizes of the groups in the cohorts of {rounds} round(s); {note}"
     scores = [score(one, case.truth, clients) for one in (mine, theirs)]
-    made = cell(case, NAME, metric, scores[0], blank[0], scores[1], theirs_blank=blank[1], margin=MARGIN, note=note)
+    mine_p, theirs_p = (chance_of_deals(np.array(list(one.values())), names, case.seed) for one in (mine, theirs))
+    made = cell(
+        case, NAME, metric, scores[0], blank[0], scores[1], theirs_blank=blank[1], margin=MARGIN, note=note, chances=(mine_p, theirs_p)
+    )  # fmt: skip
     return [made], None

@@ -119,6 +119,7 @@ def play_samples(
         samples[owner] = only(known[owner], kept[kept < own])
         asked[owner] = kept[kept >= own] - own if swaps else np.arange(len(coins[owner]))
     scores, apart = ({owner: np.zeros(len(places)) for owner, places in asked.items()} for _ in range(2))
+    several = False
     for number in sorted({step.round for steps in sent.values() for step in steps}):
         here = [(owner, step) for owner, steps in sent.items() for step in steps if step.round == number]
 
@@ -132,15 +133,17 @@ def play_samples(
             own_canaries, rest = towards(owner, step, train), step.update - _expected(train, samples[owner], step)
             beyond.append(rest / _amount(train) - (0.0 if swaps else 0.5) * own_canaries.sum(axis=0))
             scores[owner] += _estimate(train, own_canaries, beyond[-1])
+        if len({owner for owner, _ in here}) < 2:
+            continue
+        several, total = True, np.sum(beyond, axis=0)
         for (owner, step), mine in zip(here, beyond, strict=True):
-            others = [rest for (other, _), rest in zip(here, beyond, strict=True) if other != owner]
-            if others:
-                train = local_training(config, model, number, "anchor" in step.beside).train.private(drawn)
-                apart[owner] += _estimate(train, towards(owner, step, train), mine - np.mean(others, axis=0), LEFT)
+            others = (total - mine) / (len(beyond) - 1)
+            train = local_training(config, model, number, "anchor" in step.beside).train.private(drawn)
+            apart[owner] += _estimate(train, towards(owner, step, train), mine - others, LEFT)
     spent = max(books.ledger.spent(client) for client in sent) if noise == 1.0 else 0.0
     tossed = np.concatenate([coins[owner][asked[owner]] for owner in sent])
     games = [Game(np.concatenate([found[owner] for owner in sent]), tossed) for found in (scores, apart)]
-    return Played(games[0], spent, len(simulation.rows), _unscored(books.ledger), games[1])
+    return Played(games[0], spent, len(simulation.rows), _unscored(books.ledger), games[1] if several else None)
 
 
 def _spikes(client: ClientData, model: Model, config: Config, clients: int, rng: np.random.Generator) -> tuple[Array, Array]:

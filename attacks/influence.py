@@ -15,7 +15,7 @@ from scipy.spatial.distance import squareform
 from ..record import payload_rows
 from ..types import Array
 from .adversary import AdversaryView
-from .leakage import Case, Cell, Truth, cell, dealt_at_random, grouping_accuracy, nothing
+from .leakage import Case, Cell, Truth, cell, chance_of_deals, dealt_at_random, grouping_accuracy, nothing
 
 __all__ = ["cells", "groups_from_scores", "scores_in"]
 
@@ -82,4 +82,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     blank = [np.maximum(dealt_at_random(np.array([one[c] for c in clients]), names, case.seed), largest) for one in guesses]
     scores = [score(one, case.truth, clients) for one in guesses]
     note = "up to renaming, number of groups known; baseline: the same groups dealt at random, or everybody in the largest if that is more"
-    return [cell(case, NAME, metric, scores[0], blank[0], scores[1], theirs_blank=blank[1], margin=MARGIN, note=note)], None
+    mine_p, theirs_p = (chance_of_deals(np.array([one[c] for c in clients]), names, case.seed) for one in guesses)
+    made = cell(
+        case, NAME, metric, scores[0], blank[0], scores[1], theirs_blank=blank[1], margin=MARGIN, note=note, chances=(mine_p, theirs_p)
+    )  # fmt: skip
+    return [made], None

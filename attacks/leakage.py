@@ -40,8 +40,8 @@ RANGES = {
 """How a metric's name ends -> what its values can be."""
 
 __all__ = [
-    "BUDGETS", "Budget", "Case", "Cell", "Prior", "Status", "Truth", "cell", "confidence_interval", "cosine", "dealt_at_random",
-    "grouping_accuracy", "judge", "nothing", "pooled", "popular_set", "proportion_interval", "psnr_db", "ssim",
+    "BUDGETS", "Budget", "Case", "Cell", "Prior", "Status", "Truth", "cell", "chance_of_deals", "confidence_interval", "cosine",
+    "dealt_at_random", "grouping_accuracy", "judge", "nothing", "pooled", "popular_set", "proportion_interval", "psnr_db", "ssim",
 ]  # fmt: skip
 
 Status = Literal["leaks", "inconclusive", "not_validated", "not_attempted", "at_baseline", "nothing_to_see"]
@@ -234,23 +234,30 @@ def truth_of(population: Population) -> Truth:
 def cell(
     case: Case, attack: str, metric: str, mine: Array, blank: Array, theirs: Array, *, margin: float, theirs_blank: Array | None = None,
     lower_is_better: bool = False, share: bool = False, k_known: int | None = None, note: str = "",
+    chances: tuple[float, float] | None = None,
 ) -> Cell:  # fmt: skip
     """One figure from scores, one a client: of the view, of no view, and of the reference (with its own no-view scores, if others).
 
     `share` says that scores are 0 or 1, so that the interval is exact; so is that of any share whose scores happen to be. Below three
-    clients there is no interval, nor where scores do not vary.
+    clients there is no interval, nor where scores do not vary. `chances` are how probable the scores of view and reference are without a
+    view, where clients' scores hang on each other so that no test over clients tells.
     """
     theirs_blank = blank if theirs_blank is None else theirs_blank
     counted = len(mine) if (share or metric.endswith(SHARES)) and _is_count(mine) else 0
     low, high = _interval(metric, mine, counted) if len(mine) >= FEWEST_SCORES else (None, None)
     sign = -1.0 if lower_is_better else 1.0
-    status = judge(sign * mine, sign * blank, sign * theirs, sign * theirs_blank, margin)
+    if chances is None:
+        status = judge(sign * mine, sign * blank, sign * theirs, sign * theirs_blank, margin)
+        p = _chance(sign * mine, sign * blank, margin) if len(mine) >= FEWEST_SCORES else None
+    else:
+        gains = (float((sign * (mine - blank)).mean()), float((sign * (theirs - theirs_blank)).mean()))
+        p, reference = (chance if gain > margin else 1.0 for chance, gain in zip(chances, gains, strict=True))
+        status = "not_validated" if reference >= RATE else "leaks" if p < RATE else "at_baseline"
     return Cell(
         attack, case.view.adversary, case.protection, metric, float(mine.mean()), low, high,
         baseline=float(blank.mean()), reference=float(theirs.mean()), status=status,
         k_known=len(case.view.coalition) if k_known is None else k_known, seeds=(case.seed,), note=note, margin=margin,
-        lower_is_better=lower_is_better, reference_baseline=float(theirs_blank.mean()), counted=counted,
-        p=_chance(sign * mine, sign * blank, margin) if len(mine) >= FEWEST_SCORES else None,
+        lower_is_better=lower_is_better, reference_baseline=float(theirs_blank.mean()), counted=counted, p=p,
     )  # fmt: skip
 
 
@@ -397,6 +404,13 @@ def dealt_at_random(found: Array, groups: Array, seed: int, times: int = 200) ->
     """The same score for the same groups dealt at random, mean over deals, shape (n,): the no-view baseline of `grouping_accuracy`."""
     rng = stream(seed, "groups dealt at random")
     return np.full(len(groups), float(np.mean([grouping_accuracy(rng.permutation(found), groups).mean() for _ in range(times)])))
+
+
+def chance_of_deals(found: Array, groups: Array, seed: int, times: int = 999) -> float:
+    """How probable it is that the same groups dealt at random score at least as well: one lucky deal makes all clients right at once."""
+    rng, reached = stream(seed, "groups dealt again"), grouping_accuracy(found, groups).sum()
+    again = sum(bool(grouping_accuracy(rng.permutation(found), groups).sum() >= reached) for _ in range(times))
+    return (1 + again) / (1 + times)
 
 
 def confidence_interval(values: Array) -> tuple[float, float]:

@@ -245,7 +245,8 @@ def _steps(case: Case, view: AdversaryView, prior: Prior) -> tuple[list[Step], l
     assert prior.config is not None  # the caller's
     model, budget, known = public_model(prior), case.budget, case.truth.data.keys()
     found = read_steps(view, case.reference, prior, model, prior.config.algorithm["name"] in RENUMBERED)
-    read = [step for step in found if known >= set(step.members)]  # not newcomers
+    # not newcomers, nor colluders, in the reference as in the view
+    read = [step for step in found if known >= set(step.members) and not set(step.members) <= set(case.view.coalition)]
     passes = GRADIENTS_SHARE * budget.seconds / budget.seeds * PASSES / (1 + model.dimension / DOUBLES)
     return affordable(read, ROUNDS * budget.rounds, [passes_of(step, prior, budget.shadows) for step in read], passes), read
 

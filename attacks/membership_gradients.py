@@ -14,8 +14,10 @@ what shadows' updates, whose candidates are known, leave unexplained. Several ro
 samples' gradients so does the attacker. Models of more than `MOST_PARAMETERS` are cut to so many numbers by a public count sketch.
 
 No view: the same regression of each shadow's update. What it proves: what an update shows of single samples, to someone who lacks nothing
-but who of a pair was in. What it does not: that an attacker who knows less gets as far. Left out: Adam, whose steps are not linear in
-gradients, and what stands between updates and models in `not_modelled`.
+but who of a pair was in. What it does not: that an attacker who knows less gets as far; nor, of means that shadows do not model
+(`not_modelled`) in late rounds, that it is the update that shows it: where an update is far from the shadows' along their common way,
+candidates are scored by the lengths of their gradients, and the samples that the *model* remembers have short ones. Left out: Adam, whose
+steps are not linear in gradients, and what stands between updates and models in `not_modelled`.
 """
 
 from collections import Counter

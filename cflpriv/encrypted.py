@@ -219,7 +219,7 @@ class EncryptedSession:
         error = max(self._error, self._holder.std)
         assert self._setup is not None
         matrix = ckks.gram_matrix(numbers, self._holder.blocks, self._server.landmarks, error)
-        error = ckks.gram_error(self._setup, matrix, self._holder.std, self._server.landmarks)
+        error = ckks.gram_error(self._setup, matrix, self._holder.std)
         return Gram.of_matrix(self._order, matrix, p, error)
 
     def _enrol(self, clients: Sequence[int], uploads: Sequence[Mapping[str, Array]], record: Recorder) -> None:

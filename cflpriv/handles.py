@@ -178,8 +178,10 @@ def at_server(shared: Shared, number: Shared) -> bool:
         if number.value().size != 1:
             raise InputError(f"product: is by one number, got shape {number.value().shape}")
         return True
-    if shared.clear is not None:
-        raise InputError("product: a sum that the server sees part of, by a number that it does not see")
+    if shared.clear is not None or number.clear is not None:
+        raise InputError("product: of sums that the server sees part of, and part not")
+    if any(term.stop - term.start != 1 for term in number.blind):
+        raise InputError(f"product: is by one number, got shape {number.blind[0].shape}")
     return False
 
 

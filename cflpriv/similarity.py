@@ -201,7 +201,7 @@ def without_noise(products: Array, error: float) -> Array:
 
 def drowned(squares: Array, error: float) -> bool:
     """Whether at least half of these squared norms are so small beside `error` that the vectors' cosines are mostly noise."""
-    return error > 0 and float(np.median(squares)) < DROWNED_BELOW * error
+    return error > 0 and float(np.mean(squares < DROWNED_BELOW * error)) >= 0.5
 
 
 def least_norm(error: float) -> float:

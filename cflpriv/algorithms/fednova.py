@@ -10,7 +10,8 @@ Deviations, each for a reason:
 - Where the mean is blind, one client multiplies direction and τ_eff (`product`) and sends the result back under a fresh transform.
 
 What it reveals, by which verb: `mean` shows what FedAvg's does, and how many steps each client took, which tells its number of samples
-up to a batch even with equal weights; under a secure sum only the mean number of steps.
+up to a batch even with equal weights; under a secure sum only the mean number of steps. So under a transform, too: the
+lengths of the mean (direction and steps) and of the product, which transforms keep, are two equations for it.
 """
 
 from collections.abc import Mapping, Sequence

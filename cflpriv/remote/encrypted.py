@@ -198,7 +198,15 @@ class EncryptedGrams:
         if self._roll.holder:
             said = _payloads([m.encode(ask)])[0]
             record(stage, "server", "key-holder", (), said, readers=("server", "key-holder"), context={"epoch": ask.epoch})
-        return self._roll.ask_holder(ask, stage)
+        try:
+            return self._roll.ask_holder(ask, stage)
+        except KeyHolderLost as lost:
+            if lost.word != "bad-input" or stage != "ckks finish":
+                raise
+            raise InputError(  # it would be the same again
+                "gram: the key holder could not run the public function on these vectors; its log says why (where noise drowns them: a "
+                "smaller protection.ckks_bound, or ckks_release = 'labels')"
+            ) from None
 
     def _refused(self, answer: m.Answer, stage: str, word: str, epoch: int, record: Recorder) -> KeyHolderLost:
         """What to raise for an answer of the key holder's that does not fit. It came, so it is on record."""

@@ -202,7 +202,7 @@ class RemoteHolder:
         for step in steps:
             order += step.clients
             matrix = ckks.gram_matrix(order, machine.blocks, landmarks, error)
-            gram = Gram.of_matrix(order, matrix, setup.p, ckks.gram_error(setup, matrix, machine.std, landmarks))
+            gram = Gram.of_matrix(order, matrix, setup.p, ckks.gram_error(setup, matrix, machine.std))
             result, evidence = _then(step.then)(GramView(gram, step.clients, memory))
         try:
             check_small(result, len(order))

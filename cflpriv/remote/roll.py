@@ -37,6 +37,7 @@ class KeyHolderLost(ProtocolError):
 
     def __init__(self, stage: str, word: str = "") -> None:
         super().__init__(f"the key holder {f'answered {word!r}' if word else 'did not answer'} ({stage})")
+        self.word = word
 
 
 class EpochEnded(ProtocolError):

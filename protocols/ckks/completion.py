@@ -51,13 +51,11 @@ def gram_matrix(
     return np.asarray(half @ half.T)
 
 
-def gram_error(setup: Setup, matrix: Matrix, noise: float, landmarks: Sequence[int] = ()) -> float:
+def gram_error(setup: Setup, matrix: Matrix, noise: float) -> float:
     """The std of the error of these inner products: of the `noise` that was added, or of computing, which goes with the longest vector.
 
-    With `landmarks` the diagonal holds projections, which do not tell how long vectors are: the public bound counts.
+    With landmarks the longest is that of the landmarks, whose own products are exact, and of the others' projections on them.
     """
     most = error_std(setup.parameters, setup.packing, setup.group)
-    if landmarks:
-        return max(most, noise)
     longest = np.sqrt(max(float(matrix.diagonal().max()), 0.0) + 4 * max(most, noise))  # its norm is known up to errors only
     return max(error_std(setup.parameters, setup.packing, setup.group, float(longest)), noise)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from cflpriv.attacks.leakage import RATE, Cell, cell, nothing, pooled
+from cflpriv.attacks.leakage import RATE, Cell, cell, chance_of_deals, dealt_at_random, grouping_accuracy, nothing, pooled
 from cflpriv.types import Array
 
 CLIENTS, SEEDS = 20, 5
@@ -186,3 +186,23 @@ def test_an_attack_that_was_not_made_is_not_called_blind() -> None:
     missed, blind = (nothing(case, "a", "m", why) for why in ("not attempted: clients have many samples", "no update is in this view"))
     assert (missed.status, blind.status) == ("not_attempted", "nothing_to_see")
     assert pooled([blind, missed])[0].status == "not_attempted"
+
+
+def test_a_lucky_deal_of_few_clients_is_no_leak_and_a_found_one_of_more_is() -> None:
+    """All clients are right at once by one deal in three (4 of them), ten (6) or 35 (8): a test over clients took each for a leak."""
+    rng, wrong = np.random.default_rng(0), 0
+    for clients in (4, 6, 8):
+        groups = np.arange(clients) % 2
+        for trial in range(40):
+            made = [deal_of(rng.permutation(groups), groups, SEEDS * trial + seed) for seed in range(SEEDS)]
+            wrong += pooled(made)[0].status == "leaks"
+    assert wrong <= 9  # of 120 at 2.5 %: more once in 1200
+    groups = np.arange(12) % 2
+    assert deal_of(groups, groups, 0).status == "leaks"
+
+
+def deal_of(found: Array, groups: Array, seed: int) -> Cell:
+    case: Any = SimpleNamespace(view=SimpleNamespace(adversary="server", coalition=()), protection="none", seed=seed)
+    chances = tuple(chance_of_deals(one, groups, seed, 199) for one in (found, groups))
+    mine, blank = grouping_accuracy(found, groups), dealt_at_random(found, groups, seed, 50)
+    return cell(case, "cluster_identity", "group_accuracy", mine, blank, np.ones(len(groups)), margin=0.1, chances=(chances[0], chances[1]))

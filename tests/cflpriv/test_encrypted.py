@@ -333,3 +333,13 @@ def test_under_labels_the_error_counted_is_that_of_vectors_as_long_as_these(norm
     assert gram.error / 5 < found < 2 * gram.error  # measured: a third to the whole of it
     result, _ = MergeClusters(0.5)(GramView(gram, tuple(range(8)), {}))
     assert result["labels"].tolist() == [0, 1] * 4
+
+
+@pytest.mark.parametrize("bound", [16.0, 64.0])
+def test_landmarks_do_not_make_short_vectors_look_drowned(bound: float) -> None:
+    rows = np.random.default_rng(0).normal(size=(8, 1, 100)) * 0.3 + np.random.default_rng(1).normal(size=(2, 1, 100))[np.arange(8) % 2]
+    rows /= np.linalg.norm(rows, axis=2, keepdims=True)
+    epoch = session(Protection(gram=("ckks",), ckks_bound=bound, landmarks=2), 8)
+    gram = epoch.extend(range(8), [epoch.upload(client, one) for client, one in enumerate(rows)], 1, lambda *args, **options: None)
+    result, _ = MergeClusters(0.5)(GramView(gram, tuple(range(8)), {}))
+    assert result["labels"].tolist() == [0, 1] * 4

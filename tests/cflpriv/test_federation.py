@@ -367,8 +367,9 @@ def test_products_are_made_by_the_server_of_clear_values_and_by_a_client_of_blin
         fed.product(vector, Shared(own=(Own(fed.compute(Make())["vector"]),)))
     with pytest.raises(InputError, match="by one number"):
         fed.product(vector, vector)
-    with pytest.raises(InputError, match="sees part of"):
-        fed.product(vector + Shared(np.ones(4)), one)
+    for shared, number in ((vector + Shared(np.ones(4)), one), (vector, one + Shared(np.array(1.0)))):
+        with pytest.raises(InputError, match="sees part of"):
+            fed.product(shared, number)
 
 
 def test_norm_is_known_only_for_one_whole_part() -> None:

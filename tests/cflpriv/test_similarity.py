@@ -187,7 +187,8 @@ def test_noise_is_what_errors_of_the_gram_make_of_orthogonal_vectors() -> None:
 def test_vectors_are_drowned_where_half_of_them_are_shorter_than_the_least_norm() -> None:
     least = least_norm(1e-4)
     assert least == pytest.approx(0.04)
-    assert drowned(np.array([1.0, 1.0, 0.9 * least, 0.0]) ** 2, 1e-4) is False  # the median lies between the two halves
+    assert drowned(np.array([1.0, 1.0, 0.9 * least, 0.0]) ** 2, 1e-4) is True
+    assert drowned(np.array([1.0, 1.0, 1.0, 0.9 * least, 0.0]) ** 2, 1e-4) is False
     assert drowned(np.array([1.0, 0.9 * least, 0.0]) ** 2, 1e-4) is True
     assert drowned(np.zeros(3), 0.0) is False
 
@@ -234,3 +235,10 @@ def test_ten_thousand_clients_fit_into_four_gibibytes() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 4.0
+
+
+@pytest.mark.parametrize("short", range(9))
+def test_half_of_the_vectors_or_more_are_drowned_or_not(short: int) -> None:
+    squares = np.array([0.0] * short + [1.0] * (8 - short))
+    assert drowned(squares, 1e-3) == (2 * short >= 8)
+    assert not drowned(squares, 0.0)
