@@ -14,7 +14,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
@@ -74,6 +74,11 @@ def _reading(path: Path, what: str) -> Iterator[None]:
         raise InputError(f"{path}: not a readable {what} file ({reason})") from error
 
 
+def _named(found: Iterable[str]) -> str:
+    """Names that a file holds, in one line, whatever is in them."""
+    return ", ".join(name if name.isprintable() else repr(name) for name in sorted(found)) or "nothing"
+
+
 def _read_at_most(handle: IO[bytes], limit_bytes: int) -> bytes:
     """Up to `limit_bytes` from `handle`, taking memory only for what is there (a header may promise gigabytes)."""
     chunks: list[bytes] = []
@@ -131,7 +136,7 @@ def read_npz(path: str | Path, required: tuple[str, ...], optional: tuple[str, .
             sizes = {info.filename.removesuffix(".npy"): info.file_size for info in archive.infolist()}
         for name in required:
             if name not in sizes:
-                raise InputError(f"{path}: has no array {name!r}; it holds {', '.join(sorted(sizes)) or 'nothing'}")
+                raise InputError(f"{path}: has no array {name!r}; it holds {_named(sizes)}")
         wanted = [name for name in (*required, *optional) if name in sizes]
         for name in wanted:
             if sizes[name] > LARGEST_BYTES:
@@ -228,7 +233,7 @@ def read_svhn(path: str | Path) -> tuple[Array, Array]:
             raise ValueError(str(error)) from error
         for name in ("X", "y"):
             if name not in headers:
-                raise InputError(f"{path}: has no array {name!r}; it holds {', '.join(sorted(headers)) or 'nothing'}")
+                raise InputError(f"{path}: has no array {name!r}; it holds {_named(headers)}")
         (x_shape, x_kind), (y_shape, _) = headers["X"], headers["y"]
         if len(x_shape) != 4 or x_shape[:3] != (32, 32, 3) or x_kind != "uint8":
             raise InputError(f"{path}: X is {x_kind} of shape {x_shape}, expected uint8 (32, 32, 3, n)")
