@@ -4,8 +4,9 @@
 that the algorithms above and the protections below meet in three small interfaces only.
 """
 
+import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -15,15 +16,15 @@ from .errors import InputError
 from .handles import GroupMean, Shared
 from .protection import Protection
 from .protocols.entropy import Entropy
-from .protocols.errors import TooFewClients
+from .protocols.errors import RemoteError, TooFewClients
 from .protocols.orthonormal import TRANSFORMS, Transform, transform
 from .protocols.sketch import public_seed, sketch
 from .similarity import Gram
 from .types import Array
 
 __all__ = [
-    "STAGES", "Channels", "Contribution", "GatherChannel", "GramChannel", "GramSession", "Recorder", "SumCall", "SumChannel", "Transforms",
-    "Vectors", "above_floor", "channels", "check_hidden", "places", "sketched", "weighted_mean",
+    "STAGES", "Channels", "Contribution", "GatherChannel", "GramChannel", "GramSession", "Recorder", "SumCall", "SumChannel", "TransformCache",
+    "Transforms",    "Vectors", "above_floor", "channels", "check_hidden", "group_epoch", "places", "sketched", "weighted_mean",
 ]  # fmt: skip
 
 HAAR_SMALLEST = 8
@@ -45,67 +46,55 @@ class Recorder(Protocol):
     ) -> None: ...
 
 
-class Transforms:
-    """The clients' shared transforms, made from their group secret and kept while they are in use. The server never holds one of these.
+class TransformCache:
+    """Transforms that were made, by kind, secret, name and length, as many as fit into `keep_bytes`. Only who has a secret finds its own."""
 
-    `kind` is that of updates. A client removed from the group starts a new group epoch with a fresh secret (`renew`): `name` gives every
-    purpose the epoch it was first used in, and who came later cannot use what belongs to an earlier one.
-    """
-
-    def __init__(self, secret: bytes, kind: str = "haar", keep_bytes: int = 1 << 29) -> None:
-        self._secrets = [secret]
-        self._kind = kind
+    def __init__(self, keep_bytes: int = 1 << 29) -> None:
         self._keep_bytes = keep_bytes
-        self._holders: list[set[int] | None] = [None]
-        self._made: OrderedDict[tuple[str, str, int], Transform] = OrderedDict()
+        self._made: OrderedDict[tuple[str, bytes, str, int], Transform] = OrderedDict()
+        self._shared: dict[tuple[Any, str], Transforms] = {}
 
-    @property
-    def kind(self) -> str:
-        return self._kind
-
-    @property
-    def epoch(self) -> int:
-        """The group epoch that runs."""
-        return len(self._secrets) - 1
-
-    def renew(self, secret: bytes) -> None:
-        """A new group epoch."""
-        self._secrets.append(secret)
-        self._holders.append(None)
-
-    def hold(self, epoch: int, clients: Iterable[int]) -> None:
-        """These clients, and no others, have the secret of a group epoch."""
-        self._holders[epoch] = set(clients)
-
-    def name(self, purpose: str) -> str:
-        """The public name of a purpose's transform, with which it is asked for."""
-        return purpose if self.epoch == 0 else f"{purpose}@{self.epoch}"
-
-    def holds(self, client: int, name: str) -> bool:
-        """Whether a client has the secret of the transform of this name."""
-        holders = self._holders[_group_epoch(name)]
-        return holders is None or client in holders
-
-    def check(self, client: int, name: str) -> None:
-        """`InputError` for a client that cannot use this transform."""
-        if not self.holds(client, name):
-            raise InputError(
-                f"client {client} came after a removal and lacks the secret of transform {name!r}: cluster anew, or have a member fold "
-                "what is shared"
-            )
-
-    def __call__(self, name: str, dimension: int, kind: str | None = None) -> Transform:
-        key = (kind or self._kind, name, dimension)
+    def transform(self, kind: str, secret: bytes, name: str, dimension: int) -> Transform:
+        """The transform of a purpose under a secret."""
+        key = (kind, secret, name, dimension)
         if key not in self._made:
-            self._made[key] = transform(key[0], self._secrets[_group_epoch(name)], name, dimension)
+            self._made[key] = transform(kind, secret, name, dimension)
             while len(self._made) > 2 and sum(one.nbytes for one in self._made.values()) > self._keep_bytes:
                 self._made.popitem(last=False)
         self._made.move_to_end(key)
         return self._made[key]
 
+    def shared(self, secrets: Mapping[int, bytes], kind: str) -> "Transforms":
+        """The transforms of those who have just these secrets: the same object for all of them."""
+        return self._shared.setdefault((tuple(sorted(secrets.items())), kind), Transforms(dict(secrets), kind, self))
 
-def _group_epoch(name: str) -> int:
-    return int(name.partition("@")[2] or 0)
+
+class Transforms:
+    """The transforms that clients share, made from the `secrets` of their group by group epoch. The server never holds one of these.
+
+    `kind` is that of updates. Where clients are removed from the group a new epoch starts: names of its transforms end in "@EPOCH".
+    """
+
+    def __init__(self, secrets: Mapping[int, bytes], kind: str, cache: TransformCache) -> None:
+        self._secrets, self.kind, self._cache = secrets, kind, cache
+
+    def __call__(self, name: str, dimension: int, kind: str | None = None) -> Transform:
+        """Raises `RemoteError` "no-secret" for an epoch whose secret is not held, "used-transform" for a second name of one transform."""
+        epoch = group_epoch(name)
+        if epoch not in self._secrets:
+            raise RemoteError("no-secret")
+        return self._cache.transform(kind or self.kind, self._secrets[epoch], name, dimension)
+
+
+_EPOCH = re.compile(r"@([1-9][0-9]{0,8})\Z", re.ASCII)
+
+
+def group_epoch(name: str) -> int:
+    """The group epoch that a transform's name speaks of. Raises `RemoteError` "used-transform" for a name that is no epoch's only one."""
+    found = _EPOCH.search(name)
+    if name.count("@") != (found is not None):
+        raise RemoteError("used-transform")
+    return 0 if found is None else int(found[1])
 
 
 # --- gram ---------------------------------------------------------------------------------------------------------------------------

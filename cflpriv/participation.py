@@ -1,20 +1,18 @@
-"""Who takes part: a round's cohort, who vanishes during a mean, how many clients a group has, who asks whom in a relay.
+"""Who takes part: a round's cohort, who drops out of a mean, how many clients a group has.
 
 All draws are keyed, none is secret.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 
-import numpy as np
-
-from .channels import STAGES, SumCall
+from .channels import SumCall
 from .errors import InputError
 from .federation import Sampling
 from .handles import Held, Labels, label_sets
 from .randomness import stream
 
-__all__ = ["check_mean", "draw_cohort", "draw_drops", "group_sizes", "wanted_senders"]
+__all__ = ["check_mean", "draw_cohort", "draw_drop", "group_sizes"]
 
 
 def draw_cohort(
@@ -61,21 +59,11 @@ def _sample(pool: Sequence[int], size: int, purpose: str, seed: int, round_numbe
     return set(sorted(pool, key=lambda client: (draws[client], client))[:size])
 
 
-def draw_drops(
-    clients: Sequence[int], certain: Mapping[tuple[int, int], str], probability: float, seed: int, round_number: int, call: int
-) -> dict[int, str]:
-    """Which clients vanish during a mean, and at which of the stages of secure aggregation; the same under every protection.
-
-    `certain` holds those listed by (round, client).
-    """
-    drops = {client: certain[round_number, client] for client in clients if (round_number, client) in certain}
-    for client in clients if probability else ():
-        if client in drops:
-            continue
-        draw = stream(seed, f"dropout {call}", round_number, client)
-        if draw.random() < probability:
-            drops[client] = STAGES[int(draw.integers(len(STAGES)))]
-    return drops
+@lru_cache(maxsize=1 << 14)
+def draw_drop(probability: float, stages: tuple[str, ...], seed: int, round_number: int, call: int, client: int) -> str | None:
+    """The stage of a call of `mean` at which a client drops out, if it does; the same under every protection."""
+    draw = stream(seed, f"dropout {call}", round_number, client)
+    return stages[int(draw.integers(len(stages)))] if draw.random() < probability else None
 
 
 def check_mean(
@@ -105,23 +93,3 @@ def group_sizes(groups: Labels | Held | None, call: SumCall, present: Collection
         for label in labels[client]:
             sizes[label] += 1
     return tuple(sizes)
-
-
-def wanted_senders(
-    held: Held, present: Sequence[int], recipients: Sequence[int], to: Mapping[int, Sequence[int]] | Held | None,
-    value: Callable[[Held, int], Any],
-) -> dict[int, list[int]]:  # fmt: skip
-    """Whose values each recipient of a relay asks for, among the holders who are `present`."""
-    wanted: dict[int, list[int]] = {}
-    for recipient in recipients:
-        if to is None:
-            asked = [sender for sender in present if sender != recipient]
-        elif isinstance(to, Held):
-            asked = [int(sender) for sender in np.ravel(value(to, recipient))]
-        else:
-            asked = [int(sender) for sender in to[recipient]]
-        missing = sorted(set(asked) - set(present))
-        if missing:
-            raise InputError(f"relay: client {recipient} wants {held.key.name} of clients {missing}, who are absent or do not hold it")
-        wanted[recipient] = sorted(set(asked))
-    return wanted

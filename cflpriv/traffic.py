@@ -43,12 +43,11 @@ class Bare:
         self.download_numbers += copies * numbers
         self.download_bytes += copies * size
 
-    def mean(self, call: SumCall, means: Sequence[GroupMean | None]) -> None:
-        """Count a mean: the parts of everybody whose update arrived and counts towards a group that was summed, and private weights."""
-        summed = {z for z, mean in enumerate(means) if mean is not None and not any(shared.own for shared in mean.parts.values())}
-        for one in call.arriving().contributions:
-            if summed & set(one.labels):
-                self.up([*one.parts.values(), *(() if call.public_weights else (np.array(one.weight),))])
+    def mean(self, call: SumCall, layout: Sequence[Any], means: Sequence[GroupMean | None]) -> None:
+        """Count a mean: the parts (of this `layout`) of everybody whose update is in a group that was summed, and private weights."""
+        parts = [np.broadcast_to(np.zeros((), part.dtype), part.shape) for part in layout]
+        heard = set().union(*(mean.heard for mean in means if mean is not None))
+        self.up([*parts, *(() if call.public_weights else (np.array(0.0),))], copies=len(heard))
 
     def saved(self) -> dict[str, int]:
         """The counters, for a checkpoint."""

@@ -13,52 +13,64 @@ accidents, not enemies: whoever can change a message can also recompute it. What
 signed, or bound into authenticated encryption, by the protocols themselves.
 """
 
+from collections.abc import Callable
 from hashlib import sha256
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from .errors import MalformedMessage
 
-__all__ = ["CHECKSUM_BYTES", "HEADER", "decode", "encode"]
+__all__ = ["CHECKSUM_BYTES", "HEADER", "Codec", "decode", "encode"]
 
 HEADER = b"CFLP\x01"
 CHECKSUM_BYTES = 16
 Message = TypeVar("Message")
 
-# Messages hold no dicts or sets (stored states may), so there is one order of everything.
-_encoder = msgspec.msgpack.Encoder()
-_decoders: dict[object, msgspec.msgpack.Decoder[object]] = {}
 
+class Codec:
+    """One encoding of messages. `enc_hook` and `dec_hook` (see msgspec) encode field types that MessagePack does not know.
 
-def encode(message: msgspec.Struct) -> bytes:
-    """The one encoding of `message`."""
-    body = bytearray(HEADER)
-    _encoder.encode_into(message, body, len(HEADER))
-    body += sha256(body).digest()[:CHECKSUM_BYTES]
-    return bytes(body)
-
-
-def decode(data: bytes, kind: type[Message], limit: int) -> Message:
-    """The message of type `kind` (a struct or a union of tagged structs) that `data` encodes; at most `limit` bytes are looked at.
-
-    Raises:
-        MalformedMessage: for everything that is not exactly `encode` of such a message.
+    A `dec_hook` raises `MalformedMessage`, ValueError or TypeError for what it refuses.
     """
-    if not isinstance(data, bytes) or not len(HEADER) + CHECKSUM_BYTES < len(data) <= limit or not data.startswith(HEADER):
-        raise MalformedMessage
-    view = memoryview(data)
-    if sha256(view[:-CHECKSUM_BYTES]).digest()[:CHECKSUM_BYTES] != view[-CHECKSUM_BYTES:]:
-        raise MalformedMessage
-    decoder = _decoders.get(kind)
-    if decoder is None:
-        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind, strict=True)
-    try:
-        message = decoder.decode(view[len(HEADER) : -CHECKSUM_BYTES])
-        again = _encoder.encode(message)
-    except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError):
-        raise MalformedMessage from None
-    # MessagePack has several encodings of one number or length; only ours is accepted.
-    if view[len(HEADER) : -CHECKSUM_BYTES] != again:
-        raise MalformedMessage
-    return message  # type: ignore[return-value]
+
+    def __init__(self, enc_hook: Callable[[Any], Any] | None = None, dec_hook: Callable[[Any, Any], Any] | None = None) -> None:
+        # Messages hold no dicts or sets (stored states may), so there is one order of everything.
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=enc_hook)
+        self._dec_hook = dec_hook
+        self._decoders: dict[object, msgspec.msgpack.Decoder[object]] = {}
+
+    def encode(self, message: msgspec.Struct) -> bytes:
+        """The one encoding of `message`."""
+        body = bytearray(HEADER)
+        self._encoder.encode_into(message, body, len(HEADER))
+        body += sha256(body).digest()[:CHECKSUM_BYTES]
+        return bytes(body)
+
+    def decode(self, data: bytes, kind: type[Message], limit: int) -> Message:
+        """The message of type `kind` (a struct or a union of tagged structs) that `data` encodes; at most `limit` bytes are looked at.
+
+        Raises:
+            MalformedMessage: for everything that is not exactly `encode` of such a message.
+        """
+        if not isinstance(data, bytes) or not len(HEADER) + CHECKSUM_BYTES < len(data) <= limit or not data.startswith(HEADER):
+            raise MalformedMessage
+        view = memoryview(data)
+        if sha256(view[:-CHECKSUM_BYTES]).digest()[:CHECKSUM_BYTES] != view[-CHECKSUM_BYTES:]:
+            raise MalformedMessage
+        decoder = self._decoders.get(kind)
+        if decoder is None:
+            decoder = self._decoders[kind] = msgspec.msgpack.Decoder(kind, strict=True, dec_hook=self._dec_hook)
+        try:
+            message = decoder.decode(view[len(HEADER) : -CHECKSUM_BYTES])
+            again = self._encoder.encode(message)
+        except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError):
+            raise MalformedMessage from None
+        # MessagePack has several encodings of one number or length; only ours is accepted.
+        if view[len(HEADER) : -CHECKSUM_BYTES] != again:
+            raise MalformedMessage
+        return message  # type: ignore[return-value]
+
+
+_plain = Codec()
+encode, decode = _plain.encode, _plain.decode

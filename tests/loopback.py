@@ -9,8 +9,10 @@ from cflpriv.protection import Protection
 from cflpriv.protocols.entropy import Entropy, public_entropy
 from cflpriv.protocols.keys import Identity, Roster
 from cflpriv.record import Transcript
+from cflpriv.remote import messages as m
 from cflpriv.remote.client import RemoteClient, Settings
 from cflpriv.remote.holder import RemoteHolder
+from cflpriv.remote.roll import OverBytes
 from cflpriv.remote.server import RemoteFederation
 from cflpriv.remote.store import MemoryStore, Store
 from cflpriv.types import Population
@@ -18,6 +20,14 @@ from cflpriv.types import Population
 ENTROPY = public_entropy("remote")
 HOLDER = -2
 """The key holder, where there is one, among clients' numbers."""
+
+
+class RawArray(m.Message, frozen=True):
+    """An array as it is encoded: bytes of a dtype and shape that need not fit each other."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
 
 
 class Loopback:
@@ -68,7 +78,7 @@ def remote(scene: Population, protection: Protection | None = None, **options: A
     pinned = transport.protection.secure or transport.protection.transformed or transport.holder is not None
     roster = transport.roster if pinned else None
     fed = RemoteFederation(
-        transport, protection=transport.protection, roster=roster, entropy=ENTROPY, transcript=Transcript("full"), seed=1, **options
+        OverBytes(transport), protection=transport.protection, roster=roster, entropy=ENTROPY, transcript=Transcript("full"), seed=1, **options
     )
     fed.enrol()
     return transport, fed

@@ -9,7 +9,7 @@ import numpy as np
 from cflpriv.algorithm import Algorithm
 from cflpriv.data import gaussian_clusters
 from cflpriv.engine import TaskInput
-from cflpriv.local import LocalFederation
+from cflpriv.simulation import simulate
 from cflpriv.models import Model
 from cflpriv.protection import Protection
 from cflpriv.protocols.entropy import public_entropy
@@ -38,14 +38,14 @@ def mlp_training(scene: Population, dtype: Any = "float32", **options: Any) -> T
     return Train(network, **({"epochs": 1, "batch_size": 10, "lr": 0.1} | options))
 
 
-def served(algorithm: Algorithm, fed: LocalFederation, state: Any, clients: Sequence[int] | None = None) -> Array:
+def served(algorithm: Algorithm, fed: Any, state: Any, clients: Sequence[int] | None = None) -> Array:
     """Each client's model (m, d), as it would open it."""
     what = algorithm.serve(state)
     models, which = what.params["model"], what.which
     return np.stack([fed.peek(c, models if which is None else models[which[c]]) for c in clients or fed.clients])  # type: ignore[index]
 
 
-def federation(scene: Population | Sequence[ClientData], protection: Protection | None = None, **options: Any) -> LocalFederation:
+def federation(scene: Population | Sequence[ClientData], protection: Protection | None = None, **options: Any) -> Any:
     clients = scene.clients if isinstance(scene, Population) else scene
     options.setdefault("transcript", Transcript("full"))
     return LocalFederation(clients, protection=protection or Protection(), entropy=public_entropy("tests"), **options)

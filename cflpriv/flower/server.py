@@ -28,6 +28,7 @@ from ..protocols.errors import TooFewClients
 from ..protocols.keys import Roster
 from ..protocols.ledger import BudgetExceeded
 from ..record import Transcript, cut_transcript
+from ..remote.roll import OverBytes
 from ..remote.server import ClientsLost, EpochEnded, KeyHolderLost, RemoteFederation
 from ..types import ClientData, Population
 from .checkpoint import load_server, save_server
@@ -106,7 +107,7 @@ def serve(
     )  # fmt: skip
     transcript = Transcript(config.run.record, config.run.record_rounds or None, config.run.record_clients or None)
     federation = RemoteFederation(
-        transport, protection=config.protection, sampling=config.sampling(), seed=config.run.seed, roster=roster, transcript=transcript,
+        OverBytes(transport), protection=config.protection, sampling=config.sampling(), seed=config.run.seed, roster=roster, transcript=transcript,
         session=session_of(last) if going_on else None,
         **({} if private is None else private.elsewhere(config.protection, max(clients, 0 if roster is None else len(roster.keys)))),
     )  # fmt: skip

@@ -30,6 +30,7 @@ from ..protocols.keys import Roster
 from ..protocols.mechanisms import gaussian, rounded_norms
 from ..protocols.orthonormal import TRANSFORMS
 from ..remote.foreign import Foreign
+from ..remote.roll import OverBytes
 from ..remote.server import ClientsLost, KeyHolderLost, RemoteFederation
 from .mod import CLIP, cut, flat, layout_of
 from .transport import GridTransport
@@ -114,7 +115,7 @@ class ClusteredAveraging:
             grid, deadline_seconds=self.deadline_seconds, compute_seconds=self.train_seconds, message_type=self.message_type
         )
         federation = RemoteFederation(
-            transport, protection=self.protection, sampling=self.sampling, seed=self.seed, roster=self.roster, entropy=self.entropy
+            OverBytes(transport), protection=self.protection, sampling=self.sampling, seed=self.seed, roster=self.roster, entropy=self.entropy
         )
         transport.welcome(federation, self.clients, self.wait_seconds)
         if len(federation.clients) < self.clients:

@@ -11,11 +11,12 @@ Reveals: that it takes part, its public keys, and what its protection reveals.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Generator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ..channels import TransformCache
 from ..client_level import local_event, local_rows
 from ..errors import InputError, TrainingDiverged
 from ..protocols.entropy import Entropy, system_entropy
@@ -31,11 +32,17 @@ from .settings import Settings
 from .spending import SPENT, Spending
 from .store import Store
 from .summing import Summing
-from .transformed import Transformed
-from .values import UNTRACED, Origin, Values, from_bytes, to_bytes
-from .work import Own, Work, smallest
+from .transformed import Apply, Transformed
+from .values import UNTRACED, Exchange, Origin, Values, from_bytes, to_bytes
+from .work import Own, Run, Work, smallest
 
-__all__ = ["RemoteClient", "Settings", "answered", "check_enrolled", "enrolled", "new_session", "relay_key"]
+if TYPE_CHECKING:  # torch is loaded where something is computed
+    from ..engine import TaskInput
+
+__all__ = [
+    "Handler", "RemoteClient", "Settings", "answered", "check_enrolled", "driven", "enrolled", "new_session", "next_wish", "refusal",
+    "relay_key",
+]  # fmt: skip
 
 LABEL = "cflpriv remote v1 "
 ENROL = LABEL + "enrol"
@@ -52,22 +59,57 @@ def relay_key(own: bytes, other: bytes, session: bytes, held: int, source: int, 
     return agree(own, other, LABEL + "relay", session, place)
 
 
+Handler = Generator[Run | Apply, Any, m.Answer]
+"""What a client does for a request. It asks whoever drives it for what can be done for many clients at once, and is sent the result."""
+
+
+def refusal(who: str, error: Exception) -> m.Refused:
+    """The error code that a failure is answered with; its text stays in the log."""
+    if isinstance(error, RemoteError | TooFewClients):
+        return m.Refused(error.code)
+    if isinstance(error, LocalError):
+        log.error("%s: protocol machine", who, exc_info=error)
+        return m.Refused(error.code)
+    if isinstance(error, InputError | TrainingDiverged):
+        log.error("%s: bad input", who, exc_info=error)
+        return m.Refused("bad-input")
+    log.error("%s: failed", who, exc_info=error)
+    return m.Refused("internal")
+
+
 def answered(who: str, answer: Callable[[m.Ask], m.Answer], data: bytes) -> bytes:
-    """The bytes that answer a request, whatever its bytes; what goes wrong becomes a word, and its text stays in the log."""
+    """The bytes that answer a request, whatever its bytes."""
     try:
-        said = answer(m.decode_ask(data))
-    except (RemoteError, TooFewClients) as error:
-        said = m.Refused(error.code)
-    except LocalError as error:
-        log.exception("%s: protocol machine", who)
-        said = m.Refused(error.code)
-    except (InputError, TrainingDiverged):
-        log.exception("%s: bad input", who)
-        said = m.Refused("bad-input")
-    except Exception:
-        log.exception("%s: failed", who)
-        said = m.Refused("internal")
-    return m.encode(said)
+        return m.encode(answer(m.decode_ask(data)))
+    except Exception as error:
+        return m.encode(refusal(who, error))
+
+
+def driven(handler: Handler) -> m.Answer:
+    """The answer of one client, with its work done here, by itself."""
+    wish = next_wish(handler, None)
+    while not isinstance(wish, m.Message):
+        try:
+            if isinstance(wish, Run):
+                from ..engine import Engine  # torch is loaded where something is computed
+
+                (done,) = Engine().run(wish.task, [wish.given])
+            else:
+                done = wish.transform.apply(wish.rows)
+        except Exception as error:
+            wish = next_wish(handler, error)
+        else:
+            wish = next_wish(handler, done)
+    return wish  # type: ignore[return-value]
+
+
+def next_wish(handler: Handler, done: Any) -> "Run | Apply | m.Answer":
+    """Send a handler what it asked for, or throw the error that came of it; what it asks for next, or its answer."""
+    try:
+        return handler.throw(done) if isinstance(done, Exception) else handler.send(done)
+    except StopIteration as end:
+        answer: m.Answer = end.value
+        return answer
 
 
 def new_session(store: Store, session: bytes) -> None:
@@ -106,25 +148,23 @@ def check_enrolled(answer: m.Enrolled, session: bytes, challenge: bytes) -> None
 
 
 class RemoteClient:
-    """A client of a federation elsewhere.
+    """One client of a federation, wherever the server is.
 
     `data` gives its data when a task needs them. `store` keeps its state between messages. `entropy` feeds masks, keys and privacy noise.
-    `own` are the functions of an application that does the work of `Foreign` tasks by its own means.
+    `own` are the functions of an application that does the work of `Foreign` tasks by its own means. `cache` keeps transforms; clients of
+    one process share it. With `strict = False` the client releases what its release policy would refuse: for simulated clients alone.
     """
 
     def __init__(
         self, settings: Settings, data: Callable[[], ClientData], store: Store, entropy: Entropy = system_entropy,
-        own: Mapping[str, Own] | None = None,
+        own: Mapping[str, Own] | None = None, cache: TransformCache | None = None, strict: bool = True,
     ) -> None:  # fmt: skip
-        self._settings, self._data, self._store, self._entropy = settings, data, store, entropy
-        self._values = Values(store)
+        self._settings, self._data, self._store, self._entropy, self._strict = settings, data, store, entropy, strict
+        self.values = Values(store)
         self._spending = Spending(settings.privacy, self.number, store)
-        self._hidden = Transformed(settings, store, entropy)
-        self._summing = Summing(settings, store, self._values, self._spending, entropy)
-        self._work = Work(
-            self.number, self._values, self._spending, self._hidden.transforms, data, entropy, own or {},
-            settings.protection.small_clusters == "local",
-        )  # fmt: skip
+        self._hidden = Transformed(settings, store, entropy, cache or TransformCache())
+        self._summing = Summing(settings, store, self.values, self._spending, entropy, self._allowed)
+        self._work = Work(settings, self.values, self._spending, self._hidden.transforms, data, entropy, own or {})
 
     @property
     def number(self) -> int:
@@ -133,33 +173,53 @@ class RemoteClient:
 
     def receive(self, data: bytes) -> bytes:
         """The answer to a request; any bytes are answered. One request at a time works on a store."""
-        with self._store.alone():
-            return answered(f"client {self.number}", self._answer, data)
+        return answered(f"client {self.number}", lambda ask: driven(self.handle(ask, Exchange())), data)
 
-    def _answer(self, ask: m.Ask) -> m.Answer:
-        if isinstance(ask, m.Enrol):
-            return self._enrol(ask)
-        if self._store.get("session") != ask.session:
-            raise RemoteError("wrong-session")
-        match ask:
-            case m.Compute():
-                return self._work.compute(ask)
-            case m.Give():
-                return self._give(ask)
-            case m.Step():
-                return self._summing.step(ask, lambda: self._data().samples)
-            case m.Seal():
-                return self._seal(ask)
-            case m.Take():
-                return self._take(ask)
-            case m.AddUp():
-                return self._work.add_up(ask)
-            case m.Fold():
-                return self._hidden.fold(ask, self._values)
-            case m.Group():
-                return self._hidden.agree(ask)
-            case _:  # asked of the key holder
-                raise RemoteError("forbidden")
+    def handle(self, ask: m.Ask, exchange: Exchange) -> Handler:
+        """What the client does for a request: its own checks, its release policy, its ledger, then the work. Raises what it refuses by."""
+        with self._store.alone():
+            if not isinstance(ask, m.Enrol) and self._store.get("session") != ask.session:
+                raise RemoteError("wrong-session")
+            match ask:
+                case m.Enrol():
+                    return self._enrol(ask)
+                case m.Compute():
+                    return (yield from self._work.compute(ask, exchange))
+                case m.Give():
+                    return (yield from self._give(ask))
+                case m.Step():
+                    return self._summing.step(ask, lambda: self._data().samples)
+                case m.Seal():
+                    return self._seal(ask)
+                case m.Take():
+                    return self._take(ask)
+                case m.AddUp():
+                    return self._work.add_up(ask, exchange)
+                case m.Fold():
+                    return (yield from self._hidden.fold(ask, self.values, exchange))
+                case m.Group():
+                    return self._hidden.agree(ask)
+                case _:  # asked of the key holder
+                    raise RemoteError("forbidden")
+
+    def opened(self, addends: m.Addends, exchange: Exchange) -> Array:
+        """What the client sees of a sum. For measuring."""
+        return self.values.open(addends, self._hidden.transforms, exchange)
+
+    def given(self, ask: m.Compute, exchange: Exchange) -> "TaskInput":
+        """What the client would give a task. For measuring."""
+        return self._work.given(ask, exchange)
+
+    def secrets(self) -> dict[str, str]:
+        """The secrets of the client's transforms as hexadecimal digits, by group epoch. For audits of simulated runs."""
+        return self._hidden.secrets()
+
+    def _allowed(self, verb: releases.Verb, number: int, parts: tuple[str, ...]) -> dict[str, Any]:
+        """Parts of a held value, if this verb may release them."""
+        values = self.values.parts(number, parts)
+        if self._strict:
+            releases.check(self._settings.protection, verb, values, self.values.origin(number))
+        return values
 
     # --- who
 
@@ -178,14 +238,13 @@ class RemoteClient:
 
     # --- release
 
-    def _give(self, ask: m.Give) -> m.Given:
-        protection, values = self._settings.protection, self._values.parts(ask.held, ask.parts)
+    def _give(self, ask: m.Give) -> Generator[Apply, Array, m.Given]:
+        protection, values = self._settings.protection, self._allowed(ask.verb, ask.held, ask.parts)
         if any(isinstance(value, dict) for value in values.values()):
             raise RemoteError("forbidden")
-        releases.check(protection, ask.verb, values, self._values.origin(ask.held))
         stages = ("sketch", "ckks", *TRANSFORMS)
         changed = {"gram": any(stage in stages for stage in protection.gram), "sum": protection.sum in TRANSFORMS}.get(ask.verb)
-        in_the_clear = ask.verb != "sum" or (protection.sum == "none" and protection.floor <= 1)
+        in_the_clear = ask.verb != "sum" or (protection.sum == "none" and (protection.floor <= 1 or not self._strict))
         if not (changed or in_the_clear) or (ask.weigh and self._spending.unit != "none"):
             raise RemoteError("forbidden")
         self._spending.settle(ask.held, ask.parts, ask.verb)
@@ -195,10 +254,11 @@ class RemoteClient:
         if changed and ask.verb == "gram" and "ckks" in protection.gram:
             return encrypted(self._settings, ask, values)
         if changed and ask.verb == "gram":
-            return self._hidden.rows(ask, values)
+            return (yield from self._hidden.rows(ask, values))
         if changed:
-            return self._hidden.blind(ask, np.concatenate([np.ravel(np.asarray(value)) for value in values.values()]))
-        named = tuple(m.Named(part, m.to_tensor(np.asarray(value))) for part, value in values.items())
+            vector = np.concatenate([np.ravel(np.asarray(value)) for value in values.values()])
+            return (yield from self._hidden.blind(ask, vector))
+        named = tuple(m.Named(part, value) for part, value in values.items())
         return m.Given(named, self._data().samples if ask.weigh else 0)
 
     def _bounded(self, ask: m.Give, values: Mapping[str, Any], noise: m.Bounded) -> dict[str, Array]:
@@ -219,10 +279,9 @@ class RemoteClient:
     # --- relay
 
     def _seal(self, ask: m.Seal) -> m.Sealed:
-        values = self._values.parts(ask.held, ask.parts)
+        values = self._allowed("relay", ask.held, ask.parts)
         if any(isinstance(value, dict) for value in values.values()) or self._spending.unit == "client":
             raise RemoteError("forbidden")
-        releases.check(self._settings.protection, "relay", values, self._values.origin(ask.held))
         self._spending.settle(ask.held, ask.parts, "relay")
         plain = to_bytes(values)
         boxes = []
@@ -250,9 +309,9 @@ class RemoteClient:
             part: {sender: values[part] for sender, values in opened.items() if shapes[sender] == usual} for part in ask.parts
         }  # fmt: skip
         sizes = [np.size(value) for values in arrived.values() for value in values.values()]
-        self._values.drop(ask.held)
+        self.values.drop(ask.held)
         self._spending.public(ask.held, ask.parts)
-        self._values.hold(ask.held, dict(arrived), Origin(UNTRACED, smallest(size for size in sizes if size > 1)))
+        self.values.hold(ask.held, dict(arrived), Origin(UNTRACED, smallest(size for size in sizes if size > 1)))
         return m.Done()
 
     def _opened(self, ask: m.Take, boxed: m.Boxed) -> dict[str, Array]:
@@ -260,7 +319,7 @@ class RemoteClient:
         self._check_peer(ask.session, boxed.sender)
         own, sender = self._settings.identity.encryption_seed, boxed.sender
         key = relay_key(own, sender.encryption_key, ask.session, ask.held, sender.client, self.number)
-        values = from_bytes(unseal(key, boxed.box, LABEL.encode()))
+        values, _ = from_bytes(unseal(key, boxed.box, LABEL.encode()))
         if set(values) != set(ask.parts) or not all(isinstance(one, np.ndarray) and np.isfinite(one).all() for one in values.values()):
             raise RemoteError("malformed")
         return {part: values[part] for part in ask.parts}

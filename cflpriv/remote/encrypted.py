@@ -327,8 +327,8 @@ class EncryptedGrams:
     def _released(self, said: m.Released, clients: Sequence[int], then: Then, epoch: Epoch[EncryptedEpoch]) -> Released:
         """Labels, and distances where these are released. Raises `MalformedMessage`, `TypeError`, `InputError` for anything else."""
         order = (*epoch.clients, *clients)
-        result = {one.name: m.from_tensor(one.value) for one in said.result}
-        evidence = {one.name: m.from_tensor(one.value) for one in said.evidence}
+        result = {one.name: one.value for one in said.result}
+        evidence = {one.name: one.value for one in said.evidence}
         check_small(result, len(order))
         if not fits(then, result, len(order), len(clients)):
             raise MalformedMessage
@@ -353,7 +353,7 @@ class EncryptedGrams:
         machine = self._machine(session)
         setup, order = machine.setup, [*session.order, *clients]
         error = max(ckks.error_std(setup.parameters, setup.packing, setup.group), _std(setup))
-        fresh = {(left, right): check_array("block", m.from_tensor(value)) for left, right, value in said.blocks}
+        fresh = {(left, right): check_array("block", value) for left, right, value in said.blocks}
         pairs = {frozenset(pair) for pair in fresh}
         fit = all(block.shape == (setup.p, setup.p) for block in fresh.values())
         if not fit or len(pairs) < len(said.blocks) or any(not pair <= set(order) or not pair & set(clients) for pair in pairs):
@@ -367,7 +367,7 @@ class EncryptedGrams:
     ) -> Released:  # fmt: skip
         """Under release "gram" the server runs `then` itself."""
         if said.blocks:
-            payload = [{"pair": np.array((left, right)), "block": m.from_tensor(block)} for left, right, block in said.blocks]
+            payload = [{"pair": np.array((left, right)), "block": block} for left, right, block in said.blocks]
             context = {"epoch": epoch.number, "std": _std(self._machine(epoch.session).setup)}
             lefts = [left for left, _, _ in said.blocks]
             record("gram", "key-holder", "server", lefts, payload, readers=("key-holder", "server"), context=context)
@@ -398,7 +398,7 @@ def _bytes_of(answer: m.Answer) -> bytes:
     """An upload's bytes; of an answer that is none all of them, which are no upload either."""
     if isinstance(answer, m.Given) and [(one.name, one.value.dtype) for one in answer.values] == [("bytes", "|u1")]:
         with suppress(MalformedMessage):
-            return m.from_tensor(answer.values[0].value).tobytes()
+            return answer.values[0].value.tobytes()
     return m.encode(answer)
 
 

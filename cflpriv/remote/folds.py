@@ -16,7 +16,7 @@ __all__ = ["folded"]
 
 def folded(
     roll: Roll, session: bytes, kind: str, clients: Sequence[int], blind: Sequence[Blind], times: Sequence[Blind], on: int | None,
-    place: str, verb: str, record: Callable[..., None],
+    place: str, named: Callable[[str], str], verb: str, record: Callable[..., None],
 ) -> Blind:  # fmt: skip
     """Blind parts made one, and multiplied by the number in `times` if there are any, under a fresh transform of this kind.
 
@@ -26,11 +26,11 @@ def folded(
     number = (m.to_one(Shared(blind=tuple(times)), {}),) if times else ()
     size = prod(blind[0].shape)
     for turn, client in enumerate(sorted(clients, key=lambda one: one != on)):
-        purpose = f"{place}/{turn}"
+        purpose = named(f"{place}/{turn}")
         answer = roll.ask({client: m.Fold(session, purpose, value, number)}, verb).get(client)
         if isinstance(answer, m.Given) and len(answer.values) == 1:
             try:
-                hidden = check_array(verb, m.from_tensor(answer.values[0].value), ndim=1)
+                hidden = check_array(verb, answer.values[0].value, ndim=1)
                 if len(hidden) != transform_size(kind, size):  # it would be everybody's model
                     raise MalformedMessage
             except (MalformedMessage, InputError):
@@ -38,7 +38,7 @@ def folded(
             else:
                 arguments = {f"{name}/{one.transform}": one.value for name, terms in ((verb, blind), ("times", times)) for one in terms}
                 record("arguments", "server", "clients", [client], arguments, readers=("server", "clients"))
-                context = {"transform": purpose}
+                context = {"transform": purpose, "kind": kind}
                 record("blind result", "clients", "server", [client], [{"blind": hidden}], readers=("server",), context=context)
                 return Blind(purpose, hidden, 0, size, blind[0].shape, size)
     raise ClientsLost([] if on is None else [on])

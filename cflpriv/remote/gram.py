@@ -1,6 +1,6 @@
 """The server's side of `gram`: vectors, in the clear or as clients hide them, and the clustering epochs that they are in."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,10 +35,14 @@ def check_new(clients: Sequence[int], epoch: Epoch[Any] | None) -> None:
 class Grams:
     """Clustering epochs over messages. With `local`, single rows carry the client's own noise, which is paid for each time."""
 
-    def __init__(self, roll: Roll, session: bytes, protection: Protection, local: LocalGram | None) -> None:
-        self._roll, self._session, self._local = roll, session, local
+    def __init__(
+        self, roll: Roll, session: bytes, protection: Protection, local: LocalGram | None,
+        named: Callable[[str], str],
+    ) -> None:  # fmt: skip
+        self._roll, self._session, self._local, self._named = roll, session, local, named
         self._changed = any(stage in ("sketch", *TRANSFORMS) for stage in protection.gram)
         self.epochs = Epochs(ClearGram())
+        self._names: dict[int, str] = {}
 
     def gram(
         self, held: Held, number: int, clients: Sequence[int], then: Then, against: Held | None, record: Recorder
@@ -75,6 +79,10 @@ class Grams:
         check_small(result, gram.n)
         return Released(result, evidence)
 
+    def _transform(self, epoch: int) -> str:
+        """The name of an epoch's transform, which stays that of the group epoch in which it was opened."""
+        return self._names.setdefault(epoch, self._named(f"gram/{epoch}"))
+
     def close(self, held: Held) -> None:
         """Close an epoch."""
         self.epochs.close(held)
@@ -93,7 +101,7 @@ class Grams:
         if self._local is not None:
             self._local.ledger.charge(dict.fromkeys(clients, (self._local.event,)), LOCAL)
             noise = m.Bounded(self._local.privacy.relation, 1.0, self._local.noise_multiplier)
-        purpose = f"gram/{epoch}" if self._changed else ""
+        purpose = self._transform(epoch) if self._changed else ""
         part = "rows" if self._changed else held.part
         give = m.Give(self._session, "gram", number, (held.part,), purpose, False, noise)
         uploads: dict[int, Array] = {}
@@ -101,7 +109,7 @@ class Grams:
             try:
                 if not isinstance(answer, m.Given) or [one.name for one in answer.values] != [part]:
                     raise MalformedMessage
-                value = np.atleast_2d(check_array(f"client {client}: {held.part}", m.from_tensor(answer.values[0].value)))
+                value = np.atleast_2d(check_array(f"client {client}: {held.part}", answer.values[0].value))
                 if value.ndim != 2 or np.abs(value).max(initial=0.0) > LARGEST:
                     raise MalformedMessage
                 uploads[client] = value

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from ..channels import MOST_WEIGHT, ClearSum, Contribution, Recorder, SumCall, above_floor, places, weighted_mean
+from ..channels import MOST_WEIGHT, ClearSum, Contribution, Recorder, SumCall, above_floor, check_hidden, places, weighted_mean
 from ..client_level import ClippedMean
 from ..errors import InputError
 from ..handles import Blind, GroupMean, Shared
@@ -21,6 +21,7 @@ from . import messages as m
 from .roll import Roll
 from .summing import balanced, bound
 from .sums import Layout, SecureSums, group_mean
+from .transformed import check_length
 from .values import UNTRACED
 
 __all__ = ["Asked", "Means"]
@@ -50,6 +51,7 @@ class Means:
     _session: bytes
     _protection: Protection
     _sums: SecureSums
+    _named: Callable[[str], str]
     _clipped: ClippedMean | None = None
 
     def of_groups(self, call: SumCall, asked: Asked, record: Recorder) -> tuple[GroupMean | None, ...]:
@@ -63,12 +65,12 @@ class Means:
         if not self._protection.secure:
             ask = m.Give(self._session, "sum", asked.number, asked.parts, "", not call.public_weights, self._bounded())
             arrived = []
+            labels_of = {one.client: one.labels for one in call.contributions}
             for client, answer in sorted(self._roll.ask(dict.fromkeys(heard, ask), "sum").items()):
                 parts = self._update(answer, asked.layout, client)
                 if parts is None or not isinstance(answer, m.Given) or (not call.public_weights and answer.samples < 1):
                     continue
-                labels = next(one.labels for one in call.contributions if one.client == client)
-                arrived.append(Contribution(client, parts, asked.weight[client] or float(answer.samples), labels))
+                arrived.append(Contribution(client, parts, asked.weight[client] or float(answer.samples), labels_of[client]))
             call = replace(call, contributions=tuple(arrived))
             if self._clipped is None:
                 return ClearSum().means(call, record)
@@ -119,29 +121,26 @@ class Means:
     def _blind(self, call: SumCall, asked: Asked, groups: Sequence[int], record: Recorder) -> tuple[GroupMean | None, ...]:
         """Updates under the clients' transform, averaged unseen; one stage for all groups that share no client."""
         dimension, where = size_of(asked.layout), places({part.name: part.shape for part in asked.layout})
-        if any(len(one.labels) > 1 for one in call.contributions):
-            raise InputError("mean: overlapping groups under a transform are not carried to clients elsewhere")
+        check_hidden("mean", dimension, self._protection.sum)
+        check_length("sum", "updates", self._protection.sum, dimension, "'hadamard' or 'secagg'")
         fixed = self._protection.transform == "fixed"
-        purposes = {label: "sum/fixed" if fixed else f"sum/{call.round}/{call.number}/{label}" for label in groups}
-        asks: dict[int, m.Ask] = {
-            one.client: m.Give(self._session, "sum", asked.number, asked.parts, purposes[label], False)
+        purposes = {label: self._named("sum/fixed" if fixed else f"sum/{call.round}/{call.number}/{label}") for label in groups}
+        asks: dict[int, dict[int, m.Ask]] = {
+            label: dict.fromkeys(
+                (one.client for one in call.members(label)),
+                m.Give(self._session, "sum", asked.number, asked.parts, purposes[label], False),
+            )
             for label in groups
-            for one in call.members(label)
         }
-        heard: dict[int, Array] = {}
         size = transform_size(self._protection.sum, dimension)
-        for client, answer in self._roll.ask(asks, "sum").items():
-            try:
-                if not isinstance(answer, m.Given) or [one.name for one in answer.values] != ["blind"]:
-                    raise MalformedMessage
-                row = check_array(f"client {client}: blind", m.from_tensor(answer.values[0].value), ndim=1)
-                if len(row) != size:
-                    raise MalformedMessage
-                heard[client] = row
-            except (MalformedMessage, InputError):
-                self._roll.refusals.append((client, "sum", "malformed"))
+        if any(len(one.labels) > 1 for one in call.contributions):  # group by group: a client is asked one thing at a time
+            rows_of = {label: self._rows(asks[label], size) for label in groups}
+        else:
+            everybody = self._rows({client: ask for several in asks.values() for client, ask in several.items()}, size)
+            rows_of = dict.fromkeys(groups, everybody)
         means: list[GroupMean | None] = [None] * call.k
         for label in groups:
+            heard = rows_of[label]
             members = [one for one in call.members(label) if one.client in heard]
             if not members:
                 continue
@@ -164,6 +163,22 @@ class Means:
         if not any(means):
             raise TooFewClients(tuple(len(call.members(label)) for label in groups), call.floor)
         return tuple(means)
+
+    def _rows(self, asks: Mapping[int, m.Ask], size: int) -> dict[int, Array]:
+        """The transformed updates of those who gave one of this size."""
+        heard: dict[int, Array] = {}
+        present = self._roll.present
+        for client, answer in self._roll.ask({client: ask for client, ask in asks.items() if client in present}, "sum").items():
+            try:
+                if not isinstance(answer, m.Given) or [one.name for one in answer.values] != ["blind"]:
+                    raise MalformedMessage
+                row = check_array(f"client {client}: blind", answer.values[0].value, ndim=1)
+                if len(row) != size:
+                    raise MalformedMessage
+                heard[client] = row
+            except (MalformedMessage, InputError):
+                self._roll.refusals.append((client, "sum", "malformed"))
+        return heard
 
     def oblivious(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks, record: Recorder) -> tuple[GroupMean | None, ...]:
         """A sum of counts, then one over the blocks of clusters at the floor; who is where stays with the clients."""
@@ -222,7 +237,9 @@ class Means:
     ) -> Callable[[int, bytes], m.Step]:  # fmt: skip
         clients = {label: [one.client for one in call.members(label)] for label in range(call.k)}
         like = self._like(asked, kind, groups, noise)
-        lists = {client: len(self._listed(call, members, like)) for members in clients.values() for client in members}
+        lists: dict[int, int] = {}
+        for members in clients.values():
+            lists |= dict.fromkeys(members, len(self._listed(call, members, like)) if members else 0)
 
         def step(client: int, said: bytes) -> m.Step:
             return msgspec.structs.replace(like, slot=slot, weight=asked.weight[client], models=lists[client], said=said)
@@ -230,7 +247,8 @@ class Means:
         return step
 
     def _exchange(self, steps: Mapping[int, m.Step], stage: str) -> Mapping[int, bytes]:
-        present = {client: step for client, step in steps.items() if client in self._roll.present}
+        here = self._roll.present
+        present = {client: step for client, step in steps.items() if client in here}
         before = len(self._roll.refusals)
         answers = self._roll.ask(present, stage) if present else {}
         words = {word for client, _, word in self._roll.refusals[before:] if client in present}
@@ -247,11 +265,12 @@ class Means:
         if not isinstance(answer, m.Given) or [one.name for one in answer.values] != [part.name for part in layout]:
             return None
         try:
-            parts = {one.name: m.from_tensor(one.value) for one in answer.values}
+            parts = {one.name: one.value for one in answer.values}
             for part in layout:
                 if parts[part.name].shape != part.shape or parts[part.name].dtype.str != part.dtype:
                     raise MalformedMessage
-                check_array(f"client {client}: {part.name}", parts[part.name])
+                if isinstance(parts[part.name], np.ndarray):  # what is made on demand was checked by its task
+                    check_array(f"client {client}: {part.name}", parts[part.name])
         except (MalformedMessage, InputError):
             self._roll.refusals.append((client, "sum", "malformed"))
             return None

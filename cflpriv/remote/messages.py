@@ -1,32 +1,33 @@
-"""What a server asks and a client answers, as canonical bytes.
+"""What a server asks and a client answers: typed messages, and their one encoding as bytes.
 
-Every request names the session. Arrays travel as (dtype, shape, bytes), sums with their blind and own parts as they are, tasks as the names
-and fields of frozen dataclasses from a fixed list. A decoder takes any bytes and gives a valid message or raises `MalformedMessage`.
+Every request names the session. Messages hold arrays and tasks as they are, so that parties in one process hand them over without
+serialising. As bytes, arrays travel as (dtype, shape, bytes), sums with their transformed and own parts as they are, tasks as the names and
+fields of frozen dataclasses from a fixed list. A decoder takes any bytes and gives a valid message or raises `MalformedMessage`.
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from math import prod
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 
 from ..errors import InputError
 from ..handles import Blind, Shared
-from ..protocols import codec
+from ..protocols.codec import Codec
 from ..protocols.errors import MalformedMessage
 from ..types import Array
 from .tasks import task_from_bytes, task_to_bytes
 
 __all__ = [
-    "REFUSALS", "VERSION", "AddUp", "Addends", "Answer", "Ask", "Bounded", "Boxed", "Compute", "Computed", "Decrypt", "Described", "Done",
+    "REFUSALS", "VERSION", "AddUp", "Addends", "Answer", "Ask", "Bounded", "Boxed", "Carried", "Compute", "Computed", "Decrypt", "Described", "Done",
     "Drop", "Enrol", "Enrolled", "Epoch", "Finish", "Fold", "Give", "Given", "Group", "Keys", "Many", "Mine", "Named", "NoisySteps",
-    "One", "OwnPart", "Parameter", "Picks", "Recipient", "Refused", "Released", "Said", "Seal", "Sealed", "Shares", "Step", "Stepped",
-    "Take", "Tensor", "ToHolder", "blind_terms", "decode_answer", "decode_ask", "encode", "from_tensor", "task_from_bytes",
-    "task_to_bytes", "to_one", "to_tensor",
+    "Message", "One", "OwnPart", "Parameter", "Picks", "Recipient", "Refused", "Released", "Said", "Seal", "Sealed", "Shares", "Step",
+    "Stepped", "Take", "ToHolder", "blind_terms", "codec", "decode_answer", "decode_ask", "encode", "to_one",
 ]  # fmt: skip
 
-VERSION = 5
+VERSION = 6
 LIMIT_BYTES = 1 << 31
 DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
 MOST_AXES = 8
@@ -55,30 +56,41 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Name = Annotated[str, msgspec.Meta(max_length=200)]
 
 
+if TYPE_CHECKING:
+    Value = Array
+else:
+    Value = np.ndarray
+"""An array, or in one process what `numpy.asarray` makes one of (`engine.Deferred`)."""
+
+
+class Carried:
+    """A task as a message carries it: the object itself, and its bytes when they are asked for."""
+
+    def __init__(self, task: Any) -> None:
+        self.task = task
+
+    @cached_property
+    def data(self) -> bytes:
+        """The task as bytes. Raises `InputError` for one that cannot be encoded."""
+        return task_to_bytes(self.task)
+
+
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Anything that is said."""
-
-
-class Tensor(Message, frozen=True):
-    """An array: numpy's name of its dtype, its shape, its bytes in C order."""
-
-    dtype: Name
-    shape: tuple[Count, ...]
-    data: bytes
+    """Any message. Two of them with arrays are compared by their bytes, not by `==`."""
 
 
 class Named(Message, frozen=True):
     """An array and its name."""
 
     name: Name
-    value: Tensor
+    value: Value
 
 
 class Said(Message, frozen=True):
     """What one sender's part is, in a relayed value: `sender` and the array."""
 
     sender: Count
-    value: Tensor
+    value: Value
 
 
 # --- sums and parameters ------------------------------------------------------------------------------------------------------------
@@ -86,7 +98,7 @@ class Said(Message, frozen=True):
 
 class BlindPart(Message, frozen=True):
     transform: Name
-    value: Tensor
+    value: Value
     start: Count
     stop: Count
     shape: tuple[Count, ...]
@@ -102,7 +114,7 @@ class OwnPart(Message, frozen=True):
 class Addends(Message, frozen=True):
     """A `Shared`: its clear part (none or one), its blind parts, its own parts."""
 
-    clear: tuple[Tensor, ...]
+    clear: tuple[Value, ...]
     blind: tuple[BlindPart, ...]
     own: tuple[OwnPart, ...]
 
@@ -202,7 +214,7 @@ class Compute(Message, frozen=True, tag="compute"):
     seed: int
     held: Count
     live: tuple[Count, ...]
-    task: bytes
+    task: Carried
     params: tuple[Parameter, ...]
     which: Picks | Mine | None
     noise: NoisySteps | None = None
@@ -416,7 +428,7 @@ class Released(Message, frozen=True, tag="released"):
 
     result: tuple[Named, ...]
     evidence: tuple[Named, ...]
-    blocks: tuple[tuple[Count, Count, Tensor], ...]
+    blocks: tuple[tuple[Count, Count, Value], ...]
 
 
 class Done(Message, frozen=True, tag="done"):
@@ -433,7 +445,7 @@ Answer = Enrolled | Computed | Given | Stepped | Sealed | Released | Done | Refu
 
 
 def encode(message: Message) -> bytes:
-    """The one encoding of a message."""
+    """The one encoding of a message. Raises `InputError` for an array or a task that cannot be encoded."""
     return codec.encode(message)
 
 
@@ -450,34 +462,41 @@ def decode_answer(data: bytes, limit: int = LIMIT_BYTES) -> Answer:
 # --- arrays and sums ----------------------------------------------------------------------------------------------------------------
 
 
-def to_tensor(value: Array) -> Tensor:
-    """An array as a message. Raises `InputError` for a dtype that does not travel."""
+def _encoded(value: Any) -> Any:
+    """An array as [dtype, shape, bytes], a task as its bytes. Raises `InputError` for what cannot be encoded."""
+    if isinstance(value, Carried):
+        return value.data
     array = np.ascontiguousarray(value)
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
     if array.dtype.str not in DTYPES or array.ndim > MOST_AXES:
-        raise InputError(f"an array of dtype {array.dtype} with {array.ndim} axes does not travel")
-    return Tensor(array.dtype.str, tuple(int(size) for size in np.shape(value)), array.tobytes())
+        raise InputError(f"an array of dtype {array.dtype} with {array.ndim} axes cannot be encoded")
+    return [array.dtype.str, np.shape(value), array.data if array.size else b""]
 
 
-def from_tensor(tensor: Tensor) -> Array:
-    """The array of a message, read-only. Raises `MalformedMessage` if dtype, shape and bytes do not fit each other."""
-    if tensor.dtype not in DTYPES or len(tensor.shape) > MOST_AXES:
-        raise MalformedMessage
-    dtype = np.dtype(tensor.dtype)
-    if prod(tensor.shape) * dtype.itemsize != len(tensor.data):
-        raise MalformedMessage
-    return _shaped(np.frombuffer(tensor.data, dtype), tensor.shape)
+def _decoded(kind: Any, said: Any) -> Any:
+    """What `_encoded` made, arrays read-only. Raises `MalformedMessage` if dtype, shape and bytes do not fit each other."""
+    if kind is Carried:
+        return Carried(task_from_bytes(said))
+    match said:
+        case [str(name), [*shape], bytes(data)] if name in DTYPES and len(shape) <= MOST_AXES:
+            dtype = np.dtype(name)
+            if all(type(size) is int and 0 <= size <= 1 << 53 for size in shape) and prod(shape) * dtype.itemsize == len(data):
+                return _shaped(np.frombuffer(data, dtype), tuple(shape))
+    raise MalformedMessage
+
+
+codec = Codec(_encoded, _decoded)
 
 
 def to_one(value: Array | Shared, numbers: Mapping[Any, int]) -> Addends:
     """A value or sum as a message; `numbers` gives the number of each held value by its key."""
     if not isinstance(value, Shared):
-        return Addends((to_tensor(value),), (), ())
+        return Addends((np.asarray(value),), (), ())
     return Addends(
-        () if value.clear is None else (to_tensor(value.clear),),
+        () if value.clear is None else (value.clear,),
         tuple(
-            BlindPart(term.transform, to_tensor(term.value), term.start, term.stop, term.shape, term.dimension or len(term.value))
+            BlindPart(term.transform, term.value, term.start, term.stop, term.shape, term.dimension or len(term.value))
             for term in value.blind
         ),
         tuple(OwnPart(numbers[term.held.key], term.held.part, term.factor) for term in value.own),
@@ -488,7 +507,7 @@ def blind_terms(addends: Addends) -> tuple[Blind, ...]:
     """The blind parts of a sum. Raises `MalformedMessage` for parts that do not fit."""
     terms = []
     for part in addends.blind:
-        value = from_tensor(part.value)
+        value = part.value
         if value.ndim != 1 or not part.start <= part.stop <= part.dimension <= len(value) or len(part.shape) > MOST_AXES:
             raise MalformedMessage
         _shaped(value[part.start : part.stop], part.shape)

@@ -12,21 +12,30 @@ __all__ = ["said_of"]
 
 def said_of(
     params: Mapping[str, Parameter], lists: Mapping[str, list[Any]], chosen: tuple[int, ...] | None, several: bool,
-    numbers: Mapping[HeldKey, int],
+    numbers: Mapping[HeldKey, int], sums: dict[int, m.Addends],
 ) -> tuple[m.Parameter, ...]:  # fmt: skip
-    """Parameters for the clients that pick the positions `chosen` from `lists` (None: they get them whole, or pick themselves)."""
+    """Parameters for the clients that pick the positions `chosen` from `lists` (None: they get them whole, or pick themselves).
+
+    `sums` keeps what was made of each value, so that the same value is the same object in all messages.
+    """
+
+    def one(value: Any) -> m.Addends:
+        if id(value) not in sums:
+            sums[id(value)] = m.to_one(value, numbers)
+        return sums[id(value)]
+
     sent = []
     for name, value in params.items():
-        one: m.One | m.Many | m.Mine
+        of: m.One | m.Many | m.Mine
         if isinstance(value, Held):
-            one = m.Mine(numbers[value.key], value.part)
+            of = m.Mine(numbers[value.key], value.part)
         elif name not in lists:
-            one = m.One(m.to_one(value, numbers))  # type: ignore[arg-type]
+            of = m.One(one(value))
         elif chosen is None:
-            one = m.Many(tuple(m.to_one(item, numbers) for item in lists[name]))
+            of = m.Many(tuple(one(item) for item in lists[name]))
         elif several:
-            one = m.Many(tuple(m.to_one(lists[name][label], numbers) for label in chosen))
+            of = m.Many(tuple(one(lists[name][label]) for label in chosen))
         else:
-            one = m.One(m.to_one(lists[name][chosen[0]], numbers))
-        sent.append(m.Parameter(name, one))
+            of = m.One(one(lists[name][chosen[0]]))
+        sent.append(m.Parameter(name, of))
     return tuple(sent)

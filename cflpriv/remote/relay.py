@@ -21,7 +21,7 @@ def requests(
     for client, answer in roll.ask(dict.fromkeys(asked, m.Give(session, "gather", number, parts, "", False)), "request").items():
         if isinstance(answer, m.Given) and len(answer.values) == 1:
             try:
-                asks = check_array(f"client {client}: {parts[0]}", m.from_tensor(answer.values[0].value), kind="biu")
+                asks = check_array(f"client {client}: {parts[0]}", answer.values[0].value, kind="biu")
                 if asks.size > len(roll.peers):
                     raise MalformedMessage
                 wanted[client] = {int(sender) for sender in np.ravel(asks)}

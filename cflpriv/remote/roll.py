@@ -2,15 +2,18 @@
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from ..protocols.entropy import Entropy, system_entropy
-from ..protocols.errors import MalformedMessage, ProtocolError
+from ..protocols.errors import ProtocolError
 from ..protocols.keys import Roster
+from ..transports.interface import Stage, Transport
 from . import messages as m
 from .client import check_enrolled
 
-__all__ = ["KEY_HOLDER", "ClientsLost", "EpochEnded", "KeyHolderLost", "Roll", "Transport", "most_common"]
+__all__ = [
+    "KEY_HOLDER", "ClientsLost", "EpochEnded", "KeyHolderLost", "Roll", "most_common",
+]  # fmt: skip
 
 Said = TypeVar("Said", bound=Hashable)
 
@@ -55,18 +58,6 @@ def most_common(said: Sequence[Said]) -> Said | None:
     return found if 2 * count > len(said) else None
 
 
-class Transport(Protocol):
-    """Delivers bytes to places and brings back the answers that come in time. A place is an opaque number, e.g. of a node."""
-
-    def places(self) -> Sequence[int]:
-        """Where there may be clients now."""
-        ...
-
-    def exchange(self, requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
-        """Send each place its request; the answers, by place. It must return by the stage's deadline, with what there is."""
-        ...
-
-
 class Roll:
     """The clients of one session. `peers` has what others need to seal something for a client.
 
@@ -79,8 +70,13 @@ class Roll:
         self._transport, self._session, self._roster, self._entropy = transport, session, roster, entropy
         self._expect = None if expect is None else frozenset(expect)
         self._places: dict[int, int] = {}
+        self._at: dict[int, int] = {}
+        self._present: frozenset[int] | None = None
+        self.round, self.call = -1, 0
         self._signing: dict[int, bytes] = {}
         self._lost: set[int] = set()
+        self._ungreeted: set[int] = set()
+        self._removed: set[int] = set()
         self._holder: int | None = None
         self.peers: dict[int, m.Recipient] = {}
         self.refusals: list[tuple[int, str, str]] = []
@@ -88,46 +84,68 @@ class Roll:
     @property
     def present(self) -> frozenset[int]:
         """Those who answered last time."""
-        return frozenset(self._places) - self._lost
+        if self._present is None:
+            self._present = frozenset(self._places) - self._lost
+        return self._present
 
     @property
     def holder(self) -> bool:
         """Whether the key holder answered last time."""
         return self._holder is not None
 
+    def knows(self, client: int) -> bool:
+        """Whether a client of this number was ever there, or is pinned."""
+        return client in self._signing or (self._roster is not None and 0 <= client < len(self._roster.keys))
+
     def lose(self, client: int) -> None:
         """This client must enrol again."""
         self._lost.add(client)
+        self._present = None
+
+    def remove(self, clients: Iterable[int]) -> None:
+        """These clients are not taken back."""
+        self._removed |= set(clients)
+        self._lost |= self._removed
+        self._present = None
+
+    def _exchange(self, asks: Mapping[int, m.Ask], stage: str) -> Mapping[int, m.Answer]:
+        return self._transport.exchange(asks, Stage(stage, self.round, self.call)) if asks else {}
 
     def enrol(self) -> tuple[int, ...]:
-        """Say hello to all places without a client that answers; the clients that came or came back."""
+        """Greet all places without a client that answers; the clients that came or came back."""
         answering = {place for client, place in self._places.items() if client not in self._lost} | {self._holder}
         fresh = {place: self._entropy(16) for place in self._transport.places() if place not in answering}
-        asks = {place: m.encode(m.Enrol(m.VERSION, self._session, challenge)) for place, challenge in fresh.items()}
+        asks: dict[int, m.Ask] = {place: m.Enrol(m.VERSION, self._session, challenge) for place, challenge in fresh.items()}
         came = []
-        for place, data in sorted(self._transport.exchange(asks, "enrol").items() if asks else ()):
-            try:
-                answer = m.decode_answer(data, 1 << 16)
-            except MalformedMessage:
-                self.refusals.append((-1, "enrol", "malformed"))
-                continue
+        for place, answer in sorted(self._exchange(asks, "enrol").items()):
             if isinstance(answer, m.Refused):
                 self.refusals.append((-1, "enrol", answer.code))
             elif isinstance(answer, m.Enrolled) and answer.role == "key-holder":
                 if self._accepted_holder(answer, fresh[place]):
                     self._holder = place
             elif isinstance(answer, m.Enrolled) and self._accepted(answer, fresh[place]):
-                self._places = {client: where for client, where in self._places.items() if where != place}
-                self._places[answer.client] = place
+                if place in self._at:
+                    self._places.pop(self._at[place], None)
+                self._places[answer.client], self._at[place] = place, answer.client
                 self._lost.discard(answer.client)
                 came.append(answer.client)
+        self._present = None
         return tuple(sorted(came))
+
+    def greet_lost(self) -> tuple[int, ...]:
+        """Greet clients that gave no answer and were not greeted since, once; those that came back."""
+        listed = set(self._transport.places()) if self._ungreeted else set()
+        waiting = {client for client in self._ungreeted & self._lost if self._places.get(client) in listed}
+        self._ungreeted.clear()
+        return self.enrol() if waiting else ()
 
     def _accepted(self, answer: m.Enrolled, challenge: bytes) -> bool:
         """Whether an identity is one we know: on the roster, or (without one) the same as before."""
         client, code = answer.client, ""
         if client >= MOST_CLIENTS or (self._expect is not None and client not in self._expect):
             code = "unknown-client"
+        elif client in self._removed:
+            code = "removed"
         elif answer.version != m.VERSION:
             code = "version"
         elif self._roster is not None and not (client < len(self._roster.keys) and self._roster.keys[client] == answer.signing_key):
@@ -167,14 +185,10 @@ class Roll:
         place = self._holder
         if place is None:
             raise KeyHolderLost(stage)
-        data = self._transport.exchange({place: m.encode(ask)}, stage).get(place)
-        if data is None:
+        answer = self._exchange({place: ask}, stage).get(place)
+        if answer is None:
             self._holder = None
             raise KeyHolderLost(stage)
-        try:
-            answer = m.decode_answer(data)
-        except MalformedMessage:
-            answer = m.Refused("malformed")
         if isinstance(answer, m.Refused):
             self.refusals.append((KEY_HOLDER, stage, answer.code))
             if answer.code == "wrong-session":
@@ -184,22 +198,21 @@ class Roll:
 
     def ask(self, asks: Mapping[int, m.Ask], stage: str) -> dict[int, m.Answer]:
         """The answers of clients that gave one in time; the others are lost until they enrol again. Refusals are noted."""
-        places = {self._places[client]: client for client in asks}
-        encoded: dict[int, bytes] = {id(ask): m.encode(ask) for ask in asks.values()}
+        arrived = self._exchange({self._places[client]: ask for client, ask in asks.items()}, stage)
         answers: dict[int, m.Answer] = {}
-        arrived = self._transport.exchange({place: encoded[id(asks[client])] for place, client in places.items()}, stage)
-        for place, data in arrived.items():
-            client = places[place]
-            try:
-                answer = m.decode_answer(data)
-            except MalformedMessage:
-                self.refusals.append((client, stage, "malformed"))
-                continue
-            if isinstance(answer, m.Refused):
+        lost = set()
+        for client in asks:
+            answer = arrived.get(self._places[client])
+            if answer is None:
+                lost.add(client)
+            elif isinstance(answer, m.Refused):
                 self.refusals.append((client, stage, answer.code))
                 if answer.code in ("wrong-session", "no-secret"):  # it has lost its state
-                    self._lost.add(client)
-                continue
-            answers[client] = answer
-        self._lost |= set(asks) - {places[place] for place in arrived}
+                    lost.add(client)
+            else:
+                answers[client] = answer
+        if lost:
+            self._lost |= lost
+            self._ungreeted |= lost
+            self._present = None
         return answers

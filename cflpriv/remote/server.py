@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -30,6 +31,7 @@ from ..protocols.keys import Roster
 from ..protocols.orthonormal import TRANSFORMS
 from ..randomness import Stream, stream
 from ..record import Transcript
+from ..traffic import Bare, plain
 from ..types import Array
 from ..wire import recorded
 from . import messages as m
@@ -96,6 +98,7 @@ class RemoteFederation:
         accounts: Accounts | None = None,
         clipped: ClippedMean | None = None,
         local: LocalGram | None = None,
+        strict: bool = True,
     ) -> None:
         self.protection = protection or Protection()
         self.sampling = sampling or Sampling()
@@ -113,16 +116,21 @@ class RemoteFederation:
         self._roll = Roll(transport, self.session, roster, expect, entropy)
         self._sums.refusals = self._roll.refusals
         self._ask = self._roll.ask
-        self._means = Means(self._roll, self.session, self.protection, self._sums, clipped)
-        self._grams: Grams | EncryptedGrams = Grams(self._roll, self.session, self.protection, local)
+        self._agreement = None
+        if self.protection.transformed and roster is not None:
+            self._agreement = Agreement(self._roll, self.session, roster)
+        named = (lambda purpose: purpose) if self._agreement is None else self._agreement.named
+        self._named: Callable[[str], str] = named
+        self._means = Means(self._roll, self.session, self.protection, self._sums, named, clipped)
+        self._grams: Grams | EncryptedGrams = Grams(self._roll, self.session, self.protection, local, named)
         if "ckks" in self.protection.gram:
             from . import encrypted  # the protocol is loaded where it is used
 
             self._grams = encrypted.EncryptedGrams(self._roll, self.session, self.protection, roster, entropy)
         self.accounts = accounts
-        self._agreement = None
-        if self.protection.transformed and roster is not None:
-            self._agreement = Agreement(self._roll, self.session, roster)
+        self.bare = Bare()  # what would travel without any protection
+        self.protection_seconds = 0.0
+        self._strict = strict
         self._round = self._turn = -1
         self._calls = self._numbers = 0
         self._restored = False
@@ -132,8 +140,11 @@ class RemoteFederation:
 
     @property
     def clients(self) -> tuple[int, ...]:
-        here = self._roll.present if self._agreement is None else self._roll.present & self._agreement.members
-        return tuple(sorted(here))
+        return tuple(sorted(self._here))
+
+    @property
+    def _here(self) -> frozenset[int]:
+        return self._roll.present if self._agreement is None else self._roll.present & self._agreement.members
 
     @property
     def holder_missing(self) -> bool:
@@ -162,7 +173,14 @@ class RemoteFederation:
         """Called before each round; who is at a place not seen before, or did not answer lately, is enrolled (again). Who came."""
         self._round, self._calls = number, 0
         self._turn += 1
+        self._roll.round, self._roll.call = number, 0
         return self.enrol()
+
+    def _next_call(self) -> int:
+        """The number of a call that has one within its round."""
+        self._calls += 1
+        self._roll.call = self._calls
+        return self._calls
 
     def saved(self) -> dict[str, Any]:
         """Where the server stands, for a checkpoint: no client's value, and no secret but the session's name."""
@@ -194,11 +212,18 @@ class RemoteFederation:
 
     def enrol(self) -> tuple[int, ...]:
         """Say hello to all places without a client that answers; the clients that came or came back."""
-        came = self._roll.enrol()
+        return self._entered(self._roll.enrol())
+
+    def _entered(self, came: tuple[int, ...]) -> tuple[int, ...]:
         self._sums.forget(came)
         if self._agreement is not None:
             self._agreement.extend(self._record("group"))
         return came
+
+    def _greet_lost(self) -> None:
+        """Who gave no answer lately may be there again: it missed one operation, not the round."""
+        if came := self._roll.greet_lost():
+            self._entered(came)
 
     def stream(self, purpose: str, client: int = -1) -> Stream:
         return stream(self.seed, purpose, self._round, client)
@@ -215,51 +240,41 @@ class RemoteFederation:
     def compute(
         self, task: Task, params: Mapping[str, Parameter] | None = None, which: Labels | Held | None = None, on: Sequence[int] | None = None
     ) -> Held:
-        clients, params, plain = self._on(on), params or {}, task
-        clients = [client for client in clients if not isinstance(which, Held) or client in which.clients]
-        lists = {name: list(one) for name, one in params.items() if isinstance(one, list | tuple)}
-        sizes = {len(one) for one in lists.values()}
-        if which is not None and len(sizes) != 1:
-            raise InputError(f"compute: `which` needs lists of one length to pick from, got lengths {sorted(sizes)}")
-        labels: dict[int, tuple[int, ...]] = {}
-        several = False
-        if which is not None and not isinstance(which, Held):
-            labels, several = label_sets(which, clients, next(iter(sizes)), "compute: which")
+        self._greet_lost()
+        clients, params, plain_task = self._on(on), params or {}, task
+        if isinstance(which, Held):
+            choosing = frozenset(which.clients)
+            clients = [client for client in clients if client in choosing]
         for value in params.values():
             if isinstance(value, Held):
-                missing = [client for client in clients if client not in value.clients]
+                missing = sorted(set(clients).difference(value.clients))
                 if missing:
                     raise InputError(f"clients {missing} do not hold {value.key.name}")
         task, noise = self._private(task)
         key, number = HeldKey(type(task).__name__), self._number()
-        numbers = {key: known.number for key, known in self._known.items()}
-        live = tuple(sorted(numbers.values()))  # also of those that own parts of sums refer to
-        said = m.task_to_bytes(plain)
-        alike: dict[tuple[int, ...], list[int]] = {}
-        for client in clients:
-            alike.setdefault(labels.get(client, ()), []).append(client)
+        lists = {name: list(one) for name, one in params.items() if isinstance(one, list | tuple)}
         asks: dict[int, m.Ask] = {}
         traced: dict[int, bytes] = {}
-        for chosen, members in sorted(alike.items()):
-            sent = said_of(params, lists, chosen if labels else None, several, numbers)
-            picks: m.Picks | m.Mine | None = m.Picks(chosen, several) if labels else None
-            if isinstance(which, Held):
-                picks = m.Mine(self._known[which.key].number, which.part)
-            ask = m.Compute(self.session, self._round, self.seed, number, live, said, sent, picks, noise)
+        for chosen, members, ask in self._requests(plain_task, params, which, clients, number, noise):
             asks |= dict.fromkeys(members, ask)
-            name = told(ask)
-            traced |= {client: trace([name, *self._earlier(params, which, client)]) for client in members}
+            if self.protection.secure:
+                name = told(ask)
+                traced |= {client: trace([name, *self._earlier(params, which, client)]) for client in members}
             payload, blind = recorded(params, lists, chosen)
             if payload:
+                self.bare.down(plain(params, lists, chosen), copies=len(members))
                 context = {"task": type(task).__name__, "which": list(chosen)} | ({"blind": blind} if blind else {})
                 self._record("compute")("parameters", "server", "clients", members, payload, readers=("server", "clients"), context=context)
         before = len(self.refusals)
-        answers = self._ask(asks, "compute")
+        try:
+            answers = self._ask(asks, "compute")
+        except Exception:  # of a simulated client, which ends the run: it names one, and so tells of those before it, too
+            self._failed(task, params, which, clients)
+            raise
         layouts = {client: answer.parts for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.result}
         if self.accounts is not None:  # that they failed was told
             said_so = {client for client, _, word in self.refusals[before:] if word in ("bad-input", "internal", "over-budget")}
-            failed = said_so | (set(answers) - set(layouts))
-            self.accounts.failed(task, sources(params, which), self._remembered(task, failed), sorted(failed), self._round)
+            self._failed(task, params, which, sorted(said_so | (set(answers) - set(layouts))))
         if not layouts:
             raise TrainingDiverged(f"{type(task).__name__} in round {self._round}: no client has a result")
         layout = most_common(list(layouts.values())) or ()
@@ -269,6 +284,68 @@ class RemoteFederation:
         if self.accounts is not None:
             self.accounts.enter(held, task, sources(params, which), self._remembered(task, held.clients))
         return held
+
+    def _requests(
+        self, task: Task, params: Mapping[str, Parameter], which: Labels | Held | None, clients: Sequence[int], number: int,
+        noise: m.NoisySteps | None,
+    ) -> list[tuple[tuple[int, ...], list[int], m.Compute]]:  # fmt: skip
+        """What clients are asked to compute: the labels picked from lists, those who are asked the same, and the request."""
+        lists = {name: list(one) for name, one in params.items() if isinstance(one, list | tuple)}
+        sizes = {len(one) for one in lists.values()}
+        if which is not None and len(sizes) != 1:
+            raise InputError(f"compute: `which` needs lists of one length to pick from, got lengths {sorted(sizes)}")
+        labels: dict[int, tuple[int, ...]] = {}
+        several = False
+        if which is not None and not isinstance(which, Held):
+            labels, several = label_sets(which, clients, next(iter(sizes)), "compute: which")
+        numbers = self.numbers()
+        live = tuple(sorted(numbers.values()))  # also of those that own parts of sums refer to
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for client in clients:
+            alike.setdefault(labels.get(client, ()), []).append(client)
+        carried = m.Carried(task)
+        sums: dict[int, m.Addends] = {}  # a sum that several are sent is one object for all
+        requests = []
+        for chosen, members in sorted(alike.items()):
+            sent = said_of(params, lists, chosen if labels else None, several, numbers, sums)
+            picks: m.Picks | m.Mine | None = m.Picks(chosen, several) if labels else None
+            if isinstance(which, Held):
+                picks = m.Mine(numbers[which.key], which.part)
+            ask = m.Compute(self.session, self._round, self.seed, number, live, carried, sent, picks, noise)
+            requests.append((chosen, members, ask))
+        return requests
+
+    def asks(
+        self, task: Task, params: Mapping[str, Parameter], which: Labels | Held | None, clients: Sequence[int]
+    ) -> dict[int, m.Compute]:  # fmt: skip
+        """What `compute` would ask these clients, without asking them. For measuring."""
+        return {client: ask for _, members, ask in self._requests(task, params, which, clients, 0, None) for client in members}
+
+    def numbers(self) -> dict[HeldKey, int]:
+        """The numbers by which clients know what they hold."""
+        return {key: known.number for key, known in self._known.items()}
+
+    def lose(self, clients: Sequence[int]) -> None:
+        """These clients went away: they enrol anew before they take part again."""
+        for client in clients:
+            self._roll.lose(client)
+
+    def remove(self, clients: Sequence[int]) -> None:
+        """These clients leave for good. Where a transform is in force the others agree on a fresh secret, which those who left do not get.
+
+        What comes later (sums, clustering epochs) is under the fresh secret. Open clustering epochs and transformed sums stay under theirs:
+        who has that goes on with them; whoever enters later cannot use them until they are made anew (`gram` afresh, `fold`).
+
+        Raises `TooFewClients` where fewer than half of the roster would be left to agree.
+        """
+        self._roll.remove(clients)
+        if self._agreement is not None:
+            self._agreement.renew(clients, self._record("group"))
+
+    def _failed(self, task: Task, params: Mapping[str, Parameter], which: Labels | Held | None, clients: Sequence[int]) -> None:
+        """Clients that have no result pay as if they had released one: that they have none is told."""
+        if self.accounts is not None and clients:
+            self.accounts.failed(task, sources(params, which), self._remembered(task, clients), clients, self._round)
 
     def _earlier(self, params: Mapping[str, Parameter], which: Labels | Held | None, client: int) -> list[bytes]:
         """The names of what a client holds itself of what goes into a task, in the order in which it will find them."""
@@ -294,20 +371,27 @@ class RemoteFederation:
     # --- gram
 
     def gram(self, held: Held, then: Then, against: Held | None = None, on: Sequence[int] | None = None) -> Released:
+        self._greet_lost()
         clients = [] if against is not None and on is not None and not on else self._holders(held, on)
-        if clients and not may_leave(self.protection, "gram", held.part, 0, Origin(size=self._known[held.key].at_model)):
+        at_model = Origin(size=self._known[held.key].at_model) if clients else Origin()
+        if clients and self._strict and not may_leave(self.protection, "gram", held.part, 0, at_model):
             raise InputError(
                 f"gram: {held.part} would be compared in the clear, which clients refuse under protection.sum = {self.protection.sum!r}, "
                 f"floor = {self.protection.smallest_sum}; name a transform or 'ckks' in protection.gram"
             )
         self._settle(held, clients, "gram")
         number = self._known[held.key].number if clients else 0
-        record = self._record("gram")
-        if isinstance(self._grams, Grams):
-            return self._grams.gram(held, number, clients, then, against, record)
+        record, began = self._record("gram"), perf_counter()
         layout = self._known[held.key].layout if clients else ()
-        shape = next((part.shape for part in layout if part.name == held.part), ())
-        return self._grams.gram(held, number, clients, then, against, record, shape)
+        shape = next((part for part in layout if part.name == held.part), None)
+        if shape is not None:
+            self.bare.up([np.broadcast_to(np.zeros((), shape.dtype), shape.shape)], copies=len(clients))
+        try:
+            if isinstance(self._grams, Grams):
+                return self._grams.gram(held, number, clients, then, against, record)
+            return self._grams.gram(held, number, clients, then, against, record, () if shape is None else shape.shape)
+        finally:
+            self.protection_seconds += perf_counter() - began
 
     def close(self, held: Held) -> None:
         self._grams.close(held)
@@ -327,6 +411,7 @@ class RemoteFederation:
         on: Sequence[int] | None = None,
         models: int = 1,
     ) -> tuple[GroupMean | None, ...]:
+        self._greet_lost()
         clients = self._holders(held, on)
         oblivious = self.protection.sum == "secagg-oblivious"
         hidden = self.protection.max_weight > 0 if self.protection.secure else self.protection.sum not in TRANSFORMS
@@ -342,22 +427,29 @@ class RemoteFederation:
         clients = [client for client in clients if client in labels]
         if self.protection.secure and any(len(several) > 1 for several in labels.values()):
             raise InputError("mean: overlapping groups under secure aggregation: the difference of two sums would show an individual")
-        self._calls += 1
+        if weights == "examples" and self.accounts is not None:
+            raise InputError("mean: weights = 'examples' under privacy.unit = 'sample' would release sample counts; use 'equal'")
         contributions = tuple(Contribution(client, {}, weight[client] or 1.0, labels[client]) for client in clients)
+        sent = {client: known.models.get(client, UNTRACED) for client in clients} if self.protection.secure else {}
         call = SumCall(
-            self._turn, self._calls, contributions, k or 1, self.protection.smallest_sum, weights != "examples",
-            {client: known.models[client] for client in clients}, models, {},
+            self._turn, self._next_call(), contributions, k or 1, self.protection.smallest_sum, weights != "examples", sent, models
         )  # fmt: skip
         if self.accounts is not None:
             choices = groups if oblivious and isinstance(groups, Held) else None
             self.accounts.settle_sums(held, call, choices, self.protection.small_clusters, self._round)
-        asked, record = Asked(known.number, held.parts, layout, weight), self._record("mean")
-        if oblivious:
-            choice = m.Mine(self._known[groups.key].number, groups.part) if isinstance(groups, Held) else m.Picks((0,), False)
-            return self._means.oblivious(call, asked, choice, record)
-        if self.protection.small_clusters == "local":
-            return self._mean_or_local(held, call, asked, groups)
-        return self._means.of_groups(call, asked, record)
+        asked, record, began = Asked(known.number, held.parts, layout, weight), self._record("mean"), perf_counter()
+        try:
+            if oblivious:
+                choice = m.Mine(self._known[groups.key].number, groups.part) if isinstance(groups, Held) else m.Picks((0,), False)
+                means = self._means.oblivious(call, asked, choice, record)
+            elif self.protection.small_clusters == "local":
+                means = self._mean_or_local(held, call, asked, groups)
+            else:
+                means = self._means.of_groups(call, asked, record)
+        finally:
+            self.protection_seconds += perf_counter() - began
+        self.bare.mean(call, layout, means)
+        return means
 
     def _group_labels(self, groups: Labels | Held | None, clients: Sequence[int], k: int | None) -> dict[int, tuple[int, ...]]:
         if groups is None:
@@ -391,6 +483,7 @@ class RemoteFederation:
     # --- relay, gather
 
     def relay(self, held: Held, to: Mapping[int, Sequence[int]] | Held | None = None) -> Held:
+        self._greet_lost()
         recipients = [client for client in self.clients if to is None or client in (to.clients if isinstance(to, Held) else to)]
         present = self._holders(held, None)
         known, arrives = self._known[held.key], self._number()
@@ -407,6 +500,12 @@ class RemoteFederation:
         key = HeldKey(f"relayed {held.key.name}")
         self._known[key] = _Known(arrives, (), dict.fromkeys(took, UNTRACED))
         relayed = Held(key, took, held.parts)
+        copies = sum(len(senders) for senders in wanted.values())
+        carried = [np.broadcast_to(np.zeros((), part.dtype), part.shape) for part in known.layout if part.name in held.parts]
+        if to is not None:
+            self.bare.up([np.zeros(len(present), dtype=bool)], copies=len(recipients))
+        self.bare.up(carried, copies=copies)
+        self.bare.down(carried, copies=copies)
         if self.accounts is not None:
             self.accounts.public(relayed)
         return relayed
@@ -417,6 +516,7 @@ class RemoteFederation:
         return {client: labels[0] for client, labels in self._told_labels(held[held.part], None).items() if len(labels) == 1}
 
     def gather(self, held: Held, on: Sequence[int] | None = None) -> Mapping[int, Mapping[str, Array]]:
+        self._greet_lost()
         clients = self._holders(held, on)
         self._settle(held, clients, "gather")
         known = self._known[held.key]
@@ -426,12 +526,13 @@ class RemoteFederation:
         for client, answer in sorted(self._ask(dict.fromkeys(clients, ask), "gather").items()):
             if isinstance(answer, m.Given) and tuple(one.name for one in answer.values) == held.parts:
                 try:
-                    values = {one.name: m.from_tensor(one.value) for one in answer.values}
+                    values = {one.name: np.asarray(one.value) for one in answer.values}
                     for name, value in values.items():
                         laid_out = (value.dtype.str, value.shape)
                         if laid_out != layout.get(name, laid_out) or not np.isfinite(value).all():  # not as most have it, or no number
                             raise MalformedMessage
                     released[client] = values
+                    self.bare.up(values.values())
                 except MalformedMessage:
                     self.refusals.append((client, "gather", "malformed"))
         self._record("gather")(
@@ -452,6 +553,7 @@ class RemoteFederation:
         if len(shared.own) < 2:
             return shared
         number, key = self._number(), HeldKey("own")
+        self._greet_lost()
         addends = tuple(m.OwnPart(self._known[own.held.key].number, own.held.part, own.factor) for own in shared.own)
         clients = sorted({client for own in shared.own for client in own.held.clients} & set(self.clients))
         answers = self._ask(dict.fromkeys(clients, m.AddUp(self.session, number, addends)), "add up")
@@ -467,9 +569,9 @@ class RemoteFederation:
     # --- inside
 
     def _one_blind(self, verb: str, blind: Sequence[Blind], times: Sequence[Blind], on: int | None) -> Blind:
-        self._calls += 1
-        place, record = f"apply/{self._turn}/{self._calls}", self._record(verb)
-        return folded(self._roll, self.session, self.protection.sum, self.clients, blind, times, on, place, verb, record)
+        self._greet_lost()
+        place, record = f"apply/{self._turn}/{self._next_call()}", self._record(verb)
+        return folded(self._roll, self.session, self.protection.sum, self.clients, blind, times, on, place, self._named, verb, record)
 
     def _settle(self, held: Held, clients: Sequence[int], verb: str) -> None:
         """Ask the ledger, before anybody is asked."""
@@ -481,7 +583,8 @@ class RemoteFederation:
         return self._numbers
 
     def _on(self, on: Sequence[int] | None) -> list[int]:
-        clients = list(self.clients) if on is None else [client for client in sorted(set(on)) if client in self.clients]
+        clients = list(self.clients) if on is None else sorted(self._here.intersection(on))
+        self._check_known(on)
         if not clients:
             raise TooFewClients((), 1)
         return clients
@@ -489,10 +592,17 @@ class RemoteFederation:
     def _holders(self, held: Held, on: Sequence[int] | None) -> list[int]:
         if held.key not in self._known:
             raise InputError(f"{held.key.name} is not held by clients of this federation")
-        clients = [client for client in held.clients if client in self.clients and (on is None or client in on)]
+        self._check_known(on)
+        clients = sorted(self._here.intersection(held.clients if on is None else set(on).intersection(held.clients)))
         if not clients:
             raise TooFewClients((), 1)
         return clients
+
+    def _check_known(self, on: Sequence[int] | None) -> None:
+        """Who is absent is left out; a number that nobody ever had is a mistake."""
+        unknown = [client for client in on or () if not self._roll.knows(client)]
+        if unknown:
+            raise InputError(f"clients {unknown} are not known to this federation")
 
 
 def _shared(value: Parameter) -> list[Shared]:

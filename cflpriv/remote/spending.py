@@ -82,7 +82,7 @@ class Spending:
         """Refuse a task without noise, or one that is given what was computed without: what it fails for would tell of the data."""
         if self.unit == "sample":
             self._demand(Accounts.harmless(task, self._privacy.relation), f"{type(task).__name__} has no noise")
-            books = _Books(self)
+            books = self._books()
             handles = [books.held(one.held, (one.part,)) for one in given]
             covered = books.accounts.covers(handles, [(self._client, name) for name in reads])
             self._demand(covered, f"{type(task).__name__} is given what was computed without noise")
@@ -90,37 +90,38 @@ class Spending:
     def failed(self, task: Any, given: Iterable[m.Mine | m.OwnPart], reads: Iterable[str]) -> None:
         """Pay for a private task without a result: that it has none is told."""
         if self.unit == "sample":
-            books = _Books(self)
+            books = self._books()
             handles = [books.held(one.held, (one.part,)) for one in given]
             self._paid(books, lambda: books.accounts.failed(task, handles, [(self._client, name) for name in reads], [self._client], -1))
 
     def enter(self, number: int, task: Any, given: Iterable[m.Mine | m.OwnPart], reads: Iterable[str], live: Sequence[int]) -> None:
         """Note what the results of a task, held as `number`, will cost; of what is held otherwise, only `live` stays."""
         if self.unit == "sample":
-            books = _Books(self)
+            books = self._books()
             held = books.held(number, tuple(task.parts))
             handles = [books.held(one.held, (one.part,)) for one in given]
             books.accounts.enter(held, task, handles, [(self._client, name) for name in reads])
-            books.save(live)
+            books.forget(live)
+            self._save(books)
 
     def derive(self, number: int, part: str, given: Iterable[m.OwnPart]) -> None:
         """`number` is a public function of other held values."""
         if self.unit == "sample":
-            books = _Books(self)
+            books = self._books()
             books.accounts.derive(books.held(number, (part,)), [books.held(one.held, (one.part,)) for one in given])
-            books.save()
+            self._save(books)
 
     def public(self, number: int, parts: tuple[str, ...]) -> None:
         """`number` is what others released."""
         if self.unit == "sample":
-            books = _Books(self)
+            books = self._books()
             books.accounts.public(books.held(number, parts))
-            books.save()
+            self._save(books)
 
     def settle(self, number: int, parts: tuple[str, ...], verb: str) -> None:
         """Pay for parts of a held value before they leave; what is paid already is free."""
         if self.unit == "sample":
-            books = _Books(self)
+            books = self._books()
             self._paid(books, lambda: books.accounts.settle(books.held(number, parts), [self._client], verb, -1))
 
     def _paid(self, books: "_Books", pay: Callable[[], None]) -> None:
@@ -131,8 +132,17 @@ class Spending:
         except BudgetExceeded as error:
             log.warning("client %d: %s", self._client, error)
             raise RemoteError("over-budget") from None
-        self._store.put(SPENT, books.accounts.ledger.text().encode())  # first: what is lost after it is paid twice, never too little
-        books.save()
+        self._store.keep(SPENT, books.accounts.ledger, _text)  # first: what is lost after it is paid twice, never too little
+        self._save(books)
+
+    def _books(self) -> "_Books":
+        """The receipts of what this client holds."""
+        ledger = self._ledger()
+        books = self._store.load(RECEIPTS, lambda data: _Books.of(data, ledger, self._client))
+        return books or _Books(Accounts(_NO_NOISE, ledger), self._client)
+
+    def _save(self, books: "_Books") -> None:
+        self._store.keep(RECEIPTS, books, _Books.to_bytes)
 
     # --- unit = "client": each release
 
@@ -177,12 +187,14 @@ class Spending:
     # --- inside
 
     def _ledger(self) -> Ledger:
-        stored = self._store.get(SPENT)
         try:
-            return Ledger(self._privacy.budget) if stored is None else Ledger.read(stored.decode(), self._privacy.budget)
+            return self._store.load(SPENT, self._read) or Ledger(self._privacy.budget)
         except ValueError as error:  # kept for another relation, unit or δ
             log.warning("client %d: %s", self._client, error)
             raise RemoteError("bad-settings") from None
+
+    def _read(self, data: bytes) -> Ledger:
+        return Ledger.read(data.decode(), self._privacy.budget)
 
     def _charge(self, events: Sequence[Event], purpose: str) -> None:
         ledger = self._ledger()
@@ -191,7 +203,7 @@ class Spending:
         except BudgetExceeded as error:
             log.warning("client %d: %s", self._client, error)
             raise RemoteError("over-budget") from None
-        self._store.put(SPENT, ledger.text().encode())
+        self._store.keep(SPENT, ledger, _text)
 
     def _demand(self, holds: bool, why: str) -> None:
         if not holds:
@@ -202,24 +214,34 @@ class Spending:
         return RemoteError("forbidden")
 
 
-class _Books:
-    """The receipts of what one client holds, out of its store and back: `Accounts` as a federation in one process keeps them for all."""
+def _text(ledger: Ledger) -> bytes:
+    return ledger.text().encode()
 
-    def __init__(self, spending: Spending) -> None:
-        self._store, self._client = spending._store, spending._client
-        self.accounts = Accounts(_NO_NOISE, spending._ledger())
-        stored = self._store.get(RECEIPTS)
-        saved: Any = {"held": {}, "remembered": [], "receipts": []} if stored is None else json.loads(stored)
-        self._keys = {number: HeldKey(number) for number in saved["held"]}
-        self.accounts.restore(saved, self._keys)
+
+class _Books:
+    """The receipts of what one client holds, by number: `Accounts` as the server keeps them for all."""
+
+    def __init__(self, accounts: Accounts, client: int) -> None:
+        self.accounts, self._client = accounts, client
+        self._keys: dict[str, HeldKey] = {}
+
+    @classmethod
+    def of(cls, data: bytes, ledger: Ledger, client: int) -> "_Books":
+        """What `to_bytes` made bytes of."""
+        books, saved = cls(Accounts(_NO_NOISE, ledger), client), json.loads(data)
+        books._keys = {number: HeldKey(number) for number in saved["held"]}
+        books.accounts.restore(saved, books._keys)
+        return books
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(self.accounts.saved({key: number for number, key in self._keys.items()})).encode()
 
     def held(self, number: int, parts: tuple[str, ...]) -> Held:
         return Held(self._keys.setdefault(str(number), HeldKey(str(number))), (self._client,), parts)
 
-    def save(self, live: Sequence[int] | None = None) -> None:
-        """Into the store; of what is held, only the numbers `live`, if given."""
-        saved = self.accounts.saved({key: number for number, key in self._keys.items() if live is None or int(number) in live})
-        self._store.put(RECEIPTS, json.dumps(saved).encode())
+    def forget(self, live: Sequence[int]) -> None:
+        """Keep only these numbers."""
+        self._keys = {number: key for number, key in self._keys.items() if int(number) in live}
 
 
 _NO_NOISE = Noise("add_remove", 0.0, 0.0, 0.0, 1.0, 1.0, 0, 0, 1.0, 0)

@@ -1,22 +1,26 @@
-"""What a client keeps between two messages, as named bytes.
+"""What a client keeps between two messages, by name.
 
 Every message may find a new process, so all of a client's state goes through a store: held values, memory, protocol machines, mask keys.
-It is as secret as the client's data.
+It is as secret as the client's data. `ObjectStore` keeps live objects for clients of this process, the others keep bytes.
 """
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from hashlib import sha256
 from pathlib import Path
 from threading import RLock
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
-__all__ = ["DiskStore", "MemoryStore", "Store"]
+__all__ = ["DiskStore", "MemoryStore", "ObjectStore", "Store"]
+
+T = TypeVar("T")
 
 
 class Store(Protocol):
-    """Named bytes. `put` and `drop` are durable when they return.
+    """Named bytes, and named values that are kept as bytes or as they are. `put`, `keep` and `drop` are durable when they return.
+
+    `load` gives what was kept: the same object, or a new one that `read` makes of its bytes. Whoever changes it keeps it again.
 
     Inside `alone()` nobody else works on the same bytes: what is read, changed and written back (such as what was spent) is not lost when
     two runs, or two processes started by mistake with one client's settings, ask at once. Whoever comes second waits.
@@ -26,6 +30,10 @@ class Store(Protocol):
 
     def put(self, name: str, value: bytes) -> None: ...
 
+    def load(self, name: str, read: Callable[[bytes], T]) -> T | None: ...
+
+    def keep(self, name: str, value: T, write: Callable[[T], bytes]) -> None: ...
+
     def drop(self, name: str) -> None: ...
 
     def names(self) -> Iterable[str]: ...
@@ -33,8 +41,57 @@ class Store(Protocol):
     def alone(self) -> AbstractContextManager[object]: ...
 
 
-class MemoryStore(dict[str, bytes]):
-    """A store in this process, for tests and for transports that keep clients alive."""
+class ObjectStore:
+    """Live objects, for clients that stay in this process. `dump` makes bytes of them, `ObjectStore(dumped)` takes these up again."""
+
+    def __init__(self, dumped: Mapping[str, bytes] | None = None) -> None:
+        self._values: dict[str, Any] = dict(dumped or {})
+        self._writers: dict[str, Callable[[Any], bytes]] = {}
+
+    def alone(self) -> AbstractContextManager[object]:
+        return _NOBODY
+
+    def get(self, name: str) -> bytes | None:
+        return self._values.get(name)
+
+    def put(self, name: str, value: bytes) -> None:
+        self._values[name] = value
+
+    def load(self, name: str, read: Callable[[bytes], T]) -> T | None:
+        value: Any = self._values.get(name)
+        return value if value is None or name in self._writers else read(value)
+
+    def keep(self, name: str, value: T, write: Callable[[T], bytes]) -> None:
+        self._values[name], self._writers[name] = value, write
+
+    def drop(self, name: str) -> None:
+        self._values.pop(name, None)
+        self._writers.pop(name, None)
+
+    def names(self) -> Iterable[str]:
+        return tuple(self._values)
+
+    def dump(self) -> dict[str, bytes]:
+        """Everything as bytes, for a checkpoint."""
+        return {name: self._writers[name](value) if name in self._writers else value for name, value in self._values.items()}
+
+
+_NOBODY = nullcontext()
+
+
+class _Bytes:
+    """`load` and `keep` over `get` and `put`."""
+
+    def load(self: Any, name: str, read: Callable[[bytes], T]) -> T | None:
+        data = self.get(name)
+        return None if data is None else read(data)
+
+    def keep(self: Any, name: str, value: T, write: Callable[[T], bytes]) -> None:
+        self.put(name, write(value))
+
+
+class MemoryStore(_Bytes, dict[str, bytes]):
+    """Bytes in this process, for tests and for transports that keep clients alive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +110,7 @@ class MemoryStore(dict[str, bytes]):
         return tuple(self)
 
 
-class DiskStore:
+class DiskStore(_Bytes):
     """One file a name in a folder that only its owner can read; each file is the old one or the new one, never half of it."""
 
     def __init__(self, folder: str | Path) -> None:

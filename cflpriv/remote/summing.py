@@ -1,7 +1,9 @@
 """A client's part in secure sums: its machine between two messages, what it brings, and the share of noise it adds."""
 
 from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,7 +12,7 @@ from ..channels import MOST_WEIGHT
 from ..client_level import BETA, share
 from ..protocols import secagg
 from ..protocols.entropy import Entropy
-from ..protocols.errors import MalformedMessage, RemoteError
+from ..protocols.errors import LocalError, MalformedMessage, RemoteError
 from ..protocols.keys import Roster
 from ..protocols.mechanisms import SkellamPlan
 from ..protocols.secagg import MaskKey, Policy
@@ -29,8 +31,12 @@ __all__ = ["Summing", "balanced", "bound", "weighed"]
 class Summing:
     """The secure sums of one client. `samples` gives its number of samples, which only weighted sums ask for."""
 
-    def __init__(self, settings: Settings, store: Store, values: Values, spending: Spending, entropy: Entropy) -> None:
+    def __init__(
+        self, settings: Settings, store: Store, values: Values, spending: Spending, entropy: Entropy,
+        allowed: Callable[[releases.Verb, int, tuple[str, ...]], dict[str, Any]],
+    ) -> None:  # fmt: skip
         self._settings, self._store, self._values, self._spending, self._entropy = settings, store, values, spending, entropy
+        self._allowed = allowed
 
     def step(self, ask: m.Step, samples: Callable[[], int]) -> m.Stepped:
         """One message of a sum, and the client's answer."""
@@ -39,22 +45,23 @@ class Summing:
         if settings.protection.sum != wanted:
             raise RemoteError("forbidden")
         name = f"sum/{ask.slot[0]}.{ask.slot[1]}"
-        stored = self._store.get(name)
-        if stored is not None:
-            machine = secagg.Client.from_bytes(stored, settings.identity, roster=self._roster(), entropy=self._entropy)
-        else:
-            machine = self._machine(ask)
+        read = partial(secagg.Client.from_bytes, identity=settings.identity, roster=self._roster(), entropy=self._entropy)
+        machine = self._store.load(name, read) or self._machine(ask)
         contributions: list[secagg.Contribution] = []
         if machine.wants_values and kind_of(ask.said) == "Deliver":
             contributions = self._contributions(ask, machine, samples)
-        said = machine.receive(ask.said, *contributions)
+        try:
+            said = machine.receive(ask.said, *contributions)
+        except LocalError:  # it is dead, and its secrets are gone
+            self._store.drop(name)
+            raise
         following = machine.next_mask_key()
         if following is not None:
-            self._store.put(f"mask/{following.slot[0]}.{following.slot[1]}", following.to_bytes())
+            self._store.keep(f"mask/{following.slot[0]}.{following.slot[1]}", following, MaskKey.to_bytes)
         if machine.stage is secagg.ClientStage.DONE:
             self._store.drop(name)
         else:
-            self._store.put(name, machine.to_bytes())
+            self._store.keep(name, machine, secagg.Client.to_bytes)
         return m.Stepped(said)
 
     def _roster(self) -> Roster | None:
@@ -70,12 +77,11 @@ class Summing:
         session = self._store.get("session") or b""
         policy = Policy(session, protection.secagg_mode, self._named(ask), ask.models, protection.smallest_sum, after, None)
         name = f"mask/{ask.slot[0]}.{ask.slot[1]}"
-        stored = self._store.get(name)
-        key = None
-        if stored is not None:
+        key = self._store.load(name, MaskKey.from_bytes)
+        if key is not None:
             self._store.drop(name)  # before it is used: it serves once
-            if kind_of(ask.said) != "Invite":  # who is invited again was not heard: the key that it advertised is used for nothing
-                key = MaskKey.from_bytes(stored)
+            if kind_of(ask.said) == "Invite":  # who is invited again was not heard: the key that it advertised is used for nothing
+                key = None
         for other in self._store.names():
             if other.startswith("sum/"):
                 self._store.drop(other)
@@ -102,12 +108,9 @@ class Summing:
             raise RemoteError("forbidden")
         protection = self._settings.protection
         if isinstance(ask.groups, m.Mine):
-            chosen = self._values.parts(ask.groups.held, (ask.groups.part,))
-            releases.check(protection, "sum", chosen, self._values.origin(ask.groups.held))
+            chosen = self._allowed("sum", ask.groups.held, (ask.groups.part,))
             labels = tuple(int(label) for label in np.ravel(np.asarray(chosen[ask.groups.part])))
-        values = {} if ask.kind == "counts" else self._values.parts(ask.held, ask.parts)
-        if values:
-            releases.check(protection, "sum", values, self._values.origin(ask.held))
+        values = {} if ask.kind == "counts" else self._allowed("sum", ask.held, ask.parts)
         vector = np.concatenate([np.zeros(0), *(np.ravel(np.asarray(value)).astype(np.float64) for value in values.values())])
         finite = bool(np.isfinite(vector).all())
         if isinstance(ask.groups, m.Mine):

@@ -5,14 +5,14 @@ import importlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from ..errors import InputError
 from ..protocols.errors import MalformedMessage
 from .foreign import Foreign
 
-__all__ = ["made", "plain", "task_from_bytes", "task_to_bytes"]
+__all__ = ["UnknownTask", "made", "plain", "task_from_bytes", "task_to_bytes"]
 
 TASKS_IN = ("training", "evaluation", "signatures", "models", "algorithms")
 """Where the dataclasses live that may travel as tasks and parts of tasks."""
@@ -39,7 +39,9 @@ def _known() -> dict[str, type]:
 
 
 def task_to_bytes(task: Any) -> bytes:
-    """A task as JSON of names and fields. Raises `InputError` for a field that does not travel, e.g. a function."""
+    """A task as JSON of names and fields. Raises `InputError` for a field that cannot be encoded, e.g. a function."""
+    if isinstance(task, UnknownTask):
+        return task.data
     known = {"Foreign": Foreign} if isinstance(task, Foreign) else _known()
     return json.dumps(plain(task, type(task).__name__, known), allow_nan=True, separators=(",", ":")).encode()
 
@@ -56,22 +58,34 @@ def plain(value: Any, where: str, known: Mapping[str, type]) -> Any:
             raise InputError(f"{where}: {type(value).__name__} is not a task that clients elsewhere know")
         names = [one.name for one in dataclasses.fields(value) if one.init]
         return {"": name, **{one: plain(getattr(value, one), f"{where}.{one}", known) for one in names}}
-    raise InputError(f"{where}: a {type(value).__name__} does not travel to clients elsewhere")
+    raise InputError(f"{where}: a {type(value).__name__} cannot be encoded")
 
 
+@dataclasses.dataclass(frozen=True)
+class UnknownTask:
+    """Bytes that are no task that is known here."""
+
+    data: bytes
+    parts: tuple[str, ...] = ()
+
+    def run(self, given: Any) -> Any:
+        raise TypeError("this task is not known here")
+
+
+@lru_cache(maxsize=64)
 def task_from_bytes(data: bytes) -> Any:
-    """The task that `task_to_bytes` wrote. Raises `MalformedMessage`."""
-    if len(data) > LARGEST_TASK_BYTES:
+    """The task that `task_to_bytes` wrote, or an `UnknownTask`."""
+    if not isinstance(data, bytes) or len(data) > LARGEST_TASK_BYTES:
         raise MalformedMessage
     try:
         said = json.loads(data)
         known = {"Foreign": Foreign} if isinstance(said, dict) and said.get("") == "Foreign" else _known()  # that one loads no torch
         task = made(said, known)
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise MalformedMessage from None
-    if not hasattr(task, "run") or not hasattr(task, "parts"):
-        raise MalformedMessage
-    return task
+        if hasattr(task, "run") and hasattr(task, "parts") and task_to_bytes(task) == data:
+            return task
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        pass
+    return UnknownTask(data)
 
 
 def made(said: Any, known: Mapping[str, type]) -> Any:

@@ -2,18 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..channels import Transforms
-from ..protocols import codec
 from ..protocols.errors import RemoteError
 from ..types import Array
+from ..wire import closed
 from . import messages as m
 from .store import Store
 
-__all__ = ["UNTRACED", "Origin", "Values", "from_bytes", "to_bytes", "trace"]
+__all__ = ["UNTRACED", "Exchange", "Origin", "Values", "from_bytes", "to_bytes", "trace"]
+
+T = TypeVar("T")
 
 OPENED = ("sum/", "apply/")
 """What the transforms are for whose values clients open for each other: sums. What is compared is opened by nobody."""
@@ -21,13 +23,6 @@ OPENED = ("sum/", "apply/")
 
 UNTRACED = sha256(b"cflpriv: what other clients made, or what a client has of its own").digest()
 """The name of what no one told a client alone, and of all that is computed from it."""
-
-
-class _Values(m.Message, frozen=True):
-    """A held value or memory: arrays by name; relayed ones by name and sender."""
-
-    arrays: tuple[m.Named, ...] = ()
-    said: tuple[tuple[str, tuple[m.Said, ...]], ...] = ()
 
 
 class Origin(m.Message, frozen=True):
@@ -41,27 +36,55 @@ class Origin(m.Message, frozen=True):
     compared: bool = False
 
 
-def to_bytes(arrays: dict[str, Any]) -> bytes:
+class Kept(m.Message, frozen=True):
+    """Values that were made together, and their origin: arrays by name; relayed ones by name and sender."""
+
+    arrays: tuple[m.Named, ...]
+    said: tuple[tuple[str, tuple[m.Said, ...]], ...]
+    origin: Origin
+
+
+Arrays = dict[str, Any]
+
+
+def to_bytes(arrays: Arrays, origin: Origin = Origin()) -> bytes:  # noqa: B008
     """Arrays by name, and relayed ones by name and sender, as bytes."""
-    plain = tuple(m.Named(part, m.to_tensor(np.asarray(value))) for part, value in arrays.items() if not isinstance(value, dict))
+    plain = tuple(m.Named(part, value) for part, value in arrays.items() if not isinstance(value, dict))
     said = tuple(
-        (part, tuple(m.Said(sender, m.to_tensor(np.asarray(one))) for sender, one in sorted(value.items())))
+        (part, tuple(m.Said(sender, one) for sender, one in sorted(value.items())))
         for part, value in arrays.items()
         if isinstance(value, dict)
     )
-    return m.encode(_Values(plain, said))
+    return m.encode(Kept(plain, said, origin))
 
 
-def from_bytes(data: bytes) -> dict[str, Any]:
+def from_bytes(data: bytes) -> tuple[Arrays, Origin]:
     """What `to_bytes` made bytes of. Raises `MalformedMessage`."""
-    values = codec.decode(data, _Values, m.LIMIT_BYTES)
-    arrays: dict[str, Any] = {one.name: m.from_tensor(one.value) for one in values.arrays}
-    return arrays | {part: {one.sender: m.from_tensor(one.value) for one in said} for part, said in values.said}
+    kept = m.codec.decode(data, Kept, m.LIMIT_BYTES)
+    arrays: Arrays = {one.name: one.value for one in kept.arrays}
+    return arrays | {part: {one.sender: one.value for one in said} for part, said in kept.said}, kept.origin
 
 
 def trace(told: Sequence[bytes]) -> bytes:
     """The name of what a value was computed from, from those of all that went into it."""
     return UNTRACED if UNTRACED in told else told[0] if len(told) == 1 else sha256(b"".join(told)).digest()
+
+
+class Exchange:
+    """What clients that are asked the same work out once, while one exchange lasts. Nothing in it is one client's own."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], Any] = {}
+        self._alive: list[Any] = []
+
+    def once(self, make: Callable[[], T], *of: Any) -> T:
+        """What `make` gives for these objects, made for the first client that asks."""
+        key = tuple(map(id, of))
+        if key not in self._known:
+            self._known[key] = make()
+            self._alive.append((of, make))  # or their identities could be another's
+        found: T = self._known[key]
+        return found
 
 
 class Values:
@@ -70,58 +93,52 @@ class Values:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def hold(self, number: int, arrays: dict[str, Any], origin: Origin) -> None:
+    def hold(self, number: int, arrays: Arrays, origin: Origin) -> None:
         """Keep values, and what they were computed from."""
-        self._store.put(f"held/{number}", to_bytes(arrays))
-        self._store.put(f"origin/{number}", m.encode(origin))
+        self._store.keep(f"held/{number}", (arrays, origin), _written)
 
     def drop(self, number: int) -> None:
         """Forget what is held under a number, before its receipts are replaced: a value must never meet those of another."""
         self._store.drop(f"held/{number}")
 
     def holds(self, number: int) -> bool:
-        return self._store.get(f"held/{number}") is not None
+        return self._store.load(f"held/{number}", from_bytes) is not None
 
-    def parts(self, number: int, parts: tuple[str, ...]) -> dict[str, Any]:
-        kept = self._kept(f"held/{number}")
-        if not parts or not set(parts) <= set(kept):
-            raise RemoteError("not-held")
-        return {part: kept[part] for part in parts}
+    def parts(self, number: int, parts: tuple[str, ...]) -> Arrays:
+        kept, _ = self._kept(f"held/{number}")
+        try:
+            if parts:
+                return {part: kept[part] for part in parts}
+        except KeyError:
+            pass
+        raise RemoteError("not-held")
 
     def mine(self, mine: m.Mine) -> Any:
         return self.parts(mine.held, (mine.part,))[mine.part]
 
     def origin(self, number: int) -> Origin:
         """What a held value was computed from."""
-        return self._origin(f"origin/{number}")
+        return self._kept(f"held/{number}")[1]
 
     def forget(self, live: tuple[int, ...]) -> None:
         """Drop what is held under other numbers than these."""
-        kept = {str(number) for number in live}
         for name in self._store.names():
             kind, _, number = name.partition("/")
-            if kind in ("held", "origin") and number not in kept:
+            if kind == "held" and int(number) not in live:
                 self._store.drop(name)
 
     def remember(self, name: str, value: Any, origin: Origin) -> None:
-        self._store.put(f"memory/{name}", to_bytes({name: value}))
-        self._store.put(f"memory-origin/{name}", m.encode(origin))
+        self._store.keep(f"memory/{name}", ({name: value}, origin), _written)
 
     def remembered(self, name: str) -> tuple[Array, Origin] | None:
         """What tasks keep under a name, if anything, and what that was computed from."""
-        if self._store.get(f"memory/{name}") is None:
-            return None
-        return np.asarray(self._kept(f"memory/{name}")[name]), self._origin(f"memory-origin/{name}")
+        kept = self._store.load(f"memory/{name}", from_bytes)
+        return None if kept is None else (np.asarray(kept[0][name]), kept[1])
 
-    def open(self, addends: m.Addends, transforms: Callable[[], Transforms]) -> Array:
+    def open(self, addends: m.Addends, transforms: Callable[[], Transforms], exchange: Exchange) -> Array:
         """The value of a sum: its clear part, its blind parts opened, and this client's own. "forbidden" for blind parts of no sum."""
-        total: Array | None = m.from_tensor(addends.clear[0]) if addends.clear else None
-        for term in m.blind_terms(addends):
-            if not term.transform.startswith(OPENED):  # or one client would open for the server what another hid
-                raise RemoteError("forbidden")
-            transform = transforms()(term.transform, term.dimension or len(term.value))
-            vector = transform.invert(term.value)[term.start : term.stop].reshape(term.shape)
-            total = vector if total is None else total + vector
+        known = transforms() if addends.blind else None
+        total = exchange.once(lambda: _opened(addends, known), addends, known)
         for own in addends.own:
             if not self.holds(own.held):
                 continue  # this client has no part in it
@@ -132,14 +149,25 @@ class Values:
             raise RemoteError("not-held")
         return total
 
-    def _kept(self, name: str) -> dict[str, Any]:
-        data = self._store.get(name)
-        if data is None:
+    def _kept(self, name: str) -> tuple[Arrays, Origin]:
+        kept = self._store.load(name, from_bytes)
+        if kept is None:
             raise RemoteError("not-held")
-        return from_bytes(data)
+        return kept
 
-    def _origin(self, name: str) -> Origin:
-        data = self._store.get(name)
-        if data is None:
-            raise RemoteError("not-held")
-        return codec.decode(data, Origin, 1 << 10)
+
+def _written(kept: tuple[Arrays, Origin]) -> bytes:
+    return to_bytes(*kept)
+
+
+def _opened(addends: m.Addends, transforms: Transforms | None) -> Array | None:
+    """What all clients that share the transforms see of a sum, read-only since they share it."""
+    total: Array | None = addends.clear[0] if addends.clear else None
+    for term in m.blind_terms(addends):
+        assert transforms is not None
+        if not term.transform.startswith(OPENED):  # or one client would open for the server what another hid
+            raise RemoteError("forbidden")
+        transform = transforms(term.transform, term.dimension or len(term.value))
+        vector = transform.invert(term.value)[term.start : term.stop].reshape(term.shape)
+        total = vector if total is None else total + vector
+    return None if total is None else closed(total)

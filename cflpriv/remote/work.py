@@ -1,25 +1,31 @@
 """What a client computes: it opens what it is given, runs a task, in its private form where it is to be, and keeps the results."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from hashlib import sha256
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from ..channels import Transforms
 from ..protocols.entropy import Entropy
-from ..protocols.errors import MalformedMessage, RemoteError
+from ..protocols.errors import RemoteError
 from ..types import Array, ClientData
+from ..wire import owned
 from . import messages as m
 from .foreign import Foreign
 from .releases import compares, is_compared
+from .settings import Settings
 from .spending import Spending
-from .values import UNTRACED, Origin, Values, trace
+from .tasks import UnknownTask
+from .values import UNTRACED, Exchange, Origin, Values, trace
 
-__all__ = ["Own", "Work", "sizes_in", "told"]
+if TYPE_CHECKING:  # torch is loaded where something is computed
+    from ..engine import TaskInput
+
+__all__ = ["Own", "Run", "Work", "sizes_in", "told"]
 
 Own = Callable[[Foreign, Mapping[str, Any]], Mapping[str, Array]]
 Choice = int | tuple[int, ...] | None
@@ -69,42 +75,57 @@ def smallest(sizes: Iterable[int]) -> int:
     return min((size for size in sizes if size), default=0)
 
 
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Asks whoever drives a client for the result of `task` on what it is `given`, which may be computed with that of others."""
+
+    task: Any
+    given: "TaskInput"
+
+
 class Work:
     """The computing of one client. `data` gives its data when a task needs them; `own` does the work of `Foreign` tasks.
 
-    With `alone` its group may be too small to be summed: then it trains on its own model, of which no server can know where it came from.
+    Where small groups train alone its group may be too small to be summed: then it trains on its own model, of which no server can know
+    where it came from.
     """
 
     def __init__(
-        self, client: int, values: Values, spending: Spending, transforms: Callable[[], Transforms], data: Callable[[], ClientData],
-        entropy: Entropy, own: Mapping[str, Own], alone: bool,
+        self, settings: Settings, values: Values, spending: Spending, transforms: Callable[[], Transforms], data: Callable[[], ClientData],
+        entropy: Entropy, own: Mapping[str, Own],
     ) -> None:  # fmt: skip
-        self._client, self._values, self._spending, self._transforms = client, values, spending, transforms
-        self._data, self._entropy, self._own, self._alone = data, entropy, own, alone
+        self._client, self._values, self._spending, self._transforms = settings.identity.client, values, spending, transforms
+        self._data, self._entropy, self._own = data, entropy, own
+        self._alone, self._traced = settings.protection.small_clusters == "local", settings.protection.secure
+        self._fitted: tuple[ClientData, list[Any], ClientData] | None = None
 
-    def compute(self, ask: m.Compute) -> m.Computed:
+    def compute(self, ask: m.Compute, exchange: Exchange) -> Generator[Run, Any, m.Computed]:
         """Run a task and hold its parts."""
-        try:
-            task = m.task_from_bytes(ask.task)
-        except MalformedMessage:
-            raise RemoteError("unknown-task") from None
-        sizes = sizes_in(task)
+        public = ask.task.task
+        if isinstance(public, UnknownTask):
+            raise RemoteError("unknown-task")
         noise = self._spending.agreed(ask.noise)
-        if noise is not None:
-            if getattr(task, "events", {}):  # its bounds would be those that the server wrote into it
-                raise RemoteError("forbidden")
-            task = task.private(noise) if hasattr(task, "private") else task
+        if noise is not None and getattr(public, "events", {}):  # its bounds would be those that the server wrote into it
+            raise RemoteError("forbidden")
+        # the same for all that are asked the same: one object, so that they can be computed together
+        task = exchange.once(lambda: public.private(noise) if noise and hasattr(public, "private") else public, ask, ask.noise)
+        models, sizes, compared = exchange.once(lambda: (models_in(task), sizes_in(task), compares(task)), task)
         reads = {name: found for name in getattr(task, "reads", ()) if (found := self._values.remembered(name)) is not None}
         held = self._held_in(ask)
         self._spending.check(task, held, reads)
-        given, received, choice = self._given(ask, sizes)
-        compared = compares(task) or any(is_compared(one.part, self._values.origin(one.held)) for one in held)
-        compared |= any(is_compared(name, origin) for name, (_, origin) in reads.items())
-        sizes += [origin.size for _, origin in reads.values()]
+        sizes = [*sizes, *(origin.size for _, origin in reads.values())]
+        given, received, choice = self._given(ask, sizes, held, exchange)
+        compared = compared or any(is_compared(one.part, self._values.origin(one.held)) for one in held)
+        compared = compared or any(is_compared(name, origin) for name, (_, origin) in reads.items())
         if self._spending.unit != "none":
-            words_as_they_are(models_in(task))
+            words_as_they_are(models)
         try:
-            result = self._run(ask, task, given, {name: value for name, (value, _) in reads.items()}, choice)
+            if isinstance(task, Foreign):
+                if task.name not in self._own:
+                    raise RemoteError("unknown-task")
+                result = dict(self._own[task.name](task, given))
+            else:
+                result = yield Run(task, self._input(ask, models, given, {name: value for name, (value, _) in reads.items()}, choice))
         except Exception:  # whatever it is, that there is no result is told
             self._spending.failed(task, held, reads)
             raise
@@ -117,21 +138,29 @@ class Work:
         self._values.forget(live)
         if not result:
             return m.Computed(False, ())
-        origin = Origin(trace(received), smallest(sizes), compared)
+        origin = Origin(trace(received) if received else b"", smallest(sizes), compared)
         for name in task.keeps:
             self._values.remember(name, result[name], origin)
-        made = {part: result[part] if isinstance(result[part], dict) else np.asarray(result[part]) for part in task.parts}
+        made = {part: owned(result[part]) for part in task.parts}
         self._values.hold(ask.held, made, origin)
         return m.Computed(
             True, tuple(m.Described(part, one.dtype.str, one.shape) for part, one in made.items() if not isinstance(one, dict))
         )
 
-    def add_up(self, ask: m.AddUp) -> m.Computed:
+    def given(self, ask: m.Compute, exchange: Exchange) -> "TaskInput":
+        """What a task would be given."""
+        from ..engine import Streams, TaskInput
+
+        given, _, choice = self._given(ask, [], self._held_in(ask), exchange)
+        reads = {name: found[0] for name in getattr(ask.task.task, "reads", ()) if (found := self._values.remembered(name)) is not None}
+        return TaskInput(self._data(), given, reads, Streams(ask.seed, ask.round, self._client), choice)
+
+    def add_up(self, ask: m.AddUp, exchange: Exchange) -> m.Computed:
         """Add up own parts."""
         mine = tuple(own for own in ask.addends if self._values.holds(own.held))
         if not mine:
             return m.Computed(False, ())
-        total = self._values.open(m.Addends((), (), mine), self._transforms)
+        total = self._values.open(m.Addends((), (), mine), self._transforms, exchange)
         origins = [(own.part, self._values.origin(own.held)) for own in mine]
         compared = any(is_compared(part, origin) for part, origin in origins)
         self._values.drop(ask.held)
@@ -139,11 +168,17 @@ class Work:
         self._values.hold(ask.held, {"own": total}, Origin(UNTRACED, smallest(origin.size for _, origin in origins), compared))
         return m.Computed(True, (m.Described("own", total.dtype.str, total.shape),))
 
-    def _given(self, ask: m.Compute, sizes: list[int]) -> tuple[dict[str, Any], list[bytes], Choice]:
-        """The parameters opened, what each was computed from, and the client's choice; `sizes` get those of the models among them."""
+    def _given(
+        self, ask: m.Compute, sizes: list[int], held: list[m.Mine | m.OwnPart], exchange: Exchange
+    ) -> tuple[dict[str, Any], list[bytes], Choice]:  # fmt: skip
+        """The parameters opened, what each was computed from (nothing where no sum binds to it), and the client's choice.
+
+        `sizes` get those of the models among the parameters.
+        """
         given: dict[str, Any] = {}
         several = isinstance(ask.which, m.Picks) and ask.which.several
         chosen: list[int] | None = None
+        received: list[bytes] = []
         if isinstance(ask.which, m.Picks):
             chosen = list(ask.which.labels)
         elif isinstance(ask.which, m.Mine):
@@ -151,29 +186,29 @@ class Work:
             if own.dtype.kind not in "biu":
                 raise RemoteError("bad-input")
             several, chosen = own.ndim > 0, [int(label) for label in np.ravel(own)]
-        received = [told(ask), *(UNTRACED for one in self._held_in(ask) if isinstance(one, m.OwnPart) and not self._alone)]
-        if isinstance(ask.which, m.Mine):
-            received.append(self._values.origin(ask.which.held).received)
+        if self._traced:
+            received = [exchange.once(lambda: told(ask), ask)]
+            received += [UNTRACED for one in held if isinstance(one, m.OwnPart) and not self._alone]
+            received += [self._values.origin(one.held).received for one in held if isinstance(one, m.Mine)]
         for parameter in ask.params:
             value = parameter.value
             if isinstance(value, m.Mine):
                 given[parameter.name] = self._values.mine(value)
-                earlier = self._values.origin(value.held)
-                received.append(earlier.received)
-                sizes.append(earlier.size)  # a copy of an update, or what is computed from one, is no freer than the update
+                sizes.append(self._values.origin(value.held).size)  # a copy of an update, or what is computed from one, is no freer
                 continue
             if isinstance(value, m.One):
-                given[parameter.name] = self._values.open(value.value, self._transforms)
+                of = [self._values.open(value.value, self._transforms, exchange)]
+                given[parameter.name] = of[0]
+            elif isinstance(ask.which, m.Mine):
+                if not value.values or chosen is None:
+                    raise RemoteError("bad-input")
+                picked = [value.values[label % len(value.values)] for label in chosen]  # to refuse a short list would tell the label
+                of = [self._values.open(one, self._transforms, exchange) for one in picked]
+                given[parameter.name] = of if several else of[0]
             else:
-                sent = [self._values.open(one, self._transforms) for one in value.values]
-                if isinstance(ask.which, m.Mine):
-                    assert chosen is not None
-                    if not sent:
-                        raise RemoteError("bad-input")
-                    sent = [sent[label % len(sent)] for label in chosen]  # to refuse a list that is too short would tell the label
-                given[parameter.name] = sent[0] if isinstance(ask.which, m.Mine) and not several else sent
-            of = given[parameter.name]
-            sizes += [np.size(one) for one in (of if isinstance(of, list) else [of]) if np.size(one) > 1]
+                of = [self._values.open(one, self._transforms, exchange) for one in value.values]
+                given[parameter.name] = of
+            sizes += [one.size for one in of if one.size > 1]
         return given, received, None if chosen is None else tuple(chosen) if several else chosen[0]
 
     def _held_in(self, ask: m.Compute) -> list[m.Mine | m.OwnPart]:
@@ -185,18 +220,21 @@ class Work:
                 found.append(value)
                 continue
             for addends in (value.value,) if isinstance(value, m.One) else value.values:
-                found += [own for own in addends.own if self._values.holds(own.held)]
+                if addends.own:
+                    found += [own for own in addends.own if self._values.holds(own.held)]
         return found
 
-    def _run(self, ask: m.Compute, task: Any, given: dict[str, Any], reads: Mapping[str, Array], choice: Choice) -> dict[str, Any]:
-        if isinstance(task, Foreign):
-            if task.name not in self._own:
-                raise RemoteError("unknown-task")
-            return dict(self._own[task.name](task, given))
-        from ..engine import Engine, Streams, TaskInput  # torch is loaded where something is computed
+    def _input(self, ask: m.Compute, models: list[Any], given: dict[str, Any], reads: Mapping[str, Array], choice: Choice) -> "TaskInput":
+        from ..engine import Streams, TaskInput
 
-        streams = Streams(ask.seed, ask.round, self._client)
         secret = b"" if ask.noise is None else self._entropy(32)
-        data = self._data() if self._spending.unit == "none" else known_to(models_in(task), self._data())
-        (result,) = Engine().run(task, [TaskInput(data, given, reads, streams, choice, secret)])
-        return result
+        data = self._data()
+        if self._spending.unit != "none":
+            data = self._known_to(models, data)
+        return TaskInput(data, given, reads, Streams(ask.seed, ask.round, self._client), choice, secret)
+
+    def _known_to(self, models: list[Any], data: ClientData) -> ClientData:
+        """`known_to`, kept for the next task: what engines keep with a client's data goes by the object."""
+        if self._fitted is None or self._fitted[0] is not data or self._fitted[1] != models:
+            self._fitted = (data, models, known_to(models, data))
+        return self._fitted[2]

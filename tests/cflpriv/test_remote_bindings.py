@@ -63,13 +63,13 @@ def test_what_honest_members_are_told_is_one_thing() -> None:
     assert not fed.refusals
 
 
-LAZY = m.task_to_bytes(replace(TASK, lr=1e-30))
+LAZY = replace(TASK, lr=1e-30)
 OTHER: dict[str, Change] = {
     "task": lambda client, ask: structs.replace(ask, task=LAZY),
     "seed": lambda client, ask: structs.replace(ask, seed=99),
     "round": lambda client, ask: structs.replace(ask, round=99),
     "model": lambda client, ask: structs.replace(
-        ask, params=(m.Parameter("model", m.One(m.Addends((m.to_tensor(TASK.model.init(1)),), (), ()))),)
+        ask, params=(m.Parameter("model", m.One(m.Addends((TASK.model.init(1),), (), ()))),)
     ),
 }
 
@@ -187,7 +187,7 @@ def test_an_honest_sum_over_several_models_is_refused_by_name_where_clients_allo
 
 
 def test_a_value_computed_from_nothing_that_was_sent_is_bound_too() -> None:
-    other = m.task_to_bytes(Start(TASK.model, 7))
+    other = Start(TASK.model, 7)
 
     def change(client: int, ask: m.Ask) -> m.Ask:
         return structs.replace(ask, task=other) if isinstance(ask, m.Compute) and client == VICTIM else ask

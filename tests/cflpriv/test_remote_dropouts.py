@@ -27,6 +27,7 @@ from cflpriv.protocols.secagg.messages import decode_client, encode
 from cflpriv.record import Transcript
 from cflpriv.remote import messages as m
 from cflpriv.remote.client import RemoteClient, Settings
+from cflpriv.remote.roll import OverBytes
 from cflpriv.remote.server import ClientsLost, RemoteFederation
 from cflpriv.remote.store import MemoryStore
 from cflpriv.remote.transformed import Transformed
@@ -65,7 +66,7 @@ def federation(protection: Protection, clients: int = 5) -> tuple[Population, Lo
     scene = population(groups=1, clients_per_group=clients)
     transport = Lossy(scene, protection)
     roster = transport.roster if protection.secure or protection.transformed else None
-    fed = RemoteFederation(transport, protection=protection, roster=roster, entropy=ENTROPY, seed=1)
+    fed = RemoteFederation(OverBytes(transport), protection=protection, roster=roster, entropy=ENTROPY, seed=1)
     fed.enrol()
     return scene, transport, fed
 
@@ -119,7 +120,7 @@ def test_a_broken_comparison_is_on_record_and_is_taken_again_under_another_trans
         accounts = Accounts(Noise("add_remove", 1.5, 2.0, 0.5, 1.0, 0.25, 20, 4, 4.0, 1), Ledger(privacy.budget))
     transport.privacy = privacy
     fed = RemoteFederation(
-        transport, protection=transport.protection, roster=transport.roster, entropy=ENTROPY, seed=1, accounts=accounts,
+        OverBytes(transport), protection=transport.protection, roster=transport.roster, entropy=ENTROPY, seed=1, accounts=accounts,
         transcript=Transcript("full"),
     )  # fmt: skip
     fed.enrol()
@@ -148,7 +149,7 @@ def test_one_that_sends_another_shape_than_the_rest_is_left_out(at: str) -> None
         if stage == at and isinstance(said, m.Computed):
             answers[3] = m.encode(msgspec.structs.replace(said, parts=(m.Described("update", "<f8", (1 << 40, 1 << 12)),)))
         if stage == at and isinstance(said, m.Given):
-            answers[3] = m.encode(m.Given((m.Named("signature", m.to_tensor(np.ones((3, 2, 2)))),), 0))
+            answers[3] = m.encode(m.Given((m.Named("signature", np.ones((3, 2, 2))),), 0))
         return answers
 
     transport.exchange = lying  # type: ignore[method-assign]
@@ -169,7 +170,7 @@ def ask(fed: RemoteFederation, number: int, task: Any, **params: Any) -> m.Compu
     given = tuple(
         m.Parameter(name, value if isinstance(value, m.Mine) else m.One(m.to_one(value, {}))) for name, value in sorted(params.items())
     )
-    return m.Compute(fed.session, 0, 1, number, (7, 8), m.task_to_bytes(task), given, None)
+    return m.Compute(fed.session, 0, 1, number, (7, 8), m.Carried(task), given, None)
 
 
 @pytest.mark.parametrize("trick", ["padding", "a copy", "a copy of a copy", "trained from it", "added up"])
@@ -290,7 +291,7 @@ def test_whose_answer_is_lost_while_clients_agree_is_in_all_the_same(late: bool,
         transport.lost = {"enrol": {3}}
     else:
         transport.exchange = Unheard(transport, "group", 3, at)  # type: ignore[method-assign]
-    fed = RemoteFederation(transport, protection=transport.protection, roster=transport.roster, entropy=ENTROPY, seed=1)
+    fed = RemoteFederation(OverBytes(transport), protection=transport.protection, roster=transport.roster, entropy=ENTROPY, seed=1)
     fed.enrol()
     if late:
         assert 3 not in fed.clients
@@ -321,7 +322,7 @@ def test_the_next_member_is_asked_where_one_gives_no_secret() -> None:
     scene = population(groups=1, clients_per_group=5)
     transport = Lossy(scene, Protection(gram=("haar",), sum="haar"))
     transport.lost = {"enrol": {3}}
-    fed = RemoteFederation(transport, protection=transport.protection, roster=transport.roster, entropy=ENTROPY, seed=1)
+    fed = RemoteFederation(OverBytes(transport), protection=transport.protection, roster=transport.roster, entropy=ENTROPY, seed=1)
     fed.enrol()
     transport.stores[0].drop("group")
     assert fed.begin_round(0) == (3,)

@@ -17,6 +17,7 @@ from cflpriv.protection import Protection
 from cflpriv.record import Message, Transcript
 from cflpriv.remote import messages as m
 from cflpriv.remote.holder import RemoteHolder
+from cflpriv.remote.roll import OverBytes
 from cflpriv.remote.server import ClientsLost, KeyHolderLost, RemoteFederation
 from cflpriv.remote.settings import Settings
 from cflpriv.types import Population
@@ -57,7 +58,7 @@ def broken(scene: Population, absent: set[int], protection: Protection = LABELS)
     transport = Broken(scene, protection)
     transport.dead = set(absent)
     fed = RemoteFederation(
-        transport, protection=protection, roster=transport.roster, entropy=ENTROPY, seed=1, transcript=Transcript("full")
+        OverBytes(transport), protection=protection, roster=transport.roster, entropy=ENTROPY, seed=1, transcript=Transcript("full")
     )  # fmt: skip
     fed.enrol()
     transport.dead = set()
@@ -208,7 +209,7 @@ def test_what_a_refused_client_sent_is_on_record_and_what_it_was_sent(sent: str)
     transport, fed = broken(scene, set())
     transport.kill_at = {"gram": {4}}
     kept: dict[int, bytes] = {}
-    value = m.Given((m.Named("signature", m.to_tensor(np.eye(3))),), 0)
+    value = m.Given((m.Named("signature", np.eye(3)),), 0)
 
     def tamper(party: int, stage: str, data: bytes) -> bytes:
         kept[party] = data

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from loopback import ENTROPY, HOLDER, Loopback, remote
+from loopback import ENTROPY, HOLDER, Loopback, RawArray, remote
 from scenes import federation, population, training
 
 pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
@@ -20,6 +20,7 @@ from cflpriv.protocols import ckks
 from cflpriv.protocols.keys import Roster
 from cflpriv.remote import messages as m
 from cflpriv.remote.encrypting import setup_of
+from cflpriv.remote.roll import OverBytes
 from cflpriv.remote.server import ClientsLost, KeyHolderLost, RemoteFederation
 from cflpriv.remote.thens import RESULTS, _known, fits, then_to_bytes
 from cflpriv.remote.values import Values
@@ -42,21 +43,21 @@ def without(scene: Population, absent: set[int], protection: Protection = LABELS
     """A federation that some clients will join later."""
     transport = Loopback(scene, protection)
     transport.dead = absent
-    fed = RemoteFederation(transport, protection=protection, roster=transport.roster, entropy=ENTROPY, seed=1)
+    fed = RemoteFederation(OverBytes(transport), protection=protection, roster=transport.roster, entropy=ENTROPY, seed=1)
     fed.enrol()
     transport.dead = set()
     return transport, fed
 
 
 def named(**values: Any) -> tuple[m.Named, ...]:
-    return tuple(m.Named(name, m.to_tensor(np.asarray(value))) for name, value in values.items())
+    return tuple(m.Named(name, np.asarray(value)) for name, value in values.items())
 
 
 LIES: dict[str, tuple[str, m.Answer]] = {
     "real numbers": ("labels", m.Released(named(labels=np.ones(4) / 3), (), ())),
     "large numbers": ("labels", m.Released(named(labels=np.full(4, 1 << 63, dtype=np.uint64)), (), ())),
     "more than there are clients": ("labels", m.Released(named(labels=np.zeros(5, dtype=int)), (), ())),
-    "bytes that are no array": ("labels", m.Released((m.Named("labels", m.Tensor("<i8", (4,), b"short")),), (), ())),
+    "bytes that are no array": ("labels", m.Released((m.Named("labels", RawArray("<i8", (4,), b"short")),), (), ())),
     "no labels": ("labels", m.Released(named(k=2, recut_changes=0), (), ())),
     "labels of clusters that cannot be": ("labels", m.Released(named(labels=[4], k=2, recut_changes=0), (), ())),
     "labels of nobody": ("labels", m.Released(named(labels=[-1], k=2, recut_changes=0), (), ())),
@@ -70,11 +71,11 @@ LIES: dict[str, tuple[str, m.Answer]] = {
         m.Released(named(labels=[0], k=2, recut_changes=0), named(distance=np.full((4, 4), np.nan), clients=np.arange(4)), ()),
     ),
     "nothing": ("gram", m.Released((), (), ())),
-    "a pair of strangers": ("gram", m.Released((), (), ((98, 99, m.to_tensor(np.eye(3))),))),
-    "a pair from before": ("gram", m.Released((), (), ((0, 1, m.to_tensor(np.eye(3))),))),
-    "a pair twice": ("gram", m.Released((), (), ((0, 3, m.to_tensor(np.eye(3))), (3, 0, m.to_tensor(np.eye(3)))))),
-    "a block of another size": ("gram", m.Released((), (), ((0, 3, m.to_tensor(np.eye(2))),))),
-    "a block of words": ("gram", m.Released((), (), ((0, 3, m.to_tensor(np.full((3, 3), np.nan))),))),
+    "a pair of strangers": ("gram", m.Released((), (), ((98, 99, np.eye(3)),))),
+    "a pair from before": ("gram", m.Released((), (), ((0, 1, np.eye(3)),))),
+    "a pair twice": ("gram", m.Released((), (), ((0, 3, np.eye(3)), (3, 0, np.eye(3))))),
+    "a block of another size": ("gram", m.Released((), (), ((0, 3, np.eye(2)),))),
+    "a block of words": ("gram", m.Released((), (), ((0, 3, np.full((3, 3), np.nan)),))),
     "another message": ("labels", m.Done()),
 }
 
@@ -140,7 +141,7 @@ class Between(Loopback):
 
 def between(scene: Population, protection: Protection = LABELS) -> tuple[Between, RemoteFederation]:
     transport = Between(scene, protection)
-    fed = RemoteFederation(transport, protection=protection, roster=transport.roster, entropy=ENTROPY, seed=1)
+    fed = RemoteFederation(OverBytes(transport), protection=protection, roster=transport.roster, entropy=ENTROPY, seed=1)
     fed.enrol()
     return transport, fed
 
@@ -179,7 +180,7 @@ def test_no_keys_outlive_a_run_or_stay_for_an_epoch_that_is_over() -> None:
     assert epochs_of(transport) == ["epoch/0", "pending/0"]
     state = made.init(fed)
     assert epochs_of(transport) == ["epoch/1"]
-    again = RemoteFederation(transport, protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1, session=fed.session)
+    again = RemoteFederation(OverBytes(transport), protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1, session=fed.session)
     again.restore(fed.saved())
     number, key = fed.epochs.of(state.signatures).number, state.signatures.key
     again.know(key, fed.known(key))

@@ -40,6 +40,7 @@ from cflpriv.protocols.errors import TooFewClients
 from cflpriv.protocols.ledger import BudgetExceeded, Ledger
 from cflpriv.remote import messages as m
 from cflpriv.remote.client import RemoteClient
+from cflpriv.remote.roll import OverBytes
 from cflpriv.remote.server import ClientsLost, RemoteFederation
 from cflpriv.remote.spending import SPENT, Spending
 from cflpriv.remote.store import DiskStore, MemoryStore
@@ -84,7 +85,7 @@ def private(
     transport.privacy = privacy
     transport.entropy = entropy or transport.entropy
     roster = transport.roster if transport.protection.secure or transport.protection.transformed else None
-    fed = RemoteFederation(transport, protection=transport.protection, roster=roster, entropy=ENTROPY, seed=1, **options)
+    fed = RemoteFederation(OverBytes(transport), protection=transport.protection, roster=roster, entropy=ENTROPY, seed=1, **options)
     fed.enrol()
     return transport, fed
 
@@ -168,7 +169,7 @@ def sent(fed: RemoteFederation, scene: Population, noise: Any, task: Any = None,
     """What client 0 answers to a training with this noise."""
     task = task or training(scene)
     params = (m.Parameter("model", m.One(m.to_one(training(scene).model.init(0), {}))),)
-    ask = m.Compute(fed.session, 0, 1, number, (number,), m.task_to_bytes(task), params, None, noise)
+    ask = m.Compute(fed.session, 0, 1, number, (number,), m.Carried(task), params, None, noise)
     return fed._ask({0: ask}, "compute").get(0)
 
 
@@ -217,7 +218,7 @@ def test_too_little_noise_is_over_the_clients_own_budget_and_sessions_do_not_ref
         assert 0 in fed._ask({0: m.Give(fed.session, "sum", number, ("update",), "", False)}, "sum"), "showing it again is free"
     spent = own_ledgers(transport)[0]
     assert 2.1 < spent <= 2.2
-    again = RemoteFederation(transport, entropy=public_entropy("another session"))
+    again = RemoteFederation(OverBytes(transport), entropy=public_entropy("another session"))
     assert 0 in again.enrol()
     assert isinstance(sent(again, scene, noise), m.Computed)
     assert again._ask({0: m.Give(again.session, "sum", 900, ("update",), "", False)}, "sum") == {}
@@ -247,8 +248,8 @@ def test_what_starts_from_a_value_costs_that_value_too_whatever_the_server_forge
     noise = m.NoisySteps(**vars(NOISE))
     first = training(scene).model.init(0)
     assert isinstance(sent(fed, scene, noise), m.Computed)
-    own = m.Addends((m.to_tensor(first),), (), (m.OwnPart(900, "update", 1.0),))
-    ask = m.Compute(fed.session, 0, 1, 901, (), m.task_to_bytes(training(scene)), (m.Parameter("model", m.One(own)),), None, noise)
+    own = m.Addends((first,), (), (m.OwnPart(900, "update", 1.0),))
+    ask = m.Compute(fed.session, 0, 1, 901, (), m.Carried(training(scene)), (m.Parameter("model", m.One(own)),), None, noise)
     assert isinstance(fed._ask({0: ask}, "compute")[0], m.Computed)
     assert 0 in fed._ask({0: m.Give(fed.session, "sum", 901, ("update",), "", False)}, "sum")
     ledger = Ledger.read((transport.stores[0].get(SPENT) or b"").decode())
@@ -334,11 +335,11 @@ def test_a_client_that_dies_while_a_value_is_replaced_gives_it_to_nobody_for_les
     noise, task = m.NoisySteps(**vars(NOISE)), training(scene)
     assert isinstance(sent(fed, scene, noise), m.Computed)
     zeros = (m.Parameter("update", m.One(m.to_one(np.zeros(3), {}))),)
-    ask: m.Ask = m.Compute(fed.session, 0, 1, 900, (900,), m.task_to_bytes(Same()), zeros, None, noise)
+    ask: m.Ask = m.Compute(fed.session, 0, 1, 900, (900,), m.Carried(Same()), zeros, None, noise)
     if by == "a box that is public":
         ask = m.Take(fed.session, 900, ("update",), ())
     elif by == "a sum that is paid":
-        start = m.Compute(fed.session, 0, 1, 901, (900, 901), m.task_to_bytes(Start(task.model, 0)), (), None, noise)
+        start = m.Compute(fed.session, 0, 1, 901, (900, 901), m.Carried(Start(task.model, 0)), (), None, noise)
         assert isinstance(fed._ask({0: start}, "compute")[0], m.Computed)
         ask = m.AddUp(fed.session, 900, (m.OwnPart(901, "model", 1.0),))
     store.at = "held/"
@@ -469,7 +470,7 @@ def test_a_client_whose_whole_is_private_gives_nothing_else() -> None:
     assert fed.refusals[-1][2] == "over-budget"
     answer = fed._ask({0: give("sum", m.Bounded("add_remove", 1e-3, 3.0))}, "sum")[0]
     assert isinstance(answer, m.Given)
-    assert np.linalg.norm(m.from_tensor(answer.values[0].value)) <= 1e-3 * (1 + 1e-9)
+    assert np.linalg.norm(answer.values[0].value) <= 1e-3 * (1 + 1e-9)
     assert own_ledgers(transport)[0] > 0
 
 
@@ -488,7 +489,7 @@ def test_two_requests_at_once_over_one_state_folder_are_both_paid_for(tmp_path: 
     scene = population(clients_per_group=3)
     transport, _, _ = client_level(scene, CLIENT)
     transport.stores[0] = Slow(tmp_path)
-    fed = RemoteFederation(transport, entropy=ENTROPY)
+    fed = RemoteFederation(OverBytes(transport), entropy=ENTROPY)
     fed.enrol()
     task = training(scene)
     number = fed._known[fed.compute(task, {"model": task.model.init(0)}).key].number
@@ -574,13 +575,13 @@ class Liar:
     def compute(self, held: int, task: Task, which: m.Mine | None = None, **params: Any) -> str:
         """Have a task run on numbers (one, or a list to pick from) or held parts; "computed", or the word of the refusal."""
         named = tuple(m.Parameter(name, self._value(value)) for name, value in params.items())
-        answer = self.ask(m.Compute(bytes(16), 0, 0, held, (1, 2), task_to_bytes(task), named, which, self.noise))
+        answer = self.ask(m.Compute(bytes(16), 0, 0, held, (1, 2), m.Carried(task_to_bytes(task)), named, which, self.noise))
         return answer.code if isinstance(answer, m.Refused) else "computed"
 
     @staticmethod
     def _value(value: Any) -> m.One | m.Many | m.Mine:
         def one(number: Any) -> m.Addends:
-            return m.Addends((m.to_tensor(np.asarray(number)),), (), ())
+            return m.Addends((np.asarray(number),), (), ())
 
         return value if isinstance(value, m.Mine) else m.Many(tuple(map(one, value))) if isinstance(value, list) else m.One(one(value))
 

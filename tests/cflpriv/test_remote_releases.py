@@ -57,7 +57,7 @@ def ask(fed: RemoteFederation, number: int, task: Any, which: Any = None, **para
         return m.One(m.to_one(value, {}))
 
     given = tuple(m.Parameter(name, said(value)) for name, value in params.items())
-    return m.Compute(fed.session, 0, 1, number, tuple(range(7, 30)), m.task_to_bytes(task), given, which)
+    return m.Compute(fed.session, 0, 1, number, tuple(range(7, 30)), m.Carried(task), given, which)
 
 
 def give(fed: RemoteFederation, verb: Any, number: int, part: str, transform: str = "") -> m.Give:
@@ -71,7 +71,7 @@ def answer(fed: RemoteFederation, said: m.Ask, client: int = 0) -> Any:
 
 def values(said: Any) -> Any:
     assert isinstance(said, m.Given), said
-    return m.from_tensor(said.values[0].value)
+    return said.values[0].value
 
 
 def begun(protection: Protection, **scene: Any) -> tuple[Population, Loopback, RemoteFederation]:

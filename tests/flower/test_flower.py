@@ -34,6 +34,7 @@ from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.fixedpoint import largest_levels
 from cflpriv.record import read_transcript
 from cflpriv.remote import messages as m
+from cflpriv.remote.roll import OverBytes
 from cflpriv.remote.server import KeyHolderLost, RemoteFederation
 from cflpriv.signatures import principal_vectors
 from cflpriv.types import Population
@@ -71,7 +72,7 @@ def deployment(
 def test_a_federation_on_flower_messages_equals_the_local_one(tmp_path: Path, state: bool) -> None:
     scene = population(clients_per_group=3)
     grid = deployment(tmp_path, scene, state=state)
-    fed = RemoteFederation(GridTransport(grid), seed=1)  # type: ignore[arg-type]
+    fed = RemoteFederation(OverBytes(GridTransport(grid)), seed=1)  # type: ignore[arg-type]
     fed.enrol()
     made = ALGORITHMS["stocfl"][0](training(scene), weights="equal")
     one = LocalFederation(scene.clients, seed=1)
@@ -94,7 +95,7 @@ def test_secure_sums_and_lost_nodes(tmp_path: Path) -> None:
     roster = read_roster(tmp_path / "keys" / "roster.txt")
     ticks = iter(range(10**9))
     transport = GridTransport(grid, clock=lambda: float(next(ticks)), poll_seconds=0.0)  # type: ignore[arg-type]
-    fed = RemoteFederation(transport, protection=Protection(sum="secagg", floor=3), roster=roster, seed=1)
+    fed = RemoteFederation(OverBytes(transport), protection=Protection(sum="secagg", floor=3), roster=roster, seed=1)
     assert fed.enrol() == (0, 1, 2, 3, 4)
     task = training(scene)
     fed.begin_round(0)
@@ -277,7 +278,7 @@ def test_a_private_run_costs_what_a_local_one_does_and_a_restart_forgets_no_char
 def test_bad_settings_get_a_word_and_no_text(tmp_path: Path) -> None:
     scene = population(clients_per_group=1)
     grid = deployment(tmp_path, scene, 'sun = "secagg"')
-    fed = RemoteFederation(GridTransport(grid))  # type: ignore[arg-type]
+    fed = RemoteFederation(OverBytes(GridTransport(grid)))  # type: ignore[arg-type]
     assert fed.enrol() == ()
     assert fed.refusals == [(-1, "enrol", "bad-settings")] * 2
     assert not grid.errors
@@ -461,7 +462,7 @@ def test_each_message_in_a_fresh_process_and_torch_only_to_compute(tmp_path: Pat
     deployment(tmp_path, scene, 'sum = "secagg"\nfloor = 2', state=True)
     transport = Processes(tmp_path, 3)
     fed = RemoteFederation(
-        transport, protection=Protection(sum="secagg", floor=2), roster=read_roster(tmp_path / "keys" / "roster.txt"), seed=1
+        OverBytes(transport), protection=Protection(sum="secagg", floor=2), roster=read_roster(tmp_path / "keys" / "roster.txt"), seed=1
     )
     fed.enrol()
     fed.begin_round(0)
@@ -496,7 +497,7 @@ def test_encrypted_similarity_with_a_key_holder_at_a_node_of_its_own(tmp_path: P
     roster = read_roster(tmp_path / "keys" / "roster.txt")
     ticks = iter(range(10**9))
     transport = GridTransport(grid, clock=lambda: float(next(ticks)), poll_seconds=0.0)  # type: ignore[arg-type]
-    fed = RemoteFederation(transport, protection=Protection(gram=("ckks",)), roster=roster, seed=1)
+    fed = RemoteFederation(OverBytes(transport), protection=Protection(gram=("ckks",)), roster=roster, seed=1)
     grid.dead = {HOLDER_NODE}
     transport.welcome(fed, 6, 3.0)
     assert fed.clients == (0, 1, 2, 3, 4, 5)
@@ -583,7 +584,7 @@ def test_an_evaluation_that_is_none_costs_its_client_a_score_and_not_the_run(tmp
         for message in arrived:
             said = m.decode_answer(message.content[RECORD][ANSWER]) if RECORD in message.content else None  # type: ignore[arg-type]
             if isinstance(said, m.Given) and [one.name for one in said.values] == ["correct", "count"] and odd:
-                changed = (m.Named("correct", m.to_tensor(odd.pop())), said.values[1])
+                changed = (m.Named("correct", odd.pop()), said.values[1])
                 message.content[RECORD] = ConfigRecord({ANSWER: m.encode(m.Given(changed, 0))})
         return arrived
 

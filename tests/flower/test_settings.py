@@ -13,6 +13,7 @@ from flwr.clientapp import ClientApp
 from cflpriv.errors import InputError
 from cflpriv.flower import GridTransport, cflpriv_mod, client_app, read_settings, write_identities
 from cflpriv.protocols.entropy import public_entropy
+from cflpriv.remote.roll import OverBytes
 from cflpriv.remote.server import RemoteFederation
 
 IDENTITY = 'identity = "keys/client0.key"\n'
@@ -62,7 +63,7 @@ def test_wrong_settings_are_a_line_and_a_word(tmp_path: Path, text: str | None, 
     stock.query("cflpriv")(lambda message, context: message)
     for app in (client_app(data), stock):
         grid = FakeGrid({1: app}, {1: {"settings": str(path)}})
-        fed = RemoteFederation(GridTransport(grid))  # type: ignore[arg-type]
+        fed = RemoteFederation(OverBytes(GridTransport(grid)))  # type: ignore[arg-type]
         assert fed.enrol() == ()
         assert fed.refusals == [(-1, "enrol", "bad-settings")]
         assert not grid.errors, "no text of an exception reaches the server"

@@ -1,0 +1,95 @@
+"""Clients of this process: requests are handed over as objects, or ("bytes") through the encoding that a network would carry."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..errors import InputError
+from ..participation import draw_drop
+from ..protocols.errors import LocalError, RemoteError, TooFewClients
+from ..remote import messages as m
+from ..remote.client import refusal
+from ..remote.host import ClientHost
+from .interface import Stage
+
+__all__ = ["BEFORE_UPLOAD", "STAGES", "BytesTransport", "Faults", "MemoryTransport"]
+
+STAGES = ("Advert", "Shares", "Masked", "Consistent", "Reveal")
+"""The messages of a client in a secure sum, by which dropouts are named."""
+BEFORE_UPLOAD = STAGES[:3]
+_REPLIES = {"Invite": "Advert", "Adverts": "Shares", "Deliver": "Masked", "Survivors": "Consistent", "Unmask": "Reveal"}
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Dropouts to inject: in each call of `mean` a client drops out with probability `dropout`, at a random stage of secure aggregation.
+
+    `listed` holds (round, client) and the stage at which it drops out for certain. Under sums in one message, stages up to "Masked" mean
+    that the update never arrives.
+    """
+
+    seed: int = 0
+    dropout: float = 0.0
+    listed: Mapping[tuple[int, int], str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dropout < 1:
+            raise InputError(f"training.dropout: {self.dropout} is outside [0, 1)")
+        for (number, client), stage in self.listed.items():
+            if stage not in STAGES:
+                raise InputError(f"training.dropouts: ({number}, {client}, {stage!r}) is not (round, client, one of {', '.join(STAGES)})")
+
+    def silent(self, stage: Stage, client: int) -> bool:
+        """Whether a client's answer at this stage never arrives."""
+        if not (self.dropout or self.listed) or not (stage.name == "sum" or stage.name.startswith("secagg ")):
+            return False
+        drop = self.listed.get((stage.round, client)) or draw_drop(self.dropout, STAGES, self.seed, stage.round, stage.call, client)
+        if drop is None:
+            return False
+        if stage.name == "sum":
+            return drop in BEFORE_UPLOAD
+        return STAGES.index(drop) <= STAGES.index(_REPLIES[stage.name.removeprefix("secagg ")])
+
+
+@dataclass(eq=False)
+class MemoryTransport:
+    """Hands requests to the clients of a host, those of `online` only.
+
+    `on_error`: an error of a client's own data or training ends the run with its full message ("raise", as experiments want it), or the
+    client refuses with an error code, as one that is deployed does ("refuse").
+    """
+
+    host: ClientHost
+    faults: Faults = field(default_factory=Faults)
+    on_error: Literal["raise", "refuse"] = "raise"
+    online: set[int] = field(default_factory=set)
+
+    def places(self) -> Sequence[int]:
+        return sorted(self.online)
+
+    def exchange(self, asks: Mapping[int, m.Ask], stage: Stage) -> Mapping[int, m.Answer]:
+        reached = {place: ask for place, ask in asks.items() if place in self.online and not self.faults.silent(stage, place)}
+        answers: dict[int, m.Answer] = {}
+        for place, answer in self.host.answer(reached).items():
+            if not isinstance(answer, Exception):
+                answers[place] = answer
+            elif self.on_error == "raise" and not isinstance(answer, RemoteError | TooFewClients | LocalError):
+                raise answer
+            else:
+                answers[place] = refusal(f"client {place}", answer)
+        return answers
+
+
+class BytesTransport:
+    """The same through the encoding: every request and every answer is encoded and decoded, as on a network."""
+
+    def __init__(self, memory: MemoryTransport) -> None:
+        self._memory = memory
+
+    def places(self) -> Sequence[int]:
+        return self._memory.places()
+
+    def exchange(self, asks: Mapping[int, m.Ask], stage: Stage) -> Mapping[int, m.Answer]:
+        arrived = {id(ask): m.decode_ask(m.encode(ask)) for ask in {id(ask): ask for ask in asks.values()}.values()}
+        answers = self._memory.exchange({place: arrived[id(ask)] for place, ask in asks.items()}, stage)
+        return {place: m.decode_answer(m.encode(answer)) for place, answer in answers.items()}
