@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..data import build_population
+from ..engine import Engine
 from ..errors import InputError
 from ..experiments.config import Config, load_config
 from ..experiments.folder import file_digests
@@ -292,15 +293,15 @@ def _again(config: Config, population: Population, rounds: int) -> tuple[list[Me
         if rounds >= config.training.rounds:
             admit_newcomers(simulation)
     finally:
-        simulation.federation.engine.close()
-    parties = {party: simulation.federation.secrets(party) for party in config.run.audit_parties}
+        simulation.simulated.engine.close()
+    parties = {party: simulation.simulated.secrets(party) for party in config.run.audit_parties}
     return simulation.federation.transcript.messages, {party: held for party, held in parties.items() if held}
 
 
 def _secrets_of(config: Config, population: Population) -> dict[str, dict[str, str]]:
     """The secrets of audited parties in a run without protection, where they open nothing."""
     simulation = prepare(_recording(config), population=population)
-    return {party: held for party in config.run.audit_parties if (held := simulation.federation.secrets(party))}
+    return {party: held for party in config.run.audit_parties if (held := simulation.simulated.secrets(party))}
 
 
 def _recording(config: Config) -> Config:
@@ -335,9 +336,7 @@ def simulator(config: Config, population: Population) -> Callable[[Sequence[tupl
         alone = alone.with_("run", record="full", record_rounds=(), record_clients=())
         alone = replace(alone, algorithm={key: value for key, value in config.algorithm.items() if key not in ("k", "beta")})
         try:
-            simulation = prepare(alone, population=people)
-            simulation.federation.transcript = _UntilCompared("full")
-            simulation.federation.engine = engine_for(config, simulation.federation.engine)  # type: ignore[assignment]
+            simulation = prepare(alone, population=people, transcript=_UntilCompared("full"), engine=engine_for(config, Engine()))
             begin(simulation)
             advance(simulation)
         except _Upload:

@@ -14,27 +14,25 @@ What they prove: that *this* release with these canaries leaks more than claimed
 below the claim is no proof of privacy, and a composition is not tried here (`dp_run` plays whole runs).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from ..algorithms.influence import Influence, split
 from ..algorithms.stocfl import Represent
-from ..channels import Recorder
-from ..client_level import LocalGram
+from ..client_level import local_rows
 from ..engine import Engine, Streams, TaskInput
 from ..evaluation import Losses
 from ..models import Model
-from ..privacy import Noise, Privacy
+from ..privacy import Noise
 from ..private_signatures import sketch_directions
 from ..protocols.entropy import Entropy
 from ..protocols.events import ChoiceEvent, Event, GaussianEvent, RandomizedResponseEvent, Relation, SampledGaussianEvent, SkellamEvent
 from ..protocols.ledger import Ledger
 from ..protocols.mechanisms import SkellamPlan, randomized_response, skellam_open, skellam_share
 from ..signatures import PrincipalVectors
-from ..similarity import Gram
 from ..training import Gradient, Train
 from ..types import Array, ClientData
 
@@ -172,32 +170,13 @@ class Unpriced(Ledger):
         return
 
 
-class _Seen:
-    """A channel of Grams, and its session, to which uploads come as they left the client."""
-
-    where: Literal["server"] = "server"
-    evidence = True
-
-    def open(self, epoch: int) -> "_Seen":
-        return self
-
-    def upload(self, client: int, rows: Array) -> Mapping[str, Array]:
-        return {"rows": rows}
-
-    def extend(self, clients: Sequence[int], uploads: Sequence[Mapping[str, Array]], p: int, record: Recorder) -> Gram:
-        raise NotImplementedError("no Gram is made in a game")
-
-
 def local(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
-    """Rows that clients add noise to themselves (`client_level.LocalGram`), a client a canary."""
-    privacy = Privacy("client", event.relation, 1.0, 0.5, local=("gram",))
-    channel = LocalGram(_Seen(), event.noise_multiplier, privacy, Unpriced(privacy.budget), entropy)
-    session = channel.open(0)
+    """Rows that clients add noise to themselves (`client_level.local_rows`), a client a canary."""
     low = 0.0 if event.relation == "add_remove" else -1.0
     along = np.full((2, 4), 8**-0.5)  # of norm 1 in all, as rows are once they are scaled
     coins = _tossed(rng).ravel()
     rows = [LONG * 2**0.5 * (1.0 if inside else low) * along for inside in coins]
-    seen = [session.upload(client, brought)["rows"] for client, brought in enumerate(rows)]
+    seen = [local_rows(brought, event, entropy) for brought in rows]
     return Game(np.tensordot(np.stack(seen), along, 2) - (1.0 + low) / 2, coins)
 
 

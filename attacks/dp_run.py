@@ -23,19 +23,19 @@ right in size but can be foretold (from a seed that the server knows, or the sam
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from ..algorithms.around import steps_of
-from ..channels import Contribution, Recorder, SumCall, SumChannel
 from ..client_level import LOCAL, LocalGram
 from ..engine import Engine, Streams, TaskInput
 from ..experiments.config import Config
 from ..experiments.run import Simulation, advance, begin, prepare
 from ..handles import GroupMean
 from ..models import Model
-from ..privacy import Noise
+from ..privacy import Noise, Privacy
 from ..private_signatures import sum_event
 from ..protection import Protection
 from ..protocols.accounting import epsilon_of
@@ -45,6 +45,7 @@ from ..protocols.events import ChoiceEvent, Event, GaussianEvent, SampledGaussia
 from ..protocols.ledger import Budget as LedgerBudget
 from ..protocols.ledger import Ledger
 from ..randomness import stream
+from ..remote.values import Values
 from ..training import Train
 from ..types import Array, ClientData, Population
 from .adversary import view_of
@@ -215,73 +216,84 @@ def _unscored(ledger: Ledger) -> tuple[str, ...]:
 
 
 @dataclass(eq=False)
-class _Planted:
-    """A channel of sums before which clients bring canaries instead of what they computed; `scores` collects what comes out.
+class _Canaries:
+    """Clients that bring canaries to sums instead of what they computed, and what comes out of the sums.
 
-    `exact` is the same of the sums without noise. What stands behind it does not know.
+    `scores` collects what the means show of each client, `exact` the same of the sums without noise. Clients and server do not know.
     """
 
-    inner: SumChannel
     coins: Mapping[int, bool]
     low: float
     norm: float
     seed: int
-    scores: dict[int, float]
-    exact: dict[int, float]
+    scores: dict[int, float] = field(default_factory=dict)
+    exact: dict[int, float] = field(default_factory=dict)
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.inner, name)
+    def axis(self, client: int, size: int) -> Array:
+        """A client's own direction, the same in every mean of this size."""
+        draws = stream(self.seed, f"canary {size}", client=client).normal(size=size)
+        return np.asarray(draws / np.linalg.norm(draws))
 
-    def means(self, call: SumCall, record: Recorder) -> tuple[GroupMean | None, ...]:
-        axes = {one.client: self._axis(one) for one in call.contributions}
-        brought = {client: (1.0 if self.coins[client] else self.low) * axis for client, axis in axes.items()}
-        planted = tuple(replace(one, parts=_cut(LONG * self.norm * brought[one.client], one)) for one in call.contributions)
-        means = self.inner.means(replace(call, contributions=planted), record)
-        for label, mean in enumerate(means):
+    def brought(self, client: int, size: int) -> Array:
+        return (1.0 if self.coins[client] else self.low) * self.axis(client, size)
+
+    def score(self, means: Sequence[GroupMean | None]) -> None:
+        for mean in means:
             if mean is None:
                 continue
             total = np.concatenate([np.ravel(part.value()) for part in mean.parts.values()]) * mean.count
-            members = [one.client for one in call.members(label)]
-            calm = self.norm * np.sum([brought[client] for client in members], axis=0)
-            for client in members:
-                half = self.norm * (1.0 + self.low) / 2
-                self.scores[client] = self.scores.get(client, 0.0) + float(axes[client] @ total) - half
-                self.exact[client] = self.exact.get(client, 0.0) + float(axes[client] @ calm) - half
-        return means
-
-    def _axis(self, one: Contribution) -> Array:
-        """A client's own direction, the same in every mean of this size."""
-        size = sum(int(np.prod(np.shape(part), dtype=int)) for part in one.parts.values())
-        draws = stream(self.seed, f"canary {size}", client=one.client).normal(size=size)
-        return np.asarray(draws / np.linalg.norm(draws))
+            calm = self.norm * np.sum([self.brought(client, len(total)) for client in mean.heard], axis=0)
+            half = self.norm * (1.0 + self.low) / 2
+            for client in mean.heard:
+                axis = self.axis(client, len(total))
+                self.scores[client] = self.scores.get(client, 0.0) + float(axis @ total) - half
+                self.exact[client] = self.exact.get(client, 0.0) + float(axis @ calm) - half
 
 
-def _cut(vector: Array, like: Contribution) -> dict[str, Array]:
-    parts, start = {}, 0
-    for name, value in like.parts.items():
-        shape = np.shape(value)
-        stop = start + int(np.prod(shape, dtype=int))
-        parts[name] = vector[start:stop].reshape(shape).astype(np.asarray(value).dtype)
-        start = stop
-    return parts
+class _Planted(Values):
+    """A client's values, of which others see canaries; what it computes with stays its own."""
+
+    def __init__(self, values: Values, client: int, canaries: _Canaries) -> None:
+        super().__init__(values.store)
+        self._client, self._canaries = client, canaries
+
+    def parts(self, number: int, parts: tuple[str, ...]) -> dict[str, Any]:
+        found = super().parts(number, parts)
+        size = sum(int(np.prod(np.shape(value), dtype=int)) for value in found.values())
+        vector = LONG * self._canaries.norm * self._canaries.brought(self._client, size)
+        planted, start = {}, 0
+        for name, value in found.items():
+            stop = start + int(np.prod(np.shape(value), dtype=int))
+            planted[name] = vector[start:stop].reshape(np.shape(value)).astype(value.dtype)
+            start = stop
+        return planted
 
 
 def play_clients(config: Config, population: Population, rng: np.random.Generator, *, seconds: float = np.inf) -> tuple[Played, Game]:
     """The run of `config` (unit "client") whose clients are canaries; and the game that the same sums without noise would be."""
     simulation = prepare(_recorded(config), population=population)
-    federation = simulation.federation
     coins = {client.id: bool(rng.random() < 0.5) for client in population.clients}
     low = 0.0 if config.privacy.relation == "add_remove" else -1.0
-    planted = _Planted(federation._channels.sum, coins, low, config.privacy.clip_norm, config.run.seed, {}, {})
-    federation._channels = replace(federation._channels, sum=planted)  # type: ignore[arg-type]  # clients that bring what they like
+    canaries = _Canaries(coins, low, config.privacy.clip_norm, config.run.seed)
+    for client in coins:
+        party = simulation.simulated.client(client)
+        party.values = _Planted(party.values, client, canaries)
+    federation, mean = simulation.federation, simulation.federation.mean
+
+    def scored(*given: Any, **more: Any) -> tuple[GroupMean | None, ...]:
+        means = mean(*given, **more)
+        canaries.score(means)
+        return means
+
+    federation.mean = scored  # type: ignore[method-assign]  # whoever looks at what the server got
     begin(simulation)
     _rounds(simulation, config.training.rounds, seconds)
-    books, seen = simulation.books, sorted(planted.scores)
+    books, seen = simulation.books, sorted(canaries.scores)
     if not seen:
         raise ValueError("no mean was released")
     assert books is not None
     tossed = np.array([coins[client] for client in seen])
-    games = [Game(np.array([found[client] for client in seen]), tossed) for found in (planted.scores, planted.exact)]
+    games = [Game(np.array([found[client] for client in seen]), tossed) for found in (canaries.scores, canaries.exact)]
     spent = max(books.ledger.spent(client) for client in books.ledger.clients)
     return Played(games[0], spent, len(simulation.rows), _unscored(books.ledger)), games[1]
 
@@ -340,7 +352,8 @@ def _recorded(config: Config) -> Config:
 
 
 def _started(config: Config, population: Population, noise: float) -> Simulation:
-    simulation = prepare(_recorded(config), population=population)
+    demands: dict[str, Any] = {} if noise == 1.0 else {"privacy": Privacy()}  # clients would refuse less noise than they were promised
+    simulation = prepare(_recorded(config), population=population, **demands)
     accounts = simulation.federation.accounts
     if noise != 1.0 and accounts is not None:
         calm = accounts.noise
@@ -356,7 +369,7 @@ def _rounds(simulation: Simulation, rounds: int, seconds: float) -> None:
         if simulation.stopped or (simulation.rows and time.perf_counter() - began > seconds):
             break
         advance(simulation)
-    simulation.federation.engine.close()
+    simulation.simulated.engine.close()
 
 
 # --- the attack -----------------------------------------------------------------------------------------------------------------------
@@ -368,7 +381,8 @@ def releases(config: Config, population: Population) -> dict[str, tuple[str, Eve
     if config.privacy.unit == "client":
         if "gram" not in config.privacy.local:
             return found
-        gram = prepare(_recorded(config), population=population).federation._channels.gram
+        books = prepare(_recorded(config), population=population).books
+        gram = None if books is None else books.options(config.protection, len(population.clients))["local"]
         return {"signature_epsilon": ("local", gram.event)} if isinstance(gram, LocalGram) else found
     noise, relation = _noise(config), config.privacy.relation
     if noise.signature:

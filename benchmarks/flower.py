@@ -75,7 +75,7 @@ from cflpriv.flower.client import read_roster
 from cflpriv.flower.transport import GridTransport
 from cflpriv.protection import Protection
 from cflpriv.remote.foreign import Foreign
-from cflpriv.remote.roll import OverBytes
+from cflpriv.transports.interface import OverBytes
 from cflpriv.remote.server import RemoteFederation
 
 app = ServerApp()

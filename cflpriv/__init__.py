@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     from .errors import InputError
     from .experiments import Config, load_config, run_experiment
     from .federation import Federation, Sampling
-    from .local import LocalFederation
     from .models import Model
     from .protection import Protection
+    from .simulation import simulate
     from .training import Train
     from .types import ClientData, Clustering, Population
 
 _HOME = {
     "ALGORITHMS": "algorithms", "ClientData": "types", "Clustering": "types", "Config": "experiments", "DataSpec": "data",
-    "Federation": "federation", "InputError": "errors", "LocalFederation": "local", "Model": "models", "Population": "types",
+    "Federation": "federation", "InputError": "errors", "Model": "models", "Population": "types",
     "Protection": "protection", "Sampling": "federation", "Train": "training", "build_population": "data", "load_config": "experiments",
-    "run_experiment": "experiments",
+    "run_experiment": "experiments", "simulate": "simulation",
 }  # fmt: skip
 
 __all__ = [
-    "ALGORITHMS", "ClientData", "Clustering", "Config", "DataSpec", "Federation", "InputError", "LocalFederation", "Model", "Population",
-    "Protection", "Sampling", "Train", "build_population", "load_config", "run_experiment",
+    "ALGORITHMS", "ClientData", "Clustering", "Config", "DataSpec", "Federation", "InputError", "Model", "Population",
+    "Protection", "Sampling", "Train", "build_population", "load_config", "run_experiment", "simulate",
 ]  # fmt: skip
 
 

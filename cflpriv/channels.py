@@ -1,30 +1,24 @@
-"""What stands between clients and the server: one channel per verb that releases something.
-
-`channels` builds what a `Protection` asks for. Each channel has a client side (what leaves) and a server side (what is made of it), so
-that the algorithms above and the protections below meet in three small interfaces only.
-"""
+"""What the protections share: the call of a mean, clustering epochs of vectors, and the transforms of clients."""
 
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
 from .errors import InputError
 from .handles import GroupMean, Shared
-from .protection import Protection
-from .protocols.entropy import Entropy
 from .protocols.errors import RemoteError, TooFewClients
-from .protocols.orthonormal import TRANSFORMS, Transform, transform
+from .protocols.orthonormal import Transform, transform
 from .protocols.sketch import public_seed, sketch
 from .similarity import Gram
 from .types import Array
 
 __all__ = [
-    "STAGES", "Channels", "Contribution", "GatherChannel", "GramChannel", "GramSession", "Recorder", "SumCall", "SumChannel", "TransformCache",
-    "Transforms",    "Vectors", "above_floor", "channels", "check_hidden", "group_epoch", "places", "sketched", "weighted_mean",
+    "MOST_WEIGHT", "Contribution", "Recorder", "SumCall", "TransformCache", "Transforms", "Vectors", "above_floor", "check_hidden",
+    "clear_means", "group_epoch", "places", "sketched", "weighted_mean",
 ]  # fmt: skip
 
 HAAR_SMALLEST = 8
@@ -100,44 +94,17 @@ def group_epoch(name: str) -> int:
 # --- gram ---------------------------------------------------------------------------------------------------------------------------
 
 
-class GramSession(Protocol):
-    """One clustering epoch: what is added stays comparable until it closes."""
-
-    def upload(self, client: int, rows: Array) -> Mapping[str, Array]:
-        """Client side: what leaves the client for its `rows` (p, d)."""
-        ...
-
-    def extend(self, clients: Sequence[int], uploads: Sequence[Mapping[str, Array]], p: int, record: Recorder) -> Gram:
-        """Where the Gram may be seen: the Gram so far, with the new rows last. `record` takes what server and key holder say meanwhile."""
-        ...
-
-
-class GramChannel(Protocol):
-    """`where` the Gram may be seen, and whether `evidence` drawn from it (or which of it, by name) may come back to the server."""
-
-    @property
-    def where(self) -> Literal["server", "key-holder"]: ...
-
-    @property
-    def evidence(self) -> bool | tuple[str, ...]: ...
-
-    def open(self, epoch: int) -> GramSession: ...
-
-
 @dataclass
 class Vectors:
-    """Vectors, perhaps changed by `protect`, which knows whose they are, collected at the server."""
+    """One clustering epoch at the server: vectors, as clients hide them. What is added stays comparable until it closes."""
 
-    protect: Callable[[int, Array], Array]
     clients: list[int] = field(default_factory=list)
     rows: list[Array] = field(default_factory=list)
 
-    def upload(self, client: int, rows: Array) -> Mapping[str, Array]:
-        return {"rows": self.protect(client, rows)}
-
-    def extend(self, clients: Sequence[int], uploads: Sequence[Mapping[str, Array]], p: int, record: Recorder) -> Gram:
+    def extend(self, clients: Sequence[int], rows: Sequence[Array]) -> Gram:
+        """The Gram so far, with the new rows (p, d) last."""
         self.clients += clients
-        self.rows += [np.asarray(upload["rows"], dtype=np.float64) for upload in uploads]
+        self.rows += [np.asarray(one, dtype=np.float64) for one in rows]
         return Gram.of_vectors(self.clients, np.stack(self.rows))
 
     def saved(self) -> dict[str, Any]:
@@ -163,25 +130,7 @@ def sketched(epoch: int, sketch_dim: int | None) -> Callable[[Array], Array]:
     return reduce
 
 
-@dataclass(frozen=True)
-class ClearGram:
-    """Guarantee: none. Reveals: every signature, or its public sketch. Source: PACFL, Algorithm 1."""
-
-    sketch_dim: int | None = None
-    where: Literal["server", "key-holder"] = "server"
-    evidence: bool = True
-
-    def open(self, epoch: int) -> GramSession:
-        reduce = sketched(epoch, self.sketch_dim)
-        return Vectors(lambda client, rows: reduce(rows))
-
-
 # --- sum ----------------------------------------------------------------------------------------------------------------------------
-
-
-STAGES = ("Advert", "Shares", "Masked", "Consistent", "Reveal")
-"""The messages of a client in a secure sum, by which dropouts are named."""
-BEFORE_UPLOAD = STAGES[:3]
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +148,7 @@ class SumCall:
     """One call of `mean`: who brings what. `round` and `number` name the call; `public_weights` says that the server knows the weights.
 
     `models` is the hash of what each client was sent to compute with, of which the members of a group should hold at most `models_at_most`
-    different ones; `drops` is the stage of secure aggregation at which a client vanishes.
+    different ones.
     """
 
     round: int
@@ -210,40 +159,12 @@ class SumCall:
     public_weights: bool
     models: Mapping[int, bytes] = field(default_factory=dict)
     models_at_most: int = 1
-    drops: Mapping[int, str] = field(default_factory=dict)
 
     def members(self, label: int) -> list[Contribution]:
         return [one for one in self.contributions if label in one.labels]
 
     def counts(self) -> tuple[int, ...]:
         return tuple(len(self.members(label)) for label in range(self.k))
-
-    def arriving(self) -> "SumCall":
-        """The call without the clients that vanish before their update is sent, for sums in a single message."""
-        return replace(self, contributions=tuple(one for one in self.contributions if self.drops.get(one.client) not in BEFORE_UPLOAD))
-
-
-class SumChannel(Protocol):
-    """`private_weights`: weights may be a client's secret. `oblivious`: labels may be. `overlapping`: groups may share members."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def private_weights(self) -> bool: ...
-
-    @property
-    def oblivious(self) -> bool: ...
-
-    @property
-    def overlapping(self) -> bool: ...
-
-    @property
-    def binds_models(self) -> bool: ...
-
-    def means(self, call: SumCall, record: Recorder) -> tuple[GroupMean | None, ...]:
-        """The mean of each group; None for a group below the floor. Raises `TooFewClients` if no group is left."""
-        ...
 
 
 def check_hidden(verb: str, dimension: int, kind: str = "haar") -> None:
@@ -293,80 +214,17 @@ def above_floor(call: SumCall) -> list[int]:
     return groups
 
 
-@dataclass(frozen=True)
-class ClearSum:
-    """Guarantee: none. Reveals: every update and weight."""
-
-    name: str = "none"
-    private_weights: bool = True
-    oblivious: bool = False
-    overlapping: bool = True
-    binds_models: bool = False
-
-    def means(self, call: SumCall, record: Recorder) -> tuple[GroupMean | None, ...]:
-        call = call.arriving()
-        groups = above_floor(call)
-        heard = [one for one in call.contributions if any(label in groups for label in one.labels)]
-        sent = [dict(one.parts) if call.public_weights else {**one.parts, "weight": np.array(one.weight)} for one in heard]
-        labels = [list(one.labels) for one in heard]
-        record("update", "clients", "server", [one.client for one in heard], sent, readers=("server",), context={"labels": labels})
-        means: list[GroupMean | None] = [None] * call.k
-        for label in groups:
-            members = call.members(label)
-            weights = [one.weight for one in members]
-            parts = {name: Shared(weighted_mean([one.parts[name] for one in members], weights)) for name in members[0].parts}
-            means[label] = GroupMean(parts, float(sum(weights)), len(members), heard=tuple(one.client for one in members))
-        return tuple(means)
-
-
-# --- gather -------------------------------------------------------------------------------------------------------------------------
-
-
-class GatherChannel(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    def release(self, client: int, values: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Client side: what leaves the client for its `values`."""
-        ...
-
-
-@dataclass(frozen=True)
-class ClearGather:
-    """Guarantee: none. Reveals: every value."""
-
-    name: str = "none"
-
-    def release(self, client: int, values: Mapping[str, Array]) -> Mapping[str, Array]:
-        return values
-
-
-@dataclass(frozen=True)
-class Channels:
-    """The three places where protection meets the algorithm."""
-
-    gram: GramChannel
-    sum: SumChannel
-    gather: GatherChannel
-
-
-def channels(protection: Protection, transforms: Transforms, clients: tuple[int, ...], entropy: Entropy) -> Channels:
-    """What does what `protection` asks for. `transforms` and what `entropy` feeds belong to the `clients`."""
-    from .rotations import BlindSum, RotatedGram
-
-    sketch_dim = protection.sketch_dim if "sketch" in protection.gram else None
-    kind = next((stage for stage in protection.gram if stage in TRANSFORMS), None)
-    gram: GramChannel = ClearGram(sketch_dim) if kind is None else RotatedGram(transforms, kind, sketch_dim)
-    if "ckks" in protection.gram:
-        from .encrypted import EncryptedGram, Settings  # the protocol is loaded where it is used
-
-        gram = EncryptedGram(clients, Settings.of(protection, sketch_dim), entropy)
-    total: SumChannel = ClearSum()
-    if protection.sum in TRANSFORMS:
-        total = BlindSum(transforms, protection.sum, fixed=protection.transform == "fixed")
-    elif protection.secure:
-        from .secure_sum import ObliviousSecaggSum, Parties, SecaggSum  # the protocol is loaded where it is used
-
-        parties = Parties.of(clients, protection.secure_sum, protection.smallest_sum, entropy)
-        total = SecaggSum(parties) if protection.sum == "secagg" else ObliviousSecaggSum(parties)
-    return Channels(gram, total, ClearGather())
+def clear_means(call: SumCall, record: Recorder) -> tuple[GroupMean | None, ...]:
+    """The means of contributions as they are. Guarantee: none. Reveals: every update and weight."""
+    groups = above_floor(call)
+    heard = [one for one in call.contributions if any(label in groups for label in one.labels)]
+    sent = [dict(one.parts) if call.public_weights else {**one.parts, "weight": np.array(one.weight)} for one in heard]
+    labels = [list(one.labels) for one in heard]
+    record("update", "clients", "server", [one.client for one in heard], sent, readers=("server",), context={"labels": labels})
+    means: list[GroupMean | None] = [None] * call.k
+    for label in groups:
+        members = call.members(label)
+        weights = [one.weight for one in members]
+        parts = {name: Shared(weighted_mean([one.parts[name] for one in members], weights)) for name in members[0].parts}
+        means[label] = GroupMean(parts, float(sum(weights)), len(members), heard=tuple(one.client for one in members))
+    return tuple(means)

@@ -1,19 +1,18 @@
 """Client-level differential privacy: what a whole client contributes to a mean is clipped, and the sum gets noise.
 
-`ClippedMean` stands around the channel of sums. With `sum = "none"` the server adds the noise: it is trusted with every contribution, and
+With `sum = "none"` the server adds the noise: it is trusted with every contribution, and
 the guarantee holds towards those who see the means (clients, and whoever gets a model later). With `sum = "secagg"` each client adds a
 share of Skellam noise to its integers before they are masked, so the guarantee holds towards the server as well.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal
 
 import numpy as np
 
-from .channels import Channels, Contribution, GramChannel, GramSession, Recorder, SumCall, SumChannel, above_floor
+from .channels import Contribution, Recorder, SumCall, above_floor, clear_means
 from .errors import InputError
 from .handles import GroupMean, Shared
 from .privacy import Privacy, Releases
@@ -25,10 +24,9 @@ from .protocols.fixedpoint import Bits, largest_levels
 from .protocols.ledger import Ledger
 from .protocols.mechanisms import MOST_VARIANCE, SkellamPlan, clip, gaussian, skellam_open, skellam_plan, skellam_share
 from .randomness import stream
-from .similarity import Gram
 from .types import Array
 
-__all__ = ["BETA", "LOCAL", "ClippedMean", "LocalGram", "client_channels", "fits", "local_event", "local_rows", "share"]
+__all__ = ["BETA", "LOCAL", "ClippedMean", "LocalGram", "client_noise", "fits", "local_event", "local_rows", "share"]
 
 FINEST_NOISE = 1e4
 """Standard deviation of a share of Skellam noise, in integers, where the modulus leaves room: finer integers gain nothing."""
@@ -42,11 +40,10 @@ REACH = 13
 """A share of noise stays within so many standard deviations, but for 1e-30."""
 
 
-def client_channels(
-    channels: Channels, privacy: Privacy, releases: Releases, protection: Protection, ledger: Ledger, clients: int, seed: int,
-    noise_source: Entropy,
-) -> Channels:  # fmt: skip
-    """The channels of a federation with clipping, noise and the ledger around them. `InputError` for sums that cannot have noise."""
+def client_noise(
+    privacy: Privacy, releases: Releases, protection: Protection, ledger: Ledger, clients: int, seed: int, noise_source: Entropy
+) -> "tuple[ClippedMean, LocalGram | None]":
+    """What a server does about unit = "client": in means, and where single rows are compared. `InputError` for sums without noise."""
     if protection.sum not in ("none", "secagg"):
         raise InputError(
             f"protection.sum = {protection.sum!r} under privacy.unit = 'client': noise goes to sums in the clear ('none', the server being "
@@ -56,16 +53,15 @@ def client_channels(
         raise InputError(f"protection.gram = {list(protection.gram)} with privacy.local = ['gram']: the rows carry noise already; use none")
     portion = privacy.signature_share if releases.signatures and releases.trainings else 1.0
     first: tuple[Event, ...] = ()
-    gram = channels.gram
+    gram = None
     if releases.signatures:
         z = calibrate(lambda z: [local_event(z, privacy.relation)], portion * privacy.epsilon, privacy.delta)
         first = (local_event(z, privacy.relation),)
-        gram = LocalGram(channels.gram, z, privacy, ledger, noise_source)
+        gram = LocalGram(z, privacy, ledger)
     shares = None
     if protection.sum == "secagg":
         shares = Shares(protection.secagg_bits, protection.secagg_clip, protection.smallest_sum - 1, clients, seed)
-    mean = ClippedMean(channels.sum, privacy, releases.trainings, first, ledger, noise_source, shares)
-    return replace(channels, gram=gram, sum=mean)
+    return ClippedMean(privacy, releases.trainings, first, ledger, noise_source, shares), gram
 
 
 @dataclass(frozen=True)
@@ -97,29 +93,12 @@ class ClippedMean:
     Source: McMahan et al. 2018 (central); Agarwal, Kairouz & Liu 2021 (Skellam).
     """
 
-    inner: SumChannel
     privacy: Privacy
     trainings: int
     before: tuple[Event, ...]
     ledger: Ledger
     noise_source: Entropy = field(repr=False)
     shares: Shares | None = None
-    private_weights: bool = False
-    oblivious: bool = False
-    overlapping: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    @property
-    def binds_models(self) -> bool:
-        return self.inner.binds_models
-
-    def means(self, call: SumCall, record: Recorder) -> tuple[GroupMean | None, ...]:
-        size = sum(int(np.prod(np.shape(part), dtype=int)) for part in call.contributions[0].parts.values())
-        self.settle(call, size)
-        return self.central(call, record) if self.shares is None else self._shared(call, record, self.shares, size)
 
     def settle(self, call: SumCall, size: int) -> None:
         """Ask the ledger, for contributions of `size` numbers, before anything is sent."""
@@ -152,7 +131,7 @@ class ClippedMean:
         """The means of contributions, each clipped, with noise on their sums; it was paid for."""
         clipped = [replace(one, parts={"contribution": clip(_vector(one), self.privacy.clip_norm)}) for one in call.contributions]
         means: list[GroupMean | None] = []
-        for mean in self.inner.means(replace(call, contributions=tuple(clipped)), record):
+        for mean in clear_means(replace(call, contributions=tuple(clipped)), record):
             if mean is None:
                 means.append(None)
                 continue
@@ -165,17 +144,6 @@ class ClippedMean:
 
     def _plan(self, size: int, shares: Shares) -> SkellamPlan:
         return _skellam(self.privacy, self.trainings, self.before, shares, size)
-
-    def _shared(self, call: SumCall, record: Recorder, shares: Shares, size: int) -> tuple[GroupMean | None, ...]:
-        plan = self._plan(size, shares)
-        sent = []
-        for one in call.contributions:
-            room = min(largest_levels(len(call.members(label)), shares.bits) for label in one.labels)
-            made = share(_vector(one), plan, shares.seed, room, self.noise_source)
-            # exactly these integers come out of the quantiser
-            sent.append(replace(one, parts={"shares": made * (shares.clip / room)}))
-        means = self.inner.means(replace(call, contributions=tuple(sent)), record)
-        return self.opened(means, call, call.contributions[0])
 
     def opened(self, means: Sequence[GroupMean | None], call: SumCall, like: Contribution) -> tuple[GroupMean | None, ...]:
         """Means of contributions `like` this one, from the means of "shares" that the members of each group sent."""
@@ -294,50 +262,10 @@ class LocalGram:
     so much that a clustering survives only with very large ε. Source: the Gaussian mechanism in the local model.
     """
 
-    inner: GramChannel
     noise_multiplier: float
     privacy: Privacy
     ledger: Ledger
-    noise_source: Entropy = field(repr=False)
 
     @property
     def event(self) -> GaussianEvent:
         return local_event(self.noise_multiplier, self.privacy.relation)
-
-    @property
-    def receiver(self) -> str:
-        return str(getattr(self.inner, "receiver", self.inner.where))
-
-    @property
-    def where(self) -> Literal["server", "key-holder"]:
-        return self.inner.where
-
-    @property
-    def evidence(self) -> bool | tuple[str, ...]:
-        return self.inner.evidence
-
-    def open(self, epoch: int) -> GramSession:
-        return _NoisySession(self.inner.open(epoch), self)
-
-
-@dataclass(frozen=True, eq=False)
-class _NoisySession:
-    inner: GramSession
-    channel: LocalGram
-
-    def upload(self, client: int, rows: Array) -> Mapping[str, Array]:
-        channel = self.channel
-        event = channel.event
-        channel.ledger.charge({client: (event,)}, LOCAL)
-        return self.inner.upload(client, local_rows(rows, event, channel.noise_source))
-
-    def extend(self, clients: Sequence[int], uploads: Sequence[Mapping[str, Array]], p: int, record: Recorder) -> Gram:
-        return self.inner.extend(clients, uploads, p, record)
-
-    def saved(self) -> dict[str, Any] | None:
-        """For a checkpoint: the noisy rows, which are not drawn again on resume."""
-        saved: Callable[[], dict[str, Any]] | None = getattr(self.inner, "saved", None)
-        return None if saved is None else saved()
-
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        self.inner.restore(saved)  # type: ignore[attr-defined]

@@ -1,8 +1,9 @@
 """Clustering epochs: values that were added to one Gram stay comparable until it closes."""
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .errors import InputError
 from .handles import Held, HeldKey
@@ -10,14 +11,7 @@ from .handles import Held, HeldKey
 __all__ = ["Epoch", "Epochs"]
 
 Session = TypeVar("Session")
-"""What a way of comparing has of one epoch: a `GramSession`, or ciphertexts whose Gram a key holder elsewhere has."""
-Opened = TypeVar("Opened", covariant=True)
-
-
-class Opens(Protocol[Opened]):
-    """A way of comparing, as far as epochs are concerned."""
-
-    def open(self, epoch: int) -> Opened: ...
+"""What a way of comparing has of one epoch: `Vectors`, or ciphertexts whose Gram a key holder elsewhere has."""
 
 
 @dataclass
@@ -34,13 +28,13 @@ class Epoch(Generic[Session]):
 class Epochs(Generic[Session]):
     """The open epochs of a federation, found by the handles whose values are in them; `count` were ever opened."""
 
-    def __init__(self, channel: Opens[Session]) -> None:
+    def __init__(self, make: Callable[[int], Session]) -> None:
         self.count = 0
         self.entered: weakref.WeakKeyDictionary[HeldKey, list[tuple[str, Epoch[Session]]]] = weakref.WeakKeyDictionary()
-        self.channel = channel
+        self.make = make
 
     def open(self, shape: tuple[int, int]) -> Epoch[Session]:
-        epoch = Epoch(self.count, self.channel.open(self.count), [], shape, {})
+        epoch = Epoch(self.count, self.make(self.count), [], shape, {})
         self.count += 1
         return epoch
 

@@ -50,6 +50,11 @@ class Simulated:
     identities: Mapping[int, Identity] = field(repr=False)
 
     @property
+    def online(self) -> set[int]:
+        """The clients that are there."""
+        return self.transport.online & set(self.data)
+
+    @property
     def engine(self) -> Engine:
         return self.transport.host.engine
 
@@ -66,14 +71,14 @@ class Simulated:
         unknown = sorted(set(clients) - set(self.data))
         if unknown:
             raise InputError(f"leave: clients {unknown} are not known")
-        if not set(self.data) & self.transport.online - set(clients):
+        if not self.online - set(clients):
             raise InputError("leave: no client would be left")
         self.transport.online -= set(clients)
         self.federation.lose(clients)
 
     def peek(self, client: int, value: Parameter) -> Array:
         """What one client sees when it opens a sum or looks at what it holds."""
-        party = self._client(client)
+        party = self.client(client)
         if isinstance(value, Held):
             if client not in value.clients:
                 raise InputError(f"client {client} does not hold {value.key.name}")
@@ -84,7 +89,7 @@ class Simulated:
 
     def recall(self, client: int, name: str) -> Array | None:
         """What a client's tasks keep under a name, if anything."""
-        found = self._client(client).values.remembered(name)
+        found = self.client(client).values.remembered(name)
         return None if found is None else found[0]
 
     def resolve(
@@ -93,7 +98,7 @@ class Simulated:
         """What clients would be given by `compute`, without computing or recording anything."""
         exchange = Exchange()
         asks = self.federation.asks(task, params, which, clients)
-        return [self._client(client).given(asks[client], exchange) for client in clients]
+        return [self.client(client).given(asks[client], exchange) for client in clients]
 
     def secrets(self, party: str) -> dict[str, str]:
         """The secrets of a party, for auditing: "server" has none, "client:ID" those that it derived from the group's, by group epoch."""
@@ -103,10 +108,11 @@ class Simulated:
             return self.transport.host.parties[HOLDER].secrets()  # type: ignore[attr-defined, no-any-return]
         name, _, number = party.partition(":")
         if name == "client" and number.isdigit() and int(number) in self.data:
-            return self._client(int(number)).secrets()
+            return self.client(int(number)).secrets()
         raise InputError(f"run.audit_parties: {party!r} is not a party here; use 'server' or 'client:ID' with ID of a client")
 
-    def _client(self, client: int) -> RemoteClient:
+    def client(self, client: int) -> RemoteClient:
+        """One of the clients."""
         party = self.transport.host.parties.get(client)
         if not isinstance(party, RemoteClient):
             raise InputError(f"client {client} is not one of this federation")
@@ -133,14 +139,14 @@ def simulate(
     release_policy: ReleasePolicy = "strict",
     identities: Mapping[int, Identity] | None = None,
     session: bytes | None = None,
-    stores: Mapping[int, Mapping[str, bytes]] | None = None,
+    stores: Mapping[int, ObjectStore] | None = None,
 ) -> Simulated:
     """A federation whose clients, known by their ids, are in this process.
 
     `present` clients are there from the start (default: all); others may `join`. `entropy` gives each party ("server", "client 3",
     "key-holder") its own source of secrets; tests may pass a public one. `privacy` is what clients demand, `accounts`, `clipped` and `local`
     what the server does about it. With `release_policy = "off"` clients release what a deployed client would refuse to. `identities`,
-    `session` and `stores` are those of a run that is resumed.
+    `session` and `stores` are those of a run that is resumed, whose clients are not greeted before the server is restored.
 
     Raises `InputError` for ids that repeat, and for those that are not 0, 1, 2, … where clients' keys are pinned on a roster.
     """
@@ -163,7 +169,7 @@ def simulate(
         if list(data) != list(range(len(data))):
             raise InputError(f"federation: client ids are places on the roster, 0 to {len(data) - 1}; got {sorted(data)}")
         roster = Roster(tuple(identities[client].public() for client in data), identities[HOLDER].public() if encrypted else b"")
-    kept = {place: ObjectStore((stores or {}).get(place)) for place in identities}
+    kept = stores or {place: ObjectStore() for place in identities}
     cache = TransformCache()
     parties: dict[int, Party] = {}
     for client, one in data.items():
@@ -181,7 +187,8 @@ def simulate(
         transcript=transcript, entropy=entropy("server"), session=session, expect=data, accounts=accounts, clipped=clipped, local=local,
         strict=release_policy == "strict",
     )  # fmt: skip
-    federation.enrol()
+    if stores is None:
+        federation.enrol()
     return Simulated(federation, memory, data, kept, identities)
 
 

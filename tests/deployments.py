@@ -16,9 +16,9 @@ from flwr.app import Context, Message
 from cflpriv.data import build_population
 from cflpriv.experiments import load_config
 from cflpriv.flower.client import client_app, write_identities
-from cflpriv.local import LocalFederation
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.record import read_transcript
+from cflpriv.remote.server import RemoteFederation
 from cflpriv.types import ClientData, Population
 
 APP = Path(__file__).parents[1] / "examples" / "flower_app"
@@ -117,7 +117,7 @@ def loopback() -> Any:
     return module
 
 
-class Survivors(LocalFederation):
+class Survivors(RemoteFederation):
     """A federation in one process whose sums are over the clients named for each round."""
 
     survivors: Mapping[int, Sequence[int]]
@@ -131,7 +131,7 @@ def local_models(changes: list[str], survivors: Mapping[int, Sequence[int]] | No
     config = load_config(APP / "experiment.toml", [*changes, "protection.sum=none"])
     population = build_population(config.data)
     algorithm = config.algorithm_for(population)
-    kind = LocalFederation if survivors is None else Survivors
+    kind = RemoteFederation if survivors is None else Survivors
     federation = kind(population.clients, seed=config.run.seed, sampling=config.sampling())
     if isinstance(federation, Survivors):
         assert survivors is not None

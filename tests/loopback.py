@@ -12,9 +12,9 @@ from cflpriv.record import Transcript
 from cflpriv.remote import messages as m
 from cflpriv.remote.client import RemoteClient, Settings
 from cflpriv.remote.holder import RemoteHolder
-from cflpriv.remote.roll import OverBytes
 from cflpriv.remote.server import RemoteFederation
 from cflpriv.remote.store import MemoryStore, Store
+from cflpriv.transports.interface import OverBytes
 from cflpriv.types import Population
 
 ENTROPY = public_entropy("remote")

@@ -3,18 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from cflpriv.algorithm import Algorithm
 from cflpriv.data import gaussian_clusters
 from cflpriv.engine import TaskInput
-from cflpriv.simulation import simulate
 from cflpriv.models import Model
 from cflpriv.protection import Protection
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.record import Transcript
+from cflpriv.remote.server import RemoteFederation
+from cflpriv.simulation import Simulated, simulate
 from cflpriv.training import Train
+from cflpriv.transports.memory import Faults
 from cflpriv.types import Array, ClientData, Population
 
 PROTECTIONS = {"none": Protection(), "haar": Protection(gram=("haar",), sum="haar")}
@@ -38,17 +41,33 @@ def mlp_training(scene: Population, dtype: Any = "float32", **options: Any) -> T
     return Train(network, **({"epochs": 1, "batch_size": 10, "lr": 0.1} | options))
 
 
-def served(algorithm: Algorithm, fed: Any, state: Any, clients: Sequence[int] | None = None) -> Array:
+_eyes: WeakKeyDictionary[RemoteFederation, Simulated] = WeakKeyDictionary()
+
+
+def eye(fed: RemoteFederation) -> Simulated:
+    """What only the experimenter has of a federation that `federation` made: clients' data, what they hold, who is online."""
+    return _eyes[fed]
+
+
+def served(algorithm: Algorithm, fed: RemoteFederation, state: Any, clients: Sequence[int] | None = None) -> Array:
     """Each client's model (m, d), as it would open it."""
     what = algorithm.serve(state)
     models, which = what.params["model"], what.which
-    return np.stack([fed.peek(c, models if which is None else models[which[c]]) for c in clients or fed.clients])  # type: ignore[index]
+    return np.stack([eye(fed).peek(c, models if which is None else models[which[c]]) for c in clients or fed.clients])  # type: ignore[index]
 
 
-def federation(scene: Population | Sequence[ClientData], protection: Protection | None = None, **options: Any) -> Any:
+def federation(
+    scene: Population | Sequence[ClientData], protection: Protection | None = None, *, entropy: Any = None, dropout: float = 0.0,
+    dropouts: Sequence[tuple[int, int, str]] = (), **options: Any,
+) -> RemoteFederation:  # fmt: skip
+    """The server of a simulated federation, without a release policy unless `options` say so."""
     clients = scene.clients if isinstance(scene, Population) else scene
-    options.setdefault("transcript", Transcript("full"))
-    return LocalFederation(clients, protection=protection or Protection(), entropy=public_entropy("tests"), **options)
+    options["faults"] = Faults(options.get("seed", 0), dropout, {(number, client): stage for number, client, stage in dropouts})
+    options = {"transcript": Transcript("full"), "release_policy": "off", **options}
+    of = entropy or (lambda party: public_entropy(f"tests {party}"))
+    made = simulate(clients, protection=protection or Protection(), entropy=of, **options)
+    _eyes[made.federation] = made
+    return made.federation
 
 
 def orthonormal_rows(rng: np.random.Generator, n: int, p: int, d: int) -> Array:

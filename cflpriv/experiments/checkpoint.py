@@ -1,20 +1,21 @@
-"""A run's state on disk, complete enough to go on from: what the server has of it, and apart from that what clients and key holder have.
+"""A run's state on disk, complete enough to go on from: what the server has of it, and apart from that what simulated parties keep.
 
-`NAME.json` is the structure, `NAME.safetensors` the server's arrays. `NAME.clients.safetensors` holds the other side (what clients hold and
-remember, the seeds of their secrets, the sessions of open clustering epochs): it is as secret as the folder `secrets/`, a deployment would
-not have it, and no adversary's view reads it. The JSON file is written last and carries the digests of the others and of itself, so a
-checkpoint is there as a whole or not at all. Nothing that depends on the clock is in it: the same run gives the same bytes.
+`NAME.json` is the structure, `NAME.safetensors` the server's arrays. `NAME.clients.safetensors` holds what clients and key holder of a
+simulation keep (values, memory, protocol machines, identities): it is as secret as the folder `secrets/`, a deployed server does not have
+it, and no adversary's view reads it. The JSON file is written last and carries the digests of the others and of itself, so a checkpoint is
+there as a whole or not at all. Nothing that depends on the clock is in it: the same run gives the same bytes.
 
 Reading makes only the types listed in `TYPES`; there is no pickle and no import by name.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from safetensors.numpy import load_file
 
@@ -33,22 +34,24 @@ from ..algorithms.pacfl import State as Pacfl
 from ..algorithms.pfedlia import State as Pfedlia
 from ..algorithms.scaffold import State as Scaffold
 from ..algorithms.stocfl import State as Stocfl
-from ..channels import GramSession, Recorder
 from ..clustering import Cut
 from ..epochs import Epoch
 from ..errors import InputError
 from ..files import write_arrays, write_atomically
 from ..handles import Blind, GroupMean, Held, HeldKey, Own, Shared
-from ..local import LocalFederation
-from ..similarity import Gram, SimilarityMatrix
+from ..protocols.keys import Identity
+from ..remote.server import RemoteFederation
+from ..remote.store import ObjectStore
+from ..remote.values import keep_values, kept_values
+from ..similarity import SimilarityMatrix
+from ..simulation import Simulated
 from ..types import Array, Clustering
 
 __all__ = [
-    "TYPES", "Checkpoint", "arrays_of", "digest_of", "flatten", "latest", "load_checkpoint", "prune", "reader", "restore",
-    "save_checkpoint", "write_atomically", "writer",
+    "TYPES", "Checkpoint", "flatten", "latest", "load_checkpoint", "prune", "restore", "save_checkpoint", "write_atomically",
 ]  # fmt: skip
 
-FORMAT = 1
+FORMAT = 2
 
 
 def _name(kind: type) -> str:
@@ -75,7 +78,6 @@ class _Out:
     server: dict[str, Any] = field(default_factory=dict)
     others: dict[str, Any] = field(default_factory=dict)
     keys: dict[HeldKey, str] = field(default_factory=dict)
-    parts: dict[HeldKey, dict[int, dict[str, None]]] = field(default_factory=dict)
 
     def walk(self, value: Any, path: str, arrays: dict[str, Any]) -> Any:
         """JSON for a value; its arrays go to `arrays` by path."""
@@ -87,8 +89,6 @@ class _Out:
             return {kind: path}
         if isinstance(value, Held):
             place = self.keys.setdefault(value.key, path)
-            for client in value.clients:
-                self.parts.setdefault(value.key, {}).setdefault(client, {}).update(dict.fromkeys(value.parts))
             return {"held": place, "clients": list(value.clients), "parts": list(value.parts)}
         if hasattr(value, "__array__"):  # made on demand: made now, one at a time, when it is written
             arrays[path] = value
@@ -105,65 +105,54 @@ class _Out:
             return {"items" if isinstance(value, tuple) else "list": items}
         raise TypeError(f"checkpoint: {path} is a {type(value).__name__}, which a state may not hold")
 
-    def held(self, federation: LocalFederation) -> dict[str, Any]:
-        """What the clients hold behind the handles that were met, and the open epochs that these are in."""
+    def held(self, federation: RemoteFederation) -> dict[str, Any]:
+        """What the server knows of the values behind the handles that were met, and the open epochs that these are in."""
         keys: dict[str, Any] = {}
         epochs: list[dict[str, Any]] = []
         numbers: dict[int, int] = {}
         for key, place in list(self.keys.items()):
-            values = {
-                client: {part: federation.side.values[key][client][part] for part in parts} for client, parts in self.parts[key].items()
-            }
             entries = []
             for part, epoch in federation.epochs.entered.get(key, ()):
                 if id(epoch) not in numbers:
                     numbers[id(epoch)] = len(epochs)
                     epochs.append(self._epoch(epoch))
                 entries.append([part, numbers[id(epoch)]])
-            keys[place] = {
-                "name": key.name,
-                "values": self._values(values, place),
-                "received": self.walk(federation.side.received.get(key, {}), f"{place}/received", self.others),
-                "epochs": entries,
-            }
+            keys[place] = {"name": key.name, "known": federation.known(key), "epochs": entries}
         return {"keys": keys, "epochs": epochs}
-
-    def _values(self, values: Mapping[int, Mapping[str, Any]], place: str) -> list[Any]:
-        return [
-            [client, part, self.walk(value, f"{place}/{client}/{part}", self.others)]
-            for client, parts in values.items()
-            for part, value in parts.items()
-        ]
 
     def _epoch(self, epoch: Epoch[Any]) -> dict[str, Any]:
         path = f"epochs/{epoch.number}"
-        saved: Any = getattr(epoch.session, "saved", lambda: None)()
         return {
             "number": epoch.number,
             "clients": list(epoch.clients),
             "shape": list(epoch.shape),
-            "memory": self.walk(epoch.memory, f"{path}/memory", self.others),
-            "session": None if saved is None else self.walk(saved, f"{path}/session", self.others),
+            "memory": self.walk(epoch.memory, f"{path}/memory", self.server),
+            "session": self.walk(epoch.session.saved(), f"{path}/session", self.server),
         }
 
+    def parties(self, simulated: Simulated) -> dict[str, Any]:
+        """What the parties of a simulation keep: values as arrays, all else as bytes."""
+        seeds = {place: [one.client, one.signing_seed, one.encryption_seed] for place, one in simulated.identities.items()}
+        stores = {}
+        for place, store in simulated.stores.items():
+            values, rest = kept_values(store)
+            path = f"parties/{place}"
+            arrays = [[name, self.walk(made, f"{path}/{name}", self.others), origin.hex()] for name, made, origin in values]
+            stores[str(place)] = {"values": arrays, "rest": self.walk(msgspec.msgpack.encode(rest), f"{path}/rest", self.others)}
+        return {"identities": self.walk(msgspec.msgpack.encode(seeds), "parties/identities", self.others), "stores": stores}
 
-def writer() -> _Out:
-    """Collects values for a checkpoint of another kind."""
-    return _Out()
 
-
-def flatten(state: Any, federation: LocalFederation) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """A state as (JSON tree, the server's arrays, the clients' arrays), arrays by path."""
+def flatten(state: Any) -> tuple[Any, dict[str, Any]]:
+    """A state as (JSON tree, the server's arrays by path)."""
     out = _Out()
-    tree = out.walk(state, "state", out.server)
-    out.held(federation)
-    return tree, out.server, out.others
+    return out.walk(state, "state", out.server), out.server
 
 
 def save_checkpoint(
-    folder: Path, name: str, state: Any, federation: LocalFederation, progress: Mapping[str, Any] | None = None, secrets: bytes = b""
-) -> int:
-    """Write a checkpoint into `folder`; its size in bytes. `progress` is what the run knows besides, `secrets` the clients' seeds.
+    folder: Path, name: str, state: Any, federation: RemoteFederation, progress: Mapping[str, Any] | None = None,
+    simulated: Simulated | None = None,
+) -> int:  # fmt: skip
+    """Write a checkpoint into `folder`; its size in bytes. `progress` is what the run knows besides, `simulated` has clients' side of it.
 
     Raises OSError where it cannot be written; an earlier checkpoint of another name is untouched then.
     """
@@ -171,19 +160,18 @@ def save_checkpoint(
     out = _Out()
     tree = {
         "format": FORMAT,
-        "round": federation.round,
         "state": out.walk(state, "state", out.server),
-        "federation": federation.saved(),
+        "federation": out.walk(federation.saved(), "federation", out.server),
         "progress": dict(progress or {}),
         "held": out.held(federation),
-        "memory": out._values(federation.side.memory, "memory"),
         "receipts": None if federation.accounts is None else federation.accounts.saved(out.keys),
-        "secrets": out.walk(secrets, "secrets", out.others),
+        "parties": None if simulated is None else out.parties(simulated),
     }
     files, size = {}, 0
     for file, arrays in ((f"{name}.safetensors", out.server), (f"{name}.clients.safetensors", out.others)):
-        files[file], written = write_arrays(folder / file, arrays, mode=0o600 if arrays is out.others else 0o644)
-        size += written
+        if arrays is out.server or simulated is not None:
+            files[file], written = write_arrays(folder / file, arrays, mode=0o600 if arrays is out.others else 0o644)
+            size += written
     tree["files"] = files
     tree["digest"] = digest_of(tree)
     write_atomically(folder / f"{name}.json", json.dumps(tree, indent=1, sort_keys=True) + "\n")
@@ -220,9 +208,27 @@ class Checkpoint:
         return progress
 
     @property
-    def secrets(self) -> bytes:
-        secrets: bytes = _In(self).walk(self.tree["secrets"], self.others)
-        return secrets
+    def session(self) -> bytes:
+        """The session, by which clients know the federation again."""
+        return self._walk(self.tree["federation"], self.server)["session"]  # type: ignore[no-any-return]
+
+    def parties(self) -> dict[str, Any]:
+        """The session, and what the parties of a simulation kept: keyword arguments of `simulate`. Raises `InputError` if it has none."""
+        tree = self.tree["parties"]
+        try:
+            identities = msgspec.msgpack.decode(self._walk(tree["identities"], self.others), type=dict[int, tuple[int, bytes, bytes]])
+            stores = {}
+            for place, kept in tree["stores"].items():
+                rest = msgspec.msgpack.decode(self._walk(kept["rest"], self.others), type=dict[str, bytes])
+                stores[int(place)] = store = ObjectStore(rest)
+                for name, arrays, origin in kept["values"]:
+                    keep_values(store, name, self._walk(arrays, self.others), bytes.fromhex(origin))
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise InputError(f"{self.path}: does not fit together ({type(error).__name__}: {error})") from None
+        return {"session": self.session, "identities": {place: Identity(*one) for place, one in identities.items()}, "stores": stores}
+
+    def _walk(self, tree: Any, arrays: Mapping[str, Array]) -> Any:
+        return _In(self).walk(tree, arrays)
 
 
 def latest(folder: Path) -> str | None:
@@ -239,22 +245,25 @@ def load_checkpoint(folder: Path, name: str) -> Checkpoint:
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
         if tree["format"] != FORMAT:
-            raise InputError(f"{path}: is of format {tree['format']!r}; this version reads {FORMAT}")
+            raise InputError(
+                f"{path}: is of format {tree['format']!r}, of another version; this one goes on from format {FORMAT} only (audit and report "
+                "read finished runs of earlier versions)"
+            )
         if tree["digest"] != digest_of(tree):
             raise InputError(f"{path}: does not match its own digest; the checkpoint was changed")
-        sides = [
-            arrays_of(folder / f"{name}{suffix}", tree["files"][f"{name}{suffix}"]) for suffix in (".safetensors", ".clients.safetensors")
-        ]
+        server = _arrays_of(folder / f"{name}.safetensors", tree["files"][f"{name}.safetensors"])
+        clients = f"{name}.clients.safetensors"
+        others = {} if tree["parties"] is None else _arrays_of(folder / clients, tree["files"][clients])
     except InputError:
         raise
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: is no checkpoint ({type(error).__name__}: {error})") from None
-    return Checkpoint(path, tree, *sides)
+    return Checkpoint(path, tree, server, others)
 
 
-def arrays_of(path: Path, digest: str) -> dict[str, Array]:
+def _arrays_of(path: Path, digest: str) -> dict[str, Array]:
     found = blake2b(digest_size=16)
     try:
         with path.open("rb") as file:
@@ -296,60 +305,29 @@ class _In:
         return TYPES[tree["type"]](**{name: self.walk(value, arrays) for name, value in tree["fields"].items()})
 
 
-def reader(checkpoint: Checkpoint) -> _In:
-    """Makes values of a checkpoint of another kind."""
-    return _In(checkpoint)
-
-
-def restore(checkpoint: Checkpoint, federation: LocalFederation, resumed: int = 0) -> Any:
-    """The algorithm's state, with everything its handles refer to put back into a freshly built `federation`.
+def restore(checkpoint: Checkpoint, federation: RemoteFederation, resumed: int = 1) -> Any:
+    """The algorithm's state, with what the server knew of the values behind its handles put back into a new `federation`.
 
     Raises `InputError` for a checkpoint that does not fit together.
     """
-    tree, others, path = checkpoint.tree, checkpoint.others, checkpoint.path
+    tree, arrays, path = checkpoint.tree, checkpoint.server, checkpoint.path
     into = _In(checkpoint)
     try:
-        side = federation.side
-        for client, name, value in tree["memory"]:
-            side.memory[int(client)][name] = into.walk(value, others)
-        epochs = [_epoch(one, into, federation) for one in tree["held"]["epochs"]]
+        federation.restore(into.walk(tree["federation"], arrays), resumed)
+        epochs = []
+        for one in tree["held"]["epochs"]:
+            session = federation.epochs.make(one["number"])
+            session.restore(into.walk(one["session"], arrays))
+            epochs.append(Epoch(one["number"], session, list(one["clients"]), tuple(one["shape"]), into.walk(one["memory"], arrays)))
         for place, one in tree["held"]["keys"].items():
             key = into.keys[place] = HeldKey(one["name"])
-            values: dict[int, dict[str, Any]] = {}
-            for client, part, value in one["values"]:
-                values.setdefault(int(client), {})[part] = into.walk(value, others)
-            side.values[key] = values
-            side.received[key] = into.walk(one["received"], others)
+            federation.know(key, one["known"])
             if one["epochs"]:
                 federation.epochs.entered[key] = [(part, epochs[number]) for part, number in one["epochs"]]
         if federation.accounts is not None:
             federation.accounts.restore(tree["receipts"], into.keys)
-        state = into.walk(tree["state"], checkpoint.server)
-        federation.restore(tree["federation"], resumed)
+        return into.walk(tree["state"], arrays)
     except InputError:
         raise
     except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
         raise InputError(f"{path}: does not fit together ({type(error).__name__}: {error})") from None
-    return state
-
-
-def _epoch(tree: Mapping[str, Any], into: _In, federation: LocalFederation) -> Epoch[Any]:
-    others, number = into.checkpoint.others, tree["number"]
-    session: GramSession = _Lost(number)
-    if tree["session"] is not None:
-        session = federation.epochs.channel.open(number)
-        session.restore(into.walk(tree["session"], others))  # type: ignore[attr-defined]
-    return Epoch(number, session, list(tree["clients"]), tuple(tree["shape"]), into.walk(tree["memory"], others))
-
-
-@dataclass(frozen=True)
-class _Lost:
-    """Stands for the session of an epoch that could not be saved (encrypted vectors: the key holder's keys are nowhere else)."""
-
-    number: int
-
-    def upload(self, client: int, rows: Array) -> Mapping[str, Array]:
-        raise InputError(f"gram: clustering epoch {self.number} ended when the run did: under this protection.gram it cannot be resumed")
-
-    def extend(self, clients: Sequence[int], uploads: Sequence[Mapping[str, Array]], p: int, record: Recorder) -> Gram:
-        raise InputError(f"gram: clustering epoch {self.number} ended when the run did: under this protection.gram it cannot be resumed")

@@ -87,7 +87,9 @@ class TrainingSection:
 class RunSection:
     """`[run]`: the seed of all that is not secret, how to compute, what to record, for whom to write secrets (simulation only).
 
-    With `target_accuracy` above 0 (a share, at most 1) the summary says how many rounds and megabits it took to reach it.
+    With `target_accuracy` above 0 (a share, at most 1) the summary says how many rounds and megabits it took to reach it. `transport`: how
+    requests reach clients, as objects ("memory") or encoded ("bytes"). `release_policy`: clients refuse what a deployed client would refuse
+    to release ("strict"), or release whatever the algorithm asks for ("off", in simulations only).
     """
 
     seed: int = 0
@@ -95,6 +97,8 @@ class RunSection:
     workers: int = 1
     device: Literal["auto", "cpu", "cuda"] = "cpu"
     precision: Precision = "full"
+    transport: Literal["memory", "bytes"] = "memory"
+    release_policy: Literal["strict", "off"] = "strict"
     record: Level = "headers"
     record_rounds: tuple[int, ...] = ()
     record_clients: tuple[int, ...] = ()

@@ -88,9 +88,7 @@ def run_experiment(
 
 def _listen(s: Simulation, say: Callable[[str], None], step: Callable[[str, int, int], None]) -> None:
     """Let an expensive protection say what it will cost, and how far it is."""
-    listen = getattr(s.federation.epochs.channel, "listen", None)
-    if listen is not None:
-        listen(say, lambda done, total: step("encrypted similarity", done, total))
+    s.federation.listen(say, lambda done, total: step("encrypted similarity", done, total))
 
 
 def _holds_nothing(folder: Path) -> bool:
@@ -115,7 +113,7 @@ def _started(s: Simulation, out: Path, say: Callable[[str], None], tick: Callabl
 
 def _write_secrets(s: Simulation, out: Path) -> None:
     for party in s.config.run.audit_parties:
-        if secrets := s.federation.secrets(party):
+        if secrets := s.simulated.secrets(party):
             (out / "secrets").mkdir(exist_ok=True)
             write_atomically(out / "secrets" / f"{party.replace(':', '_')}.json", json.dumps({"party": party, **secrets}) + "\n")
 
@@ -134,7 +132,7 @@ def _resumed(
         if done.get("rounds") == checkpoint.progress["rounds"]:  # else it is that of an earlier Ctrl-C, and a kill came before the last one
             say(f"{out}: this run is done")
             return done
-    s = prepare(config, data_dir, population, secrets=None if checkpoint is None else checkpoint.secrets)
+    s = prepare(config, data_dir, population, **({} if checkpoint is None else checkpoint.parties()))
     _listen(s, say, step)
     s.digest = population_digest(s.population)
     if checkpoint is not None:
@@ -148,10 +146,12 @@ def _resumed(
     moved = put_aside(out, number, progress["rounds"], progress["transcript"]["messages"])
     if progress["rounds"] < config.training.rounds and progress["stopped"] is None:
         put_audit_aside(out, number)
-    s.tape.stop(progress["entropy_bytes"])
     s.federation.transcript.restore(out / "transcript", progress["transcript"])
-    s.federation.engine.paths.update({(task, path): count for task, path, count in progress["engine_paths"]})
+    s.simulated.engine.paths.update({(task, path): count for task, path, count in progress["engine_paths"]})
     s.state = restore(checkpoint, s.federation, 0 if config.run.insecure_test_entropy else number)
+    for party, drawn in progress["entropy"].items():
+        s.entropy[party].skip(drawn)
+    s.simulated.join(progress["online"])
     s.rows, s.admitted, s.stopped = kept_rows(out, progress["rounds"]), progress["admitted"], progress["stopped"]
     s.started -= sum(row["seconds"] for row in s.rows)
     s.federation.protection_seconds = s.rows[-1]["protection_seconds"] if s.rows else 0.0
@@ -200,7 +200,7 @@ def _rounds(s: Simulation, out: Path, say: Callable[[str], None], tick: Callable
         _measured(s, out)
         summary = finish(s) | {"files": file_digests(out)}
         write_atomically(out / "summary.json", json.dumps(summary, indent=1) + "\n")
-        s.federation.engine.close()
+        s.simulated.engine.close()
     return summary
 
 
@@ -210,15 +210,16 @@ def _save(s: Simulation, out: Path, name: str = "") -> None:
     progress = {
         "rounds": len(s.rows),
         "transcript": s.federation.transcript.saved(),
-        "entropy_bytes": s.tape.drawn if s.config.run.insecure_test_entropy else 0,
-        "engine_paths": [[*way, count] for way, count in sorted(s.federation.engine.paths.items())],
+        "entropy": {party: source.drawn for party, source in s.entropy.items()} if s.config.run.insecure_test_entropy else {},
+        "online": sorted(s.simulated.online),
+        "engine_paths": [[*way, count] for way, count in sorted(s.simulated.engine.paths.items())],
         "data_digest": s.digest,
         "newcomers": list(s.newcomers),
         "admitted": plain_json(s.admitted),
         "stopped": s.stopped,
         "charges": charges(s.books),
     }
-    save_checkpoint(folder, name, s.state, s.federation, progress, s.tape.kept)
+    save_checkpoint(folder, name, s.state, s.federation, progress, s.simulated)
     prune(folder, name)
 
 
@@ -271,7 +272,7 @@ def _measured(s: Simulation, out: Path) -> None:
     source = "server"
     if described.get("evidence") is None and "gram" in s.algorithm.verbs:
         early = [client for client in s.federation.clients if client not in s.newcomers]
-        described["evidence"], source = recomputed(s.algorithm, s.federation, early), "recomputed"
+        described["evidence"], source = recomputed(s.algorithm, s.simulated, early), "recomputed"
     truth = {client.id: int(group) for client, group in sorted(zip(s.population.clients, s.population.groups, strict=True), key=_by_id)}
     write_measured(out, described, truth, source)
 

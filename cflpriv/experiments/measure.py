@@ -8,25 +8,25 @@ import numpy as np
 from ..algorithm import Algorithm, Served
 from ..engine import Streams, TaskInput, Value
 from ..evaluation import Evaluate
-from ..local import LocalFederation
 from ..models import Model
+from ..simulation import Simulated, simulate
 from ..types import Array
 
 __all__ = ["local_accuracy", "local_scores", "recomputed", "served_accuracy", "served_scores"]
 
 
-def served_accuracy(federation: LocalFederation, served: Served, clients: Sequence[int]) -> Array:
+def served_accuracy(simulated: Simulated, served: Served, clients: Sequence[int]) -> Array:
     """The share of each client's own test data that the model it would use gets right, shape (clients,). NaN without test data."""
-    return served_scores(federation, served, clients)[0]
+    return served_scores(simulated, served, clients)[0]
 
 
-def served_scores(federation: LocalFederation, served: Served, clients: Sequence[int]) -> tuple[Array, Array]:
+def served_scores(simulated: Simulated, served: Served, clients: Sequence[int]) -> tuple[Array, Array]:
     """As `served_accuracy`, and the mean loss in nats a sample, whose exponential is the perplexity; each (clients,)."""
-    inputs = federation.resolve(served.task, served.params, served.which, clients)
-    return _scores(federation.engine.run(served.task, inputs))
+    inputs = simulated.resolve(served.task, served.params, served.which, clients)
+    return _scores(simulated.engine.run(served.task, inputs))
 
 
-def local_accuracy(federation: LocalFederation, model: Model, clients: Sequence[int]) -> Array:
+def local_accuracy(simulated: Simulated, model: Model, clients: Sequence[int]) -> Array:
     """The same of each client's last locally trained model (the metric of the clustering papers), shape (clients,). NaN without test data.
 
     A client that has not trained yet holds the initial model, as in PACFL's authors' code, where every client's own network starts as that
@@ -34,29 +34,29 @@ def local_accuracy(federation: LocalFederation, model: Model, clients: Sequence[
     the model before the personal step (Per-FedAvg), the shared model trained on (Ditto), the own model (FedProto). NaN for all as long as
     nobody has one: before the first training, and where clients send gradients (IFCA's gradient averaging).
     """
-    return local_scores(federation, model, clients)[0]
+    return local_scores(simulated, model, clients)[0]
 
 
-def local_scores(federation: LocalFederation, model: Model, clients: Sequence[int]) -> tuple[Array, Array]:
+def local_scores(simulated: Simulated, model: Model, clients: Sequence[int]) -> tuple[Array, Array]:
     """As `local_accuracy`, and the mean loss in nats a sample; each (clients,)."""
-    trained = [federation.recall(client, "trained") for client in clients]
+    trained = [simulated.recall(client, "trained") for client in clients]
     if all(vector is None for vector in trained):
         return np.full(len(clients), np.nan), np.full(len(clients), np.nan)
-    initial = model.init(federation.seed)  # what every algorithm's clients start from
+    initial = model.init(simulated.federation.seed)  # what every algorithm's clients start from
     held = [initial if vector is None else vector for vector in trained]
-    inputs = [_input(federation, client, {"model": vector}) for client, vector in zip(clients, held, strict=True)]
-    return _scores(federation.engine.run(Evaluate(model), inputs))
+    inputs = [_input(simulated, client, {"model": vector}) for client, vector in zip(clients, held, strict=True)]
+    return _scores(simulated.engine.run(Evaluate(model), inputs))
 
 
-def recomputed(algorithm: Algorithm, federation: LocalFederation, clients: Sequence[int]) -> Mapping[str, Any] | None:
+def recomputed(algorithm: Algorithm, simulated: Simulated, clients: Sequence[int]) -> Mapping[str, Any] | None:
     """The evidence of a clustering that a release withheld: the algorithm's start, run again on the same clients in the clear."""
-    eye = LocalFederation([federation.data(client) for client in clients], seed=federation.seed)
-    evidence: Mapping[str, Any] | None = algorithm.describe(algorithm.init(eye)).get("evidence")
+    clear = simulate([simulated.data[client] for client in clients], seed=simulated.federation.seed).federation
+    evidence: Mapping[str, Any] | None = algorithm.describe(algorithm.init(clear)).get("evidence")
     return evidence
 
 
-def _input(federation: LocalFederation, client: int, params: Mapping[str, Value]) -> TaskInput:
-    return TaskInput(federation.data(client), params, {}, Streams(federation.seed, federation.round, client))
+def _input(simulated: Simulated, client: int, params: Mapping[str, Value]) -> TaskInput:
+    return TaskInput(simulated.data[client], params, {}, Streams(simulated.federation.seed, simulated.federation.round, client))
 
 
 def _scores(results: Sequence[Mapping[str, Array]]) -> tuple[Array, Array]:

@@ -7,8 +7,7 @@ from typing import Any
 
 from ..accounts import Accounts
 from ..algorithm import Algorithm
-from ..channels import Channels, ClearGather, ClearGram, ClearSum, Transforms, channels
-from ..client_level import LocalGram, client_channels
+from ..client_level import ClippedMean, LocalGram, client_noise
 from ..errors import InputError
 from ..privacy import Noise, Privacy, releases_of
 from ..protection import Protection
@@ -23,28 +22,19 @@ FILE = "ledger.json"
 
 @dataclass(frozen=True, eq=False)
 class Books:
-    """The ledger of a run, and what a federation needs to keep to it: `accounts` (samples) or what stands `around` channels (clients)."""
+    """The ledger of a run, and what the server does to keep to it: `accounts` (samples), or `noise` for so many clients (clients)."""
 
     privacy: Privacy
     ledger: Ledger
-    noise_source: Entropy
     accounts: Accounts | None = None
-    around: Callable[[Channels, Protection, int], Channels] = lambda plain, protection, clients: plain
+    noise: Callable[[Protection, int], tuple[ClippedMean, LocalGram | None]] | None = None
 
-    def options(self) -> dict[str, Any]:
-        """Keyword arguments of `LocalFederation`."""
-
-        def channels_of(protection: Protection, transforms: Transforms, clients: tuple[int, ...], entropy: Entropy) -> Channels:
-            return self.around(channels(protection, transforms, clients, entropy), protection, len(clients))
-
-        return {"accounts": self.accounts, "noise_source": self.noise_source, "channels_of": channels_of}
-
-    def elsewhere(self, protection: Protection, clients: int) -> dict[str, Any]:
-        """Keyword arguments of `RemoteFederation`, with `clients` at most."""
-        if self.accounts is not None:
+    def options(self, protection: Protection, clients: int) -> dict[str, Any]:
+        """Keyword arguments of the federation's server, with `clients` at most."""
+        if self.noise is None:
             return {"accounts": self.accounts}
-        made = self.around(Channels(ClearGram(), ClearSum(), ClearGather()), protection, clients)
-        return {"clipped": made.sum, "local": made.gram if isinstance(made.gram, LocalGram) else None}
+        clipped, local = self.noise(protection, clients)
+        return {"clipped": clipped, "local": local}
 
 
 def books(config: Config, algorithm: Algorithm, noise: Noise | None, noise_source: Entropy) -> Books | None:
@@ -54,14 +44,14 @@ def books(config: Config, algorithm: Algorithm, noise: Noise | None, noise_sourc
         return None
     ledger = Ledger(privacy.budget)
     if noise is not None:
-        return Books(privacy, ledger, noise_source, Accounts(noise, ledger))
+        return Books(privacy, ledger, Accounts(noise, ledger))
     name = str(config.algorithm["name"])
     releases = releases_of(name, algorithm.verbs, "client", config.training.rounds, config.algorithm, privacy.local)
 
-    def around(plain: Channels, protection: Protection, clients: int) -> Channels:
-        return client_channels(plain, privacy, releases, protection, ledger, clients, config.run.seed, noise_source)
+    def around(protection: Protection, clients: int) -> tuple[ClippedMean, LocalGram | None]:
+        return client_noise(privacy, releases, protection, ledger, clients, config.run.seed, noise_source)
 
-    return Books(privacy, ledger, noise_source, None, around)
+    return Books(privacy, ledger, None, around)
 
 
 def charges(one: Books | None) -> int:

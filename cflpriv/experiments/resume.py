@@ -23,42 +23,22 @@ from ..record import cut_transcript
 from .checkpoint import Checkpoint, latest, load_checkpoint
 from .config import Config, load_config
 
-__all__ = ["Tape", "check_same_config", "kept_rows", "last_checkpoint", "locked", "note_resume", "put_aside", "put_audit_aside"]
+__all__ = ["Counted", "check_same_config", "kept_rows", "last_checkpoint", "locked", "note_resume", "put_aside", "put_audit_aside"]
 
 
-class Tape:
-    """A source of randomness that keeps what it gives while a federation is built, and on resume gives that again: the same secrets.
+class Counted:
+    """A source of randomness that counts the bytes it gave, so that a resumed run under test entropy can go on after them."""
 
-    `drawn` counts all bytes; `stop` ends the keeping.
-    """
-
-    def __init__(self, source: Entropy, replay: bytes | None = None) -> None:
-        self._source, self._replay = source, replay
-        self.kept = b""
-        self.drawn = 0
-        self._keeping = True
+    def __init__(self, source: Entropy) -> None:
+        self._source, self.drawn = source, 0
 
     def __call__(self, count: int) -> bytes:
         self.drawn += count
-        if not self._keeping:
-            return self._source(count)
-        if self._replay is None:
-            data = self._source(count)
-        else:
-            data, self._replay = self._replay[:count], self._replay[count:]
-            if len(data) < count:
-                raise InputError("the checkpoint's secrets do not fit this run: there are too few of them")
-        self.kept += data
-        return data
+        return self._source(count)
 
-    def stop(self, drawn: int = 0) -> None:
-        """The federation is built. `drawn` bytes had been drawn when a resumed run was saved, which a deterministic source skips."""
-        if self._replay:
-            raise InputError("the checkpoint's secrets do not fit this run: there are too many of them")
-        self._keeping = False
-        if self._replay is not None:
-            self._source(drawn)
-            self.drawn = drawn
+    def skip(self, drawn: int) -> None:
+        """Give nothing of what the run drew before: `drawn` bytes, or as many more than have been given by now."""
+        self(max(0, drawn - self.drawn))
 
 
 def check_same_config(config: Config, folder: Path) -> None:

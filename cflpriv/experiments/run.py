@@ -14,20 +14,22 @@ from ..algorithm import Algorithm
 from ..data import build_population
 from ..engine import Engine
 from ..errors import InputError
-from ..local import LocalFederation
 from ..metrics import ari, perplexity, spread
 from ..protocols.entropy import public_entropy, system_entropy
 from ..protocols.errors import LocalError, TooFewClients
 from ..protocols.ledger import BudgetExceeded
 from ..protocols.orthonormal import HAAR_LIMIT
 from ..record import Transcript
+from ..remote.server import RemoteFederation
+from ..simulation import Simulated, simulate
+from ..transports.memory import Faults
 from ..types import Array, Population
 from .communication import traffic_so_far, traffic_summary
 from .config import Config
 from .measure import local_scores, served_accuracy, served_scores
 from .newcomers import fine_tuned_accuracy, held_back
 from .private import Books, books, spent, summed_up
-from .resume import Tape
+from .resume import Counted
 
 __all__ = [
     "Simulation", "admit", "advance", "begin", "estimate_record_bytes", "finish", "population_digest", "prepare", "several_models", "start",
@@ -44,16 +46,21 @@ class Simulation:
     config: Config
     population: Population
     algorithm: Algorithm
-    federation: LocalFederation
+    simulated: Simulated
     state: Any
     rows: list[dict[str, Any]] = field(default_factory=list)
     newcomers: tuple[int, ...] = ()
     admitted: Mapping[str, Any] | None = None
-    tape: Tape = field(default_factory=lambda: Tape(system_entropy))
+    entropy: Mapping[str, Counted] = field(default_factory=dict)
     digest: str = ""
     books: Books | None = None
     stopped: str | None = None
     started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def federation(self) -> RemoteFederation:
+        """The server's side of it."""
+        return self.simulated.federation
 
 
 def start(config: Config, data_dir: str | Path | None = None, population: Population | None = None) -> Simulation:
@@ -64,9 +71,9 @@ def start(config: Config, data_dir: str | Path | None = None, population: Popula
 
 
 def prepare(
-    config: Config, data_dir: str | Path | None = None, population: Population | None = None, *, secrets: bytes | None = None
+    config: Config, data_dir: str | Path | None = None, population: Population | None = None, **options: Any
 ) -> Simulation:
-    """Build the clients and the federation; nothing is sent yet. `secrets` are the seeds of a run that is resumed. Raises `InputError`."""
+    """Build the clients and the federation. `options` of `simulate` take the place of those of the configuration. Raises `InputError`."""
     began = time.perf_counter()
     noise = config.noise()
     population = population or build_population(config.data, data_dir)
@@ -85,30 +92,35 @@ def prepare(
             f"protection.sum = 'secagg-oblivious': keeps groups private, but the server of {algorithm.name!r} makes them; use 'secagg'"
         )
     run = config.run
-    tape = Tape(public_entropy(str(run.seed)) if run.insecure_test_entropy else system_entropy, secrets)
-    private = books(config, algorithm, noise, public_entropy(f"{run.seed} noise") if run.insecure_test_entropy else system_entropy)
-    transcript = Transcript(run.record, run.record_rounds or None, run.record_clients or None)
-    federation = LocalFederation(
-        population.clients,
-        protection=config.protection,
-        sampling=config.sampling(),
-        seed=run.seed,
-        transcript=transcript,
-        entropy=tape,
-        present=[client for client in ids if client not in newcomers],
-        dropout=config.training.dropout,
-        dropouts=config.training.dropouts,
-        engine=Engine(run.engine, run.workers, run.device, precision=run.precision),
-        **({} if private is None else private.options()),
-    )
+    sources: dict[str, Counted] = {}
+
+    def entropy(party: str) -> Counted:
+        source = public_entropy(f"{run.seed} {party}") if run.insecure_test_entropy else system_entropy
+        return sources.setdefault(party, Counted(source))
+
+    private = books(config, algorithm, noise, entropy("noise"))
+    given: dict[str, Any] = {
+        "protection": config.protection,
+        "sampling": config.sampling(),
+        "seed": run.seed,
+        "transcript": Transcript(run.record, run.record_rounds or None, run.record_clients or None),
+        "present": [client for client in ids if client not in newcomers],
+        "entropy": entropy,
+        "faults": Faults(run.seed, config.training.dropout, {(round, client): stage for round, client, stage in config.training.dropouts}),
+        "engine": Engine(run.engine, run.workers, run.device, precision=run.precision),
+        "privacy": config.privacy,
+        "transport": run.transport,
+        "release_policy": run.release_policy,
+    }
+    given |= {} if private is None else private.options(config.protection, len(ids))
+    simulated = simulate(population.clients, **{**given, **options})
     for party in run.audit_parties:
-        federation.secrets(party)
-    return Simulation(config, population, algorithm, federation, None, newcomers=newcomers, tape=tape, books=private, started=began)
+        simulated.secrets(party)
+    return Simulation(config, population, algorithm, simulated, None, newcomers=newcomers, entropy=sources, books=private, started=began)
 
 
 def begin(simulation: Simulation) -> None:
     """Run the algorithm's beginning."""
-    simulation.tape.stop()
     with threadpool_limits(1):
         try:
             simulation.state = simulation.algorithm.init(simulation.federation)
@@ -185,8 +197,8 @@ def advance(simulation: Simulation) -> dict[str, Any]:
 
 
 def _measured(s: Simulation, clients: tuple[int, ...]) -> dict[str, Any]:
-    accuracy, loss = served_scores(s.federation, s.algorithm.serve(s.state), clients)
-    local, local_loss = local_scores(s.federation, s.config.model_for(s.population), clients)
+    accuracy, loss = served_scores(s.simulated, s.algorithm.serve(s.state), clients)
+    local, local_loss = local_scores(s.simulated, s.config.model_for(s.population), clients)
     per_client = {"clients": list(clients), "accuracy": _listed(accuracy), "local_accuracy": _listed(local)}
     scores: dict[str, Any] = {**spread(accuracy, "accuracy"), **spread(local, "local_accuracy")}
     if s.config.model.name == "lstm":  # next words are judged by exp(mean loss) on each client's own text; the worst is the largest
@@ -205,7 +217,7 @@ def admit(simulation: Simulation) -> None:
     s = simulation
     if not s.newcomers or s.algorithm.admit is None:
         return
-    s.federation.join(s.newcomers)
+    s.simulated.join(s.newcomers)
     with threadpool_limits(1):
         try:
             s.state, notes = s.algorithm.admit(s.federation, s.state, s.newcomers)
@@ -213,11 +225,11 @@ def admit(simulation: Simulation) -> None:
             s.stopped = str(error)
             return
         served = s.algorithm.serve(s.state)
-        accuracy = served_accuracy(s.federation, served, s.newcomers)
+        accuracy = served_accuracy(s.simulated, served, s.newcomers)
         scores = spread(accuracy, "newcomer_accuracy")
         if epochs := s.config.data.newcomer_epochs:
             train = replace(s.config.train_for(s.population).at(s.federation.round), epochs=epochs)
-            tuned = fine_tuned_accuracy(s.federation, served, train, s.newcomers)
+            tuned = fine_tuned_accuracy(s.simulated, served, train, s.newcomers)
             scores = {**scores, **spread(tuned, "newcomer_tuned_accuracy")}
     s.admitted = {"clients": list(s.newcomers), **notes, **scores, "accuracy": _listed(accuracy)}
 
@@ -247,6 +259,7 @@ def finish(simulation: Simulation) -> dict[str, Any]:
         "algorithm": s.algorithm.name,
         "dataset": s.population.name,
         "protection": s.config.protection.name,
+        "release_policy": s.config.run.release_policy,
         **{name: final[name] for name in names},
         **{name: value for name, value in final.items() if "perplexity" in name},
         "accuracy_mean_last_rounds": _mean([row["accuracy_mean"] for row in last]),
@@ -267,7 +280,7 @@ def finish(simulation: Simulation) -> dict[str, Any]:
         "upload_bytes": s.federation.transcript.upload_bytes,
         "download_bytes": s.federation.transcript.download_bytes,
         **traffic_summary(s.federation, s.rows, s.config.run.target_accuracy, len(s.population.clients) - len(s.newcomers)),
-        "engine_paths": {f"{task}: {path}": count for (task, path), count in sorted(s.federation.engine.paths.items())},
+        "engine_paths": {f"{task}: {path}": count for (task, path), count in sorted(s.simulated.engine.paths.items())},
         "newcomers": s.admitted,
         **summed_up(s.books, s.stopped),
         "messages": len(s.federation.transcript.messages),

@@ -23,7 +23,7 @@ from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.keys import Identity, Roster
 from ..remote.client import RemoteClient, Settings
 from ..remote.messages import Refused, encode
-from ..remote.store import DiskStore, Store
+from ..remote.store import ByteStore, DiskStore, Store
 from ..types import ClientData
 from .transport import ANSWER, ASK, RECORD
 
@@ -41,7 +41,7 @@ KEYS = ("identity", "roster", "state", "role", "models", "protection", "privacy"
 """The keys of a settings file; what an application reads for itself stands in its table [app]."""
 
 
-class ContextStore:
+class ContextStore(ByteStore):
     """A client's state in Flower's context: it lives as long as the SuperNode's process."""
 
     def __init__(self, context: Context) -> None:

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 
 from ..algorithm import Algorithm
 from ..errors import InputError, TrainingDiverged
-from ..experiments.checkpoint import Checkpoint, arrays_of, reader, write_atomically
+from ..experiments.checkpoint import latest, load_checkpoint, prune, restore, save_checkpoint, write_atomically
 from ..experiments.config import Config
 from ..experiments.folder import environment, file_digests, flush, idle_notes, plain_json, write_measured
 from ..experiments.private import Books, books, charges, opened, spent, summed_up
@@ -28,10 +28,9 @@ from ..protocols.errors import TooFewClients
 from ..protocols.keys import Roster
 from ..protocols.ledger import BudgetExceeded
 from ..record import Transcript, cut_transcript
-from ..remote.roll import OverBytes
 from ..remote.server import ClientsLost, EpochEnded, KeyHolderLost, RemoteFederation
+from ..transports.interface import OverBytes
 from ..types import ClientData, Population
-from .checkpoint import load_server, save_server
 from .transport import GridTransport
 
 __all__ = ["serve", "standing_in"]
@@ -40,16 +39,6 @@ Step = TypeVar("Step")
 MOST_RETRIES = 5
 GONE = (TooFewClients, TrainingDiverged, ClientsLost, KeyHolderLost, EpochEnded)
 """How a step ends whose clients, or key holder, vanished (or clients diverged, and are skipped)."""
-
-
-def session_of(path: Path) -> bytes:
-    """The session of a server's checkpoint, by which its clients know it again."""
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-        arrays = arrays_of(path.parent / Path(tree["arrays"]).name, tree["file"])
-        return reader(Checkpoint(path, tree, arrays, {})).walk(tree["federation"], arrays)["session"]  # type: ignore[no-any-return]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: is no checkpoint of a server ({type(error).__name__}: {error})") from None
 
 
 def standing_in(
@@ -94,8 +83,10 @@ def serve(
     out = Path(out)
     algorithm = config.algorithm_for(described)
     private = _books(config, algorithm)
-    last = out / "checkpoints" / "server.json"
-    going_on = resume and last.is_file()
+    folder = out / "checkpoints"
+    last = latest(folder) if resume else None
+    checkpoint = None if last is None else load_checkpoint(folder, last)
+    going_on = checkpoint is not None
     if going_on:
         check_same_config(config, out)
     if out.exists() and not going_on and not (resume and not (out / "rounds.jsonl").exists()):
@@ -108,21 +99,30 @@ def serve(
     transcript = Transcript(config.run.record, config.run.record_rounds or None, config.run.record_clients or None)
     federation = RemoteFederation(
         OverBytes(transport), protection=config.protection, sampling=config.sampling(), seed=config.run.seed, roster=roster, transcript=transcript,
-        session=session_of(last) if going_on else None,
-        **({} if private is None else private.elsewhere(config.protection, max(clients, 0 if roster is None else len(roster.keys)))),
+        session=None if checkpoint is None else checkpoint.session,
+        **({} if private is None else private.options(config.protection, max(clients, 0 if roster is None else len(roster.keys)))),
     )  # fmt: skip
     state: Any = None
     rows: list[dict[str, Any]] = []
     written = 0
-    if going_on:
-        state, progress = load_server(last.parent, federation)
+
+
+    def save(state: Any) -> None:
+        # each turn is new, after a restart too: no checkpoint is written over
+        name = f"round_{len(rows):07d}_{federation.turn:07d}"
+        progress = {"rounds": len(rows), "transcript": transcript.saved(), "charges": charges(private)}
+        save_checkpoint(folder, name, state, federation, progress)
+        prune(folder, name)
+
+    if checkpoint is not None:
+        state, progress = restore(checkpoint, federation), checkpoint.progress
         opened(private, out, progress.get("charges", 1))  # of an older folder it is not known how many
         rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text(encoding="utf-8").splitlines()[: progress["rounds"]]]
         cut_transcript(out / "transcript", progress["transcript"]["messages"], out / "interrupted" / str(progress["rounds"]))
         transcript.restore(out / "transcript", progress["transcript"])
         written = len(transcript.messages)
         write_atomically(out / "rounds.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-        save_server(last.parent, state, federation, progress)  # or a second restart would ask clients for the turns of the first again
+        save(state)  # or a second restart would ask clients for the turns of the first again
     else:
         opened(private, out)
     began = time.perf_counter()
@@ -144,7 +144,7 @@ def serve(
         except BudgetExceeded as error:
             raise InputError(f"privacy.epsilon = {config.privacy.epsilon}: the beginning alone costs more ({error})") from None
         written = flush(transcript, out, written)
-        save_server(last.parent, state, federation, {"rounds": 0, "transcript": transcript.saved(), "charges": charges(private)})
+        save(state)
     stopped: str | None = None
     with (out / "rounds.jsonl").open("a", encoding="utf-8") as file:
         for number in range(len(rows), config.training.rounds):
@@ -175,8 +175,7 @@ def serve(
             file.write(json.dumps(plain_json(row)) + "\n")
             file.flush()
             written = flush(transcript, out, written)
-            progress = {"rounds": len(rows), "transcript": transcript.saved(), "charges": charges(private)}
-            save_server(last.parent, state, federation, progress)
+            save(state)
             say(f"round {number}: {row['skipped'] or 'done'}, {row['seconds']:.1f} s")
     federation.end()
     summary = _summary(config, algorithm, state, described, truth, rows, transcript)

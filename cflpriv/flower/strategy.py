@@ -30,9 +30,9 @@ from ..protocols.keys import Roster
 from ..protocols.mechanisms import gaussian, rounded_norms
 from ..protocols.orthonormal import TRANSFORMS
 from ..remote.foreign import Foreign
-from ..remote.roll import OverBytes
 from ..remote.server import ClientsLost, KeyHolderLost, RemoteFederation
 from .mod import CLIP, cut, flat, layout_of
+from ..transports.interface import OverBytes
 from .transport import GridTransport
 
 __all__ = ["ClusteredAveraging", "ClusteredResult"]

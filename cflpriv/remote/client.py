@@ -93,14 +93,14 @@ def driven(handler: Handler) -> m.Answer:
             if isinstance(wish, Run):
                 from ..engine import Engine  # torch is loaded where something is computed
 
-                (done,) = Engine().run(wish.task, [wish.given])
+                done: Any = Engine().run(wish.task, [wish.given])[0]
             else:
                 done = wish.transform.apply(wish.rows)
         except Exception as error:
             wish = next_wish(handler, error)
         else:
             wish = next_wish(handler, done)
-    return wish  # type: ignore[return-value]
+    return wish
 
 
 def next_wish(handler: Handler, done: Any) -> "Run | Apply | m.Answer":

@@ -1,8 +1,9 @@
 """The server's side of `gram` under `ckks`: it relays, multiplies what it cannot read, and asks the key holder, who is a party apart."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, Literal
 
 import numpy as np
@@ -88,10 +89,13 @@ class EncryptedGrams:
         except LocalError as error:
             raise InputError(f"protection.gram: 'ckks': {error}") from None
         self._identity = Identity.create(0, entropy)
-        self.epochs = Epochs(self)
+        self._say: Callable[[str], None] = lambda line: None
+        self._tick: Callable[[int, int], None] = lambda done, total: None
+        self.epochs: Epochs[EncryptedEpoch] = Epochs(EncryptedEpoch)
 
-    def open(self, epoch: int) -> EncryptedEpoch:
-        return EncryptedEpoch(epoch)
+    def listen(self, say: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
+        """`say` gets the estimate before products are computed, `tick` how many outputs of how many are done."""
+        self._say, self._tick = say, tick
 
     def close(self, held: Held) -> None:
         """Close an epoch; the key holder is told to drop its keys, and drops them at the next epoch if it does not hear that."""
@@ -295,13 +299,21 @@ class EncryptedGrams:
 
     def _batches(self, machine: ckks.Server, new: Sequence[int]) -> Iterator[list[bytes]]:
         """The requests for new clients, some at a time, computed on as many processes as pays."""
-        jobs = machine.jobs(new)
-        count, _ = workload(machine.setup, machine.public_key, jobs, self._settings.workers)
+        jobs, setup = machine.jobs(new), machine.setup
+        total = sum(len(job.lefts) for job in jobs)
+        count, seconds = workload(setup, machine.public_key, jobs, self._settings.workers)
+        error = max(ckks.error_std(setup.parameters, setup.packing, setup.group), _std(setup))
+        self._say(
+            f"ckks: {len(new)} clients, {total} outputs of {setup.group} pair(s) at most, about {ceil(seconds)} s on {count} process(es), "
+            f"{total * setup.parameters.ciphertext_bytes * 1.5 / 1e6:.0f} MB from the server to the key holder; std of an inner product's "
+            f"error {error:.0e} at most"
+        )
         workers = ckks.Workers(count) if count > 1 else None
         batch: list[bytes] = []
         try:
-            for request in machine.requests(jobs, workers):
+            for done, request in enumerate(machine.requests(jobs, workers), 1):
                 batch.append(request)
+                self._tick(done, total)
                 if len(batch) == BATCH:
                     yield batch
                     batch = []
@@ -396,7 +408,7 @@ def _plain(value: Array) -> Any:
 
 def _bytes_of(answer: m.Answer) -> bytes:
     """An upload's bytes; of an answer that is none all of them, which are no upload either."""
-    if isinstance(answer, m.Given) and [(one.name, one.value.dtype) for one in answer.values] == [("bytes", "|u1")]:
+    if isinstance(answer, m.Given) and [(one.name, one.value.dtype.str) for one in answer.values] == [("bytes", "|u1")]:
         with suppress(MalformedMessage):
             return answer.values[0].value.tobytes()
     return m.encode(answer)

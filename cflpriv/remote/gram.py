@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..channels import ClearGram, Recorder
+from ..channels import Recorder, Vectors
 from ..client_level import LOCAL, LocalGram
 from ..epochs import Epoch, Epochs
 from ..errors import InputError
@@ -41,7 +41,7 @@ class Grams:
     ) -> None:  # fmt: skip
         self._roll, self._session, self._local, self._named = roll, session, local, named
         self._changed = any(stage in ("sketch", *TRANSFORMS) for stage in protection.gram)
-        self.epochs = Epochs(ClearGram())
+        self.epochs: Epochs[Vectors] = Epochs(lambda number: Vectors())
         self._names: dict[int, str] = {}
 
     def gram(
@@ -71,7 +71,7 @@ class Grams:
         ((p, dimension),) = shapes
         if epoch is None:
             epoch = self.epochs.open((p, dimension))
-        gram = epoch.session.extend(clients, rows, p, record)
+        gram = epoch.session.extend(clients, [uploads[client] for client in clients])
         epoch.clients += clients
         if clients:
             self.epochs.enter(held, epoch)
@@ -82,6 +82,9 @@ class Grams:
     def _transform(self, epoch: int) -> str:
         """The name of an epoch's transform, which stays that of the group epoch in which it was opened."""
         return self._names.setdefault(epoch, self._named(f"gram/{epoch}"))
+
+    def listen(self, say: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
+        """Nothing here takes long."""
 
     def close(self, held: Held) -> None:
         """Close an epoch."""

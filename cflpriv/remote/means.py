@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from ..channels import MOST_WEIGHT, ClearSum, Contribution, Recorder, SumCall, above_floor, check_hidden, places, weighted_mean
+from ..channels import MOST_WEIGHT, Contribution, Recorder, SumCall, above_floor, check_hidden, clear_means, places, weighted_mean
 from ..client_level import ClippedMean
 from ..errors import InputError
 from ..handles import Blind, GroupMean, Shared
@@ -15,11 +15,10 @@ from ..protection import Protection
 from ..protocols.errors import MalformedMessage, TooFewClients
 from ..protocols.orthonormal import TRANSFORMS
 from ..protocols.secagg import Slot, Sum, Terms, counts_of
-from ..secure_sum import FEWEST_LEVELS
 from ..types import Array, check_array
 from . import messages as m
 from .roll import Roll
-from .summing import balanced, bound
+from .summing import FEWEST_LEVELS, balanced, bound
 from .sums import Layout, SecureSums, group_mean
 from .transformed import check_length
 from .values import UNTRACED
@@ -73,7 +72,7 @@ class Means:
                 arrived.append(Contribution(client, parts, asked.weight[client] or float(answer.samples), labels_of[client]))
             call = replace(call, contributions=tuple(arrived))
             if self._clipped is None:
-                return ClearSum().means(call, record)
+                return clear_means(call, record)
             above_floor(call)  # of those who arrived
             return self._clipped.central(call, record)
         return self._secure(call, asked, groups, record)

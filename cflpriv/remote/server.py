@@ -32,6 +32,7 @@ from ..protocols.orthonormal import TRANSFORMS
 from ..randomness import Stream, stream
 from ..record import Transcript
 from ..traffic import Bare, plain
+from ..transports.interface import Transport
 from ..types import Array
 from ..wire import recorded
 from . import messages as m
@@ -42,7 +43,7 @@ from .means import Asked, Means
 from .parameters import said_of
 from .relay import relay, requests
 from .releases import may_leave
-from .roll import ClientsLost, EpochEnded, KeyHolderLost, Roll, Transport, most_common
+from .roll import ClientsLost, EpochEnded, KeyHolderLost, Roll, most_common
 from .sums import Layout, SecureSums
 from .values import UNTRACED, Origin, trace
 from .work import told
@@ -161,6 +162,11 @@ class RemoteFederation:
         return self._round
 
     @property
+    def turn(self) -> int:
+        """Counts rounds as they were begun, also again: it never repeats."""
+        return self._turn
+
+    @property
     def epochs(self) -> Epochs[Any]:
         """The open clustering epochs."""
         return self._grams.epochs
@@ -185,15 +191,22 @@ class RemoteFederation:
     def saved(self) -> dict[str, Any]:
         """Where the server stands, for a checkpoint: no client's value, and no secret but the session's name."""
         counters = {"round": self._round, "turn": self._turn, "numbers": self._numbers, "epochs": self.epochs.count}
-        return {"session": self.session, **counters, "agreement": None if self._agreement is None else self._agreement.saved()}
+        agreement = None if self._agreement is None else self._agreement.saved()
+        return {"session": self.session, **counters, "calls": self._calls, "bare": self.bare.saved(), "agreement": agreement}
 
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from there in a new process. Turns, numbers and epochs skip a range: an interrupted round may have used up some."""
+    def restore(self, saved: Mapping[str, Any], resumed: int = 1) -> None:
+        """Go on from there in a new process, after the `resumed`-th interruption.
+
+        Turns, numbers and epochs skip a range for each: an interrupted round may have used up more than the checkpoint knows, and no
+        transform or mask key is used twice. With 0 interruptions nothing is skipped: for tests, with entropy that goes on where it was.
+        """
         if saved["session"] != self.session:
             raise InputError("session: is not that of the checkpoint; give it when the federation is built")
-        self._restored = True
-        self._round, self._turn = saved["round"], saved["turn"] + SKIPPED
-        self._numbers, self.epochs.count = saved["numbers"] + SKIPPED, saved["epochs"] + SKIPPED
+        self._restored = resumed > 0
+        skipped = resumed * SKIPPED
+        self._round, self._turn, self._calls = saved["round"], saved["turn"] + skipped, saved["calls"]
+        self._numbers, self.epochs.count = saved["numbers"] + skipped, saved["epochs"] + skipped
+        self.bare = Bare(**saved["bare"])
         if self._agreement is not None and saved["agreement"] is not None:
             self._agreement.restore(saved["agreement"])
 
@@ -209,6 +222,10 @@ class RemoteFederation:
         layout = tuple(m.Described(name, dtype, tuple(shape)) for name, dtype, shape in plain["layout"])
         models = {client: bytes.fromhex(model) for client, model in plain["models"]}
         self._known[key] = _Known(plain["number"], layout, models, frozenset(plain.get("odd", ())), plain.get("at_model", True))
+
+    def listen(self, say: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
+        """`say` gets an estimate before an expensive step starts, `tick` how much of how much is done."""
+        self._grams.listen(say, tick)
 
     def enrol(self) -> tuple[int, ...]:
         """Say hello to all places without a client that answers; the clients that came or came back."""

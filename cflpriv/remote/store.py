@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["DiskStore", "MemoryStore", "ObjectStore", "Store"]
+__all__ = ["ByteStore", "DiskStore", "MemoryStore", "ObjectStore", "Store"]
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class Store(Protocol):
 
 
 class ObjectStore:
-    """Live objects, for clients that stay in this process. `dump` makes bytes of them, `ObjectStore(dumped)` takes these up again."""
+    """Live objects, for clients that stay in this process. `dumped` makes bytes of one, `ObjectStore(bytes by name)` takes these up."""
 
     def __init__(self, dumped: Mapping[str, bytes] | None = None) -> None:
         self._values: dict[str, Any] = dict(dumped or {})
@@ -71,15 +71,17 @@ class ObjectStore:
     def names(self) -> Iterable[str]:
         return tuple(self._values)
 
-    def dump(self) -> dict[str, bytes]:
-        """Everything as bytes, for a checkpoint."""
-        return {name: self._writers[name](value) if name in self._writers else value for name, value in self._values.items()}
+    def dumped(self, name: str) -> bytes:
+        """What is kept under a name, as bytes."""
+        value = self._values[name]
+        data: bytes = self._writers[name](value) if name in self._writers else value
+        return data
 
 
 _NOBODY = nullcontext()
 
 
-class _Bytes:
+class ByteStore:
     """`load` and `keep` over `get` and `put`."""
 
     def load(self: Any, name: str, read: Callable[[bytes], T]) -> T | None:
@@ -90,7 +92,7 @@ class _Bytes:
         self.put(name, write(value))
 
 
-class MemoryStore(_Bytes, dict[str, bytes]):
+class MemoryStore(ByteStore, dict[str, bytes]):
     """Bytes in this process, for tests and for transports that keep clients alive."""
 
     def __init__(self) -> None:
@@ -110,7 +112,7 @@ class MemoryStore(_Bytes, dict[str, bytes]):
         return tuple(self)
 
 
-class DiskStore(_Bytes):
+class DiskStore(ByteStore):
     """One file a name in a folder that only its owner can read; each file is the old one or the new one, never half of it."""
 
     def __init__(self, folder: str | Path) -> None:

@@ -17,7 +17,6 @@ from ..protocols.keys import Roster
 from ..protocols.mechanisms import SkellamPlan
 from ..protocols.secagg import MaskKey, Policy
 from ..protocols.secagg.messages import survivor_floor
-from ..secure_sum import FEWEST_LEVELS
 from . import messages as m
 from . import releases
 from .settings import Settings
@@ -25,7 +24,10 @@ from .spending import Spending
 from .store import Store
 from .values import UNTRACED, Values
 
-__all__ = ["Summing", "balanced", "bound", "weighed"]
+__all__ = ["FEWEST_LEVELS", "Summing", "balanced", "bound", "weighed"]
+
+FEWEST_LEVELS = 64
+"""A weight quantised to fewer levels distorts its client's share by more than about one per cent."""
 
 
 class Summing:

@@ -11,9 +11,9 @@ from ..protocols.errors import RemoteError
 from ..types import Array
 from ..wire import closed
 from . import messages as m
-from .store import Store
+from .store import ObjectStore, Store
 
-__all__ = ["UNTRACED", "Exchange", "Origin", "Values", "from_bytes", "to_bytes", "trace"]
+__all__ = ["UNTRACED", "Exchange", "Origin", "Values", "from_bytes", "keep_values", "kept_values", "to_bytes", "trace"]
 
 T = TypeVar("T")
 
@@ -91,18 +91,18 @@ class Values:
     """Held values and memory, in a store. Raises `RemoteError` "not-held" for what is not there."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self.store = store
 
     def hold(self, number: int, arrays: Arrays, origin: Origin) -> None:
         """Keep values, and what they were computed from."""
-        self._store.keep(f"held/{number}", (arrays, origin), _written)
+        self.store.keep(f"held/{number}", (arrays, origin), _written)
 
     def drop(self, number: int) -> None:
         """Forget what is held under a number, before its receipts are replaced: a value must never meet those of another."""
-        self._store.drop(f"held/{number}")
+        self.store.drop(f"held/{number}")
 
     def holds(self, number: int) -> bool:
-        return self._store.load(f"held/{number}", from_bytes) is not None
+        return self.store.load(f"held/{number}", from_bytes) is not None
 
     def parts(self, number: int, parts: tuple[str, ...]) -> Arrays:
         kept, _ = self._kept(f"held/{number}")
@@ -122,17 +122,17 @@ class Values:
 
     def forget(self, live: tuple[int, ...]) -> None:
         """Drop what is held under other numbers than these."""
-        for name in self._store.names():
+        for name in self.store.names():
             kind, _, number = name.partition("/")
             if kind == "held" and int(number) not in live:
-                self._store.drop(name)
+                self.store.drop(name)
 
     def remember(self, name: str, value: Any, origin: Origin) -> None:
-        self._store.keep(f"memory/{name}", ({name: value}, origin), _written)
+        self.store.keep(f"memory/{name}", ({name: value}, origin), _written)
 
     def remembered(self, name: str) -> tuple[Array, Origin] | None:
         """What tasks keep under a name, if anything, and what that was computed from."""
-        kept = self._store.load(f"memory/{name}", from_bytes)
+        kept = self.store.load(f"memory/{name}", from_bytes)
         return None if kept is None else (np.asarray(kept[0][name]), kept[1])
 
     def open(self, addends: m.Addends, transforms: Callable[[], Transforms], exchange: Exchange) -> Array:
@@ -150,7 +150,7 @@ class Values:
         return total
 
     def _kept(self, name: str) -> tuple[Arrays, Origin]:
-        kept = self._store.load(name, from_bytes)
+        kept = self.store.load(name, from_bytes)
         if kept is None:
             raise RemoteError("not-held")
         return kept
@@ -158,6 +158,27 @@ class Values:
 
 def _written(kept: tuple[Arrays, Origin]) -> bytes:
     return to_bytes(*kept)
+
+
+VALUES = ("held/", "memory/")
+
+
+def kept_values(store: ObjectStore) -> tuple[list[tuple[str, Arrays, bytes]], dict[str, bytes]]:
+    """What a store holds, for a checkpoint: values by name with the bytes of their origin, and all else as bytes by name."""
+    values, rest = [], {}
+    for name in store.names():
+        if name.startswith(VALUES):
+            kept = store.load(name, from_bytes)
+            assert kept is not None
+            values.append((name, kept[0], m.encode(kept[1])))
+        else:
+            rest[name] = store.dumped(name)
+    return values, rest
+
+
+def keep_values(store: ObjectStore, name: str, arrays: Arrays, origin: bytes) -> None:
+    """Put values back into a store. Raises `MalformedMessage` for an origin that is none."""
+    store.keep(name, (arrays, m.codec.decode(origin, Origin, 1 << 10)), _written)
 
 
 def _opened(addends: m.Addends, transforms: Transforms | None) -> Array | None:

@@ -1,8 +1,8 @@
 """What carries requests and answers between the server and the places where clients are: the interface, and its form over bytes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 from dataclasses import dataclass
+from typing import Protocol
 
 from ..protocols.errors import MalformedMessage
 from ..remote import messages as m

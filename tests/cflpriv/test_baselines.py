@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenes import PROTECTIONS, federation, mlp_training, population, training
+from scenes import PROTECTIONS, eye, federation, mlp_training, population, training
 from torch.nn import functional
 
 from cflpriv.algorithm import Algorithm
@@ -36,12 +36,12 @@ from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.errors import InputError, TooFewClients
 from cflpriv.federation import GramView, Sampling
-from cflpriv.local import LocalFederation
 from cflpriv.metrics import ari
 from cflpriv.models import Model
 from cflpriv.protection import Protection
 from cflpriv.record import Transcript
 from cflpriv.remote.messages import task_from_bytes, task_to_bytes
+from cflpriv.remote.server import RemoteFederation
 from cflpriv.similarity import Gram
 from cflpriv.training import Gradient, Train
 from cflpriv.types import Array, ClientData, Population
@@ -67,7 +67,7 @@ def uneven(scene: Population, sizes: tuple[int, ...] = (40, 23, 8, 31)) -> Popul
     return replace(scene, clients=clients)
 
 
-def rounds(algorithm: Algorithm, fed: LocalFederation, count: int) -> Any:
+def rounds(algorithm: Algorithm, fed: RemoteFederation, count: int) -> Any:
     state = algorithm.init(fed)
     for number in range(count):
         fed.begin_round(number)
@@ -81,10 +81,10 @@ def make(name: str, train: Train, **options: Any) -> Algorithm:
     return function(train, **{key: value for key, value in options.items() if key in known})
 
 
-def told(algorithm: Algorithm, fed: LocalFederation, state: Any) -> Array:
+def told(algorithm: Algorithm, fed: RemoteFederation, state: Any) -> Array:
     """The test loss of the model that each client would use."""
     what = algorithm.serve(state)
-    results = fed.engine.run(what.task, fed.resolve(what.task, what.params, what.which, fed.clients))
+    results = eye(fed).engine.run(what.task, eye(fed).resolve(what.task, what.params, what.which, fed.clients))
     return np.array([float(one["loss"]) for one in results])
 
 
@@ -98,14 +98,14 @@ def gradient_of(model: Model, data: ClientData, vector: Array) -> Array:
     return np.asarray(Gradient(model).run(TaskInput(data, {"model": vector}, {}, Streams(0, 0, data.id)))["gradient"])
 
 
-def kept(fed: LocalFederation, client: int, name: str) -> Array:
+def kept(fed: RemoteFederation, client: int, name: str) -> Array:
     """What a client remembers under a name, which it must."""
-    value = fed.recall(client, name)
+    value = eye(fed).recall(client, name)
     assert value is not None
     return value
 
 
-def control_of(fed: LocalFederation, state: Any, client: int) -> Array:
+def control_of(fed: RemoteFederation, state: Any, client: int) -> Array:
     """SCAFFOLD's c_i as its client would go on from it in the next round."""
     return kept(fed, client, WAITING if state.summed.get(client) == int(kept(fed, client, ROUND)) else CONTROL)
 
@@ -119,7 +119,7 @@ def both(one: Algorithm, other: Algorithm, scene: Population, count: int = 3, **
     found = []
     for algorithm in (one, other):
         fed = federation(scene, **options)
-        found.append(fed.peek(fed.clients[0], rounds(algorithm, fed, count).model))
+        found.append(eye(fed).peek(fed.clients[0], rounds(algorithm, fed, count).model))
     return found[0], found[1]
 
 
@@ -174,7 +174,7 @@ def test_ditto_without_its_pull_is_local_training_on_the_personal_models(partici
     one, two = (federation(scene, sampling=Sampling("global", participation), seed=2) for _ in range(2))
     rounds(ditto(train, lam=0.0), one, 4)
     alone = rounds(local(train), two, 4)
-    met = [client for client in one.clients if one.recall(client, PERSONAL) is not None]
+    met = [client for client in one.clients if eye(one).recall(client, PERSONAL) is not None]
     assert len(met) >= 4
     for client in met:
         np.testing.assert_allclose(kept(one, client, PERSONAL), two.peek(client, alone.model), rtol=0, atol=1e-12)
@@ -193,7 +193,7 @@ def test_one_cluster_makes_fedavg_of_fesem() -> None:
     train = train_on(scene)
     fed, other = federation(scene), federation(scene)
     state, plain = rounds(fesem(train, k=1), fed, 3), rounds(fedavg(train, weights="equal"), other, 3)
-    np.testing.assert_allclose(fed.peek(0, state.models[0]), other.peek(0, plain.model), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(eye(fed).peek(0, state.models[0]), eye(other).peek(0, plain.model), rtol=0, atol=1e-12)
 
 
 def test_fedproto_without_its_pull_is_local_training() -> None:
@@ -296,10 +296,10 @@ def test_scaffolds_control_is_the_mean_of_what_its_clients_go_on_from(kind: Any,
         heard.add(tuple(sorted(client for client, last in state.summed.items() if last == number)))
     assert len(heard) > 3, "cohorts and dropouts differ"
     weight = {c.id: 1.0 if weights == "equal" else c.samples for c in scene.clients}
-    trained = [client for client in fed.clients if fed.recall(client, ROUND) is not None]
+    trained = [client for client in fed.clients if eye(fed).recall(client, ROUND) is not None]
     total = np.sum([weight[client] * control_of(fed, state, client) for client in trained], axis=0)
     whole = state.each * state.counted
-    np.testing.assert_allclose(fed.peek(trained[0], state.control), total / whole, rtol=0, atol=close)
+    np.testing.assert_allclose(eye(fed).peek(trained[0], state.control), total / whole, rtol=0, atol=close)
     assert np.abs(total / whole).max() > 0.01
     assert weights == "examples" or whole == len(fed.clients)
 
@@ -315,15 +315,15 @@ def test_scaffolds_control_stays_the_mean_when_clients_come_later(kind: Any) -> 
         fed.begin_round(number)
         state, _ = algorithm.round(fed, state)
         if number == 1:
-            fed.join(ids[2:])
+            eye(fed).join(ids[2:])
     mean = np.mean([control_of(fed, state, client) for client in ids], axis=0)
-    np.testing.assert_allclose(fed.peek(ids[0], state.control), mean, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(eye(fed).peek(ids[0], state.control), mean, rtol=0, atol=1e-10)
     assert np.abs(mean).max() > 0.01
 
 
-def mean_gradient(train: Train, scene: Population, fed: LocalFederation, state: Any) -> float:
+def mean_gradient(train: Train, scene: Population, fed: RemoteFederation, state: Any) -> float:
     """The norm of the mean of all clients' gradients at the shared model."""
-    model = fed.peek(fed.clients[0], state.model)
+    model = eye(fed).peek(fed.clients[0], state.model)
     return float(np.linalg.norm(np.mean([gradient_of(train.model, client, model) for client in scene.clients], axis=0)))
 
 
@@ -539,7 +539,7 @@ def test_a_first_round_below_the_floor_leaves_no_centre_with_fesems_clients(star
     fed.begin_round(0)
     with pytest.raises(TooFewClients):
         algorithm.round(fed, state)
-    assert [fed.recall(client, CENTRE) for client in fed.clients] == [None] * 6
+    assert [eye(fed).recall(client, CENTRE) for client in fed.clients] == [None] * 6
     fed.begin_round(1)
     state, _ = algorithm.round(fed, state)
     assert {client: int(kept(fed, client, CENTRE)) for client in fed.clients} == dict(state.labels)
@@ -577,11 +577,11 @@ def test_all_engine_paths_and_client_orders_give_the_same(name: str) -> None:
     scene = uneven(digits(6), (40, 33, 38, 31))
     found = []
     for clients, kind in ((scene.clients, "auto"), (scene.clients[::-1], "auto"), (scene.clients, "sequential")):
-        fed = LocalFederation(clients, sampling=Sampling("global", 0.7), engine=Engine(kind))  # type: ignore[arg-type]
+        fed = federation(clients, sampling=Sampling("global", 0.7), engine=Engine(kind))  # type: ignore[arg-type]
         algorithm = make(name, train_on(scene, epochs=2))
         found.append(told(algorithm, fed, rounds(algorithm, fed, 3)))
         if kind == "auto":
-            assert {path for task, path in fed.engine.paths if task.startswith("Train") or task == "OnPart"} == {"stacked"}
+            assert {path for task, path in eye(fed).engine.paths if task.startswith("Train") or task == "OnPart"} == {"stacked"}
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_allclose(found[0], found[2], rtol=0, atol=1e-10)  # losses are sums over samples
 
@@ -591,7 +591,7 @@ def test_its_tasks_travel_to_clients_elsewhere(name: str) -> None:
     """Every task that the algorithm computes or serves survives the wire of the remote federation, unchanged."""
     scene = digits(6)
 
-    class Travelling(LocalFederation):
+    class Travelling(RemoteFederation):
         def compute(self, task: Any, *rest: Any, **more: Any) -> Any:
             assert task_from_bytes(task_to_bytes(task)) == task
             return super().compute(task, *rest, **more)
@@ -609,7 +609,7 @@ def test_the_number_of_workers_changes_nothing() -> None:
         for name in BASELINES:
             found = []
             for one in (Engine(), engine):
-                fed = LocalFederation(scene.clients, engine=one)
+                fed = federation(scene.clients, engine=one)
                 algorithm = make(name, train_on(scene, dtype="float32"))
                 found.append(told(algorithm, fed, rounds(algorithm, fed, 2)))
             np.testing.assert_array_equal(found[0], found[1], err_msg=name)
@@ -668,7 +668,7 @@ def test_newcomers_are_taken_and_served(name: str) -> None:
     assert algorithm.admit is not None
     state = rounds(algorithm, fed, 2)
     before = told(algorithm, fed, state)
-    fed.join([6, 7])
+    eye(fed).join([6, 7])
     state, _ = algorithm.admit(fed, state, [6, 7])
     after = told(algorithm, fed, state)
     np.testing.assert_array_equal(after[:6], before)  # nobody else is touched
@@ -687,7 +687,7 @@ def test_diverged_clients_are_served_newcomers_too(name: str) -> None:
     algorithm = make(name, train_on(scene, dtype="float32", on_divergence="skip"))
     assert algorithm.admit is not None
     state = rounds(algorithm, fed, 2)
-    fed.join([6, 7])
+    eye(fed).join([6, 7])
     state, _ = algorithm.admit(fed, state, [6, 7])
     assert np.isfinite(told(algorithm, fed, state)).all()
 
@@ -775,7 +775,7 @@ def test_fedprox_keeps_clients_together() -> None:
     for mu in (0.0, 1.0):
         fed = federation(scene)
         rounds(fedprox(train_on(scene, epochs=5), mu=mu), fed, 3)
-        trained = np.stack([one for one in (fed.recall(client, "trained") for client in fed.clients) if one is not None])
+        trained = np.stack([one for one in (eye(fed).recall(client, "trained") for client in fed.clients) if one is not None])
         spreads.append(float(np.linalg.norm(trained - trained.mean(axis=0), axis=1).mean()))
     assert spreads[1] < 0.8 * spreads[0]
 
@@ -812,7 +812,7 @@ def test_one_shot_finds_rotated_groups_and_places_newcomers(name: str) -> None:
     algorithm = one_shot(train_on(scene), k=2, weights="equal")
     state = rounds(algorithm, fed, 1)
     assert ari([truth(scene)[c] for c in state.clustering.clients], state.clustering.labels) == 1.0
-    fed.join([9, 10, 11])
+    eye(fed).join([9, 10, 11])
     assert algorithm.admit is not None
     state, notes = algorithm.admit(fed, state, [9, 10, 11])
     assert ari([truth(scene)[c] for c in state.clustering.clients], state.clustering.labels) == 1.0
@@ -828,7 +828,7 @@ def test_one_shots_clusters_that_cannot_be_averaged_start_from_the_initial_model
     state = one_shot(train, k=2, weights="equal").init(fed)
     assert ari(scene.groups, [state.clustering[client.id] for client in scene.clients]) == 1.0
     for model in state.models:
-        np.testing.assert_array_equal(fed.peek(0, model), train.model.init(0))
+        np.testing.assert_array_equal(eye(fed).peek(0, model), train.model.init(0))
 
 
 def test_one_shot_under_private_groups_is_refused_before_anything_runs() -> None:
@@ -845,7 +845,7 @@ def test_fesem_finds_groups_with_other_labels(seed: int) -> None:
     fed = federation(scene, present=range(10), seed=seed)
     algorithm = fesem(train_on(scene), k=2, seed=seed)
     state = rounds(algorithm, fed, 5)
-    fed.join([10, 11])
+    eye(fed).join([10, 11])
     assert algorithm.admit is not None
     state, _ = algorithm.admit(fed, state, [10, 11])
     assert ari(scene.groups, [state.labels[client] for client in fed.clients]) == 1.0

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scenes import PROTECTIONS, mlp_training
+from scenes import PROTECTIONS, eye, federation, mlp_training
 
 from cflpriv.algorithm import Algorithm
 from cflpriv.algorithms import ALGORITHMS, pacfl
@@ -22,10 +22,10 @@ from cflpriv.data import DataSpec, build_population
 from cflpriv.experiments import parse_config, run_experiment, start
 from cflpriv.experiments.newcomers import fine_tuned_accuracy
 from cflpriv.experiments.run import admit, advance, finish
-from cflpriv.local import LocalFederation
 from cflpriv.models import Model
 from cflpriv.protection import Protection
 from cflpriv.record import Transcript
+from cflpriv.remote.server import RemoteFederation
 from cflpriv.traffic import client_bytes, megabits, to_target
 from cflpriv.training import Train
 from cflpriv.types import Population
@@ -49,7 +49,7 @@ def make(name: str, scene: Population, train: Train, **options: Any) -> Algorith
     return function(train, **{key: value for key, value in options.items() if key in known})
 
 
-def rounds(algorithm: Algorithm, fed: LocalFederation, count: int) -> Any:
+def rounds(algorithm: Algorithm, fed: RemoteFederation, count: int) -> Any:
     state = algorithm.init(fed)
     for number in range(count):
         fed.begin_round(number)
@@ -75,7 +75,7 @@ def test_test_data_have_no_influence_on_training_or_selection(name: str) -> None
     )
     seen = []
     for population in (scene, marked):
-        fed = LocalFederation(population.clients, transcript=Transcript("full"), seed=4, present=range(7))
+        fed = federation(population.clients, transcript=Transcript("full"), seed=4, present=range(7))
         algorithm = make(name, population, train_on(population), warm_up=1)
         state, records = algorithm.init(fed), list[Any]()
         for number in range(3):
@@ -83,15 +83,15 @@ def test_test_data_have_no_influence_on_training_or_selection(name: str) -> None
             state, record = algorithm.round(fed, state)
             records.append(record)
         if algorithm.admit is not None:
-            fed.join([7])
+            eye(fed).join([7])
             state, notes = algorithm.admit(fed, state, [7])
             records.append(notes)
         what = algorithm.serve(state)
-        given = fed.resolve(what.task, what.params, what.which, fed.clients)
+        given = eye(fed).resolve(what.task, what.params, what.which, fed.clients)
         clean = [
             replace(one, data=replace(one.data, x_test=c.x_test, y_test=c.y_test)) for one, c in zip(given, scene.clients, strict=False)
         ]
-        losses = [float(result["loss"]) for result in fed.engine.run(what.task, clean)]
+        losses = [float(result["loss"]) for result in eye(fed).engine.run(what.task, clean)]
         seen.append(
             ([message.digest for message in fed.transcript.messages], repr(records), losses, algorithm.describe(state).get("clustering"))
         )
@@ -110,11 +110,11 @@ def test_the_marker_is_loud_enough() -> None:
     )
     used = []
     for population in (scene, swapped):
-        fed = LocalFederation(population.clients)
+        fed = federation(population.clients)
         algorithm = make("ifca", population, train_on(population, batch_size=0, epochs=5, lr=0.3), k=2, variant="authors")
         state = rounds(algorithm, fed, 12)
         what = algorithm.serve(state)
-        used.append([what.task.used(one) for one in fed.resolve(what.task, what.params, what.which, fed.clients)])  # type: ignore[attr-defined]
+        used.append([what.task.used(one) for one in eye(fed).resolve(what.task, what.params, what.which, fed.clients)])  # type: ignore[attr-defined]
     assert not np.array_equal(used[0], used[1])
 
 
@@ -145,19 +145,19 @@ def test_every_algorithm_takes_newcomers_and_scores_them_twice(name: str) -> Non
 
 def test_fine_tuning_starts_from_what_the_client_would_use_and_sends_nothing() -> None:
     scene = digits(6)
-    fed = LocalFederation(scene.clients)
+    fed = federation(scene.clients)
     train = train_on(scene, dtype="float64")
     algorithm = make("ifca", scene, train, k=2)
     state = rounds(algorithm, fed, 2)
     count = len(fed.transcript.messages)
     tuned = fine_tuned_accuracy(fed, algorithm.serve(state), replace(train, epochs=3), fed.clients)
     assert len(fed.transcript.messages) == count
-    models = [fed.peek(0, model) for model in state.restarts[0].models]
-    labels = {c: int(fed.peek(c, fed.compute(algorithm.serve(state).task, algorithm.serve(state).params)["choice"])) for c in fed.clients}
+    models = [eye(fed).peek(0, model) for model in state.restarts[0].models]
+    labels = {c: int(eye(fed).peek(c, fed.compute(algorithm.serve(state).task, algorithm.serve(state).params)["choice"])) for c in fed.clients}
     for i, client in enumerate(fed.clients):
         held = fed.compute(replace(train, epochs=3), {"model": models[labels[client]]}, on=[client])
-        data = fed.data(client)
-        module = train.model.load(models[labels[client]] + fed.peek(client, held["update"]))
+        data = eye(fed).data[client]
+        module = train.model.load(models[labels[client]] + eye(fed).peek(client, held["update"]))
         right = (module(train.model.inputs(data.x_test)).argmax(1).numpy() == data.y_test).mean()
         assert tuned[i] == pytest.approx(right)
 
@@ -175,7 +175,7 @@ def test_resnet9_is_the_papers_megabits_a_transfer() -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_without_protection_nothing_is_overhead_but_the_seals_of_a_relay(name: str) -> None:
     scene = digits(8)
-    fed = LocalFederation(scene.clients)
+    fed = federation(scene.clients)
     rounds(make(name, scene, train_on(scene), warm_up=1), fed, 3)
     relayed = 28 * sum(message.copies for message in fed.transcript.messages if message.verb == "relay" and message.target == "clients")
     assert fed.transcript.upload_bytes - fed.bare.upload_bytes == relayed
@@ -189,7 +189,7 @@ def test_what_a_protection_adds_is_apart(kind: str) -> None:
     name = "ifca" if kind == "secagg-oblivious" else "oracle"
     figures = []
     for protection in (Protection(floor=2), Protection(gram=PROTECTIONS["haar"].gram if kind == "haar" else (), sum=kind, floor=2)):
-        fed = LocalFederation(scene.clients, protection=protection)
+        fed = federation(scene.clients, protection=protection)
         rounds(make(name, scene, train_on(scene), weights="equal"), fed, 2)
         figures.append((fed.bare, fed.transcript))
     (plain, _), (bare, transcript) = figures
@@ -202,7 +202,7 @@ def test_what_a_protection_adds_is_apart(kind: str) -> None:
 
 def test_what_arrives_counts_and_what_does_not_does_not() -> None:
     scene = digits(6)
-    fed = LocalFederation(scene.clients, dropouts=[(0, 2, "Masked")])
+    fed = federation(scene.clients, dropouts=[(0, 2, "Masked")])
     rounds(make("fedavg", scene, train_on(scene)), fed, 1)
     dimension = train_on(scene).model.dimension
     assert fed.bare.upload_numbers == 5 * (dimension + 1)  # and a sample count each
@@ -214,11 +214,11 @@ def test_ifca_counts_k_downloads_and_pacfl_its_signatures() -> None:
     scene = digits(8)
     train = train_on(scene)
     dimension = train.model.dimension
-    fed = LocalFederation(scene.clients)
+    fed = federation(scene.clients)
     rounds(make("ifca", scene, train, k=3, weights="equal"), fed, 2)
     assert fed.bare.download_numbers == 2 * 8 * 3 * dimension
     assert fed.bare.upload_numbers == 2 * 8 * (dimension + 1)  # and the choice
-    one = LocalFederation(scene.clients)
+    one = federation(scene.clients)
     algorithm = pacfl(train, p=3, k=2, weights="equal")
     algorithm.init(one)
     assert (one.bare.upload_numbers, one.bare.download_numbers) == (8 * 3 * 64, 0)
@@ -228,7 +228,7 @@ def test_ifca_counts_k_downloads_and_pacfl_its_signatures() -> None:
 
 def test_bytes_by_client_add_up_and_a_relay_counts_for_both() -> None:
     scene = digits(6)
-    fed = LocalFederation(scene.clients)
+    fed = federation(scene.clients)
     rounds(make("fedfomo", scene, train_on(scene), models=2), fed, 3)
     sent, received = client_bytes(fed.transcript.messages)
     assert sum(sent.values()) == pytest.approx(fed.transcript.upload_bytes)

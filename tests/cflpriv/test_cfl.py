@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenes import PROTECTIONS, federation, mlp_training, population, training
+from scenes import PROTECTIONS, eye, federation, mlp_training, population, training
 
 from cflpriv.algorithm import Algorithm
 from cflpriv.algorithms.cfl import EPS1, EPS2, cfl, gaps, offer, path
@@ -24,11 +24,11 @@ from cflpriv.experiments import parse_config
 from cflpriv.experiments.checkpoint import flatten, save_checkpoint
 from cflpriv.experiments.run import prepare
 from cflpriv.federation import GramView, Sampling
-from cflpriv.local import LocalFederation
 from cflpriv.metrics import ari
 from cflpriv.models import Model
 from cflpriv.protection import Protection
 from cflpriv.record import Transcript
+from cflpriv.remote.server import RemoteFederation
 from cflpriv.similarity import Gram
 from cflpriv.training import Train
 from cflpriv.types import Array, Population
@@ -45,7 +45,7 @@ def swapped(clients: int = 12, swaps: tuple[tuple[int, int], ...] = SWAPS[:2], *
 train_on = partial(mlp_training, epochs=3, lr=0.3)
 
 
-def rounds(algorithm: Algorithm, fed: LocalFederation, count: int, state: Any = None, start: int = 0) -> tuple[Any, list[Any]]:
+def rounds(algorithm: Algorithm, fed: RemoteFederation, count: int, state: Any = None, start: int = 0) -> tuple[Any, list[Any]]:
     state, records = algorithm.init(fed) if state is None else state, []
     for number in range(start, start + count):
         fed.begin_round(number)
@@ -62,8 +62,8 @@ def score(scene: Population, state: Any) -> float:
     return ari([truth(scene)[client] for client in state.clustering.clients], state.clustering.labels)
 
 
-def served(fed: LocalFederation, state: Any) -> Array:
-    return np.stack([fed.peek(client, state.tree[state.leaf[client]].model) for client in fed.clients])
+def served(fed: RemoteFederation, state: Any) -> Array:
+    return np.stack([eye(fed).peek(client, state.tree[state.leaf[client]].model) for client in fed.clients])
 
 
 def similarities(rng: np.random.Generator, m: int, d: int = 4) -> Array:
@@ -81,11 +81,11 @@ def test_unsplit_it_is_fedavg_bit_for_bit(weights: Any, kind: Any) -> None:
     scene = swapped(6)
     train = train_on(scene, momentum=0.5, lr_decay=0.9)
     for watch in (False, True):
-        one, two = (LocalFederation(scene.clients, seed=3, engine=Engine(kind)) for _ in range(2))
+        one, two = (federation(scene.clients, seed=3, engine=Engine(kind)) for _ in range(2))
         a, _ = rounds(cfl(train, eps1=1e-9, weights=weights, watch=watch), one, 4)
         b, _ = rounds(fedavg(train, weights=weights), two, 4)
         assert len(a.tree) == 1
-        np.testing.assert_array_equal(one.peek(0, a.tree[0].model), two.peek(0, b.model))
+        np.testing.assert_array_equal(eye(one).peek(0, a.tree[0].model), two.peek(0, b.model))
 
 
 # --- the bipartition
@@ -204,7 +204,7 @@ def test_the_simulation_of_figure_3() -> None:
 @pytest.mark.parametrize("variant", ["paper", "authors"])
 def test_label_swaps_are_found_without_a_number_of_clusters(variant: Any) -> None:
     scene = swapped(12, SWAPS[:3])
-    fed = LocalFederation(scene.clients)
+    fed = federation(scene.clients)
     options: dict[str, Any] = {} if variant == "paper" else {"eps1": 0.3, "eps2": 0.9, "first_split": 5}
     algorithm = cfl(train_on(scene), variant=variant, watch=True, **options)
     state, records = rounds(algorithm, fed, 40)
@@ -223,7 +223,7 @@ def test_label_swaps_are_found_without_a_number_of_clusters(variant: Any) -> Non
 
 def test_every_split_of_a_mixed_cluster_is_correct_and_has_a_gap() -> None:
     scene = swapped(12, SWAPS[:3])
-    fed = LocalFederation(scene.clients)
+    fed = federation(scene.clients)
     algorithm = cfl(train_on(scene), watch=True)
     state = algorithm.init(fed)
     group = truth(scene)
@@ -241,7 +241,7 @@ def test_every_split_of_a_mixed_cluster_is_correct_and_has_a_gap() -> None:
 
 def test_congruent_clients_stay_together() -> None:
     scene = swapped(8, ())
-    fed = LocalFederation(scene.clients)
+    fed = federation(scene.clients)
     state, records = rounds(cfl(train_on(scene)), fed, 40)
     assert len(state.tree) == 1
     refused = [one["because"] for record in records for one in record.notes["refused"]]
@@ -256,7 +256,7 @@ def test_in_the_congruent_case_client_norms_vanish_and_in_the_incongruent_they_d
     )
     norms = {}
     for name, scene in (("congruent", apart), ("incongruent", swapped(2, SWAPS[:2], samples_per_client=200))):
-        fed = LocalFederation(scene.clients)
+        fed = federation(scene.clients)
         train = Train(Model("mlp", scene.shape, scene.classes, hidden=32), epochs=3, batch_size=0, lr=0.1)
         _, records = rounds(cfl(train, eps1=1e-9, watch=True), fed, 400)
         norms[name] = [(record.notes["mean_norms"][0], record.notes["max_norms"][0]) for record in records]
@@ -271,7 +271,7 @@ def test_in_the_congruent_case_client_norms_vanish_and_in_the_incongruent_they_d
 
 def test_gamma_max_refuses_what_is_not_clear_enough() -> None:
     scene = swapped()
-    state, records = rounds(cfl(train_on(scene), gamma_max=0.99), LocalFederation(scene.clients), 25)
+    state, records = rounds(cfl(train_on(scene), gamma_max=0.99), federation(scene.clients), 25)
     assert len(state.tree) == 1
     refused = [one["because"] for record in records for one in record.notes["refused"]]
     assert "gamma_max" in refused
@@ -312,16 +312,16 @@ def test_clusters_partition_the_clients_through_splits_joins_and_leaves(seed: in
         change = data.draw(st.sampled_from(["join", "leave", "stay"]))
         absent = sorted(set(ids) - set(fed.clients))
         if change == "join" and absent:
-            fed.join([data.draw(st.sampled_from(absent))])
+            eye(fed).join([data.draw(st.sampled_from(absent))])
         elif change == "leave" and len(fed.clients) > 3:
-            fed.leave([data.draw(st.sampled_from(fed.clients))])
+            eye(fed).leave([data.draw(st.sampled_from(fed.clients))])
 
 
 def test_the_result_does_not_depend_on_the_order_of_clients() -> None:
     scene = swapped()
     results = []
     for clients in (scene.clients, scene.clients[::-1]):
-        fed = LocalFederation(clients, sampling=Sampling("global", 0.6))
+        fed = federation(clients, sampling=Sampling("global", 0.6))
         state, _ = rounds(cfl(train_on(scene)), fed, 25)
         results.append((state.clustering, served(fed, state)))
     assert results[0][0] == results[1][0]
@@ -333,28 +333,28 @@ def test_the_result_does_not_depend_on_the_order_of_clients() -> None:
 
 
 @pytest.fixture(scope="module")
-def grown() -> tuple[Population, Any, LocalFederation, Any]:
+def grown() -> tuple[Population, Any, RemoteFederation, Any]:
     scene = swapped(15, SWAPS[:3])
-    fed = LocalFederation(scene.clients, present=range(12))
+    fed = federation(scene.clients, present=range(12))
     algorithm = cfl(train_on(scene))
     state, _ = rounds(algorithm, fed, 30)
     assert len(state.leaves) == 3
     return scene, algorithm, fed, state
 
 
-def test_newcomers_walk_down_to_their_group(grown: tuple[Population, Any, LocalFederation, Any]) -> None:
+def test_newcomers_walk_down_to_their_group(grown: tuple[Population, Any, RemoteFederation, Any]) -> None:
     scene, algorithm, fed, state = grown
-    fed.join([12, 13, 14])
+    eye(fed).join([12, 13, 14])
     after, notes = algorithm.admit(fed, state, [12, 13, 14])
     assert score(scene, after) == 1.0
     assert notes["levels"] == [len(path(after, client)) for client in (12, 13, 14)]
     assert [after.leaf[c] for c in range(12)] == [state.leaf[c] for c in range(12)]
     for old, new in zip(state.tree, after.tree, strict=True):
         assert old.model is new.model
-    fed.leave([12, 13, 14])
+    eye(fed).leave([12, 13, 14])
 
 
-def test_pre_split_updates_are_those_of_the_stationary_model(grown: tuple[Population, Any, LocalFederation, Any]) -> None:
+def test_pre_split_updates_are_those_of_the_stationary_model(grown: tuple[Population, Any, RemoteFederation, Any]) -> None:
     """Eq. 47: Δ_e = SGD(θ*_v, D_i) − θ*_v for every client of the two children, and θ*_v is stationary: their mean is below ε₁."""
     scene, _, fed, state = grown
     split = [node for node in state.tree if node.children]
@@ -364,24 +364,24 @@ def test_pre_split_updates_are_those_of_the_stationary_model(grown: tuple[Popula
         again = fed.compute(train_on(scene), {"model": node.model}, on=node.updates.clients)
         assert set(node.updates.clients) <= set(range(12))
         for client in node.updates.clients:
-            np.testing.assert_allclose(fed.peek(client, again["update"]), fed.peek(client, node.updates), atol=1e-6)
+            np.testing.assert_allclose(eye(fed).peek(client, again["update"]), eye(fed).peek(client, node.updates), atol=1e-6)
 
 
-def test_models_of_all_levels_are_offered_and_the_leaf_is_mostly_best(grown: tuple[Population, Any, LocalFederation, Any]) -> None:
+def test_models_of_all_levels_are_offered_and_the_leaf_is_mostly_best(grown: tuple[Population, Any, RemoteFederation, Any]) -> None:
     scene, _, fed, state = grown
     held = offer(fed, state, train_on(scene).model)
     choices = []
     for client in fed.clients:
-        losses, levels = fed.peek(client, held["losses"]), path(state, client)
+        losses, levels = eye(fed).peek(client, held["losses"]), path(state, client)
         assert len(losses) == len(levels)
         for loss, node in zip(losses, levels, strict=True):
             alone = fed.compute(Losses(train_on(scene).model), {"model": [state.tree[node].model]}, on=[client])
-            assert fed.peek(client, alone["losses"])[0] == pytest.approx(loss, rel=1e-5)
-        choices.append(int(fed.peek(client, held["choice"])) == len(levels) - 1)
+            assert eye(fed).peek(client, alone["losses"])[0] == pytest.approx(loss, rel=1e-5)
+        choices.append(int(eye(fed).peek(client, held["choice"])) == len(levels) - 1)
     assert np.mean(choices) > 0.9
 
 
-def test_the_tree_lands_on_disk(grown: tuple[Population, Any, LocalFederation, Any], tmp_path: Any) -> None:
+def test_the_tree_lands_on_disk(grown: tuple[Population, Any, RemoteFederation, Any], tmp_path: Any) -> None:
     import json
 
     from safetensors.numpy import load_file
@@ -401,15 +401,15 @@ def test_the_tree_lands_on_disk(grown: tuple[Population, Any, LocalFederation, A
 
 def test_who_was_away_at_the_split_walks_down_on_return() -> None:
     scene = swapped(12)
-    fed = LocalFederation(scene.clients)
+    fed = federation(scene.clients)
     algorithm = cfl(train_on(scene))
     state = algorithm.init(fed)
-    fed.leave([4, 5])
+    eye(fed).leave([4, 5])
     state, _ = rounds(algorithm, fed, 25, state)
     assert len(state.leaves) == 2
     assert set(state.waiting) == {4, 5}
     assert state.leaf[4] == state.leaf[5]  # both on the larger side, for the time being
-    fed.join([4, 5])
+    eye(fed).join([4, 5])
     state, _ = rounds(algorithm, fed, 10, state, start=25)
     assert score(scene, state) == 1.0
     assert not state.waiting
@@ -420,11 +420,11 @@ def test_a_newcomers_first_long_update_splits_nothing_unless_settle_is_zero() ->
     scene = swapped(12)
     clusters = {}
     for settle in (0, 5):
-        fed = LocalFederation(scene.clients, present=[c for c in range(12) if c not in (4, 5)])
+        fed = federation(scene.clients, present=[c for c in range(12) if c not in (4, 5)])
         algorithm = cfl(train_on(scene), settle=settle)
         state, _ = rounds(algorithm, fed, 25)
         assert len(state.leaves) == 2
-        fed.join([4, 5])
+        eye(fed).join([4, 5])
         state, _ = rounds(algorithm, fed, 10, state, start=25)
         clusters[settle] = len(state.leaves)
     assert clusters[5] == 2
@@ -442,11 +442,11 @@ def test_who_missed_several_splits_walks_down_from_the_first() -> None:
     fed = federation(scene)
     algorithm = restless(scene)
     state = algorithm.init(fed)
-    fed.leave([5])
+    eye(fed).leave([5])
     state, _ = rounds(algorithm, fed, 4, state)
     assert len(path(state, 5)) > 2
     assert state.waiting == {5: 0}
-    fed.join([5])
+    eye(fed).join([5])
     fed.begin_round(4)
     state, _ = algorithm.round(fed, state)
     compared = [m for m in fed.transcript.messages if m.round == 4 and m.verb == "gram" and m.clients == (5,)]
@@ -463,7 +463,7 @@ def test_a_round_without_any_sum_keeps_who_has_walked_down() -> None:
     algorithm = restless(scene)
     state, _ = rounds(algorithm, fed, 3)
     assert len(state.leaves) > 1
-    fed.join([6, 7, 8])
+    eye(fed).join([6, 7, 8])
     after, (record,) = rounds(algorithm, fed, 1, state, start=3)
     assert set(after.clustering.clients) == set(range(9))
     assert record.notes["unchanged_clusters"] == list(range(len(state.leaves)))
@@ -485,7 +485,7 @@ def test_a_newcomer_whose_training_diverges_goes_to_the_larger_side() -> None:
     assert algorithm.admit is not None
     state, _ = rounds(algorithm, fed, 3)
     assert len(state.leaves) > 1
-    fed.join([8])
+    eye(fed).join([8])
     after, _ = algorithm.admit(fed, state, [8])
     for node in path(after, 8)[:-1]:
         sizes = [len(state.members(child)) for child in state.tree[node].children]
@@ -517,7 +517,7 @@ def test_it_splits_alike_under_protections() -> None:
         algorithm = cfl(train, weights="equal")
         assert algorithm.admit is not None
         state, _ = rounds(algorithm, fed, 18)
-        fed.join([8])
+        eye(fed).join([8])
         state, _ = algorithm.admit(fed, state, [8])
         results.append((state.clustering, served(fed, state)))
         assert results[0][0].k == 2
@@ -529,7 +529,7 @@ def test_it_splits_alike_under_protections() -> None:
 def test_a_side_below_the_floor_stops_a_split() -> None:
     scene = swapped(8)
     for protection, options in ((Protection(floor=5, small_clusters="merge"), {}), (Protection(), {"smallest": 5})):
-        state, records = rounds(cfl(train_on(scene), **options), LocalFederation(scene.clients, protection=protection), 25)  # type: ignore[arg-type]
+        state, records = rounds(cfl(train_on(scene), **options), federation(scene.clients, protection=protection), 25)  # type: ignore[arg-type]
         assert len(state.tree) == 1
         assert "smallest" in {one["because"] for record in records for one in record.notes["refused"]}
 
@@ -636,6 +636,6 @@ def test_label_swap_on_mnist_with_200_samples_a_client(seed: int) -> None:
         DataSpec(source="mnist", clients=20, samples_per_client=200, test_samples_per_client=50, label_swaps=SWAPS, seed=seed)
     )
     model = Model("lenet5", scene.shape, scene.classes, mean=scene.mean, std=scene.std)
-    fed = LocalFederation(scene.clients, seed=seed, transcript=Transcript("headers"))
+    fed = federation(scene.clients, seed=seed, transcript=Transcript("headers"))
     state, _ = rounds(cfl(Train(model, epochs=3, batch_size=10, lr=0.03), seed=seed), fed, 40)
     assert score(scene, state) >= 0.99

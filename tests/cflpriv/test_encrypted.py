@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from scenes import federation, population, training
+from scenes import eye, federation, population, training
 
 from cflpriv.algorithm import Algorithm
 from cflpriv.algorithms import ALGORITHMS
@@ -20,13 +20,13 @@ from cflpriv.errors import InputError
 from cflpriv.experiments import run_experiment, start
 from cflpriv.experiments.config import load_config, parse_config
 from cflpriv.federation import GramView
-from cflpriv.local import LocalFederation
 from cflpriv.protection import Protection
 from cflpriv.protocols.ckks import arithmetic
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.orthonormal import TRANSFORMS
 from cflpriv.protocols.sketch import public_seed, sketch
 from cflpriv.record import Message
+from cflpriv.remote.server import RemoteFederation
 from cflpriv.similarity import angles
 from cflpriv.types import Array
 
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 RELEASES = ("labels", "distances", "gram")
 
 
-def clustered(protection: Protection, name: str = "pacfl", rounds: int = 0, **options: Any) -> tuple[LocalFederation, Algorithm, Any]:
+def clustered(protection: Protection, name: str = "pacfl", rounds: int = 0, **options: Any) -> tuple[RemoteFederation, Algorithm, Any]:
     scene = population(groups=2, clients_per_group=3)
     fed = federation(scene, protection)
     algorithm = ALGORITHMS[name][0](training(scene), **options)
@@ -51,7 +51,7 @@ def labels(algorithm: Algorithm, state: Any) -> tuple[int, ...]:
     return tuple(algorithm.describe(state)["clustering"].labels)
 
 
-def seen(fed: LocalFederation, adversary: str) -> list[Message]:
+def seen(fed: RemoteFederation, adversary: str) -> list[Message]:
     return [message for message in view_of(fed.transcript.messages, adversary, {}).messages if message.verb == "gram"]
 
 
@@ -65,7 +65,7 @@ def numbers_in(messages: list[Message]) -> dict[str, Array]:
     }
 
 
-def distances(fed: LocalFederation, algorithm: Algorithm) -> Array:
+def distances(fed: RemoteFederation, algorithm: Algorithm) -> Array:
     """The true evidence, from a run in the clear."""
     _, _, state = clustered(Protection())
     return np.asarray(state.evidence["distance"])
@@ -75,11 +75,11 @@ def distances(fed: LocalFederation, algorithm: Algorithm) -> Array:
 
 
 @pytest.fixture(scope="module", params=RELEASES)
-def released(request: pytest.FixtureRequest) -> tuple[str, LocalFederation, Algorithm, Any]:
+def released(request: pytest.FixtureRequest) -> tuple[str, RemoteFederation, Algorithm, Any]:
     return request.param, *clustered(Protection(gram=("ckks",), ckks_release=request.param))
 
 
-def test_the_server_reads_what_the_release_says_and_nothing_else(released: tuple[str, LocalFederation, Algorithm, Any]) -> None:
+def test_the_server_reads_what_the_release_says_and_nothing_else(released: tuple[str, RemoteFederation, Algorithm, Any]) -> None:
     release, fed, _, state = released
     found = numbers_in(seen(fed, "server"))
     result = {"result/labels", "result/k", "result/clear"}
@@ -95,7 +95,7 @@ def test_the_server_reads_what_the_release_says_and_nothing_else(released: tuple
     assert any(message.kind == "ckks request" and message.payload for message in seen(fed, "server"))  # it is read, not dropped
 
 
-def test_what_the_server_reads_is_noised_as_stated(released: tuple[str, LocalFederation, Algorithm, Any]) -> None:
+def test_what_the_server_reads_is_noised_as_stated(released: tuple[str, RemoteFederation, Algorithm, Any]) -> None:
     release, fed, _, _ = released
     channel = fed.epochs.channel
     assert isinstance(channel, EncryptedGram)
@@ -118,7 +118,7 @@ def test_what_the_server_reads_is_noised_as_stated(released: tuple[str, LocalFed
         assert len(shown) == 21
 
 
-def test_the_key_holder_sees_no_upload(released: tuple[str, LocalFederation, Algorithm, Any]) -> None:
+def test_the_key_holder_sees_no_upload(released: tuple[str, RemoteFederation, Algorithm, Any]) -> None:
     _, fed, _, _ = released
     kinds = {message.kind for message in seen(fed, "key-holder")}
     assert "ckks request" in kinds
@@ -135,7 +135,7 @@ def test_the_secret_key_goes_to_clients_only_where_they_share_it() -> None:
         secret = [message for message in fed.transcript.messages if message.kind == "ckks secret key"]
         assert len(secret) == (mode == "symmetric")
         assert all("server" not in message.readers for message in secret)
-        assert list(fed.secrets("key-holder")) == ["ckks_secret_key_0"]
+        assert list(eye(fed).secrets("key-holder")) == ["ckks_secret_key_0"]
 
 
 # --- the same clusters
@@ -170,7 +170,7 @@ def test_newcomers_cost_their_own_rows_only(landmarks: int) -> None:
     channel = fed.epochs.channel
     assert isinstance(channel, EncryptedGram)
     before = set(channel.holders[0].blocks)
-    fed.join([3, 7])
+    eye(fed).join([3, 7])
     state, _ = algorithm.admit(fed, state, [3, 7])  # type: ignore[misc]
     added = set(channel.holders[0].blocks) - before
     assert (len(before), len(added)) == ((21, 15) if not landmarks else (15, 6))

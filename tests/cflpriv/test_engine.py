@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scenes import eye, federation
 from scipy import stats
 from torch import nn
 
@@ -19,7 +20,6 @@ from cflpriv.engine.run import chunks
 from cflpriv.errors import InputError, TrainingDiverged, WorkerLost
 from cflpriv.evaluation import Evaluate, Losses
 from cflpriv.experiments.config import parse_config
-from cflpriv.local import LocalFederation
 from cflpriv.models import Model
 from cflpriv.training import Gradient, Train
 from cflpriv.types import Array, ClientData
@@ -367,9 +367,9 @@ def test_an_engine_that_cannot_be_is_refused() -> None:
 
 def test_a_federation_records_the_way_taken() -> None:
     model = SMALL_MODELS["lenet5"]
-    fed = LocalFederation(clients(model.shape, [8, 8, 8]))
+    fed = federation(clients(model.shape, [8, 8, 8]))
     fed.compute(Train(model, lr=0.1), {"model": model.init(0)})
-    assert fed.engine.paths == {("Train", "stacked"): 3}
+    assert eye(fed).engine.paths == {("Train", "stacked"): 3}
 
 
 def test_no_more_processes_start_than_a_machine_bears(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenes import PROTECTIONS, Echo, Make, federation, parity, population
+from scenes import PROTECTIONS, Echo, Make, eye, federation, parity, population
 
 from cflpriv.channels import (  # fmt: skip
     Channels,
@@ -57,29 +57,29 @@ def test_compute_resolves_every_kind_of_parameter(name: str) -> None:
     echo = fed.compute(Echo(("array", "shared", "picked", "own")), {
         "array": np.arange(3.0), "shared": mean.parts["vector"], "picked": listed, "own": made["vector"],
     }, which=parity(fed.clients))  # fmt: skip
-    expected = np.mean([fed.peek(c, made["vector"]) for c in fed.clients], axis=0)
+    expected = np.mean([eye(fed).peek(c, made["vector"]) for c in fed.clients], axis=0)
     for client in fed.clients:
-        np.testing.assert_array_equal(fed.peek(client, echo["array"]), np.arange(3.0))
-        np.testing.assert_allclose(fed.peek(client, echo["shared"]), expected, atol=1e-9)
-        np.testing.assert_array_equal(fed.peek(client, echo["picked"]), listed[client % 2])
-        np.testing.assert_array_equal(fed.peek(client, echo["own"]), fed.peek(client, made["vector"]))
-        assert fed.peek(client, echo["choice"]) == client % 2
+        np.testing.assert_array_equal(eye(fed).peek(client, echo["array"]), np.arange(3.0))
+        np.testing.assert_allclose(eye(fed).peek(client, echo["shared"]), expected, atol=1e-9)
+        np.testing.assert_array_equal(eye(fed).peek(client, echo["picked"]), listed[client % 2])
+        np.testing.assert_array_equal(eye(fed).peek(client, echo["own"]), eye(fed).peek(client, made["vector"]))
+        assert eye(fed).peek(client, echo["choice"]) == client % 2
 
 
 def test_without_which_a_client_gets_the_whole_list_and_several_labels_give_several() -> None:
     fed = federation(population())
     listed = [np.full(2, float(i)) for i in range(3)]
     whole = fed.compute(Echo(("list",)), {"list": listed})
-    assert fed.peek(0, whole["list"]).shape == (3, 2)
+    assert eye(fed).peek(0, whole["list"]).shape == (3, 2)
     several = fed.compute(Echo(("list",)), {"list": listed}, which=dict.fromkeys(fed.clients, (0, 2)))
-    np.testing.assert_array_equal(fed.peek(1, several["list"])[:, 0], [0.0, 2.0])
+    np.testing.assert_array_equal(eye(fed).peek(1, several["list"])[:, 0], [0.0, 2.0])
 
 
 def test_a_held_choice_stays_with_the_client_and_all_models_are_sent() -> None:
     fed = federation(population())
     made = fed.compute(Make())
     echo = fed.compute(Echo(("model",)), {"model": [np.zeros(5), np.ones(5)]}, which=made["choice"])
-    assert [float(fed.peek(c, echo["model"])[0]) for c in fed.clients] == [float(c % 2) for c in fed.clients]
+    assert [float(eye(fed).peek(c, echo["model"])[0]) for c in fed.clients] == [float(c % 2) for c in fed.clients]
     (message,) = [m for m in fed.transcript.messages if m.verb == "compute"]
     assert message.context["which"] == []
     assert message.bytes_each == 2 * 5 * 8
@@ -97,7 +97,7 @@ def test_nothing_leaves_in_compute_and_memory_stays() -> None:
     fed = federation(population())
     fed.compute(Make())
     assert fed.transcript.messages == []
-    vector = fed.recall(2, "vector")
+    vector = eye(fed).recall(2, "vector")
     assert vector is not None
     np.testing.assert_array_equal(vector[:4], [1.0, 2.0, 4.0, -2.0])
 
@@ -109,7 +109,7 @@ def test_values_are_dropped_with_the_last_handle() -> None:
     part = held["vector"]
     del held
     assert len(fed.side.values) == 1
-    assert fed.peek(0, part).shape == (10,)
+    assert eye(fed).peek(0, part).shape == (10,)
     del part
     assert len(fed.side.values) == 0
 
@@ -126,7 +126,7 @@ def test_a_missing_label_or_part_is_named() -> None:
     with pytest.raises(InputError, match="99"):
         fed.compute(Make(), on=[99])
     with pytest.raises(ValueError, match="choose one"):
-        fed.peek(0, held)
+        eye(fed).peek(0, held)
 
 
 # --- mean
@@ -150,8 +150,8 @@ def test_means_are_the_means(k: int, seed: int, name: str) -> None:
         assert mean.count == len(members)
         assert mean.weight == pytest.approx(sum(weights[c] for c in members))
         for part in ("vector", "one", "rows"):
-            expected = np.average([fed.peek(c, held[part]) for c in members], axis=0, weights=[weights[c] for c in members])
-            opened = fed.peek(members[0], mean.parts[part])
+            expected = np.average([eye(fed).peek(c, held[part]) for c in members], axis=0, weights=[weights[c] for c in members])
+            opened = eye(fed).peek(members[0], mean.parts[part])
             assert opened.shape == np.shape(expected)
             np.testing.assert_allclose(opened, expected, atol=1e-8)
 
@@ -199,8 +199,8 @@ def test_small_clusters_train_alone() -> None:
     folded = fed.fold(model)
     assert len(folded.own) == 1
     for client in (6, 7):
-        np.testing.assert_allclose(fed.peek(client, folded), 1.5 * fed.peek(client, held["vector"]))
-    np.testing.assert_array_equal(fed.peek(0, folded), np.zeros(10))
+        np.testing.assert_allclose(eye(fed).peek(client, folded), 1.5 * eye(fed).peek(client, held["vector"]))
+    np.testing.assert_array_equal(eye(fed).peek(0, folded), np.zeros(10))
     assert not any({6, 7} & set(m.clients) for m in fed.transcript.messages)
     with pytest.raises(InputError, match="no value at the server"):
         model.value()
@@ -296,7 +296,7 @@ def test_under_haar_the_server_reads_only_rotated_updates() -> None:
     (mean,) = fed.mean(held["vector"])
     assert mean is not None
     assert mean.parts["vector"].clear is None
-    plain = np.stack([fed.peek(c, held["vector"]) for c in fed.clients])
+    plain = np.stack([eye(fed).peek(c, held["vector"]) for c in fed.clients])
     (message,) = (one for one in fed.transcript.messages if one.verb == "mean")
     assert message.payload is not None
     seen = message.payload["blind"]
@@ -318,13 +318,13 @@ def test_blind_parts_pile_up_one_per_transform_and_fold(transform: Literal["per_
         assert mean is not None
         total = total + mean.parts["vector"]
     assert len(total.blind) == expected
-    plain = 10.0 + 3 * np.mean([fed.peek(c, held["vector"]) for c in fed.clients], axis=0)
-    np.testing.assert_allclose(fed.peek(5, total), plain, atol=1e-8)
+    plain = 10.0 + 3 * np.mean([eye(fed).peek(c, held["vector"]) for c in fed.clients], axis=0)
+    np.testing.assert_allclose(eye(fed).peek(5, total), plain, atol=1e-8)
     folded = fed.fold(total, on=2)
     assert len(folded.blind) == 1
     np.testing.assert_array_equal(folded.clear, np.full(10, 10.0))
-    np.testing.assert_allclose(fed.peek(5, folded), plain, atol=1e-8)
-    np.testing.assert_allclose(fed.peek(5, (folded - total) * 2.0), np.zeros(10), atol=1e-8)
+    np.testing.assert_allclose(eye(fed).peek(5, folded), plain, atol=1e-8)
+    np.testing.assert_allclose(eye(fed).peek(5, (folded - total) * 2.0), np.zeros(10), atol=1e-8)
 
 
 def test_a_clear_part_is_never_transformed() -> None:
@@ -358,7 +358,7 @@ def test_products_are_made_by_the_server_of_clear_values_and_by_a_client_of_blin
     vector, one = mean.parts["vector"], mean.parts["one"]
     result = fed.product(vector, one, on=4)
     assert result.clear is None
-    np.testing.assert_allclose(fed.peek(0, result), fed.peek(0, vector) * fed.peek(0, one), atol=1e-9)
+    np.testing.assert_allclose(eye(fed).peek(0, result), eye(fed).peek(0, vector) * eye(fed).peek(0, one), atol=1e-9)
     assert [(m.verb, m.kind, m.clients) for m in fed.transcript.messages if m.verb not in ("group", "mean")] == [
         ("product", "arguments", (4,)),
         ("product", "blind result", (4,)),
@@ -392,15 +392,15 @@ def test_the_gram_grows_within_an_epoch(name: str) -> None:
     released = fed.gram(first["rows"], then=looked_at)
     assert released.result == {"seen": 6, "n": 6}
     assert released.evidence is not None
-    rows = np.concatenate([fed.peek(c, first["rows"]) for c in range(6)])
+    rows = np.concatenate([eye(fed).peek(c, first["rows"]) for c in range(6)])
     np.testing.assert_allclose(released.evidence["gram"], rows @ rows.T, atol=1e-9)
-    fed.leave(range(4))  # the owners of `against` need not be online
-    fed.join([6, 7])
+    eye(fed).leave(range(4))  # the owners of `against` need not be online
+    eye(fed).join([6, 7])
     newcomers = fed.compute(Make(), on=[6, 7])
     grown = fed.gram(newcomers["rows"], then=looked_at, against=first["rows"])
     assert grown.result == {"seen": 8, "n": 8}
     assert grown.evidence is not None
-    rows = np.concatenate([rows, *(fed.peek(c, newcomers["rows"]) for c in (6, 7))])
+    rows = np.concatenate([rows, *(eye(fed).peek(c, newcomers["rows"]) for c in (6, 7))])
     np.testing.assert_allclose(grown.evidence["gram"], rows @ rows.T, atol=1e-9)
     epochs = [m.context["epoch"] for m in fed.transcript.messages if m.verb == "gram"]
     assert epochs == [0, 0]
@@ -474,12 +474,12 @@ def test_relay_reaches_recipients_and_not_the_server() -> None:
     fed = federation(population())
     made = fed.compute(Make())
     everyone = fed.relay(made["vector"])
-    assert set(fed.peek(0, everyone)) == set(fed.clients) - {0}
+    assert set(eye(fed).peek(0, everyone)) == set(fed.clients) - {0}
     wanted = {0: (1, 2), 3: (1,)}
     some = fed.relay(made["vector"], to=wanted)
-    received = fed.peek(0, some)
+    received = eye(fed).peek(0, some)
     assert set(received) == {1, 2}
-    np.testing.assert_array_equal(received[2], fed.peek(2, made["vector"]))
+    np.testing.assert_array_equal(received[2], eye(fed).peek(2, made["vector"]))
     message = fed.transcript.messages[-1]
     assert message.readers == ("clients",)
     assert dict(zip(message.clients, message.peers, strict=True))[1] == (0, 3)
@@ -487,12 +487,12 @@ def test_relay_reaches_recipients_and_not_the_server() -> None:
     assert message.bytes_each == 10 * 8 + 28
     assert fed.transcript.messages[-2].kind == "request"
     held = fed.relay(made["vector"], to=made["choice"])
-    assert set(fed.peek(5, held)) == {1}
+    assert set(eye(fed).peek(5, held)) == {1}
     with pytest.raises(InputError, match=r"\[77\]"):
         fed.relay(made["vector"], to={0: (77,)})
     asked = [m for m in fed.transcript.messages if m.kind == "request"]
     assert asked[0].clients == (0, 3)  # who did not ask is not heard
-    fed.leave([1])
+    eye(fed).leave([1])
     with pytest.raises(InputError, match=r"\[1\], who are absent"):
         fed.relay(made["vector"], to={0: (1,)})
     seen = fed.compute(Echo(()), {"peers": held})
@@ -542,18 +542,18 @@ def test_the_order_of_clients_does_not_matter() -> None:
         fed.begin_round(0)
         (mean,) = fed.mean(fed.compute(Make(), on=fed.cohort())["vector"])
         assert mean is not None
-        results.append((fed.cohort(), fed.peek(0, mean.parts["vector"])))
+        results.append((fed.cohort(), eye(fed).peek(0, mean.parts["vector"])))
     assert results[0][0] == results[1][0]
     np.testing.assert_array_equal(results[0][1], results[1][1])
 
 
 def test_secrets_belong_to_clients() -> None:
     fed = federation(population())
-    assert fed.secrets("server") == {}
-    assert len(bytes.fromhex(fed.secrets("client:0")["group_secret"])) == 32
+    assert eye(fed).secrets("server") == {}
+    assert len(bytes.fromhex(eye(fed).secrets("client:0")["group_secret"])) == 32
     for party in ("client:99", "client:x", "nobody"):
         with pytest.raises(InputError, match=party):
-            fed.secrets(party)
+            eye(fed).secrets(party)
 
 
 def test_no_secret_is_in_the_transcript() -> None:
@@ -561,7 +561,7 @@ def test_no_secret_is_in_the_transcript() -> None:
     held = fed.compute(Make())
     fed.gram(held["rows"], then=looked_at)
     fed.mean(held["vector"])
-    secret = bytes.fromhex(fed.secrets("client:0")["group_secret"])
+    secret = bytes.fromhex(eye(fed).secrets("client:0")["group_secret"])
     for message in fed.transcript.messages:
         assert secret.hex() not in repr(message.context)
         for array in (message.payload or {}).values():
@@ -676,7 +676,7 @@ def test_what_clients_are_given_cannot_be_written_into() -> None:
     assert given.tolist() == [0.0, 0.0, 0.0]
     echoed = fed.compute(Echo(("x",)), {"x": given})
     given += 5.0
-    assert fed.peek(0, echoed["x"]).tolist() == [0.0, 0.0, 0.0]
+    assert eye(fed).peek(0, echoed["x"]).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_a_held_of_another_federation_is_refused() -> None:

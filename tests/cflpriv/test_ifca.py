@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenes import PROTECTIONS, federation, mlp_training, population, training
+from scenes import PROTECTIONS, eye, federation, mlp_training, population, training
 
 from cflpriv.algorithm import Algorithm
 from cflpriv.algorithms.choosing import ALL_BUT_LAST, EvaluateLowest, PickAndTrain, joined, parted, shared_spans
@@ -21,11 +21,11 @@ from cflpriv.errors import InputError, TooFewClients, TrainingDiverged
 from cflpriv.evaluation import Evaluate, Losses
 from cflpriv.federation import Sampling
 from cflpriv.handles import Shared
-from cflpriv.local import LocalFederation
 from cflpriv.metrics import ari
 from cflpriv.models import Model
 from cflpriv.protection import Protection
 from cflpriv.record import Transcript
+from cflpriv.remote.server import RemoteFederation
 from cflpriv.training import Gradient, Train
 from cflpriv.types import Array, Population
 
@@ -38,7 +38,7 @@ def digits(clients: int = 8, **more: Any) -> Population:
 train_on = partial(mlp_training, dtype="float64")
 
 
-def rounds(algorithm: Algorithm, fed: LocalFederation, count: int, state: Any = None) -> tuple[Any, list[Any]]:
+def rounds(algorithm: Algorithm, fed: RemoteFederation, count: int, state: Any = None) -> tuple[Any, list[Any]]:
     state, records = algorithm.init(fed) if state is None else state, []
     for number in range(count):
         fed.begin_round(number)
@@ -47,9 +47,9 @@ def rounds(algorithm: Algorithm, fed: LocalFederation, count: int, state: Any = 
     return state, records
 
 
-def models(fed: LocalFederation, state: Any) -> Array:
+def models(fed: RemoteFederation, state: Any) -> Array:
     """The best restart's models as the first client opens them."""
-    return np.stack([fed.peek(fed.clients[0], model) for model in state.restarts[state.best].models])
+    return np.stack([eye(fed).peek(fed.clients[0], model) for model in state.restarts[state.best].models])
 
 
 def truth(scene: Population) -> dict[int, int]:
@@ -69,7 +69,7 @@ def score(scene: Population, algorithm: Algorithm, state: Any) -> float:
 def test_one_cluster_is_fedavg_bit_for_bit(weights: Any, kind: Any) -> None:
     scene = digits()
     train = train_on(scene, dtype="float32", momentum=0.5, lr_decay=0.9)
-    one, two = (LocalFederation(scene.clients, seed=3, engine=Engine(kind)) for _ in range(2))
+    one, two = (federation(scene.clients, seed=3, engine=Engine(kind)) for _ in range(2))
     a, _ = rounds(ifca(train, k=1, weights=weights), one, 3)
     b, _ = rounds(fedavg(train, weights=weights), two, 3)
     np.testing.assert_array_equal(models(one, a)[0], two.peek(0, b.model))
@@ -86,7 +86,7 @@ def test_both_averagings_agree_after_one_full_batch_step_per_cluster() -> None:
     }
     after, counts = {}, {}
     for name, algorithm in made.items():
-        fed = LocalFederation(scene.clients, sampling=Sampling("global", 0.7), seed=1)
+        fed = federation(scene.clients, sampling=Sampling("global", 0.7), seed=1)
         state, records = rounds(algorithm, fed, 1)
         after[name], counts[name] = models(fed, state), records[0].notes["chosen"]
     np.testing.assert_allclose(after["cluster"], after["model"], rtol=0, atol=1e-12)
@@ -117,10 +117,10 @@ def test_a_round_by_hand() -> None:
     state, (record,) = rounds(ifca(train, k=2), fed, 1)
     start = [train.model.init(0, attempt) for attempt in range(2)]
     losses = fed.compute(Losses(train.model), {"model": start})
-    choices = [int(fed.peek(c, losses["choice"])) for c in fed.clients]
+    choices = [int(eye(fed).peek(c, losses["choice"])) for c in fed.clients]
     assert list(record.labels or ()) == choices
     gradients = [
-        fed.peek(c, fed.compute(Gradient(train.model), {"model": start}, which=dict(enumerate(choices)))["gradient"]) for c in range(6)
+        eye(fed).peek(c, fed.compute(Gradient(train.model), {"model": start}, which=dict(enumerate(choices)))["gradient"]) for c in range(6)
     ]
     expected = []
     for j in range(2):
@@ -135,7 +135,7 @@ def test_a_round_by_hand() -> None:
 def test_rotated_digits_are_found_and_the_loss_tells_which_restart() -> None:
     scene = digits(12, rotations=(0, 90, 180, 270), samples_per_client=100, test_samples_per_client=30)
     train = train_on(scene, dtype="float32", batch_size=0, epochs=10, lr=0.3)
-    fed = LocalFederation(scene.clients)
+    fed = federation(scene.clients)
     algorithm = ifca(train, k=4, restarts=4)
     state, records = rounds(algorithm, fed, 25)
     assert score(scene, algorithm, state) == 1.0
@@ -163,7 +163,7 @@ def test_the_result_does_not_depend_on_the_order_of_clients() -> None:
     scene = digits()
     results = []
     for clients in (scene.clients, scene.clients[::-1]):
-        fed = LocalFederation(clients, sampling=Sampling("global", 0.5))
+        fed = federation(clients, sampling=Sampling("global", 0.5))
         state, _ = rounds(ifca(train_on(scene), k=2, restarts=2), fed, 3)
         results.append(models(fed, state))
     np.testing.assert_array_equal(results[0], results[1])
@@ -179,7 +179,7 @@ def test_restarts_run_beside_each_other_as_if_alone() -> None:
     state, records = rounds(ifca(train, k=2, restarts=3), fed, 3)
     alone = federation(scene)
     first, _ = rounds(ifca(train, k=2), alone, 3)
-    opened = [fed.peek(0, model) for model in state.restarts[0].models]
+    opened = [eye(fed).peek(0, model) for model in state.restarts[0].models]
     np.testing.assert_array_equal(opened, models(alone, first))
     assert state.best == int(np.argmin([run.loss for run in state.restarts]))
     kept, dropped = rounds(ifca(train, k=2, restarts=3, decide_after=2), federation(scene), 3)
@@ -197,12 +197,12 @@ def test_the_compared_loss_is_the_mean_training_loss_of_what_clients_chose() -> 
         for restart in range(2):
             start = [train.model.init(0, 2 * restart + j) for j in range(2)]
             held = fed.compute(Losses(train.model), {"model": start})
-            expected = np.mean([fed.peek(c, held["losses"]).min() for c in fed.clients])
+            expected = np.mean([eye(fed).peek(c, held["losses"]).min() for c in fed.clients])
             assert record.notes["restart_losses"][restart] == pytest.approx(expected, rel=1e-9)
 
 
-def opened(fed: LocalFederation, run: Any) -> Array:
-    return np.stack([fed.peek(fed.clients[0], model) for model in run.models])
+def opened(fed: RemoteFederation, run: Any) -> Array:
+    return np.stack([eye(fed).peek(fed.clients[0], model) for model in run.models])
 
 
 def test_a_restart_that_gets_no_sum_does_not_stop_the_others() -> None:
@@ -286,12 +286,12 @@ def test_shared_layers_are_trained_by_everyone_and_the_rest_by_cluster() -> None
     joint = parted(train.model.init(0, 0), spans)[0]
     start = [joined(joint, parted(train.model.init(0, j), spans)[1], spans) for j in range(2)]
     held = fed.compute(train, {"model": start}, which=dict(zip(record.cohort, record.labels or (), strict=True)))
-    updates = np.stack([fed.peek(c, held["update"]) for c in fed.clients])
-    np.testing.assert_allclose(fed.peek(0, run.joint), joint + updates[:, : len(joint)].mean(axis=0), atol=1e-12)
+    updates = np.stack([eye(fed).peek(c, held["update"]) for c in fed.clients])
+    np.testing.assert_allclose(eye(fed).peek(0, run.joint), joint + updates[:, : len(joint)].mean(axis=0), atol=1e-12)
     for j in range(2):
         chose = np.array(record.labels) == j
         move = updates[chose, len(joint) :].mean(axis=0) if chose.any() else 0.0
-        np.testing.assert_allclose(fed.peek(0, run.models[j]), start[j][len(joint) :] + move, atol=1e-12)
+        np.testing.assert_allclose(eye(fed).peek(0, run.models[j]), start[j][len(joint) :] + move, atol=1e-12)
 
 
 def test_sharing_sends_one_copy_of_the_shared_layers() -> None:
@@ -367,7 +367,7 @@ def test_strangers_are_sent_all_models_while_the_others_are_saved() -> None:
     algorithm = ifca(train_on(scene, batch_size=0, epochs=5, lr=0.3), k=2, stable_rounds=1)
     state, _ = rounds(algorithm, fed, 8)
     assert state.restarts[0].saving
-    fed.join([6, 7])
+    eye(fed).join([6, 7])
     fed.begin_round(8)
     state, record = algorithm.round(fed, state)
     assert set(record.cohort) == set(range(8))
@@ -407,12 +407,12 @@ def test_inference_takes_the_model_of_lowest_training_loss_not_of_test_loss() ->
     ]
     choices = {}
     for variant in ("paper", "authors"):
-        fed = LocalFederation(swapped)
+        fed = federation(swapped)
         algorithm = ifca(train_on(scene, batch_size=0, epochs=5, lr=0.3), k=2, variant=variant)
         state, _ = rounds(algorithm, fed, 12)
         served = algorithm.serve(state)
         held = fed.compute(served.task, served.params)
-        choices[variant] = [int(fed.peek(c, held["choice"])) for c in fed.clients]
+        choices[variant] = [int(eye(fed).peek(c, held["choice"])) for c in fed.clients]
         clustering = algorithm.describe(state)["clustering"]
         assert ari(scene.groups, clustering.labels) == 1.0
     assert choices["paper"] == list(clustering.labels)
@@ -425,7 +425,7 @@ def test_newcomers_get_the_model_of_their_group() -> None:
     algorithm = ifca(train_on(scene, batch_size=0, epochs=5, lr=0.3), k=2)
     assert algorithm.admit is not None
     state, _ = rounds(algorithm, fed, 12)
-    fed.join([8, 9])
+    eye(fed).join([8, 9])
     before = models(fed, state)
     state, notes = algorithm.admit(fed, state, [8, 9])
     assert score(scene, algorithm, state) == 1.0
@@ -463,10 +463,10 @@ def test_all_engine_paths_give_the_same() -> None:
     scene = digits()
     results = []
     for kind in ("auto", "sequential"):
-        fed = LocalFederation(scene.clients, engine=Engine(kind))
+        fed = federation(scene.clients, engine=Engine(kind))
         state, _ = rounds(ifca(train_on(scene), k=2, shared=("1",)), fed, 3)
         results.append(models(fed, state))
-        assert {path for task, path in fed.engine.paths if task == "PickAndTrain"} <= {"stacked", "span", "sequential"}
+        assert {path for task, path in eye(fed).engine.paths if task == "PickAndTrain"} <= {"stacked", "span", "sequential"}
     np.testing.assert_allclose(results[0], results[1], rtol=0, atol=1e-12)
     assert isinstance(PickAndTrain(Losses(train_on(scene).model), train_on(scene), "update").parts, tuple)
 
@@ -504,11 +504,11 @@ def test_a_model_whose_loss_is_no_number_is_never_chosen() -> None:
     bad = np.full_like(good, 3e38) * np.where(np.arange(len(good)) % 2, 1, -1).astype(np.float32)
     fed = federation(scene)
     held = fed.compute(Losses(model), {"model": [bad, good]})
-    assert all(np.isnan(fed.peek(c, held["losses"])[0]) for c in fed.clients)
-    assert all(fed.peek(c, held["choice"]) == 1 for c in fed.clients)
+    assert all(np.isnan(eye(fed).peek(c, held["losses"])[0]) for c in fed.clients)
+    assert all(eye(fed).peek(c, held["choice"]) == 1 for c in fed.clients)
     for by in ("train", "test"):
         served = fed.compute(EvaluateLowest(Losses(model), Evaluate(model), by), {"model": [bad, good]})
-        assert all(fed.peek(c, served["choice"]) == 1 for c in fed.clients)
+        assert all(eye(fed).peek(c, served["choice"]) == 1 for c in fed.clients)
 
 
 # --- refused before anything runs
@@ -560,7 +560,7 @@ def test_rotated_mnist_with_200_samples_a_client(seed: int) -> None:
         DataSpec(source="mnist", clients=40, samples_per_client=200, test_samples_per_client=50, rotations=(0, 90, 180, 270), seed=seed)
     )
     model = Model("mlp", scene.shape, scene.classes, hidden=200, mean=scene.mean, std=scene.std)
-    fed = LocalFederation(scene.clients, seed=seed, transcript=Transcript("headers"))
+    fed = federation(scene.clients, seed=seed, transcript=Transcript("headers"))
     algorithm = ifca(Train(model, epochs=10, batch_size=0, lr=0.1), k=4, restarts=5, seed=seed)
     state, _ = rounds(algorithm, fed, 20)
     assert score(scene, algorithm, state) >= 0.99

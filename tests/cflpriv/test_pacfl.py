@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scenes import PROTECTIONS, federation, mlp_training, population, served, training
+from scenes import PROTECTIONS, eye, federation, mlp_training, population, served, training
 
 from cflpriv.algorithm import Algorithm
 from cflpriv.algorithms import ALGORITHMS, fedavg, local, oracle, pacfl, shuffled
 from cflpriv.data import DataSpec, build_population
 from cflpriv.errors import InputError
 from cflpriv.federation import GramView, Sampling
-from cflpriv.local import LocalFederation
 from cflpriv.metrics import ari
 from cflpriv.protection import Protection
+from cflpriv.remote.server import RemoteFederation
 from cflpriv.signatures import PrincipalVectors, principal_vectors
 from cflpriv.similarity import Gram, angles
 from cflpriv.types import Array, Population
@@ -29,7 +29,7 @@ def digits(clients: int = 20, rotations: tuple[int, ...] = (0, 90), **more: Any)
 train_on = partial(mlp_training, momentum=0.5)
 
 
-def rounds(algorithm: Algorithm, fed: LocalFederation, count: int) -> Any:
+def rounds(algorithm: Algorithm, fed: RemoteFederation, count: int) -> Any:
     state = algorithm.init(fed)
     for number in range(count):
         fed.begin_round(number)
@@ -45,7 +45,7 @@ def truth(scene: Population) -> dict[int, int]:
 def test_beta_to_infinity_is_fedavg_bit_for_bit(weights: Any) -> None:
     scene = digits()
     sampling = Sampling("global", 0.3)
-    one, two = (LocalFederation(scene.clients, sampling=sampling, seed=3) for _ in range(2))
+    one, two = (federation(scene.clients, sampling=sampling, seed=3) for _ in range(2))
     merged, plain = pacfl(train_on(scene), beta=np.inf, weights=weights), fedavg(train_on(scene), weights=weights)
     a, b = rounds(merged, one, 4), rounds(plain, two, 4)
     np.testing.assert_array_equal(served(merged, one, a), served(plain, two, b))
@@ -56,7 +56,7 @@ def test_beta_to_infinity_is_fedavg_bit_for_bit(weights: Any) -> None:
 def test_beta_zero_is_local_training(participation: float) -> None:
     scene = digits(10)
     sampling = Sampling("global", participation)
-    one, two = (LocalFederation(scene.clients, sampling=sampling, seed=3) for _ in range(2))
+    one, two = (federation(scene.clients, sampling=sampling, seed=3) for _ in range(2))
     alone, solo = pacfl(train_on(scene, dtype="float64"), beta=0.0), local(train_on(scene, "float64"))
     a, b = rounds(alone, one, 4), rounds(solo, two, 4)
     np.testing.assert_allclose(served(alone, one, a), served(solo, two, b), rtol=0, atol=1e-12)
@@ -75,11 +75,11 @@ def test_every_algorithm_runs_unchanged_under_every_protection(algorithm: str, n
         options["groups"] = truth(scene)
     results = []
     for protection in (Protection(), PROTECTIONS[name]):
-        fed = LocalFederation(scene.clients, protection=protection, seed=1)
+        fed = federation(scene.clients, protection=protection, seed=1)
         made = make(train_on(scene, dtype="float64"), **options)
         state = rounds(made, fed, 2)
         what = made.serve(state)
-        told = fed.engine.run(what.task, fed.resolve(what.task, what.params, what.which, fed.clients))
+        told = eye(fed).engine.run(what.task, eye(fed).resolve(what.task, what.params, what.which, fed.clients))
         results.append((made.describe(state).get("clustering"), np.array([float(one["loss"]) for one in told])))
     assert results[0][0] == results[1][0]
     np.testing.assert_allclose(results[0][1], results[1][1], rtol=1e-6)
@@ -128,7 +128,7 @@ def test_newcomers_join_their_group(name: str, linkage: Any) -> None:
     assert algorithm.admit is not None
     state = rounds(algorithm, fed, 1)
     before = state.clustering
-    fed.join(range(14, 20))
+    eye(fed).join(range(14, 20))
     state, notes = algorithm.admit(fed, state, range(14, 20))
     assert ari(scene.groups, state.clustering.labels) == 1.0
     assert state.clustering.labels[:14] == before.labels
@@ -145,11 +145,11 @@ def test_a_newcomer_like_nobody_opens_a_cluster() -> None:
     assert algorithm.admit is not None
     state = rounds(algorithm, fed, 1)
     k = state.clustering.k
-    fed.join([10])
+    eye(fed).join([10])
     state, notes = algorithm.admit(fed, state, [10])
     assert notes["opened_clusters"] == 1
     assert state.clustering[10] == k
-    assert fed.peek(10, state.models[k]).shape == fed.peek(10, state.initial).shape
+    assert eye(fed).peek(10, state.models[k]).shape == eye(fed).peek(10, state.initial).shape
 
 
 def test_newcomers_get_the_clusters_model_and_fine_tune_it() -> None:
@@ -160,7 +160,7 @@ def test_newcomers_get_the_clusters_model_and_fine_tune_it() -> None:
         fed = federation(scene, present=range(18))
         assert algorithm.admit is not None
         state = rounds(algorithm, fed, 2)
-        fed.join([18, 19])
+        eye(fed).join([18, 19])
         state, _ = algorithm.admit(fed, state, [18, 19])
         results.append((fed, state, served(algorithm, fed, state)))
     (fed, state, without), (_, _, with_) = results
@@ -254,11 +254,11 @@ def test_per_label_signatures_stack_and_pad() -> None:
     task = PrincipalVectors(2, per_label=True, labels_at_most=4)
     fed = federation(scene)
     held = fed.compute(task)
-    widths = [int((np.linalg.norm(fed.peek(c, held), axis=1) > 0).sum()) for c in fed.clients]
-    assert [fed.peek(c, held).shape for c in fed.clients] == [(8, 64)] * 4
+    widths = [int((np.linalg.norm(eye(fed).peek(c, held), axis=1) > 0).sum()) for c in fed.clients]
+    assert [eye(fed).peek(c, held).shape for c in fed.clients] == [(8, 64)] * 4
     assert widths == [4, 6, 4, 6]
-    first = fed.data(0)
-    np.testing.assert_allclose(fed.peek(0, held)[:2], principal_vectors(first.x_train[first.y_train == 0].reshape(-1, 64), 2))
+    first = eye(fed).data[0]
+    np.testing.assert_allclose(eye(fed).peek(0, held)[:2], principal_vectors(first.x_train[first.y_train == 0].reshape(-1, 64), 2))
 
 
 # --- refused before anything runs

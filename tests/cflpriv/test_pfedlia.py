@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenes import PROTECTIONS, federation, population, served, training
+from scenes import PROTECTIONS, eye, federation, population, served, training
 from scenes import mlp_training as train_on
 from sklearn.cluster import OPTICS, KMeans
 
@@ -22,10 +22,10 @@ from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.errors import InputError
 from cflpriv.experiments.checkpoint import flatten
 from cflpriv.federation import Sampling
-from cflpriv.local import LocalFederation
 from cflpriv.metrics import ari
 from cflpriv.models import Model
 from cflpriv.protection import Protection
+from cflpriv.remote.server import RemoteFederation
 from cflpriv.training import Train
 from cflpriv.types import Array, ClientData, Population
 
@@ -37,7 +37,7 @@ def digits(clients: int = 20, **more: Any) -> Population:
     return build_population(DataSpec(**options))
 
 
-def run(algorithm: Algorithm, fed: LocalFederation, count: int, first: int = 0, state: Any = None) -> Any:
+def run(algorithm: Algorithm, fed: RemoteFederation, count: int, first: int = 0, state: Any = None) -> Any:
     state = algorithm.init(fed) if state is None else state
     for number in range(first, first + count):
         fed.begin_round(number)
@@ -96,7 +96,7 @@ def test_test_data_change_nothing(mode: Any) -> None:
     other = [replace(client, x_test=1 - client.x_test[::-1], y_test=(client.y_test + 1) % 10) for client in scene.clients]
     results = []
     for clients in (scene.clients, other):
-        fed = LocalFederation(clients, seed=1)
+        fed = federation(clients, seed=1)
         algorithm = pfedlia(train_on(scene), warm_up=1, mode=mode)
         state = run(algorithm, fed, 4)
         results.append((state.groups, state.scores, served(algorithm, fed, state)))
@@ -120,7 +120,7 @@ def test_held_back_data_are_not_trained_on() -> None:
 
     models = []
     for clients in (scene.clients, spoilt(1), spoilt(0)):
-        fed = LocalFederation(clients)
+        fed = federation(clients)
         models.append(run(pfedlia(train_on(scene), warm_up=9), fed, 3).warm.value())
     np.testing.assert_array_equal(models[0], models[1])
     assert not np.array_equal(models[0], models[2])
@@ -160,8 +160,8 @@ def test_a_batch_of_the_data_may_do() -> None:
     for client in training_parts(scene):
         fewer = replace(client, x_train=client.x_train[:12], y_train=client.y_train[:12])
         alone = task.train.run(TaskInput(fewer, {"model": task.train.model.init(0)}, {}, Streams(0, -1, client.id)))
-        np.testing.assert_allclose(fed.peek(client.id, held["update"]), np.asarray(alone["update"]), atol=1e-6)
-        np.testing.assert_array_equal(fed.peek(client.id, held["update"]), fed.peek(client.id, held["movement"]))
+        np.testing.assert_allclose(eye(fed).peek(client.id, held["update"]), np.asarray(alone["update"]), atol=1e-6)
+        np.testing.assert_array_equal(eye(fed).peek(client.id, held["update"]), eye(fed).peek(client.id, held["movement"]))
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -233,10 +233,10 @@ def test_scores_are_finite_where_a_models_loss_is_not() -> None:
     data = scene.clients[4]
     row = np.asarray(
         task.run(
-            TaskInput(data, {"model": warm, "updates": {0: fed.peek(0, held), 1: huge, 2: fed.peek(2, held)}}, {}, Streams(0, -1, 4))
+            TaskInput(data, {"model": warm, "updates": {0: eye(fed).peek(0, held), 1: huge, 2: eye(fed).peek(2, held)}}, {}, Streams(0, -1, 4))
         )["scores"]
     )  # fmt: skip
-    before = fed.peek(4, plain)
+    before = eye(fed).peek(4, plain)
     np.testing.assert_allclose(row[[0, 2]], before[[0, 2]])
     x, y = flat(data, split(data, 0.25, 0)[1])
     assert row[1] == pytest.approx(min(*before[[0, 2]], -softmax_losses(warm.astype(np.float64), x, y, scene.classes).sum()), rel=1e-5)
@@ -341,7 +341,7 @@ def test_any_scores_give_a_partition(seed: int, n: int, min_samples: int, scores
 def test_the_warm_up_is_fedavg_on_the_training_part() -> None:
     scene = digits(10)
     sampling = Sampling("global", 0.5)
-    one, two = LocalFederation(scene.clients, sampling=sampling), LocalFederation(training_parts(scene), sampling=sampling)
+    one, two = federation(scene.clients, sampling=sampling), federation(training_parts(scene), sampling=sampling)
     a, b = run(pfedlia(train_on(scene), warm_up=9, weights="equal"), one, 4), run(fedavg(train_on(scene), weights="equal"), two, 4)
     np.testing.assert_array_equal(a.warm.value(), b.model.value())
 
@@ -350,7 +350,7 @@ def test_clusters_found_are_trained_like_clusters_given() -> None:
     """After the clustering round, FedAvg per cluster: bit for bit the oracle's on the training parts."""
     scene = digits()
     sampling = Sampling("global", 0.5)
-    one, two = LocalFederation(scene.clients, sampling=sampling), LocalFederation(training_parts(scene), sampling=sampling)
+    one, two = federation(scene.clients, sampling=sampling), federation(training_parts(scene), sampling=sampling)
     found, given = pfedlia(train_on(scene), warm_up=0, weights="equal"), oracle(train_on(scene), groups=truth(scene), weights="equal")
     a, b = run(found, one, 4), run(given, two, 3, 1)
     assert ari(scene.groups, found.describe(a)["clustering"].labels) == 1.0
@@ -362,7 +362,7 @@ def test_exact_neighbourhoods_are_the_clusters(scores: Any) -> None:
     scene = digits()
     results = []
     for mode in ("central", "peer"):
-        fed = LocalFederation(scene.clients, sampling=Sampling("global", 0.5))
+        fed = federation(scene.clients, sampling=Sampling("global", 0.5))
         algorithm = pfedlia(train_on(scene, "float64"), warm_up=3, mode=mode, scores=scores)
         state = run(algorithm, fed, 7)
         results.append((algorithm.describe(state)["clustering"], served(algorithm, fed, state)))
@@ -377,7 +377,7 @@ def test_overlapping_neighbourhoods_against_a_plain_retelling(weights: Any) -> N
     scene = digits(10, partition="iid", groups=(), samples_per_client=60)
     train = train_on(scene, "float64")
     algorithm = pfedlia(train, warm_up=1, mode="peer", weights=weights)
-    fed = LocalFederation(scene.clients, sampling=Sampling("global", 0.5), seed=4)
+    fed = federation(scene.clients, sampling=Sampling("global", 0.5), seed=4)
     state = run(algorithm, fed, 2)
     neighbours = {client: state.groups[state.uses[client]] for client in fed.clients}
     assert any(sum(client in its for its in neighbours.values()) > 1 for client in fed.clients)
@@ -420,14 +420,14 @@ def test_clustering_waits_until_enough_clients_are_there(mode: Any) -> None:
     fed = federation(scene)
     algorithm = pfedlia(training(scene), warm_up=1, mode=mode, min_samples=4, local_epochs=2, weights="equal")
     state = algorithm.init(fed)
-    fed.leave(range(3, 8))
+    eye(fed).leave(range(3, 8))
     state = run(algorithm, fed, 3, state=state)
     assert not state.clustered
     assert not [message for message in fed.transcript.messages if message.verb == "relay"]
     alone = federation(training_parts(scene), present=range(3))
     plain = run(fedavg(training(scene), weights="equal"), alone, 3)
     np.testing.assert_array_equal(state.warm.value(), plain.model.value())  # the warm-up goes on
-    fed.join(range(3, 8))
+    eye(fed).join(range(3, 8))
     state = run(algorithm, fed, 1, 3, state)
     assert state.clustered
     assert set(state.uses) == set(range(8))
@@ -454,11 +454,11 @@ def test_a_newcomer_scores_and_trains_nothing_first() -> None:
     algorithm = pfedlia(training(scene, on_divergence="skip", dtype="float32"), warm_up=1, local_epochs=2)
     assert algorithm.admit is not None
     state = run(algorithm, fed, 2)
-    fed.join([7])
-    before = sum(count for (task, _), count in fed.engine.paths.items() if task == "OnPart")
+    eye(fed).join([7])
+    before = sum(count for (task, _), count in eye(fed).engine.paths.items() if task == "OnPart")
     after, _ = algorithm.admit(fed, state, [7])
     assert 7 in after.uses
-    assert sum(count for (task, _), count in fed.engine.paths.items() if task == "OnPart") == before > 0
+    assert sum(count for (task, _), count in eye(fed).engine.paths.items() if task == "OnPart") == before > 0
 
 
 @pytest.mark.parametrize("mode", ["central", "peer"])
@@ -470,9 +470,9 @@ def test_newcomers_find_their_group(name: str, mode: Any) -> None:
     assert algorithm.admit is not None
     state = run(algorithm, fed, 4)
     before = algorithm.describe(state)["clustering"]
-    fed.join(range(15, 20))
+    eye(fed).join(range(15, 20))
     if mode == "central":  # peer to peer, whoever is away cannot be chosen
-        fed.leave([0])
+        eye(fed).leave([0])
     state, notes = algorithm.admit(fed, state, range(15, 20))
     after = algorithm.describe(state)["clustering"]
     assert after.labels[:15] == before.labels
@@ -496,7 +496,7 @@ def test_a_newcomer_that_nobody_helps_opens_a_cluster() -> None:
     algorithm = pfedlia(train_on(scene), warm_up=2, min_samples=2)
     assert algorithm.admit is not None
     state = run(algorithm, fed, 3)
-    fed.join([4])
+    eye(fed).join([4])
     state, notes = algorithm.admit(fed, state, [4])
     assert notes == {"opened_clusters": 1}
     np.testing.assert_array_equal(served(algorithm, fed, state, [4])[0], state.warm.value())
@@ -514,11 +514,11 @@ def test_every_client_sampled_is_placed_through_joins_and_leaves(mode: Any, warm
     algorithm = pfedlia(training(scene), warm_up=warm_up, mode=mode, local_epochs=2)
     state, seen = algorithm.init(fed), set()
     for number, (leaving, joining) in enumerate(story):
-        fed.join(sorted(joining))
+        eye(fed).join(sorted(joining))
         if len(set(fed.clients) - leaving) >= 4 and (not state.clustered or set(fed.clients) - leaving & set(state.scored)):
             kept = set(fed.clients) - leaving
             if not state.clustered or kept & set(state.scored):
-                fed.leave(sorted(leaving & set(fed.clients)))
+                eye(fed).leave(sorted(leaving & set(fed.clients)))
         fed.begin_round(number)
         state, record = algorithm.round(fed, state)
         if not state.clustered:
@@ -540,7 +540,7 @@ def test_clear_and_hidden_runs_are_the_same(mode: Any) -> None:
     scene = digits(10, partition="iid", groups=(), samples_per_client=60)
     results = []
     for protection in PROTECTIONS.values():
-        fed = LocalFederation(scene.clients, protection=protection, sampling=Sampling("global", 0.5), seed=2)
+        fed = federation(scene.clients, protection=protection, sampling=Sampling("global", 0.5), seed=2)
         algorithm = pfedlia(train_on(scene, "float64"), warm_up=2, mode=mode, weights="equal")
         state = run(algorithm, fed, 5)
         results.append((state.groups, served(algorithm, fed, state)))
@@ -552,11 +552,11 @@ def test_secure_sums_train_clusters_and_refuse_overlapping_neighbourhoods() -> N
     protection = Protection(sum="secagg", secagg_mode="passive")
     scene = digits()
     algorithm = pfedlia(train_on(scene), warm_up=1, weights="equal")
-    fed = LocalFederation(scene.clients, protection=protection)
+    fed = federation(scene.clients, protection=protection)
     state = run(algorithm, fed, 3)
     assert ari(scene.groups, algorithm.describe(state)["clustering"].labels) == 1.0
     overlapping = digits(10, partition="iid", groups=(), samples_per_client=60)
-    fed = LocalFederation(overlapping.clients, protection=protection, seed=4)
+    fed = federation(overlapping.clients, protection=protection, seed=4)
     algorithm = pfedlia(train_on(overlapping), warm_up=1, mode="peer", weights="equal")
     state = run(algorithm, fed, 2)
     with pytest.raises(InputError, match="overlapping groups under sum = 'secagg'"):
@@ -589,7 +589,7 @@ def test_pathological_fashion_is_found(mode: Any, scores: Any) -> None:
     )
     model = Model("mlp", scene.shape, scene.classes, 64, scene.mean, scene.std)
     algorithm = pfedlia(Train(model, epochs=1, batch_size=10, lr=0.01), mode=mode, scores=scores)
-    fed = LocalFederation(scene.clients, sampling=Sampling("global", 0.1))
+    fed = federation(scene.clients, sampling=Sampling("global", 0.1))
     state = run(algorithm, fed, 21)
     assert ari(scene.groups, algorithm.describe(state)["clustering"].labels) == 1.0
     if mode == "peer":
@@ -639,7 +639,7 @@ def test_newcomers_and_exact_influence_do_not_go_together() -> None:
     algorithm = pfedlia(training(scene, batch_size=0), warm_up=0, influence="exact", exact_rounds=2)
     assert algorithm.admit is not None
     state = run(algorithm, fed, 1)
-    fed.join([6])
+    eye(fed).join([6])
     with pytest.raises(InputError, match="exact influence of newcomers"):
         algorithm.admit(fed, state, [6])
 

@@ -25,7 +25,6 @@ from cflpriv.evaluation import Losses
 from cflpriv.experiments import advance, load_config, parse_config, run_experiment
 from cflpriv.experiments.config import Config
 from cflpriv.handles import Own, Shared
-from cflpriv.local import LocalFederation
 from cflpriv.models import MODELS, Model, keeps_samples_apart
 from cflpriv.privacy import REFUSED, RELEASES, Noise, Privacy, Releases, plan
 from cflpriv.private_signatures import NoisyGradient, noisy_principal_vectors, sketch_directions, unit_rows
@@ -36,6 +35,7 @@ from cflpriv.protocols.events import ChoiceEvent, GaussianEvent, SampledGaussian
 from cflpriv.protocols.fixedpoint import largest_levels
 from cflpriv.protocols.ledger import Budget, BudgetExceeded, Ledger
 from cflpriv.protocols.mechanisms import noisy_argmin
+from cflpriv.remote.server import RemoteFederation
 from cflpriv.signatures import PrincipalVectors
 from cflpriv.training import Gradient, Train
 from cflpriv.types import Array, ClientData, Population
@@ -45,7 +45,7 @@ RELATIONS: tuple[Literal["add_remove", "replace_one"], ...] = ("add_remove", "re
 NOISE = Noise("add_remove", 1.5, 2.0, 0.5, 1.0, 0.25, 20, 0, 4.0, 0)
 
 
-def federation(scene: Population, noise: Noise = NOISE, epsilon: float = 50.0, **options: Any) -> tuple[LocalFederation, Ledger]:
+def federation(scene: Population, noise: Noise = NOISE, epsilon: float = 50.0, **options: Any) -> tuple[RemoteFederation, Ledger]:
     ledger = Ledger(Budget(epsilon, 1e-5, noise.relation, "sample"))
     return scenes.federation(scene, accounts=Accounts(noise, ledger), noise_source=public_entropy("noise"), **options), ledger
 
@@ -534,7 +534,7 @@ def test_a_model_that_keeps_something_of_its_data_is_refused() -> None:
 
 def client_federation(
     scene: Population, protection: Protection, privacy: Privacy, trainings: int = 2, label: str = "noise"
-) -> tuple[LocalFederation, Ledger]:
+) -> tuple[RemoteFederation, Ledger]:
     ledger = Ledger(privacy.budget)
 
     def made(asked: Protection, transforms: Any, clients: tuple[int, ...], entropy: Any) -> Any:

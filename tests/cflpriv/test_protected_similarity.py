@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scenes import Make, federation, population
+from scenes import Make, eye, federation, population
 
 from cflpriv.channels import Transforms
 from cflpriv.data import build_population
@@ -17,10 +17,10 @@ from cflpriv.experiments.config import Config, parse_config
 from cflpriv.experiments.run import advance, start
 from cflpriv.federation import GramView
 from cflpriv.handles import Held, Shared
-from cflpriv.local import LocalFederation
 from cflpriv.protection import GRAMS, SUMS, Protection
 from cflpriv.protocols.orthonormal import HAAR_LIMIT, TRANSFORMS, Haar, transform
 from cflpriv.protocols.sketch import public_seed, sketch
+from cflpriv.remote.server import RemoteFederation
 from cflpriv.types import Array, Population
 
 KINDS = tuple(TRANSFORMS)
@@ -44,8 +44,8 @@ def everything(view: GramView) -> tuple[dict[str, Any], dict[str, Any]]:
     return {"n": view.gram.n}, {"gram": view.gram.matrix()}
 
 
-def rows_of(fed: LocalFederation, held: Held, *clients: int) -> Array:
-    return np.concatenate([np.atleast_2d(fed.peek(client, held)) for client in clients])
+def rows_of(fed: RemoteFederation, held: Held, *clients: int) -> Array:
+    return np.concatenate([np.atleast_2d(eye(fed).peek(client, held)) for client in clients])
 
 
 # --- all algorithms, the same clusters
@@ -129,9 +129,9 @@ def test_the_gram_grows_by_new_rows_only(kind: str) -> None:
     fed = federation(population(), shared(kind), present=range(6))
     held = fed.compute(Make())
     first = fed.gram(held["rows"], then=everything, on=[0, 1, 3, 4])  # 2 and 5 dropped out
-    fed.leave([0, 1])
+    eye(fed).leave([0, 1])
     second = fed.gram(held["rows"], then=everything, against=held["rows"], on=[2, 5])
-    fed.join([6, 7])
+    eye(fed).join([6, 7])
     later = fed.compute(Make(), on=[6, 7])
     third = fed.gram(later["rows"], then=everything, against=held["rows"])
     order = [0, 1, 3, 4, 2, 5]
@@ -154,7 +154,7 @@ def test_the_server_reads_transformed_rows_that_only_the_secret_opens(kind: str)
     assert message.payload is not None
     sent, plain = message.payload["rows"][:, 0], rows_of(fed, held["vector"], *fed.clients)
     assert not np.isclose(sent[:, :10], plain).all(axis=1).any()
-    (secret,) = {fed.secrets(f"client:{client}")["group_secret"] for client in fed.clients}
+    (secret,) = {eye(fed).secrets(f"client:{client}")["group_secret"] for client in fed.clients}
     opened = transform(kind, bytes.fromhex(secret), f"gram/{message.context['epoch']}", 10).invert(sent)
     np.testing.assert_allclose(opened, plain, atol=1e-9)
 
@@ -168,7 +168,7 @@ def test_the_weak_kinds_show_what_their_docstrings_say() -> None:
         fed.gram(held["vector"], then=everything)
         (message,) = (m for m in fed.transcript.messages if m.verb == "gram")
         assert message.payload is not None
-        sent, plain = message.payload["rows"][3, 0], fed.peek(3, held["vector"])
+        sent, plain = message.payload["rows"][3, 0], eye(fed).peek(3, held["vector"])
         values = np.allclose(np.sort(sent), np.sort(plain)) if len(sent) == len(plain) else False
         sizes = np.allclose(np.sort(np.abs(sent)), np.sort(np.abs(plain))) if len(sent) == len(plain) else False
         shown[kind] = (values, sizes)
@@ -208,15 +208,15 @@ def test_the_blind_mean_is_the_mean(kind: str, mode: Any) -> None:
             assert mean is not None
             assert mean.parts["vector"].clear is None
             for part in ("vector", "rows"):
-                exact = np.mean([fed.peek(client, held[part]) for client in fed.clients if client % 2 == label], axis=0)
-                np.testing.assert_allclose(fed.peek(label, mean.parts[part]), exact, atol=1e-9)
+                exact = np.mean([eye(fed).peek(client, held[part]) for client in fed.clients if client % 2 == label], axis=0)
+                np.testing.assert_allclose(eye(fed).peek(label, mean.parts[part]), exact, atol=1e-9)
         (mean,) = fed.mean(held["vector"])
         assert mean is not None
-        plain = np.mean([fed.peek(client, held["vector"]) for client in fed.clients], axis=0)
+        plain = np.mean([eye(fed).peek(client, held["vector"]) for client in fed.clients], axis=0)
         assert mean.parts["vector"].norm() == pytest.approx(np.linalg.norm(plain))  # also where the transform pads
         total = fed.fold(total + mean.parts["vector"], on=number)
     assert len(total.blind) == 1
-    np.testing.assert_allclose(fed.peek(7, total), 3.0 + 3 * plain, atol=1e-8)
+    np.testing.assert_allclose(eye(fed).peek(7, total), 3.0 + 3 * plain, atol=1e-8)
     names = [m.context["transform"] for m in fed.transcript.messages if m.verb == "mean"]
     assert len(set(names)) == (1 if mode == "fixed" else len(names))
     assert {m.context["kind"] for m in fed.transcript.messages if m.kind.startswith("blind")} == {kind}
@@ -237,7 +237,7 @@ def test_transforms_are_kept_within_their_budget_and_made_again_alike() -> None:
 # --- the group
 
 
-def group_messages(fed: LocalFederation) -> list[tuple[int, str, str, tuple[int, ...]]]:
+def group_messages(fed: RemoteFederation) -> list[tuple[int, str, str, tuple[int, ...]]]:
     return [(m.round, m.kind, m.source, m.clients) for m in fed.transcript.messages if m.verb == "group"]
 
 
@@ -256,8 +256,8 @@ def test_the_secret_is_agreed_over_recorded_messages() -> None:
         (-1, "Confirmed", "server", six),
     ]
     assert fed.transcript.messages[0].verb == "group"  # before anything else
-    assert fed.secrets("client:6") == {}
-    fed.join([6])
+    assert eye(fed).secrets("client:6") == {}
+    eye(fed).join([6])
     fed.gram(fed.compute(Make(), on=[6])["rows"], then=everything, against=held["rows"])
     handed = [row[1:] for row in group_messages(fed)[7:]]
     assert handed == [
@@ -267,8 +267,8 @@ def test_the_secret_is_agreed_over_recorded_messages() -> None:
         ("Grant", "clients", (0,)),
         ("Handover", "server", (6,)),
     ]
-    assert fed.secrets("client:6") == fed.secrets("client:0")
-    secret = bytes.fromhex(fed.secrets("client:0")["group_secret"])
+    assert eye(fed).secrets("client:6") == eye(fed).secrets("client:0")
+    secret = bytes.fromhex(eye(fed).secrets("client:0")["group_secret"])
     for message in fed.transcript.messages:
         assert all(secret[:8] not in array.tobytes() for array in (message.payload or {}).values())
         assert secret.hex() not in repr(message)
@@ -276,13 +276,13 @@ def test_the_secret_is_agreed_over_recorded_messages() -> None:
 
 def test_coming_and_going_changes_nothing_for_members() -> None:
     fed = federation(population(), shared("hadamard"))
-    before = [fed.secrets(f"client:{client}") for client in range(8)]
+    before = [eye(fed).secrets(f"client:{client}") for client in range(8)]
     fed.compute(Make())
-    fed.leave([1, 2])
-    fed.join([1, 2])
+    eye(fed).leave([1, 2])
+    eye(fed).join([1, 2])
     fed.gram(fed.compute(Make())["rows"], then=everything)
     assert len(group_messages(fed)) == 7
-    assert [fed.secrets(f"client:{client}") for client in range(8)] == before
+    assert [eye(fed).secrets(f"client:{client}") for client in range(8)] == before
 
 
 @pytest.mark.parametrize("protection", [Protection(), shared("haar")])
@@ -299,8 +299,8 @@ def test_without_a_transform_nothing_is_agreed(protection: Protection) -> None:
     fed = federation(population(), protection)
     held = fed.compute(Make())
     fed.gram(held["rows"], then=everything)
-    fed.leave([7])
-    fed.join([7])
+    eye(fed).leave([7])
+    eye(fed).join([7])
     fed.remove([7])
     fed.mean(held["vector"])
     assert group_messages(fed) == []
@@ -314,31 +314,31 @@ def test_after_a_removal_the_removed_client_has_no_key_to_what_comes() -> None:
     assert mean is not None
     blind = Shared(np.zeros(10)) + mean.parts["vector"]
     fed.remove([0])
-    old, new = fed.secrets("client:0"), fed.secrets("client:1")
+    old, new = eye(fed).secrets("client:0"), eye(fed).secrets("client:1")
     assert set(old) == {"group_secret"}
     assert set(new) == {"group_secret", "group_secret@1"}
     assert new["group_secret"] == old["group_secret"] != new["group_secret@1"]
     with pytest.raises(InputError, match=r"\[0\] were removed"):
-        fed.join([0])
+        eye(fed).join([0])
     again = fed.compute(Make())
     (fresh,) = fed.mean(again["vector"])
     assert fresh is not None
     assert [m.context["transform"] for m in fed.transcript.messages if m.verb == "mean"] == ["sum/fixed", "sum/fixed@1"]
     opened = transform("permutation", bytes.fromhex(new["group_secret@1"]), "sum/fixed@1", 10)
     np.testing.assert_allclose(
-        opened.invert(fresh.parts["vector"].blind[0].value), np.mean([fed.peek(c, again["vector"]) for c in range(1, 6)], axis=0)
+        opened.invert(fresh.parts["vector"].blind[0].value), np.mean([eye(fed).peek(c, again["vector"]) for c in range(1, 6)], axis=0)
     )
     # who comes now has the running secret only
-    fed.join([6])
-    assert set(fed.secrets("client:6")) == {"group_secret@1"}
+    eye(fed).join([6])
+    assert set(eye(fed).secrets("client:6")) == {"group_secret@1"}
     late = fed.compute(Make(), on=[6])
     with pytest.raises(InputError, match=r"client 6 came after a removal .* 'gram/0'"):
         fed.gram(late["rows"], then=everything, against=held["rows"])
     with pytest.raises(InputError, match=r"client 6 came after a removal .* 'sum/fixed'"):
-        fed.peek(6, blind)
-    fed.leave([1])
+        eye(fed).peek(6, blind)
+    eye(fed).leave([1])
     folded = fed.fold(blind + fresh.parts["vector"])
-    np.testing.assert_allclose(fed.peek(6, folded), fed.peek(2, blind) + fed.peek(2, fresh.parts["vector"]), atol=1e-9)
+    np.testing.assert_allclose(eye(fed).peek(6, folded), eye(fed).peek(2, blind) + eye(fed).peek(2, fresh.parts["vector"]), atol=1e-9)
     anew = fed.gram(fed.compute(Make())["rows"], then=everything)
     assert anew.result == {"n": 5}
 
@@ -347,10 +347,10 @@ def test_a_federation_that_goes_on_from_a_checkpoint_has_the_same_secret() -> No
     """The same draws while it is built, nothing of the agreement on record twice, newcomers handed the secret again."""
     one = federation(population(), shared("haar"), present=range(6))
     one.compute(Make())
-    one.join([6])
+    eye(one).join([6])
     other = federation(population(), shared("haar"), present=range(6))
     other.restore(one.saved())
-    assert other.secrets("client:6") == one.secrets("client:6")
+    assert eye(other).secrets("client:6") == eye(one).secrets("client:6")
     other.mean(other.compute(Make())["vector"])
     assert [row[1] for row in group_messages(other)] == ["Invite", "Advert", "Admit", "Grant", "Handover"]
     one.remove([2])
@@ -390,8 +390,8 @@ def test_what_is_too_long_for_haar_is_refused_and_told_what_takes_it() -> None:
         fed.gram(held, then=everything)
         (mean,) = fed.mean(held)
         assert mean is not None
-        exact = np.mean([fed.peek(client, held) for client in fed.clients], axis=0)
-        np.testing.assert_allclose(fed.peek(0, mean.parts["long"]), exact, atol=1e-9)
+        exact = np.mean([eye(fed).peek(client, held) for client in fed.clients], axis=0)
+        np.testing.assert_allclose(eye(fed).peek(0, mean.parts["long"]), exact, atol=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scenes import federation
 
 from cflpriv.data.regression import regression, regression_clients
 from cflpriv.errors import InputError
 from cflpriv.experiments.regression import STEPS, Point, distance, ifca_on, start, succeeds, success_rate, trial
-from cflpriv.local import LocalFederation
 
 
 def test_the_stack_of_matrices_is_the_algorithm() -> None:
@@ -19,7 +19,7 @@ def test_the_stack_of_matrices_is_the_algorithm() -> None:
     found = trial(data, starts, (0.05, 0.2), rounds=6)
     for b in range(3):
         for s, step in enumerate((0.05, 0.2)):
-            fed = LocalFederation(regression_clients(data))
+            fed = federation(regression_clients(data))
             algorithm = ifca_on(8, k=2, step=step, starts=tuple(starts[b]))
             state = algorithm.init(fed)
             for number in range(6):

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from loopback import ENTROPY, Loopback, RawArray, remote
-from scenes import population, training
+from scenes import eye, federation, population, training
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.errors import InputError
 from cflpriv.federation import Sampling
-from cflpriv.local import LocalFederation
 from cflpriv.protection import Protection
 from cflpriv.protocols.entropy import Entropy
 from cflpriv.protocols.errors import MalformedMessage, RemoteError, TooFewClients
@@ -24,12 +23,12 @@ from cflpriv.protocols.keys import Identity, Roster
 from cflpriv.record import Transcript
 from cflpriv.remote import messages as m
 from cflpriv.remote.client import RemoteClient, Settings, new_session
-from cflpriv.remote.roll import OverBytes
 from cflpriv.remote.server import ClientsLost, RemoteFederation
 from cflpriv.remote.spending import SPENT
 from cflpriv.remote.store import DiskStore, MemoryStore
 from cflpriv.remote.tasks import UnknownTask, task_from_bytes, task_to_bytes
 from cflpriv.remote.values import Origin, Values
+from cflpriv.transports.interface import OverBytes
 from cflpriv.types import Population
 
 
@@ -52,7 +51,7 @@ def run(made: Any, fed: Any, rounds: int = 2) -> Any:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_runs_unchanged_and_equals_the_local_federation(name: str) -> None:
     scene = population(clients_per_group=3)
-    one = LocalFederation(scene.clients, seed=1, transcript=Transcript("full"))
+    one = federation(scene.clients, seed=1, transcript=Transcript("full"))
     _, two = remote(scene)
     a, b = (run(algorithm(name, scene), fed) for fed in (one, two))
     made = algorithm(name, scene)
@@ -115,7 +114,7 @@ def test_under_a_shared_transform_clusters_and_models_are_the_same(name: str, ki
     for one in blind.transcript.messages:
         if one.kind == "blind update":  # where the parts lie in the vectors that were opened is on record
             assert one.context["dimension"] == max(stop for _, stop in one.context["parts"].values())
-    here = LocalFederation(scene.clients, protection=Protection(gram=(kind,), sum=kind), seed=1, transcript=Transcript("full"))
+    here = federation(scene.clients, protection=Protection(gram=(kind,), sum=kind), seed=1, transcript=Transcript("full"))
     run(made, here)
     sent = [  # what clients are sent is on record whole, sums that the server cannot read among it
         {
@@ -201,7 +200,7 @@ def test_a_client_that_dies_at_any_stage_leaves_a_right_sum_or_none(stage: str) 
     fed.begin_round(0)
     task = training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})
-    values = LocalFederation(scene.clients, seed=1)
+    values = federation(scene.clients, seed=1)
     values.begin_round(0)
     clear = values.compute(task, {"model": task.model.init(0)})
     transport.kill_at = {stage: {2}}
@@ -242,9 +241,9 @@ def test_a_client_lost_while_clusters_are_found_is_named_and_the_step_can_be_tak
     transport.dead.clear()
     assert fed.begin_round(0) == (4,)
     state, _ = made.admit(fed, state, [4])
-    local = LocalFederation(scene.clients, seed=1, present=[0, 1, 2, 3, 5])
+    local = federation(scene.clients, seed=1, present=[0, 1, 2, 3, 5])
     other = made.init(local)
-    local.join([4])
+    eye(local).join([4])
     local.begin_round(0)
     assert state.clustering == made.admit(local, other, [4])[0].clustering
 
@@ -369,7 +368,7 @@ def test_what_does_not_travel_is_refused_by_name() -> None:
 def test_cohorts_and_batches_are_those_of_the_local_federation() -> None:
     scene = population(clients_per_group=5)
     sampling = Sampling("global", 0.4)
-    one = LocalFederation(scene.clients, seed=1, sampling=sampling)
+    one = federation(scene.clients, seed=1, sampling=sampling)
     _, two = remote(scene, sampling=sampling)
     made = algorithm("fedavg", scene)
     a, b = run(made, one, 3), run(made, two, 3)
@@ -659,7 +658,7 @@ def test_two_that_advertise_one_key_for_the_next_sum_do_not_end_it(mode: Any) ->
 def test_weights_that_rounding_would_change_are_refused_as_in_one_process() -> None:
     scene = population(groups=1, clients_per_group=12)
     protection = Protection(sum="secagg", floor=2, secagg_bits=16, max_weight=1e5)
-    here = LocalFederation(scene.clients, protection=protection, seed=1)
+    here = federation(scene.clients, protection=protection, seed=1)
     _, fed = remote(scene, protection)
     task = training(scene)
     for each, error in ((here, InputError), (fed, TooFewClients)):  # a server does not know the counts

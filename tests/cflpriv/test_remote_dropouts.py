@@ -16,7 +16,6 @@ from scenes import population, training
 from cflpriv.accounts import Accounts
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.cfl import Same
-from cflpriv.local import LocalFederation
 from cflpriv.privacy import Noise, Privacy
 from cflpriv.protection import Protection
 from cflpriv.protocols.entropy import public_entropy
@@ -27,10 +26,10 @@ from cflpriv.protocols.secagg.messages import decode_client, encode
 from cflpriv.record import Transcript
 from cflpriv.remote import messages as m
 from cflpriv.remote.client import RemoteClient, Settings
-from cflpriv.remote.roll import OverBytes
 from cflpriv.remote.server import ClientsLost, RemoteFederation
 from cflpriv.remote.store import MemoryStore
 from cflpriv.remote.transformed import Transformed
+from cflpriv.transports.interface import OverBytes
 from cflpriv.types import Population
 
 ENTROPY = public_entropy("dropouts")
@@ -76,7 +75,7 @@ def one_round(scene: Population, fed: RemoteFederation, number: int, survivors: 
     task = training(scene)
     fed.begin_round(number)
     (mean,) = fed.mean(fed.compute(task, {"model": task.model.init(0)})["update"])
-    plain = LocalFederation(scene.clients, seed=1)
+    plain = federation(scene.clients, seed=1)
     plain.begin_round(number)
     held = plain.compute(task, {"model": task.model.init(0)})
     expected = np.mean([plain.peek(client, held["update"]) for client in survivors], axis=0)

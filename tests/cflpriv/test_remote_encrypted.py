@@ -29,12 +29,12 @@ from cflpriv.protocols.keys import Identity, Roster
 from cflpriv.remote import messages as m
 from cflpriv.remote.encrypting import setup_of
 from cflpriv.remote.holder import RemoteHolder
-from cflpriv.remote.roll import OverBytes
 from cflpriv.remote.server import ClientsLost, EpochEnded, KeyHolderLost, RemoteFederation
 from cflpriv.remote.settings import Settings
 from cflpriv.remote.store import DiskStore, MemoryStore
 from cflpriv.remote.thens import _known, then_from_bytes, then_to_bytes
 from cflpriv.training import Train
+from cflpriv.transports.interface import OverBytes
 from cflpriv.types import Population
 
 STAGES = ("ckks keys", "ckks decrypt", "ckks finish")

@@ -17,9 +17,9 @@ from cflpriv.protection import Protection
 from cflpriv.record import Message, Transcript
 from cflpriv.remote import messages as m
 from cflpriv.remote.holder import RemoteHolder
-from cflpriv.remote.roll import OverBytes
 from cflpriv.remote.server import ClientsLost, KeyHolderLost, RemoteFederation
 from cflpriv.remote.settings import Settings
+from cflpriv.transports.interface import OverBytes
 from cflpriv.types import Population
 
 LABELS = Protection(gram=("ckks",))

@@ -20,11 +20,11 @@ from cflpriv.protocols import ckks
 from cflpriv.protocols.keys import Roster
 from cflpriv.remote import messages as m
 from cflpriv.remote.encrypting import setup_of
-from cflpriv.remote.roll import OverBytes
 from cflpriv.remote.server import ClientsLost, KeyHolderLost, RemoteFederation
 from cflpriv.remote.thens import RESULTS, _known, fits, then_to_bytes
 from cflpriv.remote.values import Values
 from cflpriv.signatures import PrincipalVectors
+from cflpriv.transports.interface import OverBytes
 from cflpriv.types import Population
 from cflpriv.wire import check_small
 

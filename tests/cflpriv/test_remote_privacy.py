@@ -40,12 +40,12 @@ from cflpriv.protocols.errors import TooFewClients
 from cflpriv.protocols.ledger import BudgetExceeded, Ledger
 from cflpriv.remote import messages as m
 from cflpriv.remote.client import RemoteClient
-from cflpriv.remote.roll import OverBytes
 from cflpriv.remote.server import ClientsLost, RemoteFederation
 from cflpriv.remote.spending import SPENT, Spending
 from cflpriv.remote.store import DiskStore, MemoryStore
 from cflpriv.remote.tasks import task_to_bytes
 from cflpriv.training import Gradient, Start, Train
+from cflpriv.transports.interface import OverBytes
 from cflpriv.types import ClientData, Population
 
 NOISE = Noise("add_remove", 1.5, 2.0, 0.5, 1.0, 0.25, 20, 4, 4.0, 1)

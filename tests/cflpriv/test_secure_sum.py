@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenes import Echo, Make, federation, parity, population, training
+from scenes import Echo, Make, eye, federation, parity, population, training
 
 from cflpriv.algorithms import fedavg
 from cflpriv.data import DataSpec, build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, start
 from cflpriv.experiments.run import advance, finish
-from cflpriv.local import LocalFederation
 from cflpriv.protection import Protection
 from cflpriv.protocols.errors import TooFewClients
 from cflpriv.protocols.secagg.messages import Invite, Terms, decode_server
 from cflpriv.record import Transcript
+from cflpriv.remote.server import RemoteFederation
 from cflpriv.types import Array
 
 Mode = Literal["active", "passive"]
@@ -42,7 +42,7 @@ def test_group_means_are_the_means_to_the_quantisers_step(mode: Mode, bits: Lite
         assert mean.count == len(members)
         step = 200.0 / (2 ** (bits - 1) / len(members) / 1.01)
         for part in ("vector", "one"):
-            expected = np.mean([fed.peek(c, held[part]) for c in members], axis=0)
+            expected = np.mean([eye(fed).peek(c, held[part]) for c in members], axis=0)
             np.testing.assert_allclose(mean.parts[part].value(), expected, atol=2 * step)
 
 
@@ -91,7 +91,7 @@ def test_the_server_reads_no_update() -> None:
     fed = federation(population(), secure())
     held = fed.compute(Make())
     fed.mean(held["vector"])
-    plain = {fed.peek(c, held["vector"]).tobytes() for c in fed.clients}
+    plain = {eye(fed).peek(c, held["vector"]).tobytes() for c in fed.clients}
     kinds = [m.kind for m in fed.transcript.messages]
     assert "secagg Masked" in kinds
     for message in fed.transcript.messages:
@@ -124,7 +124,7 @@ def test_mask_keys_are_advertised_a_sum_ahead_and_used_once() -> None:
     assert adverts == [8, 0, 0]
 
 
-def invites(fed: LocalFederation) -> list[Terms]:
+def invites(fed: RemoteFederation) -> list[Terms]:
     """The terms that the server sent, read from the recorded bytes."""
     found = []
     for message in fed.transcript.messages:
@@ -162,7 +162,7 @@ def test_what_the_server_proposes_is_what_was_agreed() -> None:
         assert terms.models[0] == fed.side.received[held.key][0] != bytes(32)
         assert terms.cohort == tuple(range(8))
         assert terms.mode == "active"
-    other = LocalFederation(population().clients, protection=secure(), transcript=Transcript("full"))
+    other = federation(population().clients, protection=secure(), transcript=Transcript("full"))
     other.mean(other.compute(Make())["one"])
     assert invites(other)[0].session != invites(one)[0].session
 
@@ -217,7 +217,7 @@ def test_oblivious_sums_keep_choices_private() -> None:
         assert mean is not None
         members = [c for c in fed.clients if c % 2 == label]
         assert mean.count == len(members)
-        expected = np.mean([fed.peek(c, made["vector"]) for c in members], axis=0)
+        expected = np.mean([eye(fed).peek(c, made["vector"]) for c in members], axis=0)
         np.testing.assert_allclose(mean.parts["vector"].value(), expected, atol=1e-4)
     assert not [m for m in fed.transcript.messages if m.verb == "gather"]
     for message in fed.transcript.messages:
@@ -229,13 +229,13 @@ def test_training_under_secure_aggregation_follows_training_in_the_clear() -> No
     scene = build_population(DataSpec(clients=8, rotations=(0, 90), test_samples_per_client=30))
     served: list[Array] = []
     for protection in (Protection(floor=3), Protection(sum="secagg")):
-        fed = LocalFederation(scene.clients, protection=protection, seed=1)
+        fed = federation(scene.clients, protection=protection, seed=1)
         algorithm = fedavg(training(scene), weights="equal")
         state = algorithm.init(fed)
         for number in range(3):
             fed.begin_round(number)
             state, _ = algorithm.round(fed, state)
-        served.append(fed.peek(0, state.model))
+        served.append(eye(fed).peek(0, state.model))
     np.testing.assert_allclose(served[0], served[1], atol=1e-6)
 
 

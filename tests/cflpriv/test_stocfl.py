@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenes import PROTECTIONS, federation, population, served, training
+from scenes import PROTECTIONS, eye, federation, population, served, training
 from scenes import mlp_training as train_on
 
 from cflpriv.algorithm import Algorithm
@@ -22,10 +22,10 @@ from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments.checkpoint import flatten
 from cflpriv.federation import GramView, Sampling
-from cflpriv.local import LocalFederation
 from cflpriv.metrics import ari
 from cflpriv.models import Model
 from cflpriv.protection import Protection
+from cflpriv.remote.server import RemoteFederation
 from cflpriv.similarity import Gram
 from cflpriv.training import Gradient, Train
 from cflpriv.types import Array, ClientData, Population
@@ -38,7 +38,7 @@ def digits(clients: int = 20, **more: Any) -> Population:
     return build_population(DataSpec(**options))
 
 
-def run(algorithm: Algorithm, fed: LocalFederation, count: int, first: int = 0, state: Any = None) -> Any:
+def run(algorithm: Algorithm, fed: RemoteFederation, count: int, first: int = 0, state: Any = None) -> Any:
     state = algorithm.init(fed) if state is None else state
     for number in range(first, first + count):
         fed.begin_round(number)
@@ -367,7 +367,7 @@ def test_the_algorithm_is_what_it_says(authors: bool, tau: float, weights: Any) 
     scene = digits(16)
     train = train_on(scene, "float64")
     algorithm = stocfl(train, tau=tau, lam=0.3, weights=weights, variant="authors" if authors else "paper")
-    fed = LocalFederation(scene.clients, sampling=Sampling("global", 0.25), seed=5)
+    fed = federation(scene.clients, sampling=Sampling("global", 0.25), seed=5)
     plain = Plain(scene, train, tau, 0.3, weights, authors, seed=5)
     state = algorithm.init(fed)
     for number in range(10):
@@ -390,7 +390,7 @@ def test_the_algorithm_is_what_it_says(authors: bool, tau: float, weights: Any) 
 @pytest.mark.parametrize("participation", [1.0, 0.3])
 def test_tau_minus_one_and_lambda_zero_is_fedavg(weights: Any, participation: float) -> None:
     scene = digits(10)
-    one, two = (LocalFederation(scene.clients, sampling=Sampling("global", participation), seed=3) for _ in range(2))
+    one, two = (federation(scene.clients, sampling=Sampling("global", participation), seed=3) for _ in range(2))
     merged, plain = stocfl(train_on(scene, "float64"), tau=-1, lam=0, weights=weights), fedavg(train_on(scene, "float64"), weights=weights)
     a, b = run(merged, one, 5), run(plain, two, 5)
     assert a.clustering.k == 1
@@ -401,7 +401,7 @@ def test_the_global_model_is_fedavgs_and_no_chain() -> None:
     """The pitfall: ω is averaged over clients that all start from it."""
     scene = digits(10)
     sampling = Sampling("global", 0.5)
-    one, two, three = (LocalFederation(scene.clients, sampling=sampling, seed=3) for _ in range(3))
+    one, two, three = (federation(scene.clients, sampling=sampling, seed=3) for _ in range(3))
     a, b = run(stocfl(train_on(scene)), one, 4), run(fedavg(train_on(scene)), two, 4)
     np.testing.assert_array_equal(a.global_model.value(), b.model.value())
     chained = run(stocfl(train_on(scene), variant="authors"), three, 4)
@@ -474,9 +474,9 @@ def test_clusters_partition_the_clients_met_through_joins_and_leaves(
     algorithm = stocfl(training(scene), tau=tau, variant=variant, movement_epochs=1)
     state, met = algorithm.init(fed), set()
     for number, (leaving, joining) in enumerate(story):
-        fed.join(sorted(joining))
+        eye(fed).join(sorted(joining))
         if set(fed.clients) - leaving:
-            fed.leave(sorted(leaving & set(fed.clients)))
+            eye(fed).leave(sorted(leaving & set(fed.clients)))
         fed.begin_round(number)
         if number == 3:
             assert algorithm.admit is not None
@@ -546,7 +546,7 @@ def test_a_client_without_a_representation_is_not_met_and_stops_nobody(variant: 
     assert algorithm.admit is not None
     fed, without = federation(broken(scene, 5), present=range(5)), federation(scene, present=range(5))
     state = run(algorithm, fed, 1)
-    fed.join([5])  # now the only one who is new
+    eye(fed).join([5])  # now the only one who is new
     state = run(algorithm, fed, 2, first=1, state=state)
     expected = run(algorithm, without, 3)
     assert state.clustering == expected.clustering
@@ -574,7 +574,7 @@ def test_representations_are_normalised_and_the_same_for_every_engine(kind: str)
     for engine in (Engine("auto"), Engine("sequential")):
         fed = federation(scene, engine=engine)
         held = fed.compute(task, anchor)
-        vectors.append(np.stack([fed.peek(client, held) for client in fed.clients]))
+        vectors.append(np.stack([eye(fed).peek(client, held) for client in fed.clients]))
     np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-12)
     np.testing.assert_allclose(np.linalg.norm(vectors[0], axis=1), 1.0, atol=1e-12)
 
@@ -587,7 +587,7 @@ def test_one_full_batch_step_moves_along_the_gradient() -> None:
     anchor = {"model": train.model.init(0)}
     a, b = (fed.compute(Represent(task), anchor) for task in (train, Gradient(train.model)))
     for client in fed.clients:
-        np.testing.assert_allclose(fed.peek(client, a), fed.peek(client, b), atol=1e-12)
+        np.testing.assert_allclose(eye(fed).peek(client, a), eye(fed).peek(client, b), atol=1e-12)
 
 
 def test_sketches_keep_cosines() -> None:
@@ -623,8 +623,8 @@ def test_newcomers_after_training_join_their_group(name: str, variant: Any) -> N
     assert algorithm.admit is not None
     state = run(algorithm, fed, 2)
     before = state.clustering
-    fed.join(range(10, 16))
-    fed.leave([0])
+    eye(fed).join(range(10, 16))
+    eye(fed).leave([0])
     state, notes = algorithm.admit(fed, state, range(10, 16))
     assert notes == {"opened_clusters": 0}
     assert state.clustering.labels[:10] == before.labels
@@ -642,7 +642,7 @@ def test_a_newcomer_like_nobody_starts_from_the_nearest_clusters_model(variant: 
     algorithm = stocfl(train_on(scene), tau=0.4, variant=variant)
     assert algorithm.admit is not None
     state = run(algorithm, fed, 3)
-    fed.join([stranger])
+    eye(fed).join([stranger])
     fed.begin_round(3)
     state, notes = algorithm.admit(fed, state, [stranger])
     assert notes["opened_clusters"] == 1
@@ -662,17 +662,17 @@ def test_a_newcomer_during_training_is_met_when_it_is_sampled() -> None:
         fed = federation(scene, present=[*kept, *[stranger] * founder])
         state = algorithm.init(fed)
         if founder:
-            fed.leave([stranger])
+            eye(fed).leave([stranger])
         state = run(algorithm, fed, 3, state=state)
         models = [model.value() for model in state.models]
-        fed.join([stranger])
+        eye(fed).join([stranger])
         fed.begin_round(3)
         state, _ = algorithm.round(fed, state)
         assert state.clustering.k == 4
         result = replace(train_on(scene, "float64")).run(
             TaskInput(scene.clients[stranger], {"model": train_on(scene, "float64").model.init(0)}, {}, Streams(0, 3, stranger))
         )
-        after = fed.peek(stranger, state.models[state.clustering[stranger]])
+        after = eye(fed).peek(stranger, state.models[state.clustering[stranger]])
         starts[founder] = np.allclose(after, train_on(scene, "float64").model.init(0) + np.asarray(result["update"]), atol=1e-12)
         others = [
             model + np.asarray(train_on(scene, "float64").run(
@@ -693,7 +693,7 @@ def test_clear_and_hidden_runs_are_the_same(variant: Any, tau: float) -> None:
     scene = digits(10)
     results = []
     for protection in PROTECTIONS.values():
-        fed = LocalFederation(scene.clients, protection=protection, sampling=Sampling("global", 0.5), seed=2)
+        fed = federation(scene.clients, protection=protection, sampling=Sampling("global", 0.5), seed=2)
         algorithm = stocfl(train_on(scene, "float64"), tau=tau, weights="equal", variant=variant)
         state = run(algorithm, fed, 4)
         results.append((state.clustering, served(algorithm, fed, state)))
@@ -706,7 +706,7 @@ def test_rounds_without_any_sum_still_meet_clients(variant: Any) -> None:
     """Under secure sums no cluster of the first rounds reaches the floor; those met must not have to be met again."""
     scene = digits(12, partition="pathological", rotations=(), groups=PATHOLOGICAL)
     protection = Protection(sum="secagg", floor=3, secagg_mode="passive")
-    fed = LocalFederation(scene.clients, protection=protection, sampling=Sampling("global", 0.17), seed=2)
+    fed = federation(scene.clients, protection=protection, sampling=Sampling("global", 0.17), seed=2)
     algorithm = stocfl(train_on(scene), tau=0.4, weights="equal", variant=variant, movement_epochs=2)
     state = algorithm.init(fed)
     for number in range(4):
@@ -722,7 +722,7 @@ def test_secure_sums_train_clusters_that_reach_the_floor() -> None:
     scene = digits(12, partition="pathological", rotations=(), groups=PATHOLOGICAL)
     results = []
     for protection in (Protection(floor=3), Protection(sum="secagg", secagg_mode="passive")):
-        fed = LocalFederation(scene.clients, protection=protection, seed=2)
+        fed = federation(scene.clients, protection=protection, seed=2)
         algorithm = stocfl(train_on(scene, "float64"), tau=0.4, weights="equal")
         state = run(algorithm, fed, 2)
         results.append((state.clustering, served(algorithm, fed, state)))
@@ -752,7 +752,7 @@ def test_newcomers_open_no_cluster_below_what_is_wanted() -> None:
     algorithm = stocfl(training(scene), tau=0.999)
     assert algorithm.admit is not None
     state = run(algorithm, fed, 1)
-    fed.join([9, 10, 11])
+    eye(fed).join([9, 10, 11])
     state, _ = algorithm.admit(fed, state, [9, 10, 11])
     assert min(len(state.clustering.members(label)) for label in range(state.clustering.k)) >= 3
     with pytest.raises(InputError, match=r"'merge' goes with algorithm\.variant = 'paper'"):
@@ -772,7 +772,7 @@ def test_representations_are_sent_once_and_updates_never_models() -> None:
     run(stocfl(train_on(scene), tau=0.4), fed, 3)
     grams = [message for message in fed.transcript.messages if message.verb == "gram"]
     assert [message.clients for message in grams] == [tuple(range(8))]
-    models = {vector.tobytes() for client in fed.clients if (vector := fed.recall(client, "trained")) is not None}
+    models = {vector.tobytes() for client in fed.clients if (vector := eye(fed).recall(client, "trained")) is not None}
     sent = [message for message in fed.transcript.messages if message.source == "clients" and message.verb == "mean"]
     assert len(sent) == 6
     rows = {row.tobytes() for message in sent for value in (message.payload or {}).values() for row in np.atleast_2d(value)}
@@ -785,7 +785,7 @@ def test_representations_are_sent_once_and_updates_never_models() -> None:
 def clusters_of(scene: Population, algorithm_of: Callable[[Train], Algorithm], rounds: int, share: float, hidden: int) -> tuple[float, int]:
     model = Model("mlp", scene.shape, scene.classes, hidden, scene.mean, scene.std)
     algorithm = algorithm_of(Train(model, epochs=1, batch_size=0, lr=0.1))
-    fed = LocalFederation(scene.clients, sampling=Sampling("global", share), seed=0)
+    fed = federation(scene.clients, sampling=Sampling("global", share), seed=0)
     state: State = run(algorithm, fed, rounds)
     return ari(truth(scene, state.clustering.clients), state.clustering.labels), state.clustering.k
 

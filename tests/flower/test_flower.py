@@ -18,7 +18,7 @@ from fake_grid import FakeGrid
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.privacy_accounting import GaussianPrivacyEvent, NeighboringRelation, PrivacyConfig, SamplingMethod
-from scenes import population, training
+from scenes import federation, population, training
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.attacks.audit import audit_run
@@ -28,15 +28,14 @@ from cflpriv.experiments.report import write_report
 from cflpriv.flower import ClusteredAveraging, GridTransport, PldAccountant, cflpriv_mod, client_app, serve, write_identities
 from cflpriv.flower.client import ContextStore, read_roster, read_settings
 from cflpriv.flower.transport import ANSWER, RECORD
-from cflpriv.local import LocalFederation
 from cflpriv.protection import Protection
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.fixedpoint import largest_levels
 from cflpriv.record import read_transcript
 from cflpriv.remote import messages as m
-from cflpriv.remote.roll import OverBytes
 from cflpriv.remote.server import KeyHolderLost, RemoteFederation
 from cflpriv.signatures import principal_vectors
+from cflpriv.transports.interface import OverBytes
 from cflpriv.types import Population
 
 HOLDER_NODE = 900
@@ -75,7 +74,7 @@ def test_a_federation_on_flower_messages_equals_the_local_one(tmp_path: Path, st
     fed = RemoteFederation(OverBytes(GridTransport(grid)), seed=1)  # type: ignore[arg-type]
     fed.enrol()
     made = ALGORITHMS["stocfl"][0](training(scene), weights="equal")
-    one = LocalFederation(scene.clients, seed=1)
+    one = federation(scene.clients, seed=1)
     states = []
     for each in (one, fed):
         current = made.init(each)
@@ -469,7 +468,7 @@ def test_each_message_in_a_fresh_process_and_torch_only_to_compute(tmp_path: Pat
     task = training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})
     (mean,) = fed.mean(held["update"])
-    one = LocalFederation(scene.clients, seed=1)
+    one = federation(scene.clients, seed=1)
     one.begin_round(0)
     (plain,) = one.mean(one.compute(task, {"model": task.model.init(0)})["update"])
     assert mean is not None
@@ -508,7 +507,7 @@ def test_encrypted_similarity_with_a_key_holder_at_a_node_of_its_own(tmp_path: P
     grid.dead = set()
     transport.welcome(fed, 6, 100.0)
     found = made.init(fed)
-    assert found.clustering == made.init(LocalFederation(scene.clients, seed=1)).clustering
+    assert found.clustering == made.init(federation(scene.clients, seed=1)).clustering
     assert found.evidence is None
     assert not fed.refusals
     assert not grid.errors

@@ -13,8 +13,8 @@ from flwr.clientapp import ClientApp
 from cflpriv.errors import InputError
 from cflpriv.flower import GridTransport, cflpriv_mod, client_app, read_settings, write_identities
 from cflpriv.protocols.entropy import public_entropy
-from cflpriv.remote.roll import OverBytes
 from cflpriv.remote.server import RemoteFederation
+from cflpriv.transports.interface import OverBytes
 
 IDENTITY = 'identity = "keys/client0.key"\n'
 
