@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
+import numpy as np
+
 from .accounts import Accounts
 from .channels import TransformCache
 from .client_level import ClippedMean, LocalGram
@@ -185,7 +187,7 @@ def simulate(
     federation = RemoteFederation(
         memory if transport == "memory" else BytesTransport(memory), protection=protection, sampling=sampling, seed=seed, roster=roster,
         transcript=transcript, entropy=entropy("server"), session=session, expect=data, accounts=accounts, clipped=clipped, local=local,
-        strict=release_policy == "strict",
+        strict=release_policy == "strict", witness=partial(_sent, parties),
     )  # fmt: skip
     if stores is None:
         federation.enrol()
@@ -196,6 +198,12 @@ MOST_MODELS = 1 << 20
 """Simulated clients take part in secure sums over as many models as the algorithm speaks of in public."""
 
 
+def _sent(parties: Mapping[int, Party], client: int, number: int, parts: tuple[str, ...]) -> Mapping[str, Array]:
+    """What a client put into sealed boxes."""
+    party = parties[client]
+    assert isinstance(party, RemoteClient)
+    return {part: np.asarray(value) for part, value in party.values.parts(number, parts).items()}
+
+
 def _same(one: ClientData) -> ClientData:
     return one
-

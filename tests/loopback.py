@@ -78,7 +78,13 @@ def remote(scene: Population, protection: Protection | None = None, **options: A
     pinned = transport.protection.secure or transport.protection.transformed or transport.holder is not None
     roster = transport.roster if pinned else None
     fed = RemoteFederation(
-        OverBytes(transport), protection=transport.protection, roster=roster, entropy=ENTROPY, transcript=Transcript("full"), seed=1, **options
+        OverBytes(transport),
+        protection=transport.protection,
+        roster=roster,
+        entropy=ENTROPY,
+        transcript=Transcript("full"),
+        seed=1,
+        **options,
     )
     fed.enrol()
     return transport, fed

@@ -70,9 +70,7 @@ def start(config: Config, data_dir: str | Path | None = None, population: Popula
     return simulation
 
 
-def prepare(
-    config: Config, data_dir: str | Path | None = None, population: Population | None = None, **options: Any
-) -> Simulation:
+def prepare(config: Config, data_dir: str | Path | None = None, population: Population | None = None, **options: Any) -> Simulation:
     """Build the clients and the federation. `options` of `simulate` take the place of those of the configuration. Raises `InputError`."""
     began = time.perf_counter()
     noise = config.noise()

@@ -106,7 +106,6 @@ def serve(
     rows: list[dict[str, Any]] = []
     written = 0
 
-
     def save(state: Any) -> None:
         # each turn is new, after a restart too: no checkpoint is written over
         name = f"round_{len(rows):07d}_{federation.turn:07d}"

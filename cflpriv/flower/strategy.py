@@ -31,8 +31,8 @@ from ..protocols.mechanisms import gaussian, rounded_norms
 from ..protocols.orthonormal import TRANSFORMS
 from ..remote.foreign import Foreign
 from ..remote.server import ClientsLost, KeyHolderLost, RemoteFederation
-from .mod import CLIP, cut, flat, layout_of
 from ..transports.interface import OverBytes
+from .mod import CLIP, cut, flat, layout_of
 from .transport import GridTransport
 
 __all__ = ["ClusteredAveraging", "ClusteredResult"]
@@ -115,7 +115,12 @@ class ClusteredAveraging:
             grid, deadline_seconds=self.deadline_seconds, compute_seconds=self.train_seconds, message_type=self.message_type
         )
         federation = RemoteFederation(
-            OverBytes(transport), protection=self.protection, sampling=self.sampling, seed=self.seed, roster=self.roster, entropy=self.entropy
+            OverBytes(transport),
+            protection=self.protection,
+            sampling=self.sampling,
+            seed=self.seed,
+            roster=self.roster,
+            entropy=self.entropy,
         )
         transport.welcome(federation, self.clients, self.wait_seconds)
         if len(federation.clients) < self.clients:

@@ -48,7 +48,12 @@ class Agreement:
 
     def saved(self) -> dict[str, Any]:
         """The server's machine and who has the secret, for a checkpoint."""
-        return {"server": b"" if self._server is None else self._server.to_bytes(), "epoch": self._epoch, "members": sorted(self.members), "removed": sorted(self._removed)}
+        return {
+            "server": b"" if self._server is None else self._server.to_bytes(),
+            "epoch": self._epoch,
+            "members": sorted(self.members),
+            "removed": sorted(self._removed),
+        }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on from there."""
@@ -72,7 +77,9 @@ class Agreement:
         smallest = len(self._roster.keys) // 2 + 1
         if len(fresh) < smallest:
             return
-        terms = group.make_terms(session=self._session, epoch=self._epoch, roster=self._roster, members=fresh, smallest=smallest, removed=self._removed)
+        terms = group.make_terms(
+            session=self._session, epoch=self._epoch, roster=self._roster, members=fresh, smallest=smallest, removed=self._removed
+        )
         self._epoch += 1  # an epoch is tried once
         server = group.Server(terms, self._roster)
         outbox = server.advance()
@@ -112,10 +119,25 @@ class Agreement:
         asks: dict[int, m.Ask] = {client: m.Group(self._session, said) for client, said in outbox.items() if client in self._roll.present}
         answers = self._roll.ask(asks, "group") if asks else {}
         said = {client: answer.said for client, answer in answers.items() if isinstance(answer, m.Stepped)}
-        ways = (("server", "clients", dict(outbox), ("server", "clients")), ("clients", "server", said, ("server",)))
-        for source, target, parts, readers in ways:
-            kept = {client: data for client, data in sorted(parts.items()) if data}
-            if kept:
-                payload = [{"bytes": np.frombuffer(data, dtype=np.uint8)} for data in kept.values()]
-                record("agreement", source, target, list(kept), payload, readers=readers)
+        ways = (
+            ("server", "clients", dict(outbox), ("server", "clients"), group.decode_server),
+            ("clients", "server", said, ("server",), group.decode_member),
+        )
+        for source, target, parts, readers, decode in ways:
+            kinds: dict[str, list[int]] = {}
+            for client, data in sorted(parts.items()):
+                if data:
+                    kinds.setdefault(_kind(data, decode), []).append(client)
+            for kind, clients in kinds.items():
+                payload = [{"bytes": np.frombuffer(parts[client], dtype=np.uint8)} for client in clients]
+                alike = source == "server" and len({parts[client] for client in clients}) == 1
+                record(kind, source, target, clients, payload[0] if alike else payload, readers=readers)
         return said
+
+
+def _kind(data: bytes, decode: Callable[[bytes], Any]) -> str:
+    """Which message of the agreement these bytes are."""
+    try:
+        return type(decode(data)).__name__
+    except RemoteError:
+        return "malformed"

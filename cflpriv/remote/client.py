@@ -24,7 +24,7 @@ from ..protocols.errors import LocalError, RemoteError, TooFewClients
 from ..protocols.keys import Identity, agree, public_key, seal, sign, unseal, verify, verify_key
 from ..protocols.mechanisms import clip
 from ..protocols.orthonormal import TRANSFORMS
-from ..types import Array, ClientData
+from ..types import Array, ClientData, check_array
 from . import messages as m
 from . import releases
 from .encrypting import encrypted
@@ -247,6 +247,9 @@ class RemoteClient:
         in_the_clear = ask.verb != "sum" or (protection.sum == "none" and (protection.floor <= 1 or not self._strict))
         if not (changed or in_the_clear) or (ask.weigh and self._spending.unit != "none"):
             raise RemoteError("forbidden")
+        for part, value in values.items() if ask.verb != "gather" else ():
+            if isinstance(value, np.ndarray):  # what is made on demand was checked by its task
+                check_array(f"client {self.number}: {part}", value, kind="biuf")
         self._spending.settle(ask.held, ask.parts, ask.verb)
         noise = self._spending.bounded(ask.noise, ask.verb)
         if noise is not None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..protocols.errors import MalformedMessage, TooFewClients
-from ..types import check_array
+from ..types import Array, check_array
 from . import messages as m
 from .roll import Roll
 
@@ -32,9 +32,11 @@ def requests(
 
 def relay(
     roll: Roll, session: bytes, number: int, arrives: int, parts: tuple[str, ...], present: Sequence[int], wanted: Mapping[int, list[int]],
-    record: Callable[..., None], *, requested: bool,
+    record: Callable[..., None], *, requested: bool, witness: Callable[[int, int, tuple[str, ...]], Mapping[str, Array]] | None = None,
 ) -> tuple[int, ...]:  # fmt: skip
     """Have the senders `present` seal parts of `number` for who wants them, and these keep them as `arrives`; who did.
+
+    The record holds the sealed boxes, or what is in them where a `witness` (client, number, parts) knows: for those who could open them.
 
     Raises `TooFewClients` if nobody did: they are gone, or refuse.
     """
@@ -53,8 +55,16 @@ def relay(
         said = [{"wanted": np.isin(present, wanted[client])} for client in recipients]
         record("request", "clients", "server", recipients, said, readers=("server",))
     senders = [sender for sender in present if any(sender in inbox for inbox in boxes.values())]
-    sealed = [{"box": np.frombuffer(next(boxes[client][sender] for client in peers[sender]), dtype=np.uint8)} for sender in senders]
-    record("+".join(parts), "clients", "clients", senders, sealed, readers=("clients",), peers=[peers[one] for one in senders])
+    sent = [next(boxes[client][sender] for client in peers[sender]) for sender in senders]
+    payload: list[Mapping[str, Array]] = [{"box": np.frombuffer(box, dtype=np.uint8)} for box in sent]
+    overhead = 0
+    if witness is not None and senders:
+        payload = [witness(sender, number, parts) for sender in senders]
+        overhead = len(sent[0]) - sum(one.nbytes for one in payload[0].values())
+    record(
+        "+".join(parts), "clients", "clients", senders, payload, readers=("clients",), peers=[peers[one] for one in senders],
+        overhead_bytes=overhead,
+    )  # fmt: skip
     takes: dict[int, m.Ask] = {
         client: m.Take(session, arrives, parts, tuple(m.Boxed(roll.peers[sender], box) for sender, box in sorted(inbox.items())))
         for client, inbox in boxes.items()

@@ -93,5 +93,8 @@ def may_leave(protection: Protection, verb: Verb, part: str, value: Any, origin:
 
 def check(protection: Protection, verb: Verb, values: Mapping[str, Any], origin: Origin) -> None:
     """Raises `RemoteError` "forbidden" unless all of these parts may leave by this verb."""
-    if not all(may_leave(protection, verb, part, value, origin) for part, value in values.items()):
-        raise RemoteError("forbidden")
+    for part, value in values.items():
+        if not may_leave(protection, verb, part, value, origin):
+            error = RemoteError("forbidden")
+            error.add_note(f"its release policy keeps {part!r} from {verb!r} under protection {protection.name}")
+            raise error

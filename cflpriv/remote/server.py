@@ -100,6 +100,7 @@ class RemoteFederation:
         clipped: ClippedMean | None = None,
         local: LocalGram | None = None,
         strict: bool = True,
+        witness: Callable[[int, int, tuple[str, ...]], Mapping[str, Array]] | None = None,
     ) -> None:
         self.protection = protection or Protection()
         self.sampling = sampling or Sampling()
@@ -131,7 +132,7 @@ class RemoteFederation:
         self.accounts = accounts
         self.bare = Bare()  # what would travel without any protection
         self.protection_seconds = 0.0
-        self._strict = strict
+        self._strict, self._witness = strict, witness
         self._round = self._turn = -1
         self._calls = self._numbers = 0
         self._restored = False
@@ -343,7 +344,8 @@ class RemoteFederation:
         return {key: known.number for key, known in self._known.items()}
 
     def lose(self, clients: Sequence[int]) -> None:
-        """These clients went away: they enrol anew before they take part again."""
+        """These clients went away: they enrol anew before they take part again. `InputError` for unknown ones."""
+        self._check_known(clients)
         for client in clients:
             self._roll.lose(client)
 
@@ -353,8 +355,9 @@ class RemoteFederation:
         What comes later (sums, clustering epochs) is under the fresh secret. Open clustering epochs and transformed sums stay under theirs:
         who has that goes on with them; whoever enters later cannot use them until they are made anew (`gram` afresh, `fold`).
 
-        Raises `TooFewClients` where fewer than half of the roster would be left to agree.
+        Raises `TooFewClients` where not more than half of the roster would be left to agree, `InputError` for unknown clients.
         """
+        self._check_known(clients)
         self._roll.remove(clients)
         if self._agreement is not None:
             self._agreement.renew(clients, self._record("group"))
@@ -513,7 +516,10 @@ class RemoteFederation:
         wanted = {client: sorted(senders & set(present)) for client, senders in asked.items()}
         self._settle(held, [sender for sender in present if any(sender in senders for senders in wanted.values())], "relay")
         record = self._record("relay")
-        took = relay(self._roll, self.session, known.number, arrives, held.parts, present, wanted, record, requested=to is not None)
+        took = relay(
+            self._roll, self.session, known.number, arrives, held.parts, present, wanted, record, requested=to is not None,
+            witness=self._witness,
+        )  # fmt: skip
         key = HeldKey(f"relayed {held.key.name}")
         self._known[key] = _Known(arrives, (), dict.fromkeys(took, UNTRACED))
         relayed = Held(key, took, held.parts)

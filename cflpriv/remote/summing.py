@@ -17,6 +17,7 @@ from ..protocols.keys import Roster
 from ..protocols.mechanisms import SkellamPlan
 from ..protocols.secagg import MaskKey, Policy
 from ..protocols.secagg.messages import survivor_floor
+from ..types import check_array
 from . import messages as m
 from . import releases
 from .settings import Settings
@@ -114,7 +115,6 @@ class Summing:
             labels = tuple(int(label) for label in np.ravel(np.asarray(chosen[ask.groups.part])))
         values = {} if ask.kind == "counts" else self._allowed("sum", ask.held, ask.parts)
         vector = np.concatenate([np.zeros(0), *(np.ravel(np.asarray(value)).astype(np.float64) for value in values.values())])
-        finite = bool(np.isfinite(vector).all())
         if isinstance(ask.groups, m.Mine):
             self._spending.settle(ask.groups.held, (ask.groups.part,), "mean")
         if ask.kind == "counts":
@@ -127,8 +127,7 @@ class Summing:
         self._spending.settle(ask.held, ask.parts, "mean")
         plan = None if ask.noise is None else plan_of(ask.noise, len(vector))
         self._spending.shares(plan, protection.smallest_sum, terms.levels, terms.weight_limit > 0)
-        if not finite:  # said after it was paid for
-            raise RemoteError("bad-input")
+        check_array(f"client {self._settings.identity.client}: {'+'.join(ask.parts)}", vector)  # reported after it was paid for
         if not weighed(ask.weight, terms, protection.max_weight):
             raise RemoteError("bad-terms")
         weight = ask.weight or float(samples())

@@ -151,4 +151,3 @@ class Transformed:
         if before is not None and before != mark:
             raise RemoteError("used-transform")
         self._store.put(name, mark)
-

@@ -9,6 +9,7 @@ from ..remote import messages as m
 
 __all__ = ["ByteTransport", "OverBytes", "Stage", "Transport"]
 
+
 @dataclass(frozen=True)
 class Stage:
     """One exchange with many parties: its name, and where in the run it stands. Injected faults are keyed by it."""
@@ -65,5 +66,3 @@ def _decoded(data: bytes, limit: int) -> m.Answer:
         return m.decode_answer(data, limit)
     except MalformedMessage:
         return m.Refused("malformed")
-
-

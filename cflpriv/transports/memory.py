@@ -6,7 +6,7 @@ from typing import Literal
 
 from ..errors import InputError
 from ..participation import draw_drop
-from ..protocols.errors import LocalError, RemoteError, TooFewClients
+from ..protocols.errors import ProtocolError
 from ..remote import messages as m
 from ..remote.client import refusal
 from ..remote.host import ClientHost
@@ -18,6 +18,10 @@ STAGES = ("Advert", "Shares", "Masked", "Consistent", "Reveal")
 """The messages of a client in a secure sum, by which dropouts are named."""
 BEFORE_UPLOAD = STAGES[:3]
 _REPLIES = {"Invite": "Advert", "Adverts": "Shares", "Deliver": "Masked", "Survivors": "Consistent", "Unmask": "Reveal"}
+
+
+FATAL = ("forbidden", "bad-input", "bad-terms", "bad-settings", "out-of-range", "unknown-task", "unlisted-model")
+"""Error codes that no retry and no other client changes, where all clients have the same settings."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,8 @@ class Faults:
 class MemoryTransport:
     """Hands requests to the clients of a host, those of `online` only.
 
-    `on_error`: an error of a client's own data or training ends the run with its full message ("raise", as experiments want it), or the
-    client refuses with an error code, as one that is deployed does ("refuse").
+    `on_error`: what a client cannot or must not do ends the run with a full message ("raise", as experiments want it: clients have the same
+    settings, so one would refuse after the other), or the client answers with an error code, as one that is deployed does ("refuse").
     """
 
     host: ClientHost
@@ -73,8 +77,11 @@ class MemoryTransport:
         for place, answer in self.host.answer(reached).items():
             if not isinstance(answer, Exception):
                 answers[place] = answer
-            elif self.on_error == "raise" and not isinstance(answer, RemoteError | TooFewClients | LocalError):
+            elif self.on_error == "raise" and not isinstance(answer, ProtocolError):
                 raise answer
+            elif self.on_error == "raise" and isinstance(answer, ProtocolError) and answer.code in FATAL:
+                why = "; ".join([m.REFUSALS.get(answer.code, answer.code), *getattr(answer, "__notes__", ())])
+                raise InputError(f"client {place} refuses ({stage.name}, {answer.code!r}): {why}") from answer
             else:
                 answers[place] = refusal(f"client {place}", answer)
         return answers

@@ -39,7 +39,7 @@ Unaudited research code.
 from ..errors import LocalError, MalformedMessage, ProtocolError, RemoteError, TooFewClients
 from ..keys import Identity, Roster
 from .member import Member
-from .messages import Terms, make_terms, needed
+from .messages import Terms, decode_member, decode_server, make_terms, needed
 from .server import Server
 from .simulation import STAGES, agree_all, hand_over
 from .states import MEMBER, SERVER, MemberStage, ServerStage, diagram
@@ -61,6 +61,8 @@ __all__ = [
     "Terms",
     "TooFewClients",
     "agree_all",
+    "decode_member",
+    "decode_server",
     "diagram",
     "hand_over",
     "make_terms",

@@ -177,7 +177,7 @@ def test_ditto_without_its_pull_is_local_training_on_the_personal_models(partici
     met = [client for client in one.clients if eye(one).recall(client, PERSONAL) is not None]
     assert len(met) >= 4
     for client in met:
-        np.testing.assert_allclose(kept(one, client, PERSONAL), two.peek(client, alone.model), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(kept(one, client, PERSONAL), eye(two).peek(client, alone.model), rtol=0, atol=1e-12)
     shared, plain = both(ditto(train, lam=3.0), fedavg(train), scene)
     np.testing.assert_array_equal(shared, plain)  # whatever λ is, w is FedAvg's
 
@@ -203,7 +203,7 @@ def test_fedproto_without_its_pull_is_local_training() -> None:
     rounds(fedproto(train, lam=0.0), one, 3)
     alone = rounds(local(train), two, 3)
     for client in one.clients:
-        np.testing.assert_allclose(kept(one, client, "trained"), two.peek(client, alone.model), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(kept(one, client, "trained"), eye(two).peek(client, alone.model), rtol=0, atol=1e-12)
     assert not [m for m in one.transcript.messages if m.verb == "compute"]  # and no prototype is sent for nothing
 
 

@@ -153,7 +153,9 @@ def test_fine_tuning_starts_from_what_the_client_would_use_and_sends_nothing() -
     tuned = fine_tuned_accuracy(fed, algorithm.serve(state), replace(train, epochs=3), fed.clients)
     assert len(fed.transcript.messages) == count
     models = [eye(fed).peek(0, model) for model in state.restarts[0].models]
-    labels = {c: int(eye(fed).peek(c, fed.compute(algorithm.serve(state).task, algorithm.serve(state).params)["choice"])) for c in fed.clients}
+    labels = {
+        c: int(eye(fed).peek(c, fed.compute(algorithm.serve(state).task, algorithm.serve(state).params)["choice"])) for c in fed.clients
+    }
     for i, client in enumerate(fed.clients):
         held = fed.compute(replace(train, epochs=3), {"model": models[labels[client]]}, on=[client])
         data = eye(fed).data[client]

@@ -85,7 +85,7 @@ def test_unsplit_it_is_fedavg_bit_for_bit(weights: Any, kind: Any) -> None:
         a, _ = rounds(cfl(train, eps1=1e-9, weights=weights, watch=watch), one, 4)
         b, _ = rounds(fedavg(train, weights=weights), two, 4)
         assert len(a.tree) == 1
-        np.testing.assert_array_equal(eye(one).peek(0, a.tree[0].model), two.peek(0, b.model))
+        np.testing.assert_array_equal(eye(one).peek(0, a.tree[0].model), eye(two).peek(0, b.model))
 
 
 # --- the bipartition
@@ -392,7 +392,7 @@ def test_the_tree_lands_on_disk(grown: tuple[Population, Any, RemoteFederation, 
     assert [node["fields"]["parent"] for node in tree] == [node.parent for node in state.tree]
     arrays = load_file(tmp_path / "final.safetensors")
     np.testing.assert_array_equal(arrays["state/tree/0/model/clear"], state.tree[0].model.clear)
-    held = flatten(state, fed)[2]
+    held = flatten(state)[2]
     assert any("/updates/" in name for name in held)
     described = algorithm.describe(state)["parameter_tree"]
     assert described[0]["clients"] == list(range(12))

@@ -72,7 +72,7 @@ def test_one_cluster_is_fedavg_bit_for_bit(weights: Any, kind: Any) -> None:
     one, two = (federation(scene.clients, seed=3, engine=Engine(kind)) for _ in range(2))
     a, _ = rounds(ifca(train, k=1, weights=weights), one, 3)
     b, _ = rounds(fedavg(train, weights=weights), two, 3)
-    np.testing.assert_array_equal(models(one, a)[0], two.peek(0, b.model))
+    np.testing.assert_array_equal(models(one, a)[0], eye(two).peek(0, b.model))
 
 
 def test_both_averagings_agree_after_one_full_batch_step_per_cluster() -> None:

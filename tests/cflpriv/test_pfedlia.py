@@ -411,7 +411,7 @@ def test_clustering_happens_once_and_trains_nothing() -> None:
     assert not [message for message in fed.transcript.messages if message.verb == "mean" and message.round == 2]
     described = algorithm.describe(state)
     assert described["evidence"]["distance"].shape == (10, 10)
-    flatten(state, fed)
+    flatten(state)
 
 
 @pytest.mark.parametrize("mode", ["central", "peer"])

@@ -68,9 +68,7 @@ OTHER: dict[str, Change] = {
     "task": lambda client, ask: structs.replace(ask, task=LAZY),
     "seed": lambda client, ask: structs.replace(ask, seed=99),
     "round": lambda client, ask: structs.replace(ask, round=99),
-    "model": lambda client, ask: structs.replace(
-        ask, params=(m.Parameter("model", m.One(m.Addends((TASK.model.init(1),), (), ()))),)
-    ),
+    "model": lambda client, ask: structs.replace(ask, params=(m.Parameter("model", m.One(m.Addends((TASK.model.init(1),), (), ()))),)),
 }
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from loopback import ENTROPY, Loopback, remote
 from msgspec import structs
-from scenes import federation, population, training
+from scenes import eye, federation, population, training
 from scipy import stats
 
 from cflpriv.accounts import Accounts
@@ -398,7 +398,7 @@ def test_shares_of_noise_inside_secure_sums_are_what_the_event_says() -> None:
     plain = federation(scene, seed=1)
     plain.begin_round(0)
     held = plain.compute(task, {"model": task.model.init(0)})["update"]
-    vectors = [plain.peek(client, held) for client in plain.clients]
+    vectors = [eye(plain).peek(client, held) for client in plain.clients]
     exact = np.mean([v * min(1, 0.5 / np.linalg.norm(v)) for v in vectors], axis=0)
     transport, fed, ledger = client_level(scene, CLIENT, protection)
     errors = []

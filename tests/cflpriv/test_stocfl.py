@@ -491,7 +491,7 @@ def test_clusters_partition_the_clients_met_through_joins_and_leaves(
         assert len(state.models) == len(state.trained) == state.clustering.k
         assert all(set(trained) <= its for trained, its in zip(state.trained, clusters, strict=True))
         assert served(algorithm, fed, state).shape == (len(fed.clients), training(scene).model.dimension)
-        flatten(state, fed)  # states can be saved
+        flatten(state)  # states can be saved
 
 
 def test_a_server_that_is_not_shown_the_evidence_still_clusters() -> None:
