@@ -14,7 +14,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
@@ -323,9 +323,9 @@ def _unpacked(path: Path) -> bytes:
     """A whole file, unpacked if it is gzip or bz2 by content, of at most `LARGEST_BYTES`."""
     with path.open("rb") as raw:
         head = raw.read(3)
-        raw.seek(0)
-        opened = gzip.open(raw) if head[:2] == b"\x1f\x8b" else bz2.open(raw) if head == b"BZh" else raw
-        body = _read_at_most(cast(IO[bytes], opened), LARGEST_BYTES + 1)
+    unpack: Callable[..., IO[bytes]] = gzip.open if head[:2] == b"\x1f\x8b" else bz2.open if head == b"BZh" else open  # type: ignore[assignment]
+    with unpack(path, "rb") as handle:
+        body = _read_at_most(handle, LARGEST_BYTES + 1)
     if len(body) > LARGEST_BYTES:
         raise InputError(f"{path}: unpacks to more than {LARGEST_BYTES} bytes")
     return body

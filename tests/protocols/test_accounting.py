@@ -13,7 +13,6 @@ from cflpriv.protocols.events import (
     ChoiceEvent,
     Event,
     GaussianEvent,
-    RandomizedResponseEvent,
     Relation,
     SampledGaussianEvent,
     SkellamEvent,
@@ -128,15 +127,14 @@ def test_sampled_privacy_loss_against_an_integral(relation: Relation) -> None:
 
 
 def test_pure_events_cost_their_epsilon_at_most_and_compose_below_their_sum() -> None:
-    for event in (RandomizedResponseEvent(0.7, 5, "replace_one", "sample"), ChoiceEvent(0.7, "replace_one", "sample")):
-        assert epsilon_of([event], 1e-9) == pytest.approx(0.7, abs=2e-3)
-        assert epsilon_of([event] * 40, 1e-5) < 40 * 0.7 * 0.9
-    # k-ary randomised response, once, at a large δ: exactly p − e^ε' q on the true value
-    k, epsilon = 4, 1.5
-    p, q = math.exp(epsilon) / (math.exp(epsilon) + k - 1), 1 / (math.exp(epsilon) + k - 1)
-    other = 0.9
+    event = ChoiceEvent(0.7, "replace_one", "sample")
+    assert epsilon_of([event], 1e-9) == pytest.approx(0.7, abs=2e-3)
+    assert epsilon_of([event] * 40, 1e-5) < 40 * 0.7 * 0.9
+    # a choice between two, once, at a large δ: exactly p − e^ε' q, with p and q those of a fair coin turned by e^ε
+    epsilon, other = 1.5, 0.9
+    p, q = math.exp(epsilon) / (math.exp(epsilon) + 1), 1 / (math.exp(epsilon) + 1)
     exact = max(0.0, p - math.exp(other) * q)
-    assert delta_of([RandomizedResponseEvent(epsilon, k, "replace_one", "sample")], other) == pytest.approx(exact, rel=2e-3)
+    assert delta_of([ChoiceEvent(epsilon, "replace_one", "sample")], other) == pytest.approx(exact, rel=2e-3)
 
 
 def test_skellam_comes_close_to_the_gaussian_of_its_variance() -> None:
@@ -160,7 +158,7 @@ def test_a_tiny_delta_is_not_flattered_by_rounding(delta: float) -> None:
 
 def test_a_delta_that_is_all_rounding_is_priced_by_formulas() -> None:
     """Higher than at a larger δ, and no more than what adds up by hand."""
-    pure: list[Event] = [ChoiceEvent(1.0, "add_remove", "sample"), RandomizedResponseEvent(0.5, 4, "add_remove", "sample")]
+    pure: list[Event] = [ChoiceEvent(1.0, "add_remove", "sample"), ChoiceEvent(0.5, "add_remove", "sample")]
     assert epsilon_of(pure, 1e-12) == 1.5
     assert delta_of(pure, 1.5) == 0.0
     assert epsilon_of([*pure, plain(5.0)], 1e-13) == pytest.approx(1.5 + gaussian_epsilon(5.0, 1e-13))
@@ -226,7 +224,7 @@ def test_impossible_events_cannot_be_made(changes: dict[str, object], key: str) 
 def test_events_survive_json() -> None:
     events: list[Event] = [
         plain(1.5), sampled(1.0, 0.1, 5), SkellamEvent(9.0, 2.0, 4.0, "replace_one", "client"),
-        RandomizedResponseEvent(1.0, 3, "add_remove", "client"), ChoiceEvent(0.5, "add_remove", "sample"),
+        ChoiceEvent(0.5, "add_remove", "sample"),
     ]  # fmt: skip
     for event in events:
         assert event_from(event_to(event)) == event
@@ -263,7 +261,7 @@ def test_tiny_noise_is_priced_and_not_out_of_memory() -> None:
 def test_pure_releases_beyond_any_use_are_added_up() -> None:
     rest: list[Event] = [plain(1.0), sampled(1.0, 0.1, 10)]
     alone = epsilon_of(rest, 1e-5)
-    choices: list[Event] = [ChoiceEvent(800.0, "add_remove", "sample"), RandomizedResponseEvent(1e4, 3, "add_remove", "sample")]
+    choices: list[Event] = [ChoiceEvent(800.0, "add_remove", "sample"), ChoiceEvent(1e4, "add_remove", "sample")]
     assert epsilon_of(choices, 1e-5) == 10800.0
     assert epsilon_of([*rest, *choices], 1e-5) == pytest.approx(10800.0 + alone)
     assert delta_of([*rest, *choices], 10800.0 + alone) == pytest.approx(1e-5, rel=1e-6)
