@@ -26,6 +26,9 @@ _HOME = {
     "run_experiment": "experiments",
 }  # fmt: skip
 
+_OLD: dict[str, str] = {}
+"""Names that earlier versions had, and what to write now. They raise ImportError, whose words `from cflpriv import NAME` lets through."""
+
 __all__ = [
     "ALGORITHMS", "ClientData", "Clustering", "Config", "DataSpec", "Federation", "InputError", "LocalFederation", "Model", "Population",
     "Protection", "Sampling", "Train", "build_population", "load_config", "run_experiment",
@@ -35,4 +38,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    if name in _OLD:
+        raise ImportError(f"cflpriv.{name}: {_OLD[name]}", name=__name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
