@@ -5,6 +5,7 @@ seeing one. Names are imported when first used, so that `import cflpriv.protocol
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
     from .protection import Protection
     from .training import Train
     from .types import ClientData, Clustering, Population
+
+for _name in ("protocols", "attacks"):
+    if find_spec(f"{__name__}.{_name}") is None:
+        raise ImportError(
+            f"cflpriv/{_name} is no link to ../{_name}: this checkout has no symbolic links; "
+            "install it with `pip install .`, or clone it with `git clone -c core.symlinks=true`",
+            name=__name__,
+        )
 
 _HOME = {
     "ALGORITHMS": "algorithms", "ClientData": "types", "Clustering": "types", "Config": "experiments", "DataSpec": "data",

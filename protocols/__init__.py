@@ -5,4 +5,14 @@ system. Each module is one protocol or one building block; its docstring says **
 is learnt all the same) and **Source** (the paper, section and equation).
 
 All of it is unaudited research code.
+
+A process has these classes once: importing the folder, or a copy of it, under a second name raises `ImportError`.
 """
+
+import sys
+
+_IDENTITY = "the protocols of cflpriv"
+
+for _name, _module in tuple(sys.modules.items()):
+    if _name != __name__ and getattr(_module, "__dict__", {}).get("_IDENTITY") == _IDENTITY:
+        raise ImportError(f"{__name__}: imported as {_name} before, and classes of two copies do not mix; use {_name}", name=__name__)
