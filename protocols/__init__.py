@@ -13,6 +13,6 @@ import sys
 
 _IDENTITY = "the protocols of cflpriv"
 
-for _name, _module in tuple(sys.modules.items()):
-    if _name != __name__ and getattr(_module, "__dict__", {}).get("_IDENTITY") == _IDENTITY:
-        raise ImportError(f"{__name__}: imported as {_name} before, and classes of two copies do not mix; use {_name}", name=__name__)
+_others = (name for name, module in tuple(sys.modules.items()) if getattr(module, "__dict__", {}).get("_IDENTITY") == _IDENTITY)
+if _first := next((name for name in _others if name != __name__), None):
+    raise ImportError(f"{__name__}: imported as {_first} before, and classes of two copies do not mix; use {_first}", name=__name__)
