@@ -15,7 +15,7 @@ All of it is unaudited research code.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
@@ -107,14 +107,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     high = 1.0
     while gaussian_delta(noise_multiplier, high) > delta:
         high *= 2
-    low = 0.0
-    while high - low > 1e-12 * max(1.0, high):
-        middle = (low + high) / 2
-        if gaussian_delta(noise_multiplier, middle) > delta:
-            low = middle
-        else:
-            high = middle
-    return high
+    return _least(lambda epsilon: gaussian_delta(noise_multiplier, epsilon) <= delta, 0.0, high, 1e-12)
 
 
 def gaussian_multiplier(epsilon: float, delta: float) -> float:
@@ -131,12 +124,14 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
     low = high / 2
     while low > 0 and gaussian_delta(low, epsilon) <= delta:
         low /= 2
-    while high - low > 1e-12 * high:
+    return _least(lambda z: gaussian_delta(z, epsilon) <= delta, low, high, 0.0)
+
+
+def _least(suffices: Callable[[float], bool], low: float, high: float, absolute: float) -> float:
+    """The least of (low, high] that suffices, where larger ones do, rounded up by 1e-12 of it or `absolute`, whichever is more."""
+    while high - low > max(1e-12 * high, absolute):
         middle = (low + high) / 2
-        if gaussian_delta(middle, epsilon) > delta:
-            low = middle
-        else:
-            high = middle
+        low, high = (low, middle) if suffices(middle) else (middle, high)
     return high
 
 
