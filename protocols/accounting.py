@@ -32,9 +32,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .events import EVENTS, ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent, SkellamEvent
-from .mechanisms import gaussian_delta, gaussian_epsilon, gaussian_multiplier
+from .mechanisms import gaussian_delta, gaussian_epsilon
 
-__all__ = ["Accountant", "NoisePlan", "calibrate", "delta_of", "epsilon_of", "noise_plan", "skellam_rdp"]
+__all__ = ["Accountant", "calibrate", "delta_of", "epsilon_of", "skellam_rdp"]
 
 Accountant = Literal["pld", "prv", "rdp"]
 ORDERS = (*range(2, 65), *range(68, 129, 4), *range(144, 513, 16), 1024, 2048, 4096)
@@ -370,40 +370,3 @@ def _solved(cost: Callable[[float], float], epsilon: float, start: float, tolera
     if high == math.inf:
         raise ValueError(f"epsilon: {epsilon} cannot be kept by any noise here: what is fixed costs more")
     return high
-
-
-@dataclass(frozen=True)
-class NoisePlan:
-    """Noise multipliers of the signature and of a training step (0 where there is none), and the ε that all of it will cost."""
-
-    signature: float
-    training: float
-    epsilon: float
-
-
-def noise_plan(
-    epsilon: float, delta: float, relation: Relation, *, rounds: int, steps: int, sampling_rate: float, signature_share: float,
-    tolerance: float = 1e-3,
-) -> NoisePlan:  # fmt: skip
-    """Noise for one signature release and `rounds` × `steps` sampled training steps that together cost ε at δ.
-
-    The signature alone would cost signature_share · ε; training gets what the joint composition leaves, which is more than (1 − share) · ε.
-    With a share of 0 there is no signature, with 1, or without rounds, no training. `sampling_rate` is that of a client's own records.
-
-    Raises `ValueError` for parameters that cannot be.
-    """
-    if not 0 <= signature_share <= 1:
-        raise ValueError(f"signature_share: {signature_share} is outside [0, 1]")
-    trains = rounds > 0 and steps > 0 and signature_share < 1
-    if not trains and signature_share == 0:
-        raise ValueError("signature_share: 0, and no training either: nothing would be released")
-    signature = gaussian_multiplier(epsilon * (signature_share if trains else 1.0), delta) if signature_share else 0.0
-    first = [GaussianEvent(signature, 1.0, relation, "sample")] if signature else []
-    if not trains:
-        return NoisePlan(signature, 0.0, epsilon_of(first, delta))
-
-    def events(z: float) -> list[Event]:
-        return [*first, SampledGaussianEvent(z, sampling_rate, rounds * steps, 1.0, relation)]
-
-    training = calibrate(events, epsilon, delta, tolerance)
-    return NoisePlan(signature, training, epsilon_of(events(training), delta))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cflpriv.protocols.accounting import ORDERS, _gaussian_pld, _sampled_pld, calibrate, delta_of, epsilon_of, noise_plan
+from cflpriv.protocols.accounting import ORDERS, _gaussian_pld, _sampled_pld, calibrate, delta_of, epsilon_of
 from cflpriv.protocols.events import (
     ChoiceEvent,
     Event,
@@ -232,26 +232,11 @@ def test_events_survive_json() -> None:
         event_from({**event_to(plain(1.0)), "more": 1})
 
 
-@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
-@pytest.mark.parametrize(("epsilon", "share"), [(0.5, 0.3), (3.0, 0.2), (8.0, 0.0), (2.0, 1.0)])
-def test_a_plan_meets_its_budget_and_wastes_little(relation: Relation, epsilon: float, share: float) -> None:
-    plan = noise_plan(epsilon, 1e-5, relation, rounds=10, steps=20, sampling_rate=0.05, signature_share=share)
-    assert epsilon * 0.995 <= plan.epsilon <= epsilon
-    assert (plan.signature > 0) == (share > 0)
-    assert (plan.training > 0) == (share < 1)
-    if 0 < share < 1:
-        assert gaussian_epsilon(plan.signature, 1e-5) == pytest.approx(share * epsilon, rel=1e-6)
-        alone = [sampled(plan.training, 0.05, 200, relation)]
-        assert epsilon_of(alone, 1e-5) > (1 - share) * epsilon, "training gets what the joint composition leaves"
-
-
 def test_calibration_refuses_what_no_noise_reaches() -> None:
     with pytest.raises(ValueError, match="cannot be kept"):
         calibrate(lambda z: [ChoiceEvent(3.0, "add_remove", "sample"), sampled(z, 0.1, 1)], 1.0, 1e-5)
     with pytest.raises(ValueError, match="epsilon"):
         calibrate(lambda z: [plain(z)], 0.0, 1e-5)
-    with pytest.raises(ValueError, match="signature_share"):
-        noise_plan(1.0, 1e-5, "add_remove", rounds=1, steps=1, sampling_rate=0.1, signature_share=1.2)
 
 
 def test_tiny_noise_is_priced_and_not_out_of_memory() -> None:
