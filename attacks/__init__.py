@@ -31,6 +31,9 @@ examples/attack_other_systems.py.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+if "." not in __name__:
+    raise ImportError(f"{__name__}: is a part of cflpriv and does not stand alone; import cflpriv.attacks", name=__name__)
+
 from ..types import Array
 from . import (
     anchor_counts,

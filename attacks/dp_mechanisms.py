@@ -2,7 +2,7 @@
 
 A game tosses a coin for each canary, makes data of those that are in, has the *run's own code* release what it releases of such data, and
 scores each canary from what came out. That code is the private form of the algorithm's task (`moment`, `total`, `scores`, `choice`,
-`training`), the channel of local noise (`local`), or the mechanism (`response`, `shares`): where it leaves its noise out, or its bound on
+`training`), the channel of local noise (`local`), or the mechanism (`shares`): where it leaves its noise out, or its bound on
 one record, canaries are told apart. `dp_audit.audit` makes a bound of scores and coins, to be held against what the accountant says of the
 event.
 
@@ -29,9 +29,9 @@ from ..models import Model
 from ..privacy import Noise
 from ..private_signatures import sketch_directions
 from ..protocols.entropy import Entropy
-from ..protocols.events import ChoiceEvent, Event, GaussianEvent, RandomizedResponseEvent, Relation, SampledGaussianEvent, SkellamEvent
+from ..protocols.events import ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent, SkellamEvent
 from ..protocols.ledger import Ledger
-from ..protocols.mechanisms import SkellamPlan, randomized_response, skellam_open, skellam_share
+from ..protocols.mechanisms import SkellamPlan, skellam_open, skellam_share
 from ..signatures import PrincipalVectors
 from ..training import Gradient, Train
 from ..types import Array, ClientData
@@ -243,13 +243,6 @@ def choice(event: ChoiceEvent, rng: np.random.Generator, entropy: Entropy) -> Ga
     return Game(np.select([kind == 0, kind == 1], [2.0 * chosen, -2.0 * chosen], sure * (2.0 * chosen - 1.0)), coins)
 
 
-def response(event: RandomizedResponseEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
-    """Randomised responses, a client a canary: its coin says which of two values is the true one."""
-    coins = _tossed(rng).ravel()
-    said = [randomized_response(int(inside), event.choices, event.epsilon, event.relation, event.unit, entropy).value for inside in coins]
-    return Game(np.array([{0: -1.0, 1: 1.0}.get(value, 0.0) for value in said]), coins)
-
-
 def shares(event: SkellamEvent, rng: np.random.Generator, entropy: Entropy, *, levels: float = 1000.0) -> Game:
     """Means over clients by Skellam shares: a member of a group a canary, and only as many of them as the price counts on.
 
@@ -272,8 +265,7 @@ def shares(event: SkellamEvent, rng: np.random.Generator, entropy: Entropy, *, l
 
 
 GAMES: dict[str, Callable[..., Game]] = {
-    "moment": moment, "total": total, "scores": scores, "local": local, "training": training, "choice": choice, "response": response,
-    "shares": shares,
+    "moment": moment, "total": total, "scores": scores, "local": local, "training": training, "choice": choice, "shares": shares,
 }  # fmt: skip
 """Name -> (event, rng, entropy) -> game."""
 

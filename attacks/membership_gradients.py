@@ -44,7 +44,7 @@ from .label_inference import Step, less_known, public_model, steps_in
 from .leakage import Prior, Truth
 from .local_training import LocalTraining, local_training
 from .membership import deal
-from .membership_shadows import Pairs, federated_replicas, lines_in
+from .membership_shadows import Pairs, federated_replicas, lines_in, once
 
 __all__ = ["Evidence", "affordable", "evidence", "passes_of", "read_steps", "sample_gradients"]
 
@@ -214,7 +214,7 @@ def evidence(steps: Sequence[Step], pairs: Pairs, truth: Truth, prior: Prior, sh
     for several in _together(steps):
         asked = attack.asked(sorted({client for step in several for client in step.members}))
         if len(asked):
-            found[:, asked] = _remembered(_key(attack, several), partial(_coefficients, attack, several, asked))
+            found[:, asked] = once(_KEPT, MOST_KEPT, _key(attack, several), partial(_coefficients, attack, several, asked))
     return Evidence(found[0], found[1:])
 
 
@@ -324,15 +324,7 @@ def _sketch(dimension: int, size: int) -> Sketch:
 
 _KEPT: dict[str, Array] = {}
 MOST_KEPT = 1024
-
-
-def _remembered(key: str, make: Callable[[], Array]) -> Array:
-    """Coefficients are computed once for all adversaries, and for a run and its reference where both read the same."""
-    if key not in _KEPT:
-        while len(_KEPT) >= MOST_KEPT:
-            del _KEPT[next(iter(_KEPT))]
-        _KEPT[key] = make()
-    return _KEPT[key]
+"""Coefficients; see `once`."""
 
 
 def _key(attack: _Attack, steps: Sequence[Step]) -> str:

@@ -9,6 +9,7 @@ stacked program. `games_of` puts these together.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,8 +24,11 @@ from .leakage import Prior, Truth
 from .membership import confidences, deal
 from .sums import models_sent
 
-__all__ = ["Game", "Pairs", "Target", "federated_replicas", "games_of", "is_of_server", "lines_in", "models_in", "pairs_of", "turns_in"]
+__all__ = [
+    "Game", "Pairs", "Target", "federated_replicas", "games_of", "is_of_server", "lines_in", "models_in", "once", "pairs_of", "turns_in",
+]  # fmt: skip
 
+Result = TypeVar("Result")
 Training = Callable[[int], Train]
 """The local training of each round, by its number."""
 MOST_ASKED = 400
@@ -304,13 +308,16 @@ _KEPT: dict[str, Played] = {}
 MOST_KEPT = 256
 
 
-def _played(key: str, make: Callable[[], Played]) -> Played:
-    """Shadow federations are trained once for all adversaries, and for a run and its reference where both are of one kind."""
-    if key not in _KEPT:
-        while len(_KEPT) >= MOST_KEPT:
-            del _KEPT[next(iter(_KEPT))]
-        _KEPT[key] = make()
-    return _KEPT[key]
+def once(kept: dict[str, Result], most: int, key: str, make: Callable[[], Result]) -> Result:
+    """What `make` gives, computed once for all adversaries, and for a run and its reference where both have the same `key`.
+
+    `kept` holds the `most` newest results by key.
+    """
+    if key not in kept:
+        while len(kept) >= most:
+            del kept[next(iter(kept))]
+        kept[key] = make()
+    return kept[key]
 
 
 def games_of(
@@ -357,7 +364,7 @@ def games_of(
     owned = [part for client in sorted(truth.data) for part in truth.data[client]]
     for part in (start, pairs.x, pairs.y, pairs.owners, prior.x[free], prior.y[free], *owned):
         digest.update(np.ascontiguousarray(part).tobytes())
-    played = _played(digest.hexdigest(), make)
+    played = once(_KEPT, MOST_KEPT, digest.hexdigest(), make)
 
     def seen(vector: Array, x: Array, y: Array) -> Array:
         return np.asarray(confidences(model, vector[None].astype(start.dtype), x, y)[0])

@@ -5,6 +5,7 @@ seeing one. Names are imported when first used, so that `import cflpriv.protocol
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,12 +20,23 @@ if TYPE_CHECKING:
     from .training import Train
     from .types import ClientData, Clustering, Population
 
+for _name in ("protocols", "attacks"):
+    if find_spec(f"{__name__}.{_name}") is None:
+        raise ImportError(
+            f"cflpriv/{_name} is no link to ../{_name}: this checkout has no symbolic links; "
+            "install it with `pip install .`, or clone it with `git clone -c core.symlinks=true`",
+            name=__name__,
+        )
+
 _HOME = {
     "ALGORITHMS": "algorithms", "ClientData": "types", "Clustering": "types", "Config": "experiments", "DataSpec": "data",
     "Federation": "federation", "InputError": "errors", "Model": "models", "Population": "types",
     "Protection": "protection", "Sampling": "federation", "Train": "training", "build_population": "data", "load_config": "experiments",
     "run_experiment": "experiments", "simulate": "simulation",
 }  # fmt: skip
+
+_OLD: dict[str, str] = {"LocalFederation": "was replaced by `cflpriv.simulate(clients, ...)`, which gives a server and its clients in this process"}
+"""Names that earlier versions had, and what to write now. They raise ImportError, whose words `from cflpriv import NAME` lets through."""
 
 __all__ = [
     "ALGORITHMS", "ClientData", "Clustering", "Config", "DataSpec", "Federation", "InputError", "Model", "Population",
@@ -35,4 +47,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    if name in _OLD:
+        raise ImportError(f"cflpriv.{name}: {_OLD[name]}", name=__name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -170,13 +170,12 @@ def list_() -> None:
     from .data import DATASETS, PARTITIONS
     from .experiments.reproductions import REPRODUCTIONS
     from .models import MODELS
-    from .protection import GATHERS, GRAMS, SUMS
+    from .protection import GRAMS, SUMS
 
     for title, entries in (
         ("algorithms", {name: line for name, (_, line) in ALGORITHMS.items()}),
         ("protection.gram", GRAMS),
         ("protection.sum", SUMS),
-        ("protection.gather", GATHERS),
         ("attacks", {name: attack.summary for name, attack in ATTACKS.items()}),
         ("data.source", DATASETS),
         ("data.partition", PARTITIONS),

@@ -5,7 +5,10 @@
 
 from .protocols.errors import TooFewClients
 
-__all__ = ["CflprivWarning", "InputError", "TooFewClients", "TrainingDiverged", "WorkerLost"]
+__all__ = ["CflprivWarning", "InputError", "TooFewClients", "TrainingDiverged", "WorkerLost", "unknown_key"]
+
+OLD_KEYS = {("protection", "gather"): "was removed: values that are gathered are released as they are; leave it out"}
+"""Keys of configurations that earlier versions had, by section and name, and what to write now."""
 
 
 class InputError(ValueError):
@@ -22,3 +25,8 @@ class WorkerLost(RuntimeError):
 
 class CflprivWarning(UserWarning):
     """Something works, but not as a careful reader may expect."""
+
+
+def unknown_key(section: str, key: str, value: object, known: str) -> InputError:
+    """The error about a key that a section does not have: what became of an old one, else `known`, the end of the sentence."""
+    return InputError(f"[{section}] {key} = {value!r}: {OLD_KEYS.get((section, key)) or 'is not a key here' + known}")

@@ -14,7 +14,7 @@ from .protocols.orthonormal import TRANSFORMS
 
 SKETCH_SMALLEST = 8
 
-__all__ = ["GATHERS", "GRAMS", "SUMS", "Protection", "SecureSum"]
+__all__ = ["GRAMS", "SUMS", "Protection", "SecureSum"]
 
 SmallClusters = Literal["wait", "local", "merge"]
 
@@ -36,7 +36,6 @@ SUMS: dict[str, str] = {
     "secagg": "secure aggregation: the server sees the sum of each group of clients, and who is in it",
     "secagg-oblivious": "secure aggregation over blocks: clients choose their group (IFCA), the server sees sums and sizes only",
 }
-GATHERS: dict[str, str] = {"none": "the server sees every value"}
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Protection:
     """What is asked for. Field names are the keys of `[protection]`.
 
     gram: how signatures and other compared vectors reach the server, in order; empty or ("none",) for in the clear.
-    sum: how updates are averaged. gather: how single values are released.
+    sum: how updates are averaged. Single values that an algorithm gathers are released as they are.
     floor: no sum is formed over fewer clients (0: 3 under secure aggregation, else 1).
     small_clusters: what happens to a group below the floor: its model waits ("wait"), its members train alone ("local"), or clusters below
     it join the nearest while clustering ("merge").
@@ -72,7 +71,6 @@ class Protection:
 
     gram: tuple[str, ...] = ()
     sum: str = "none"
-    gather: str = "none"
     floor: int = 0
     small_clusters: SmallClusters = "wait"
     sketch_dim: int = 4096
@@ -97,7 +95,6 @@ class Protection:
         if len(self.gram) - self.gram.count("sketch") > 1:
             raise InputError(f"protection.gram: {list(self.gram)} names more than one transform; give one, perhaps after 'sketch'")
         _known("sum", self.sum, SUMS)
-        _known("gather", self.gather, GATHERS)
         for key, hint in get_type_hints(type(self)).items():
             value, choices = getattr(self, key), get_args(hint)
             if hint is int and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
@@ -159,11 +156,9 @@ class Protection:
     def name(self) -> str:
         """A short name for tables: "none", "haar", or "gram=…, sum=…"."""
         gram = "+".join(self.gram) or "none"
-        if gram == self.sum and self.gather == "none":
+        if gram == self.sum:
             return gram
-        return ", ".join(
-            f"{verb}={value}" for verb, value in (("gram", gram), ("sum", self.sum), ("gather", self.gather)) if value != "none"
-        )
+        return ", ".join(f"{key}={value}" for key, value in (("gram", gram), ("sum", self.sum)) if value != "none")
 
 
 def _known(key: str, value: str, names: Mapping[str, str]) -> None:

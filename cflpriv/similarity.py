@@ -31,7 +31,6 @@ ZERO_BELOW = 4.0
 """A squared norm below so many errors cannot be told from zero: one of 30,000 zero vectors comes out longer."""
 DROWNED_BELOW = 16.0
 """Between vectors of fewer errors squared a cosine errs by more than 1/16: by 0.25 in one of 16,000 pairs, the width of a choice of τ."""
-_ANGULAR = {"smallest_angle", "corresponding_angles", "sum_of_angles"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,11 +147,6 @@ def _noise(gram: Gram, measure: str) -> float:
         return max(NOISE_CHORDAL, float(np.sqrt(2 * cosine)))
     angle = max(NOISE_DEGREES, float(np.degrees(np.sqrt(2 * cosine))))
     return angle if measure == "smallest_angle" else gram.p * angle
-
-
-def is_angular(measure: str) -> bool:
-    """Whether a measure's values are degrees."""
-    return measure in _ANGULAR
 
 
 def _largest_singular_value(product: Array) -> Array:

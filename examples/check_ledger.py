@@ -42,7 +42,7 @@ def epsilon(events: list[dict[str, Any]], relation: str, delta: float) -> float:
         elif kind == "SampledGaussianEvent":
             sampled = dp_event.PoissonSampledDpEvent(event["sampling_rate"], dp_event.GaussianDpEvent(z))
             accountant.compose(sampled, count * event["steps"])
-        elif kind in ("ChoiceEvent", "RandomizedResponseEvent"):
+        elif kind == "ChoiceEvent":
             pure.append((event["epsilon"], count))
         else:
             raise SystemExit(f"{kind}: this script does not know such an event")

@@ -5,4 +5,14 @@ system. Each module is one protocol or one building block; its docstring says **
 is learnt all the same) and **Source** (the paper, section and equation).
 
 All of it is unaudited research code.
+
+A process has these classes once: importing the folder, or a copy of it, under a second name raises `ImportError`.
 """
+
+import sys
+
+_IDENTITY = "the protocols of cflpriv"
+
+_others = (name for name, module in tuple(sys.modules.items()) if getattr(module, "__dict__", {}).get("_IDENTITY") == _IDENTITY)
+if _first := next((name for name in _others if name != __name__), None):
+    raise ImportError(f"{__name__}: imported as {_first} before, and classes of two copies do not mix; use {_first}", name=__name__)

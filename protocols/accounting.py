@@ -31,10 +31,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from .events import EVENTS, ChoiceEvent, Event, GaussianEvent, RandomizedResponseEvent, Relation, SampledGaussianEvent, SkellamEvent
-from .mechanisms import gaussian_delta, gaussian_epsilon, gaussian_multiplier
+from .events import EVENTS, ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent, SkellamEvent
+from .mechanisms import gaussian_delta, gaussian_epsilon
 
-__all__ = ["Accountant", "NoisePlan", "calibrate", "delta_of", "epsilon_of", "noise_plan", "skellam_rdp"]
+__all__ = ["Accountant", "calibrate", "delta_of", "epsilon_of", "skellam_rdp"]
 
 Accountant = Literal["pld", "prv", "rdp"]
 ORDERS = (*range(2, 65), *range(68, 129, 4), *range(144, 513, 16), 1024, 2048, 4096)
@@ -56,12 +56,11 @@ MOST_NOISE = 2.0**30
 
 @dataclass(frozen=True)
 class _Bill:
-    """Events by kind: 1/z² of all plain Gaussians together, steps by (z, q), counts by (ε, choices) and by ε, and Skellam releases."""
+    """Events by kind: 1/z² of all plain Gaussians together, steps by (z, q), counts of choices by ε, and Skellam releases."""
 
     relation: Relation
     precision: float
     sampled: tuple[tuple[float, float, int], ...]
-    responses: tuple[tuple[float, int, int], ...]
     choices: tuple[tuple[float, int], ...]
     skellams: tuple[tuple[float, float, float, int], ...]
 
@@ -70,7 +69,6 @@ def _bill(events: Iterable[Event]) -> _Bill | None:
     """The events sorted; None for none. Raises `TypeError` for an unknown event, `ValueError` for two relations or units."""
     precision: list[float] = []
     sampled: Counter[tuple[float, float]] = Counter()
-    responses: Counter[tuple[float, int]] = Counter()
     choices: Counter[float] = Counter()
     skellams: Counter[tuple[float, float, float]] = Counter()
     kinds: set[tuple[Relation, str]] = set()
@@ -82,8 +80,6 @@ def _bill(events: Iterable[Event]) -> _Bill | None:
                 sampled[event.noise_multiplier, event.sampling_rate] += event.steps
             else:  # everybody in every step: no sampling, and plain Gaussians; one record for another moves a sum by twice the bound
                 precision.append((1 if event.relation == "add_remove" else 4) * event.steps * event.noise_multiplier**-2)
-        elif isinstance(event, RandomizedResponseEvent):
-            responses[event.epsilon, event.choices] += 1
         elif isinstance(event, ChoiceEvent):
             choices[event.epsilon] += 1
         elif isinstance(event, SkellamEvent):
@@ -99,7 +95,6 @@ def _bill(events: Iterable[Event]) -> _Bill | None:
         next(iter(kinds))[0],
         math.fsum(sorted(precision)),
         tuple(sorted((z, q, steps) for (z, q), steps in sampled.items())),
-        tuple(sorted((epsilon, k, count) for (epsilon, k), count in responses.items())),
         tuple(sorted(choices.items())),
         tuple(sorted((*key, count) for key, count in skellams.items())),
     )
@@ -164,10 +159,8 @@ def _check_accountant(name: str) -> None:
 def _split(bill: _Bill) -> tuple[_Bill, float]:
     """The bill without pure releases of an ε above `LARGEST_PURE`, and what these add up to."""
     choices = tuple(one for one in bill.choices if one[0] <= LARGEST_PURE)
-    responses = tuple(one for one in bill.responses if one[0] <= LARGEST_PURE)
     beyond = [epsilon * count for epsilon, count in bill.choices if epsilon > LARGEST_PURE]
-    beyond += [epsilon * count for epsilon, _, count in bill.responses if epsilon > LARGEST_PURE]
-    return replace(bill, choices=choices, responses=responses), math.fsum(beyond)
+    return replace(bill, choices=choices), math.fsum(beyond)
 
 
 def _empty(bill: _Bill) -> bool:
@@ -175,7 +168,7 @@ def _empty(bill: _Bill) -> bool:
 
 
 def _gaussian_only(bill: _Bill) -> bool:
-    return not (bill.sampled or bill.responses or bill.choices or bill.skellams)
+    return not (bill.sampled or bill.choices or bill.skellams)
 
 
 # --- privacy-loss distributions -----------------------------------------------------------------------------------------------------
@@ -209,7 +202,7 @@ def _by_formulas(bill: _Bill, delta: float) -> float:
     """An upper bound that takes no Fourier transform: pure releases added to the plain Gaussians; sampled steps by Rényi, or infinity."""
     if bill.sampled:
         return _rdp_epsilon(bill, delta) if bill.relation == "add_remove" else math.inf
-    pure = math.fsum([*(epsilon * count for epsilon, _, count in bill.responses), *(epsilon * count for epsilon, count in bill.choices)])
+    pure = math.fsum(epsilon * count for epsilon, count in bill.choices)
     return pure + (gaussian_epsilon(bill.precision**-0.5, delta) if bill.precision else 0.0)
 
 
@@ -222,11 +215,6 @@ def _pld(bill: _Bill) -> Any:
         total = total.compose(_gaussian_pld(bill.precision**-0.5, interval))
     for z, q, steps in bill.sampled:
         total = total.compose(_sampled_pld(z, q, steps, bill.relation, interval))
-    for epsilon, k, count in bill.responses:
-        # the true value is drawn with probability e^ε/(e^ε+k−1): dp-accounting mixes it with a uniform draw, with weight k/(e^ε+k−1)
-        total = total.compose(
-            pld.from_randomized_response(k / (math.exp(epsilon) + k - 1), k, value_discretization_interval=interval).self_compose(count)
-        )
     for epsilon, count in bill.choices:
         from dp_accounting.pld.common import DifferentialPrivacyParameters
 
@@ -237,9 +225,7 @@ def _pld(bill: _Bill) -> Any:
 
 def _interval(bill: _Bill) -> float:
     """`INTERVAL`, or coarser where losses are so large that the distribution would not fit."""
-    largest = max(
-        [0.0, *(z**-2 for z, _, _ in bill.sampled), bill.precision, *(one[0] for one in bill.responses), *(e for e, _ in bill.choices)]
-    )
+    largest = max([0.0, *(z**-2 for z, _, _ in bill.sampled), bill.precision, *(e for e, _ in bill.choices)])
     # snapped to powers of two, so that cached distributions meet again
     return INTERVAL * 2.0 ** max(0, math.ceil(math.log2(max(1.0, (largest + 12 * math.sqrt(largest)) / 100))))
 
@@ -265,7 +251,7 @@ def _sampled_pld(z: float, q: float, steps: int, relation: Relation, interval: f
 
 
 def _prv_epsilon(bill: _Bill, delta: float) -> float:
-    if bill.responses or bill.choices or bill.skellams:
+    if bill.choices or bill.skellams:
         raise ValueError("accountant 'prv': covers Gaussian noise only; use 'pld'")
     if bill.sampled and bill.relation != "add_remove":
         raise ValueError(f"accountant 'prv': covers sampling under 'add_remove' only, not {bill.relation!r}; use 'pld'")
@@ -307,7 +293,7 @@ def _rdp(bill: _Bill) -> NDArray[np.float64]:
             total = total + steps * _sampled_rdp(z, q)
         else:
             raise ValueError("accountant 'rdp': covers sampling under 'add_remove' only; use 'pld'")
-    for epsilon, count in [*((e, count) for e, _, count in bill.responses), *bill.choices]:
+    for epsilon, count in bill.choices:
         total = total + count * np.minimum(epsilon, orders * epsilon**2 / 2)  # pure ε is ε²/2-concentrated (Bun & Steinke 2016)
     for variance, l2, l1, count in bill.skellams:
         total = total + count * np.array([skellam_rdp(order, variance, l2, l1) for order in ORDERS])
@@ -384,40 +370,3 @@ def _solved(cost: Callable[[float], float], epsilon: float, start: float, tolera
     if high == math.inf:
         raise ValueError(f"epsilon: {epsilon} cannot be kept by any noise here: what is fixed costs more")
     return high
-
-
-@dataclass(frozen=True)
-class NoisePlan:
-    """Noise multipliers of the signature and of a training step (0 where there is none), and the ε that all of it will cost."""
-
-    signature: float
-    training: float
-    epsilon: float
-
-
-def noise_plan(
-    epsilon: float, delta: float, relation: Relation, *, rounds: int, steps: int, sampling_rate: float, signature_share: float,
-    tolerance: float = 1e-3,
-) -> NoisePlan:  # fmt: skip
-    """Noise for one signature release and `rounds` × `steps` sampled training steps that together cost ε at δ.
-
-    The signature alone would cost signature_share · ε; training gets what the joint composition leaves, which is more than (1 − share) · ε.
-    With a share of 0 there is no signature, with 1, or without rounds, no training. `sampling_rate` is that of a client's own records.
-
-    Raises `ValueError` for parameters that cannot be.
-    """
-    if not 0 <= signature_share <= 1:
-        raise ValueError(f"signature_share: {signature_share} is outside [0, 1]")
-    trains = rounds > 0 and steps > 0 and signature_share < 1
-    if not trains and signature_share == 0:
-        raise ValueError("signature_share: 0, and no training either: nothing would be released")
-    signature = gaussian_multiplier(epsilon * (signature_share if trains else 1.0), delta) if signature_share else 0.0
-    first = [GaussianEvent(signature, 1.0, relation, "sample")] if signature else []
-    if not trains:
-        return NoisePlan(signature, 0.0, epsilon_of(first, delta))
-
-    def events(z: float) -> list[Event]:
-        return [*first, SampledGaussianEvent(z, sampling_rate, rounds * steps, 1.0, relation)]
-
-    training = calibrate(events, epsilon, delta, tolerance)
-    return NoisePlan(signature, training, epsilon_of(events(training), delta))

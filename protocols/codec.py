@@ -15,17 +15,30 @@ signed, or bound into authenticated encryption, by the protocols themselves.
 
 from collections.abc import Callable
 from hashlib import sha256
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
 from .errors import MalformedMessage
 
-__all__ = ["CHECKSUM_BYTES", "HEADER", "Codec", "decode", "encode"]
+__all__ = ["CHECKSUM_BYTES", "HEADER", "Codec", "Redacted", "decode", "encode"]
 
 HEADER = b"CFLP\x01"
 CHECKSUM_BYTES = 16
 Message = TypeVar("Message")
+
+
+class Redacted:
+    """Mixed into a struct with secrets: only the fields named in `_shown` are ever printed."""
+
+    __slots__ = ()
+    _shown: ClassVar[tuple[str, ...]] = ()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [(name, getattr(self, name)) for name in self._shown]
 
 
 class Codec:

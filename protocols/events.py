@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 __all__ = [
-    "EVENTS", "ChoiceEvent", "Event", "GaussianEvent", "RandomizedResponseEvent", "Relation", "SampledGaussianEvent", "SkellamEvent",
-    "Unit", "event_from", "event_to",
+    "EVENTS", "ChoiceEvent", "Event", "GaussianEvent", "Relation", "SampledGaussianEvent", "SkellamEvent", "Unit", "event_from", "event_to",
 ]  # fmt: skip
 
 Relation = Literal["add_remove", "replace_one"]
@@ -84,21 +83,6 @@ class SkellamEvent:
 
 
 @dataclass(frozen=True)
-class RandomizedResponseEvent:
-    """One of `choices` values: the true one with probability e^ε / (e^ε + choices − 1), else one of the others, all alike."""
-
-    epsilon: float
-    choices: int
-    relation: Relation
-    unit: Unit
-
-    def __post_init__(self) -> None:
-        _check(self, positive=("epsilon",), counts=("choices",))
-        if self.choices < 2:
-            raise ValueError(f"RandomizedResponseEvent.choices: {self.choices}; two at least")
-
-
-@dataclass(frozen=True)
 class ChoiceEvent:
     """An index chosen by the exponential mechanism (noisy argmin): pure `epsilon`."""
 
@@ -110,7 +94,7 @@ class ChoiceEvent:
         _check(self, positive=("epsilon",))
 
 
-Event = GaussianEvent | SampledGaussianEvent | SkellamEvent | RandomizedResponseEvent | ChoiceEvent
+Event = GaussianEvent | SampledGaussianEvent | SkellamEvent | ChoiceEvent
 EVENTS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
 """Every kind of event there is, by name."""
 

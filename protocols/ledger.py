@@ -136,10 +136,6 @@ class Ledger:
         """Who has been charged, ascending."""
         return tuple(sorted(self._events))
 
-    def affords(self, client: int, events: Sequence[Event]) -> bool:
-        """Whether the client could release this."""
-        return self._price(client, events) <= self.budget.epsilon * (1 + SLACK)
-
     def charge(self, bills: Mapping[int, Sequence[Event]], purpose: str, round: int | None = None) -> None:
         """Charge each client its events, or nobody.
 

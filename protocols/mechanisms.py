@@ -7,15 +7,15 @@ it. Noise comes from a cryptographic source (`entropy`: any callable that gives 
 below. So a noisy value is rounded to a public grid of spacing 2^⌊log2(σ/8)⌋ before anybody sees it. Rounding is post-processing: it costs
 no privacy and 0.13 % of variance at most. What remains is that the probability of a cell is right to some 2^-52 only, and nothing beyond
 8.2 σ occurs: together less than η = 2e-13 of total variation a coordinate for values below 100 σ. It is not part of the reported δ; for
-d coordinates add (1 + e^ε) d η. Choices (randomised response, noisy argmin) are drawn from their probabilities by one 52-bit uniform: what
-has less than 2^-53 never occurs, so beyond ε = 36 they are not private in the pure sense. Running times are not constant: an observer with
+d coordinates add (1 + e^ε) d η. Choices (noisy argmin) are drawn from their probabilities by one 52-bit uniform: what has less than 2^-53
+never occurs, so beyond ε = 36 they are not private in the pure sense. Running times are not constant: an observer with
 a clock is not covered.
 
 All of it is unaudited research code.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
@@ -24,12 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .entropy import Entropy, gaussians, uniforms
-from .events import ChoiceEvent, Event, GaussianEvent, RandomizedResponseEvent, Relation, SkellamEvent, Unit
+from .events import ChoiceEvent, Event, GaussianEvent, Relation, SkellamEvent, Unit
 
 __all__ = [
     "CLIP_SLACK", "MOST_VARIANCE", "Noised", "SkellamPlan", "argmin_probabilities", "clip", "clip_rows", "gaussian", "gaussian_delta",
-    "gaussian_epsilon", "gaussian_multiplier", "gaussian_noise", "gaussian_sum", "hadamard", "noisy_argmin", "randomized_response",
-    "response_probabilities", "rounded_norms", "second_moment", "skellam_noise", "skellam_open", "skellam_plan", "skellam_share", "snap",
+    "gaussian_epsilon", "gaussian_multiplier", "gaussian_noise", "gaussian_sum", "hadamard", "noisy_argmin", "rounded_norms",
+    "second_moment", "skellam_noise", "skellam_open", "skellam_plan", "skellam_share", "snap",
 ]  # fmt: skip
 
 Floats = NDArray[np.float64]
@@ -107,14 +107,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     high = 1.0
     while gaussian_delta(noise_multiplier, high) > delta:
         high *= 2
-    low = 0.0
-    while high - low > 1e-12 * max(1.0, high):
-        middle = (low + high) / 2
-        if gaussian_delta(noise_multiplier, middle) > delta:
-            low = middle
-        else:
-            high = middle
-    return high
+    return _least(lambda epsilon: gaussian_delta(noise_multiplier, epsilon) <= delta, 0.0, high, 1e-12)
 
 
 def gaussian_multiplier(epsilon: float, delta: float) -> float:
@@ -131,12 +124,14 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
     low = high / 2
     while low > 0 and gaussian_delta(low, epsilon) <= delta:
         low /= 2
-    while high - low > 1e-12 * high:
+    return _least(lambda z: gaussian_delta(z, epsilon) <= delta, low, high, 0.0)
+
+
+def _least(suffices: Callable[[float], bool], low: float, high: float, absolute: float) -> float:
+    """The least of (low, high] that suffices, where larger ones do, rounded up by 1e-12 of it or `absolute`, whichever is more."""
+    while high - low > max(1e-12 * high, absolute):
         middle = (low + high) / 2
-        if gaussian_delta(middle, epsilon) > delta:
-            low = middle
-        else:
-            high = middle
+        low, high = (low, middle) if suffices(middle) else (middle, high)
     return high
 
 
@@ -210,24 +205,6 @@ def _draw(probabilities: Floats, entropy: Entropy) -> int:
     """An index by its probability (they add up to 1 within rounding)."""
     edges = np.cumsum(probabilities)
     return int(min(np.searchsorted(edges, uniforms(entropy(32), 1)[0] * edges[-1], side="right"), len(edges) - 1))
-
-
-def randomized_response(choice: int, choices: int, epsilon: float, relation: Relation, unit: Unit, entropy: Entropy) -> Noised[int]:
-    """`choice` out of 0..choices−1, or another one.
-
-    Guarantee: pure ε, whatever changes the choice. Source: Warner 1965; for several values Kairouz, Bonawitz & Ramage 2016, section 2.
-    """
-    event = RandomizedResponseEvent(epsilon, choices, relation, unit)
-    if not 0 <= choice < choices:
-        raise ValueError(f"choice: {choice} is outside 0..{choices - 1}")
-    return Noised(_draw(response_probabilities(choice, choices, epsilon), entropy), event)
-
-
-def response_probabilities(choice: int, choices: int, epsilon: float) -> Floats:
-    """The law (choices,) of a randomised response: e^ε / (e^ε + choices − 1) for the true choice."""
-    probabilities = np.full(choices, 1.0 / (math.exp(min(epsilon, 700.0)) + choices - 1))
-    probabilities[choice] = 1.0 - probabilities[choice] * (choices - 1)
-    return probabilities
 
 
 def noisy_argmin(

@@ -8,11 +8,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from cflpriv.algorithm import Algorithm
-from cflpriv.data import gaussian_clusters
 from cflpriv.engine import TaskInput
 from cflpriv.models import Model
 from cflpriv.protection import Protection
 from cflpriv.protocols.entropy import public_entropy
+from cflpriv.randomness import stream
 from cflpriv.record import Transcript
 from cflpriv.remote.server import RemoteFederation
 from cflpriv.simulation import Simulated, simulate
@@ -23,8 +23,24 @@ from cflpriv.types import Array, ClientData, Population
 PROTECTIONS = {"none": Protection(), "haar": Protection(gram=("haar",), sum="haar")}
 
 
-def population(groups: int = 2, clients_per_group: int = 4, seed: int = 0, **more: Any) -> Population:
-    return gaussian_clusters(seed, groups=groups, clients_per_group=clients_per_group, **more)
+def population(
+    groups: int = 2, clients_per_group: int = 4, seed: int = 0, *, samples: int = 20, test_samples: int = 20, classes: int = 3,
+    shape: tuple[int, ...] = (8,), separation: float = 2.0,
+) -> Population:  # fmt: skip
+    """Clients whose samples are unit Gaussians around a centre for each (group, class), float32 of `shape`, classes drawn uniformly.
+
+    Centres are N(0, separation²) in every coordinate, so groups differ in where their classes lie. Client i is in group i % groups.
+    """
+    centres = separation * stream(seed, "data.synthetic.centres").standard_normal((groups, classes, *shape))
+    clients = []
+    for client in range(groups * clients_per_group):
+        draws = stream(seed, "data.synthetic.samples", client=client)
+        y = draws.integers(classes, size=samples + test_samples)
+        x = (centres[client % groups, y] + draws.standard_normal((len(y), *shape))).astype(np.float32)
+        clients.append(ClientData(client, x[:samples], y[:samples], x[samples:], y[samples:]))
+    channels, notes = shape[0] if len(shape) == 3 else 1, ("synthetic data: Gaussian clusters, not a real data set",)
+    labels = tuple(client % groups for client in range(len(clients)))
+    return Population("synthetic/gaussian_clusters", tuple(clients), labels, classes, (0.0,) * channels, (1.0,) * channels, notes)
 
 
 def model(scene: Population, dtype: Any = "float64") -> Model:

@@ -1,6 +1,8 @@
 """The one direction of dependency, and the packaging map, read from the syntax trees and the disk."""
 
 import ast
+import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -97,3 +99,74 @@ def test_public_names_exist() -> None:
         module = importlib.import_module(name) if not name.endswith("cli") else None
         for public in getattr(module, "__all__", ()):
             assert hasattr(module, public), f"{name}.__all__ names {public}"
+
+
+# --- one copy of the protocols, one name for the attacks -------------------------------------------------------------------------------
+
+
+def ran(code: str, *folders: Path, options: tuple[str, ...] = ()) -> tuple[int, str]:
+    """The exit status and the last line of a new process that imports from `folders`."""
+    done = subprocess.run(
+        [sys.executable, *options, "-c", code], capture_output=True, text=True, check=False, cwd=folders[0],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
+    )  # fmt: skip
+    return done.returncode, (done.stdout + done.stderr).strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("cflpriv.protocols", "protocols"), ("protocols", "cflpriv.protocols"), ("cflpriv.protocols.secagg", "protocols.keys"),
+        ("protocols.keys", "cflpriv.errors"), ("cflpriv.protocols", "other.protocols"), ("other.protocols", "cflpriv.protocols"),
+    ],
+)  # fmt: skip
+def test_a_process_has_one_copy_of_the_protocols(tmp_path: Path, first: str, second: str) -> None:
+    shutil.copytree(ROOT / "protocols", tmp_path / "other" / "protocols")
+    assert ran(f"import {first}; print('fine')", ROOT, tmp_path) == (0, "fine")
+    status, line = ran(f"import {first}; import {second}", ROOT, tmp_path)
+    name = first[: first.index("protocols")] + "protocols"
+    assert status == 1
+    assert line.startswith("ImportError: ")
+    assert line.endswith(f"imported as {name} before, and classes of two copies do not mix; use {name}")
+    # who was refused can go on with the first
+    again = f"import {first}\ntry: import {second}\nexcept ImportError: from {name} import keys; print(keys.__name__)"
+    assert ran(again, ROOT, tmp_path) == (0, f"{name}.keys")
+
+
+def test_the_protocols_work_in_another_system(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "protocols", tmp_path / "other" / "aggregation")
+    modules_ = [path.stem for path in sorted((tmp_path / "other" / "aggregation").glob("*.py")) if path.stem != "__init__"]
+    packages = [path.name for path in sorted((tmp_path / "other" / "aggregation").iterdir()) if (path / "__init__.py").is_file()]
+    code = f"import sys\nfor name in {modules_ + packages}: __import__('other.aggregation.' + name)\n"
+    code += "import other.aggregation, importlib; importlib.reload(other.aggregation); print('cflpriv' in sys.modules)"
+    assert ran(code, tmp_path) == (0, "False")
+
+
+def test_attacks_are_named_by_their_package() -> None:
+    for code in ("import attacks", "import attacks.leakage", "import cflpriv.attacks, attacks"):
+        status, line = ran(code, ROOT)
+        assert (status, line) == (1, "ImportError: attacks: is a part of cflpriv and does not stand alone; import cflpriv.attacks")
+
+
+@pytest.mark.parametrize("room", ["protocols", "attacks"])
+def test_a_checkout_without_links_says_what_to_do(tmp_path: Path, room: str) -> None:
+    shutil.copytree(ROOT / "cflpriv", tmp_path / "cflpriv", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("protocols", "attacks"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    # without site-packages, where an editable install would find the folder
+    assert ran("import cflpriv; print('fine')", tmp_path, options=("-S",)) == (0, "fine")
+    (tmp_path / "cflpriv" / room).unlink()
+    (tmp_path / "cflpriv" / room).write_text(f"../{room}")
+    status, line = ran("import cflpriv", tmp_path, options=("-S",))
+    assert status == 1
+    assert line.startswith(f"ImportError: cflpriv/{room} is no link to ../{room}: this checkout has no symbolic links; install it with ")
+
+
+def test_a_name_that_is_gone_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    import cflpriv
+
+    monkeypatch.setitem(cflpriv._OLD, "Simulation", "use Federation")
+    with pytest.raises(ImportError, match=r"^cflpriv\.Simulation: use Federation$"):
+        exec("from cflpriv import Simulation")
+    with pytest.raises(AttributeError, match="no attribute 'Simulatio'"):
+        _ = cflpriv.Simulatio

@@ -12,7 +12,7 @@ room turns real images into clients with a known truth:
   kinds that labels belong to) or as the file says (`given`). `shifts` makes groups differ in other ways: rotated images, shifted, swapped
   or permuted labels, several data sets in one frame.
 - `population` puts them together: `build_population(DataSpec(...))` returns clients, their true groups, and how to normalise a model's
-  input. `synthetic` invents small populations for tests, and calls them so.
+  input.
 
 Three rules hold throughout. Pixels stay in [0, 1]: signatures are taken of raw pixels, and only a model normalises. Training samples never
 belong to two clients, except where `repeat_per_group` asks for it by name; test samples may, since they only score. And every draw comes
@@ -27,7 +27,6 @@ from .named import load_dataset
 from .partition import Partition, dirichlet, given, iid, label_skew, pathological
 from .population import DATASETS, PARTITIONS, DataSpec, build_population
 from .shifts import MixtureLayout, conform, label_permutations, mixture_layout, rotate, shift_labels, swap_labels
-from .synthetic import gaussian_clusters
 
 __all__ = [
     "DATASETS",
@@ -41,7 +40,6 @@ __all__ = [
     "conform",
     "data_directory",
     "dirichlet",
-    "gaussian_clusters",
     "given",
     "iid",
     "label_permutations",

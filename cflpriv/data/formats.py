@@ -14,7 +14,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
@@ -32,10 +32,10 @@ __all__ = [
     "read_csv",
     "read_idx",
     "read_leaf",
-    "read_libsvm",
     "read_lines",
     "read_npz",
     "read_svhn",
+    "read_svmlight",
 ]
 
 # No file that belongs here unpacks to more than this; a header that says so is damaged or hostile.
@@ -149,37 +149,40 @@ def read_npz(path: str | Path, required: tuple[str, ...], optional: tuple[str, .
         return arrays
 
 
-def read_libsvm(path: str | Path, features: int) -> tuple[Array, Array]:
-    """A libsvm text file (`label index:value ...`, indices from 1; bz2 or plain): values (n, features) float32 and labels (n,) int64.
+def read_svmlight(path: str | Path, features: int) -> tuple[Array, Array]:
+    """A libsvm text file (`label index:value ...`, indices from 1; plain, gzip or bz2): values (n, features) float32 and labels (n,) int64.
 
-    Absent indices are 0, as the format says. Raises `InputError` naming file and line.
+    Absent indices are 0, as the format says; every line is a sample. Raises `InputError`, also for a feature beyond `features`, a label
+    that is no whole number, and more than `LARGEST_BYTES` of text or of values.
     """
+    from sklearn.datasets import load_svmlight_file
+
     path = Path(path)
-    with _reading(path, "libsvm"), path.open("rb") as raw:
-        packed = raw.read(3) == b"BZh"
-        raw.seek(0)
-        if packed:
-            with bz2.open(raw) as unpacked:
-                text = _read_at_most(cast(IO[bytes], unpacked), LARGEST_BYTES + 1)
-        else:
-            text = _read_at_most(raw, LARGEST_BYTES + 1)
-    if len(text) > LARGEST_BYTES:
-        raise InputError(f"{path}: unpacks to more than {LARGEST_BYTES} bytes")
-    lines = text.splitlines()
-    values, labels = np.zeros((len(lines), features), np.float32), np.zeros(len(lines), np.int64)
-    for row, line in enumerate(lines):
-        with _reading(path, f"libsvm (line {row + 1})"):
-            label, *pairs = line.split()
-            whole = float(label)
-            if not whole.is_integer():
-                raise InputError(f"{path}: line {row + 1} has label {whole}, expected a whole number")
-            labels[row] = int(whole)
-            for pair in pairs:
-                index, value = pair.split(b":")
-                if not 1 <= int(index) <= features:
-                    raise InputError(f"{path}: line {row + 1} has feature {int(index)}, not in 1..{features}")
-                values[row, int(index) - 1] = float(value)
-    return values, labels
+    with _reading(path, "libsvm"):
+        text = _unpacked(path)
+    lines = _lines(text)
+    if lines * features * np.dtype(np.float32).itemsize > LARGEST_BYTES:
+        raise InputError(f"{path}: has {lines} lines of {features} values, more than {LARGEST_BYTES} bytes")
+    handle = io.BytesIO(text)
+    try:
+        values, labels = load_svmlight_file(handle, dtype=np.float32, zero_based=False)
+    except (ValueError, OverflowError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path}: not a readable libsvm file (line {_lines(text[: handle.tell()])}: {reason})") from error
+    if len(labels) != lines:
+        raise InputError(f"{path}: {lines - len(labels)} of its {lines} lines have no sample")
+    if values.shape[1] > features:
+        raise InputError(f"{path}: has feature {values.shape[1]}, not in 1..{features}")
+    whole = np.isfinite(labels) & (labels == np.trunc(labels)) & (np.abs(labels) < 2**53)
+    if not whole.all():
+        first = int(np.flatnonzero(~whole)[0])
+        raise InputError(f"{path}: line {first + 1} has label {labels[first]}, expected a whole number")
+    values.resize((lines, features))
+    return values.toarray(), labels.astype(np.int64)
+
+
+def _lines(text: bytes) -> int:
+    return text.count(b"\n") + (text[-1:] not in (b"", b"\n"))
 
 
 def read_cifar_batch(path: str | Path) -> tuple[Array, Array]:
@@ -317,15 +320,12 @@ def read_csv(path: str | Path, columns: int) -> tuple[tuple[str, ...], ...]:
 
 
 def _unpacked(path: Path) -> bytes:
-    """A whole file, unpacked if it is gzip by content, of at most `LARGEST_BYTES`."""
+    """A whole file, unpacked if it is gzip or bz2 by content, of at most `LARGEST_BYTES`."""
     with path.open("rb") as raw:
-        packed = raw.read(2) == b"\x1f\x8b"
-        raw.seek(0)
-        if packed:
-            with gzip.open(raw) as unpacked:
-                body = _read_at_most(cast(IO[bytes], unpacked), LARGEST_BYTES + 1)
-        else:
-            body = _read_at_most(raw, LARGEST_BYTES + 1)
+        head = raw.read(3)
+    unpack: Callable[..., IO[bytes]] = gzip.open if head[:2] == b"\x1f\x8b" else bz2.open if head == b"BZh" else open  # type: ignore[assignment]
+    with unpack(path, "rb") as handle:
+        body = _read_at_most(handle, LARGEST_BYTES + 1)
     if len(body) > LARGEST_BYTES:
         raise InputError(f"{path}: unpacks to more than {LARGEST_BYTES} bytes")
     return body

@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..randomness import stream
 from ..types import Array
 from .datasets import HOW_TO_SET, Dataset, data_directory, dataset_of, load_npz
-from .formats import read_cifar100_batch, read_cifar_batch, read_idx, read_leaf, read_libsvm, read_npz, read_svhn
+from .formats import read_cifar100_batch, read_cifar_batch, read_idx, read_leaf, read_npz, read_svhn, read_svmlight
 
 __all__ = ["LOADERS", "load_dataset"]
 
@@ -93,7 +93,7 @@ def _usps(directory: Path) -> Dataset:
     else:
         parts = []
         for file in (path, _find("usps", [path.parent], ("usps.t.bz2",))):
-            values, labels = read_libsvm(file, 256)
+            values, labels = read_svmlight(file, 256)
             if not (np.abs(values) <= 1).all():
                 raise InputError(f"{file}: grey levels must lie in -1..1")
             parts.append(((values.reshape(-1, 1, 16, 16) + 1) / 2, labels - 1))

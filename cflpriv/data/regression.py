@@ -1,19 +1,15 @@
-"""IFCA's synthetic linear regression (Ghosh et al. 2020, section 6.1): the data, and what clients compute on them.
-
-Client data hold labels that are classes, so the real-valued response travels as the last column of x, and y is zero.
-"""
+"""The data of IFCA's synthetic linear regression (Ghosh et al. 2020, section 6.1)."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from ..engine import Result, TaskInput
 from ..errors import InputError
 from ..randomness import stream
-from ..types import Array, ClientData
+from ..types import Array
 
-__all__ = ["Regression", "RegressionGradient", "RegressionLosses", "RegressionLoss", "regression", "regression_clients"]
+__all__ = ["Regression", "regression"]
 
 Scale = Literal["norm", "multiply"]
 
@@ -51,53 +47,3 @@ def regression(seed: int, *, d: int, k: int, m: int, n: int, separation: float, 
     x = draws.standard_normal((m, n, d))
     y = np.einsum("mnd,md->mn", x, truth[groups]) + noise * draws.standard_normal((m, n))
     return Regression(x, y, truth, groups)
-
-
-def regression_clients(trial: Regression) -> tuple[ClientData, ...]:
-    """The machines as clients: the response is the last column of x. They have no test data."""
-    m, n, d = trial.x.shape
-    packed = np.concatenate([trial.x, trial.y[..., None]], axis=2)
-    none = np.zeros(0, dtype=np.int64)
-    return tuple(ClientData(i, packed[i], np.zeros(n, dtype=np.int64), np.zeros((0, d + 1)), none) for i in range(m))
-
-
-def _residual(given: TaskInput, parameters: Array, split: str = "train") -> tuple[Array, Array]:
-    data = given.data.x_train if split == "train" else given.data.x_test
-    return data[:, :-1], data[:, -1] - data[:, :-1] @ parameters
-
-
-@dataclass(frozen=True)
-class RegressionLosses:
-    """The mean squared error of each of the list "model". Parts: "losses" (k,), "choice" () of the lowest."""
-
-    parts: tuple[str, ...] = ("losses", "choice")
-    keeps: tuple[str, ...] = ()
-
-    def run(self, given: TaskInput) -> Result:
-        losses = np.array([np.mean(_residual(given, np.asarray(model))[1] ** 2) for model in given.params["model"]])
-        return {"losses": losses, "choice": np.array(int(losses.argmin()))}
-
-
-@dataclass(frozen=True)
-class RegressionGradient:
-    """The gradient of the mean squared error at "model". Parts: "gradient" (d,)."""
-
-    parts: tuple[str, ...] = ("gradient",)
-    keeps: tuple[str, ...] = ()
-
-    def run(self, given: TaskInput) -> Result:
-        x, residual = _residual(given, given.array("model"))
-        return {"gradient": -2.0 / len(x) * x.T @ residual}
-
-
-@dataclass(frozen=True)
-class RegressionLoss:
-    """The squared error of "model" summed over the samples of `split`. Parts: "loss" (), "count" ()."""
-
-    split: str = "test"
-    parts: tuple[str, ...] = ("loss", "count")
-    keeps: tuple[str, ...] = ()
-
-    def run(self, given: TaskInput) -> Result:
-        _, residual = _residual(given, given.array("model"), self.split)
-        return {"loss": np.array(float(np.sum(residual**2))), "count": np.array(float(len(residual)))}

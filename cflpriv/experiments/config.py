@@ -20,7 +20,7 @@ from ..algorithm import Algorithm
 from ..algorithms import ALGORITHMS
 from ..data import DataSpec
 from ..engine.device import Precision
-from ..errors import CflprivWarning, InputError
+from ..errors import CflprivWarning, InputError, unknown_key
 from ..federation import Sampling
 from ..models import Dtype, Model
 from ..privacy import REPLACE_ONLY, Noise, Privacy, plan, releases_of
@@ -334,7 +334,7 @@ def _algorithm(values: Mapping[str, Any]) -> dict[str, Any]:
 def _checked(section: str, keys: Mapping[str, tuple[Any, Any]], values: Mapping[str, Any]) -> dict[str, Any]:
     for key in values:
         if key not in keys:
-            raise InputError(f"[{section}] {key} = {values[key]!r}: is not a key here{near(key, list(keys))}")
+            raise unknown_key(section, key, values[key], near(key, list(keys)))
     model = create_model(section, __config__=ConfigDict(strict=True, extra="forbid"), **keys)  # type: ignore[call-overload]
     try:
         parsed = model(**{key: _tuples(value) for key, value in values.items()})

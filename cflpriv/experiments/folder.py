@@ -27,7 +27,7 @@ from .checkpoint import prune, restore, save_checkpoint
 from .config import Config
 from .measure import recomputed
 from .private import charges, opened
-from .resume import check_same_config, kept_rows, last_checkpoint, locked, note_resume, put_aside, put_audit_aside
+from .resume import check_same_config, holds_nothing, kept_rows, last_checkpoint, locked, note_resume, put_aside, put_audit_aside
 from .run import Simulation, admit, advance, begin, estimate_record_bytes, finish, population_digest, prepare
 
 __all__ = ["environment", "file_digests", "flush", "idle_notes", "interruptible", "plain_json", "run_experiment", "write_measured"]
@@ -57,7 +57,7 @@ def run_experiment(
     old = (out / "config.toml").is_file()
     if resume and old:
         check_same_config(config, out)
-    elif out.exists() and not (resume and _holds_nothing(out)):
+    elif out.exists() and not (resume and holds_nothing(out)):
         again = ", or go on with --resume" if old and not resume else ""
         raise InputError(f"{out}: the output folder exists; choose another with --out, or remove it{again}")
     try:
@@ -89,11 +89,6 @@ def run_experiment(
 def _listen(s: Simulation, say: Callable[[str], None], step: Callable[[str, int, int], None]) -> None:
     """Let an expensive protection say what it will cost, and how far it is."""
     s.federation.listen(say, lambda done, total: step("encrypted similarity", done, total))
-
-
-def _holds_nothing(folder: Path) -> bool:
-    """Whether a run that was killed at once left nothing but unfinished files here."""
-    return folder.is_dir() and all(path.name.endswith(".part") for path in folder.iterdir())
 
 
 def _started(s: Simulation, out: Path, say: Callable[[str], None], tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:

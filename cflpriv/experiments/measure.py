@@ -12,7 +12,7 @@ from ..models import Model
 from ..simulation import Simulated, simulate
 from ..types import Array
 
-__all__ = ["local_accuracy", "local_scores", "recomputed", "served_accuracy", "served_scores"]
+__all__ = ["local_scores", "recomputed", "served_accuracy", "served_scores"]
 
 
 def served_accuracy(simulated: Simulated, served: Served, clients: Sequence[int]) -> Array:
@@ -26,19 +26,14 @@ def served_scores(simulated: Simulated, served: Served, clients: Sequence[int]) 
     return _scores(simulated.engine.run(served.task, inputs))
 
 
-def local_accuracy(simulated: Simulated, model: Model, clients: Sequence[int]) -> Array:
-    """The same of each client's last locally trained model (the metric of the clustering papers), shape (clients,). NaN without test data.
+def local_scores(simulated: Simulated, model: Model, clients: Sequence[int]) -> tuple[Array, Array]:
+    """The same two of each client's last locally trained model (the metric of the clustering papers), each (clients,).
 
     A client that has not trained yet holds the initial model, as in PACFL's authors' code, where every client's own network starts as that
     one: so a mean is over the same clients in every round. Local is what local work ended with: own and shared layers together (LG-FedAvg),
     the model before the personal step (Per-FedAvg), the shared model trained on (Ditto), the own model (FedProto). NaN for all as long as
     nobody has one: before the first training, and where clients send gradients (IFCA's gradient averaging).
     """
-    return local_scores(simulated, model, clients)[0]
-
-
-def local_scores(simulated: Simulated, model: Model, clients: Sequence[int]) -> tuple[Array, Array]:
-    """As `local_accuracy`, and the mean loss in nats a sample; each (clients,)."""
     trained = [simulated.recall(client, "trained") for client in clients]
     if all(vector is None for vector in trained):
         return np.full(len(clients), np.nan), np.full(len(clients), np.nan)

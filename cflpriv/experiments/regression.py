@@ -1,7 +1,7 @@
 """Figure 3 of IFCA: how often gradient averaging recovers the parameters of mixed linear regressions, from random starts.
 
-`ifca_on` runs the algorithm itself over a federation. `trial` is the same arithmetic for all starts and step sizes of a trial at once,
-as one stack of matrices, because the figure takes some 10⁷ rounds; a test holds the two together.
+`trial` is the arithmetic of the algorithm for all starts and step sizes of a trial at once, as one stack of matrices, because the figure
+takes some 10⁷ rounds; a test holds it against the algorithm itself over a federation.
 """
 
 from collections.abc import Sequence
@@ -11,13 +11,11 @@ import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from ..algorithm import Algorithm
-from ..algorithms.ifca import Problem, alternate
-from ..data.regression import Regression, RegressionGradient, RegressionLoss, RegressionLosses, Scale, regression
+from ..data.regression import Regression, Scale, regression
 from ..randomness import stream
 from ..types import Array
 
-__all__ = ["STEPS", "Point", "distance", "ifca_on", "start", "succeeds", "success_rate", "trial"]
+__all__ = ["STEPS", "Point", "distance", "start", "succeeds", "success_rate", "trial"]
 
 STEPS = {2: (0.01, 0.1, 1.0), 4: (0.5, 1.0, 2.0)}
 """The paper's step sizes by the number of clusters."""
@@ -26,23 +24,6 @@ STEPS = {2: (0.01, 0.1, 1.0), 4: (0.5, 1.0, 2.0)}
 def start(seed: int, attempt: int, d: int) -> Array:
     """θ⁰ of one cluster, shape (d,): i.i.d. Bernoulli(½)."""
     return stream(seed, f"regression start {attempt}").integers(2, size=d).astype(np.float64)
-
-
-def ifca_on(d: int, *, k: int, step: float, seed: int = 0, starts: Sequence[Array] = ()) -> Algorithm:
-    """IFCA with gradient averaging on regression clients: the algorithm of the figure over a federation's verbs.
-
-    `starts` replaces the random θ⁰ (attempt j takes starts[j]).
-    """
-    problem = Problem(
-        (("theta", (d,), 0),),
-        lambda attempt: starts[attempt] if starts else start(seed, attempt, d),
-        RegressionLosses(),
-        RegressionLoss(),
-        lambda round: RegressionGradient(),
-        "gradient",
-        lambda round: -step,
-    )
-    return alternate(problem, k=k, by_share=True)
 
 
 def distance(found: Array, truth: Array) -> float:

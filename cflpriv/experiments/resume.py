@@ -16,6 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from ..errors import InputError
 from ..files import append, write_atomically
 from ..protocols.entropy import Entropy
@@ -23,7 +25,17 @@ from ..record import cut_transcript
 from .checkpoint import Checkpoint, latest, load_checkpoint
 from .config import Config, load_config
 
-__all__ = ["Counted", "check_same_config", "kept_rows", "last_checkpoint", "locked", "note_resume", "put_aside", "put_audit_aside"]
+__all__ = [
+    "Counted",
+    "check_same_config",
+    "holds_nothing",
+    "kept_rows",
+    "last_checkpoint",
+    "locked",
+    "note_resume",
+    "put_aside",
+    "put_audit_aside",
+]
 
 
 class Counted:
@@ -107,20 +119,29 @@ def kept_rows(folder: Path, count: int) -> list[dict[str, Any]]:
     return rows
 
 
+LOCK = ".lock"
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a run folder for this process alone. Raises `InputError` if another process has it."""
+    """Hold a run folder for this process alone, by the empty file `LOCK` in it. Raises `InputError` if another process has it.
+
+    A folder that cannot be written is not held: nobody changes it.
+    """
+    lock = FileLock(folder / LOCK, timeout=0)
     try:
-        from fcntl import LOCK_EX, LOCK_NB, flock
-    except ImportError:  # no such locks on this system
-        yield
-        return
-    number = os.open(folder, os.O_RDONLY)
+        lock.acquire()
+    except Timeout:
+        raise InputError(f"{folder}: another process is running this experiment, or auditing it") from None
+    except OSError:
+        if os.access(folder, os.W_OK):
+            raise
     try:
-        try:
-            flock(number, LOCK_EX | LOCK_NB)
-        except OSError:
-            raise InputError(f"{folder}: another process is running this experiment, or auditing it") from None
         yield
     finally:
-        os.close(number)
+        lock.release()
+
+
+def holds_nothing(folder: Path) -> bool:
+    """Whether a folder is empty but for what a run leaves that was killed at once: unfinished files and the lock."""
+    return folder.is_dir() and all(path.name == LOCK or path.name.endswith(".part") for path in folder.iterdir())

@@ -39,7 +39,7 @@ from ..files import write_atomically
 from ..protection import GRAMS, SUMS
 from .config import Config, near, parse_config, read_tree, set_key
 from .folder import run_experiment
-from .resume import locked
+from .resume import holds_nothing, locked
 
 __all__ = ["Audit", "Cell", "Setting", "Sweep", "load_sweep", "parse_sweep", "run_sweep", "sweep_of"]
 
@@ -252,7 +252,7 @@ def run_sweep(
     if known.is_file():
         if known.read_text(encoding="utf-8") != sweep.text:
             raise InputError(f"{out}: holds another sweep ({_difference(known, sweep.text)}); choose another folder with --out")
-    elif out.exists() and any(not path.name.endswith(".part") for path in out.iterdir()):
+    elif out.exists() and not holds_nothing(out):
         raise InputError(f"{out}: exists and holds no sweep; choose another folder with --out")
     try:
         (out / "failed").mkdir(parents=True, exist_ok=True)

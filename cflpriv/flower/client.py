@@ -16,7 +16,7 @@ import msgspec
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from ..errors import InputError
+from ..errors import InputError, unknown_key
 from ..privacy import Privacy
 from ..protection import Protection
 from ..protocols.entropy import Entropy, system_entropy
@@ -190,7 +190,7 @@ def _section(path: Path, tree: dict[str, Any], name: str, kind: type[Section]) -
     values = {}
     for key, value in section.items():
         if key not in known:
-            raise InputError(f"{path}: [{name}] {key} = {value!r}: is not a key here; known are {', '.join(sorted(known))}")
+            raise InputError(f"{path}: {unknown_key(name, key, value, '; known are ' + ', '.join(sorted(known)))}")
         try:
             values[key] = msgspec.convert(value, known[key])
         except msgspec.ValidationError as error:

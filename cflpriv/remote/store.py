@@ -5,12 +5,14 @@ It is as secret as the client's data. `ObjectStore` keeps live objects for clien
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from hashlib import sha256
 from pathlib import Path
 from threading import RLock
 from typing import Any, Protocol, TypeVar
+
+from filelock import FileLock
 
 __all__ = ["ByteStore", "DiskStore", "MemoryStore", "ObjectStore", "Store"]
 
@@ -119,19 +121,8 @@ class DiskStore(ByteStore):
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        try:
-            from fcntl import LOCK_EX, flock
-        except ImportError:  # no such locks on this system: one process a folder
-            yield
-            return
-        handle = os.open(self._folder / "alone.lock", os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            flock(handle, LOCK_EX)
-            yield
-        finally:
-            os.close(handle)
+    def alone(self) -> AbstractContextManager[object]:
+        return FileLock(self._folder / "alone.lock", mode=0o600)
 
     def _path(self, name: str) -> Path:
         return self._folder / sha256(name.encode()).hexdigest()[:40]

@@ -51,8 +51,10 @@ _STATE_LIMIT_BYTES = 1 << 22
 _Change = tuple[dict[str, Any], msgspec.Struct | None]
 
 
-class _State(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class _State(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """`epoch` and `secret`, with `group`, their context, are those in force; the rest belongs to the epoch that is being agreed."""
+
+    _shown = ("stage", "client")
 
     stage: str
     client: int
@@ -66,12 +68,6 @@ class _State(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     group: bytes = b""
     removed: bytes = b""
     secret: bytes = b""
-
-    def __repr__(self) -> str:
-        return f"_State(stage={self.stage!r}, client={self.client})"
-
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
-        return []
 
 
 class Member:

@@ -64,21 +64,18 @@ __all__ = ["Client"]
 _STATE_LIMIT_BYTES = 1 << 26
 
 
-class _Held(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class _Held(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What `peer` entrusted to this client: a share of its self-mask seed, a share of its mask-key seed."""
+
+    _shown = ("peer",)
 
     peer: int
     self_share: bytes
     key_share: bytes
 
-    def __repr__(self) -> str:
-        return f"_Held(peer={self.peer})"
 
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
-        return []
-
-
-class _State(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class _State(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    _shown = ("stage", "client")
     stage: str
     client: int
     policy: Policy
@@ -93,12 +90,6 @@ class _State(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     members: tuple[int, ...] = ()
     survivors: tuple[int, ...] = ()
     clipped: int = 0
-
-    def __repr__(self) -> str:
-        return f"_State(stage={self.stage!r}, client={self.client})"
-
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
-        return []
 
 
 class Client:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -202,17 +202,13 @@ class Unmask(msgspec.Struct, frozen=True, array_like=True, tag=9, forbid_unknown
     signatures: tuple[Signed, ...]
 
 
-class Share(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Share(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A share of one of `peer`'s two secrets."""
+
+    _shown = ("peer",)
 
     peer: Id
     share: ShareBytes
-
-    def __repr__(self) -> str:
-        return f"Share(peer={self.peer})"
-
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
-        return [("peer", self.peer)]
 
 
 class Reveal(msgspec.Struct, frozen=True, array_like=True, tag=10, forbid_unknown_fields=True):

@@ -84,16 +84,10 @@ class MaskKey:
         return MaskKey(stored.mask_seed, stored.box_seed, stored.slot)
 
 
-class _StoredKey(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class _StoredKey(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     slot: Slot
     mask_seed: messages.Bytes32
     box_seed: messages.Bytes32
-
-    def __repr__(self) -> str:
-        return "_StoredKey(...)"
-
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
-        return []
 
 
 def check_proposal(terms: Terms, policy: Policy, client: int, slot: Slot | None, roster: Roster | None) -> None:

@@ -51,8 +51,10 @@ __all__ = ["Server"]
 _MASKS_PER_JOB = 256
 
 
-class _State(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class _State(codec.Redacted, msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """Replaced piece by piece; each piece only after everything about a message has been checked."""
+
+    _shown = ("stage",)
 
     stage: str
     terms: Terms
@@ -67,12 +69,6 @@ class _State(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     signatures: dict[int, bytes] = {}
     reveals: dict[int, Reveal] = {}
     following: dict[int, Advert] = {}
-
-    def __repr__(self) -> str:
-        return f"_State(stage={self.stage!r})"
-
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
-        return []
 
 
 class Server:

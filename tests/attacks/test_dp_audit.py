@@ -22,9 +22,10 @@ from cflpriv.attacks.dp_mechanisms import GAMES, Game, quiet
 from cflpriv.attacks.dp_run import Played, play, play_clients, play_samples, releases
 from cflpriv.engine import fast
 from cflpriv.protocols.accounting import calibrate, epsilon_of
-from cflpriv.protocols.entropy import gaussians, public_entropy
-from cflpriv.protocols.events import ChoiceEvent, Event, GaussianEvent, RandomizedResponseEvent, Relation, SampledGaussianEvent
+from cflpriv.protocols.entropy import Entropy, gaussians, public_entropy, uniforms
+from cflpriv.protocols.events import ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent
 from cflpriv.protocols.mechanisms import Noised, skellam_plan
+from cflpriv.types import Array
 
 DELTA = 1e-5
 RELATIONS: tuple[Relation, ...] = ("add_remove", "replace_one")
@@ -91,6 +92,35 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dp_mechanisms, "CLIENTS", 4)
 
 
+def response_probabilities(choice: int, choices: int, epsilon: float) -> Array:
+    """The law (choices,) of a randomised response: e^ε / (e^ε + choices − 1) for the true choice.
+
+    Source: Warner 1965; for several values Kairouz, Bonawitz & Ramage 2016, section 2.
+    """
+    probabilities = np.full(choices, 1.0 / (math.exp(epsilon) + choices - 1))
+    probabilities[choice] = 1.0 - probabilities[choice] * (choices - 1)
+    return probabilities
+
+
+def response(event: ChoiceEvent, rng: np.random.Generator, entropy: Entropy, choices: int = 4) -> Game:
+    """An oracle: randomised responses lose exactly their ε. A canary's coin says which of two values is the true one."""
+    coins = rng.random(dp_mechanisms.CLIENTS * dp_mechanisms.EACH) < 0.5
+    laws = np.cumsum([response_probabilities(value, choices, event.epsilon) for value in (0, 1)], axis=1)
+    reported = (uniforms(entropy(32), len(coins))[:, None] > laws[coins.astype(int)]).sum(axis=1)
+    return Game(np.select([reported == 0, reported == 1], [-1.0, 1.0], 0.0), coins)
+
+
+ALL_GAMES: dict[str, Callable[..., Game]] = {**GAMES, "response": response}
+
+
+@pytest.mark.parametrize(("choices", "epsilon"), [(2, 0.3), (5, 1.0), (20, 3.0)])
+def test_randomised_response_is_exactly_as_private_as_it_says(choices: int, epsilon: float) -> None:
+    laws = np.stack([response_probabilities(choice, choices, epsilon) for choice in range(choices)])
+    assert np.allclose(laws.sum(axis=1), 1, atol=1e-15)
+    ratios = np.log(laws[:, None, :] / laws[None, :, :])
+    assert ratios.max() == pytest.approx(epsilon, abs=1e-12)
+
+
 def event_of(name: str, epsilon: float, relation: Relation) -> Event:
     """The event of a game whose release claims ε."""
     twice = 1.0 if relation == "add_remove" else 2.0
@@ -102,7 +132,7 @@ def event_of(name: str, epsilon: float, relation: Relation) -> Event:
         "training": lambda z: SampledGaussianEvent(z, 0.2, 20, 1.0, relation),
         "shares": lambda z: skellam_plan(1.0, z, 512, 1000.0, 500, relation).event,
         "choice": lambda z: ChoiceEvent(1 / z, relation, "sample"),
-        "response": lambda z: RandomizedResponseEvent(1 / z, 4, relation, "sample"),
+        "response": lambda z: ChoiceEvent(1 / z, relation, "sample"),
     }
     if name in ("choice", "response"):
         return made[name](1 / epsilon)
@@ -110,7 +140,7 @@ def event_of(name: str, epsilon: float, relation: Relation) -> Event:
 
 
 def played(name: str, event: Event, seed: int, claim: float) -> AuditResult:
-    game = GAMES[name](event, np.random.default_rng(seed), public_entropy(f"{name} {seed}"))
+    game = ALL_GAMES[name](event, np.random.default_rng(seed), public_entropy(f"{name} {seed}"))
     return audit(game.scores, game.coins, DELTA, claim=claim)
 
 
@@ -143,7 +173,7 @@ def no_sampling(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("name", GAMES)
+@pytest.mark.parametrize("name", ALL_GAMES)
 def test_sound_releases_raise_no_alarm_and_their_references_show_that_they_could(name: str) -> None:
     # error rate of the first line: 5 % each by the bound's own confidence if the game told all that ε allows; these draws are fixed
     for relation in RELATIONS:
@@ -406,7 +436,7 @@ def test_a_run_that_claims_nothing_has_nothing_to_see() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)  # one to twenty minutes each
-@pytest.mark.parametrize("name", GAMES)
+@pytest.mark.parametrize("name", ALL_GAMES)
 def test_shares_of_alarms_over_many_audits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     print()
     for epsilon in (0.5, 1.0, 2.0, 4.0):

@@ -31,7 +31,7 @@ from cflpriv.private_signatures import NoisyGradient, noisy_principal_vectors, s
 from cflpriv.protection import Protection
 from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.entropy import public_entropy
-from cflpriv.protocols.events import ChoiceEvent, GaussianEvent, SampledGaussianEvent, SkellamEvent, event_from
+from cflpriv.protocols.events import ChoiceEvent, GaussianEvent, Relation, SampledGaussianEvent, SkellamEvent, event_from
 from cflpriv.protocols.fixedpoint import largest_levels
 from cflpriv.protocols.ledger import Budget, BudgetExceeded, Ledger
 from cflpriv.protocols.mechanisms import noisy_argmin
@@ -867,6 +867,20 @@ def test_the_example_is_sound() -> None:
     assert noise is not None
     steps = SampledGaussianEvent(noise.training, 0.1, 50, 1.0, "add_remove")
     assert 2.98 < epsilon_of([GaussianEvent(noise.signature, 1.0, "add_remove", "sample"), steps], 1e-5) <= 3.0
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+@pytest.mark.parametrize(("epsilon", "share"), [(0.5, 0.3), (3.0, 0.2), (8.0, 0.0), (2.0, 1.0)])
+def test_a_plan_meets_its_budget_and_wastes_little(relation: Relation, epsilon: float, share: float) -> None:
+    privacy = Privacy("sample", relation, epsilon, 1e-5, samples=200, signature_share=share if 0 < share < 1 else 0.2)
+    noise = plan(privacy, Releases(signatures=int(share > 0), trainings=10 * (share < 1)), epochs=1, batch_size=10, seed=0)
+    signature = [GaussianEvent(noise.signature, 1.0, relation, "sample")] if share > 0 else []
+    training = [SampledGaussianEvent(noise.training, 0.05, 200, 1.0, relation)] if share < 1 else []
+    assert (noise.signature > 0, noise.training > 0) == (share > 0, share < 1)
+    assert epsilon * 0.995 <= epsilon_of([*signature, *training], 1e-5) <= epsilon
+    if 0 < share < 1:
+        assert epsilon_of(signature, 1e-5) == pytest.approx(share * epsilon, rel=1e-3)
+        assert epsilon_of(training, 1e-5) > (1 - share) * epsilon, "training gets what the joint composition leaves"
 
 
 def test_an_independent_script_comes_to_the_same_epsilon(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """IFCA's synthetic regression: the stack of matrices is the algorithm, good starts contract, success grows with m and n and separation."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise, permutations
 
 import numpy as np
@@ -8,9 +10,81 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import federation
 
-from cflpriv.data.regression import regression, regression_clients
+from cflpriv.algorithm import Algorithm
+from cflpriv.algorithms.ifca import Problem, alternate
+from cflpriv.data.regression import Regression, regression
+from cflpriv.engine import Result, TaskInput
 from cflpriv.errors import InputError
-from cflpriv.experiments.regression import STEPS, Point, distance, ifca_on, start, succeeds, success_rate, trial
+from cflpriv.experiments.regression import STEPS, Point, distance, start, succeeds, success_rate, trial
+from cflpriv.types import Array, ClientData
+
+# --- the algorithm itself over a federation: client data hold labels that are classes, so the response is the last column of x
+
+
+def regression_clients(trial: Regression) -> tuple[ClientData, ...]:
+    """The machines as clients: the response is the last column of x. They have no test data."""
+    m, n, d = trial.x.shape
+    packed = np.concatenate([trial.x, trial.y[..., None]], axis=2)
+    none = np.zeros(0, dtype=np.int64)
+    return tuple(ClientData(i, packed[i], np.zeros(n, dtype=np.int64), np.zeros((0, d + 1)), none) for i in range(m))
+
+
+def residual_of(given: TaskInput, parameters: Array) -> tuple[Array, Array]:
+    x, y = given.data.x_train[:, :-1], given.data.x_train[:, -1]
+    return x, y - x @ parameters
+
+
+@dataclass(frozen=True)
+class RegressionLosses:
+    """The mean squared error of each of the list "model". Parts: "losses" (k,), "choice" () of the lowest."""
+
+    parts: tuple[str, ...] = ("losses", "choice")
+    keeps: tuple[str, ...] = ()
+
+    def run(self, given: TaskInput) -> Result:
+        losses = np.array([np.mean(residual_of(given, np.asarray(model))[1] ** 2) for model in given.params["model"]])
+        return {"losses": losses, "choice": np.array(int(losses.argmin()))}
+
+
+@dataclass(frozen=True)
+class RegressionGradient:
+    """The gradient of the mean squared error at "model". Parts: "gradient" (d,)."""
+
+    parts: tuple[str, ...] = ("gradient",)
+    keeps: tuple[str, ...] = ()
+
+    def run(self, given: TaskInput) -> Result:
+        x, residual = residual_of(given, given.array("model"))
+        return {"gradient": -2.0 / len(x) * x.T @ residual}
+
+
+@dataclass(frozen=True)
+class RegressionLoss:
+    """The squared error of "model" summed over the samples. Parts: "loss" (), "count" ()."""
+
+    parts: tuple[str, ...] = ("loss", "count")
+    keeps: tuple[str, ...] = ()
+
+    def run(self, given: TaskInput) -> Result:
+        _, residual = residual_of(given, given.array("model"))
+        return {"loss": np.array(float(np.sum(residual**2))), "count": np.array(float(len(residual)))}
+
+
+def ifca_on(d: int, *, k: int, step: float, starts: Sequence[Array]) -> Algorithm:
+    """IFCA with gradient averaging on regression clients; attempt j starts from starts[j]."""
+    problem = Problem(
+        (("theta", (d,), 0),),
+        lambda attempt: starts[attempt],
+        RegressionLosses(),
+        RegressionLoss(),
+        lambda round: RegressionGradient(),
+        "gradient",
+        lambda round: -step,
+    )
+    return alternate(problem, k=k, by_share=True)
+
+
+# --- the figure's arithmetic
 
 
 def test_the_stack_of_matrices_is_the_algorithm() -> None:

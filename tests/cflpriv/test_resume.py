@@ -381,7 +381,6 @@ def test_a_transcript_that_was_changed_is_not_gone_on_from(tmp_path: Path) -> No
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
-    pytest.importorskip("fcntl")
     interrupted(small(), tmp_path / "run", 2)
     with locked(tmp_path / "run"), pytest.raises(InputError, match="another process"):
         run(small(), tmp_path / "run")

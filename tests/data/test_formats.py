@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from cflpriv.data.formats import LARGEST_BYTES, read_cifar_batch, read_idx, read_libsvm, read_npz
+from cflpriv.data.formats import LARGEST_BYTES, read_cifar_batch, read_idx, read_npz, read_svmlight
 from cflpriv.errors import InputError
 from cflpriv.types import Array
 
@@ -118,7 +118,7 @@ def test_idx_headers(tmp_path: Path, body: bytes, words: str) -> None:
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:
-    for read in (lambda p: read_idx(p, 3), lambda p: read_npz(p, ("x",)), lambda p: read_libsvm(p, 4), read_cifar_batch):
+    for read in (lambda p: read_idx(p, 3), lambda p: read_npz(p, ("x",)), lambda p: read_svmlight(p, 4), read_cifar_batch):
         with refused(tmp_path / "absent"):
             read(tmp_path / "absent")
         with refused(tmp_path):
@@ -194,7 +194,7 @@ def test_libsvm_round_trip(tmp_path: Path, values: Array, packed: bool, data: st
     text = "\n".join(rows).encode()
     path = tmp_path / "a"
     path.write_bytes(bz2.compress(text) if packed else text)
-    got, got_labels = read_libsvm(path, 5)
+    got, got_labels = read_svmlight(path, 5)
     np.testing.assert_array_equal(got, values)
     assert got_labels.tolist() == labels
 
@@ -206,8 +206,36 @@ def test_libsvm_bad_lines(tmp_path: Path, line: str) -> None:
     path = tmp_path / "a"
     path.write_text(f"1 1:0.5\n{line}\n1 1:0.5\n")
     with refused(path) as caught:
-        read_libsvm(path, 5)
-    assert "line 2" in str(caught.value)
+        read_svmlight(path, 5)
+    assert {"": "1 of its 3 lines", "1 6:1": "feature 6, not in 1..5"}.get(line, "line 2") in str(caught.value)
+
+
+@SHARED_FOLDER
+@given(body=st.one_of(st.binary(max_size=80), st.text("0123456789.:-+e \n\r#\0,qidnaf", max_size=80).map(str.encode)), packed=st.booleans())
+def test_libsvm_random_bytes(tmp_path: Path, body: bytes, packed: bool) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(bz2.compress(body) if packed else body)
+    got = read_or_refuse(path, lambda: read_svmlight(path, 5)[0])
+    if got is not None:
+        assert got.shape == (len(body.split(b"\n")) - (body[-1:] in (b"", b"\n")), 5)
+        assert got.dtype == np.float32
+
+
+def test_libsvm_takes_no_memory_for_what_a_file_only_claims(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("1 2000000000:1\n" * 3)  # dense, 24 GB
+    with refused(path) as caught:
+        read_svmlight(path, 5)
+    assert "feature 2000000000" in str(caught.value)
+    path.write_text("1 99999999999999999999:1\n")
+    with refused(path):
+        read_svmlight(path, 5)
+    path.write_bytes(bz2.compress(b"1\n" * 3_000_000))  # 3 kB
+    with refused(path) as caught:
+        read_svmlight(path, 256)
+    assert "3000000 lines of 256 values" in str(caught.value)
+    path.write_bytes(b"")
+    assert read_svmlight(path, 5)[0].shape == (0, 5)
 
 
 def test_libsvm_damaged_bz2(tmp_path: Path) -> None:
@@ -216,7 +244,7 @@ def test_libsvm_damaged_bz2(tmp_path: Path) -> None:
     for content in (whole[:-5], whole[:20] + b"\0\0\0" + whole[23:], b"BZh"):
         path.write_bytes(content)
         with refused(path):
-            read_libsvm(path, 5)
+            read_svmlight(path, 5)
 
 
 def test_cifar_records(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ IDENTITY = 'identity = "keys/client0.key"\n'
         (IDENTITY + "[protection]\nfloor = 2.5", r"\[protection\] floor = 2.5: expected `int`, got `float`"),
         (IDENTITY + '[protection]\ngram = "haar"', r"\[protection\] gram = 'haar': expected a list of names, in brackets"),
         (IDENTITY + '[protection]\nsecagg_mode = "activ"', r"\[protection\] secagg_mode = 'activ': known are 'active', 'passive'"),
+        (IDENTITY + '[protection]\ngather = "none"', r"client0.toml: \[protection\] gather = 'none': was removed: values that are"),
         (IDENTITY + "[protection]\n[privacy]\nepsilonn = 1.0", r"\[privacy\] epsilonn = 1.0: is not a key here; known are choice_share"),
         (IDENTITY + '[protection]\n[privacy]\nunit = "sampel"', r"\[privacy\] unit = 'sampel': known are 'none', 'sample', 'client'"),
         (IDENTITY + '[protection]\n[privacy]\nunit = "sample"\nepsilon = "1"', r"\[privacy\] epsilon = '1': expected `float`, got `str`"),

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cflpriv.protocols.accounting import ORDERS, _gaussian_pld, _sampled_pld, calibrate, delta_of, epsilon_of, noise_plan
+from cflpriv.protocols.accounting import ORDERS, _gaussian_pld, _sampled_pld, calibrate, delta_of, epsilon_of
 from cflpriv.protocols.events import (
     ChoiceEvent,
     Event,
     GaussianEvent,
-    RandomizedResponseEvent,
     Relation,
     SampledGaussianEvent,
     SkellamEvent,
@@ -128,15 +127,14 @@ def test_sampled_privacy_loss_against_an_integral(relation: Relation) -> None:
 
 
 def test_pure_events_cost_their_epsilon_at_most_and_compose_below_their_sum() -> None:
-    for event in (RandomizedResponseEvent(0.7, 5, "replace_one", "sample"), ChoiceEvent(0.7, "replace_one", "sample")):
-        assert epsilon_of([event], 1e-9) == pytest.approx(0.7, abs=2e-3)
-        assert epsilon_of([event] * 40, 1e-5) < 40 * 0.7 * 0.9
-    # k-ary randomised response, once, at a large δ: exactly p − e^ε' q on the true value
-    k, epsilon = 4, 1.5
-    p, q = math.exp(epsilon) / (math.exp(epsilon) + k - 1), 1 / (math.exp(epsilon) + k - 1)
-    other = 0.9
+    event = ChoiceEvent(0.7, "replace_one", "sample")
+    assert epsilon_of([event], 1e-9) == pytest.approx(0.7, abs=2e-3)
+    assert epsilon_of([event] * 40, 1e-5) < 40 * 0.7 * 0.9
+    # a choice between two, once, at a large δ: exactly p − e^ε' q, with p and q those of a fair coin turned by e^ε
+    epsilon, other = 1.5, 0.9
+    p, q = math.exp(epsilon) / (math.exp(epsilon) + 1), 1 / (math.exp(epsilon) + 1)
     exact = max(0.0, p - math.exp(other) * q)
-    assert delta_of([RandomizedResponseEvent(epsilon, k, "replace_one", "sample")], other) == pytest.approx(exact, rel=2e-3)
+    assert delta_of([ChoiceEvent(epsilon, "replace_one", "sample")], other) == pytest.approx(exact, rel=2e-3)
 
 
 def test_skellam_comes_close_to_the_gaussian_of_its_variance() -> None:
@@ -160,7 +158,7 @@ def test_a_tiny_delta_is_not_flattered_by_rounding(delta: float) -> None:
 
 def test_a_delta_that_is_all_rounding_is_priced_by_formulas() -> None:
     """Higher than at a larger δ, and no more than what adds up by hand."""
-    pure: list[Event] = [ChoiceEvent(1.0, "add_remove", "sample"), RandomizedResponseEvent(0.5, 4, "add_remove", "sample")]
+    pure: list[Event] = [ChoiceEvent(1.0, "add_remove", "sample"), ChoiceEvent(0.5, "add_remove", "sample")]
     assert epsilon_of(pure, 1e-12) == 1.5
     assert delta_of(pure, 1.5) == 0.0
     assert epsilon_of([*pure, plain(5.0)], 1e-13) == pytest.approx(1.5 + gaussian_epsilon(5.0, 1e-13))
@@ -226,7 +224,7 @@ def test_impossible_events_cannot_be_made(changes: dict[str, object], key: str) 
 def test_events_survive_json() -> None:
     events: list[Event] = [
         plain(1.5), sampled(1.0, 0.1, 5), SkellamEvent(9.0, 2.0, 4.0, "replace_one", "client"),
-        RandomizedResponseEvent(1.0, 3, "add_remove", "client"), ChoiceEvent(0.5, "add_remove", "sample"),
+        ChoiceEvent(0.5, "add_remove", "sample"),
     ]  # fmt: skip
     for event in events:
         assert event_from(event_to(event)) == event
@@ -234,26 +232,11 @@ def test_events_survive_json() -> None:
         event_from({**event_to(plain(1.0)), "more": 1})
 
 
-@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
-@pytest.mark.parametrize(("epsilon", "share"), [(0.5, 0.3), (3.0, 0.2), (8.0, 0.0), (2.0, 1.0)])
-def test_a_plan_meets_its_budget_and_wastes_little(relation: Relation, epsilon: float, share: float) -> None:
-    plan = noise_plan(epsilon, 1e-5, relation, rounds=10, steps=20, sampling_rate=0.05, signature_share=share)
-    assert epsilon * 0.995 <= plan.epsilon <= epsilon
-    assert (plan.signature > 0) == (share > 0)
-    assert (plan.training > 0) == (share < 1)
-    if 0 < share < 1:
-        assert gaussian_epsilon(plan.signature, 1e-5) == pytest.approx(share * epsilon, rel=1e-6)
-        alone = [sampled(plan.training, 0.05, 200, relation)]
-        assert epsilon_of(alone, 1e-5) > (1 - share) * epsilon, "training gets what the joint composition leaves"
-
-
 def test_calibration_refuses_what_no_noise_reaches() -> None:
     with pytest.raises(ValueError, match="cannot be kept"):
         calibrate(lambda z: [ChoiceEvent(3.0, "add_remove", "sample"), sampled(z, 0.1, 1)], 1.0, 1e-5)
     with pytest.raises(ValueError, match="epsilon"):
         calibrate(lambda z: [plain(z)], 0.0, 1e-5)
-    with pytest.raises(ValueError, match="signature_share"):
-        noise_plan(1.0, 1e-5, "add_remove", rounds=1, steps=1, sampling_rate=0.1, signature_share=1.2)
 
 
 def test_tiny_noise_is_priced_and_not_out_of_memory() -> None:
@@ -263,7 +246,7 @@ def test_tiny_noise_is_priced_and_not_out_of_memory() -> None:
 def test_pure_releases_beyond_any_use_are_added_up() -> None:
     rest: list[Event] = [plain(1.0), sampled(1.0, 0.1, 10)]
     alone = epsilon_of(rest, 1e-5)
-    choices: list[Event] = [ChoiceEvent(800.0, "add_remove", "sample"), RandomizedResponseEvent(1e4, 3, "add_remove", "sample")]
+    choices: list[Event] = [ChoiceEvent(800.0, "add_remove", "sample"), ChoiceEvent(1e4, "add_remove", "sample")]
     assert epsilon_of(choices, 1e-5) == 10800.0
     assert epsilon_of([*rest, *choices], 1e-5) == pytest.approx(10800.0 + alone)
     assert delta_of([*rest, *choices], 10800.0 + alone) == pytest.approx(1e-5, rel=1e-6)

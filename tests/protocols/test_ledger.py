@@ -41,9 +41,9 @@ def test_a_budget_can_be_spent_to_the_last_bit() -> None:
     ledger = Ledger(Budget(cost, 1e-5, "add_remove", "sample"))
     for round in range(3):
         ledger.charge({5: [event(7.0)]}, "mean", round)
-    assert not ledger.affords(5, [event(1e4)])
-    with pytest.raises(BudgetExceeded):
-        ledger.charge({5: [event(7.0)]}, "mean", 3)
+    for multiplier in (7.0, 1e4):
+        with pytest.raises(BudgetExceeded):
+            ledger.charge({5: [event(multiplier)]}, "mean", 3)
 
 
 def test_a_receipt_is_paid_once_and_its_release_again_is_free() -> None:

@@ -119,14 +119,6 @@ def test_no_neighbours_change_a_noisy_choice_by_more_than_its_epsilon(relation: 
     assert 0.95 * epsilon < worst <= epsilon * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("choices", "epsilon"), [(2, 0.3), (5, 1.0), (20, 3.0)])
-def test_randomised_response_is_exactly_as_private_as_it_says(choices: int, epsilon: float) -> None:
-    laws = np.stack([m.response_probabilities(choice, choices, epsilon) for choice in range(choices)])
-    assert np.allclose(laws.sum(axis=1), 1, atol=1e-15)
-    ratios = np.log(laws[:, None, :] / laws[None, :, :])
-    assert ratios.max() == pytest.approx(epsilon, abs=1e-12)
-
-
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_integers_for_a_secure_sum_stay_within_the_norms_of_their_event(relation: Relation) -> None:
     rng = np.random.default_rng(3)
@@ -269,8 +261,6 @@ def test_shares_add_up_to_the_sum_and_the_noise_of_the_survivors() -> None:
 def test_choices_have_their_probabilities() -> None:
     entropy = public_entropy("choices")
     count = 20_000
-    drawn = [m.randomized_response(1, 4, 1.2, "replace_one", "sample", entropy).value for _ in range(count)]
-    assert chi_square(np.bincount(drawn, minlength=4).astype(float), count * m.response_probabilities(1, 4, 1.2)) > ALPHA
     scores = np.array([3.0, 1.0, 2.0, 9.0])
     drawn = [m.noisy_argmin(scores, 2.0, 1.5, "add_remove", "sample", entropy).value for _ in range(count)]
     expected = count * m.argmin_probabilities(scores, 2.0, 1.5, "add_remove")
@@ -289,7 +279,6 @@ def test_noise_is_fresh_with_every_call_and_never_of_numpy() -> None:
         "second moment": lambda source: m.second_moment(np.zeros((1, 6)), 1.0, "add_remove", "sample", source).value,
         "skellam": lambda source: m.skellam_noise(50.0, 20, source).astype(float),
         "share": lambda source: m.skellam_share(np.ones(16), PLAN, np.ones(16), source).astype(float),
-        "response": lambda source: np.array([m.randomized_response(0, 9, 0.1, "add_remove", "sample", source).value for _ in range(20)]),
         "argmin": lambda source: np.array([m.noisy_argmin(np.zeros(9), 1.0, 0.1, "add_remove", "sample", source).value for _ in range(20)]),
     }
     for name, draw in draws.items():
