@@ -6,6 +6,7 @@ and nothing more. A step that is broken off is started anew, and nothing of it w
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,17 +38,33 @@ class _Step(m.Message, frozen=True):
     then: bytes
 
 
-class _Kept(m.Message, frozen=True):
-    """An epoch between two messages: the shape of clients' rows, who may ask, the machine, the steps so far, how the last one was asked
-    for (`Finish`) and what was said to that."""
+class _Stored(m.Message, frozen=True):
+    """An `_Epoch` as bytes."""
 
     p: int
     dimension: int
     server: bytes
     machine: bytes
     steps: tuple[_Step, ...]
+    asked: bytes
+    said: bytes
+
+
+@dataclass(frozen=True, eq=False)
+class _Epoch:
+    """An epoch between two messages: the shape of clients' rows, who may ask, the machine, the steps so far, how the last one was asked
+    for (`Finish`) and what was said to that. The machine is changed in copies only."""
+
+    p: int
+    dimension: int
+    server: bytes
+    machine: KeyHolder
+    steps: tuple[_Step, ...] = ()
     asked: bytes = b""
     said: bytes = b""
+
+    def to_bytes(self) -> bytes:
+        return m.encode(_Stored(self.p, self.dimension, self.server, self.machine.to_bytes(), self.steps, self.asked, self.said))
 
 
 class RemoteHolder:
@@ -78,10 +95,7 @@ class RemoteHolder:
         for name in self._store.names():
             kind, _, epoch = name.partition("/")
             if kind == "epoch":
-                kept = self._kept(name)
-                setup = self._setup(session, int(epoch), kept.p, kept.dimension)
-                machine = KeyHolder.from_bytes(kept.machine, setup, self._settings.identity, kept.server, self._roster())
-                found[f"ckks_secret_key_{epoch}"] = machine.secret_key().hex()
+                found[f"ckks_secret_key_{epoch}"] = self._kept(name, session, int(epoch)).machine.secret_key().hex()
         return found
 
     def _answer(self, ask: m.Ask) -> m.Answer:
@@ -126,8 +140,7 @@ class RemoteHolder:
         if setup.digest != ask.setup or setup.mode != "public-key":
             raise RemoteError("forbidden")
         machine = KeyHolder(setup, self._settings.identity, ask.server, self._roster(), entropy=self._entropy)
-        kept = _Kept(ask.p, ask.dimension, ask.server, machine.to_bytes(), ())
-        self._store.put(f"epoch/{ask.epoch}", m.encode(kept))
+        self._store.keep(f"epoch/{ask.epoch}", _Epoch(ask.p, ask.dimension, ask.server, machine), _Epoch.to_bytes)
         return m.Stepped(machine.announcement)
 
     def _drop(self, live: Sequence[int]) -> m.Done:
@@ -145,40 +158,43 @@ class RemoteHolder:
         setup: ckks.Setup = setup_of(self._settings.protection, session, epoch, self._roster(), p, dimension)
         return setup
 
-    def _kept(self, name: str) -> _Kept:
-        data = self._store.get(name)
-        if data is None:
-            raise RemoteError("not-held")
-        return codec.decode(data, _Kept, m.LIMIT_BYTES)
+    def _kept(self, name: str, session: bytes, epoch: int) -> _Epoch:
+        def read(data: bytes) -> _Epoch:
+            one = codec.decode(data, _Stored, m.LIMIT_BYTES)
+            setup = self._setup(session, epoch, one.p, one.dimension)
+            machine = KeyHolder.from_bytes(
+                one.machine, setup, self._settings.identity, one.server, self._roster(), entropy=self._entropy
+            )  # fmt: skip
+            return _Epoch(one.p, one.dimension, one.server, machine, one.steps, one.asked, one.said)
 
-    def _machine(self, ask: m.Decrypt | m.Finish, kept: _Kept) -> KeyHolder:
-        setup = self._setup(ask.session, ask.epoch, kept.p, kept.dimension)
-        return KeyHolder.from_bytes(
-            kept.machine, setup, self._settings.identity, kept.server, self._roster(), entropy=self._entropy
-        )  # fmt: skip
+        kept = self._store.load(name, read)
+        if kept is None:
+            raise RemoteError("not-held")
+        return kept
 
     # --- steps
 
     def _decrypt(self, ask: m.Decrypt) -> m.Done:
-        kept = self._kept(f"epoch/{ask.epoch}" if ask.first else f"pending/{ask.epoch}")
+        kept = self._kept(f"epoch/{ask.epoch}" if ask.first else f"pending/{ask.epoch}", ask.session, ask.epoch)
         if ask.step != len(kept.steps):
             raise RemoteError("replay")
-        machine = self._machine(ask, kept)
+        machine = kept.machine.copy()
         for enrolment in ask.enrolments:
             machine.enrol(enrolment)
         for request in ask.requests:
             machine.answer(request)
-        self._store.put(f"pending/{ask.epoch}", m.encode(_Kept(kept.p, kept.dimension, kept.server, machine.to_bytes(), kept.steps)))
+        self._store.keep(f"pending/{ask.epoch}", replace(kept, machine=machine, asked=b"", said=b""), _Epoch.to_bytes)
         return m.Done()
 
     def _finish(self, ask: m.Finish) -> m.Answer:
-        asked, before = m.encode(ask), self._kept(f"epoch/{ask.epoch}")
+        asked, before = m.encode(ask), self._kept(f"epoch/{ask.epoch}", ask.session, ask.epoch)
         if before.asked == asked:
             return m.decode_answer(before.said)
-        kept = self._kept(f"pending/{ask.epoch}") if ask.clients and ask.step == len(before.steps) else before
+        fresh_step = bool(ask.clients) and ask.step == len(before.steps)
+        kept = self._kept(f"pending/{ask.epoch}", ask.session, ask.epoch) if fresh_step else before
         if ask.step != len(kept.steps):
             raise RemoteError("replay")
-        machine = self._machine(ask, kept)
+        machine = kept.machine
         earlier = {client for step in kept.steps for client in step.clients}
         fresh = set(ask.clients)
         if len(fresh) != len(ask.clients) or fresh & earlier or fresh | earlier != machine.enrolled or not machine.enrolled:
@@ -193,8 +209,7 @@ class RemoteHolder:
         except Exception:  # that it failed tells of the Gram, and is told: once an epoch
             self._drop_epochs(lambda epoch: epoch == str(ask.epoch))
             raise
-        done = _Kept(kept.p, kept.dimension, kept.server, machine.to_bytes(), steps, asked, m.encode(released))
-        self._store.put(f"epoch/{ask.epoch}", m.encode(done))
+        self._store.keep(f"epoch/{ask.epoch}", replace(kept, steps=steps, asked=asked, said=m.encode(released)), _Epoch.to_bytes)
         self._store.drop(f"pending/{ask.epoch}")
         return released
 

@@ -1,5 +1,6 @@
 """The key holder's machine of one clustering epoch: it makes keys, decrypts what it is asked for, no more, and noises what will be seen."""
 
+from copy import copy
 from typing import Annotated
 
 import msgspec
@@ -82,6 +83,12 @@ class KeyHolder:
         self.blocks: dict[tuple[int, int], Block] = {}
         for left, right, values in () if saved is None else saved.blocks:
             self.blocks[left, right] = np.frombuffer(values, "<f8").reshape(setup.p, setup.p)
+
+    def copy(self) -> "KeyHolder":
+        """The same keys; what is enrolled or answered with one of the two is not with the other."""
+        twin = copy(self)
+        twin.enrolled, twin.blocks = set(self.enrolled), dict(self.blocks)
+        return twin
 
     def to_bytes(self) -> bytes:
         """The machine, secret key included, for a store that only the key holder reads."""
