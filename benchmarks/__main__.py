@@ -2,6 +2,8 @@
 
 Each comparison runs in a process of its own, A B A B interleaved, one intra-op thread a process. An entry: name, ratio (median over the
 pairs; above 1 ours is quicker), low, high, floor, stretch, against, note. Give words of names to run some only.
+
+`python -m benchmarks federation` compares the federation with an old commit, in a table of its own: see `federation`.
 """
 
 import json
@@ -15,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from . import attacks, ckks, engine, flower, peers, privacy, secagg
+from . import attacks, ckks, engine, federation, flower, peers, privacy, secagg
 
 COMPARISONS = {
     **engine.COMPARISONS, **secagg.COMPARISONS, **ckks.COMPARISONS, **peers.COMPARISONS, **privacy.COMPARISONS, **attacks.COMPARISONS,
@@ -42,7 +44,8 @@ def shown(value: float | None) -> str:
     return "–" if value is None or math.isnan(value) else f"{value:.2f}"
 
 
-def main(words: list[str]) -> None:
+def compared(words: list[str]) -> list[dict[str, Any]]:
+    """The rows of all comparisons, or of those whose names hold one of the words, printed as they are measured."""
     names = [name for name in COMPARISONS if not words or any(word.lower() in name.lower() for word in words)]
     print(f"{'comparison':<40} {'ratio':>8} {'low':>8} {'high':>8} {'floor':>8} {'stretch':>8}  against: note", flush=True)
     rows = []
@@ -51,16 +54,26 @@ def main(words: list[str]) -> None:
         rows.append(row)
         figures = " ".join(f"{shown(row.get(key)):>8}" for key in ("ratio", "low", "high", "floor", "stretch"))
         print(f"{name:<40} {figures}  {row['against']}: {row['note']}", flush=True)
-    plain = [{key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()} for row in rows]
+    return [{key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()} for row in rows]
+
+
+def main(words: list[str]) -> int:
+    alone = words[:1] == ["federation"]
+    rows = [] if alone else compared(words)
+    beside, code = federation.main(words[1:] if alone else ["--quick"]) if alone or not words else ([], 0)
     versions = {package: metadata.version(package) for package in ("cflpriv", "torch", "numpy", "scipy")}
     machine = {"machine": platform.machine(), "cores": os.cpu_count(), "load": os.getloadavg(), "python": platform.python_version()}
     Path("benchmarks.json").write_text(
-        json.dumps({"machine": machine, "versions": versions, "rows": plain}, indent=1) + "\n", encoding="utf-8"
+        json.dumps({"machine": machine, "versions": versions, "rows": rows, "federation": beside}, indent=1) + "\n", encoding="utf-8"
     )
+    return code
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--one"]:
         Path(sys.argv[3]).write_text(json.dumps(COMPARISONS[sys.argv[2]]()), encoding="utf-8")
     else:
-        main(sys.argv[1:])
+        try:
+            sys.exit(main(sys.argv[1:]))
+        except KeyboardInterrupt:
+            sys.exit("interrupted")
