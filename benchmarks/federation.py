@@ -153,10 +153,11 @@ def old_bytes(config: Any, clients: Any) -> Any:
 
 
 def new_bytes(config: Any, clients: Any) -> Any:
-    """ADAPTER to the version under test: `cflpriv.transports.loopback`, where there is one; until then tests/loopback.py."""
-    found = importlib.util.find_spec("cflpriv.transports") and importlib.import_module("cflpriv.transports")
-    loopback = getattr(found, "loopback", None)
-    return old_bytes(config, clients) if loopback is None else loopback(clients, config.protection, seed=1)
+    """ADAPTER to the version under test: a simulated federation whose messages are encoded."""
+    from cflpriv.record import Transcript
+    from cflpriv.simulation import simulate
+
+    return simulate(clients.clients, protection=config.protection, seed=1, transport="bytes", transcript=Transcript("full")).federation
 
 
 def _home() -> Path:
@@ -223,7 +224,8 @@ def _beginnings(scenario: Scenario, config: Any, clients: Any) -> tuple[float, f
 def _over_bytes(scenario: Scenario, config: Any, clients: Any) -> tuple[float, float]:
     algorithm = config.algorithm_for(clients)
     made: list[Any] = []
-    setup = _seconds(lambda: made.append(new_bytes(config, clients)))
+    new = (_home() / "cflpriv" / "simulation.py").exists()
+    setup = _seconds(lambda: made.append((new_bytes if new else old_bytes)(config, clients)))
     federation = made[0]
     state, numbers = algorithm.init(federation), itertools.count()
 
