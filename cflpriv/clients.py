@@ -60,7 +60,7 @@ class Clients:
         for client, result in results.items():
             self.memory[client] |= {name: result[name] for name in task.keeps}
             values[client] = {name: owned(result[name]) for name in task.parts}
-        return self.hold(type(task).__name__, values, task.parts)
+        return self.hold(type(task).__name__, values, tuple(task.parts))
 
     def trace(self, held: Held, received: Mapping[int, bytes], params: Mapping[str, Parameter], clients: Sequence[int]) -> None:
         """What each client was sent, and what the values it already held had been computed from. What tasks remember is not traced."""

@@ -4,14 +4,14 @@ Client data hold labels that are classes, so the real-valued response travels as
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from ..engine import Result, TaskInput
 from ..errors import InputError
 from ..randomness import stream
-from ..types import Array, ClientData
+from ..types import Array, ClientData, Parts
 
 __all__ = ["Regression", "RegressionGradient", "RegressionLosses", "RegressionLoss", "regression", "regression_clients"]
 
@@ -70,8 +70,8 @@ def _residual(given: TaskInput, parameters: Array, split: str = "train") -> tupl
 class RegressionLosses:
     """The mean squared error of each of the list "model". Parts: "losses" (k,), "choice" () of the lowest."""
 
-    parts: tuple[str, ...] = ("losses", "choice")
-    keeps: tuple[str, ...] = ()
+    parts: ClassVar[Parts] = {"losses": "summed", "choice": "choice"}
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> Result:
         losses = np.array([np.mean(_residual(given, np.asarray(model))[1] ** 2) for model in given.params["model"]])
@@ -82,8 +82,8 @@ class RegressionLosses:
 class RegressionGradient:
     """The gradient of the mean squared error at "model". Parts: "gradient" (d,)."""
 
-    parts: tuple[str, ...] = ("gradient",)
-    keeps: tuple[str, ...] = ()
+    parts: ClassVar[Parts] = {"gradient": "summed"}
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> Result:
         x, residual = _residual(given, given.array("model"))
@@ -95,8 +95,8 @@ class RegressionLoss:
     """The squared error of "model" summed over the samples of `split`. Parts: "loss" (), "count" ()."""
 
     split: str = "test"
-    parts: tuple[str, ...] = ("loss", "count")
-    keeps: tuple[str, ...] = ()
+    parts: ClassVar[Parts] = {"loss": "measure", "count": "measure"}
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> Result:
         _, residual = _residual(given, given.array("model"), self.split)

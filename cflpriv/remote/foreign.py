@@ -1,7 +1,10 @@
 """A task whose work is done by somebody else's code on the client, so that an existing application can train by its own means."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+from ..types import Parts
 
 __all__ = ["Foreign"]
 
@@ -11,13 +14,21 @@ class Foreign:
     """Run the client's own function `name`. It is given arrays by name and gives the arrays named in `parts`.
 
     `layout` says how a flat vector "model" is cut into named arrays: (name, shape, dtype); `config` are the application's own settings.
-    Parts that are flat vectors are float32 or float64.
+    Parts that are flat vectors are float32 or float64. What kind a part is follows from the function's name, by `KINDS`.
     """
+
+    KINDS: ClassVar[Mapping[str, Parts]] = {"train": {"update": "summed"}, "signature": {"signature": "compared"}}
+    """Function -> the kinds of its parts; those of all others are summed."""
 
     name: str
     parts: tuple[str, ...]
     layout: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     config: tuple[tuple[str, bool | int | float | str], ...] = ()
+
+    @property
+    def declared(self) -> Parts:
+        """The kinds of the function's parts, whatever a server calls the parts that it asks for."""
+        return self.KINDS.get(self.name, {})
 
     @property
     def keeps(self) -> tuple[str, ...]:

@@ -9,11 +9,11 @@ import numpy as np
 from ..channels import Transforms
 from ..protocols import codec
 from ..protocols.errors import RemoteError
-from ..types import Array
+from ..types import Array, PartKind
 from . import messages as m
 from .store import Store
 
-__all__ = ["UNTRACED", "Origin", "Values", "from_bytes", "to_bytes", "trace"]
+__all__ = ["UNTRACED", "Origin", "Values", "from_bytes", "relayed", "to_bytes", "trace"]
 
 OPENED = ("sum/", "apply/")
 """What the transforms are for whose values clients open for each other: sums. What is compared is opened by nobody."""
@@ -24,24 +24,36 @@ UNTRACED = sha256(b"cflpriv: what other clients made, or what a client has of it
 
 
 class _Values(m.Message, frozen=True):
-    """A held value or memory: arrays by name; relayed ones by name and sender."""
+    """A held value or memory, or what is relayed: arrays by name; those that were relayed by name and sender. `compared` says to whom it is
+    relayed that it holds what clients compare."""
 
     arrays: tuple[m.Named, ...] = ()
     said: tuple[tuple[str, tuple[m.Said, ...]], ...] = ()
+    compared: bool = False
 
 
 class Origin(m.Message, frozen=True):
     """What a value was computed from: the name of all that the client was told, and how many numbers the smallest model has (0: none).
 
-    `compared` says that something is in it that clients compare, such as a signature.
+    `compared` says that something is in it that clients compare, such as a signature. `kinds` are those of its parts that are not summed,
+    as the task declared them that was run here.
     """
 
     received: bytes = b""
     size: m.Count = 0
     compared: bool = False
+    kinds: tuple[tuple[str, PartKind], ...] = ()
+
+    def kind(self, part: str) -> PartKind:
+        """What kind a part is; one that nothing declared is summed."""
+        return dict(self.kinds).get(part, "summed")
+
+    def is_compared(self, part: str) -> bool:
+        """Whether a part is what clients compare, or was computed from such."""
+        return self.compared or self.kind(part) == "compared"
 
 
-def to_bytes(arrays: dict[str, Any]) -> bytes:
+def to_bytes(arrays: dict[str, Any], compared: bool = False) -> bytes:
     """Arrays by name, and relayed ones by name and sender, as bytes."""
     plain = tuple(m.Named(part, m.to_tensor(np.asarray(value))) for part, value in arrays.items() if not isinstance(value, dict))
     said = tuple(
@@ -49,14 +61,20 @@ def to_bytes(arrays: dict[str, Any]) -> bytes:
         for part, value in arrays.items()
         if isinstance(value, dict)
     )
-    return m.encode(_Values(plain, said))
+    return m.encode(_Values(plain, said, compared))
 
 
 def from_bytes(data: bytes) -> dict[str, Any]:
-    """What `to_bytes` made bytes of. Raises `MalformedMessage`."""
+    """The arrays that `to_bytes` made bytes of. Raises `MalformedMessage`."""
+    return relayed(data)[0]
+
+
+def relayed(data: bytes) -> tuple[dict[str, Any], bool]:
+    """What `to_bytes` made bytes of: the arrays, and whether they are what clients compare. Raises `MalformedMessage`."""
     values = codec.decode(data, _Values, m.LIMIT_BYTES)
     arrays: dict[str, Any] = {one.name: m.from_tensor(one.value) for one in values.arrays}
-    return arrays | {part: {one.sender: m.from_tensor(one.value) for one in said} for part, said in values.said}
+    arrays |= {part: {one.sender: m.from_tensor(one.value) for one in said} for part, said in values.said}
+    return arrays, values.compared
 
 
 def trace(told: Sequence[bytes]) -> bytes:
@@ -142,4 +160,4 @@ class Values:
         data = self._store.get(name)
         if data is None:
             raise RemoteError("not-held")
-        return codec.decode(data, Origin, 1 << 10)
+        return codec.decode(data, Origin, m.LIMIT_BYTES)

@@ -15,7 +15,7 @@ from ..protocols.errors import MalformedMessage, RemoteError
 from ..types import Array, ClientData
 from . import messages as m
 from .foreign import Foreign
-from .releases import compares, is_compared
+from .releases import compares, kinds_of
 from .spending import Spending
 from .values import UNTRACED, Origin, Values, trace
 
@@ -98,8 +98,8 @@ class Work:
         held = self._held_in(ask)
         self._spending.check(task, held, reads)
         given, received, choice = self._given(ask, sizes)
-        compared = compares(task) or any(is_compared(one.part, self._values.origin(one.held)) for one in held)
-        compared |= any(is_compared(name, origin) for name, (_, origin) in reads.items())
+        compared = compares(task) or any(self._values.origin(one.held).is_compared(one.part) for one in held)
+        compared |= any(origin.compared for _, origin in reads.values())
         sizes += [origin.size for _, origin in reads.values()]
         if self._spending.unit != "none":
             words_as_they_are(models_in(task))
@@ -117,7 +117,8 @@ class Work:
         self._values.forget(live)
         if not result:
             return m.Computed(False, ())
-        origin = Origin(trace(received), smallest(sizes), compared)
+        kinds = tuple((part, kind) for part, kind in kinds_of(task).items() if kind != "summed")
+        origin = Origin(trace(received), smallest(sizes), compared, kinds)
         for name in task.keeps:
             self._values.remember(name, result[name], origin)
         made = {part: result[part] if isinstance(result[part], dict) else np.asarray(result[part]) for part in task.parts}
@@ -133,7 +134,7 @@ class Work:
             return m.Computed(False, ())
         total = self._values.open(m.Addends((), (), mine), self._transforms)
         origins = [(own.part, self._values.origin(own.held)) for own in mine]
-        compared = any(is_compared(part, origin) for part, origin in origins)
+        compared = any(origin.is_compared(part) for part, origin in origins)
         self._values.drop(ask.held)
         self._spending.derive(ask.held, "own", mine)
         self._values.hold(ask.held, {"own": total}, Origin(UNTRACED, smallest(origin.size for _, origin in origins), compared))
