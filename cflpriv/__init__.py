@@ -8,27 +8,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .algorithm import AlgorithmSpec, register_algorithm
     from .algorithms import ALGORITHMS
-    from .data import DataSpec, build_population
+    from .data import DataSpec, build_population, register_dataset
     from .errors import InputError
     from .experiments import Config, load_config, run_experiment
     from .federation import Federation, Sampling
     from .local import LocalFederation
-    from .models import Model
+    from .models import Model, register_model
+    from .plugins import load_plugin, register_attack
     from .protection import Protection
     from .training import Train
     from .types import ClientData, Clustering, Population
 
 _HOME = {
-    "ALGORITHMS": "algorithms", "ClientData": "types", "Clustering": "types", "Config": "experiments", "DataSpec": "data",
-    "Federation": "federation", "InputError": "errors", "LocalFederation": "local", "Model": "models", "Population": "types",
-    "Protection": "protection", "Sampling": "federation", "Train": "training", "build_population": "data", "load_config": "experiments",
-    "run_experiment": "experiments",
+    "ALGORITHMS": "algorithms", "AlgorithmSpec": "algorithm", "ClientData": "types", "Clustering": "types", "Config": "experiments",
+    "DataSpec": "data", "Federation": "federation", "InputError": "errors", "LocalFederation": "local", "Model": "models",
+    "Population": "types", "Protection": "protection", "Sampling": "federation", "Train": "training", "build_population": "data",
+    "load_config": "experiments", "load_plugin": "plugins", "register_algorithm": "algorithm", "register_attack": "plugins",
+    "register_dataset": "data", "register_model": "models", "run_experiment": "experiments",
 }  # fmt: skip
 
 __all__ = [
-    "ALGORITHMS", "ClientData", "Clustering", "Config", "DataSpec", "Federation", "InputError", "LocalFederation", "Model", "Population",
-    "Protection", "Sampling", "Train", "build_population", "load_config", "run_experiment",
+    "ALGORITHMS", "AlgorithmSpec", "ClientData", "Clustering", "Config", "DataSpec", "Federation", "InputError", "LocalFederation", "Model",
+    "Population", "Protection", "Sampling", "Train", "build_population", "load_config", "load_plugin", "register_algorithm",
+    "register_attack", "register_dataset", "register_model", "run_experiment",
 ]  # fmt: skip
 
 

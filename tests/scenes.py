@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from cflpriv.protection import Protection
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.record import Transcript
 from cflpriv.training import Train
-from cflpriv.types import Array, ClientData, Population
+from cflpriv.types import Array, ClientData, Parts, Population
 
 PROTECTIONS = {"none": Protection(), "haar": Protection(gram=("haar",), sum="haar")}
 
@@ -61,13 +61,8 @@ class Make:
 
     scale: float = 1.0
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("vector", "rows", "choice", "one")
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ("vector",)
+    parts: ClassVar[Parts] = {"vector": "summed", "rows": "compared", "choice": "choice", "one": "measure"}
+    keeps: ClassVar[tuple[str, ...]] = ("vector",)
 
     def run(self, given: TaskInput) -> dict[str, Array]:
         client = given.data.id
@@ -83,12 +78,10 @@ class Echo:
     names: tuple[str, ...]
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        return (*self.names, "choice")
+    def parts(self) -> Parts:
+        return {**dict.fromkeys(self.names, "summed"), "choice": "choice"}
 
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> dict[str, Any]:
         return {name: np.asarray(given.params[name]) for name in self.names} | {

@@ -22,10 +22,10 @@ True groups are what the scores are computed against: the rotation, shift, swap,
 (`dirichlet`, most of `given`) a note says that ARI means nothing.
 """
 
-from .datasets import Dataset, channel_statistics, data_directory, load_idx, load_npz
+from .datasets import Dataset, channel_statistics, data_directory, dataset_of, load_idx, load_npz
 from .named import load_dataset
 from .partition import Partition, dirichlet, given, iid, label_skew, pathological
-from .population import DATASETS, PARTITIONS, DataSpec, build_population
+from .population import DATASETS, PARTITIONS, DataSpec, build_population, register_dataset
 from .shifts import MixtureLayout, conform, label_permutations, mixture_layout, rotate, shift_labels, swap_labels
 from .synthetic import gaussian_clusters
 
@@ -40,6 +40,7 @@ __all__ = [
     "channel_statistics",
     "conform",
     "data_directory",
+    "dataset_of",
     "dirichlet",
     "gaussian_clusters",
     "given",
@@ -51,6 +52,7 @@ __all__ = [
     "load_npz",
     "mixture_layout",
     "pathological",
+    "register_dataset",
     "rotate",
     "shift_labels",
     "swap_labels",

@@ -83,8 +83,8 @@ class Deferred:
 
 
 class Task(Protocol):
-    """Something clients compute. `parts` names the results that a `Held` will hold, each with its kind, on which it depends how it may leave
-    the client; `keeps` names those that stay in the client's memory."""
+    """Something clients compute. `parts` names the results that a `Held` will hold, each with its kind, on which it depends how it may
+    leave the client; `keeps` names those that stay in the client's memory."""
 
     @property
     def parts(self) -> Parts: ...

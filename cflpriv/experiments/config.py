@@ -192,8 +192,8 @@ class Config:
             self.releases()
             if self.spec.replace_only and privacy.relation != "replace_one":
                 raise InputError(
-                    f"algorithm {self.spec.name!r} under privacy.unit = 'sample': clients hold samples back by their number, which is public only "
-                    "with privacy.relation = 'replace_one'"
+                    f"algorithm {self.spec.name!r} under privacy.unit = 'sample': clients hold samples back by their number, which is "
+                    "public only with privacy.relation = 'replace_one'"
                 )
             if self.data.repeat_per_group:
                 raise InputError(
@@ -288,7 +288,7 @@ def _spec(name: Any) -> AlgorithmSpec:
 
 
 def load_config(path: str | Path, changes: Sequence[str] = (), plugins: Sequence[str | Path] = ()) -> Config:
-    """Read an experiment. `changes` are "section.key=value" with a TOML value, as `--set` takes them; `plugins` are files beside its own."""
+    """Read an experiment. `changes` are "section.key=value" with a TOML value, as `--set` takes them; `plugins` files beside its own."""
     tree = changed(read_tree(path), changes, plugins)
     return parse_config(tree, f"{path} with --set {', '.join(changes)}" if changes else str(path))
 

@@ -11,24 +11,24 @@ __all__ = ["Foreign"]
 
 @dataclass(frozen=True)
 class Foreign:
-    """Run the client's own function `name`. It is given arrays by name and gives the arrays named in `parts`.
+    """Run the client's own function `name`. It is given arrays by name and gives those that are `asked` for.
 
     `layout` says how a flat vector "model" is cut into named arrays: (name, shape, dtype); `config` are the application's own settings.
-    Parts that are flat vectors are float32 or float64. What kind a part is follows from the function's name, by `KINDS`.
+    Parts that are flat vectors are float32 or float64.
     """
 
     KINDS: ClassVar[Mapping[str, Parts]] = {"train": {"update": "summed"}, "signature": {"signature": "compared"}}
-    """Function -> the kinds of its parts; those of all others are summed."""
+    """Function -> the kinds of its parts. Those of others are summed, the strictest, whatever a server calls them."""
 
     name: str
-    parts: tuple[str, ...]
+    asked: tuple[str, ...]
     layout: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     config: tuple[tuple[str, bool | int | float | str], ...] = ()
 
     @property
-    def declared(self) -> Parts:
-        """The kinds of the function's parts, whatever a server calls the parts that it asks for."""
-        return self.KINDS.get(self.name, {})
+    def parts(self) -> Parts:
+        known = self.KINDS.get(self.name, {})
+        return {part: known.get(part, "summed") for part in self.asked}
 
     @property
     def keeps(self) -> tuple[str, ...]:

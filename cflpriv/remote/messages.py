@@ -26,7 +26,7 @@ __all__ = [
     "task_to_bytes", "to_one", "to_tensor",
 ]  # fmt: skip
 
-VERSION = 5
+VERSION = 6
 LIMIT_BYTES = 1 << 31
 DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
 MOST_AXES = 8

@@ -14,9 +14,10 @@ hidden leaves by the verb that hides it, and by no other:
 
 * if they are fewer than the smallest model has that they were computed at.
 
-Kinds are declared by task classes (`parts`), as the client has them installed. What is kept is kept by the kind of a part and by what it was
-computed from, not by what a server calls it or copies it to. **What is not kept**: a choice, a score or a loss is a number about the data at models that the server names, and many of them tell much; against a
-server that asks for many there is `[privacy]` only. That a task has a result, and of which shape, is told as well.
+Kinds are declared by task classes (`parts`), as the client has them installed. What is kept is kept by the kind of a part and by what it
+was computed from, not by what a server calls it or copies it to. **What is not kept**: a choice, a score or a loss is a number about the
+data at models that the server names, and many of them tell much; against a server that asks for many there is `[privacy]` only. That a
+task has a result, and of which shape, is told as well.
 """
 
 from collections.abc import Mapping
@@ -29,7 +30,6 @@ from ..protection import Protection
 from ..protocols.errors import RemoteError
 from ..protocols.orthonormal import TRANSFORMS
 from ..types import PartKind
-from .foreign import Foreign
 from .values import Origin
 
 __all__ = ["Verb", "check", "compares", "hides_compared", "kinds_of", "may_leave"]
@@ -39,9 +39,9 @@ Verb = Literal["gram", "gather", "sum", "relay"]
 
 def kinds_of(task: Any) -> dict[str, PartKind]:
     """The kind of each part of a task, as the class that is installed here declares it; what is not declared, or unknown, is summed."""
-    declared = task.declared if isinstance(task, Foreign) else getattr(task, "parts", {})
+    declared = getattr(task, "parts", {})
     kinds = declared if isinstance(declared, Mapping) else {}
-    return {part: kinds[part] if kinds.get(part) in get_args(PartKind) else "summed" for part in getattr(task, "parts", ())}
+    return {part: kinds[part] if kinds.get(part) in get_args(PartKind) else "summed" for part in declared}
 
 
 def compares(task: Any) -> bool:
