@@ -246,7 +246,7 @@ def test_its_task_and_function_travel(own: Path, protection: Protection) -> None
     load_plugin(own)
     scene = population(clients_per_group=3)
     made, module = ALGORITHMS["partly"].make(training(scene)), sys.modules["cflpriv_plugin_own"]
-    models = []
+    models: list[Any] = []
     for fed in (federation(scene, protection, seed=1), remote(scene, protection)[1]):
         state = made.init(fed)
         for number in range(2):
@@ -384,7 +384,8 @@ def test_entry_points_are_loaded_when_they_are_asked_for(installed: Path) -> Non
     assert Model("tiny", (2,), 3).dimension == 9
     assert parse_config({"data": {"source": "dots"}}).data.source == "dots"
     assert LOADERS.find("dots") is not None
-    assert ATTACKS.find("look").summary == "looks"
+    assert ATTACKS.find("look") is not None
+    assert ATTACKS["look"].summary == "looks"
     with pytest.raises(InputError, match=r"known|did you mean 'packaged'"):
         parse_config({"algorithm": {"name": "packed"}})
 
