@@ -24,16 +24,8 @@ from .checkpoint import Checkpoint, latest, load_checkpoint
 from .config import Config, load_config, read_tree
 
 __all__ = [
-    "Tape",
-    "check_same_config",
-    "kept_rows",
-    "last_checkpoint",
-    "locked",
-    "note_resume",
-    "plugins_of",
-    "put_aside",
-    "put_audit_aside",
-]
+    "Tape", "check_same_config", "kept_rows", "last_checkpoint", "locked", "note_resume", "plugins_of", "put_aside", "put_audit_aside",
+]  # fmt: skip
 
 
 class Tape:
