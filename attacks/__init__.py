@@ -6,7 +6,7 @@ beside the same attack on the unprotected pipeline, and carries an interval.
 
 Writing one
 -----------
-An attack is a module with three functions, and one line in `ATTACKS`:
+An attack is a module with three functions, and one line below, or `cflpriv.register_attack(name, Attack(...))` in a file of your own:
 
     guess(view: AdversaryView | None, prior: Prior, ...) -> Guess     no truth in here; None is the attack without a view
     score(guess, truth: Truth, ...) -> Array                          no view in here; one number a client
@@ -34,6 +34,7 @@ from dataclasses import dataclass
 if "." not in __name__:
     raise ImportError(f"{__name__}: is a part of cflpriv and does not stand alone; import cflpriv.attacks", name=__name__)
 
+from ..plugins import ATTACKS, register_attack
 from ..types import Array
 from . import (
     anchor_counts,
@@ -88,7 +89,7 @@ class Attack:
     plays: bool = False
 
 
-ATTACKS: dict[str, Attack] = {
+for _name, _attack in {
     "signature_inversion": Attack("mean image and label set of a client from its signature U_p", signature_inversion.cells),
     "label_inference": Attack("label sets and histograms from the bias gradient in updates", label_inference.cells),
     "anchor_counts": Attack("label counts from gradients at an anchor model (StoCFL)", anchor_counts.cells),
@@ -106,5 +107,5 @@ ATTACKS: dict[str, Attack] = {
     "dp_audit": Attack(
         "a lower bound on ε for each private release and for the whole run, by canaries played again", dp_run.cells, plays=True
     ),
-}
-"""Name -> attack, in the order in which an audit runs them."""
+}.items():
+    register_attack(_name, _attack)

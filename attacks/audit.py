@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ..algorithms import ALGORITHMS
 from ..data import build_population
 from ..engine import Engine
 from ..errors import InputError
@@ -75,8 +76,11 @@ def audit_run(
     recorded run, was changed, or is being worked on by another process, for an unknown attack, adversary or budget.
     """
     folder, given = Path(run_dir), population
-    _check_asked(budget, attacks)
-    config, summary, messages, secrets = _read(folder)
+    if not (folder / "config.toml").is_file():
+        raise InputError(f"{folder}: is not a run folder (no config.toml)")
+    config = load_config(folder / "config.toml")
+    _check_asked(budget, attacks)  # now that the run's plugins, which may have attacks, are loaded
+    summary, messages, secrets = _read(folder, config)
     adversaries = [adversary] if adversary else _adversaries(messages, secrets)
     for one in adversaries:
         view_of(messages, one, secrets, config.protection)  # an unknown one is refused before anything runs
@@ -116,18 +120,15 @@ def _check_asked(budget: str, attacks: Sequence[str] | None) -> None:
     if attacks is not None and not attacks:
         raise InputError(f"--attacks: names none; known are {', '.join(ATTACKS)}")
     for name in attacks or ():
-        if name not in ATTACKS:
-            raise InputError(f"--attacks {name}: is not known; known are {', '.join(ATTACKS)}")
+        if ATTACKS.find(name) is None:
+            raise InputError(f"--attacks {name}: is not known; known are {', '.join(ATTACKS.names())}")
 
 
 # --- the run folder -----------------------------------------------------------------------------------------------------------------
 
 
-def _read(folder: Path) -> tuple[Config, dict[str, Any], list[Message], dict[str, dict[str, str]]]:
+def _read(folder: Path, config: Config) -> tuple[dict[str, Any], list[Message], dict[str, dict[str, str]]]:
     """A complete run folder's contents, checked against each other."""
-    if not (folder / "config.toml").is_file():
-        raise InputError(f"{folder}: is not a run folder (no config.toml)")
-    config = load_config(folder / "config.toml")
     if config.run.record == "headers":
         raise InputError(f'{folder}: payloads were not recorded; run it again with [run] record = "full" or "attackable"')
     path = folder / "summary.json"
@@ -145,7 +146,7 @@ def _read(folder: Path) -> tuple[Config, dict[str, Any], list[Message], dict[str
                 f"{folder / name}: is not as the run left it when it wrote summary.json; it was changed, is of another run, or a "
                 "resumed run ended before its last round (then finish it with --resume)"
             )
-    return config, summary, messages, secrets
+    return summary, messages, secrets
 
 
 def _summary(path: Path, config: Config) -> dict[str, Any]:
@@ -161,8 +162,9 @@ def _summary(path: Path, config: Config) -> dict[str, Any]:
         raise InputError(f"{path}: rounds = {summary['rounds']}, but config.toml has {config.training.rounds}; one of them was changed")
     if not 0 <= summary["seconds"] < float("inf"):
         raise InputError(f"{path}: seconds = {summary['seconds']!r} is no duration")
-    for key, value in (("algorithm", config.algorithm["name"]), ("protection", config.protection.name)):
-        if summary[key] != value and not (key == "algorithm" and {summary[key], value} == {"ifca", "hypcluster"}):
+    for key, value in (("algorithm", config.spec.name), ("protection", config.protection.name)):
+        other = ALGORITHMS.find(summary[key]) if key == "algorithm" else None  # one algorithm may have two names
+        if summary[key] != value and (other is None or other.make is not config.spec.make):
             raise InputError(f"{path}: {key} is {summary[key]!r}, but config.toml says {value!r}; one of them was changed")
     return summary
 
@@ -351,9 +353,8 @@ def simulator(config: Config, population: Population) -> Callable[[Sequence[tupl
 
 def _rows_per_label(config: Config) -> int:
     """The public number of signature rows for each label; 0 where a signature is of all samples together."""
-    per_label = config.algorithm.get("per_label")
-    stacked = config.algorithm.get("variant") == "authors" if per_label is None else per_label
-    return int(config.algorithm.get("p", 3)) if stacked and config.algorithm["name"] == "pacfl" else 0
+    compared = config.spec.compared(config.algorithm)
+    return compared.rows if compared.per_label else 0
 
 
 # --- attacking ----------------------------------------------------------------------------------------------------------------------

@@ -386,7 +386,7 @@ def releases(config: Config, population: Population) -> dict[str, tuple[str, Eve
         return {"signature_epsilon": ("local", gram.event)} if isinstance(gram, LocalGram) else found
     noise, relation = _noise(config), config.privacy.relation
     if noise.signature:
-        name = {"pacfl": "moment", "stocfl": "total", "pfedlia": "scores"}[config.algorithm["name"]]
+        name = config.releases().mechanism
         bound = noise.loss_cap if name == "scores" else noise.clip_norm
         moment = GaussianEvent(noise.signature, 1.0 if relation == "add_remove" else 2**0.5, relation, "sample")
         found["signature_epsilon"] = (name, moment if name == "moment" else sum_event(noise.signature, bound, relation))
@@ -408,7 +408,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         why = "no differential privacy is claimed in this run"
     elif case.view.adversary != "server":
         why = "not attempted: played once, with the server's view, which has all releases (--adversary server)"
-    elif config.algorithm["name"] == "local":
+    elif not config.algorithm_for(_population(case)).verbs:
         why = "nothing is released"
     if why:
         return [nothing(case, NAME, WHOLE, why)], None

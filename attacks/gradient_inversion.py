@@ -46,7 +46,6 @@ __all__ = ["LocalSteps", "cells", "invert_updates", "labels_from_shares", "unrol
 NAME = "gradient_inversion"
 MARGIN = {"image_psnr_db": 3.0, "image_ssim": 0.1, "labels_exact": 0.1}
 MOST_IMAGES, MOST_STEPS, CLIENTS_PER_DRAW = 4, 10, 4
-OTHER_STEPS = ("fedprox", "stocfl", "per_fedavg", "scaffold", "fednova", "fedfomo", "pfedlia")
 ITERATIONS = 600
 SMOOTH = 1e-4
 """Weight of the total variation where updates have noise."""
@@ -294,9 +293,9 @@ def _refusal(prior: Prior) -> str:
         return "not attempted: inputs are words, not numbers"
     if training.optimizer == "adam":
         return "not attempted: Adam's steps keep little of a gradient but its signs, by which no image is sought; that proves nothing"
-    name = str(prior.config.algorithm["name"])
-    if name in OTHER_STEPS and (name != "fedprox" or training.epochs > 1):  # one step from the anchor has no proximal term yet
-        return f"not attempted: clients of {name} do not take plain steps on all of their samples; that proves nothing of them"
+    spec = prior.config.spec
+    if spec.plain_epochs is not None and training.epochs > spec.plain_epochs:
+        return f"not attempted: clients of {spec.name} do not take plain steps on all of their samples; that proves nothing of them"
     epochs = local_training(prior.config, model, -1).train.epochs  # of the first update that any client sends
     if epochs > MOST_STEPS:
         return f"not attempted: {epochs} local steps are more than {MOST_STEPS}; that proves nothing of them"

@@ -412,7 +412,7 @@ def score_l1(guess: Guess, truth: Truth, clients: Sequence[int]) -> Array:
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """Label sets and histograms from updates, or from the mean updates of clusters where only these can be seen."""
     prior = case.prior
-    if prior.config is not None and prior.config.algorithm["name"] == "fedproto":
+    if prior.config is not None and prior.config.spec.tells_classes:
         return owner_cells(case, NAME), None
     model = None if prior.config is None else public_model(prior)
     if model is None or bias_span(model) is None:

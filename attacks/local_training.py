@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from ..algorithms import ALGORITHMS
 from ..algorithms.around import steps_of
 from ..algorithms.cfl import DECAY_AUTHORS
 from ..algorithms.influence import split
@@ -110,5 +109,4 @@ def only(data: ClientData, places: Array) -> ClientData:
 
 def parameter(config: Config, key: str) -> Any:
     """A hyper-parameter of the run's algorithm: as given, else its default."""
-    make, _ = ALGORITHMS[config.algorithm["name"]]
-    return config.algorithm.get(key, inspect.signature(make).parameters[key].default)
+    return config.algorithm.get(key, inspect.signature(config.spec.make).parameters[key].default)

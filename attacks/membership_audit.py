@@ -33,7 +33,6 @@ from ..randomness import stream
 from ..training import Train
 from ..types import Array, ClientData
 from .adversary import AdversaryView
-from .cluster_identity import RENUMBERED
 from .label_inference import Step, by_gradient, public_model, updates_in
 from .leakage import Case, Cell, Prior, Status, Truth, nothing
 from .local_training import local_training, not_modelled
@@ -244,7 +243,7 @@ def _steps(case: Case, view: AdversaryView, prior: Prior) -> tuple[list[Step], l
     """The updates in a view that the budget allows to be regressed, and all that can be read."""
     assert prior.config is not None  # the caller's
     model, budget, known = public_model(prior), case.budget, case.truth.data.keys()
-    found = read_steps(view, case.reference, prior, model, prior.config.algorithm["name"] in RENUMBERED)
+    found = read_steps(view, case.reference, prior, model, prior.config.spec.renumbers)
     # not newcomers, nor colluders, in the reference as in the view
     read = [step for step in found if known >= set(step.members) and not set(step.members) <= set(case.view.coalition)]
     passes = GRADIENTS_SHARE * budget.seconds / budget.seeds * PASSES / (1 + model.dimension / DOUBLES)
@@ -289,7 +288,7 @@ def _targets(case: Case, config: Config, view: AdversaryView, model: Model) -> t
     """
     rounds = every = 1 + max((message.round for message in view.messages), default=0)
     while True:
-        targets = models_in(view, case.reference, model.dimension, config.algorithm["name"] in RENUMBERED)
+        targets = models_in(view, case.reference, model.dimension, config.spec.renumbers)
         passes = sum(
             case.prior.samples_per_client.get(client, 0) * local_training(config, model, number).train.epochs
             for one in targets for number, clients in one.chain for client in clients

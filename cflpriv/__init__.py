@@ -9,12 +9,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .algorithm import AlgorithmSpec, register_algorithm
     from .algorithms import ALGORITHMS
-    from .data import DataSpec, build_population
+    from .data import DataSpec, build_population, register_dataset
     from .errors import InputError
     from .experiments import Config, load_config, run_experiment
     from .federation import Federation, Sampling
-    from .models import Model
+    from .models import Model, register_model
+    from .plugins import load_plugin, register_attack
     from .protection import Protection
     from .simulation import simulate
     from .training import Train
@@ -29,18 +31,21 @@ for _name in ("protocols", "attacks"):
         )
 
 _HOME = {
-    "ALGORITHMS": "algorithms", "ClientData": "types", "Clustering": "types", "Config": "experiments", "DataSpec": "data",
-    "Federation": "federation", "InputError": "errors", "Model": "models", "Population": "types",
-    "Protection": "protection", "Sampling": "federation", "Train": "training", "build_population": "data", "load_config": "experiments",
-    "run_experiment": "experiments", "simulate": "simulation",
+    "ALGORITHMS": "algorithms", "AlgorithmSpec": "algorithm", "ClientData": "types", "Clustering": "types", "Config": "experiments",
+    "DataSpec": "data", "Federation": "federation", "InputError": "errors", "Model": "models",
+    "Population": "types", "Protection": "protection", "Sampling": "federation", "Train": "training", "build_population": "data",
+    "load_config": "experiments", "load_plugin": "plugins", "register_algorithm": "algorithm", "register_attack": "plugins",
+    "register_dataset": "data", "register_model": "models", "run_experiment": "experiments",
+    "simulate": "simulation",
 }  # fmt: skip
 
 _OLD: dict[str, str] = {"LocalFederation": "was replaced by `cflpriv.simulate(clients, ...)`, which gives a server and its clients in this process"}
 """Names that earlier versions had, and what to write now. They raise ImportError, whose words `from cflpriv import NAME` lets through."""
 
 __all__ = [
-    "ALGORITHMS", "ClientData", "Clustering", "Config", "DataSpec", "Federation", "InputError", "Model", "Population",
-    "Protection", "Sampling", "Train", "build_population", "load_config", "run_experiment", "simulate",
+    "ALGORITHMS", "AlgorithmSpec", "ClientData", "Clustering", "Config", "DataSpec", "Federation", "InputError", "Model",
+    "Population", "Protection", "Sampling", "Train", "build_population", "load_config", "load_plugin", "register_algorithm",
+    "register_attack", "register_dataset", "register_model", "run_experiment", "simulate",
 ]  # fmt: skip
 
 

@@ -23,19 +23,29 @@ _err = Console(stderr=True, soft_wrap=True, highlight=False)
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where data sets lie; else CFLPRIV_DATA, else data/.")]
 
 
+Plugins = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--plugin", help="A Python file that registers algorithms, models, attacks or data sets. May be repeated.", metavar="FILE"
+    ),
+]
+
+
 @app.command()
 def run(
     config: Annotated[Path, typer.Argument(help="An experiment, a TOML file.", metavar="CONFIG.toml")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: section.key=value. May be repeated.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run folder to make; default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that ended early, from its last checkpoint.")] = False,
+    plugin: Plugins = None,
     data_dir: DataDir = None,
 ) -> None:
     """Run one experiment into a run folder."""
     from .experiments import load_config, run_experiment
+    from .experiments.resume import plugins_of
 
-    experiment = load_config(config, set_ or [])
     folder = out or Path("runs") / config.stem
+    experiment = load_config(config, set_ or [], [*(plugins_of(folder) if resume else ()), *(plugin or [])])
     total = experiment.training.rounds
     with _progress() as progress:
         bar = progress.add_task("rounds", total=total, result="")
@@ -70,6 +80,7 @@ def sweep(
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: section.key=value. May be repeated.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The folder for all runs; default runs/NAME.")] = None,
     workers: Annotated[int | None, typer.Option("--workers", min=1, help="Processes; default [sweep] workers.")] = None,
+    plugin: Plugins = None,
     data_dir: DataDir = None,
 ) -> None:
     """Run a grid of experiments; the same command again goes on where it stopped."""
@@ -79,10 +90,10 @@ def sweep(
     from .experiments.report import write_report
     from .experiments.sweep import load_sweep, run_sweep
 
-    grid, folder = load_sweep(config, set_ or []), out or Path("runs") / config.stem
+    grid, folder = load_sweep(config, set_ or [], plugin or []), out or Path("runs") / config.stem
     for key, names, known in (("attacks", grid.attacks, ATTACKS), ("budget", (grid.budget,) if grid.budget else (), BUDGETS)):
         for name in names:
-            if name not in known:
+            if name not in known and not (known is ATTACKS and ATTACKS.find(name)):
                 raise InputError(f"{config}: [sweep] {key}: {name!r} is not known; known are {', '.join(known)}")
     failed = run_sweep(grid, folder, data_dir, audit=audit_run, workers=workers, say=_say)
     tables = write_tables(folder, grid)
@@ -110,11 +121,15 @@ def audit(
     budget: Annotated[
         str, typer.Option("--budget", help="quick (this run only), standard (5 seeds), thorough (10 seeds), as far as time allows.")
     ] = "standard",
+    plugin: Plugins = None,
     data_dir: DataDir = None,
 ) -> None:
     """Attack a recorded run; writes audit.json and audit/ into its folder. Stopped, it goes on where it was when called again."""
     from .attacks.audit import audit_run
+    from .plugins import load_plugin
 
+    for file in plugin or []:
+        load_plugin(file)
     names = None if attacks is None else [name.strip() for name in attacks.split(",")]
     try:
         cells = audit_run(run_dir, adversary=adversary, attacks=names, budget=budget, data_dir=data_dir, say=_say)
@@ -129,10 +144,15 @@ def audit(
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="A run folder, or a folder of run folders.", metavar="DIR")]) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(help="A run folder, or a folder of run folders.", metavar="DIR")], plugin: Plugins = None
+) -> None:
     """Make one self-contained report.html, and results.csv beside it."""
     from .experiments.report import write_report
+    from .plugins import load_plugin
 
+    for file in plugin or []:
+        load_plugin(file)
     _out.print(f"report: {write_report(folder)}", markup=False)
 
 
@@ -163,17 +183,23 @@ def reproduce(
 
 
 @app.command("list")
-def list_() -> None:
+def list_(plugin: Plugins = None) -> None:
     """What exists: algorithms, protections, attacks, data sets, partitions, models, reproductions."""
     from .algorithms import ALGORITHMS
     from .attacks import ATTACKS
     from .data import DATASETS, PARTITIONS
+    from .data.named import LOADERS
     from .experiments.reproductions import REPRODUCTIONS
     from .models import MODELS
+    from .plugins import load_plugin
     from .protection import GRAMS, SUMS
 
+    for file in plugin or []:
+        load_plugin(file)
+    for problem in (line for registry in (ALGORITHMS, ATTACKS, LOADERS, MODELS) for line in registry.load_all()):
+        _err.print(f"cflpriv: {problem}", markup=False)
     for title, entries in (
-        ("algorithms", {name: line for name, (_, line) in ALGORITHMS.items()}),
+        ("algorithms", {name: spec.summary for name, spec in ALGORITHMS.items()}),
         ("protection.gram", GRAMS),
         ("protection.sum", SUMS),
         ("attacks", {name: attack.summary for name, attack in ATTACKS.items()}),

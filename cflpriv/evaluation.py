@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from .models import Model, keeps_samples_apart
 from .privacy import Noise, secret_of
 from .protocols.events import ChoiceEvent, Event, Relation
 from .protocols.mechanisms import noisy_argmin
-from .types import Array
+from .types import Array, Parts
 
 __all__ = ["Evaluate", "EvaluateOwn", "EvaluateUsed", "Losses", "sample_losses"]
 
@@ -52,13 +53,8 @@ class Evaluate:
     model: Model
     split: str = "test"
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("correct", "loss", "count")
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
+    parts: ClassVar[Parts] = {"correct": "measure", "loss": "measure", "count": "measure"}
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> Result:
         x, y = (given.data.x_test, given.data.y_test) if self.split == "test" else (given.data.x_train, given.data.y_train)
@@ -79,13 +75,8 @@ class EvaluateUsed:
 
     model: Model
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return Evaluate(self.model).parts
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
+    parts: ClassVar[Parts] = Evaluate.parts
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def used(self, given: TaskInput) -> Array:
         """The model (d,) that the client uses."""
@@ -136,13 +127,8 @@ class Losses:
     def covers(self) -> dict[str, tuple[str, ...]]:
         return {"choice": ("choice",)} if self.epsilon else {}
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("losses", "choice")
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
+    parts: ClassVar[Parts] = {"losses": "summed", "choice": "choice"}
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> Result:
         return self.run_many([given], Device())[0][0]

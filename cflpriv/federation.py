@@ -16,7 +16,7 @@ from .randomness import Stream
 from .similarity import Gram
 from .types import Array
 
-__all__ = ["Federation", "GramView", "Parameter", "Sampling", "Then"]
+__all__ = ["Federation", "GramView", "Parameter", "Results", "Sampling", "Then"]
 
 Parameter = Array | Shared | Held | Sequence[Array] | Sequence[Shared]
 """What `compute` takes under one name: one for all, a list to choose from, or each client's own."""
@@ -49,7 +49,13 @@ class GramView:
 
 
 Then = Callable[[GramView], tuple[Mapping[str, Any], Mapping[str, Any]]]
-"""A public function run where the Gram may be seen: (result, evidence). The result is labels and small integers only."""
+"""A public function run where the Gram may be seen: (result, evidence). The result is labels and small integers only.
+
+One that is to travel to a key holder is a frozen dataclass that declares its `results`.
+"""
+
+Results = Mapping[str, Literal["all", "new", "some", "one"]]
+"""What a function's result holds under each name: a number for every client, for every new one, for some of their clusters, or one."""
 
 
 class Federation(Protocol):

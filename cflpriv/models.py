@@ -14,10 +14,11 @@ from torch import nn
 
 from .engine.layers import Residual, stack_layers
 from .errors import InputError
+from .plugins import Registry
 from .randomness import stream
 from .types import Array
 
-__all__ = ["MODELS", "Model", "build_module", "dtype_of", "keeps_samples_apart"]
+__all__ = ["MODELS", "Model", "build_module", "dtype_of", "keeps_samples_apart", "register_model"]
 
 Dtype = Literal["float32", "float64"]
 
@@ -185,7 +186,12 @@ def _lstm(model: Model) -> nn.Module:
     return NextWord(model.classes, model.hidden)
 
 
-MODELS: dict[str, tuple[Callable[[Model], nn.Module], str]] = {
+MODELS: Registry[tuple[Callable[[Model], nn.Module], str]] = Registry(
+    "model", lambda entry: entry[0], lambda name, factory: register_model(name, factory)
+)
+"""Architecture name -> (builder, one line for `cflpriv list`)."""
+
+MODELS |= {
     "linear": (_linear, "softmax regression"),
     "mlp": (_mlp, "one hidden ReLU layer of `hidden` units (IFCA, StoCFL)"),
     "lenet5": (_lenet5, "LeNet-5 as in PACFL, Table 10"),
@@ -195,16 +201,23 @@ MODELS: dict[str, tuple[Callable[[Model], nn.Module], str]] = {
     "lstm": (_lstm, "two-layer LSTM of `hidden` units over windows of word numbers (CFL on AG News); runs in the plain loop"),
     "resnet9": (_resnet9, "ResNet-9 with GroupNorm as in PACFL, Table 11"),
 }
-"""Architecture name -> (builder, one line for `cflpriv list`)."""
+
+
+def register_model(name: str, factory: Callable[[Model], nn.Module], summary: str = "") -> None:
+    """Make an architecture known as `[model] name`: `factory` gives the module for a description (`shape`, `classes`, `hidden`).
+
+    Raises `InputError` naming both if the name is that of another.
+    """
+    MODELS.add(name, (factory, summary))
 
 
 def _construct(model: Model) -> nn.Module:
     if model.factory is not None:
         module = model.factory()
-    elif model.name in MODELS:
-        module = MODELS[model.name][0](model)
+    elif (known := MODELS.find(model.name)) is not None:
+        module = known[0](model)
     else:
-        raise InputError(f"model.name: {model.name!r} is not a known model; known are {', '.join(MODELS)}")
+        raise InputError(f"model.name: {model.name!r} is not a known model; known are {', '.join(MODELS.names())}")
     module = module.to(dtype_of(model.dtype))
     if (name := _moving_buffer(module, model)) is not None:
         layer, _, buffer = name.rpartition(".")

@@ -13,7 +13,7 @@ unit = "client"
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,7 +26,7 @@ from .protocols.ledger import Budget
 if TYPE_CHECKING:
     from .engine import TaskInput
 
-__all__ = ["REFUSED", "RELEASES", "REPLACE_ONLY", "Noise", "Privacy", "Releases", "plan", "releases_of", "secret_key", "secret_of"]
+__all__ = ["Noise", "Privacy", "Releases", "plan", "secret_key", "secret_of", "updates_only"]
 
 
 @dataclass(frozen=True)
@@ -107,13 +107,20 @@ class Privacy:
 class Releases:
     """How often a client releases at most, over a whole run: signatures (or rows of scores), trainings (updates), and choices.
 
-    `extra_epochs` are trained beside those of `trainings`, each of which has as many as `[training]` says.
+    `extra_epochs` are trained beside those of `trainings`, each of which has as many as `[training]` says. `mechanism` is how a signature
+    is released: a noisy "moment" of samples, the noisy "total" of a vector for each sample, or noisy "scores" of others' models.
     """
 
     signatures: int = 0
     trainings: int = 0
     choices: int = 0
     extra_epochs: int = 0
+    mechanism: Literal["moment", "total", "scores"] = "moment"
+
+
+def updates_only(rounds: int, given: Mapping[str, Any]) -> Releases:
+    """What an algorithm releases whose clients send an update in each round and nothing else: an `AlgorithmSpec.sample_releases`."""
+    return Releases(trainings=rounds)
 
 
 @dataclass(frozen=True)
@@ -134,105 +141,6 @@ class Noise:
     sketch_dim: int
     loss_cap: float
     seed: int
-
-
-REPLACE_ONLY = ("pfedlia",)
-"""Algorithms whose clients split their samples by how many they are: private only where that number is public."""
-
-Count = Callable[[int, Mapping[str, Any]], Releases]
-
-
-def _pacfl(rounds: int, given: Mapping[str, Any]) -> Releases:
-    if given.get("per_label", given.get("variant") == "authors"):
-        raise InputError(
-            "algorithm.per_label under privacy.unit = 'sample': a signature per label would show which labels there are; set it to false"
-        )
-    return Releases(signatures=1, trainings=rounds)
-
-
-def _stocfl(rounds: int, given: Mapping[str, Any]) -> Releases:
-    """One representation, and each round a training for the global model and one for the cluster's."""
-    for key, value in (("variant", "authors"), ("representation", "movement")):
-        if given.get(key) == value:
-            raise InputError(
-                f"algorithm.{key} = {value!r} under privacy.unit = 'sample': a representation by local training has no private form"
-            )
-    return Releases(signatures=1, trainings=2 * rounds)
-
-
-def _ifca(rounds: int, given: Mapping[str, Any]) -> Releases:
-    if given.get("averaging", "model") != "model":
-        raise InputError("algorithm.averaging = 'gradient' under privacy.unit = 'sample': gradients have no private form; use 'model'")
-    if given.get("restarts", 1) != 1:
-        raise InputError(
-            f"algorithm.restarts = {given['restarts']} under privacy.unit = 'sample': the losses by which they are compared are not "
-            "released; use 1"
-        )
-    return Releases(trainings=rounds, choices=rounds)
-
-
-def _pfedlia(rounds: int, given: Mapping[str, Any]) -> Releases:
-    """FedAvg before and after the one round that scores; in that, a lazy update and a row of scores."""
-    if given.get("influence", "lazy") != "lazy":
-        raise InputError(
-            "algorithm.influence = 'exact' under privacy.unit = 'sample': it trains once for every client left out; use 'lazy'"
-        )
-    if rounds <= int(given.get("warm_up", 20)):
-        return Releases(trainings=rounds)
-    return Releases(signatures=1, trainings=rounds - 1, extra_epochs=int(given.get("local_epochs", 10)))
-
-
-RELEASES: dict[str, Count] = {
-    "fedavg": lambda rounds, given: Releases(trainings=rounds),
-    "fedprox": lambda rounds, given: Releases(trainings=rounds),
-    "per_fedavg": lambda rounds, given: Releases(trainings=rounds),
-    "oracle": lambda rounds, given: Releases(trainings=rounds),
-    "shuffled": lambda rounds, given: Releases(trainings=rounds),
-    "local": lambda rounds, given: Releases(),
-    "pacfl": _pacfl,
-    "stocfl": _stocfl,
-    "cfl": lambda rounds, given: Releases(trainings=rounds),
-    "ifca": _ifca,
-    "hypcluster": _ifca,
-    "pfedlia": _pfedlia,
-}
-"""What algorithms release of a client's samples, by name: those that run under unit = "sample"."""
-
-REFUSED: dict[str, str] = {
-    "scaffold": "its control variates are made of un-noised gradients",
-    "fednova": "its normalisation counts steps, which tell the number of samples",
-    "fedproto": "class means tell which labels a client has",
-    "fedfomo": "clients send whole models to each other and choose by un-noised losses",
-    "ditto": "its personal models remember un-noised training beside the shared one",
-}
-"""Why others do not, where there is more to say than that nobody has written the private form."""
-
-DROWNED: dict[str, str] = {
-    "fednova": "its mean number of steps stands in units of 4096 beside the update and gets the same noise, which would drown it",
-    "scaffold": "what is clipped off a client's control, and the noise, would stay in the common control for good",
-}
-"""What releases means alone and still does not run under unit = "client", and why."""
-
-
-def releases_of(
-    name: str, verbs: tuple[str, ...], unit: str, rounds: int, given: Mapping[str, Any], local: tuple[str, ...] = ()
-) -> Releases:
-    """What the algorithm `name` releases in `rounds` rounds. `InputError` naming it and the reason, where it cannot be private."""
-    if unit == "sample":
-        if name not in RELEASES:
-            reason = REFUSED.get(name, "no private form of its steps is written")
-            raise InputError(f"algorithm {name!r} under privacy.unit = 'sample': {reason}; there is one for {', '.join(RELEASES)}")
-        return RELEASES[name](rounds, given)
-    if name in DROWNED:
-        raise InputError(f"algorithm {name!r} under privacy.unit = 'client': {DROWNED[name]}; use 'fedavg'")
-    others = [verb for verb in verbs if verb != "mean" and verb not in local]
-    if others:
-        hint = "; privacy.local = ['gram'] asks for local noise, which takes a lot of it" if others == ["gram"] else ""
-        raise InputError(
-            f"algorithm {name!r} under privacy.unit = 'client': it uses {' and '.join(others)}, which would release single clients' values "
-            f"({'clip and noise protect means only'}){hint}"
-        )
-    return Releases(signatures=int("gram" in verbs), trainings=rounds if "mean" in verbs else 0)
 
 
 def plan(privacy: Privacy, releases: Releases, *, epochs: int, batch_size: int, seed: int) -> Noise:

@@ -5,7 +5,7 @@ Each task is the private form of another (its method `private`); the noise comes
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from .protocols.entropy import Entropy
 from .protocols.events import Event, GaussianEvent
 from .protocols.mechanisms import gaussian_sum, second_moment
 from .randomness import stream
-from .types import Array
+from .types import Array, Parts
 
 __all__ = [
     "NoisyGradient",
@@ -97,13 +97,8 @@ class NoisyPrincipalVectors:
     relation: Relation
     seed: int
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("signature",)
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
+    parts: ClassVar[Parts] = {"signature": "compared"}
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     @property
     def events(self) -> dict[str, Event]:
@@ -141,12 +136,10 @@ class NoisyGradient:
     seed: int
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        return (self.part,)
+    def parts(self) -> Parts:
+        return {self.part: "compared"}
 
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     @property
     def events(self) -> dict[str, Event]:

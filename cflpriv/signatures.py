@@ -4,14 +4,14 @@ A signature is an array (p, d) with orthonormal rows (the papers write d × p), 
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import scipy.linalg
 
 from .engine import TaskInput
 from .errors import InputError
-from .types import Array
+from .types import Array, Parts
 
 if TYPE_CHECKING:
     from .privacy import Noise
@@ -65,13 +65,8 @@ class PrincipalVectors:
     per_label: bool = False
     labels_at_most: int = 1
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("signature",)
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
+    parts: ClassVar[Parts] = {"signature": "compared"}
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def private(self, noise: "Noise") -> "NoisyPrincipalVectors":
         """This signature under sample-level differential privacy; `InputError` per label, whose width would tell labels."""

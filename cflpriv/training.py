@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count as counting
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from .privacy import Noise, secret_key
 from .protocols.entropy import derive, gaussians, uniforms
 from .protocols.events import Event, Relation, SampledGaussianEvent
 from .protocols.mechanisms import snap
-from .types import Array, ClientData
+from .types import Array, ClientData, Parts
 
 __all__ = ["Gradient", "Start", "Train", "listening"]
 
@@ -106,13 +106,8 @@ class Train:
         if not 0 < self.lr_decay <= 1:
             raise InputError(f"training.lr_decay: {self.lr_decay} is outside (0, 1]")
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("update", "count")
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ("trained",)
+    parts: ClassVar[Parts] = {"update": "summed", "count": "measure"}
+    keeps: ClassVar[tuple[str, ...]] = ("trained",)
 
     def at(self, round: int) -> "Train":
         """This task with the learning rate of `round`."""
@@ -369,13 +364,8 @@ class Start:
     model: Model
     seed: int
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("model",)
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
+    parts: ClassVar[Parts] = {"model": "summed"}
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     @property
     def uses_data(self) -> bool:
@@ -395,13 +385,8 @@ class Gradient:
     model: Model
     on_divergence: Literal["stop", "skip"] = "stop"
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("gradient", "count")
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
+    parts: ClassVar[Parts] = {"gradient": "summed", "count": "measure"}
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> Result:
         module = self.model.load(given.array("model"))

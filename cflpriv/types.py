@@ -1,17 +1,23 @@
 """The few nouns that every room shares: a client's data, a population of clients, a clustering."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import InputError
 
-__all__ = ["Array", "ClientData", "Clustering", "Population", "check_array"]
+__all__ = ["Array", "ClientData", "Clustering", "PartKind", "Parts", "Population", "check_array"]
 
 Array = npt.NDArray[Any]
+PartKind = Literal["compared", "summed", "choice", "request", "score", "measure"]
+"""What a part of a task's result is, on which it depends how it may leave a client (`remote.releases`): what clients compare (a signature),
+what is summed (an update, a model), which of several a client takes, whom it asks for a relayed value, scores of others' models, or a
+single measured number. A part that is not declared is "summed", the strictest."""
+Parts = Mapping[str, PartKind]
+"""The parts of a task's result, each with its kind."""
 
 
 MOST_CLASSES = 1 << 20

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,7 +18,7 @@ from cflpriv.remote.server import RemoteFederation
 from cflpriv.simulation import Simulated, simulate
 from cflpriv.training import Train
 from cflpriv.transports.memory import Faults
-from cflpriv.types import Array, ClientData, Population
+from cflpriv.types import Array, ClientData, Parts, Population
 
 PROTECTIONS = {"none": Protection(), "haar": Protection(gram=("haar",), sum="haar")}
 
@@ -96,13 +96,8 @@ class Make:
 
     scale: float = 1.0
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("vector", "rows", "choice", "one")
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ("vector",)
+    parts: ClassVar[Parts] = {"vector": "summed", "rows": "compared", "choice": "choice", "one": "measure"}
+    keeps: ClassVar[tuple[str, ...]] = ("vector",)
 
     def run(self, given: TaskInput) -> dict[str, Array]:
         client = given.data.id
@@ -118,12 +113,10 @@ class Echo:
     names: tuple[str, ...]
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        return (*self.names, "choice")
+    def parts(self) -> Parts:
+        return {**dict.fromkeys(self.names, "summed"), "choice": "choice"}
 
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> dict[str, Any]:
         return {name: np.asarray(given.params[name]) for name in self.names} | {

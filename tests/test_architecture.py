@@ -77,6 +77,34 @@ def test_the_declared_packages_are_those_on_disk() -> None:
     assert sorted(declared) == sorted(on_disk)
 
 
+PAPERS = "cflpriv.experiments.reproductions"
+"""Entries of papers' tables name algorithms."""
+TO_BE_READ_OFF_TASKS = ("cflpriv.attacks.local_training", "cflpriv.attacks.coalition")
+
+
+def test_only_its_own_file_names_an_algorithm() -> None:
+    """What others need to know of an algorithm stands in its `AlgorithmSpec`: nobody compares names with it, or has a table by names."""
+    from cflpriv.algorithms import ALGORITHMS
+
+    names = set(ALGORITHMS) - {"local"}  # a word of `[protection] small_clusters`, of figures and of games, too
+    found = set()
+    for name, path in modules().items():
+        if name.startswith(("cflpriv.algorithms", PAPERS, *TO_BE_READ_OFF_TASKS)):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            inside: list[ast.expr | None] = []
+            if isinstance(node, ast.Compare):
+                inside = [node.left, *node.comparators]
+            elif isinstance(node, ast.Dict):
+                inside = [*node.keys]
+            elif isinstance(node, ast.Tuple | ast.List | ast.Set):
+                inside = [*node.elts]
+            elif isinstance(node, ast.MatchValue):
+                inside = [node.value]
+            found |= {(name, one.value) for one in inside if isinstance(one, ast.Constant) and one.value in names}
+    assert not found
+
+
 def test_the_links_lead_to_the_rooms() -> None:
     for room in ("protocols", "attacks"):
         assert (ROOT / "cflpriv" / room).is_symlink()

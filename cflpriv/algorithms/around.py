@@ -12,6 +12,7 @@ import numpy as np
 from ..engine import Device, Result, TaskInput
 from ..errors import InputError
 from ..training import Train
+from ..types import Parts
 
 __all__ = ["AroundTraining", "needs_sgd", "steps_of", "weight_of_steps"]
 
@@ -22,13 +23,13 @@ class AroundTraining:
     (and is skipped) has no result. `gives` are its parts, `remembers` what it keeps for itself until the client's next turn.
     """
 
-    gives: ClassVar[tuple[str, ...]] = ("update",)
+    gives: ClassVar[Parts] = {"update": "summed"}
     remembers: ClassVar[tuple[str, ...]] = ()
 
     train: Train
 
     @property
-    def parts(self) -> tuple[str, ...]:
+    def parts(self) -> Parts:
         return self.gives
 
     @property

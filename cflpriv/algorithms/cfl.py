@@ -34,16 +34,17 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ..algorithm import Algorithm, Served
+from ..algorithm import Algorithm, AlgorithmSpec, Served
 from ..engine import Result, TaskInput
 from ..errors import InputError, TooFewClients
 from ..evaluation import Evaluate, Losses
 from ..federation import Federation
 from ..handles import Held, Shared
 from ..models import Model
+from ..privacy import updates_only
 from ..record import RoundRecord
 from ..training import Train
-from ..types import Array, Clustering
+from ..types import Array, Clustering, Parts
 from .attempts import try_compute
 from .fedavg import Weights
 from .splitting import SPLIT, Bipartition, MoreSimilar, pictured, separation_gap
@@ -67,13 +68,8 @@ class Same:
 
     uses_data: ClassVar[bool] = False
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("update",)
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
+    parts: ClassVar[Parts] = {"update": "summed"}
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> Result:
         return {"update": given.array("update")}
@@ -334,3 +330,9 @@ def _ancestors(tree: Sequence[Node], node: int) -> tuple[int, ...]:
     while tree[found[-1]].parent >= 0:
         found.append(tree[found[-1]].parent)
     return tuple(found)
+
+
+CFL = AlgorithmSpec(
+    "cfl", cfl, "recursive bipartition by the cosines of updates where FedAvg stands still (Sattler et al. 2019)",
+    states=(State, Node, Seen), tasks=(Same,), functions=(Bipartition, MoreSimilar), sample_releases=updates_only, renumbers=True,
+)  # fmt: skip

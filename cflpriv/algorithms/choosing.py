@@ -5,14 +5,14 @@ Source: Ghosh et al. 2020 (NeurIPS), Algorithm 2, lines 6 to 11, sections 4.3 an
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from ..engine import Device, ManyTask, Result, Task, TaskInput
 from ..errors import InputError
 from ..privacy import Noise
-from ..types import Array
+from ..types import Array, Parts
 
 __all__ = [
     "ALL_BUT_LAST", "LOSS_COPIES", "LOSS_UNIT", "EvaluateLowest", "Layout", "PickAndTrain", "WithoutWork", "joined", "parted",
@@ -64,8 +64,9 @@ class PickAndTrain:
         return {"choice": choice["choice"], **step, **{name: both[name] for name in self.keeps if name in both}}
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        return ("step", "choice", "loss", *(("shared",) if self.shared else ()))
+    def parts(self) -> Parts:
+        kinds: Parts = {"step": "summed", "choice": "choice", "loss": "measure"}
+        return {**kinds, "shared": "summed"} if self.shared else kinds
 
     @property
     def keeps(self) -> tuple[str, ...]:
@@ -145,12 +146,10 @@ class EvaluateLowest:
     shared: Spans = ()
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        return (*self.evaluate.parts, "choice")
+    def parts(self) -> Parts:
+        return {**self.evaluate.parts, "choice": "choice"}
 
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def used(self, given: TaskInput) -> Array:
         """The model (d,) that the client uses."""
@@ -229,13 +228,8 @@ def _mask(dimension: int, shared: Spans) -> Array:
 class WithoutWork:
     """No local work: only the estimate is wanted. Part: "nothing", zeros like the model."""
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("nothing",)
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
+    parts: ClassVar[Parts] = {"nothing": "summed"}
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> Result:
         return {"nothing": np.zeros_like(given.array("model"))}

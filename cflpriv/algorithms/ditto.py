@@ -14,10 +14,11 @@ What it reveals, by which verb: `mean` shows what FedAvg's does; the personal mo
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
-from ..algorithm import Algorithm, Served
+from ..algorithm import Algorithm, AlgorithmSpec, Served
 from ..engine import Device, Result, TaskInput
 from ..errors import InputError
 from ..evaluation import EvaluateOwn
@@ -25,6 +26,7 @@ from ..federation import Federation
 from ..handles import Shared
 from ..record import RoundRecord
 from ..training import Train
+from ..types import Parts
 from .fedavg import State, Weights
 
 __all__ = ["TrainBoth", "ditto"]
@@ -45,13 +47,8 @@ class TrainBoth:
     personal: Train
     seed: int
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("update",)
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ("trained", MEMORY)
+    parts: ClassVar[Parts] = {"update": "summed"}
+    keeps: ClassVar[tuple[str, ...]] = ("trained", MEMORY)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -113,3 +110,9 @@ def ditto(train: Train, *, lam: float = 0.1, personal_epochs: int = 0, weights: 
         return state, {}
 
     return Algorithm("ditto", ("mean",), init, round, serve, admit)
+
+
+DITTO = AlgorithmSpec(
+    "ditto", ditto, "FedAvg, and personal models drawn towards the shared one (Li et al. 2021)",
+    states=(State,), tasks=(TrainBoth,), sample_refused="its personal models remember un-noised training beside the shared one",
+)  # fmt: skip

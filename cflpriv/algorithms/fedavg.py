@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..algorithm import Algorithm, Served
+from ..algorithm import Algorithm, AlgorithmSpec, Served
 from ..evaluation import Evaluate
 from ..federation import Federation
 from ..handles import Shared
+from ..privacy import updates_only
 from ..record import RoundRecord
 from ..training import Train
 from ..types import Clustering
@@ -73,3 +74,9 @@ def average_within(
     labels = tuple(clustering[client] for client in cohort)
     clipped = sum(mean.clipped for mean in means if mean is not None)
     return tuple(updated), RoundRecord(federation.round, cohort, labels, {"unchanged_clusters": waiting, "clipped_clients": clipped})
+
+
+FEDAVG = AlgorithmSpec(
+    "fedavg", fedavg, "one shared model (McMahan et al. 2017)",
+    states=(State,), sample_releases=updates_only,
+)  # fmt: skip

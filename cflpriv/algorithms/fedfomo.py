@@ -18,12 +18,13 @@ the models.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from ..algorithm import Algorithm, Served
+from ..algorithm import Algorithm, AlgorithmSpec, Served
 from ..engine import Result, TaskInput
 from ..errors import InputError
 from ..evaluation import Evaluate
@@ -32,7 +33,7 @@ from ..handles import Held, Own, Shared
 from ..models import Model
 from ..record import RoundRecord
 from ..training import Start, Train
-from ..types import Array
+from ..types import Array, Parts
 from .influence import HasValidation, OnPart, split
 
 __all__ = ["Ask", "Combine", "fedfomo", "first_order_weights"]
@@ -49,13 +50,8 @@ class Ask:
     m: int
     epsilon: float
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("wanted",)
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
+    parts: ClassVar[Parts] = {"wanted": "request"}
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -83,13 +79,8 @@ class Combine:
     model: Model
     validation: float
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("movement",)
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return (MEMORY,)
+    parts: ClassVar[Parts] = {"movement": "summed"}
+    keeps: ClassVar[tuple[str, ...]] = (MEMORY,)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -210,3 +201,10 @@ def _held(model: Shared) -> Held:
     """The handle of everybody's own model."""
     (own,) = model.own
     return own.held
+
+
+FEDFOMO = AlgorithmSpec(
+    "fedfomo", fedfomo, "own models, mixed from those of a few others that help (Zhang et al. 2021)",
+    states=(State,), tasks=(Ask, Combine, HasValidation, OnPart),
+    sample_refused="clients send whole models to each other and choose by un-noised losses", plain_epochs=0,
+)  # fmt: skip

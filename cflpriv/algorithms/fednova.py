@@ -16,16 +16,18 @@ lengths of the mean (direction and steps) and of the product, which transforms k
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
-from ..algorithm import Algorithm, Served
+from ..algorithm import Algorithm, AlgorithmSpec, Served
 from ..engine import Result, TaskInput
 from ..evaluation import Evaluate
 from ..federation import Federation
 from ..handles import Shared
 from ..record import RoundRecord
 from ..training import Train
+from ..types import Parts
 from .around import AroundTraining, needs_sgd, steps_of, weight_of_steps
 from .fedavg import State, Weights
 
@@ -39,7 +41,7 @@ STEPS_UNIT = 4096.0
 class TrainNormalised(AroundTraining):
     """Parts: "direction" (d,), the update divided by ‖a‖₁; "steps" (), ‖a‖₁ in units of `STEPS_UNIT`. Kept: "trained" (d,)."""
 
-    gives = ("direction", "steps")
+    gives: ClassVar[Parts] = {"direction": "summed", "steps": "summed"}
 
     def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
         weight = weight_of_steps(steps_of(self.train, len(given.data.y_train)), self.train.momentum)
@@ -75,3 +77,11 @@ def fednova(train: Train, *, weights: Weights = "examples", seed: int = 0) -> Al
         return state, {}
 
     return Algorithm("fednova", ("mean",), init, round, serve, admit)
+
+
+FEDNOVA = AlgorithmSpec(
+    "fednova", fednova, "FedAvg of updates normalised by their numbers of steps (Wang et al. 2020)",
+    states=(State,), tasks=(TrainNormalised,), sample_refused="its normalisation counts steps, which tell the number of samples",
+    client_refused="its mean number of steps stands in units of 4096 beside the update and gets the same noise, which would drown it",
+    plain_epochs=0,
+)  # fmt: skip

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..algorithm import Algorithm, Served
+from ..algorithm import Algorithm, AlgorithmSpec, Served
 from ..engine import Result, TaskInput
 from ..errors import InputError, TooFewClients
 from ..evaluation import EvaluateOwn
@@ -31,7 +31,7 @@ from ..handles import GroupMean, Held, Labels, Shared
 from ..models import Model
 from ..record import RoundRecord
 from ..training import Train, listening
-from ..types import Array
+from ..types import Array, Parts
 from .around import AroundTraining
 from .attempts import choices
 
@@ -50,8 +50,9 @@ class TrainToPrototypes(AroundTraining):
     known: tuple[int, ...]
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        return tuple(f"{name} {j}" for name in ("prototype", "owns") for j in range(self.train.model.classes))
+    def parts(self) -> Parts:
+        kinds: Parts = {"prototype": "summed", "owns": "choice"}
+        return {f"{name} {j}": kind for name, kind in kinds.items() for j in range(self.train.model.classes)}
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -153,3 +154,9 @@ def _class_mean(federation: Federation, held: Held, j: int) -> GroupMean | None:
         return None
     # below the floor with `small_clusters = "local"` everybody has its own back, which is no prototype for others
     return None if mean is not None and mean.parts[f"prototype {j}"].own else mean
+
+
+FEDPROTO = AlgorithmSpec(
+    "fedproto", fedproto, "own models, drawn together by the mean features of each class (Tan et al. 2022)",
+    states=(State,), tasks=(TrainToPrototypes,), sample_refused="class means tell which labels a client has", tells_classes=True,
+)  # fmt: skip

@@ -13,10 +13,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..algorithm import Algorithm
+from ..algorithm import Algorithm, AlgorithmSpec
 from ..errors import InputError
+from ..privacy import updates_only
 from ..training import Train
-from .fedavg import Weights, fedavg
+from .fedavg import State, Weights, fedavg
 
 __all__ = ["fedprox"]
 
@@ -29,3 +30,9 @@ def fedprox(train: Train, *, mu: float = 0.01, weights: Weights = "examples", se
     if not (mu >= 0 and np.isfinite(mu)):
         raise InputError(f"algorithm.mu: {mu} is not a finite number of 0 or more")
     return replace(fedavg(replace(train, prox=mu), weights=weights, seed=seed), name="fedprox")
+
+
+FEDPROX = AlgorithmSpec(
+    "fedprox", fedprox, "FedAvg with local training held back to the received model (Li et al. 2020)",
+    states=(State,), sample_releases=updates_only, plain_epochs=1,
+)  # fmt: skip

@@ -25,11 +25,11 @@ through `gather` (not at all where sums are oblivious, which takes "random"), wh
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ..algorithm import Algorithm, Served
+from ..algorithm import Algorithm, AlgorithmSpec, Served
 from ..engine import Result, TaskInput
 from ..errors import InputError
 from ..evaluation import EvaluateUsed, Losses
@@ -37,7 +37,7 @@ from ..federation import Federation
 from ..handles import Held, Shared
 from ..record import RoundRecord
 from ..training import Train
-from ..types import Array, Clustering
+from ..types import Array, Clustering, Parts
 from .around import AroundTraining
 from .attempts import choices
 from .fedavg import Weights
@@ -62,7 +62,7 @@ class TrainAndAssign(AroundTraining):
     Kept: "trained" (d,), and the choice under `MEMORY`.
     """
 
-    gives = ("choice", "step")
+    gives: ClassVar[Parts] = {"choice": "choice", "step": "summed"}
     remembers = (MEMORY,)
 
     seed: int
@@ -87,13 +87,8 @@ class TrainAndAssign(AroundTraining):
 class Remember:
     """Keep the given "label" () under `MEMORY`. No parts."""
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return (MEMORY,)
+    parts: ClassVar[Parts] = {}
+    keeps: ClassVar[tuple[str, ...]] = (MEMORY,)
 
     def run(self, given: TaskInput) -> Result:
         return {MEMORY: given.array("label").copy()}
@@ -202,3 +197,9 @@ def fesem(train: Train, *, k: int = 2, start: Literal["means", "random"] = "mean
 
     verbs = ("gram", "gather", "mean") if start == "means" else ("gather", "mean")
     return Algorithm("fesem", verbs, init, round, serve, admit, describe)
+
+
+FESEM = AlgorithmSpec(
+    "fesem", fesem, "k centres, each the mean of the local models nearest to it (Xie et al. 2020)",
+    states=(State,), tasks=(EvaluateAssigned, Remember, TrainAndAssign), functions=(ClusterByMeans,),
+)  # fmt: skip

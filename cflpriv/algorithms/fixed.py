@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from ..algorithm import Algorithm, Served
+from ..algorithm import Algorithm, AlgorithmSpec, Served
 from ..errors import InputError
 from ..evaluation import Evaluate
 from ..federation import Federation
 from ..handles import Shared
+from ..privacy import updates_only
 from ..randomness import stream
 from ..record import RoundRecord
 from ..training import Train
@@ -63,3 +64,13 @@ def _fixed(name: str, train: Train, groups: Mapping[int, int], weights: Weights,
         return {"clustering": state.clustering}
 
     return Algorithm(name, ("mean",), init, round, serve, None, describe, public_groups=len(set(groups.values())) > 1)
+
+
+ORACLE = AlgorithmSpec(
+    "oracle", oracle, "FedAvg inside the true groups: the best a clustering can do",
+    states=(State,), sample_releases=updates_only,
+)  # fmt: skip
+SHUFFLED = AlgorithmSpec(
+    "shuffled", shuffled, "FedAvg inside random groups of the true sizes: the control for every clustering claim",
+    states=(State,), sample_releases=updates_only,
+)  # fmt: skip

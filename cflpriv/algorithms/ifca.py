@@ -36,12 +36,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..algorithm import Algorithm, Served
+from ..algorithm import Algorithm, AlgorithmSpec, Served
 from ..engine import Task
 from ..errors import InputError, TooFewClients, TrainingDiverged
 from ..evaluation import Evaluate, Losses
 from ..federation import Federation
 from ..handles import GroupMean, Held, Labels, Shared
+from ..privacy import Releases
 from ..record import RoundRecord
 from ..training import Gradient, Train
 from ..types import Array, Clustering
@@ -334,4 +335,22 @@ def alternate(
 
 
 hypcluster = ifca
+
+
+def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
+    if given.get("averaging", "model") != "model":
+        raise InputError("algorithm.averaging = 'gradient' under privacy.unit = 'sample': gradients have no private form; use 'model'")
+    if given.get("restarts", 1) != 1:
+        raise InputError(
+            f"algorithm.restarts = {given['restarts']} under privacy.unit = 'sample': the losses by which they are compared are not "
+            "released; use 1"
+        )
+    return Releases(trainings=rounds, choices=rounds)
+
+
+IFCA = AlgorithmSpec(
+    "ifca", ifca, "clients pick the best of k models in every round (Ghosh et al. 2020)",
+    states=(State, Restart), tasks=(EvaluateLowest, PickAndTrain, WithoutWork), sample_releases=_sample_releases,
+)  # fmt: skip
+HYPCLUSTER = replace(IFCA, name="hypcluster", summary="another name for ifca (Mansour et al. 2020)")
 """HypCluster (Mansour et al. 2020), the same algorithm under its other name."""

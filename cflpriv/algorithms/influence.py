@@ -19,7 +19,7 @@ from ..privacy import Noise
 from ..private_signatures import noisy_sum, sum_event
 from ..randomness import stream
 from ..training import Train
-from ..types import Array, ClientData
+from ..types import Array, ClientData, Parts
 
 __all__ = ["HasValidation", "Influence", "Neighbours", "OnPart", "Scores", "better_group", "cluster_scores", "scored", "split"]
 
@@ -54,9 +54,7 @@ class OnPart:
     samples: int = 0
     remember: bool = True
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("update", "movement")
+    parts: ClassVar[Parts] = {"update": "summed", "movement": "summed"}
 
     @property
     def keeps(self) -> tuple[str, ...]:
@@ -144,13 +142,8 @@ class Influence:
     def covers(self) -> dict[str, tuple[str, ...]]:
         return {"scores": ("scores",)} if self.noise_multiplier else {}
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("scores",)
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
+    parts: ClassVar[Parts] = {"scores": "score"}
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> Result:
         return self.run_many([given], Device())[0][0]
@@ -232,13 +225,8 @@ class Neighbours:
 
     uses_data: ClassVar[bool] = False
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("neighbours",)
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
+    parts: ClassVar[Parts] = {"neighbours": "choice"}
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> Result:
         row = given.array("scores")
@@ -256,13 +244,8 @@ class HasValidation:
 
     uses_number_only: ClassVar[bool] = True
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("ready",)
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
+    parts: ClassVar[Parts] = {"ready": "summed"}
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> Result:
         split(given.data, self.validation, given.streams.seed)

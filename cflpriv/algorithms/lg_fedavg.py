@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..algorithm import Algorithm, Served
+from ..algorithm import Algorithm, AlgorithmSpec, Served
 from ..engine import Result, TaskInput
 from ..errors import InputError
 from ..evaluation import EvaluateUsed
@@ -117,3 +117,9 @@ def lg_fedavg(train: Train, *, global_layers: int = 0, weights: Weights = "examp
         return state, {}
 
     return Algorithm("lg_fedavg", ("mean",), init, round, serve, admit)
+
+
+LG_FEDAVG = AlgorithmSpec(
+    "lg_fedavg", lg_fedavg, "first layers stay with the client, the last are averaged (Liang et al. 2020)",
+    states=(State,), tasks=(TrainParted, EvaluateParted),
+)  # fmt: skip

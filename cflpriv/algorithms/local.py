@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..algorithm import Algorithm, Served
+from ..algorithm import Algorithm, AlgorithmSpec, Served
 from ..evaluation import Evaluate
 from ..federation import Federation
 from ..handles import Own, Shared
+from ..privacy import Releases
 from ..record import RoundRecord
 from ..training import Start, Train
 
@@ -41,3 +42,9 @@ def local(train: Train, *, seed: int = 0) -> Algorithm:
         return State(federation.fold(state.model + Shared(own=(Own(fresh["model"]),)))), {}
 
     return Algorithm("local", (), init, round, serve, admit)
+
+
+LOCAL = AlgorithmSpec(
+    "local", local, "every client alone",
+    states=(State,), sample_releases=lambda rounds, given: Releases(),
+)  # fmt: skip

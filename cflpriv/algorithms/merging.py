@@ -5,12 +5,12 @@ Source: Zeng et al. 2023, Algorithm 1, lines 8-13, and Section 4.4; deviations a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from ..federation import GramView
+from ..federation import GramView, Results
 from ..similarity import ZERO_BELOW, drowned, least_norm, without_noise
 from ..types import Array
 
@@ -156,6 +156,8 @@ class MergeClusters:
     clients met before (−1: none).
     """
 
+    results: ClassVar[Results] = {"labels": "all", "nearest": "some"}
+
     tau: float
     at_least: int = 1
 
@@ -182,6 +184,8 @@ class PlaceNewcomers:
 
     Result: "labels" of the newcomers; "nearest", for each opened cluster the one whose model it starts from (−1: none).
     """
+
+    results: ClassVar[Results] = {"labels": "new", "nearest": "some"}
 
     tau: float
     k: int
@@ -231,6 +235,8 @@ class MergePresent:
     `known` are the labels that this round's clients have already, each newly met client with one of its own.
     """
 
+    results: ClassVar[Results] = {"into": "some"}
+
     tau: float
     known: tuple[int, ...]
 
@@ -256,6 +262,8 @@ class MergePresent:
 @dataclass(frozen=True)
 class Known:
     """Enters clients of known labels into an epoch."""
+
+    results: ClassVar[Results] = {}
 
     labels: tuple[int, ...]
 

@@ -18,15 +18,15 @@ what FedAvg's `mean` shows inside clusters. Under a rotation or CKKS the one sho
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from sklearn.cluster import KMeans
 
-from ..algorithm import Algorithm, Served
+from ..algorithm import Algorithm, AlgorithmSpec, Served
 from ..errors import InputError
 from ..evaluation import Evaluate
-from ..federation import Federation, GramView
+from ..federation import Federation, GramView, Results
 from ..handles import Held, Shared
 from ..record import RoundRecord
 from ..training import Train
@@ -61,6 +61,8 @@ def _squared_distances(products: Array, labels: Array, row: int) -> Array:
 class ClusterByMeans:
     """k-means where the Gram may be seen. Result: labels by first client; evidence: Euclidean distances and the inertia."""
 
+    results: ClassVar[Results] = {"labels": "all"}
+
     k: int
     starts: int
     seed: int
@@ -81,6 +83,8 @@ class ClusterByMeans:
 @dataclass(frozen=True)
 class PlaceByMeans:
     """New clients join the cluster with the nearest mean (of the clients clustered at first). Result: their labels."""
+
+    results: ClassVar[Results] = {"labels": "new"}
 
     def __call__(self, view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         products, old = _products(view), view.memory["labels"]
@@ -146,3 +150,9 @@ def one_shot(
         return {"clustering": state.clustering, "evidence": state.evidence, "rule": f"k = {k}"}
 
     return Algorithm("one_shot", ("gram", "mean"), init, round, serve, admit, describe, public_groups=k > 1)
+
+
+ONE_SHOT = AlgorithmSpec(
+    "one_shot", one_shot, "k-means on local models once, then FedAvg in each cluster (Ghosh et al. 2019)",
+    states=(State,), functions=(ClusterByMeans, PlaceByMeans),
+)  # fmt: skip

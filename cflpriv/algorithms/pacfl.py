@@ -19,16 +19,17 @@ decomposition per label, and WPGMA linkage.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ..algorithm import Algorithm, Served
+from ..algorithm import Algorithm, AlgorithmSpec, Compared, Served
 from ..clustering import Cut, Linkage, cut_tree, gap_ratios, linkage_distances, linkage_tree, silhouettes
 from ..errors import InputError
 from ..evaluation import Evaluate
-from ..federation import Federation, GramView
+from ..federation import Federation, GramView, Results
 from ..handles import Held, Own, Shared
+from ..privacy import Releases
 from ..record import RoundRecord
 from ..signatures import PrincipalVectors
 from ..similarity import MEASURES, Measure, SimilarityMatrix, angle_rows, angles
@@ -42,6 +43,8 @@ __all__ = ["ClusterByAngles", "PlaceNewcomers", "pacfl"]
 @dataclass(frozen=True)
 class ClusterByAngles:
     """Public code run where the Gram may be seen: angles, tree, cut. Result: labels, k, clear; evidence: all the rest."""
+
+    results: ClassVar[Results] = {"labels": "all", "k": "one", "clear": "one"}
 
     measure: Measure = "smallest_angle"
     authors: bool = False
@@ -73,6 +76,8 @@ class PlaceNewcomers:
 
     Result: the newcomers' "labels", and "recut_changes", the number of old clients that a full re-cut would have put with others.
     """
+
+    results: ClassVar[Results] = {"labels": "new", "k": "one", "recut_changes": "one"}
 
     by: ClusterByAngles
 
@@ -213,3 +218,22 @@ def pacfl(
 
     several = k != 1 and (beta is None or np.isfinite(beta))
     return Algorithm("pacfl", ("gram", "mean"), init, round, serve, admit, describe, public_groups=several)
+
+
+def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
+    if _compared(given).per_label:
+        raise InputError(
+            "algorithm.per_label under privacy.unit = 'sample': a signature per label would show which labels there are; set it to false"
+        )
+    return Releases(signatures=1, trainings=rounds, mechanism="moment")
+
+
+def _compared(given: Mapping[str, Any]) -> Compared:
+    per_label = given.get("per_label")
+    return Compared(int(given.get("p", 3)), True, given.get("variant") == "authors" if per_label is None else bool(per_label))
+
+
+PACFL = AlgorithmSpec(
+    "pacfl", pacfl, "one-shot clustering by principal angles, then FedAvg in each cluster (Vahidian et al. 2023)",
+    states=(State, Cut), functions=(ClusterByAngles, PlaceNewcomers), sample_releases=_sample_releases, compared=_compared,
+)  # fmt: skip

@@ -18,10 +18,11 @@ from typing import Literal
 
 import numpy as np
 
-from ..algorithm import Algorithm, Served
+from ..algorithm import Algorithm, AlgorithmSpec, Served
 from ..engine import Device, Result, TaskInput
 from ..errors import InputError
 from ..evaluation import Evaluate, EvaluateUsed
+from ..privacy import updates_only
 from ..training import Gradient, Train
 from ..types import Array
 from .fedavg import State, Weights, fedavg
@@ -82,3 +83,9 @@ def per_fedavg(train: Train, *, alpha: float = 0.01, beta: float = 0.0, weights:
         return Served(EvaluateAdapted(train.model, alpha, train.on_divergence), {"model": state.model})
 
     return replace(shared, name="per_fedavg", serve=serve)
+
+
+PER_FEDAVG = AlgorithmSpec(
+    "per_fedavg", per_fedavg, "one model made to be a good start for a step on one's own data, first-order MAML (Fallah et al. 2020)",
+    states=(State,), tasks=(EvaluateAdapted,), sample_releases=updates_only, plain_epochs=0,
+)  # fmt: skip

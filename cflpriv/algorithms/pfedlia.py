@@ -34,11 +34,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..algorithm import Algorithm, Served
+from ..algorithm import Algorithm, AlgorithmSpec, Served
 from ..errors import InputError, TooFewClients
 from ..evaluation import Evaluate
 from ..federation import Federation
 from ..handles import Held, Labels, Shared
+from ..privacy import Releases
 from ..record import RoundRecord
 from ..training import Train
 from ..types import Array, Clustering
@@ -327,3 +328,22 @@ def _score_notes(matrix: Array | None) -> dict[str, Any]:
     others = matrix[~np.eye(len(matrix), dtype=bool)]
     quantiles = np.quantile(others, (0, 0.25, 0.5, 0.75, 1))
     return {"scores_above_zero": float((others > 0).mean()), "score_quantiles": [float(q) for q in quantiles]}
+
+
+def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
+    """FedAvg before and after the one round that scores; in that, a lazy update and a row of scores."""
+    if given.get("influence", "lazy") != "lazy":
+        raise InputError(
+            "algorithm.influence = 'exact' under privacy.unit = 'sample': it trains once for every client left out; use 'lazy'"
+        )
+    if rounds <= int(given.get("warm_up", 20)):
+        return Releases(trainings=rounds)
+    epochs = int(given.get("local_epochs", 10))
+    return Releases(signatures=1, trainings=rounds - 1, extra_epochs=epochs, mechanism="scores")
+
+
+PFEDLIA = AlgorithmSpec(
+    "pfedlia", pfedlia, "clusters or neighbourhoods by lazy influence on validation losses (Rokvic et al. 2025)",
+    states=(State,), tasks=(HasValidation, Influence, Neighbours, OnPart), sample_releases=_sample_releases, replace_only=True,
+    plain_epochs=0,
+)  # fmt: skip

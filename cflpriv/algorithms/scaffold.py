@@ -29,10 +29,11 @@ vector) the mean of its gradients along the way: the update again, so in the cle
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
-from ..algorithm import Algorithm, Served
+from ..algorithm import Algorithm, AlgorithmSpec, Served
 from ..engine import Result, TaskInput
 from ..errors import InputError
 from ..evaluation import Evaluate
@@ -40,7 +41,7 @@ from ..federation import Federation
 from ..handles import Shared
 from ..record import RoundRecord
 from ..training import Train
-from ..types import Array
+from ..types import Array, Parts
 from .around import AroundTraining, needs_sgd, steps_of, weight_of_steps
 from .fedavg import Weights
 
@@ -62,7 +63,7 @@ class TrainControlled(AroundTraining):
     (d,); c_i (d,) under `MEMORY`, zero at first; c_i⁺ (d,) under `WAITING`; the round () under `ROUND`.
     """
 
-    gives = ("update", "control")
+    gives: ClassVar[Parts] = {"update": "summed", "control": "summed"}
     remembers = (MEMORY, WAITING, ROUND)
 
     @property
@@ -150,3 +151,10 @@ def scaffold(train: Train, *, global_lr: float = 1.0, weights: Weights = "equal"
         return state, {}
 
     return Algorithm("scaffold", ("mean",), init, round, serve, admit)
+
+
+SCAFFOLD = AlgorithmSpec(
+    "scaffold", scaffold, "FedAvg with control variates against client drift (Karimireddy et al. 2020)",
+    states=(State,), tasks=(TrainControlled,), sample_refused="its control variates are made of un-noised gradients",
+    client_refused="what is clipped off a client's control, and the noise, would stay in the common control for good", plain_epochs=0,
+)  # fmt: skip

@@ -6,7 +6,7 @@ inner products alone.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from scipy.cluster import hierarchy
@@ -14,7 +14,7 @@ from scipy.spatial.distance import squareform
 
 from ..clustering import linkage_tree, ordered_labels
 from ..errors import InputError
-from ..federation import GramView
+from ..federation import GramView, Results
 from ..similarity import SimilarityMatrix, cosines, drowned
 from ..types import Array
 
@@ -81,6 +81,8 @@ class Bipartition:
     Result: "said" (one of MOVING, CONGRUENT, DROWNED, TOO_NOISY, TOO_SMALL, SPLIT) and "side" of each client; evidence: the rest.
     """
 
+    results: ClassVar[Results] = {"said": "one", "side": "all"}
+
     stationary: bool
     eps2: float
     gamma_max: float
@@ -116,6 +118,8 @@ class MoreSimilar:
 
     An update of zero, or that errors do not let tell from zero, is as similar to both, and goes to child 1.
     """
+
+    results: ClassVar[Results] = {"side": "new"}
 
     def __call__(self, view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         alpha = cosines(view.gram)

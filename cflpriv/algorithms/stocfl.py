@@ -30,22 +30,22 @@ client after the other, and the mean of that chain is the next ω.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ..algorithm import Algorithm, Served
+from ..algorithm import Algorithm, AlgorithmSpec, Served
 from ..engine import Device, Result, TaskInput
 from ..errors import InputError
 from ..evaluation import Evaluate
 from ..federation import Federation, Then
 from ..handles import GroupMean, Held, Own, Shared
-from ..privacy import Noise
+from ..privacy import Noise, Releases
 from ..private_signatures import NoisyGradient
 from ..randomness import stream
 from ..record import RoundRecord
 from ..training import Gradient, Train
-from ..types import Array, Clustering
+from ..types import Array, Clustering, Parts
 from .attempts import try_compute, try_mean
 from .fedavg import Weights
 from .merging import Known, MergeClusters, MergePresent, PlaceNewcomers
@@ -85,9 +85,7 @@ class Represent:
             noise.seed,
         )  # fmt: skip
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("representation",)
+    parts: ClassVar[Parts] = {"representation": "compared"}
 
     @property
     def keeps(self) -> tuple[str, ...]:
@@ -145,13 +143,8 @@ class ChainLink:
 
     train: Train
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("movement",)
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
+    parts: ClassVar[Parts] = {"movement": "summed"}
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> Result:
         start = given.array("model")
@@ -431,3 +424,20 @@ def _chain(federation: Federation, task: Train, global_model: Shared, cohort: Se
     if not links:
         return None
     return federation.fold(Shared(own=tuple(Own(link) for link in links))).own[0].held
+
+
+def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
+    """One representation, and each round a training for the global model and one for the cluster's."""
+    for key, value in (("variant", "authors"), ("representation", "movement")):
+        if given.get(key) == value:
+            raise InputError(
+                f"algorithm.{key} = {value!r} under privacy.unit = 'sample': a representation by local training has no private form"
+            )
+    return Releases(signatures=1, trainings=2 * rounds, mechanism="total")
+
+
+STOCFL = AlgorithmSpec(
+    "stocfl", stocfl, "clients met merge by the cosine of anchor gradients, bi-level training (Zeng et al. 2023)",
+    states=(State,), tasks=(ChainLink, Represent), functions=(Known, MergeClusters, MergePresent, PlaceNewcomers),
+    sample_releases=_sample_releases, renumbers=True, plain_epochs=0,
+)  # fmt: skip

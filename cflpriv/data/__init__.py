@@ -22,10 +22,10 @@ True groups are what the scores are computed against: the rotation, shift, swap,
 (`dirichlet`, most of `given`) a note says that ARI means nothing.
 """
 
-from .datasets import Dataset, channel_statistics, data_directory, load_idx, load_npz
+from .datasets import Dataset, channel_statistics, data_directory, dataset_of, load_idx, load_npz
 from .named import load_dataset
 from .partition import Partition, dirichlet, given, iid, label_skew, pathological
-from .population import DATASETS, PARTITIONS, DataSpec, build_population
+from .population import DATASETS, PARTITIONS, DataSpec, build_population, register_dataset
 from .shifts import MixtureLayout, conform, label_permutations, mixture_layout, rotate, shift_labels, swap_labels
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "channel_statistics",
     "conform",
     "data_directory",
+    "dataset_of",
     "dirichlet",
     "given",
     "iid",
@@ -49,6 +50,7 @@ __all__ = [
     "load_npz",
     "mixture_layout",
     "pathological",
+    "register_dataset",
     "rotate",
     "shift_labels",
     "swap_labels",

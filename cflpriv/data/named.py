@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import InputError
+from ..plugins import Registry
 from ..randomness import stream
 from ..types import Array
 from .datasets import HOW_TO_SET, Dataset, data_directory, dataset_of, load_npz
@@ -24,9 +25,10 @@ def load_dataset(name: str, directory: str | Path | None = None) -> Dataset:
 
     Raises `InputError` for an unknown name, a missing file (with the directories searched) or a damaged one.
     """
-    if name not in LOADERS:
-        raise InputError(f"data set {name!r}: unknown; known are {', '.join(LOADERS)}")
-    return LOADERS[name](data_directory(directory))
+    load = LOADERS.find(name)
+    if load is None:
+        raise InputError(f"data set {name!r}: unknown; known are {', '.join(LOADERS.names())}")
+    return load(data_directory(directory))
 
 
 def _find(name: str, folders: Iterable[Path], names: Iterable[str]) -> Path:
@@ -253,7 +255,10 @@ def _femnist(directory: Path) -> Dataset:
     return dataset_of("femnist", flat[0][:2], flat[1][:2], 62, notes=notes, owners=(flat[0][2], flat[1][2]))
 
 
-LOADERS: dict[str, Callable[[Path], Dataset]] = {
+LOADERS: Registry[Callable[[Path], Dataset]] = Registry("data set")
+"""Each takes the data directory."""
+
+LOADERS |= {
     "digits": _digits,
     "mnist": _mnist_like("mnist", ("mnist", "MNIST/raw")),
     "fashion_mnist": _mnist_like("fashion_mnist", ("fashion_mnist", "FashionMNIST/raw")),
@@ -265,4 +270,3 @@ LOADERS: dict[str, Callable[[Path], Dataset]] = {
     "omniglot": _omniglot,
     "femnist": _femnist,
 }
-"""Each takes the data directory."""

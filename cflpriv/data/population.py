@@ -18,7 +18,7 @@ from .partition import Partition
 from .shifts import conform, label_permutations, mixture_layout, rotate, shift_labels, swap_labels
 from .text import TEXTS, UNKNOWN, Texts, load_texts, numbers, vocabulary, windows
 
-__all__ = ["DATASETS", "PARTITIONS", "DataSpec", "build_population"]
+__all__ = ["DATASETS", "PARTITIONS", "DataSpec", "build_population", "register_dataset"]
 
 DATASETS: dict[str, str] = {
     "digits": "scikit-learn's bundled 8×8 digits, 1 797 real images; needs no files",
@@ -47,6 +47,20 @@ PARTITIONS: dict[str, str] = {
     "kinds": "groups of clients by topic, language, superclass or alphabet, one each or several (groups)",
     "given": "the clients that the data set itself names: npz (client_train), omniglot's drawers, femnist's writers",
 }
+
+
+def register_dataset(name: str, load: Callable[[Path], Dataset], summary: str = "") -> None:
+    """Make a data set known as `[data] source`; `load(directory)` gives it, from the data directory or from anywhere.
+
+    Raises `InputError` naming both if the name is that of another.
+    """
+    if name in DATASETS and name not in LOADERS:
+        raise InputError(f"data set {name!r}: is the name of one of the package's own: {DATASETS[name]}")
+    LOADERS.add(name, load)
+    DATASETS[name] = summary
+
+
+LOADERS.accept = register_dataset
 
 
 @dataclass(frozen=True)
@@ -137,6 +151,7 @@ def _known(key: str, value: str, names: Sequence[str]) -> None:
 
 def _check_spec(spec: DataSpec) -> None:
     """Everything about a specification that can be judged without its data."""
+    LOADERS.find(spec.source)
     _known("source", spec.source, list(DATASETS))
     _known("partition", spec.partition, list(PARTITIONS))
     if isinstance(spec.seed, bool) or not isinstance(spec.seed, int):
@@ -183,6 +198,7 @@ def _check_mixture(spec: DataSpec) -> None:
     if not spec.sources:
         raise _refuse("sources", spec.sources, "a mixture needs pairs of a data set and its number of clients")
     for name, count in spec.sources:
+        LOADERS.find(name)
         _known("sources", name, list(LOADERS))
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise _refuse("sources", (name, count), "expected at least 1 client")

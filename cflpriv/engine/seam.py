@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from ..randomness import Stream, stream
-from ..types import Array, ClientData
+from ..types import Array, ClientData, Parts
 from .device import Device
 
 __all__ = ["Deferred", "ManyTask", "Result", "Streams", "Task", "TaskInput", "Value"]
@@ -83,10 +83,11 @@ class Deferred:
 
 
 class Task(Protocol):
-    """Something clients compute. `parts` names the results that a `Held` will hold; `keeps` those that stay in the client's memory."""
+    """Something clients compute. `parts` names the results that a `Held` will hold, each with its kind, on which it depends how it may
+    leave the client; `keeps` names those that stay in the client's memory."""
 
     @property
-    def parts(self) -> tuple[str, ...]: ...
+    def parts(self) -> Parts: ...
 
     @property
     def keeps(self) -> tuple[str, ...]: ...

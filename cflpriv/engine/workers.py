@@ -11,6 +11,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from ..errors import WorkerLost
+from ..plugins import load_plugin, loaded_plugins
 from ..types import ClientData
 from .seam import Result, Task, TaskInput
 
@@ -29,7 +30,7 @@ class Workers:
         self._known: list[dict[int, ClientData]] = [{} for _ in range(count)]  # keeps the data alive, so that ids stay theirs
         for _ in range(count):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, loaded_plugins()), daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -96,7 +97,7 @@ def _bound(result: Result, given: TaskInput) -> Result:
     return {name: value.bound(given.data) if hasattr(value, "bound") else value for name, value in result.items()}
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, plugins: Sequence[str]) -> None:
     """A worker's life: chunks in, results out, until None or the parent's end."""
     import signal
 
@@ -110,6 +111,8 @@ def _serve(pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends after the round
     torch.set_num_threads(1)
     keep_freed_memory()
+    for file in plugins:  # tasks are of classes, and models by names, that they define
+        load_plugin(file)
     data: dict[int, ClientData] = {}
     with threadpool_limits(1):
         while True:

@@ -5,10 +5,11 @@ simulation keep (values, memory, protocol machines, identities): it is as secret
 it, and no adversary's view reads it. The JSON file is written last and carries the digests of the others and of itself, so a checkpoint is
 there as a whole or not at all. Nothing that depends on the clock is in it: the same run gives the same bytes.
 
-Reading makes only the types listed in `TYPES`; there is no pickle and no import by name.
+Reading makes only the types in `TYPES`, which algorithms declare; there is no pickle and no import by name.
 """
 
 import json
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from hashlib import blake2b
@@ -19,22 +20,8 @@ import msgspec
 import numpy as np
 from safetensors.numpy import load_file
 
-from ..algorithms.cfl import Node, Seen
-from ..algorithms.cfl import State as Cfl
-from ..algorithms.fedavg import State as FedAvg
-from ..algorithms.fedfomo import State as Fedfomo
-from ..algorithms.fedproto import State as Fedproto
-from ..algorithms.fesem import State as Fesem
-from ..algorithms.fixed import State as Fixed
-from ..algorithms.ifca import Restart
-from ..algorithms.ifca import State as Ifca
-from ..algorithms.local import State as Local
-from ..algorithms.one_shot import State as OneShot
-from ..algorithms.pacfl import State as Pacfl
-from ..algorithms.pfedlia import State as Pfedlia
-from ..algorithms.scaffold import State as Scaffold
-from ..algorithms.stocfl import State as Stocfl
-from ..clustering import Cut
+from ..algorithm import state_name
+from ..algorithms import STATES
 from ..epochs import Epoch
 from ..errors import InputError
 from ..files import write_arrays, write_atomically
@@ -54,18 +41,10 @@ __all__ = [
 FORMAT = 2
 
 
-def _name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("cflpriv.")
-
-
-TYPES: dict[str, type] = {
-    _name(kind): kind
-    for kind in (
-        Shared, Blind, Own, GroupMean, Clustering, SimilarityMatrix, Cut,
-        FedAvg, Fixed, Local, Pacfl, Ifca, Restart, Cfl, Node, Seen, Stocfl, Pfedlia, Scaffold, Fedfomo, Fedproto, Fesem, OneShot,
-    )
-}  # fmt: skip
-"""The dataclasses that a state may be made of. A new kind of state is added here, or its run can be neither saved nor resumed."""
+TYPES: Mapping[str, type] = ChainMap(
+    {state_name(kind): kind for kind in (Shared, Blind, Own, GroupMean, Clustering, SimilarityMatrix)}, STATES
+)
+"""The dataclasses that a state may be made of, by `state_name`: those below and what algorithms declare as their `states`."""
 
 
 # --- out ------------------------------------------------------------------------------------------------------------------------------
@@ -94,10 +73,12 @@ class _Out:
             arrays[path] = value
             return {"array": path}
         if is_dataclass(value) and not isinstance(value, type):
-            if TYPES.get(_name(type(value))) is not type(value):
-                raise TypeError(f"checkpoint: {path} is a {_name(type(value))}, which is not among checkpoint.TYPES")
+            if TYPES.get(state_name(type(value))) is not type(value):
+                raise TypeError(
+                    f"checkpoint: {path} is a {state_name(type(value))}, which no algorithm declares among its states (checkpoint.TYPES)"
+                )
             inner = {one.name: self.walk(getattr(value, one.name), f"{path}/{one.name}", arrays) for one in fields(value) if one.init}
-            return {"type": _name(type(value)), "fields": inner}
+            return {"type": state_name(type(value)), "fields": inner}
         if isinstance(value, Mapping):
             return {"mapping": [[self.walk(key, path, arrays), self.walk(item, f"{path}/{key}", arrays)] for key, item in value.items()]}
         if isinstance(value, list | tuple):

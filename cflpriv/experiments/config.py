@@ -7,7 +7,7 @@ file, the section, the key and the value.
 import inspect
 import tomllib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,14 +16,15 @@ from typing import Any, Literal, TypeVar, get_type_hints
 import tomli_w
 from pydantic import ConfigDict, ValidationError, create_model
 
-from ..algorithm import Algorithm
+from ..algorithm import Algorithm, AlgorithmSpec
 from ..algorithms import ALGORITHMS
 from ..data import DataSpec
 from ..engine.device import Precision
 from ..errors import CflprivWarning, InputError, unknown_key
 from ..federation import Sampling
 from ..models import Dtype, Model
-from ..privacy import REPLACE_ONLY, Noise, Privacy, plan, releases_of
+from ..plugins import load_plugin
+from ..privacy import Noise, Privacy, Releases, plan
 from ..protection import Protection
 from ..record import Level
 from ..training import Train
@@ -90,6 +91,8 @@ class RunSection:
     With `target_accuracy` above 0 (a share, at most 1) the summary says how many rounds and megabits it took to reach it. `transport`: how
     requests reach clients, as objects ("memory") or encoded ("bytes"). `release_policy`: clients refuse what a deployed client would refuse
     to release ("strict"), or release whatever the algorithm asks for ("off", in simulations only).
+    `plugins` are
+    Python files that register algorithms, models, attacks or data sets, relative to the config file; they are kept as absolute paths.
     """
 
     seed: int = 0
@@ -107,6 +110,7 @@ class RunSection:
     target_accuracy: float = 0.0
     checkpoint_every: int = 1
     insecure_test_entropy: bool = False
+    plugins: tuple[str, ...] = ()
 
 
 class _Own(str):
@@ -190,12 +194,11 @@ class Config:
                     f"run.precision = {self.run.precision!r} under privacy.unit = 'sample': gradients would not keep their clip norm; "
                     "use 'full'"
                 )
-            name = self.algorithm["name"]
-            releases_of(name, (), "sample", self.training.rounds, self.algorithm)
-            if name in REPLACE_ONLY and privacy.relation != "replace_one":
+            self.releases()
+            if self.spec.replace_only and privacy.relation != "replace_one":
                 raise InputError(
-                    f"algorithm {name!r} under privacy.unit = 'sample': clients hold samples back by their number, which is public only "
-                    "with privacy.relation = 'replace_one'"
+                    f"algorithm {self.spec.name!r} under privacy.unit = 'sample': clients hold samples back by their number, which is "
+                    "public only with privacy.relation = 'replace_one'"
                 )
             if self.data.repeat_per_group:
                 raise InputError(
@@ -213,12 +216,24 @@ class Config:
             )
         privacy.warn_of_delta(privacy.samples if privacy.unit == "sample" else self.data.clients)
 
+    @property
+    def spec(self) -> AlgorithmSpec:
+        """What the algorithm declares of itself. Raises `InputError` for one that is not known."""
+        return _spec(self.algorithm["name"])
+
+    def releases(self) -> Releases:
+        """What a client releases of its samples over the whole run. `InputError` naming an algorithm that cannot be private."""
+        spec = self.spec
+        if spec.sample_releases is None:
+            private = ", ".join(name for name, one in ALGORITHMS.items() if one.sample_releases is not None)
+            raise InputError(f"algorithm {spec.name!r} under privacy.unit = 'sample': {spec.sample_refused}; there is one for {private}")
+        return spec.sample_releases(self.training.rounds, self.algorithm)
+
     def noise(self) -> Noise | None:
         """The noise of a whole run, calibrated, where the unit is a sample."""
         if self.privacy.unit != "sample":
             return None
-        releases = releases_of(self.algorithm["name"], (), "sample", self.training.rounds, self.algorithm)
-        return plan(self.privacy, releases, epochs=self.training.epochs, batch_size=self.training.batch_size, seed=self.run.seed)
+        return plan(self.privacy, self.releases(), epochs=self.training.epochs, batch_size=self.training.batch_size, seed=self.run.seed)
 
     def model_for(self, population: Population) -> Model:
         """The model that fits a population's samples."""
@@ -234,7 +249,7 @@ class Config:
 
     def algorithm_for(self, population: Population) -> Algorithm:
         """The algorithm, its hyper-parameters checked. The true groups go only to those that ask for them (oracle, shuffled)."""
-        make, _ = ALGORITHMS[self.algorithm["name"]]
+        make = self.spec.make
         t, train = self.training, self.train_for(population)
         wanted = inspect.signature(make).parameters
         given: dict[str, Any] = {"seed": self.run.seed, "weights": t.weights}
@@ -266,26 +281,35 @@ _GIVEN = {"train", "groups", "weights", "seed"}
 
 def own_weights(algorithm: str) -> str:
     """What "own" weights are for an algorithm, by name; "equal" for one that weighs nobody by counts."""
-    wanted = inspect.signature(_maker(algorithm)).parameters
+    wanted = inspect.signature(_spec(algorithm).make).parameters
     return str(wanted["weights"].default) if "weights" in wanted else "equal"
 
 
-def _maker(name: Any) -> Callable[..., Algorithm]:
-    if not isinstance(name, str) or name not in ALGORITHMS:
-        raise InputError(f"[algorithm] name = {name!r}: is not known{near(str(name), list(ALGORITHMS))}")
-    return ALGORITHMS[name][0]
+def _spec(name: Any) -> AlgorithmSpec:
+    spec = ALGORITHMS.find(name) if isinstance(name, str) else None
+    if spec is None:
+        raise InputError(f"[algorithm] name = {name!r}: is not known{near(str(name), ALGORITHMS.names())}")
+    return spec
 
 
-def load_config(path: str | Path, changes: Sequence[str] = ()) -> Config:
-    """Read an experiment. `changes` are "section.key=value" with a TOML value, as `--set` takes them."""
-    tree = read_tree(path)
-    for change in changes:
-        set_key(tree, change)
+def load_config(path: str | Path, changes: Sequence[str] = (), plugins: Sequence[str | Path] = ()) -> Config:
+    """Read an experiment. `changes` are "section.key=value" with a TOML value, as `--set` takes them; `plugins` files beside its own."""
+    tree = changed(read_tree(path), changes, plugins)
     return parse_config(tree, f"{path} with --set {', '.join(changes)}" if changes else str(path))
 
 
+def changed(tree: dict[str, Any], changes: Sequence[str], plugins: Sequence[str | Path]) -> dict[str, Any]:
+    """The tree of an experiment with "section.key=value" and plugins, as the command line takes them, added."""
+    for change in changes:
+        set_key(tree, change)
+    if plugins:
+        run = tree.setdefault("run", {})
+        run["plugins"] = list(dict.fromkeys([*run.get("plugins", ()), *(str(Path(one).resolve()) for one in plugins)]))
+    return tree
+
+
 def read_tree(path: str | Path) -> dict[str, Any]:
-    """A TOML file as nested mappings. Raises `InputError` naming it."""
+    """A TOML file as nested mappings, its `run.plugins` as absolute paths. Raises `InputError` naming the file."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -294,13 +318,17 @@ def read_tree(path: str | Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from None
     try:
-        return tomllib.loads(text)
+        tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path}: is not TOML ({error})") from None
+    run = tree.get("run")
+    if isinstance(run, dict) and isinstance(run.get("plugins"), list):
+        run["plugins"] = [str((path.parent / one).resolve()) if isinstance(one, str) else one for one in run["plugins"]]
+    return tree
 
 
 def parse_config(tree: Mapping[str, Any], source: str = "config") -> Config:
-    """A `Config` from nested mappings; `source` names them in errors."""
+    """A `Config` from nested mappings, after its plugins are loaded; `source` names them in errors."""
     for section in tree:
         if section not in (*_SECTIONS, "algorithm"):
             raise InputError(f"{source}: [{section}] is not a section{near(section, [*_SECTIONS, 'algorithm'])}")
@@ -308,6 +336,8 @@ def parse_config(tree: Mapping[str, Any], source: str = "config") -> Config:
             raise InputError(f"{source}: {section} = {tree[section]!r}: write it as a section, [{section}]")
     try:
         sections: dict[str, Any] = {name: _section(kind, tree.get(name, {}), name) for name, kind in _SECTIONS.items()}
+        run: RunSection = sections["run"]
+        sections["run"] = replace(run, plugins=tuple(str(load_plugin(one)) for one in run.plugins))
         return Config(**sections, algorithm=_algorithm(tree.get("algorithm", {})))
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
@@ -323,7 +353,7 @@ def _section(kind: type[Section], values: Mapping[str, Any], name: str) -> Secti
 
 def _algorithm(values: Mapping[str, Any]) -> dict[str, Any]:
     name = values.get("name", "pacfl")
-    make = _maker(name)
+    make = _spec(name).make
     hints = get_type_hints(make)
     keys = {key: (hints[key], one.default) for key, one in inspect.signature(make).parameters.items() if key not in _GIVEN}
     given = {key: value for key, value in values.items() if key != "name"}

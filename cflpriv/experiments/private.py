@@ -9,7 +9,7 @@ from ..accounts import Accounts
 from ..algorithm import Algorithm
 from ..client_level import ClippedMean, LocalGram, client_noise
 from ..errors import InputError
-from ..privacy import Noise, Privacy, releases_of
+from ..privacy import Noise, Privacy, Releases
 from ..protection import Protection
 from ..protocols.entropy import Entropy
 from ..protocols.ledger import Ledger
@@ -45,13 +45,27 @@ def books(config: Config, algorithm: Algorithm, noise: Noise | None, noise_sourc
     ledger = Ledger(privacy.budget)
     if noise is not None:
         return Books(privacy, ledger, Accounts(noise, ledger))
-    name = str(config.algorithm["name"])
-    releases = releases_of(name, algorithm.verbs, "client", config.training.rounds, config.algorithm, privacy.local)
+    releases = _client_releases(config, algorithm)
 
     def around(protection: Protection, clients: int) -> tuple[ClippedMean, LocalGram | None]:
         return client_noise(privacy, releases, protection, ledger, clients, config.run.seed, noise_source)
 
     return Books(privacy, ledger, None, around)
+
+
+def _client_releases(config: Config, algorithm: Algorithm) -> Releases:
+    """What a client releases under unit = "client"; `InputError` naming an algorithm that releases anything else than means."""
+    name, verbs, local = config.spec.name, algorithm.verbs, config.privacy.local
+    if config.spec.client_refused:
+        raise InputError(f"algorithm {name!r} under privacy.unit = 'client': {config.spec.client_refused}; use 'fedavg'")
+    others = [verb for verb in verbs if verb != "mean" and verb not in local]
+    if others:
+        hint = "; privacy.local = ['gram'] asks for local noise, which takes a lot of it" if others == ["gram"] else ""
+        raise InputError(
+            f"algorithm {name!r} under privacy.unit = 'client': it uses {' and '.join(others)}, which would release single clients' values "
+            f"(clip and noise protect means only){hint}"
+        )
+    return Releases(signatures=int("gram" in verbs), trainings=config.training.rounds if "mean" in verbs else 0)
 
 
 def charges(one: Books | None) -> int:

@@ -234,8 +234,8 @@ def _evidence(path: Path, measured: Mapping[str, Any], config: Mapping[str, Any]
 
 def _angular(algorithm: Mapping[str, Any]) -> bool:
     """Whether the algorithm's distances are angles, by its measure (or that measure's default)."""
-    make = ALGORITHMS.get(str(algorithm.get("name")), (None, ""))[0]
-    known = inspect.signature(make).parameters if make else {}
+    spec = ALGORITHMS.find(str(algorithm.get("name")))
+    known = inspect.signature(spec.make).parameters if spec else {}
     measure = algorithm.get("measure", known["measure"].default if "measure" in known else None)
     return measure in MEASURES and measure != "chordal"
 

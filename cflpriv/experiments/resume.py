@@ -23,7 +23,7 @@ from ..files import append, write_atomically
 from ..protocols.entropy import Entropy
 from ..record import cut_transcript
 from .checkpoint import Checkpoint, latest, load_checkpoint
-from .config import Config, load_config
+from .config import Config, load_config, read_tree
 
 __all__ = [
     "Counted",
@@ -33,6 +33,7 @@ __all__ = [
     "last_checkpoint",
     "locked",
     "note_resume",
+    "plugins_of",
     "put_aside",
     "put_audit_aside",
 ]
@@ -60,6 +61,12 @@ def check_same_config(config: Config, folder: Path) -> None:
         if old.get(key) != new.get(key):
             was, now = (repr(one[key]) if one.get(key) is not None else "not set" for one in (old, new))
             raise InputError(f"{key} is {now}, but {folder / 'config.toml'} has {was}; a resumed run keeps its configuration")
+
+
+def plugins_of(folder: Path) -> tuple[str, ...]:
+    """The plugins of the run in a folder; none where there is no run."""
+    path = folder / "config.toml"
+    return tuple(read_tree(path).get("run", {}).get("plugins", ())) if path.is_file() else ()
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -15,6 +15,7 @@ from ..data import build_population
 from ..engine import Engine
 from ..errors import InputError
 from ..metrics import ari, perplexity, spread
+from ..plugins import load_plugin
 from ..protocols.entropy import public_entropy, system_entropy
 from ..protocols.errors import LocalError, TooFewClients
 from ..protocols.ledger import BudgetExceeded
@@ -73,6 +74,8 @@ def start(config: Config, data_dir: str | Path | None = None, population: Popula
 def prepare(config: Config, data_dir: str | Path | None = None, population: Population | None = None, **options: Any) -> Simulation:
     """Build the clients and the federation. `options` of `simulate` take the place of those of the configuration. Raises `InputError`."""
     began = time.perf_counter()
+    for file in config.run.plugins:  # a process that was sent the configuration has not read it
+        load_plugin(file)
     noise = config.noise()
     population = population or build_population(config.data, data_dir)
     ids = sorted(client.id for client in population.clients)
@@ -316,9 +319,8 @@ def _compared_bytes(config: Config, population: Population) -> int:
     if "gram" not in config.algorithm_for(population).verbs:
         return 0
     clients, protection = len(population.clients), config.protection
-    p, dimension = 1, config.model_for(population).dimension
-    if config.algorithm["name"] == "pacfl":
-        p, dimension = int(config.algorithm.get("p", 3)), int(np.prod(population.shape))
+    compared = config.spec.compared(config.algorithm)
+    p, dimension = compared.rows, int(np.prod(population.shape)) if compared.of_samples else config.model_for(population).dimension
     sketch_dim = protection.sketch_dim if "sketch" in protection.gram else None
     if "ckks" not in protection.gram:
         return clients * p * min(dimension, sketch_dim or dimension) * 8

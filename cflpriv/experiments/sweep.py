@@ -37,7 +37,7 @@ import tomli_w
 from ..errors import InputError
 from ..files import write_atomically
 from ..protection import GRAMS, SUMS
-from .config import Config, near, parse_config, read_tree, set_key
+from .config import Config, changed, near, parse_config, read_tree
 from .folder import run_experiment
 from .resume import holds_nothing, locked
 
@@ -99,11 +99,12 @@ class Sweep:
 # --- reading ------------------------------------------------------------------------------------------------------------------------
 
 
-def load_sweep(path: str | Path, changes: Sequence[str] = ()) -> Sweep:
-    """Read a sweep. `changes` are "section.key=value", as `--set` takes them. Raises `InputError` naming file, key and value."""
-    tree = read_tree(path)
-    for change in changes:
-        set_key(tree, change)
+def load_sweep(path: str | Path, changes: Sequence[str] = (), plugins: Sequence[str | Path] = ()) -> Sweep:
+    """Read a sweep. `changes` are "section.key=value", as `--set` takes them, `plugins` files beside its own.
+
+    Raises `InputError` naming file, key and value.
+    """
+    tree = changed(read_tree(path), changes, plugins)
     return parse_sweep(tree, f"{path} with --set {', '.join(changes)}" if changes else str(path))
 
 

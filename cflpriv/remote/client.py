@@ -285,8 +285,9 @@ class RemoteClient:
         values = self._allowed("relay", ask.held, ask.parts)
         if any(isinstance(value, dict) for value in values.values()) or self._spending.unit == "client":
             raise RemoteError("forbidden")
+        origin = self.values.origin(ask.held)
         self._spending.settle(ask.held, ask.parts, "relay")
-        plain = to_bytes(values)
+        plain = to_bytes(values, Origin(compared=any(origin.is_compared(part) for part in ask.parts)))
         boxes = []
         for recipient in ask.recipients:
             self._check_peer(ask.session, recipient)
@@ -299,9 +300,11 @@ class RemoteClient:
     def _take(self, ask: m.Take) -> m.Done:
         """Keep what others sealed. A box that cannot be opened, or holds something else than most do, costs its sender and nobody else."""
         opened: dict[int, dict[str, Array]] = {}
+        compared = False
         for boxed in ask.boxes:
             try:
-                opened[boxed.sender.client] = self._opened(ask, boxed)
+                opened[boxed.sender.client], said = self._opened(ask, boxed)
+                compared |= said
             except RemoteError as error:
                 log.warning("client %d: what client %d sealed for it is left out (%s)", self.number, boxed.sender.client, error.code)
         if ask.boxes and not opened:
@@ -314,15 +317,18 @@ class RemoteClient:
         sizes = [np.size(value) for values in arrived.values() for value in values.values()]
         self.values.drop(ask.held)
         self._spending.public(ask.held, ask.parts)
-        self.values.hold(ask.held, dict(arrived), Origin(UNTRACED, smallest(size for size in sizes if size > 1)))
+        self.values.hold(ask.held, dict(arrived), Origin(UNTRACED, smallest(size for size in sizes if size > 1), compared))
         return m.Done()
 
-    def _opened(self, ask: m.Take, boxed: m.Boxed) -> dict[str, Array]:
-        """What is in a box, in the order of the parts asked for: finite arrays under their names. Raises `RemoteError`."""
+    def _opened(self, ask: m.Take, boxed: m.Boxed) -> tuple[dict[str, Array], bool]:
+        """What is in a box, in the order of the parts asked for: finite arrays under their names; and whether clients compare them.
+
+        Raises `RemoteError`.
+        """
         self._check_peer(ask.session, boxed.sender)
         own, sender = self._settings.identity.encryption_seed, boxed.sender
         key = relay_key(own, sender.encryption_key, ask.session, ask.held, sender.client, self.number)
-        values, _ = from_bytes(unseal(key, boxed.box, LABEL.encode()))
+        values, origin = from_bytes(unseal(key, boxed.box, LABEL.encode()))
         if set(values) != set(ask.parts) or not all(isinstance(one, np.ndarray) and np.isfinite(one).all() for one in values.values()):
             raise RemoteError("malformed")
-        return {part: values[part] for part in ask.parts}
+        return {part: values[part] for part in ask.parts}, origin.compared

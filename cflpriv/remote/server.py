@@ -8,7 +8,7 @@ process, so reports and attacks read both.
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,7 +33,7 @@ from ..randomness import Stream, stream
 from ..record import Transcript
 from ..traffic import Bare, plain
 from ..transports.interface import Transport
-from ..types import Array
+from ..types import Array, PartKind
 from ..wire import recorded
 from . import messages as m
 from .agreement import Agreement
@@ -42,7 +42,7 @@ from .gram import Grams
 from .means import Asked, Means
 from .parameters import said_of
 from .relay import relay, requests
-from .releases import may_leave
+from .releases import kinds_of, may_leave
 from .roll import ClientsLost, EpochEnded, KeyHolderLost, Roll, most_common
 from .sums import Layout, SecureSums
 from .values import UNTRACED, Origin, trace
@@ -60,13 +60,15 @@ SKIPPED = 1 << 10
 @dataclass(frozen=True)
 class _Known:
     """What the server knows of values that clients hold: their number, the layout that more than half have (else none), the name of what
-    each was computed from (`values.trace`), which clients say that theirs are laid out otherwise, and whether parameters went into them."""
+    each was computed from (`values.trace`), which clients say that theirs are laid out otherwise, whether parameters went into them, and
+    the kinds of their parts."""
 
     number: int
     layout: Layout
     models: Mapping[int, bytes]
     odd: frozenset[int] = frozenset()
     at_model: bool = True
+    kinds: Mapping[str, PartKind] = field(default_factory=dict)
 
 
 class RemoteFederation:
@@ -216,13 +218,15 @@ class RemoteFederation:
         one = self._known[key]
         layout = [[part.name, part.dtype, list(part.shape)] for part in one.layout]
         models = [[client, model.hex()] for client, model in sorted(one.models.items())]
-        return {"number": one.number, "layout": layout, "models": models, "odd": sorted(one.odd), "at_model": one.at_model}
+        rest = {"odd": sorted(one.odd), "at_model": one.at_model, "kinds": dict(one.kinds)}
+        return {"number": one.number, "layout": layout, "models": models, **rest}
 
     def know(self, key: HeldKey, plain: Mapping[str, Any]) -> None:
         """Take up what `known` gave."""
         layout = tuple(m.Described(name, dtype, tuple(shape)) for name, dtype, shape in plain["layout"])
         models = {client: bytes.fromhex(model) for client, model in plain["models"]}
-        self._known[key] = _Known(plain["number"], layout, models, frozenset(plain.get("odd", ())), plain.get("at_model", True))
+        rest = (frozenset(plain.get("odd", ())), plain.get("at_model", True), plain.get("kinds", {}))
+        self._known[key] = _Known(plain["number"], layout, models, *rest)
 
     def listen(self, say: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
         """`say` gets an estimate before an expensive step starts, `tick` how much of how much is done."""
@@ -297,7 +301,8 @@ class RemoteFederation:
             raise TrainingDiverged(f"{type(task).__name__} in round {self._round}: no client has a result")
         layout = most_common(list(layouts.values())) or ()
         at_model = any(not isinstance(value, Held) or self._known[value.key].at_model for value in params.values())
-        self._known[key] = _Known(number, layout, traced, frozenset(client for client, said in layouts.items() if said != layout), at_model)
+        odd = frozenset(client for client, said in layouts.items() if said != layout)
+        self._known[key] = _Known(number, layout, traced, odd, at_model, kinds_of(task))
         held = Held(key, tuple(sorted(layouts)), tuple(task.parts))
         if self.accounts is not None:
             self.accounts.enter(held, task, sources(params, which), self._remembered(task, held.clients))
@@ -393,8 +398,9 @@ class RemoteFederation:
     def gram(self, held: Held, then: Then, against: Held | None = None, on: Sequence[int] | None = None) -> Released:
         self._greet_lost()
         clients = [] if against is not None and on is not None and not on else self._holders(held, on)
-        at_model = Origin(size=self._known[held.key].at_model) if clients else Origin()
-        if clients and self._strict and not may_leave(self.protection, "gram", held.part, 0, at_model):
+        known = self._known[held.key] if clients else None
+        origin = Origin() if known is None else Origin(size=known.at_model, kinds=tuple(known.kinds.items()))
+        if clients and self._strict and not may_leave(self.protection, "gram", held.part, 0, origin):
             raise InputError(
                 f"gram: {held.part} would be compared in the clear, which clients refuse under protection.sum = {self.protection.sum!r}, "
                 f"floor = {self.protection.smallest_sum}; name a transform or 'ckks' in protection.gram"

@@ -1,48 +1,35 @@
-"""Tasks as bytes and back: the names and fields of frozen dataclasses from a fixed list."""
+"""Tasks as bytes and back: the names and fields of the frozen dataclasses that the package and the registered algorithms declare."""
 
 import dataclasses
-import importlib
 import json
-import sys
+import logging
 from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from ..errors import InputError
+from ..plugins import Registry
 from ..protocols.errors import MalformedMessage
 from .foreign import Foreign
 
 __all__ = ["UnknownTask", "made", "plain", "task_from_bytes", "task_to_bytes"]
 
-TASKS_IN = ("training", "evaluation", "signatures", "models", "algorithms")
-"""Where the dataclasses live that may travel as tasks and parts of tasks."""
 LARGEST_TASK_BYTES = 1 << 20
+log = logging.getLogger("cflpriv.remote")
 
 
-@cache
-def _known() -> dict[str, type]:
-    """The tasks of these modules, and models, by name."""
-    package = __package__.rpartition(".")[0]
-    known: dict[str, type] = {}
-    modules = [importlib.import_module(f"{package}.{name}") for name in TASKS_IN]
-    modules += [module for name, module in sorted(sys.modules.items()) if name.startswith(f"{package}.algorithms.")]
-    for module in modules:
-        for thing in vars(module).values():
-            own = isinstance(thing, type) and dataclasses.is_dataclass(thing) and thing.__module__ == module.__name__
-            if (
-                own
-                and ((hasattr(thing, "run") and hasattr(thing, "parts")) or thing.__name__ == "Model")
-                and known.setdefault(thing.__name__, thing) is not thing
-            ):
-                raise TypeError(f"two dataclasses are called {thing.__name__}: {known[thing.__name__].__module__}, {module.__name__}")
-    return known
+def registered() -> Registry[type]:
+    """The task classes that may travel, and models, by name."""
+    from ..algorithms import TASKS  # torch is loaded for those, not for `Foreign`
+
+    return TASKS
 
 
 def task_to_bytes(task: Any) -> bytes:
     """A task as JSON of names and fields. Raises `InputError` for a field that cannot be encoded, e.g. a function."""
     if isinstance(task, UnknownTask):
         return task.data
-    known = {"Foreign": Foreign} if isinstance(task, Foreign) else _known()
+    known = {"Foreign": Foreign} if isinstance(task, Foreign) else registered()
     return json.dumps(plain(task, type(task).__name__, known), allow_nan=True, separators=(",", ":")).encode()
 
 
@@ -79,7 +66,7 @@ def task_from_bytes(data: bytes) -> Any:
         raise MalformedMessage
     try:
         said = json.loads(data)
-        known = {"Foreign": Foreign} if isinstance(said, dict) and said.get("") == "Foreign" else _known()  # that one loads no torch
+        known = {"Foreign": Foreign} if isinstance(said, dict) and said.get("") == "Foreign" else registered()  # that one loads no torch
         task = made(said, known)
         if hasattr(task, "run") and hasattr(task, "parts") and task_to_bytes(task) == data:
             return task
@@ -94,5 +81,10 @@ def made(said: Any, known: Mapping[str, type]) -> Any:
         return tuple(made(one, known) for one in said)
     if not isinstance(said, dict):
         return said
-    kind = known[said.pop("")]
-    return kind(**{name: made(value, known) for name, value in said.items()})
+    name = said.pop("")
+    if name not in known and isinstance(known, Registry):  # an installed package may have it
+        from ..algorithms import ALGORITHMS
+
+        for problem in ALGORITHMS.load_all():
+            log.warning("%s", problem)
+    return known[name](**{name: made(value, known) for name, value in said.items()})

@@ -1,56 +1,33 @@
-"""Functions that run where the Gram may be seen, as bytes and back: the names and fields of frozen dataclasses of the algorithms."""
+"""Functions that run where the Gram may be seen, as bytes and back: the names and fields of the dataclasses that algorithms declare."""
 
 import dataclasses
-import importlib
 import json
-import sys
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 from ..errors import InputError
-from ..federation import Then
+from ..federation import Results, Then
+from ..plugins import Registry
 from ..protocols.errors import MalformedMessage
 from ..types import Array
 from .tasks import made, plain
 
-__all__ = ["RESULTS", "fits", "then_from_bytes", "then_to_bytes"]
+__all__ = ["fits", "registered", "then_from_bytes", "then_to_bytes"]
 
 LARGEST_THEN_BYTES = 1 << 20
-RESULTS: dict[str, dict[str, str]] = {
-    "pacfl.ClusterByAngles": {"labels": "all", "k": "one", "clear": "one"},
-    "pacfl.PlaceNewcomers": {"labels": "new", "k": "one", "recut_changes": "one"},
-    "merging.MergeClusters": {"labels": "all", "nearest": "some"},
-    "merging.PlaceNewcomers": {"labels": "new", "nearest": "some"},
-    "merging.MergePresent": {"into": "some"},
-    "merging.Known": {},
-    "one_shot.ClusterByMeans": {"labels": "all"},
-    "one_shot.PlaceByMeans": {"labels": "new"},
-    "splitting.Bipartition": {"said": "one", "side": "all"},
-    "splitting.MoreSimilar": {"side": "new"},
-}
-"""What each function's result holds: a number for every client, for every new one, for some of their clusters, or one number."""
 
 
-@cache
-def _known() -> dict[str, type]:
+def registered() -> Registry[type]:
     """What may be run, and be part of it, by module and name, such as "pacfl.ClusterByAngles"."""
-    package = __package__.rpartition(".")[0] + ".algorithms"
-    importlib.import_module(package)
-    known: dict[str, type] = {}
-    for path, module in sorted(sys.modules.items()):
-        if path.startswith(package + "."):
-            for thing in vars(module).values():
-                own = isinstance(thing, type) and dataclasses.is_dataclass(thing) and thing.__module__ == path
-                if own and "__call__" in vars(thing):
-                    known[f"{path.rpartition('.')[2]}.{thing.__name__}"] = thing
-    return known
+    from ..algorithms import FUNCTIONS
+
+    return FUNCTIONS
 
 
 def fits(then: Then, result: Mapping[str, Array], total: int, new: int) -> bool:
     """Whether this could be the result of a function over `total` clients, of whom `new` are new: names, shapes, signs, labels below k."""
-    known = next(name for name, kind in _known().items() if kind is type(then))
-    wanted, shapes = RESULTS[known], {"all": (total,), "new": (new,), "one": ()}
+    wanted: Results = then.results  # type: ignore[attr-defined]  # a registered function declares them
+    shapes = {"all": (total,), "new": (new,), "one": ()}
     if set(result) != set(wanted):
         return False
     for name, kind in wanted.items():
@@ -68,7 +45,7 @@ def then_to_bytes(then: Then) -> bytes:
     known: Any = then
     if not dataclasses.is_dataclass(known):
         raise InputError(f"gram: {then!r} does not travel to the key holder: only frozen dataclasses of the algorithms do")
-    return json.dumps(plain(known, type(then).__name__, _known()), allow_nan=True, separators=(",", ":")).encode()
+    return json.dumps(plain(known, type(then).__name__, registered()), allow_nan=True, separators=(",", ":")).encode()
 
 
 def then_from_bytes(data: bytes) -> Then:
@@ -76,7 +53,7 @@ def then_from_bytes(data: bytes) -> Then:
     if len(data) > LARGEST_THEN_BYTES:
         raise MalformedMessage
     try:
-        then: Any = made(json.loads(data), _known())
+        then: Any = made(json.loads(data), registered())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise MalformedMessage from None
     if not callable(then):

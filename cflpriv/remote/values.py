@@ -8,7 +8,7 @@ import numpy as np
 
 from ..channels import Transforms
 from ..protocols.errors import RemoteError
-from ..types import Array
+from ..types import Array, PartKind
 from ..wire import closed
 from . import messages as m
 from .store import ObjectStore, Store
@@ -28,12 +28,22 @@ UNTRACED = sha256(b"cflpriv: what other clients made, or what a client has of it
 class Origin(m.Message, frozen=True):
     """What a value was computed from: the name of all that the client was told, and how many numbers the smallest model has (0: none).
 
-    `compared` says that something is in it that clients compare, such as a signature.
+    `compared` says that something is in it that clients compare, such as a signature. `kinds` are those of its parts that are not summed,
+    as the task declared them that was run here.
     """
 
     received: bytes = b""
     size: m.Count = 0
     compared: bool = False
+    kinds: tuple[tuple[str, PartKind], ...] = ()
+
+    def kind(self, part: str) -> PartKind:
+        """What kind a part is; one that nothing declared is summed."""
+        return dict(self.kinds).get(part, "summed")
+
+    def is_compared(self, part: str) -> bool:
+        """Whether a part is what clients compare, or was computed from such."""
+        return self.compared or self.kind(part) == "compared"
 
 
 class Kept(m.Message, frozen=True):

@@ -16,7 +16,7 @@ from ..types import Array, ClientData
 from ..wire import owned
 from . import messages as m
 from .foreign import Foreign
-from .releases import compares, is_compared
+from .releases import compares, kinds_of
 from .settings import Settings
 from .spending import Spending
 from .tasks import UnknownTask
@@ -115,8 +115,8 @@ class Work:
         self._spending.check(task, held, reads)
         sizes = [*sizes, *(origin.size for _, origin in reads.values())]
         given, received, choice = self._given(ask, sizes, held, exchange)
-        compared = compared or any(is_compared(one.part, self._values.origin(one.held)) for one in held)
-        compared = compared or any(is_compared(name, origin) for name, (_, origin) in reads.items())
+        compared = compared or any(self._values.origin(one.held).is_compared(one.part) for one in held)
+        compared = compared or any(origin.is_compared(name) for name, (_, origin) in reads.items())
         if self._spending.unit != "none":
             words_as_they_are(models)
         try:
@@ -138,7 +138,8 @@ class Work:
         self._values.forget(live)
         if not result:
             return m.Computed(False, ())
-        origin = Origin(trace(received) if received else b"", smallest(sizes), compared)
+        kinds = exchange.once(lambda: tuple((part, kind) for part, kind in kinds_of(task).items() if kind != "summed"), task, kinds_of)
+        origin = Origin(trace(received) if received else b"", smallest(sizes), compared, kinds)
         for name in task.keeps:
             self._values.remember(name, result[name], origin)
         made = {part: owned(result[part]) for part in task.parts}
@@ -162,7 +163,7 @@ class Work:
             return m.Computed(False, ())
         total = self._values.open(m.Addends((), (), mine), self._transforms, exchange)
         origins = [(own.part, self._values.origin(own.held)) for own in mine]
-        compared = any(is_compared(part, origin) for part, origin in origins)
+        compared = any(origin.is_compared(part) for part, origin in origins)
         self._values.drop(ask.held)
         self._spending.derive(ask.held, "own", mine)
         self._values.hold(ask.held, {"own": total}, Origin(UNTRACED, smallest(origin.size for _, origin in origins), compared))

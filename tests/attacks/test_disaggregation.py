@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from cflpriv.federation import Sampling
 from cflpriv.handles import Shared
 from cflpriv.privacy import Privacy
 from cflpriv.protection import Protection
-from cflpriv.types import Array
+from cflpriv.types import Array, Parts
 
 DIMENSION = 12
 
@@ -30,13 +31,8 @@ DIMENSION = 12
 class Static:
     """A vector that a client sends in every round, such as a gradient at a fixed model: a function of its id. Part: "update"."""
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("update",)
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
+    parts: ClassVar[Parts] = {"update": "summed"}
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> dict[str, Array]:
         return {"update": value_of(given.data.id)}

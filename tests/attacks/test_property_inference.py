@@ -30,7 +30,8 @@ IID: dict[str, Any] = {"partition": "iid", "groups": []}
 
 
 def cells_of(one: Case) -> list[Cell]:
-    return ATTACKS["property_inference"].cells(one)[0]
+    found: list[Cell] = ATTACKS["property_inference"].cells(one)[0]
+    return found
 
 
 def hands(made: Config, name: str, whose: Collection[int] = range(6)) -> Population:

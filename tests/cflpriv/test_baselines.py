@@ -76,7 +76,7 @@ def rounds(algorithm: Algorithm, fed: RemoteFederation, count: int) -> Any:
 
 
 def make(name: str, train: Train, **options: Any) -> Algorithm:
-    function, _ = ALGORITHMS[name]
+    function = ALGORITHMS[name].make
     known = inspect.signature(function).parameters
     return function(train, **{key: value for key, value in options.items() if key in known})
 

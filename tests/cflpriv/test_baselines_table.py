@@ -43,7 +43,7 @@ train_on = partial(mlp_training, momentum=0.5)
 
 
 def make(name: str, scene: Population, train: Train, **options: Any) -> Algorithm:
-    function, _ = ALGORITHMS[name]
+    function = ALGORITHMS[name].make
     options["groups"] = {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
     known = inspect.signature(function).parameters
     return function(train, **{key: value for key, value in options.items() if key in known})

@@ -39,7 +39,7 @@ RELEASES = ("labels", "distances", "gram")
 def clustered(protection: Protection, name: str = "pacfl", rounds: int = 0, **options: Any) -> tuple[RemoteFederation, Algorithm, Any]:
     scene = population(groups=2, clients_per_group=3)
     fed = federation(scene, protection)
-    algorithm = ALGORITHMS[name][0](training(scene), **options)
+    algorithm = ALGORITHMS[name].make(training(scene), **options)
     state = algorithm.init(fed)
     for number in range(rounds):
         fed.begin_round(number)
@@ -165,7 +165,7 @@ def test_systems_find_the_clusters_they_find_in_the_clear(name: str, release: An
 def test_newcomers_cost_their_own_rows_only(landmarks: int) -> None:
     scene = population(groups=2, clients_per_group=4)
     fed = federation(scene, Protection(gram=("ckks",), landmarks=landmarks), present=[0, 1, 2, 4, 5, 6])
-    algorithm = ALGORITHMS["pacfl"][0](training(scene))
+    algorithm = ALGORITHMS["pacfl"].make(training(scene))
     state = algorithm.init(fed)
     channel = fed.epochs.channel
     assert isinstance(channel, EncryptedGram)

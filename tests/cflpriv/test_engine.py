@@ -137,7 +137,7 @@ def test_what_adam_cannot_be_is_refused_by_name() -> None:
     adam = Train(model, optimizer="adam")
     for name, arguments in [("fednova", {}), ("scaffold", {}), ("ifca", {"averaging": "gradient"})]:
         with pytest.raises(InputError, match="optimizer: 'adam'"):
-            ALGORITHMS[name][0](adam, **arguments)
+            ALGORITHMS[name].make(adam, **arguments)
     config = parse_config({"training": {"optimizer": "adam"}, "algorithm": {"name": "fedavg"}})
     assert config.train_for(build_population(config.data)).optimizer == "adam"
     with pytest.raises(InputError, match="optimizer"):

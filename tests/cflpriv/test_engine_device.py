@@ -5,7 +5,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from cflpriv.errors import InputError
 from cflpriv.experiments.config import parse_config
 from cflpriv.models import Model, dtype_of
 from cflpriv.training import Gradient, Train
-from cflpriv.types import Array, ClientData
+from cflpriv.types import Array, ClientData, Parts
 
 CUDA = Device("cuda")
 MODELS = {
@@ -299,8 +299,8 @@ class Hungry:
     """Takes at most `most` clients at once, and then says what a device without memory says."""
 
     most: int
-    parts = ("id",)
-    keeps = ()
+    parts: ClassVar[Parts] = {"id": "summed"}
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> Result:
         return {"id": given.data.id}

@@ -72,14 +72,14 @@ def test_the_defaults_survive_a_round_trip() -> None:
 def test_weights_that_are_not_given_are_the_algorithms_own(name: str, own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In what the algorithm is made with, in what every reader of the key sees, and in what is refused under protections."""
     seen: dict[str, Any] = {}
-    make, line = ALGORITHMS[name]
+    make = ALGORITHMS[name].make
 
     @wraps(make)
     def spy(train: Any, **options: Any) -> Any:
         seen.update(options)
         return make(train, **options)
 
-    monkeypatch.setitem(ALGORITHMS, name, (spy, line))
+    monkeypatch.setitem(ALGORITHMS, name, replace(ALGORITHMS[name], make=spy))
     scene = population()
     for given, expected in (({}, own), ({"weights": "own"}, own), ({"weights": "examples"}, "examples"), ({"weights": "equal"}, "equal")):
         config = parse_config({"data": {"clients": 8}, "algorithm": {"name": name}, "training": given})

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.errors import TooFewClients
 from cflpriv.record import Message, Transcript
 from cflpriv.similarity import Gram
-from cflpriv.types import Array
+from cflpriv.types import Array, Parts
 
 
 def looked_at(view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -659,8 +659,8 @@ def test_public_weights_may_not_undo_the_floor() -> None:
 class Scribble:
     """A task that writes into what it was given."""
 
-    parts: tuple[str, ...] = ("x",)
-    keeps: tuple[str, ...] = ()
+    parts: ClassVar[Parts] = {"x": "summed"}
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> dict[str, Array]:
         x = given.array("x")

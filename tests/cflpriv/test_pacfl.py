@@ -69,7 +69,7 @@ def test_beta_zero_is_local_training(participation: float) -> None:
 def test_every_algorithm_runs_unchanged_under_every_protection(algorithm: str, name: str) -> None:
     """The contract over the product: the same clusters, and models of the same test loss for every client up to rounding."""
     scene = digits(8)
-    make, _ = ALGORITHMS[algorithm]
+    make = ALGORITHMS[algorithm].make
     options: dict[str, Any] = {"weights": "equal"} if "weights" in inspect.signature(make).parameters else {}
     if algorithm in ("oracle", "shuffled"):
         options["groups"] = truth(scene)

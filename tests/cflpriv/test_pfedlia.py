@@ -645,4 +645,4 @@ def test_newcomers_and_exact_influence_do_not_go_together() -> None:
 
 
 def test_influence_names_its_clients() -> None:
-    assert Influence(Model("linear", (2,), 2), 0.25, (0, 1)).parts == ("scores",)
+    assert Influence(Model("linear", (2,), 2), 0.25, (0, 1)).parts == {"scores": "score"}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from cflpriv.protection import GRAMS, SUMS, Protection
 from cflpriv.protocols.orthonormal import HAAR_LIMIT, TRANSFORMS, Haar, transform
 from cflpriv.protocols.sketch import public_seed, sketch
 from cflpriv.remote.server import RemoteFederation
-from cflpriv.types import Array, Population
+from cflpriv.types import Array, Parts, Population
 
 KINDS = tuple(TRANSFORMS)
 GRAM_STAGES: tuple[tuple[str, ...], ...] = ((), *((kind,) for kind in KINDS), ("sketch", "haar"), ("sketch", "hadamard"))
@@ -365,13 +365,8 @@ def test_a_federation_that_goes_on_from_a_checkpoint_has_the_same_secret() -> No
 class Long:
     """A task that makes a vector too long for a dense rotation."""
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("long",)
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ()
+    parts: ClassVar[Parts] = {"long": "summed"}
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> dict[str, Array]:
         return {"long": np.random.default_rng(given.data.id).normal(size=HAAR_LIMIT + 1)}

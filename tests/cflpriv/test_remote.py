@@ -33,11 +33,11 @@ from cflpriv.types import Population
 
 
 def algorithm(name: str, scene: Population) -> Any:  # an Algorithm, whose `admit` is not None where it is used
-    wanted = inspect.signature(ALGORITHMS[name][0]).parameters
+    wanted = inspect.signature(ALGORITHMS[name].make).parameters
     options: dict[str, Any] = {"weights": "equal"} if "weights" in wanted else {}
     if "groups" in wanted:
         options["groups"] = {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
-    return ALGORITHMS[name][0](training(scene), **options)
+    return ALGORITHMS[name].make(training(scene), **options)
 
 
 def run(made: Any, fed: Any, rounds: int = 2) -> Any:
@@ -232,7 +232,7 @@ def test_too_few_clients_end_with_an_error_and_no_sum() -> None:
 def test_a_client_lost_while_clusters_are_found_is_named_and_the_step_can_be_taken_again() -> None:
     scene = population(clients_per_group=3)
     transport, fed = remote(scene)
-    made: Any = ALGORITHMS["pacfl"][0](training(scene), k=2)
+    made: Any = ALGORITHMS["pacfl"].make(training(scene), k=2)
     transport.kill_at = {"gram": {4}}
     with pytest.raises(ClientsLost, match=r"\[4\]"):
         made.init(fed)

@@ -123,7 +123,7 @@ def test_a_broken_comparison_is_on_record_and_is_taken_again_under_another_trans
         transcript=Transcript("full"),
     )  # fmt: skip
     fed.enrol()
-    made: Any = ALGORITHMS["pacfl"][0](training(scene), k=2, weights="equal")
+    made: Any = ALGORITHMS["pacfl"].make(training(scene), k=2, weights="equal")
     transport.lost = {"gram": {2}}
     with pytest.raises(ClientsLost, match=r"\[2\]"):
         made.init(fed)
@@ -158,7 +158,7 @@ def test_one_that_sends_another_shape_than_the_rest_is_left_out(at: str) -> None
         assert mean is not None
         assert mean.count == 4
     else:
-        made: Any = ALGORITHMS["pacfl"][0](training(scene), k=2)
+        made: Any = ALGORITHMS["pacfl"].make(training(scene), k=2)
         with pytest.raises(ClientsLost, match=r"\[3\]"):
             made.init(fed)
         assert made.init(fed).clustering.clients == (0, 1, 2, 4)

@@ -32,7 +32,7 @@ from cflpriv.remote.holder import RemoteHolder
 from cflpriv.remote.server import ClientsLost, EpochEnded, KeyHolderLost, RemoteFederation
 from cflpriv.remote.settings import Settings
 from cflpriv.remote.store import DiskStore, MemoryStore
-from cflpriv.remote.thens import _known, then_from_bytes, then_to_bytes
+from cflpriv.remote.thens import registered, then_from_bytes, then_to_bytes
 from cflpriv.training import Train
 from cflpriv.transports.interface import OverBytes
 from cflpriv.types import Population
@@ -42,7 +42,7 @@ LABELS = Protection(gram=("ckks",))
 
 
 def pacfl(scene: Population, **options: Any) -> Any:
-    return ALGORITHMS["pacfl"][0](training(scene), **options)
+    return ALGORITHMS["pacfl"].make(training(scene), **options)
 
 
 def watched(transport: Loopback) -> list[tuple[int, m.Answer]]:
@@ -60,7 +60,7 @@ def watched(transport: Loopback) -> list[tuple[int, m.Answer]]:
 @pytest.mark.parametrize("release", ["labels", "distances", pytest.param("gram", marks=pytest.mark.slow)])
 def test_the_same_clusters_of_digits_and_the_same_record_as_in_one_process(release: Any) -> None:
     scene = build_population(DataSpec(source="digits", clients=6, rotations=(0, 90)))
-    made = ALGORITHMS["pacfl"][0](Train(Model("linear", scene.shape, scene.classes), lr=0.1), weights="equal")
+    made = ALGORITHMS["pacfl"].make(Train(Model("linear", scene.shape, scene.classes), lr=0.1), weights="equal")
     protection = Protection(gram=("ckks",), ckks_release=release)
     clear, local = federation(scene, seed=1), federation(scene, protection, seed=1)
     transport, fed = remote(scene, protection)
@@ -124,7 +124,7 @@ def test_every_system_that_compares_finds_the_clusters_of_one_process(name: str)
     scene = population(clients_per_group=3)
     found = []
     for fed in (federation(scene, seed=1), remote(scene, Protection(gram=("ckks",), ckks_bound=bound))[1]):
-        made = ALGORITHMS[name][0](training(scene), **options)
+        made = ALGORITHMS[name].make(training(scene), **options)
         state = made.init(fed)
         for number in range(rounds):
             fed.begin_round(number)
@@ -137,7 +137,7 @@ def test_every_system_that_compares_finds_the_clusters_of_one_process(name: str)
 def test_what_runs_at_the_key_holder_travels_and_comes_back_the_same() -> None:
     from cflpriv.algorithms.pacfl import ClusterByAngles, PlaceNewcomers
 
-    assert {"pacfl.ClusterByAngles", "pacfl.PlaceNewcomers", "merging.PlaceNewcomers", "merging.MergeClusters"} <= set(_known())
+    assert {"pacfl.ClusterByAngles", "pacfl.PlaceNewcomers", "merging.PlaceNewcomers", "merging.MergeClusters"} <= set(registered())
     for then in (ClusterByAngles("chordal", k=3), PlaceNewcomers(ClusterByAngles(beta=2.5))):
         assert then_from_bytes(then_to_bytes(then)) == then
     with pytest.raises(InputError, match="cannot be encoded"):

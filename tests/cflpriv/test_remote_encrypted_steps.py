@@ -27,7 +27,7 @@ PLACE = 1000 + HOLDER
 
 
 def pacfl(scene: Population) -> Any:
-    return ALGORITHMS["pacfl"][0](training(scene))
+    return ALGORITHMS["pacfl"].make(training(scene))
 
 
 class Broken(Loopback):

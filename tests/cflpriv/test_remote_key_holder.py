@@ -21,7 +21,7 @@ from cflpriv.protocols.keys import Roster
 from cflpriv.remote import messages as m
 from cflpriv.remote.encrypting import setup_of
 from cflpriv.remote.server import ClientsLost, KeyHolderLost, RemoteFederation
-from cflpriv.remote.thens import RESULTS, _known, fits, then_to_bytes
+from cflpriv.remote.thens import fits, registered, then_to_bytes
 from cflpriv.remote.values import Values
 from cflpriv.signatures import PrincipalVectors
 from cflpriv.transports.interface import OverBytes
@@ -32,7 +32,7 @@ LABELS = Protection(gram=("ckks",))
 
 
 def pacfl(scene: Population, **options: Any) -> Any:
-    return ALGORITHMS["pacfl"][0](training(scene), **options)
+    return ALGORITHMS["pacfl"].make(training(scene), **options)
 
 
 def epochs_of(transport: Loopback) -> list[str]:
@@ -106,7 +106,10 @@ def test_a_key_holder_that_lies_ends_a_step_by_word_and_leaves_the_server_as_it_
 
 
 def test_what_every_function_gives_is_known_to_the_server() -> None:
-    assert set(RESULTS) == set(_known())
+    assert {"pacfl.ClusterByAngles", "merging.Known", "splitting.Bipartition"} <= set(registered())
+    for name, kind in registered().items():
+        results: Any = getattr(kind, "results", {"": "undeclared"})
+        assert set(results.values()) <= {"all", "new", "some", "one"}, name
     assert fits(PlaceByMeans(), {"labels": np.array([0, 2])}, 3, 2)
     assert not fits(PlaceByMeans(), {"labels": np.array([0, -1])}, 3, 2)
     assert not fits(PlaceByMeans(), {"labels": np.array([0])}, 3, 2)

@@ -35,9 +35,9 @@ LOST = 2
 
 def algorithm(case: str, scene: Population) -> Any:
     name, options = CASES[case]
-    wanted = inspect.signature(ALGORITHMS[name][0]).parameters
+    wanted = inspect.signature(ALGORITHMS[name].make).parameters
     given = {"weights": "equal", "warm_up": 1, "warmup_rounds": 1, "groups": dict(zip(range(6), scene.groups, strict=True))}
-    return ALGORITHMS[name][0](training(scene), **{key: value for key, value in given.items() if key in wanted}, **options)
+    return ALGORITHMS[name].make(training(scene), **{key: value for key, value in given.items() if key in wanted}, **options)
 
 
 def play(case: str, protection: Protection, at: int, lost: Collection[int], thorough: bool) -> tuple[list[tuple[int, str]], list[Any]]:

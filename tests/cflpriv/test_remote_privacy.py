@@ -32,7 +32,7 @@ from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.evaluation import Evaluate, Losses
 from cflpriv.handles import Shared
 from cflpriv.models import Model
-from cflpriv.privacy import RELEASES, Noise, Privacy, Releases
+from cflpriv.privacy import Noise, Privacy, Releases
 from cflpriv.protection import Protection
 from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.entropy import Entropy, public_entropy
@@ -66,11 +66,11 @@ class Taped(Engine):
 
 
 def algorithm(name: str, scene: Population) -> Any:
-    wanted = inspect.signature(ALGORITHMS[name][0]).parameters
+    wanted = inspect.signature(ALGORITHMS[name].make).parameters
     options: dict[str, Any] = dict(OPTIONS.get(name, {})) | ({"weights": "equal"} if "weights" in wanted else {})
     if "groups" in wanted:
         options["groups"] = {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
-    return ALGORITHMS[name][0](training(scene), **options)
+    return ALGORITHMS[name].make(training(scene), **options)
 
 
 def accounts(privacy: Privacy) -> Accounts:
@@ -116,7 +116,7 @@ def words(fed: RemoteFederation) -> set[str]:
 # --- unit = "sample" ------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in RELEASES if name != "local"])
+@pytest.mark.parametrize("name", [name for name, one in ALGORITHMS.items() if one.sample_releases is not None and name != "local"])
 def test_with_the_same_secrets_the_results_and_the_bill_are_those_of_the_local_federation(name: str) -> None:
     scene = population(clients_per_group=3)
     privacy = replace(SAMPLE, relation="replace_one") if name == "pfedlia" else SAMPLE
@@ -281,7 +281,7 @@ def test_a_client_that_refuses_to_be_compared_is_left_out_of_the_next_attempt() 
     settings = transport.settings
     poor = replace(SAMPLE, epsilon=0.1)
     transport.settings = lambda client: replace(settings(client), privacy=poor if client == 5 else SAMPLE)  # type: ignore[method-assign]
-    made: Any = ALGORITHMS["pacfl"][0](training(scene), k=2, weights="equal")
+    made: Any = ALGORITHMS["pacfl"].make(training(scene), k=2, weights="equal")
     with pytest.raises(ClientsLost, match=r"\[5\]"):
         made.init(fed)
     assert fed.refusals == [(5, "gram", "over-budget")]

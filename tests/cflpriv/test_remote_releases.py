@@ -5,6 +5,7 @@ Each trick got what it was after before there was the rule.
 
 import inspect
 import itertools
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import msgspec
@@ -14,7 +15,6 @@ from loopback import Loopback, remote
 from scenes import federation, population, training
 
 from cflpriv.algorithms import ALGORITHMS
-from cflpriv.algorithms.around import AroundTraining
 from cflpriv.algorithms.cfl import Same
 from cflpriv.algorithms.choosing import EvaluateLowest, PickAndTrain, WithoutWork
 from cflpriv.algorithms.ditto import TrainBoth
@@ -35,12 +35,13 @@ from cflpriv.protocols.errors import RemoteError
 from cflpriv.protocols.orthonormal import TRANSFORMS
 from cflpriv.remote import messages as m
 from cflpriv.remote import releases
+from cflpriv.remote.foreign import Foreign
 from cflpriv.remote.server import ClientsLost, RemoteFederation
-from cflpriv.remote.tasks import _known
-from cflpriv.remote.values import Origin
+from cflpriv.remote.tasks import registered
+from cflpriv.remote.values import Origin, Values
 from cflpriv.signatures import PrincipalVectors
 from cflpriv.training import Gradient, Start, Train
-from cflpriv.types import Population
+from cflpriv.types import PartKind, Population
 
 HAAR, SECAGG = Protection(gram=("haar",)), Protection(sum="secagg", floor=2)
 CKKS = Protection(gram=("ckks",))
@@ -302,10 +303,15 @@ def test_nor_all_clients_into_a_block_that_they_did_not_choose() -> None:
 # --- the rule
 
 
-PARTS = {
-    "compared": ("signature", "representation"), "chosen": ("choice", "owns 3", "neighbours", "wanted"), "scored": ("scores",),
-    "measured": ("correct", "loss", "count"), "summed": ("update", "model", "prototype 0", "gradient", "own", "never heard of"),
+KINDS: dict[str, tuple[PartKind | None, ...]] = {
+    "compared": ("compared",), "chosen": ("choice", "request"), "scored": ("score",), "measured": ("measure",), "summed": ("summed", None),
 }  # fmt: skip
+"""None: a part that nothing declared."""
+
+
+def of_kind(kind: PartKind | None, size: int = 0, tainted: bool = False) -> Origin:
+    """Where a part "choice" came from: what decides is its kind, never its name."""
+    return Origin(b"", size, tainted, () if kind is None else (("choice", kind),))
 
 
 @pytest.mark.parametrize("floor", [0, 3])
@@ -315,10 +321,11 @@ def test_the_rule_over_all_protections_parts_and_verbs(gram: tuple[str, ...], to
     protection = Protection(gram=gram, sum=total, floor=floor)
     hides_compared, hides_summed = bool(set(gram) & {"ckks", *TRANSFORMS}), total != "none" or floor > 1
     number, several, label = np.array(0.5), np.zeros(20), np.array(1)
-    for (kind, names), verb in itertools.product(PARTS.items(), get_args(releases.Verb)):
+    assert {kind for kinds in KINDS.values() for kind in kinds} == {*get_args(PartKind), None}
+    for (kind, kinds), verb in itertools.product(KINDS.items(), get_args(releases.Verb)):
         value = label if kind == "chosen" else number if kind == "measured" else several
-        for name, tainted, size in itertools.product(names, (False, True), (0, 20, 30)):
-            found = releases.may_leave(protection, verb, name, value, Origin(b"", size, tainted))
+        for name, tainted, size in itertools.product(kinds, (False, True), (0, 20, 30)):
+            found = releases.may_leave(protection, verb, "choice", value, of_kind(name, size, tainted))
             if hides_compared and (tainted or kind == "compared"):
                 assert found == (verb == "gram"), (verb, name)
             elif verb == "gram" and hides_compared:
@@ -330,34 +337,56 @@ def test_the_rule_over_all_protections_parts_and_verbs(gram: tuple[str, ...], to
             elif verb == "gram" or kind == "summed":
                 assert not found, (verb, name)
             elif kind == "chosen":
-                assert found == (total != "secagg-oblivious" or name == "wanted"), name
-                assert not releases.may_leave(protection, verb, name, several, Origin()), "numbers that are not whole choose nothing"
-                assert not releases.may_leave(protection, verb, name, np.zeros(20, int), Origin(b"", 20)), "a bit of each coordinate"
+                assert found == (total != "secagg-oblivious" or name == "request"), name
+                assert not releases.may_leave(protection, verb, "choice", several, of_kind(name)), "numbers that are not whole"
+                assert not releases.may_leave(protection, verb, "choice", np.zeros(20, int), of_kind(name, 20)), "a bit of each coordinate"
             else:
                 assert found == (size == 30 if kind == "scored" else not protection.secure), name
+    both = Origin(kinds=(("one", "choice"), ("other", "compared")))
     with pytest.raises(RemoteError, match="forbidden"):
-        releases.check(Protection(gram=("haar",)), "gather", {"choice": label, "signature": several}, Origin())
+        releases.check(Protection(gram=("haar",)), "gather", {"one": label, "other": several}, both)
 
 
-def test_every_part_that_a_task_may_have_is_named_in_the_rule() -> None:
-    """A part that nobody named is kept like an update; a new task must be listed here, and its parts there."""
+def test_every_task_declares_the_kinds_of_its_parts() -> None:
+    """A part that nobody declared is kept like an update; a new task must be listed here."""
     scene = population()
     train = training(scene)
     model = train.model
     pick = PickAndTrain(Losses(model), train, "update", ((0, 1),))
     tasks: list[Any] = [
         train, Start(model, 0), Evaluate(model), EvaluateUsed(model), EvaluateOwn(model, "trained"), Gradient(model), Losses(model), Same(),
-        PrincipalVectors(1), AroundTraining(train), pick, EvaluateLowest(Losses(model), Evaluate(model)), WithoutWork(),
+        PrincipalVectors(1), pick, EvaluateLowest(Losses(model), Evaluate(model)), WithoutWork(),
         TrainBoth(train, train, 0), Ask((0,), 1, 0.5), Combine(model, 0.5), TrainNormalised(train), TrainToPrototypes(train, 0, ()),
         TrainAndAssign(train, 0), Remember(), EvaluateAssigned(model), OnPart(train, 0.5), Influence(model, 0.5, (0,)),
         Neighbours((0,), "value"), HasValidation(0.5), TrainParted(train, 1, 0), EvaluateParted(model, 1, 0), EvaluateAdapted(model, 0.1),
         TrainControlled(train), Represent(Gradient(model)), ChainLink(train),
     ]  # fmt: skip
-    assert sorted(type(task).__name__ for task in tasks) == sorted(set(_known()) - {"Model"})
-    parts = {part.partition(" ")[0] for task in tasks for part in task.parts}
-    listed = [releases.COMPARED, releases.CHOSEN, releases.SCORED, releases.MEASURED, releases.SUMMED]
-    assert parts | {"own"} == frozenset.union(*listed), 'no more, no less; "own" is what is added up'
-    assert sum(map(len, listed)) == len(frozenset.union(*listed))
+    assert sorted(type(task).__name__ for task in tasks) == sorted(set(registered()) - {"Model"})
+    for task in tasks:
+        assert set(task.parts.values()) <= set(get_args(PartKind)), task
+        assert releases.kinds_of(task) == dict(task.parts), task
+
+
+def test_what_a_task_does_not_declare_is_summed_whatever_it_is_called() -> None:
+    @dataclass(frozen=True)
+    class Undeclared:
+        parts: Any = ("signature", "choice")
+
+    assert releases.kinds_of(Undeclared()) == {"signature": "summed", "choice": "summed"}
+    assert releases.kinds_of(Undeclared({"signature": "compared", "choice": "free"})) == {"signature": "compared", "choice": "summed"}
+    assert releases.kinds_of(Foreign("train", ("choice", "scores"))) == {"choice": "summed", "scores": "summed"}
+    assert releases.kinds_of(Foreign("signature", ("signature", "count"))) == {"signature": "compared", "count": "summed"}
+    assert releases.compares(Foreign("signature", ("signature",)))
+
+
+def test_what_is_compared_stays_that_when_it_was_relayed() -> None:
+    scene, transport, fed = begun(Protection())
+    signature = fed.compute(PrincipalVectors(1))
+    update = fed.compute(training(scene), {"model": training(scene).model.init(0)})["update"]
+    for held, compared in ((signature, True), (update, False)):
+        arrived = fed.relay(held)
+        values = Values(transport.stores[1])
+        assert values.origin(fed._known[arrived.key].number).compared == compared
 
 
 CASES = [Protection(sum="secagg", floor=2), Protection(gram=("hadamard",), sum="haar"), Protection(gram=("haar",), sum="secagg", floor=2),
@@ -374,11 +403,11 @@ PAIRS = [(one, name) for one in CASES for name in ALGORITHMS]
 def test_the_rule_leaves_every_algorithm_what_it_needs(protection: Protection, name: str) -> None:
     """Whatever runs in one process under a protection runs over messages under it, and nobody refuses anything."""
     scene = population(clients_per_group=4)
-    wanted = inspect.signature(ALGORITHMS[name][0]).parameters
+    wanted = inspect.signature(ALGORITHMS[name].make).parameters
     options: dict[str, Any] = {"weights": "equal"} if "weights" in wanted else {}
     if "groups" in wanted:
         options["groups"] = {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
-    made = ALGORITHMS[name][0](training(scene), **options)
+    made = ALGORITHMS[name].make(training(scene), **options)
 
     def run(fed: Any) -> str:
         try:

@@ -73,7 +73,7 @@ def test_a_federation_on_flower_messages_equals_the_local_one(tmp_path: Path, st
     grid = deployment(tmp_path, scene, state=state)
     fed = RemoteFederation(OverBytes(GridTransport(grid)), seed=1)  # type: ignore[arg-type]
     fed.enrol()
-    made = ALGORITHMS["stocfl"][0](training(scene), weights="equal")
+    made = ALGORITHMS["stocfl"].make(training(scene), weights="equal")
     one = federation(scene.clients, seed=1)
     states = []
     for each in (one, fed):
@@ -501,7 +501,7 @@ def test_encrypted_similarity_with_a_key_holder_at_a_node_of_its_own(tmp_path: P
     transport.welcome(fed, 6, 3.0)
     assert fed.clients == (0, 1, 2, 3, 4, 5)
     assert fed.holder_missing
-    made = ALGORITHMS["pacfl"][0](training(scene))
+    made = ALGORITHMS["pacfl"].make(training(scene))
     with pytest.raises(KeyHolderLost):
         made.init(fed)
     grid.dead = set()

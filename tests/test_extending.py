@@ -1,0 +1,407 @@
+"""From outside the package: one file with an algorithm, a network, an attack and a data set runs, resumes, sweeps and is audited."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import in_process
+from loopback import remote
+from scenes import federation, population, training
+
+from cflpriv import plugins
+from cflpriv.algorithm import ALGORITHMS, FUNCTIONS, STATES, TASKS, AlgorithmSpec, register_algorithm
+from cflpriv.attacks import ATTACKS
+from cflpriv.data.named import LOADERS
+from cflpriv.data.population import DATASETS, register_dataset
+from cflpriv.errors import InputError
+from cflpriv.experiments import load_config, run_experiment
+from cflpriv.experiments.config import parse_config
+from cflpriv.models import MODELS, Model, register_model
+from cflpriv.plugins import load_plugin, register_attack
+from cflpriv.protection import Protection
+from cflpriv.remote.tasks import task_from_bytes, task_to_bytes
+from cflpriv.remote.thens import fits, then_from_bytes, then_to_bytes
+
+PLUGIN = '''
+"""FedAvg whose clients send a part of their updates, and what goes with it."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from torch import nn
+
+import cflpriv
+from cflpriv.algorithm import Algorithm, AlgorithmSpec, Served
+from cflpriv.attacks import Attack
+from cflpriv.attacks.leakage import cell
+from cflpriv.data import dataset_of
+from cflpriv.evaluation import Evaluate
+from cflpriv.federation import Results
+from cflpriv.handles import Shared
+from cflpriv.privacy import updates_only
+from cflpriv.record import RoundRecord
+from cflpriv.training import Train
+from cflpriv.types import Parts
+
+
+@dataclass(frozen=True)
+class TrainPartly:
+    """Local training; the update is sent times `share`."""
+
+    train: Train
+    share: float
+    parts: ClassVar[Parts] = {"part": "summed"}
+    keeps: ClassVar[tuple[str, ...]] = ("trained",)
+
+    def run(self, given):
+        found = self.train.run(given)
+        return {"part": np.asarray(found["update"]) * self.share, "trained": found["trained"]}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How long clients' values are, in whole numbers."""
+
+    results: ClassVar[Results] = {"sizes": "all"}
+
+    def __call__(self, view):
+        return {"sizes": np.diag(view.gram.matrix()).astype(int)}, {}
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    model: Shared
+    summed: int = 0
+
+
+def partly(train, *, share: float = 0.5, weights: str = "equal", seed: int = 0) -> Algorithm:
+    """FedAvg by a share of each update."""
+
+    def init(federation):
+        return State(Shared(train.model.init(seed)))
+
+    def round(federation, state):
+        cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
+        held = federation.compute(TrainPartly(train.at(federation.round), share), {"model": state.model}, on=cohort)
+        (mean,) = federation.mean(held, weights=weights)
+        model = federation.fold(state.model + mean.parts["part"], on=cohort[0])
+        return State(model, state.summed + mean.count), RoundRecord(federation.round, cohort)
+
+    def serve(state):
+        return Served(Evaluate(train.model), {"model": state.model})
+
+    return Algorithm("partly", ("mean",), init, round, serve)
+
+
+cflpriv.register_algorithm(
+    AlgorithmSpec("partly", partly, "a share of FedAvg", states=(State,), tasks=(TrainPartly,), functions=(Sizes,), plain_epochs=0)
+)
+
+
+class Narrow(nn.Module):
+    """Four tanh units."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.first, self.last = nn.Linear(int(np.prod(model.shape)), 4), nn.Linear(4, model.classes)
+
+    def forward(self, x):
+        return self.last(self.first(x.flatten(1)).tanh())
+
+
+cflpriv.register_model("narrow", Narrow, "four tanh units")
+
+
+def blobs(directory):
+    rng = np.random.default_rng(0)
+    y = rng.integers(4, size=400)
+    x = np.clip(rng.random((4, 6))[y] + rng.normal(size=(400, 6)) / 20, 0, 1).astype(np.float32)
+    return dataset_of("blobs", (x[:300], y[:300]), (x[300:], y[300:]))
+
+
+cflpriv.register_dataset("blobs", blobs, "four clouds in six dimensions")
+
+
+def seen(case):
+    """Whether a client's update is in the view."""
+    sent = {client for message in case.view.messages if message.verb == "mean" for client in message.clients}
+    clients = sorted(case.truth.groups)
+    mine = np.array([float(client in sent) for client in clients])
+    return [cell(case, "seen", "share_seen", mine, np.zeros(len(clients)), mine, margin=0.1)], None
+
+
+cflpriv.register_attack("seen", Attack("whose update can be seen", seen))
+'''
+CONFIG = """
+[data]
+source = "blobs"
+clients = 8
+[model]
+name = "narrow"
+[training]
+rounds = 3
+lr = 0.1
+[algorithm]
+name = "partly"
+share = 0.75
+[run]
+record = "full"
+insecure_test_entropy = true
+"""
+
+
+class Stop(BaseException):
+    """Ends a run where nothing catches it."""
+
+
+REGISTRIES: list[dict[str, Any]] = [ALGORITHMS, TASKS, FUNCTIONS, STATES, MODELS, LOADERS, DATASETS, ATTACKS, plugins._loaded]
+BEFORE = [dict(one) for one in REGISTRIES]
+
+
+@contextmanager
+def new_process() -> Iterator[None]:
+    """Inside, no more is registered than in a new process; afterwards, too."""
+    _forget()
+    try:
+        yield
+    finally:
+        _forget()
+
+
+def _forget() -> None:
+    for one, entries in zip(REGISTRIES, BEFORE, strict=True):
+        one.clear()
+        one.update(entries)
+    for name in [name for name in sys.modules if name.startswith("cflpriv_plugin_")]:
+        del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    with new_process():
+        yield
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """The file, and a config that needs it."""
+    path = tmp_path / "own.py"
+    path.write_text(PLUGIN)
+    (tmp_path / "config.toml").write_text(CONFIG)
+    return path
+
+
+def test_one_file_runs_resumes_and_is_audited(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, out = tmp_path / "config.toml", tmp_path / "run"
+
+    def stop(row: dict[str, Any]) -> None:
+        raise Stop
+
+    with new_process(), pytest.raises(Stop):
+        run_experiment(load_config(config, plugins=[own]), out, tick=stop)
+    with new_process():
+        assert in_process(monkeypatch, "run", str(config), "--out", str(tmp_path / "other")) == 2
+        assert "[algorithm] name = 'partly': is not known" in capsys.readouterr().err
+    with new_process():
+        assert in_process(monkeypatch, "run", str(config), "--out", str(out), "--resume") == 0
+        assert "resumed after round 1 of 3" in capsys.readouterr().out
+    assert in_process(monkeypatch, "run", str(config), "--out", str(tmp_path / "whole"), "--plugin", str(own)) == 0
+    for name in ("final.safetensors", "final.clients.safetensors"):
+        assert (out / "checkpoints" / name).read_bytes() == (tmp_path / "whole" / "checkpoints" / name).read_bytes()
+    tree = json.loads((out / "checkpoints" / "final.json").read_text())["state"]
+    assert (tree["type"], tree["fields"]["summed"]) == ("cflpriv_plugin_own.State", 24)
+    assert load_config(out / "config.toml").run.plugins == (str(own),)
+    with new_process():
+        assert in_process(monkeypatch, "audit", str(out), "--attacks", "seen", "--budget", "quick") == 0
+        (cell,) = json.loads((out / "audit.json").read_text())
+        assert (cell["attack"], cell["value"], cell["status"]) == ("seen", 1.0, "leaks")
+    with new_process():
+        assert in_process(monkeypatch, "report", str(out)) == 0
+        assert "seen" in (out / "report.html").read_text()
+
+
+def test_it_is_listed_and_swept(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The runs of a sweep are made by processes of their own."""
+    assert in_process(monkeypatch, "list", "--plugin", str(own)) == 0
+    listed = capsys.readouterr().out
+    assert all(line in listed for line in ("a share of FedAvg", "four tanh units", "whose update can be seen", "four clouds in six"))
+    grid = tmp_path / "sweep.toml"
+    shorter = CONFIG.replace("rounds = 3", "rounds = 1").replace("[run]", '[run]\nplugins = ["own.py"]')
+    grid.write_text(shorter + '\n[sweep]\nalgorithms = ["partly"]\nseeds = [0]\nattacks = ["seen"]\nbudget = "quick"\n')
+    assert in_process(monkeypatch, "sweep", str(grid), "--out", str(tmp_path / "runs")) == 0
+    (cell,) = json.loads((tmp_path / "runs" / "partly-as_given-s0" / "audit.json").read_text())
+    assert cell["attack"] == "seen"
+
+
+@pytest.mark.parametrize("protection", [Protection(), Protection(sum="haar"), Protection(sum="secagg", floor=2)], ids=lambda one: one.name)
+def test_its_task_and_function_travel(own: Path, protection: Protection) -> None:
+    load_plugin(own)
+    scene = population(clients_per_group=3)
+    made, module = ALGORITHMS["partly"].make(training(scene)), sys.modules["cflpriv_plugin_own"]
+    models: list[Any] = []
+    for fed in (federation(scene, protection, seed=1), remote(scene, protection)[1]):
+        state = made.init(fed)
+        for number in range(2):
+            fed.begin_round(number)
+            state, _ = made.round(fed, state)
+        shared = state.model
+        models.append(fed.peek(0, shared) if hasattr(fed, "peek") else shared.value() if not shared.blind else None)
+        assert not getattr(fed, "refusals", ())
+    if models[1] is not None:
+        np.testing.assert_allclose(models[1], models[0], atol=1e-5)
+    task = module.TrainPartly(training(scene), 0.25)
+    assert task_from_bytes(task_to_bytes(task)) == task
+    then = then_from_bytes(then_to_bytes(module.Sizes()))
+    assert then == module.Sizes()
+    assert fits(then, {"sizes": np.zeros(6, int)}, 6, 6)
+    assert not fits(then, {"sizes": np.zeros(5, int)}, 6, 6)
+
+
+@pytest.mark.slow
+def test_processes_that_compute_for_a_run_know_its_plugins(own: Path, tmp_path: Path) -> None:
+    config = load_config(tmp_path / "config.toml", ["run.workers=2"], [own])
+    summary = run_experiment(config, tmp_path / "run")
+    alone = run_experiment(config.with_("run", workers=1), tmp_path / "alone")
+    assert summary["accuracy_mean"] == alone["accuracy_mean"]
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "no such file"),
+        ("1 / 0\n", "ZeroDivisionError: division by zero"),
+        ("import nothing_like_it\n", "ModuleNotFoundError: No module named 'nothing_like_it'"),
+        (PLUGIN.replace('"partly", partly', '"fedavg", partly'), "algorithm 'fedavg': is registered twice, by cflpriv.algorithms.fedavg."),
+        (PLUGIN.replace("TrainPartly", "Evaluate"), "task 'Evaluate': is registered twice, by cflpriv.evaluation.Evaluate and"),
+        (PLUGIN.replace('"narrow"', '"mlp"'), "model 'mlp': is registered twice, by cflpriv.models._mlp and cflpriv_plugin_own.Narrow"),
+        (PLUGIN.replace('dataset("blobs"', 'dataset("digits"'), "data set 'digits': is registered twice"),
+        (PLUGIN.replace('dataset("blobs"', 'dataset("npz"'), "data set 'npz': is the name of one of the package's own"),
+        (PLUGIN.replace('attack("seen"', 'attack("membership"'), "attack 'membership': is registered twice"),
+        (PLUGIN.replace("parts: ClassVar[Parts] =", "pieces: ClassVar[Parts] ="), "TrainPartly declares no `parts`"),
+        (PLUGIN.replace("results: ClassVar[Results] =", "made: ClassVar[Results] ="), "Sizes declares no `results`"),
+        (PLUGIN.replace("states=(State,)", "states=(dict,)"), "declared as a state, task or function and is no dataclass"),
+    ],
+)  # fmt: skip
+def test_a_plugin_that_does_not_load_is_one_line_that_names_it(
+    own: Path, text: str | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own.unlink() if text is None else own.write_text(text)
+    assert in_process(monkeypatch, "run", str(tmp_path / "config.toml"), "--plugin", str(own), "--out", str(tmp_path / "run")) == 2
+    said = capsys.readouterr().err
+    assert words in said, said
+    assert f"plugin {own}: " in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_plugins_of_one_name_are_told_apart_by_nobody(own: Path, tmp_path: Path) -> None:
+    load_plugin(own)
+    assert load_plugin(own) == own, "twice is once"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "own.py").write_text("")
+    with pytest.raises(InputError, match=rf"{own} has the same name"):
+        load_plugin(tmp_path / "other" / "own.py")
+
+
+def test_a_run_whose_plugin_is_gone_says_so(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with new_process():
+        run_experiment(load_config(tmp_path / "config.toml", ["training.rounds=1"], [own]), tmp_path / "run")
+    own.unlink()
+    assert in_process(monkeypatch, "audit", str(tmp_path / "run")) == 2
+    assert capsys.readouterr().err == f"cflpriv: {tmp_path / 'run' / 'config.toml'}: plugin {own}: no such file\n"
+
+
+def test_the_same_again_is_no_clash() -> None:
+    for spec in list(ALGORITHMS.values()):
+        register_algorithm(spec)
+    register_model("linear", *MODELS["linear"])
+    register_attack("mine", AlgorithmSpec)  # whatever it is
+    register_attack("mine", AlgorithmSpec)
+    register_dataset("digits", LOADERS["digits"], DATASETS["digits"])
+
+
+# --- installed packages
+
+
+PACKAGE = """
+from dataclasses import dataclass, replace
+from typing import ClassVar
+from torch import nn
+from cflpriv.algorithms import ALGORITHMS
+from cflpriv.attacks import Attack
+from cflpriv.data import load_dataset
+
+@dataclass(frozen=True)
+class Packaged:
+    parts: ClassVar = {}
+    keeps: ClassVar = ()
+    def run(self, given):
+        return {}
+
+def tiny(model):
+    return nn.Sequential(nn.Flatten(), nn.Linear(2, model.classes))
+
+def dots(directory):
+    return load_dataset("digits")
+
+SPEC = replace(ALGORITHMS["fedavg"], name="packaged", tasks=(Packaged,))
+LOOK = Attack("looks", lambda case: ([], None))
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package with entry points, some of them broken."""
+    site = tmp_path / "site"
+    (site / "ownpkg-1.0.dist-info").mkdir(parents=True)
+    (site / "ownpkg-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: ownpkg\nVersion: 1.0\n")
+    (site / "ownpkg-1.0.dist-info" / "entry_points.txt").write_text(
+        "[cflpriv.algorithms]\npackaged = ownpkg:SPEC\nbroken = ownpkg:MISSING\nfunny = ownpkg:tiny\n"
+        "[cflpriv.models]\ntiny = ownpkg:tiny\n[cflpriv.datasets]\ndots = ownpkg:dots\n[cflpriv.attacks]\nlook = ownpkg:LOOK\n"
+    )
+    (site / "ownpkg.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.delitem(sys.modules, "ownpkg", raising=False)
+    return site
+
+
+def test_entry_points_are_loaded_when_they_are_asked_for(installed: Path) -> None:
+    assert task_from_bytes(b'{"": "Packaged"}').keeps == (), "a client that was never told of the algorithm finds its tasks"
+    assert parse_config({"algorithm": {"name": "packaged"}}).spec.summary == ALGORITHMS["fedavg"].summary
+    assert Model("tiny", (2,), 3).dimension == 9
+    assert parse_config({"data": {"source": "dots"}}).data.source == "dots"
+    assert LOADERS.find("dots") is not None
+    assert ATTACKS.find("look") is not None
+    assert ATTACKS["look"].summary == "looks"
+    with pytest.raises(InputError, match=r"known|did you mean 'packaged'"):
+        parse_config({"algorithm": {"name": "packed"}})
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("broken", r"ownpkg:MISSING\).*AttributeError"), ("funny", "expected the AlgorithmSpec of 'funny'")]
+)
+def test_a_broken_entry_point_is_one_line_that_names_it(
+    installed: Path, name: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InputError, match=rf"entry point '{name}' of cflpriv\.algorithms .*{words}") as caught:
+        parse_config({"algorithm": {"name": name}})
+    assert "\n" not in str(caught.value)
+    assert in_process(monkeypatch, "list") == 0, "the rest is listed"
+    said = capsys.readouterr()
+    assert f"entry point '{name}' of cflpriv.algorithms" in said.err
+    assert said.err.count("\n") == 2
+    assert "packaged" in said.out
+    assert "looks" in said.out
