@@ -21,7 +21,7 @@ from .participation import check_mean, draw_cohort, draw_drops, group_sizes, wan
 from .protection import Protection
 from .protocols.entropy import Entropy, system_entropy
 from .randomness import Stream, stream
-from .record import Transcript
+from .record import Transcript, settings_of
 from .traffic import Bare, plain
 from .types import Array, ClientData, check_array
 from .wire import check_small, choices, hash_payload, made, recorded, wire
@@ -225,6 +225,7 @@ class LocalFederation:
         if isinstance(which, Held):
             picks = {}  # only the client knows: all are sent the whole list
         received: dict[int, bytes] = {}
+        settings = settings_of(task)
         alike: dict[tuple[int, ...], list[int]] = {}
         for client in clients:
             alike.setdefault(picks.get(client, ()), []).append(client)
@@ -234,7 +235,7 @@ class LocalFederation:
                 if self._channels.sum.binds_models:
                     received |= dict.fromkeys(members, hash_payload(payload))
                 self.bare.down(plain(params, lists, labels), copies=len(members))
-                context = {"task": type(task).__name__, "which": list(labels)} | ({"blind": blind} if blind else {})
+                context = {"task": type(task).__name__, "settings": settings, "which": list(labels)} | ({"blind": blind} if blind else {})
                 self._record("compute")("parameters", "server", "clients", members, payload, readers=("server", "clients"), context=context)
         return received
 

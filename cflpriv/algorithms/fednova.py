@@ -40,6 +40,7 @@ class TrainNormalised(AroundTraining):
     """Parts: "direction" (d,), the update divided by ‖a‖₁; "steps" (), ‖a‖₁ in units of `STEPS_UNIT`. Kept: "trained" (d,)."""
 
     gives = ("direction", "steps")
+    beyond = "weights by numbers of steps"
 
     def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
         weight = weight_of_steps(steps_of(self.train, len(given.data.y_train)), self.train.momentum)

@@ -46,6 +46,8 @@ class TrainToPrototypes(AroundTraining):
     Kept: "trained" (d,), the own model.
     """
 
+    beyond = ""
+
     seed: int
     known: tuple[int, ...]
 

@@ -64,6 +64,7 @@ class TrainAndAssign(AroundTraining):
 
     gives = ("choice", "step")
     remembers = (MEMORY,)
+    beyond = ""  # whoever reads the choices knows the centre that a step is from
 
     seed: int
     first: bool = False

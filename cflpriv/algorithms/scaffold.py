@@ -64,6 +64,7 @@ class TrainControlled(AroundTraining):
 
     gives = ("update", "control")
     remembers = (MEMORY, WAITING, ROUND)
+    beyond = "the corrections c - c_i"
 
     @property
     def unit(self) -> float:

@@ -30,7 +30,7 @@ client after the other, and the mean of that chain is the next ω.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -142,6 +142,8 @@ def _hashes(dimension: int, size: int, seed: int) -> tuple[Array, Array]:
 @dataclass(frozen=True)
 class ChainLink:
     """One link of the authors' chain: local training from the given "model" plus what the client "before" sent. Part: "movement" (d,)."""
+
+    beyond: ClassVar[str] = "what the clients before it in the chain moved"
 
     train: Train
 

@@ -29,7 +29,7 @@ from ..protocols.errors import MalformedMessage, TooFewClients
 from ..protocols.keys import Roster
 from ..protocols.orthonormal import TRANSFORMS
 from ..randomness import Stream, stream
-from ..record import Transcript
+from ..record import Transcript, settings_of
 from ..types import Array
 from ..wire import recorded
 from . import messages as m
@@ -234,7 +234,7 @@ class RemoteFederation:
         key, number = HeldKey(type(task).__name__), self._number()
         numbers = {key: known.number for key, known in self._known.items()}
         live = tuple(sorted(numbers.values()))  # also of those that own parts of sums refer to
-        said = m.task_to_bytes(plain)
+        said, settings = m.task_to_bytes(plain), settings_of(plain)
         alike: dict[tuple[int, ...], list[int]] = {}
         for client in clients:
             alike.setdefault(labels.get(client, ()), []).append(client)
@@ -251,7 +251,7 @@ class RemoteFederation:
             traced |= {client: trace([name, *self._earlier(params, which, client)]) for client in members}
             payload, blind = recorded(params, lists, chosen)
             if payload:
-                context = {"task": type(task).__name__, "which": list(chosen)} | ({"blind": blind} if blind else {})
+                context = {"task": type(task).__name__, "settings": settings, "which": list(chosen)} | ({"blind": blind} if blind else {})
                 self._record("compute")("parameters", "server", "clients", members, payload, readers=("server", "clients"), context=context)
         before = len(self.refusals)
         answers = self._ask(asks, "compute")
