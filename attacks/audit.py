@@ -32,6 +32,7 @@ from ..types import Array, ClientData, Population
 from . import ATTACKS
 from .adversary import AdversaryView, read_secrets, recorded, view_of
 from .clipped import compared_rows, engine_for
+from .declared import declared
 from .leakage import BUDGETS, Budget, Case, Cell, Prior, nothing, pooled, prior_of, truth_of
 from .local_training import NotRecorded
 from .plan import Clock, Plan, plan_of
@@ -353,9 +354,8 @@ def simulator(config: Config, population: Population) -> Callable[[Sequence[tupl
 
 def _rows_per_label(config: Config) -> int:
     """The public number of signature rows for each label; 0 where a signature is of all samples together."""
-    per_label = config.algorithm.get("per_label")
-    stacked = config.algorithm.get("variant") == "authors" if per_label is None else per_label
-    return int(config.algorithm.get("p", 3)) if stacked and config.algorithm["name"] == "pacfl" else 0
+    of = declared(config, "rows_per_label", None)
+    return 0 if of is None else int(of(config.algorithm))
 
 
 # --- attacking ----------------------------------------------------------------------------------------------------------------------

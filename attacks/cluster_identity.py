@@ -19,6 +19,7 @@ from ..randomness import stream
 from ..record import payload_rows
 from ..types import Array
 from .adversary import AdversaryView
+from .declared import renumbers_clusters
 from .leakage import Case, Cell, Truth, cell, chance_of_deals, dealt_at_random, grouping_accuracy, nothing
 from .sums import sizes_in
 
@@ -26,8 +27,6 @@ __all__ = ["cells", "clusters_from_sizes", "clusters_in", "linked_clusters"]
 
 NAME = "cluster_identity"
 MARGIN = 0.1
-RENUMBERED = ("cfl", "stocfl")
-"""Algorithms whose clusters get new numbers when they merge or split."""
 UNNAMED = -1
 
 
@@ -138,9 +137,9 @@ def clusters_by_sizes(view: AdversaryView, seed: int) -> dict[int, int]:
     return dict(zip(clients, clusters_from_sizes(cohorts, sizes, seed).tolist(), strict=True))
 
 
-def guess(view: AdversaryView, clients: Sequence[int], algorithm: str = "", seed: int = 0) -> Mapping[int, int]:
-    """A cluster for each client; one for all where nothing names any."""
-    seen = linked_clusters(view) if algorithm in RENUMBERED else clusters_in(view)
+def guess(view: AdversaryView, clients: Sequence[int], renumbered: bool = False, seed: int = 0) -> Mapping[int, int]:
+    """A cluster for each client; one for all where nothing names any. `renumbered`: clusters get new numbers in the course of a run."""
+    seen = linked_clusters(view) if renumbered else clusters_in(view)
     seen = seen or clusters_by_sizes(view, seed)
     return {client: seen.get(client, UNNAMED) for client in clients}
 
@@ -159,8 +158,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """The share of clients whose group is known up to renaming."""
     metric, groups = "group_accuracy", case.truth.groups
     clients = sorted(set(groups) - set(case.view.coalition))
-    algorithm = "" if case.prior.config is None else str(case.prior.config.algorithm["name"])
-    mine, theirs = (guess(view, clients, algorithm, case.seed) for view in (case.view, case.reference))
+    renumbered = renumbers_clusters(case.prior.config)
+    mine, theirs = (guess(view, clients, renumbered, case.seed) for view in (case.view, case.reference))
     if len({groups[c] for c in clients}) < 2:
         return [nothing(case, NAME, metric, "there is one true group: no identity to find")], None
     if set(mine.values()) == {UNNAMED}:

@@ -48,6 +48,7 @@ from ..randomness import stream
 from ..training import Train
 from ..types import Array, ClientData, Population
 from .adversary import view_of
+from .declared import declared
 from .dp_audit import AuditResult, audit
 from .dp_mechanisms import GAMES, LONG, Game, Unpriced, quiet
 from .leakage import Case, Cell, Status, nothing
@@ -371,8 +372,7 @@ def releases(config: Config, population: Population) -> dict[str, tuple[str, Eve
         gram = prepare(_recorded(config), population=population).federation._channels.gram
         return {"signature_epsilon": ("local", gram.event)} if isinstance(gram, LocalGram) else found
     noise, relation = _noise(config), config.privacy.relation
-    if noise.signature:
-        name = {"pacfl": "moment", "stocfl": "total", "pfedlia": "scores"}[config.algorithm["name"]]
+    if noise.signature and (name := declared(config, "SIGNATURE_GAME", "")):
         bound = noise.loss_cap if name == "scores" else noise.clip_norm
         moment = GaussianEvent(noise.signature, 1.0 if relation == "add_remove" else 2**0.5, relation, "sample")
         found["signature_epsilon"] = (name, moment if name == "moment" else sum_event(noise.signature, bound, relation))

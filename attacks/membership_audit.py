@@ -33,7 +33,7 @@ from ..randomness import stream
 from ..training import Train
 from ..types import Array, ClientData
 from .adversary import AdversaryView
-from .cluster_identity import RENUMBERED
+from .declared import renumbers_clusters
 from .leakage import Case, Cell, Prior, Status, Truth, nothing
 from .local_training import trainings_in
 from .membership import lira, loss_threshold, placements, rmia, roc, threshold
@@ -244,7 +244,7 @@ def _steps(case: Case, view: AdversaryView, prior: Prior) -> tuple[list[Step], l
     """The updates in a view that the budget allows to be regressed, and all that can be read."""
     assert prior.config is not None  # the caller's
     model, budget, known = public_model(prior), case.budget, case.truth.data.keys()
-    found = read_steps(view, case.reference, prior, model, prior.config.algorithm["name"] in RENUMBERED)
+    found = read_steps(view, case.reference, prior, model, renumbers_clusters(prior.config))
     # not newcomers, nor colluders, in the reference as in the view
     read = [step for step in found if known >= set(step.members) and not set(step.members) <= set(case.view.coalition)]
     passes = GRADIENTS_SHARE * budget.seconds / budget.seeds * PASSES / (1 + model.dimension / DOUBLES)
@@ -290,7 +290,7 @@ def _targets(case: Case, config: Config, view: AdversaryView, model: Model) -> t
     trainings = trainings_in(case.reference)
     rounds = every = 1 + max((message.round for message in view.messages), default=0)
     while True:
-        targets = models_in(view, case.reference, model.dimension, config.algorithm["name"] in RENUMBERED)
+        targets = models_in(view, case.reference, model.dimension, renumbers_clusters(config))
         passes = sum(
             case.prior.samples_per_client.get(client, 0) * trainings.at(number).train.epochs
             for one in targets for number, clients in one.chain for client in clients

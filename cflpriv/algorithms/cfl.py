@@ -50,6 +50,9 @@ from .splitting import SPLIT, Bipartition, MoreSimilar, pictured, separation_gap
 
 __all__ = ["Node", "Same", "Seen", "State", "cfl", "gaps", "offer", "path"]
 
+RENUMBERS_CLUSTERS = True
+"""For audits: splits give clusters new numbers."""
+
 EPS1, EPS2 = 0.2, 0.75
 """Defaults, relative to the largest mean update of the run.
 

@@ -38,6 +38,9 @@ from .fedavg import Weights, average_within
 
 __all__ = ["ClusterByAngles", "PlaceNewcomers", "pacfl"]
 
+SIGNATURE_GAME = "moment"
+"""For audits of privacy: what plays signatures alone (`attacks.dp_mechanisms.GAMES`)."""
+
 
 @dataclass(frozen=True)
 class ClusterByAngles:
@@ -123,6 +126,13 @@ class State:
     notes: Mapping[str, Any]
     evidence: Mapping[str, Any] | None = None
     tuned: tuple[Own, ...] = ()
+
+
+def rows_per_label(settings: Mapping[str, Any]) -> int:
+    """The public number of signature rows for each label, by the settings of a run; 0 where a signature is of all samples together."""
+    per_label = settings.get("per_label")
+    stacked = settings.get("variant") == "authors" if per_label is None else per_label
+    return int(settings.get("p", 3)) if stacked else 0
 
 
 def pacfl(

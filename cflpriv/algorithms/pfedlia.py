@@ -48,6 +48,9 @@ from .stocfl import OrElse
 
 __all__ = ["FEWEST", "State", "pfedlia"]
 
+SIGNATURE_GAME = "scores"
+"""For audits of privacy: what plays rows of scores alone (`attacks.dp_mechanisms.GAMES`)."""
+
 FEWEST = 3
 """Clients whose scores can be told apart."""
 

@@ -52,6 +52,11 @@ from .merging import Known, MergeClusters, MergePresent, PlaceNewcomers
 
 __all__ = ["ChainLink", "OrElse", "Represent", "State", "count_sketch", "stocfl"]
 
+RENUMBERS_CLUSTERS = True
+"""For audits: merges give clusters new numbers."""
+SIGNATURE_GAME = "total"
+"""For audits of privacy: what plays representations alone (`attacks.dp_mechanisms.GAMES`)."""
+
 SKETCH_ABOVE = 8192
 """Representations of larger models are sketched unless `sketch_dim` says otherwise."""
 SKETCH_DIM = 4096
