@@ -33,9 +33,10 @@ from . import ATTACKS
 from .adversary import AdversaryView, read_secrets, recorded, view_of
 from .clipped import compared_rows, engine_for
 from .declared import declared
-from .leakage import BUDGETS, Budget, Case, Cell, Prior, nothing, pooled, prior_of, truth_of
+from .leakage import BUDGETS, Budget, Case, Cell, Prior, nothing, prior_of, truth_of
 from .local_training import NotRecorded
 from .plan import Clock, Plan, plan_of
+from .pooling import pooled
 
 __all__ = ["Scene", "audit_run", "case_of", "fresh_scene", "simulator"]
 

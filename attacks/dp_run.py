@@ -51,9 +51,10 @@ from .adversary import view_of
 from .declared import declared
 from .dp_audit import AuditResult, audit
 from .dp_mechanisms import GAMES, LONG, Game, Unpriced, quiet
-from .leakage import Case, Cell, Status, nothing
+from .leakage import Case, Cell, nothing
 from .local_training import only
 from .membership_gradients import sample_gradients
+from .significance import Status
 from .updates import Step, asked_in, steps_in
 
 __all__ = ["cells", "play", "play_clients", "play_samples", "releases"]

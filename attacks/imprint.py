@@ -32,9 +32,10 @@ from ..randomness import stream
 from ..training import Train
 from ..types import Array, ClientData, check_array
 from .adversary import AdversaryView
-from .leakage import Case, Cell, Prior, Status, cell, nothing
+from .leakage import Case, Cell, Prior, cell, nothing
 from .local_training import trainings_in
 from .model_inconsistency import clients_of, isolate
+from .significance import Status
 from .sums import sums_in
 from .updates import public_model, steps_in
 

@@ -34,11 +34,12 @@ from ..training import Train
 from ..types import Array, ClientData
 from .adversary import AdversaryView
 from .declared import renumbers_clusters
-from .leakage import Case, Cell, Prior, Status, Truth, nothing
+from .leakage import Case, Cell, Prior, Truth, nothing
 from .local_training import trainings_in
 from .membership import lira, loss_threshold, placements, rmia, roc, threshold
 from .membership_gradients import affordable, evidence, passes_of, read_steps
 from .membership_shadows import Game, Target, games_of, is_of_server, models_in, pairs_of
+from .significance import Status
 from .updates import Step, public_model, updates_in
 
 __all__ = ["Outcome", "auc_gain", "cells", "curve_of", "outcome"]

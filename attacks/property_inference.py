@@ -40,11 +40,12 @@ from ..randomness import stream
 from ..types import Array, ClientData, check_array
 from .adversary import AdversaryView
 from .clipped import engine_for
-from .leakage import Case, Cell, Prior, Status, Truth, nothing
+from .leakage import Case, Cell, Prior, Truth, nothing
 from .local_training import trainings_in
 from .membership import auc_interval
 from .property_signatures import Frame, frame_of, read, sent_by
 from .property_trials import improbable, interval, is_toss, score, trials_of
+from .significance import Status
 from .sums import models_sent
 from .updates import Step, local_of, public_model, steps_in
 

@@ -11,8 +11,9 @@ from ...randomness import stream
 from ...record import payload_rows
 from ...types import Array
 from ..adversary import AdversaryView, updates_sent
-from ..leakage import Case, Cell, Prior, Status, Truth, cell, nothing, popular_set
+from ..leakage import Case, Cell, Prior, Truth, cell, nothing, popular_set
 from ..local_training import LocalTraining, NotRecorded, training_of
+from ..significance import Status
 from ..sums import models_sent
 from ..updates import public_model
 from .attack import Recovery, match_coordinates, recover_in_clear, recover_labels

@@ -20,7 +20,9 @@ from cflpriv.attacks.key_recovery import Guess, Knowledge, blind_rounds, cells, 
 from cflpriv.attacks.key_recovery.cells import knowledge, score_l1, score_sets, score_structure, structure_at_random
 from cflpriv.attacks.key_recovery.naming import Response, cloud, distance, head_blocks, name_columns, on_simplex, rounded, simulate
 from cflpriv.attacks.key_recovery.structure import shares
-from cflpriv.attacks.leakage import BUDGETS, Cell, Truth, judge, pooled, truth_of
+from cflpriv.attacks.leakage import BUDGETS, Cell, Truth, truth_of
+from cflpriv.attacks.pooling import pooled
+from cflpriv.attacks.significance import judge
 from cflpriv.data import build_population
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.errors import InputError
