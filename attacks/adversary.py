@@ -225,7 +225,8 @@ def load_view(run_dir: str | Path, adversary: str = "server") -> AdversaryView:
 def recorded(folder: Path) -> list[Message]:
     """The messages of a run folder; none for a run in which nobody said anything (`local`).
 
-    Raises `InputError` for one that an earlier version wrote, whose blind updates cannot be opened part by part.
+    Raises `InputError` for one that an earlier version wrote, which says neither what clients were asked to train nor where the parts of
+    blind updates lie.
     """
     count = messages_of(folder / "summary.json")
     if count == 0 and not (folder / "transcript").exists():
@@ -235,7 +236,19 @@ def recorded(folder: Path) -> list[Message]:
         raise InputError(
             f"{folder / 'transcript'}: does not say where the parts of blind updates lie; an earlier version wrote it: make the run again"
         )
+    if any(one.kind == "parameters" and "settings" not in one.context for one in messages):
+        raise InputError(
+            f"{folder / 'transcript'}: does not say how clients were asked to train; {_writer(folder)} wrote it: make the run again"
+        )
     return messages
+
+
+def _writer(folder: Path) -> str:
+    """Which version wrote a run folder, in words."""
+    try:
+        return f"an earlier version ({json.loads((folder / 'environment.json').read_text(encoding='utf-8'))['cflpriv']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "an earlier version"
 
 
 def messages_of(path: Path) -> int | None:

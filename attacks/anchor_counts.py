@@ -20,9 +20,10 @@ from ..record import payload_rows
 from ..types import Array
 from .adversary import AdversaryView, opened
 from .encrypted import with_opened_uploads
-from .label_inference import Guess, auxiliary_shares, bias_span, class_probabilities, counts_from_bias, label_cells, public_model
+from .label_inference import Guess, auxiliary_shares, bias_span, class_probabilities, counts_from_bias, label_cells
 from .leakage import Case, Cell, Prior, Truth, cell, nothing
 from .sums import models_sent
+from .updates import public_model
 
 __all__ = ["cells", "labels_from_templates"]
 

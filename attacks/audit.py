@@ -34,8 +34,10 @@ from ..types import Array, ClientData, Population
 from . import ATTACKS
 from .adversary import AdversaryView, read_secrets, recorded, view_of
 from .clipped import compared_rows, engine_for
-from .leakage import BUDGETS, Budget, Case, Cell, Prior, pooled, prior_of, truth_of
+from .leakage import BUDGETS, Budget, Case, Cell, Prior, nothing, prior_of, truth_of
+from .local_training import NotRecorded
 from .plan import Clock, Plan, plan_of
+from .pooling import pooled
 
 __all__ = ["Scene", "audit_run", "case_of", "fresh_scene", "simulator"]
 
@@ -374,7 +376,11 @@ def case_of(scene: Scene, adversary: str, budget: Budget = BUDGETS["standard"]) 
 
 def _attacked(name: str, adversary: str, scene: Scene, budget: Budget, folder: Path | None) -> list[Cell]:
     """One attack by one adversary on one run. Arrays are saved into `folder`, if there is one."""
-    cells, arrays = ATTACKS[name].cells(case_of(scene, adversary, budget))
+    case = case_of(scene, adversary, budget)
+    try:
+        cells, arrays = ATTACKS[name].cells(case)
+    except NotRecorded as error:
+        return [nothing(case, name, "attempted", f"not attempted: {error}")]
     if scene.rounds is not None:
         words, most = f"; of the first {scene.rounds} round(s) only", scene.rounds
         cells = [replace(one, note=one.note + words, rounds=min(one.rounds or most, most)) for one in cells]

@@ -4,8 +4,9 @@ Source: textbook; a floor of m clients is one of m − N clients to a server wit
 into a secure sum, and the secrets of a run folder hold no updates. They follow from what the client does have: the model it was sent, its
 data and its batches, so it trains again. That makes the very update that it sent, where the update is plain local training of that model.
 
-What is left alone: algorithms whose means are not of such updates (`NOT_PLAIN`, gradients), sums of which the view does not have the model
-(blind ones, oblivious totals, models of which only a part travels), and runs with `[privacy]`, whose noise is not on record.
+What is left alone: runs in which a client's update holds more than such a training, by the tasks that the transcript records
+(`LocalTraining.alone`), sums of which the view does not have the model (blind ones, oblivious totals, models of which only a part travels),
+and runs with `[privacy]`, whose noise is not on record.
 """
 
 from collections.abc import Sequence
@@ -16,14 +17,11 @@ import numpy as np
 from ..engine import Engine, Streams, TaskInput
 from ..errors import TrainingDiverged
 from ..types import Array, ClientData
-from .leakage import Case, Prior
-from .local_training import NOT_MODELLED, local_training
+from .leakage import Case
+from .local_training import trainings_in
 from .sums import CohortSum
 
-__all__ = ["NOT_PLAIN", "sums_of_others"]
-
-NOT_PLAIN = (*NOT_MODELLED, "pfedlia", "fesem", "fedproto")
-"""Algorithms in whose means a client's part is not just its local training of the cluster's model."""
+__all__ = ["sums_of_others"]
 
 
 def sums_of_others(case: Case, sums: Sequence[CohortSum]) -> list[CohortSum]:
@@ -31,17 +29,11 @@ def sums_of_others(case: Case, sums: Sequence[CohortSum]) -> list[CohortSum]:
 
     The same for sums of the view and of the reference, since the colluders' training goes by the model that each sum began with.
     """
-    if not case.view.coalition or not _is_plain(case.prior):
+    plain = case.prior.config is not None and not case.prior.private
+    if not case.view.coalition or not plain or not all(one.alone for one in trainings_in(case.view).all):
         return list(sums)
     found = [_of_others(case, one) for one in sums]
     return [one for one in found if one is not None]
-
-
-def _is_plain(prior: Prior) -> bool:
-    if prior.config is None or prior.private:
-        return False
-    algorithm = prior.config.algorithm
-    return algorithm["name"] not in NOT_PLAIN and algorithm.get("averaging") != "gradient" and not algorithm.get("shared")
 
 
 def _of_others(case: Case, one: CohortSum) -> CohortSum | None:
@@ -52,7 +44,7 @@ def _of_others(case: Case, one: CohortSum) -> CohortSum | None:
         return one
     if not others:
         return None
-    updates = trained_again(case, own, one.start, one.round)
+    updates = trained_again(case, own, one)
     if updates is None:
         return one
     by_count = case.prior.config.training.weights == "examples"
@@ -61,19 +53,17 @@ def _of_others(case: Case, one: CohortSum) -> CohortSum | None:
     return replace(one, members=others, mean=total / sum(weights[client] for client in others))
 
 
-def trained_again(case: Case, clients: Sequence[int], start: Array, number: int) -> dict[int, Array] | None:
-    """The updates (d,) of colluding clients from `start` (d,) in a round; None where not all of them train a whole model to an end."""
+def trained_again(case: Case, clients: Sequence[int], one: CohortSum) -> dict[int, Array] | None:
+    """The updates (d,) of colluding clients in a sum; None where not all of them train a whole model to an end."""
     assert case.prior.config is not None  # the caller's
-    prior, config = case.prior, case.prior.config
-    model = config.model.build(prior.shape, prior.classes, prior.mean, prior.std)
-    if start.shape != (model.dimension,):
+    if one.local is None or one.start is None or one.start.shape != (one.local.train.model.dimension,):
         return None
-    train = replace(local_training(config, model, number).train, on_divergence="stop")
-    given = {"model": start.astype(model.init(0).dtype)}
+    train = replace(one.local.train, on_divergence="stop")
+    given = {"model": one.start.astype(train.model.init(0).dtype)}
     inputs = []
     for client in clients:
         x, y = case.truth.data[client]
-        inputs.append(TaskInput(ClientData(client, x, y, x[:0], y[:0]), given, {}, Streams(config.run.seed, number, client)))
+        inputs.append(TaskInput(ClientData(client, x, y, x[:0], y[:0]), given, {}, Streams(case.prior.config.run.seed, one.round, client)))
     try:
         results = Engine().run(train, inputs)
     except TrainingDiverged:

@@ -24,9 +24,9 @@ import numpy as np
 from ..randomness import stream
 from ..types import Array
 from .coalition import sums_of_others
-from .label_inference import public_model, updates_in
 from .leakage import Case, Cell, cell, nothing
 from .sums import CohortSum, sizes_in, sums_in
+from .updates import public_model, updates_in
 
 __all__ = ["cells", "disaggregate"]
 

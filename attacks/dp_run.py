@@ -51,10 +51,11 @@ from ..types import Array, ClientData, Population
 from .adversary import view_of
 from .dp_audit import AuditResult, audit
 from .dp_mechanisms import GAMES, LONG, Game, Unpriced, quiet
-from .label_inference import Step, steps_in
-from .leakage import Case, Cell, Status, nothing
-from .local_training import local_training, only
+from .leakage import Case, Cell, nothing
+from .local_training import only
 from .membership_gradients import sample_gradients
+from .significance import Status
+from .updates import Step, asked_in, steps_in
 
 __all__ = ["cells", "play", "play_clients", "play_samples", "releases"]
 
@@ -116,7 +117,7 @@ def play_samples(
     samples, asked = {}, {}
     for owner in sent:
         # its own samples, then its spikes; some are held back under "replace_one" only, where all spikes are there
-        kept, own = local_training(config, model).places(planted[owner]), len(known[owner].y_train)
+        kept, own = asked_in(sent[owner][0]).places(planted[owner]), len(known[owner].y_train)
         samples[owner] = only(known[owner], kept[kept < own])
         asked[owner] = kept[kept >= own] - own if swaps else np.arange(len(coins[owner]))
     scores, apart = ({owner: np.zeros(len(places)) for owner, places in asked.items()} for _ in range(2))
@@ -130,7 +131,7 @@ def play_samples(
 
         beyond = []
         for owner, step in here:
-            train = local_training(config, model, number, "anchor" in step.beside).train.private(drawn)
+            train = asked_in(step).train.private(drawn)
             own_canaries, rest = towards(owner, step, train), step.update - _expected(train, samples[owner], step)
             beyond.append(rest / _amount(train) - (0.0 if swaps else 0.5) * own_canaries.sum(axis=0))
             scores[owner] += _estimate(train, own_canaries, beyond[-1])
@@ -139,7 +140,7 @@ def play_samples(
         several, total = True, np.sum(beyond, axis=0)
         for (owner, step), mine in zip(here, beyond, strict=True):
             others = (total - mine) / (len(beyond) - 1)
-            train = local_training(config, model, number, "anchor" in step.beside).train.private(drawn)
+            train = asked_in(step).train.private(drawn)
             apart[owner] += _estimate(train, towards(owner, step, train), mine - others, LEFT)
     spent = max(books.ledger.spent(client) for client in sent) if noise == 1.0 else 0.0
     tossed = np.concatenate([coins[owner][asked[owner]] for owner in sent])
@@ -408,7 +409,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         why = "no differential privacy is claimed in this run"
     elif case.view.adversary != "server":
         why = "not attempted: played once, with the server's view, which has all releases (--adversary server)"
-    elif not config.algorithm_for(_population(case)).verbs:
+    elif not case.reference.messages:
         why = "nothing is released"
     if why:
         return [nothing(case, NAME, WHOLE, why)], None

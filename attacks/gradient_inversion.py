@@ -28,18 +28,11 @@ from ..models import Model, build_module
 from ..randomness import stream
 from ..types import Array
 from .adversary import AdversaryView
-from .label_inference import (
-    Step,
-    bias_span,
-    by_gradient,
-    public_model,
-    shares_of,
-    steps_in,
-    turned,
-)
+from .label_inference import bias_span, shares_of
 from .lbfgs import minimise
 from .leakage import Case, Cell, Prior, Truth, cell, nothing, psnr_db, ssim
-from .local_training import local_training
+from .local_training import LocalTraining, trainings_in
+from .updates import Step, local_of, public_model, steps_in
 
 __all__ = ["LocalSteps", "cells", "invert_updates", "labels_from_shares", "unroll"]
 
@@ -204,8 +197,8 @@ def _guess(
     for size, number in sorted({(sizes[client], steps[client][0].round) for client in clients}):
         first = {client: steps[client][0] for client in clients if (sizes[client], steps[client][0].round) == (size, number)}
         group = list(first)
-        train = local_training(prior.config, model, number).train
-        how = LocalSteps() if by_gradient(prior) else LocalSteps(train.epochs, train.lr, train.momentum, train.weight_decay)
+        train = local_of(first[group[0]], prior).train
+        how = LocalSteps(train.epochs, train.lr, train.momentum, train.weight_decay)
         for client, step in first.items():
             labels[client] = labels_from_shares(shares_of(step, prior, model, prior.labels_per_client[client]), size)
         made, _ = invert_updates(
@@ -235,21 +228,19 @@ def score(guess: Guess, truth: Truth, clients: Sequence[int], metric: str) -> Ar
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """Images of clients with few samples, from the first update of each that can be read."""
-    prior, why = case.prior, _refusal(case.prior)
+    prior, why = case.prior, _refusal(case)
     if why:
         return [nothing(case, NAME, "image_psnr_db", why)], None
     model = public_model(prior)
     mine, theirs = (steps_in(view, model.dimension, case) for view in (case.view, case.reference))
-    if by_gradient(prior):
-        mine, theirs = turned(mine), turned(theirs)
     apart = {client for client in set(mine) & set(theirs) if len(mine[client][0].members) == 1} - set(case.view.coalition)
     if not apart:
         return [nothing(case, NAME, "image_psnr_db", "no single client's update can be read in this view")], None
     assert prior.config is not None  # as `_refusal` found
-    batch = MOST_IMAGES if by_gradient(prior) else prior.config.training.batch_size or MOST_IMAGES  # gradients are of all samples
-    few = sorted(client for client in apart if prior.samples_per_client[client] <= min(MOST_IMAGES, batch))
+    most = min(MOST_IMAGES, *(local_of(mine[client][0], prior).train.batch_size or MOST_IMAGES for client in apart))
+    few = sorted(client for client in apart if prior.samples_per_client[client] <= most)
     if not few:
-        words = f"not attempted: no client has at most {min(MOST_IMAGES, batch)} samples in one batch; that proves nothing of others"
+        words = f"not attempted: no client has at most {most} samples in one batch; that proves nothing of others"
         return [nothing(case, NAME, "image_psnr_db", words)], None
     clients, restarts = few[: CLIENTS_PER_DRAW * case.budget.draws], case.budget.rounds
     private = prior.config.privacy.unit != "none"
@@ -257,7 +248,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     same = not private and all(np.array_equal(mine[c][0].update, theirs[c][0].update) for c in clients)
     guesses.append(guesses[0] if same else _guess(theirs, prior.unprotected(), clients, model, restarts))
     count = sum(prior.samples_per_client[client] for client in clients)
-    steps = {1 if by_gradient(prior) else local_training(prior.config, model, mine[c][0].round).train.epochs for c in clients}
+    steps = {local_of(mine[client][0], prior).train.epochs for client in clients}
     note = (
         f"{count} image(s) of {len(clients)} client(s), {' or '.join(map(str, sorted(steps)))} local step(s), {restarts} start(s), "
         f"first update; {prior.description}; baseline: the mean auxiliary image"
@@ -282,21 +273,29 @@ def _nearest(truth: Array, images: Array) -> Array:
     return np.asarray(max(images, key=lambda image: psnr_db(truth, image)))
 
 
-def _refusal(prior: Prior) -> str:
-    """Why a run of this configuration is not attempted; empty if it is."""
-    if prior.config is None:
+def _refusal(case: Case) -> str:
+    """Why this run is not attempted; empty if it is."""
+    if case.prior.config is None:
         return "not attempted: the training settings are not known"
-    model, training = public_model(prior), prior.config.training
+    model, trainings = public_model(case.prior), trainings_in(case.reference)
     if bias_span(model) is None:
         return "not attempted: the model's head has no bias to read labels from"
     if any(isinstance(layer, nn.LSTM | nn.Embedding) for layer in build_module(model).modules()):
         return "not attempted: inputs are words, not numbers"
-    if training.optimizer == "adam":
+    if case.prior.config.training.optimizer == "adam" or any(one.train.optimizer == "adam" for one in trainings.all):
         return "not attempted: Adam's steps keep little of a gradient but its signs, by which no image is sought; that proves nothing"
-    spec = prior.config.spec
-    if spec.plain_epochs is not None and training.epochs > spec.plain_epochs:
-        return f"not attempted: clients of {spec.name} do not take plain steps on all of their samples; that proves nothing of them"
-    epochs = local_training(prior.config, model, -1).train.epochs  # of the first update that any client sends
+    if trainings.first is None:
+        passed = any(message.verb == "relay" for message in case.reference.messages)
+        return "not attempted: clients send models to each other, none to be averaged; that proves nothing of them" if passed else ""
+    if not all(map(_is_plain, trainings.all)):
+        return "not attempted: clients do not take plain steps on all of their samples; that proves nothing of them"
+    epochs = trainings.first.train.epochs
     if epochs > MOST_STEPS:
         return f"not attempted: {epochs} local steps are more than {MOST_STEPS}; that proves nothing of them"
     return ""
+
+
+def _is_plain(local: LocalTraining) -> bool:
+    """Whether clients take plain steps of SGD on all of their samples, and updates hold nothing else."""
+    drawn = local.train.prox and local.train.epochs > 1  # one step from the anchor has no proximal term yet
+    return not (local.beyond or local.held_back or local.train.maml_lr or drawn)

@@ -23,7 +23,8 @@ from ..record import payload_rows
 from ..types import Array
 from .adversary import AdversaryView
 from .encrypted import Blocks, decrypted_blocks, with_opened_uploads
-from .leakage import FEWEST_SCORES, Case, Cell, Prior, Truth, cell, nothing, popular_set
+from .leakage import Case, Cell, Prior, Truth, cell, nothing, popular_set
+from .significance import FEWEST_SCORES
 
 __all__ = ["KNOWN", "cells", "labels_from_gram", "products_in"]
 

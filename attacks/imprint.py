@@ -28,16 +28,16 @@ from ..engine import Engine, Streams, TaskInput
 from ..errors import InputError
 from ..experiments.config import Config
 from ..models import Model
-from ..privacy import Privacy
 from ..randomness import stream
 from ..training import Train
 from ..types import Array, ClientData, check_array
 from .adversary import AdversaryView
-from .label_inference import public_model, steps_in
-from .leakage import Case, Cell, Prior, Status, cell, nothing
-from .local_training import local_training
+from .leakage import Case, Cell, Prior, cell, nothing
+from .local_training import trainings_in
 from .model_inconsistency import clients_of, isolate
+from .significance import Status
 from .sums import sums_in
+from .updates import public_model, steps_in
 
 __all__ = ["cells", "images_from_imprint", "imprinted", "share_recovered"]
 
@@ -166,7 +166,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         return [nothing(case, NAME, "images_recovered_gradient", why)], None
     model, t, secure = public_model(case.prior), config.training, config.protection.sum == "secagg"
     start = imprinted(model, case.prior.x)
-    local = local_training(replace(config, privacy=Privacy()), model)
+    local = trainings_in(case.reference).at(0)
     own = replace(local.train, on_divergence="stop")
     people = [local.part(client) for client in _cohort(case, case.record or case.view, config)]
     noise = config.noise()

@@ -7,11 +7,11 @@ steps is q − p̄ with q the label shares; p̄ comes from auxiliary data on the
 What it proves: an update in the clear shows a client's labels, and the mean update of a cluster, which two models of it tell, shows those
 of the cluster as a whole (`aggregate_histogram_l1`: one figure a cluster, nothing about a member; also where it is hidden who is in it),
 hence of its members where these are alike. What it does not: nothing about single samples; with unknown numbers of samples or another
-loss the shares are off, the label sets less so. Steps and rates are the algorithm's (`local_training`). Weight decay and heads without a
-bias are outside what is modelled. Momentum is inside, and so are clipping and Poisson batches of `[privacy]`, which are public: the
-attacker clips its own samples' gradients alike. Where each round has noise of its own (unit = "sample") all rounds of the view are one
-system of equations, solved once around the auxiliary shares (`noisy_shares`). Adam is not linear in gradients: its updates are read by
-comparison with clients of the attacker's own (`simulated_shares`).
+loss the shares are off, the label sets less so. Steps and rates are those of the task that was asked (`local_training`). Weight decay and
+heads without a bias are outside what is modelled. Momentum is inside, and so are clipping and Poisson batches of `[privacy]`, which are
+public: the attacker clips its own samples' gradients alike. Where each round has noise of its own (unit = "sample") all rounds of the view
+are one system of equations, solved once around the auxiliary shares (`noisy_shares`). Adam is not linear in gradients: its updates are read
+by comparison with clients of the attacker's own (`simulated_shares`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,20 +23,19 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 
-from ..algorithms.fesem import TrainAndAssign
 from ..models import Model
 from ..randomness import stream
-from ..record import Message, payload_rows
 from ..types import Array
-from .adversary import AdversaryView, updates_sent
+from .adversary import AdversaryView
 from .class_owners import cells as owner_cells
+from .class_owners import owned_in
 from .clipped import clipped_probabilities
-from .coalition import sums_of_others
 from .leakage import Case, Cell, Prior, Truth, cell, nothing, popular_set
-from .local_training import local_training, not_modelled
+from .local_training import LocalTraining, trainings_in
 from .noisy_shares import Readings, shares_under_noise
 from .simulated_shares import shares_by_simulation
-from .sums import CohortSum, means_in, models_sent, sizes_in, sums_in
+from .sums import CohortSum, means_in, sizes_in, sums_in
+from .updates import Step, less_known, local_of, public_model, steps_in, updates_in
 
 __all__ = ["cells", "class_probabilities", "counts_from_bias", "labels_from_bias", "top_labels"]
 
@@ -103,104 +102,6 @@ def class_probabilities(model: Model, vector: Array, x: Array, y: Array) -> Arra
     return np.stack([predicted[y == label].mean(axis=0) if (y == label).any() else uniform for label in range(model.classes)])
 
 
-# --- what the view holds ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """One client's training in one round, as the adversary knows it: what it was sent, how it moved; `members` share a mean.
-
-    `beside` is what else it was sent: StoCFL's "anchor" (d,), SCAFFOLD's "control" (d,) and the round "summed" () of the client's last
-    change of it. `known` (d,) is that part of the update which follows from these, see `less_known`.
-    """
-
-    start: Array
-    update: Array
-    members: tuple[int, ...]
-    round: int = 0
-    beside: Mapping[str, Array] = field(default_factory=dict)
-    known: Array | None = None
-
-
-def steps_in(view: AdversaryView, dimension: int, case: Case | None = None) -> dict[int, list[Step]]:
-    """Each client's steps in the order of rounds: single ones where updates can be read, else those of its cluster's mean.
-
-    With the `case` that the view is of, means are without what its colluders can take off.
-    """
-    single = _single_steps(view, dimension)
-    return single or _mean_steps(view, dimension, case)
-
-
-def updates_in(view: AdversaryView, dimension: int) -> dict[tuple[int, int], Array]:
-    """What clients sent for a mean by (round, client), as far as it can be read; of several in a round, the last."""
-    return {(message.round, client): row for message in view.messages for client, _, row in _updates(view, message, dimension)}
-
-
-def _single_steps(view: AdversaryView, dimension: int) -> dict[int, list[Step]]:
-    """Each client's steps as far as single updates can be read.
-
-    Where a client was sent an "origin" it sends its movement from there (pFedLIA's neighbourhoods), and FeSEM's clients theirs from the
-    centre that they chose after training: what lies between that and the model it started from is taken off. FeSEM's clients start from the
-    centre of their last choice, and at first from the initial model.
-    """
-    steps: dict[int, list[Step]] = {}
-    sent: dict[int, tuple[str, dict[str, Array], dict[str, Array]]] = {}
-    chosen: dict[int, int] = {}
-    initial: Array | None = None
-    for message in view.messages:
-        if message.payload is None:
-            continue
-        named = {part.partition("/")[0] for part in message.payload}
-        if message.verb == "compute" and message.kind == "parameters" and "model" in named:  # FeSEM's has a label alone in between
-            models, *others = (
-                {name: vector for name, vector in models_sent(view, message, of).items() if vector.shape == (dimension,)}
-                for of in ("model", "origin", "anchor", "control")
-            )
-            initial = next(iter(models.values()), None) if initial is None else initial
-            beside = {name: vector for several in others for name, vector in several.items()}
-            summed = {int(client): number for client, number in np.asarray(message.payload.get("summed", np.zeros((0, 2), int)))}
-            for client in message.clients:
-                last = {"summed": np.asarray(summed[client])} if client in summed else {}
-                sent[client] = str(message.context.get("task")), models, beside | last
-        for client, label, row in _updates(view, message, dimension):
-            task, models, beside = sent.get(client, ("", {}, {}))
-            start = next(iter(models.values())) if len(models) == 1 else models.get(f"model/{label}")
-            base = beside.get("origin", start)
-            if task == TrainAndAssign.__name__:
-                start = models.get(f"model/{chosen[client]}") if client in chosen else initial
-                chosen[client] = label
-            if base is not None and start is not None and row.shape == (dimension,):
-                steps.setdefault(client, []).append(Step(start, row - (start - base), (client,), message.round, beside))
-    return steps
-
-
-def _updates(view: AdversaryView, message: Message, dimension: int) -> list[tuple[int, int, Array]]:
-    """(client, group, update) of each client in a message of updates; of what stays blind, as many numbers as a model has."""
-    context = message.context
-    if message.payload is None or message.verb != "mean" or message.kind not in ("update", "blind update"):
-        return []
-    rows = updates_sent(view, message)
-    if rows is None:
-        return []
-    if "transform" in context:
-        rows = rows[:, :dimension]  # a blind one may be padded, or hold other parts as well
-    groups = context.get("labels") or [[context.get("group", 0)]] * len(message.clients)
-    labels = {client: int(several[0]) if several else 0 for client, several in zip(message.clients, groups, strict=False)}
-    return [(client, labels.get(client, 0), row) for client, row in zip(payload_rows(message), rows, strict=False)]
-
-
-def _mean_steps(view: AdversaryView, dimension: int, case: Case | None = None) -> dict[int, list[Step]]:
-    """From cluster models alone: the sums over a client that two models tell."""
-    steps: dict[int, list[Step]] = {}
-    means = means_in(view, dimension)
-    for one in means if case is None else sums_of_others(case, means):
-        assert one.start is not None  # there is a mean
-        assert one.mean is not None
-        for client in one.members:
-            steps.setdefault(client, []).append(Step(one.start, one.mean, one.members, one.round))
-    return steps
-
-
 # --- the attack ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -252,45 +153,18 @@ def _summed(steps: Mapping[int, Sequence[Step]], prior: Prior, model: Model) -> 
     return Guess({client: found.get(client, auxiliary_shares(prior)) for client in steps})
 
 
-def less_known(steps: Sequence[Step], prior: Prior, model: Model) -> list[Step]:
-    """A client's steps, in order, with what of each update is `known`: that of a part of all its gradients which does not depend on data.
-
-    Such are StoCFL's λ (θ − ω) at the model sent, ω the anchor, and SCAFFOLD's c − c_i: c is sent, and c_i is the mean gradient of the turn
-    whose change is the client's last in c. Where that turn is not in the view the step is left out.
-    """
-    assert prior.config is not None  # the caller's
-    if prior.config.privacy.unit == "client":  # clipped, so that nothing can be taken off
-        return list(steps)
-    controls: dict[int, Array] = {-1: np.zeros(model.dimension)}
-    found = []
-    for step in steps:
-        local = local_training(prior.config, model, step.round, "anchor" in step.beside)
-        pull = None
-        carried = local.carried(prior.samples_per_client[step.members[0]]) if step.beside else 0.0
-        if "anchor" in step.beside:
-            pull = local.train.prox * (step.start - step.beside["anchor"])
-        elif "control" in step.beside:
-            own = controls.get(int(step.beside["summed"])) if "summed" in step.beside else None
-            if own is None:
-                continue
-            pull = step.beside["control"] - own
-            controls[step.round] = -step.update / carried - pull
-        found.append(step if pull is None else replace(step, known=-carried * pull))
-    return found
-
-
 def shares_of(step: Step, prior: Prior, model: Model, labels: int, sums: int = 1) -> Array:
     """Label shares (classes,) of those who made one update, in `sums` rounds. `labels` they have matters where its scale is unknown."""
     assert prior.config is not None  # the caller's
-    bias, privacy = bias_span(model), prior.config.privacy
-    if prior.config.training.optimizer == "adam":
+    bias, privacy, local = bias_span(model), prior.config.privacy, local_of(step, prior)
+    if local.train.optimizer == "adam":
         anchor, members = step.beside.get("anchor"), _members(step, prior)
         samples = float(np.median([prior.samples_per_client[member] for member in members]))
         nearly = round(2 ** (round(4 * np.log2(samples)) / 4))  # to 9 %: one reader serves clients of about the same size
         towards = None if anchor is None else anchor.tobytes()
-        return _reader(prior, step.start.tobytes(), step.round, nearly, labels, towards)(step.update[bias] / sums)
+        return _reader(prior, step.start.tobytes(), local, nearly, labels, towards)(step.update[bias] / sums)
     moved, probabilities = _moved(step, model), _predictions(step, prior, model, sums)
-    if privacy.unit == "client" or (by_gradient(prior) and len(step.members) != 1):  # of unknown length: clipped, or scaled by the share
+    if privacy.unit == "client" or (local.gradient and len(step.members) != 1):  # of unknown length: clipped, or scaled by the share
         return counts_from_bias(-moved, probabilities, labels)
     return labels_from_bias(moved, probabilities, _scale(step, prior, sums))
 
@@ -309,8 +183,8 @@ def _predictions(step: Step, prior: Prior, model: Model, sums: int = 1) -> Array
     """What the model predicts for samples of each label (classes, classes), on the way of one step's training; clipped as clients clip."""
     assert prior.config is not None  # the caller's
     sampled, clip_norm = prior.config.privacy.unit == "sample", prior.config.privacy.clip_norm
-    local = local_training(prior.config, model, step.round)
-    once = sums == 1 and (by_gradient(prior) or max(local.steps(prior.samples_per_client[one]) for one in _members(step, prior)) == 1)
+    local = local_of(step, prior)
+    once = sums == 1 and max(local.steps(prior.samples_per_client[one]) for one in _members(step, prior)) == 1
     path = [step.start + share * step.update for share in (ONE_STEP if once else CLIPPED_PATH if sampled else PATH)]
     if sampled:
         return np.asarray(np.mean([clipped_probabilities(model, at, prior.x, prior.y, clip_norm) for at in path], axis=0))
@@ -319,15 +193,13 @@ def _predictions(step: Step, prior: Prior, model: Model, sums: int = 1) -> Array
 
 def _scale(step: Step, prior: Prior, sums: int = 1) -> float:
     """How far a constant unit gradient would have carried the mean of those who made the update."""
-    if by_gradient(prior):
-        return 1.0
-    return sums * float(np.mean([steps_scale(prior, one, step.round, "anchor" in step.beside) for one in _members(step, prior)]))
+    return sums * float(np.mean([steps_scale(prior, one, local_of(step, prior)) for one in _members(step, prior)]))
 
 
 def is_summed(prior: Prior) -> bool:
     """Whether updates have noise of their own in every round and are linear in label shares, so that all rounds are one system."""
     assert prior.config is not None  # the caller's
-    return prior.config.privacy.unit == "sample" and prior.config.training.optimizer != "adam" and not by_gradient(prior)
+    return prior.config.privacy.unit == "sample" and prior.config.training.optimizer != "adam"
 
 
 def readings_of(
@@ -359,22 +231,18 @@ def _silent(step: Step, model: Model) -> Array:
 
 
 @lru_cache(maxsize=32)
-def _reader(prior: Prior, start: bytes, number: int, samples: int, labels: int, anchor: bytes | None = None) -> Callable[[Array], Array]:
+def _reader(
+    prior: Prior, start: bytes, local: LocalTraining, samples: int, labels: int, anchor: bytes | None = None
+) -> Callable[[Array], Array]:
     """What turns bias updates from one model into label shares, under Adam: the same for all clients that were sent it."""
     assert prior.config is not None  # the caller's
-    model = public_model(prior)
-    span, local = bias_span(model), local_training(prior.config, model, number, anchor is not None)
+    span = bias_span(local.train.model)
     assert span is not None  # the caller's
     return shares_by_simulation(
         replace(local.train, on_divergence="skip"), np.frombuffer(start), prior.x, prior.y, local.samples(samples), labels, span,
         stream(prior.seed, "pretended clients, Adam"), directions=prior.config.privacy.unit == "client",
         anchor=None if anchor is None else np.frombuffer(anchor),
     )  # fmt: skip
-
-
-def by_gradient(prior: Prior) -> bool:
-    """Whether clients send gradients and not movements (IFCA, option I)."""
-    return prior.config is not None and prior.config.algorithm.get("averaging") == "gradient"
 
 
 def auxiliary_shares(prior: Prior) -> Array:
@@ -388,11 +256,10 @@ def bias_span(model: Model) -> slice | None:
     return slice(offset, offset + model.classes) if name.endswith("bias") and shape == (model.classes,) else None
 
 
-def steps_scale(prior: Prior, client: int, number: int, anchored: bool = False) -> float:
-    """How far a constant unit gradient would carry a client's parameters in one round (see `local_training`)."""
+def steps_scale(prior: Prior, client: int, local: LocalTraining) -> float:
+    """How far a constant unit gradient would carry a client's parameters in one round of `local`, as clients of the run clip."""
     assert prior.config is not None  # the caller's
-    local, count = local_training(prior.config, public_model(prior), number, anchored), prior.samples_per_client[client]
-    privacy = prior.config.privacy
+    count, privacy = prior.samples_per_client[client], prior.config.privacy
     # Poisson batches' sums are divided by the public number of samples
     share = local.samples(count) / privacy.samples if privacy.unit == "sample" else 1.0
     return local.carried(count) * share
@@ -412,15 +279,13 @@ def score_l1(guess: Guess, truth: Truth, clients: Sequence[int]) -> Array:
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """Label sets and histograms from updates, or from the mean updates of clusters where only these can be seen."""
     prior = case.prior
-    if prior.config is not None and prior.config.spec.tells_classes:
+    if owned_in(case.reference):
         return owner_cells(case, NAME), None
     model = None if prior.config is None else public_model(prior)
     if model is None or bias_span(model) is None:
         return [nothing(case, NAME, "histogram_l1", "not attempted: the model's head has no bias to read")], None
     mine = steps_in(case.view, model.dimension, case)
     theirs = mine if _same(case.view, case.reference) else steps_in(case.reference, model.dimension, case)
-    if by_gradient(prior):
-        mine, theirs = turned(mine), turned(theirs)
     whole = aggregate_cell(case, model)
     told = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
     clients = [client for client in told if less_known(mine[client], prior, model)]
@@ -433,9 +298,9 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         return [nothing(case, NAME, "histogram_l1", why), whole], None
     apart = all(len(step.members) == 1 for client in clients for step in mine[client])
     source = "from single updates" if apart else "from the mean update of the client's cluster: all members get one guess"
-    if not apart and prior.config is not None:
-        source += not_modelled(prior.config)
-    if prior.config is not None and prior.config.training.optimizer == "adam":
+    trainings = trainings_in(case.view)
+    source += "" if apart else trainings.not_modelled()
+    if any(one.train.optimizer == "adam" for one in trainings.all):
         source += ", by regression on the attacker's own clients, since Adam is not linear in gradients"
     rounds = case.budget.rounds
     guesses = [_guess(steps, prior, clients, model, rounds) for steps in (mine, None)]
@@ -447,13 +312,6 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
 def _which_rounds(prior: Prior, rounds: int) -> str:
     """Which rounds are attacked, for a note."""
     return "all rounds as one system of equations, with its noise" if is_summed(prior) else f"the first {rounds} round(s)"
-
-
-def turned(steps: Mapping[int, Sequence[Step]]) -> dict[int, list[Step]]:
-    """Gradients of single clients as movements against them; means were movements already."""
-    return {
-        client: [replace(one, update=-one.update) if len(one.members) == 1 else one for one in several] for client, several in steps.items()
-    }
 
 
 # --- clusters as a whole ------------------------------------------------------------------------------------------------------------
@@ -471,7 +329,7 @@ def aggregate_cell(case: Case, model: Model) -> Cell:
         f"{len(errors[0])} cluster(s), each as a whole: nothing about a member; {_which_rounds(prior, case.budget.rounds)}; "
         f"{prior.description}; baseline: the label shares of the auxiliary data"
     )
-    note += "" if prior.config is None else not_modelled(prior.config)
+    note += trainings_in(case.view).not_modelled()
     return cell(
         case, NAME, AGGREGATE, errors[0], blanks[0], errors[1], theirs_blank=blanks[1], margin=MARGIN[AGGREGATE], lower_is_better=True,
         note=note,
@@ -506,7 +364,7 @@ def _of_clusters(sums: Mapping[int, Sequence[CohortSum]], view: AdversaryView, p
         for one in several:
             assert one.start is not None  # there is a mean
             assert one.mean is not None
-            steps.setdefault(label, []).append(Step(one.start, one.mean, one.members, one.round))
+            steps.setdefault(label, []).append(Step(one.start, one.mean, one.members, one.round, local=one.local))
             gaps.setdefault(label, []).append(max(1, one.until - one.round) if view.adversary == "client" else 1)
     if is_summed(prior):
         readings = {label: readings_of(several, prior, model, gaps[label]) for label, several in steps.items()}
@@ -560,9 +418,3 @@ def label_cells(case: Case, name: str, clients: list[int], guesses: list[Guess],
         "label_guess": np.stack([guesses[0].shares[c] for c in clients]),
     }
     return figures, arrays
-
-
-def public_model(prior: Prior) -> Model:
-    """The model that everybody trains, from the public configuration."""
-    assert prior.config is not None  # the caller's
-    return prior.config.model.build(prior.shape, prior.classes, prior.mean, prior.std)

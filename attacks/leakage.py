@@ -4,7 +4,7 @@ Status of a cell: `leaks` if the attack beats the baseline by the margin, `at_ba
 does, `not_validated` if the reference does not either, `not_attempted` if the attack was not made on what is there, `nothing_to_see` if the
 view holds nothing to attack or the truth nothing to find, `inconclusive` if seeds show neither a leak nor its absence.
 
-With one seed interval and status are over clients. Over several (`pooled`) value, baseline and reference are means over seeds, and so is
+With one seed interval and status are over clients. Over several (`pooling`) value, baseline and reference are means over seeds, and so is
 the interval. A run without a leak is called one at a rate of `RATE` at most, and so are several together, which share it: half for the
 recorded run by itself, a quarter for all runs by themselves, the rest for a paired t-test over seeds. `at_baseline` needs that the far end
 of the interval of the paired difference is within the margin. Where one run is no more than a toss of a coin (`Cell.coin`), a leak needs
@@ -13,10 +13,9 @@ five seeds or more, nearly all of which agree.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from scipy import stats
 from scipy.optimize import linear_sum_assignment
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
@@ -26,25 +25,13 @@ from ..privacy import Privacy
 from ..randomness import stream
 from ..types import Array, Population
 from .adversary import AdversaryView
+from .significance import FEWEST_SCORES, RATE, SHARES, Status, chance, interval, is_count, judge
 
-FEWEST_SCORES = 3
-RATE = 0.025
-"""How often a figure without a leak may be called one, from one run or from several together."""
 NOT_ATTEMPTED = "not attempted"
-SHARES = ("_accuracy", "_exact", "_auc", "_tpr")
-RANGES = {
-    **dict.fromkeys(SHARES, (0.0, 1.0)), "images_recovered_gradient": (0.0, 1.0), "images_recovered_update": (0.0, 1.0), "_l1": (0.0, 2.0),
-    "_error": (0.0, float("inf")), "_epsilon": (0.0, float("inf")), "_cosine": (-1.0, 1.0), "_ssim": (-1.0, 1.0),
-    "_psnr_db": (-float("inf"), 100.0),
-}  # fmt: skip
-"""How a metric's name ends -> what its values can be."""
-
 __all__ = [
-    "BUDGETS", "Budget", "Case", "Cell", "Prior", "Status", "Truth", "cell", "chance_of_deals", "confidence_interval", "cosine",
-    "dealt_at_random", "grouping_accuracy", "judge", "nothing", "pooled", "popular_set", "proportion_interval", "psnr_db", "ssim",
+    "BUDGETS", "Budget", "Case", "Cell", "Prior", "Truth", "cell", "chance_of_deals", "cosine", "dealt_at_random", "grouping_accuracy",
+    "nothing", "popular_set", "psnr_db", "ssim",
 ]  # fmt: skip
-
-Status = Literal["leaks", "inconclusive", "not_validated", "not_attempted", "at_baseline", "nothing_to_see"]
 
 
 @dataclass(frozen=True)
@@ -243,12 +230,12 @@ def cell(
     view, where clients' scores hang on each other so that no test over clients tells.
     """
     theirs_blank = blank if theirs_blank is None else theirs_blank
-    counted = len(mine) if (share or metric.endswith(SHARES)) and _is_count(mine) else 0
-    low, high = _interval(metric, mine, counted) if len(mine) >= FEWEST_SCORES else (None, None)
+    counted = len(mine) if (share or metric.endswith(SHARES)) and is_count(mine) else 0
+    low, high = interval(metric, mine, counted) if len(mine) >= FEWEST_SCORES else (None, None)
     sign = -1.0 if lower_is_better else 1.0
     if chances is None:
         status = judge(sign * mine, sign * blank, sign * theirs, sign * theirs_blank, margin)
-        p = _chance(sign * mine, sign * blank, margin) if len(mine) >= FEWEST_SCORES else None
+        p = chance(sign * mine, sign * blank, margin) if len(mine) >= FEWEST_SCORES else None
     else:
         gains = (float((sign * (mine - blank)).mean()), float((sign * (theirs - theirs_blank)).mean()))
         p, reference = (chance if gain > margin else 1.0 for chance, gain in zip(chances, gains, strict=True))
@@ -267,119 +254,6 @@ def nothing(case: Case, attack: str, metric: str, why: str, k_known: int | None 
     none = (None,) * 5
     status: Status = "not_attempted" if why.startswith(NOT_ATTEMPTED) else "nothing_to_see"
     return Cell(attack, case.view.adversary, case.protection, metric, *none, status, known, (case.seed,), why)
-
-
-def pooled(cells: Sequence[Cell]) -> list[Cell]:
-    """Cells of several seeds, those of one figure made one; in the order in which figures first occur.
-
-    The first seed is that of the recorded run. From three seeds on the figures are means over them and the interval is a t-interval; of
-    fewer they are those of a seed that leaks, else of the first with something to see. A note says in how many of the seeds there was
-    something to see, where that is not all of them.
-    """
-    figures: dict[tuple[str, str, str, str, int], list[Cell]] = {}
-    for one in cells:
-        figures.setdefault((one.attack, one.adversary, one.protection, one.metric, one.k_known), []).append(one)
-    return [_pooled(several) for several in figures.values()]
-
-
-def _pooled(cells: Sequence[Cell]) -> Cell:
-    seen = [one for one in cells if one.value is not None]
-    if not seen:
-        return next((one for one in cells if one.status == "not_attempted"), cells[0])
-    first = seen[0]
-    status = first.status if len(seen) == 1 else _verdict(seen, cells[0].value is not None)
-    if len(seen) < FEWEST_SCORES:
-        found = next((one for one in seen if one.status == "leaks"), first) if status == "leaks" else first
-        return replace(found, status=status, note=found.note + _missing(cells))
-    value, baseline, reference, blank = _columns(seen)
-    low, high = _interval_over(seen, value)
-    arrays = next((one.arrays for one in cells if one.arrays), None)
-    seeds = tuple(seed for one in seen for seed in one.seeds)
-    return replace(
-        first, value=float(value.mean()), low=low, high=high, baseline=float(baseline.mean()), reference=float(reference.mean()),
-        reference_baseline=float(blank.mean()), status=status, seeds=seeds, arrays=arrays, p=None,
-        counted=sum(one.counted for one in seen), note=first.note + _missing(cells) + (_alone(cells) if status == "leaks" else ""),
-    )  # fmt: skip
-
-
-def _columns(seen: Sequence[Cell]) -> tuple[Array, Array, Array, Array]:
-    """Value, baseline, reference and its baseline, by seed."""
-
-    def column(name: str) -> Array:
-        return np.array([np.nan if (number := getattr(one, name)) is None else number for one in seen])
-
-    return column("value"), column("baseline"), column("reference"), column("reference_baseline")
-
-
-def _verdict(seen: Sequence[Cell], recorded: bool) -> Status:
-    """The status of one figure from two seeds or more, the first of them that of the recorded run if `recorded`."""
-    first, sign = seen[0], -1.0 if seen[0].lower_is_better else 1.0
-    if any(one.exact for one in seen):
-        return "leaks" if any(one.exact and (one.value or 0.0) > one.margin for one in seen) else "at_baseline"
-    value, baseline, reference, blank = _columns(seen)
-    gain, several = sign * (value - baseline), len(seen) >= FEWEST_SCORES
-    valid = several and _t_chance(sign * (reference - blank), first.margin) < RATE
-    together = valid and _t_chance(gain, first.margin) < _share_of_test(seen)
-    if together and any(one.coin for one in seen) and not _is_no_toss(gain):
-        return "not_validated"
-    if together or _leaks_alone(seen, recorded):
-        return "leaks"
-    if not several:  # no test over two seeds: the recorded one's word, unless a seed says otherwise
-        return "inconclusive" if any(one.status == "leaks" for one in seen) else first.status
-    if not valid:
-        return "not_validated"
-    doubt = recorded and first.status == "leaks" and not first.coin  # at the rate of one run, not at that of all
-    return "inconclusive" if doubt or confidence_interval(gain)[1] > first.margin else "at_baseline"
-
-
-def _may_leak_alone(seen: Sequence[Cell]) -> bool:
-    """Whether a run of this figure can be a leak by itself: not a toss, and not where no run has a reference that works."""
-    return not any(one.coin for one in seen) and any(one.status != "not_validated" for one in seen)
-
-
-def _share_of_test(seen: Sequence[Cell]) -> float:
-    """What the t-test over seeds has of `RATE`: what `_leaks_alone` does not use."""
-    if not _may_leak_alone(seen):
-        return RATE
-    return 3 * RATE / 4 if any(one.p is None for one in seen) else RATE / 4
-
-
-def _leaks_alone(seen: Sequence[Cell], recorded: bool) -> bool:
-    """Whether runs leak by themselves: the recorded one at half of `RATE`, any of them at a quarter of it, divided by their number.
-
-    Runs that give no `p` are called leaks at `RATE` each: then so many of them have to be as improbable as that quarter.
-    """
-    if not _may_leak_alone(seen):
-        return False
-    if any(one.p is None for one in seen):
-        leaks = sum(one.status == "leaks" for one in seen)
-        return bool(stats.binomtest(leaks, len(seen), RATE, alternative="greater").pvalue <= RATE / 4)
-    chances = [1.0 if one.p is None or one.status == "not_validated" else one.p for one in seen]
-    return (recorded and chances[0] < RATE / 2) or min(chances) < RATE / 4 / len(chances)
-
-
-def _is_no_toss(gains: Array) -> bool:
-    """Whether so many gains are above 0 less than one time in 32 if each is a toss of a coin: from five tosses on that can be."""
-    return bool(stats.binomtest(int((gains > 0).sum()), len(gains), alternative="greater").pvalue <= 1 / 32)
-
-
-def _missing(cells: Sequence[Cell]) -> str:
-    """The end of the note of a figure that not all seeds have: in how many there was something to see, and why not in the first other."""
-    why = [one.note for one in cells if one.value is None]
-    if len(why) in (0, len(cells)):
-        return ""
-    return f"; something to see in {len(cells) - len(why)} of {len(cells)} seeds, the figure is of these only; else: {why[0]}"
-
-
-def _alone(cells: Sequence[Cell]) -> str:
-    """The end of the note of a figure that leaks, where not all seeds do by themselves: the mean over seeds hides those that do."""
-    seen = [one for one in cells if one.value is not None]
-    leaking = [one for one in seen if one.status == "leaks"]
-    if len(leaking) in (0, len(seen)):
-        return ""
-    recorded = cells[0] in leaking
-    figure = f" ({cells[0].value:.3f})" if recorded else ""
-    return f"; {len(leaking)} of {len(seen)} seeds leak by themselves, the recorded run{figure} {'among' if recorded else 'not among'} them"
 
 
 def popular_set(sets: Sequence[frozenset[int]]) -> frozenset[int]:
@@ -411,76 +285,6 @@ def chance_of_deals(found: Array, groups: Array, seed: int, times: int = 999) ->
     rng, reached = stream(seed, "groups dealt again"), grouping_accuracy(found, groups).sum()
     again = sum(bool(grouping_accuracy(rng.permutation(found), groups).sum() >= reached) for _ in range(times))
     return (1 + again) / (1 + times)
-
-
-def confidence_interval(values: Array) -> tuple[float, float]:
-    """A 95 % t-interval for the mean of independent values; a point where they do not vary."""
-    if len(values) < 2 or float(np.std(values)) == 0.0:
-        return float(np.mean(values)), float(np.mean(values))
-    half = float(stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)))
-    return float(np.mean(values)) - half, float(np.mean(values)) + half
-
-
-def proportion_interval(values: Array) -> tuple[float, float]:
-    """The exact (Clopper–Pearson) 95 % interval of a share, from scores of 0 and 1."""
-    interval = stats.binomtest(int(values.sum()), len(values)).proportion_ci(0.95, method="exact")
-    return float(interval.low), float(interval.high)
-
-
-def _is_count(values: Array) -> bool:
-    return bool(np.isin(values, (0.0, 1.0)).all())
-
-
-def _interval(metric: str, values: Array, counted: int) -> tuple[float | None, float | None]:
-    """The 95 % interval of a mean: exact for counts, else by t and within what the metric can be; none where values do not vary."""
-    if counted:
-        return proportion_interval(values)
-    if float(np.ptp(values)) == 0.0:
-        return None, None
-    least, most = next((limits for end, limits in RANGES.items() if metric.endswith(end)), (-float("inf"), float("inf")))
-    low, high = confidence_interval(values)
-    return max(low, least), min(high, most)
-
-
-def _interval_over(seen: Sequence[Cell], values: Array) -> tuple[float | None, float | None]:
-    """The interval over seeds. Where all had the same share, seeds do not tell how sure it is: then by the counts of all of them."""
-    if float(np.ptp(values)) == 0.0 and values[0] in (0.0, 1.0) and all(one.counted for one in seen):
-        return proportion_interval(np.full(sum(one.counted for one in seen), values[0]))
-    return _interval(seen[0].metric, values, 0)
-
-
-def _t_chance(gain: Array, margin: float) -> float:
-    """The one-sided p-value of a t-test that the mean of independent values is above `margin`; 0 or 1 where they do not vary."""
-    above = float(np.mean(gain)) - margin
-    if len(gain) < 2 or float(np.std(gain)) == 0.0:
-        return 0.0 if above > 0 else 1.0
-    return float(stats.t.sf(above * np.sqrt(len(gain)) / np.std(gain, ddof=1), len(gain) - 1))
-
-
-def _chance(score: Array, beside: Array, margin: float) -> float:
-    """How probable such a gain over `beside` is, one-sided, scores paired by client, where it is no more than `margin`.
-
-    Scores of 0 and 1 by an exact sign test; 1 if their mean gain is within the margin, and for fewer than 3 scores.
-    """
-    gain = score - beside
-    if len(gain) < FEWEST_SCORES:
-        return 1.0
-    if not (_is_count(score) and _is_count(beside)):
-        return _t_chance(gain, margin)
-    wins, losses = int((gain > 0).sum()), int((gain < 0).sum())
-    if wins + losses == 0 or not gain.mean() > margin:
-        return 1.0
-    return float(stats.binomtest(wins, wins + losses, alternative="greater").pvalue)
-
-
-def judge(values: Array, baseline: Array, reference: Array, reference_baseline: Array, margin: float) -> Status:
-    """The status of scores paired by client, at least 3 of them: a leak beats the baseline by more than `margin`.
-
-    By a t-test of the difference, one-sided at `RATE`; scores of 0 and 1 by their mean difference and an exact sign test.
-    """
-    if len(values) < FEWEST_SCORES or not _chance(reference, reference_baseline, margin) < RATE:  # too few prove nothing either way
-        return "not_validated"
-    return "leaks" if _chance(values, baseline, margin) < RATE else "at_baseline"
 
 
 def cosine(a: Array, b: Array) -> float:

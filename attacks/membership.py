@@ -23,7 +23,7 @@ from ..errors import InputError
 from ..models import Model
 from ..training import Train
 from ..types import Array, ClientData
-from .leakage import proportion_interval
+from .significance import proportion_interval
 
 __all__ = [
     "Roc", "auc_interval", "confidences", "deal", "lira", "loss_threshold", "placements", "rmia", "roc", "shadow_models", "threshold",

@@ -33,12 +33,13 @@ from ..randomness import stream
 from ..training import Train
 from ..types import Array, ClientData
 from .adversary import AdversaryView
-from .label_inference import Step, by_gradient, public_model, updates_in
-from .leakage import Case, Cell, Prior, Status, Truth, nothing
-from .local_training import local_training, not_modelled
+from .leakage import Case, Cell, Prior, Truth, nothing
+from .local_training import trainings_in
 from .membership import lira, loss_threshold, placements, rmia, roc, threshold
 from .membership_gradients import affordable, evidence, passes_of, read_steps
 from .membership_shadows import Game, Target, games_of, is_of_server, models_in, pairs_of
+from .significance import Status
+from .updates import Step, public_model, updates_in
 
 __all__ = ["Outcome", "auc_gain", "cells", "curve_of", "outcome"]
 
@@ -141,10 +142,10 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if config is None or (why := _refusal(case, config)):
         why = "not attempted: the training settings are not known" if config is None else why
         return [nothing(case, NAME, "model_lira_auc", why)], None
-    local = local_training(config, public_model(case.prior))
-    # samples held back are not trained on: nobody is asked about them
-    parts = {c: local.part(ClientData(c, x, y, x[:0], y[:0])) for c, (x, y) in case.truth.data.items()}
-    truth = replace(case.truth, data={c: (part.x_train, part.y_train) for c, part in parts.items()})
+    truth, local = case.truth, trainings_in(case.reference).first
+    if local is not None:  # samples held back are not trained on: nobody is asked about them
+        parts = {c: local.part(ClientData(c, x, y, x[:0], y[:0])) for c, (x, y) in truth.data.items()}
+        truth = replace(truth, data={c: (part.x_train, part.y_train) for c, part in parts.items()})
     figures, curves = _model_figures(case, config, truth)
     more, beside = _update_figures(case, config, truth)
     return [*figures, *more], curves | beside or None
@@ -153,12 +154,12 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
 def _model_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell], dict[str, Array]]:
     """What models show by how sure they are: the last shared or cluster ones, and clients' own."""
     prior = case.prior
-    model, noise = public_model(prior), config.noise()
+    model, noise, trainings = public_model(prior), config.noise(), trainings_in(case.reference)
     open_config = prior.unprotected().config
     assert open_config is not None  # as `config` is
 
     def plain(number: int) -> Train:
-        return local_training(open_config, model, number).train
+        return trainings.at(number).clipped(open_config).train
 
     def private(number: int) -> Train:
         return plain(number) if noise is None else plain(number).private(noise)
@@ -188,7 +189,7 @@ def _model_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell]
         note = (
             f"{words[what]} after {rounds} round(s) of training; {case.budget.shadows} shadow federations; LiRA and RMIA know everything "
             "but who of a pair is the member, the loss threshold only the model; baseline: the shadow models attacked in the same way"
-            f"{not_modelled(config)}"
+            f"{trainings.not_modelled()}"
         )
         outcomes = {attack: (outcome(seen, attack), outcome(beside, attack)) for attack, _ in FIGURES[what]}
         figures += [_cell(case, f"{what}_{attack}_{kind}", kind, *outcomes[attack], note, until) for attack, kind in FIGURES[what]]
@@ -215,7 +216,7 @@ def _update_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell
     note = (
         f"{len(mine)} of {len(read)} {'single' if single else 'mean'} updates that can be read, of {rounds} of {all_rounds} round(s), "
         f"regressed on candidates' gradients; {case.budget.shadows} shadows of each client; everything is known but who of a pair is the "
-        f"member; baseline: the shadows' updates regressed in the same way{'' if single else not_modelled(config)}"
+        f"member; baseline: the shadows' updates regressed in the same way{'' if single else trainings_in(case.reference).not_modelled()}"
     )
     until = 0 if len(mine) == len(read) else rounds
     figures = [_cell(case, f"update_gradients_{kind}", kind, found, beside, note, until) for kind in ("auc", "tpr")]
@@ -224,7 +225,7 @@ def _update_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell
 
 def _unread(case: Case, config: Config) -> str:
     """Why the updates of this run are not regressed; empty if they are."""
-    if config.training.optimizer == "adam":
+    if config.training.optimizer == "adam" or any(one.train.optimizer == "adam" for one in trainings_in(case.reference).all):
         return "not attempted: updates by Adam are not linear in gradients"
     if case.view.protection.sum in TRANSFORMS and not case.view.secrets:
         return "not attempted: updates are under a transform that this view does not undo"
@@ -274,7 +275,7 @@ def _refusal(case: Case, config: Config) -> str:
     """Why this adversary on this run is not attempted; empty if it is."""
     if any(isinstance(layer, nn.LSTM | nn.Embedding) for layer in build_module(public_model(case.prior)).modules()):
         return "not attempted: inputs are words, which training and test texts share"
-    if by_gradient(case.prior):
+    if any(one.gradient for one in trainings_in(case.reference).all):
         return "not attempted: clients send gradients, which replicas by local training do not imitate"
     if config.privacy.unit != "none" and not is_of_server(case.view):
         return "not attempted: this view does not say who trained a model, and the unprotected run's clusters need not be the same"
@@ -286,11 +287,12 @@ def _targets(case: Case, config: Config, view: AdversaryView, model: Model) -> t
 
     With them how many rounds are attacked, 0 for all.
     """
+    trainings = trainings_in(case.reference)
     rounds = every = 1 + max((message.round for message in view.messages), default=0)
     while True:
         targets = models_in(view, case.reference, model.dimension, config.spec.renumbers)
         passes = sum(
-            case.prior.samples_per_client.get(client, 0) * local_training(config, model, number).train.epochs
+            case.prior.samples_per_client.get(client, 0) * trainings.at(number).train.epochs
             for one in targets for number, clients in one.chain for client in clients
         )  # fmt: skip
         seconds = passes * case.budget.shadows / PASSES * (1 + model.dimension / DOUBLES)

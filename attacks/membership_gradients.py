@@ -15,9 +15,9 @@ samples' gradients so does the attacker. Models of more than `MOST_PARAMETERS` a
 
 No view: the same regression of each shadow's update. What it proves: what an update shows of single samples, to someone who lacks nothing
 but who of a pair was in. What it does not: that an attacker who knows less gets as far; nor, of means that shadows do not model
-(`not_modelled`) in late rounds, that it is the update that shows it: where an update is far from the shadows' along their common way,
-candidates are scored by the lengths of their gradients, and the samples that the *model* remembers have short ones. Left out: Adam, whose
-steps are not linear in gradients, and what stands between updates and models in `not_modelled`.
+(`LocalTraining.beyond`) in late rounds, that it is the update that shows it: where an update is far from the shadows' along their common
+way, candidates are scored by the lengths of their gradients, and the samples that the *model* remembers have short ones. Left out: Adam,
+whose steps are not linear in gradients, and what means of updates hold beside local training.
 """
 
 from collections import Counter
@@ -40,11 +40,11 @@ from ..randomness import stream
 from ..types import Array
 from .adversary import AdversaryView
 from .clipped import NEXT_TO_NOTHING
-from .label_inference import Step, less_known, public_model, steps_in
 from .leakage import Prior, Truth
-from .local_training import LocalTraining, local_training
+from .local_training import LocalTraining, trainings_in
 from .membership import deal
 from .membership_shadows import Pairs, federated_replicas, lines_in, once
+from .updates import Step, less_known, local_of, public_model, steps_in
 
 __all__ = ["Evidence", "affordable", "evidence", "passes_of", "read_steps", "sample_gradients"]
 
@@ -80,6 +80,7 @@ def read_steps(view: AdversaryView, reference: AdversaryView, prior: Prior, mode
 def _mean_steps(view: AdversaryView, reference: AdversaryView, dimension: int, renumbered: bool) -> list[Step]:
     """The mean updates between models that follow each other, where both can be read and no two models follow one."""
     seen, lines = lines_in(view, reference, dimension, renumbered)
+    trainings = trainings_in(reference)
     often = Counter((turn.name, turn.round) for turn in seen)
     vectors = {(turn.name, turn.round): turn.vector for turn in seen if often[turn.name, turn.round] == 1}
     found: dict[tuple[str, int], Step] = {}
@@ -89,17 +90,15 @@ def _mean_steps(view: AdversaryView, reference: AdversaryView, dimension: int, r
             here, there = (one.name, one.round), (other.name, other.round)
             if one.clients and here in vectors and there in vectors:
                 after.setdefault(here, set()).add(there)
-                found[here] = Step(vectors[here], vectors[there] - vectors[here], one.clients, one.round)
+                moved = vectors[there] - vectors[here]
+                found[here] = Step(vectors[here], moved, one.clients, one.round, local=trainings.at(one.round))
     return [step for here, step in found.items() if len(after[here]) == 1 and step.update.any()]
 
 
 def passes_of(step: Step, prior: Prior, shadows: int) -> float:
     """About how many samples' passes through the model a step takes: its shadows' training, and candidates' gradients."""
     assert prior.config is not None  # the caller's
-    local, counts = (
-        local_training(prior.config, public_model(prior), step.round),
-        [prior.samples_per_client.get(c, 0) for c in step.members],
-    )
+    local, counts = local_of(step, prior), [prior.samples_per_client.get(c, 0) for c in step.members]
     points = (len(_path(local, prior.config, count)) for count in counts)
     return sum(n * (local.train.epochs * shadows + 2 * GRADIENT * m) + CALLED for n, m in zip(counts, points, strict=True))
 
@@ -190,7 +189,7 @@ class _Attack:
 
     def local(self, step: Step) -> LocalTraining:
         """The local training of a step, clipped as clients clip and without noise; a shadow that diverges stays where it is."""
-        local, noise = local_training(self.config, self.model, step.round, "anchor" in step.beside), self.config.noise()
+        local, noise = local_of(step, self.prior), self.config.noise()
         local = replace(local, train=replace(local.train, on_divergence="skip"))
         if noise is None or not noise.training:
             return local

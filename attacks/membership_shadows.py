@@ -19,10 +19,10 @@ from ..randomness import stream
 from ..training import Train
 from ..types import Array, ClientData
 from .adversary import AdversaryView
-from .label_inference import steps_in
 from .leakage import Prior, Truth
 from .membership import confidences, deal
 from .sums import models_sent
+from .updates import steps_in
 
 __all__ = [
     "Game", "Pairs", "Target", "federated_replicas", "games_of", "is_of_server", "lines_in", "models_in", "once", "pairs_of", "turns_in",

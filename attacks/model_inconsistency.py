@@ -29,8 +29,9 @@ from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.keys import Identity, Roster
 from ..training import Train
 from ..types import Array, ClientData
-from .label_inference import bias_span, public_model
+from .label_inference import bias_span
 from .leakage import Case, Cell, Truth, cell, nothing
+from .updates import public_model
 
 __all__ = ["Attempt", "cells", "deadened", "isolate"]
 

@@ -40,13 +40,14 @@ from ..randomness import stream
 from ..types import Array, ClientData, check_array
 from .adversary import AdversaryView
 from .clipped import engine_for
-from .label_inference import Step, by_gradient, public_model, steps_in
-from .leakage import Case, Cell, Prior, Status, Truth, nothing
-from .local_training import local_training
+from .leakage import Case, Cell, Prior, Truth, nothing
+from .local_training import trainings_in
 from .membership import auc_interval
 from .property_signatures import Frame, frame_of, read, sent_by
 from .property_trials import improbable, interval, is_toss, score, trials_of
+from .significance import Status
 from .sums import models_sent
+from .updates import Step, local_of, public_model, steps_in
 
 __all__ = ["PROPERTIES", "cells", "infer_property"]
 
@@ -227,7 +228,7 @@ def pretended_updates(statement: Statement, prior: Prior, count: int, step: Step
     assert config is not None  # the caller's
     data, share = pretended(statement, prior, count)
     model = public_model(prior)
-    local = local_training(config, model, step.round, "anchor" in step.beside)
+    local = local_of(step, prior)
     # what every client was sent; in a client's first turn SCAFFOLD's c_i is zero
     names = {"anchor": "anchor", "control": "correction"}
     sent = {"model": step.start} | {names[name]: vector for name, vector in step.beside.items() if name in names}
@@ -387,7 +388,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     why = "not attempted: the training settings are not known" if prior.config is None else ""
     if not why and any(isinstance(layer, nn.LSTM | nn.Embedding) for layer in build_module(public_model(prior)).modules()):
         why = "not attempted: inputs are words, and these properties are of images"
-    if not why and by_gradient(prior):
+    if not why and any(one.gradient for one in trainings_in(case.reference).all):
         why = "not attempted: clients send gradients, which pretended local training does not imitate"
     if why:
         return [nothing(case, NAME, "update_auc", why)], None
@@ -444,6 +445,7 @@ def pretended_count(case: Case) -> int:
     assert case.prior.config is not None  # the caller's
     size = float(np.mean(list(case.prior.samples_per_client.values())))
     model = public_model(case.prior)
-    epochs = local_training(case.prior.config, model, -1).train.epochs  # of the first update that any client sends
+    first = trainings_in(case.reference).first  # of the first update that any client sends
+    epochs = case.prior.config.training.epochs if first is None else first.train.epochs
     each = size * epochs / PASSES * (1 + model.dimension / DOUBLES)
     return max(30, min(PRETENDED * case.budget.draws, int(SECONDS / each)))

@@ -20,6 +20,7 @@ from ..protocols.secagg.messages import Adverts, Terms, decode_server
 from ..record import Message
 from ..types import Array
 from .adversary import AdversaryView, opened
+from .local_training import LocalTraining, training_of
 
 __all__ = ["CohortSum", "Sizes", "means_in", "models_sent", "sizes_in", "sums_in"]
 
@@ -31,7 +32,8 @@ TERMS = "secagg Adverts"
 class CohortSum:
     """One sum: its round, who was in it (nobody where that is not known), and the mean, where two models tell it.
 
-    `start` is the model (d,) that members held and `label` its number (−1: one model for all). `until` is the round in which the next model
+    `start` is the model (d,) that members held, `label` its number (−1: one model for all), and `local` how they were asked to train it,
+    without the pull to an anchor, as far as the transcript says. `until` is the round in which the next model
     was sent; whoever does not see sums, only models, cannot tell how many there were since `round`.
     """
 
@@ -41,6 +43,7 @@ class CohortSum:
     start: Array | None = None
     label: int = -1
     until: int = 0
+    local: LocalTraining | None = None
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,7 @@ def _sums(view: AdversaryView) -> list[CohortSum]:
     numbers: dict[int, int] = {}  # which model a client was sent last
     calls: dict[tuple[int, str], int] = {}
     last: dict[tuple[str, int, str], Array] = {}
+    local: LocalTraining | None = None
     for sent in _calls(view):
         first = sent[0]
         if first.verb == "mean":
@@ -138,7 +142,7 @@ def _sums(view: AdversaryView) -> list[CohortSum]:
                 number = label if name is not None and name[2] != "model" else -1
                 if name is not None and name not in pending:
                     pending[name] = (len(found), last[name])
-                found.append(CohortSum(first.round, members, start=last.get(name) if name else None, label=number))
+                found.append(CohortSum(first.round, members, start=last.get(name) if name else None, label=number, local=local))
             continue
         task = str(first.context.get("task", ""))
         place = calls[first.round, task] = calls.get((first.round, task), -1) + 1
@@ -150,11 +154,13 @@ def _sums(view: AdversaryView) -> list[CohortSum]:
             if (first.round > found[at].round or first.round < 0) and models[key].shape == start.shape:
                 found[at] = replace(found[at], mean=models[key] - start, until=first.round)
                 del pending[key]
-        last = models or last  # a message without a model, such as FeSEM's, stands between a model and its sum
+        if models:  # a message without one, such as FeSEM's, stands between a model and its sum
+            asked = training_of(first)
+            last, local = models, None if asked is None else asked.unanchored()
         for key, model in models.items() if hidden else ():  # no sum will name its members
             if key not in pending:
                 pending[key] = (len(found), model)
-                found.append(CohortSum(first.round, (), start=model, label=int(key[2].partition("/")[2] or -1)))
+                found.append(CohortSum(first.round, (), start=model, label=int(key[2].partition("/")[2] or -1), local=local))
     return found
 
 

@@ -16,7 +16,8 @@ import numpy as np
 from ..randomness import stream
 from ..types import Array
 from .gram_geometry import Products, products_of, rows_known
-from .leakage import FEWEST_SCORES, Case, Cell, Prior, cell, nothing
+from .leakage import Case, Cell, Prior, cell, nothing
+from .significance import FEWEST_SCORES
 
 __all__ = ["COLLUDERS", "cells", "rows_from_products"]
 

@@ -39,7 +39,9 @@ _HOME = {
     "simulate": "simulation",
 }  # fmt: skip
 
-_OLD: dict[str, str] = {"LocalFederation": "was replaced by `cflpriv.simulate(clients, ...)`, which gives a server and its clients in this process"}
+_OLD: dict[str, str] = {
+    "LocalFederation": "was replaced by `cflpriv.simulate(clients, ...)`, which gives a server and its clients in this process"
+}
 """Names that earlier versions had, and what to write now. They raise ImportError, whose words `from cflpriv import NAME` lets through."""
 
 __all__ = [

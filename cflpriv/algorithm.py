@@ -76,9 +76,7 @@ class AlgorithmSpec:
     reason `sample_refused`. replace_only: clients split their samples by number, which only the relation "replace_one" makes public.
     client_refused: why it does not run under `privacy.unit = "client"`, although it releases means alone.
 
-    compared(given): what `gram` compares. renumbers: clusters get new numbers when they merge or split. plain_epochs: up to how many local
-    epochs an update is plain steps of SGD on all of a client's samples (None: any number). tells_classes: a client tells the server which
-    classes it has samples of.
+    compared(given): what `gram` compares. renumbers: clusters get new numbers when they merge or split.
     """
 
     name: str
@@ -93,8 +91,6 @@ class AlgorithmSpec:
     client_refused: str = ""
     compared: Callable[[Mapping[str, Any]], Compared] = lambda given: Compared()
     renumbers: bool = False
-    plain_epochs: int | None = None
-    tells_classes: bool = False
 
 
 TASKS: Registry[type] = Registry("task")

@@ -7,7 +7,8 @@ payload between the server (or key holder) and a set of clients, so that a round
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import fields as fields_of
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from .errors import InputError
 from .files import append, write_arrays, write_atomically
 from .types import Array
 
-__all__ = ["LEVELS", "Level", "Message", "RoundRecord", "Transcript", "cut_transcript", "read_transcript"]
+__all__ = ["LEVELS", "Level", "Message", "RoundRecord", "Transcript", "cut_transcript", "read_transcript", "settings_of"]
 
 Level = Literal["headers", "attackable", "full"]
 LEVELS: dict[str, str] = {
@@ -35,7 +36,7 @@ class Message:
 
     `source` and `target` are "server", "clients" or "key-holder"; `clients` says which clients, and `peers[i]`, in a relay, who got what
     clients[i] sent. `readers` are the parties that can read the payload (a relay's server cannot). `context` holds public facts: epoch,
-    group, transform, cluster.
+    group, transform, cluster, and of parameters the public task that was asked: its "task", by class name, and "settings" (`settings_of`).
 
     `payload` maps part names to arrays: with `each`, one row a client in the order of `clients`; otherwise the same for all. It is None
     where it was not kept. One-dimensional payloads of different lengths are kept padded with zeros, beside an array "NAME.length". `digest`
@@ -212,6 +213,22 @@ def cut_transcript(folder: Path, count: int, aside: Path) -> int:
     for path in folder.glob("*.part"):
         path.unlink()
     return len(lines[count:])
+
+
+def settings_of(value: object) -> Any:
+    """A public task, or a part of one, as plain JSON: the fields of a dataclass by name, and "" for its class, as tasks travel.
+
+    Of anything else that is no JSON, such as a function, there is the class alone. It is the task that was asked: under `[privacy]` clients
+    run its private form, whose noise is in the public configuration.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): settings_of(one) for name, one in value.items()}
+    if isinstance(value, Sequence):
+        return [settings_of(one) for one in value]
+    names = [one.name for one in fields_of(value) if one.init] if is_dataclass(value) and not isinstance(value, type) else []
+    return {"": type(value).__name__, **{name: settings_of(getattr(value, name)) for name in names}}
 
 
 def payload_rows(message: Message) -> tuple[int, ...]:

@@ -17,7 +17,8 @@ from cflpriv.attacks import (
     recover_label_set,
     rows_from_products,
 )
-from cflpriv.attacks.leakage import confidence_interval, cosine, dealt_at_random, grouping_accuracy
+from cflpriv.attacks.leakage import cosine, dealt_at_random, grouping_accuracy
+from cflpriv.attacks.significance import confidence_interval
 
 PIXELS, LABELS = load_digits(return_X_y=True)
 PIXELS = PIXELS / 16.0

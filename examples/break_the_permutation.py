@@ -160,7 +160,7 @@ def _claim(network: str, partition: str, seed: int, before: Guess | None) -> tup
     seen, clear = blind_rounds(run.view, dimension), blind_rounds(run.opened, dimension)
     assert seen is not None
     assert clear is not None
-    known = knowledge(run.prior, seen.theta0)
+    known = knowledge(run.prior, seen.theta0, seen.local)
     found = recover_labels(seen.rounds, known, stream(seed, "key recovery"))
     mine = guess_of(found, seen)
     sets, l1, structure = score(mine, run)
@@ -234,7 +234,7 @@ def _of_one_run(network: str, partition: str, seed: int) -> list[Row]:
         d = knowledge(run.prior, None).theta0.size
         seen = blind_rounds(run.opened, d)
         assert seen is not None
-        return run, replace(seen, rounds=tuple(one[:, :d] for one in seen.rounds)), knowledge(run.prior, seen.theta0)
+        return run, replace(seen, rounds=tuple(one[:, :d] for one in seen.rounds)), knowledge(run.prior, seen.theta0, seen.local)
 
     @cache
     def keys() -> tuple[Array, Array, Array, Array]:
@@ -283,7 +283,7 @@ def _of_other_runs(network: str, partition: str, seed: int) -> list[Row]:
             run = record(network, partition, seed, protection, **training)
             seen = blind_rounds(run.view, knowledge(run.prior, None).theta0.size)
             assert seen is not None
-            _variant(name, run, seen, knowledge(run.prior, seen.theta0), seed)
+            _variant(name, run, seen, knowledge(run.prior, seen.theta0, seen.local), seed)
 
         return name, row
 

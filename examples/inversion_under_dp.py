@@ -23,7 +23,8 @@ from sklearn.datasets import load_digits
 
 from cflpriv.attacks import invert_updates
 from cflpriv.attacks.gradient_inversion import LocalSteps
-from cflpriv.attacks.leakage import confidence_interval, psnr_db, ssim
+from cflpriv.attacks.leakage import psnr_db, ssim
+from cflpriv.attacks.significance import confidence_interval
 from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.models import Model
 from cflpriv.protocols.mechanisms import gaussian_multiplier

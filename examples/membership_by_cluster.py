@@ -16,9 +16,9 @@ from dataclasses import replace
 import numpy as np
 
 from cflpriv.algorithms import pacfl
-from cflpriv.attacks.leakage import confidence_interval
 from cflpriv.attacks.membership import confidences, deal, lira, roc
 from cflpriv.attacks.membership_shadows import federated_replicas
+from cflpriv.attacks.significance import confidence_interval
 from cflpriv.data import DataSpec, build_population
 from cflpriv.local import LocalFederation
 from cflpriv.metrics import ari

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from cflpriv.attacks.audit import case_of, fresh_scene
-from cflpriv.attacks.leakage import BUDGETS, Case, Cell, pooled
+from cflpriv.attacks.leakage import BUDGETS, Case, Cell
+from cflpriv.attacks.pooling import pooled
 from cflpriv.data import build_population
 from cflpriv.experiments import Config, parse_config
 from cflpriv.types import Population

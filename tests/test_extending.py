@@ -100,7 +100,7 @@ def partly(train, *, share: float = 0.5, weights: str = "equal", seed: int = 0) 
 
 
 cflpriv.register_algorithm(
-    AlgorithmSpec("partly", partly, "a share of FedAvg", states=(State,), tasks=(TrainPartly,), functions=(Sizes,), plain_epochs=0)
+    AlgorithmSpec("partly", partly, "a share of FedAvg", states=(State,), tasks=(TrainPartly,), functions=(Sizes,),)
 )
 
 

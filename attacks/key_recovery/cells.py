@@ -11,10 +11,11 @@ from ...randomness import stream
 from ...record import payload_rows
 from ...types import Array
 from ..adversary import AdversaryView, updates_sent
-from ..label_inference import public_model
-from ..leakage import Case, Cell, Prior, Status, Truth, cell, nothing, popular_set
-from ..local_training import local_training
+from ..leakage import Case, Cell, Prior, Truth, cell, nothing, popular_set
+from ..local_training import LocalTraining, NotRecorded, training_of
+from ..significance import Status
 from ..sums import models_sent
+from ..updates import public_model
 from .attack import Recovery, match_coordinates, recover_in_clear, recover_labels
 from .mixed import of_update
 from .naming import Knowledge
@@ -31,7 +32,7 @@ class Seen:
     """Updates of one secret transform in a view: `rounds` (n_t, d), the first those of `clients`, in `round`; the model it started from.
 
     `signed` is public: the kind of the transform. `clear` says that no transform hides the places of coordinates. `parts` are the names of
-    what one vector under the transform holds.
+    what one vector under the transform holds. `local` is the training that was asked for in `round`, None where the view does not say.
     """
 
     clients: tuple[int, ...]
@@ -41,6 +42,7 @@ class Seen:
     clear: bool = False
     round: int = 0
     parts: frozenset[str] = frozenset()
+    local: LocalTraining | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,13 +63,15 @@ def blind_rounds(view: AdversaryView, dimension: int) -> Seen | None:
 
     The clients of the first sum over enough of them are attacked. Where a colluding client's secret opens the updates, they are clear.
     """
-    rounds: dict[str, list[tuple[int, tuple[int, ...], Array]]] = {}
+    rounds: dict[str, list[tuple[int, tuple[int, ...], Array, LocalTraining | None]]] = {}
     kinds: dict[str, str] = {}
     parts: dict[str, frozenset[str]] = {}
-    theta0 = None
+    theta0 = local = None
     for message in view.messages:
         if message.payload is None:
             continue
+        if message.verb == "compute" and message.kind == "parameters":
+            local = training_of(message) or local
         if message.verb == "compute" and message.kind == "parameters" and not rounds:
             models = [model for model in models_sent(view, message).values() if model.shape == (dimension,)]
             theta0 = models[0] if len(models) == 1 else None
@@ -79,36 +83,36 @@ def blind_rounds(view: AdversaryView, dimension: int) -> Seen | None:
         name = str(message.context.get("transform", ""))
         kinds.setdefault(name, "" if view.secret_of(name) is not None else str(message.context.get("kind", "")))
         parts.setdefault(name, frozenset(message.context.get("parts", ())))
-        rounds.setdefault(name, []).append((message.round, payload_rows(message), rows))
+        rounds.setdefault(name, []).append((message.round, payload_rows(message), rows, local))
     sums = [(name, *one) for name, several in rounds.items() for one in several]
     enough = [one for one in sums if one[1] == sums[0][1] and len(one[3]) >= FEWEST_CLIENTS]
     if not enough:
         return None
-    name, number, clients, first = enough[0]
-    alike = (rows for other, *_, rows in sums if other == name and rows is not first and rows.shape[1] == first.shape[1])
+    name, number, clients, first, asked = enough[0]
+    alike = (rows for other, _, _, rows, _ in sums if other == name and rows is not first and rows.shape[1] == first.shape[1])
     later = [rows for rows in alike if len(rows) >= 2]  # a single client has nothing to be compared with
     kind = kinds.get(name, "")
-    return Seen(clients, (first, *later), theta0, kind == "signed_permutation", kind == "", number, parts[name])
+    return Seen(clients, (first, *later), theta0, kind == "signed_permutation", kind == "", number, parts[name], asked)
 
 
 def unmixed(seen: Seen, prior: Prior) -> Seen:
     """The updates alone, where other parts travel in the same vectors under a permutation and can be told from them."""
-    if seen.clear or prior.config is None or len(seen.parts) < 2:
+    if seen.clear or prior.config is None or seen.local is None or len(seen.parts) < 2:
         return seen
     samples = np.array([prior.samples_per_client[client] for client in seen.clients])
-    columns, factors, lost = of_update(seen.parts, seen.rounds[0], local_training(prior.config, public_model(prior), seen.round), samples)
+    columns, factors, lost = of_update(seen.parts, seen.rounds[0], seen.local.clipped(prior.config), samples)
     first, *later = (rows[:, columns] for rows in seen.rounds)
     rounds = (first * factors[:, None], *(rows * np.median(factors) for rows in later))
     return replace(seen, rounds=rounds, signed=seen.signed or lost)
 
 
-def knowledge(prior: Prior, theta0: Array | None, number: int = 0) -> Knowledge:
+def knowledge(prior: Prior, theta0: Array | None, local: LocalTraining | None = None) -> Knowledge:
     """What the prior and the view say, for the attack on the updates of a round. Without the initial model the attacker takes one of its
-    own, which names nothing."""
+    own, which names nothing; without the training that was asked for, what [training] says."""
     if prior.config is None:
         raise InputError(f"{NAME}: the prior has no public configuration, so that nothing can be simulated")
     model = public_model(prior)
-    local = local_training(prior.config, model, number)
+    local = (local or LocalTraining(prior.config.train_on(model))).clipped(prior.config)
     train = replace(local.train, on_divergence="stop")
     samples = local.samples(round(float(np.median(list(prior.samples_per_client.values())))))
     sizes = set(prior.labels_per_client.values())
@@ -124,8 +128,10 @@ def guess(view: AdversaryView | None, prior: Prior) -> Guess:
     seen = blind_rounds(view, public_model(prior).dimension)
     if seen is None:
         return Guess()
+    if seen.local is None:
+        raise NotRecorded("the transcript does not say how clients were asked to train")
     seen = unmixed(seen, prior)
-    known, rng = knowledge(prior, seen.theta0, seen.round), stream(prior.seed, "key recovery")
+    known, rng = knowledge(prior, seen.theta0, seen.local), stream(prior.seed, "key recovery")
     if seen.clear:
         found = recover_in_clear(seen.rounds[0][:, : known.theta0.size], known, rng)
     else:

@@ -20,11 +20,13 @@ __all__ = ["AroundTraining", "needs_sgd", "steps_of", "weight_of_steps"]
 @dataclass(frozen=True)
 class AroundTraining:
     """`train`, given what `before` makes of a client's input, and giving what `after` makes of the result. A client whose training diverged
-    (and is skipped) has no result. `gives` are its parts, `remembers` what it keeps for itself until the client's next turn.
+    (and is skipped) has no result. `gives` are its parts, `remembers` what it keeps for itself until the client's next turn. `beyond` says
+    for audits, in words, what the mean of its results holds beside local training of the model sent; "" where it is read all the same.
     """
 
     gives: ClassVar[Parts] = {"update": "summed"}
     remembers: ClassVar[tuple[str, ...]] = ()
+    beyond: ClassVar[str] = "what clients do before and after training"
 
     train: Train
 

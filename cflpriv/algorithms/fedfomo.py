@@ -71,13 +71,15 @@ class Ask:
 
 @dataclass(frozen=True)
 class Combine:
-    """Equations 3 and 4 on the client's held-back data. Given: "model" (d,), its own; "others", models by sender.
+    """Equations 3 and 4 on the data that the client holds back, by the public `seed`.
 
+    Given: "model" (d,), its own; "others", models by sender.
     Part: "movement" (d,), new minus own. Kept: the affinities under `MEMORY`.
     """
 
     model: Model
     validation: float
+    seed: int = 0
 
     parts: ClassVar[Parts] = {"movement": "summed"}
     keeps: ClassVar[tuple[str, ...]] = (MEMORY,)
@@ -91,7 +93,7 @@ class Combine:
         if not isinstance(others, dict):
             raise TypeError("parameter 'others': Combine takes models by sender")
         senders = sorted(others)
-        kept = split(given.data, self.validation, given.streams.seed)[1]
+        kept = split(given.data, self.validation, self.seed)[1]
         x, y = self.model.inputs(given.data.x_train[kept]), torch.from_numpy(given.data.y_train[kept])
         movements = [np.asarray(others[sender]) - own for sender in senders]
         losses = np.array([self._loss(np.asarray(others[sender]), x, y) for sender in senders])
@@ -155,7 +157,7 @@ def fedfomo(
     if not 0 < validation < 1:
         raise InputError(f"algorithm.validation: {validation} is outside (0, 1): without validation data there are no weights")
     start = Start(train.model, seed)
-    train_part = OnPart(train, validation)
+    train_part = OnPart(train, validation, seed=seed)
 
     def init(federation: Federation) -> State:
         federation.compute(HasValidation(validation))  # nothing leaves; a client that cannot hold data back says so now
@@ -179,7 +181,7 @@ def fedfomo(
         wanted = federation.compute(Ask(candidates, models, explore), on=askers)["wanted"]
         received = federation.relay(_held(state.model), to=wanted)
         given: dict[str, Parameter] = {"model": state.model, "others": received}
-        mixed = federation.compute(Combine(train.model, validation), given, on=received.of(askers).clients)
+        mixed = federation.compute(Combine(train.model, validation, seed), given, on=received.of(askers).clients)
         model = federation.fold(state.model + Shared(own=(Own(mixed["movement"]),)))
         return replace(state, model=model), models * len(askers)
 
@@ -206,5 +208,5 @@ def _held(model: Shared) -> Held:
 FEDFOMO = AlgorithmSpec(
     "fedfomo", fedfomo, "own models, mixed from those of a few others that help (Zhang et al. 2021)",
     states=(State,), tasks=(Ask, Combine, HasValidation, OnPart),
-    sample_refused="clients send whole models to each other and choose by un-noised losses", plain_epochs=0,
+    sample_refused="clients send whole models to each other and choose by un-noised losses",
 )  # fmt: skip

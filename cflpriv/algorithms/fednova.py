@@ -42,6 +42,7 @@ class TrainNormalised(AroundTraining):
     """Parts: "direction" (d,), the update divided by ‖a‖₁; "steps" (), ‖a‖₁ in units of `STEPS_UNIT`. Kept: "trained" (d,)."""
 
     gives: ClassVar[Parts] = {"direction": "summed", "steps": "summed"}
+    beyond = "weights by numbers of steps"
 
     def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
         weight = weight_of_steps(steps_of(self.train, len(given.data.y_train)), self.train.momentum)
@@ -83,5 +84,4 @@ FEDNOVA = AlgorithmSpec(
     "fednova", fednova, "FedAvg of updates normalised by their numbers of steps (Wang et al. 2020)",
     states=(State,), tasks=(TrainNormalised,), sample_refused="its normalisation counts steps, which tell the number of samples",
     client_refused="its mean number of steps stands in units of 4096 beside the update and gets the same noise, which would drown it",
-    plain_epochs=0,
 )  # fmt: skip

@@ -46,6 +46,8 @@ class TrainToPrototypes(AroundTraining):
     Kept: "trained" (d,), the own model.
     """
 
+    beyond = ""
+
     seed: int
     known: tuple[int, ...]
 
@@ -158,5 +160,5 @@ def _class_mean(federation: Federation, held: Held, j: int) -> GroupMean | None:
 
 FEDPROTO = AlgorithmSpec(
     "fedproto", fedproto, "own models, drawn together by the mean features of each class (Tan et al. 2022)",
-    states=(State,), tasks=(TrainToPrototypes,), sample_refused="class means tell which labels a client has", tells_classes=True,
+    states=(State,), tasks=(TrainToPrototypes,), sample_refused="class means tell which labels a client has",
 )  # fmt: skip

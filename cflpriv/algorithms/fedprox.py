@@ -34,5 +34,5 @@ def fedprox(train: Train, *, mu: float = 0.01, weights: Weights = "examples", se
 
 FEDPROX = AlgorithmSpec(
     "fedprox", fedprox, "FedAvg with local training held back to the received model (Li et al. 2020)",
-    states=(State,), sample_releases=updates_only, plain_epochs=1,
+    states=(State,), sample_releases=updates_only,
 )  # fmt: skip

@@ -64,6 +64,7 @@ class TrainAndAssign(AroundTraining):
 
     gives: ClassVar[Parts] = {"choice": "choice", "step": "summed"}
     remembers = (MEMORY,)
+    beyond = ""  # whoever reads the choices knows the centre that a step is from
 
     seed: int
     first: bool = False

@@ -43,7 +43,8 @@ def split(data: ClientData, share: float, seed: int) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class OnPart:
-    """`train` on the training part of a client's data, or on the first `samples` of it (0: all).
+    """`train` on the training part of a client's data, or on the first `samples` of it (0: all). `validation` is the share held back, which
+    the public `seed` chooses.
 
     Parts: "update" (d,), local minus given; "movement" (d,), local minus the given "origin" (else the given model). Kept, with `remember`:
     "trained" (d,).
@@ -53,6 +54,7 @@ class OnPart:
     validation: float
     samples: int = 0
     remember: bool = True
+    seed: int = 0
 
     parts: ClassVar[Parts] = {"update": "summed", "movement": "summed"}
 
@@ -94,7 +96,7 @@ class OnPart:
 
     def _part(self, given: TaskInput) -> TaskInput:
         data = given.data
-        kept = split(data, self.validation, given.streams.seed)[0]
+        kept = split(data, self.validation, self.seed)[0]
         kept = kept[: self.samples] if self.samples else kept
         return replace(given, data=ClientData(data.id, data.x_train[kept], data.y_train[kept], data.x_test[:0], data.y_test[:0]))
 
@@ -113,8 +115,9 @@ class Influence:
 
     Score j is Σ_z L(z, before_j) − L(z, after_j). Lazy: before is the given "model" θ₀, after is θ₀ plus client j's update, from the given
     "updates" by sender, and the given "own" for the client's own. Exact: "model" is θ*, and the given list "without" has θ*_{−j}; then
-    before is θ*_{−j} and after θ*. `clients` are those scored, ascending. Losses are computed in the model's dtype, sums in float64. All
-    scores are finite; a client on whose data "model" has no finite loss scores everybody 0.
+    before is θ*_{−j} and after θ*. `clients` are those scored, ascending; `validation` and `seed` are those of the split. Losses are
+    computed in the model's dtype, sums in float64. All scores are finite; a client on whose data "model" has no finite loss scores
+    everybody 0.
     """
 
     model: Model
@@ -122,6 +125,7 @@ class Influence:
     clients: tuple[int, ...]
     noise_multiplier: float = 0.0
     cap: float = 0.0
+    seed: int = 0
 
     def private(self, noise: Noise) -> "Influence":
         """Scores under sample-level differential privacy: each validation sample's row of differences, computed without the others, is
@@ -201,7 +205,7 @@ class Influence:
         return updates[client] if client in updates else np.full_like(given.array("model"), np.nan), False
 
     def _validation(self, given: TaskInput) -> tuple[torch.Tensor, torch.Tensor]:
-        kept = split(given.data, self.validation, given.streams.seed)[1]
+        kept = split(given.data, self.validation, self.seed)[1]
         return self.model.inputs(given.data.x_train[kept]), torch.from_numpy(given.data.y_train[kept])
 
     def _losses(self, vector: Array, data: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Array:
@@ -248,7 +252,7 @@ class HasValidation:
     keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> Result:
-        split(given.data, self.validation, given.streams.seed)
+        split(given.data, self.validation, 0)
         return {"ready": np.array(1.0)}
 
 

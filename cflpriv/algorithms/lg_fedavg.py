@@ -61,6 +61,7 @@ class TrainParted(AroundTraining):
     """
 
     remembers = (MEMORY,)
+    beyond = ""
 
     cut: int
     seed: int

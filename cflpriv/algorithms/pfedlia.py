@@ -119,8 +119,8 @@ def pfedlia(
     if min_samples is not None and min_samples < 2:
         raise InputError(f"algorithm.min_samples: {min_samples} is below 2, where every client is a cluster")
     fewest = max(FEWEST, min_samples or 0)
-    lazily = OnPart(replace(train, epochs=local_epochs), validation, local_samples, remember=False)
-    train_part = OnPart(train, validation)
+    lazily = OnPart(replace(train, epochs=local_epochs), validation, local_samples, remember=False, seed=seed)
+    train_part = OnPart(train, validation, seed=seed)
 
     def init(federation: Federation) -> State:
         federation.compute(HasValidation(validation))  # nothing leaves; a client that cannot hold data back says so now
@@ -224,7 +224,7 @@ def pfedlia(
         senders = tuple(client for client in lazy.clients if client in here)
         sent = federation.relay(lazy, to={client: [sender for sender in senders if sender != client] for client in on})
         given: dict[str, Any] = {"model": warm, "updates": sent} | ({} if own is None else {"own": own})
-        return federation.compute(Influence(train.model, validation, senders), given, on=sent.of(on).clients), senders
+        return federation.compute(Influence(train.model, validation, senders, seed=seed), given, on=sent.of(on).clients), senders
 
     def _exact(federation: Federation) -> tuple[Held, tuple[int, ...]]:
         """III-B by retraining: θ* by all, θ*_{−j} by all but j. The scores, and whom they are about."""
@@ -240,7 +240,7 @@ def pfedlia(
 
         whole = retrained(clients)
         without = [retrained([client for client in clients if client != left]) for left in clients]
-        return federation.compute(Influence(train.model, validation, clients), {"model": whole, "without": without}), clients
+        return federation.compute(Influence(train.model, validation, clients, seed=seed), {"model": whole, "without": without}), clients
 
     def place(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, int]:
         """Newcomers score the members' updates of θ₀ and choose: the cluster that helps most, or their better group. Members stay.
@@ -345,5 +345,4 @@ def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
 PFEDLIA = AlgorithmSpec(
     "pfedlia", pfedlia, "clusters or neighbourhoods by lazy influence on validation losses (Rokvic et al. 2025)",
     states=(State,), tasks=(HasValidation, Influence, Neighbours, OnPart), sample_releases=_sample_releases, replace_only=True,
-    plain_epochs=0,
 )  # fmt: skip

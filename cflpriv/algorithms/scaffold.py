@@ -65,6 +65,7 @@ class TrainControlled(AroundTraining):
 
     gives: ClassVar[Parts] = {"update": "summed", "control": "summed"}
     remembers = (MEMORY, WAITING, ROUND)
+    beyond = "the corrections c - c_i"
 
     @property
     def unit(self) -> float:
@@ -156,5 +157,5 @@ def scaffold(train: Train, *, global_lr: float = 1.0, weights: Weights = "equal"
 SCAFFOLD = AlgorithmSpec(
     "scaffold", scaffold, "FedAvg with control variates against client drift (Karimireddy et al. 2020)",
     states=(State,), tasks=(TrainControlled,), sample_refused="its control variates are made of un-noised gradients",
-    client_refused="what is clipped off a client's control, and the noise, would stay in the common control for good", plain_epochs=0,
+    client_refused="what is clipped off a client's control, and the noise, would stay in the common control for good",
 )  # fmt: skip

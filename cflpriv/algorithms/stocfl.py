@@ -141,6 +141,8 @@ def _hashes(dimension: int, size: int, seed: int) -> tuple[Array, Array]:
 class ChainLink:
     """One link of the authors' chain: local training from the given "model" plus what the client "before" sent. Part: "movement" (d,)."""
 
+    beyond: ClassVar[str] = "what the clients before it in the chain moved"
+
     train: Train
 
     parts: ClassVar[Parts] = {"movement": "summed"}
@@ -439,5 +441,5 @@ def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
 STOCFL = AlgorithmSpec(
     "stocfl", stocfl, "clients met merge by the cosine of anchor gradients, bi-level training (Zeng et al. 2023)",
     states=(State,), tasks=(ChainLink, Represent), functions=(Known, MergeClusters, MergePresent, PlaceNewcomers),
-    sample_releases=_sample_releases, renumbers=True, plain_epochs=0,
+    sample_releases=_sample_releases, renumbers=True,
 )  # fmt: skip

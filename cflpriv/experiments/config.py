@@ -241,9 +241,13 @@ class Config:
 
     def train_for(self, population: Population) -> Train:
         """Local training as `[training]` says."""
+        return self.train_on(self.model_for(population))
+
+    def train_on(self, model: Model) -> Train:
+        """The same of a given model."""
         t = self.training
         return Train(
-            self.model_for(population), t.epochs, t.batch_size, t.lr, t.momentum, t.weight_decay, t.lr_decay, on_divergence=t.on_divergence,
+            model, t.epochs, t.batch_size, t.lr, t.momentum, t.weight_decay, t.lr_decay, on_divergence=t.on_divergence,
             optimizer=t.optimizer,
         )  # fmt: skip
 

@@ -30,7 +30,7 @@ from ..protocols.errors import MalformedMessage, TooFewClients
 from ..protocols.keys import Roster
 from ..protocols.orthonormal import TRANSFORMS
 from ..randomness import Stream, stream
-from ..record import Transcript
+from ..record import Transcript, settings_of
 from ..traffic import Bare, plain
 from ..transports.interface import Transport
 from ..types import Array, PartKind
@@ -277,6 +277,7 @@ class RemoteFederation:
         lists = {name: list(one) for name, one in params.items() if isinstance(one, list | tuple)}
         asks: dict[int, m.Ask] = {}
         traced: dict[int, bytes] = {}
+        settings = settings_of(plain_task)
         for chosen, members, ask in self._requests(plain_task, params, which, clients, number, noise):
             asks |= dict.fromkeys(members, ask)
             if self.protection.secure:
@@ -285,7 +286,7 @@ class RemoteFederation:
             payload, blind = recorded(params, lists, chosen)
             if payload:
                 self.bare.down(plain(params, lists, chosen), copies=len(members))
-                context = {"task": type(task).__name__, "which": list(chosen)} | ({"blind": blind} if blind else {})
+                context = {"task": type(task).__name__, "settings": settings, "which": list(chosen)} | ({"blind": blind} if blind else {})
                 self._record("compute")("parameters", "server", "clients", members, payload, readers=("server", "clients"), context=context)
         before = len(self.refusals)
         try:

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from cflpriv.attacks import ATTACKS, BUDGETS, Attack, Cell
 from cflpriv.attacks import audit as audit_module
 from cflpriv.attacks.audit import audit_run
-from cflpriv.attacks.leakage import dealt_at_random, grouping_accuracy, nothing, pooled
+from cflpriv.attacks.leakage import dealt_at_random, grouping_accuracy, nothing
+from cflpriv.attacks.pooling import pooled
 from cflpriv.cli import app
 from cflpriv.errors import InputError
 from cflpriv.experiments import run_experiment

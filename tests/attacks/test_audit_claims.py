@@ -10,7 +10,8 @@ from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.adversary import view_of
 from cflpriv.attacks.audit import case_of, fresh_scene
 from cflpriv.attacks.label_inference import auxiliary_shares
-from cflpriv.attacks.leakage import Cell, pooled
+from cflpriv.attacks.leakage import Cell
+from cflpriv.attacks.pooling import pooled
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.protection import Protection

@@ -7,10 +7,11 @@ import pytest
 from attack_scenes import case, config
 
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.coalition import NOT_PLAIN, sums_of_others, trained_again
-from cflpriv.attacks.label_inference import public_model, steps_in, updates_in
+from cflpriv.attacks.coalition import sums_of_others, trained_again
 from cflpriv.attacks.leakage import Case, Cell
+from cflpriv.attacks.local_training import trainings_in
 from cflpriv.attacks.sums import sums_in
+from cflpriv.attacks.updates import public_model, steps_in, updates_in
 
 PLAIN = [
     {"name": "fedavg"}, {"name": "fedprox", "mu": 0.1}, {"name": "per_fedavg", "beta": 0.1}, {"name": "pacfl"}, {"name": "ditto"},
@@ -40,7 +41,7 @@ def test_who_trains_again_has_the_update_that_it_sent(algorithm: dict[str, Any])
     for one in sums_in(seen.view):
         if one.round < 0 or one.start is None:
             continue
-        made = trained_again(seen, one.members, one.start, one.round)
+        made = trained_again(seen, one.members, one)
         assert made is not None
         for client, update in made.items():
             assert np.linalg.norm(update - sent[one.round, client]) <= 1e-5 * np.linalg.norm(update)
@@ -93,4 +94,4 @@ def test_means_of_more_than_local_training_are_left_as_they_are(algorithm: dict[
     seen = colluders([0], {"sum": "secagg"}, algorithm=algorithm)
     sums = sums_in(seen.view)
     assert sums_of_others(seen, sums) == sums
-    assert "scaffold" in NOT_PLAIN
+    assert not any(one.alone for one in trainings_in(seen.view).all)

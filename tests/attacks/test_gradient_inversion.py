@@ -17,7 +17,8 @@ from scipy.optimize import minimize, rosen, rosen_der
 from cflpriv.attacks import ATTACKS, gradient_inversion, invert_updates
 from cflpriv.attacks.gradient_inversion import LocalSteps, labels_from_shares, matched, unroll
 from cflpriv.attacks.lbfgs import minimise
-from cflpriv.attacks.leakage import judge, psnr_db
+from cflpriv.attacks.leakage import psnr_db
+from cflpriv.attacks.significance import judge
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.models import Model
 from cflpriv.training import Train

@@ -20,8 +20,9 @@ from cflpriv.attacks.key_recovery import Guess, Knowledge, blind_rounds, cells, 
 from cflpriv.attacks.key_recovery.cells import knowledge, score_l1, score_sets, score_structure, structure_at_random
 from cflpriv.attacks.key_recovery.naming import Response, cloud, distance, head_blocks, name_columns, on_simplex, rounded, simulate
 from cflpriv.attacks.key_recovery.structure import shares
-from cflpriv.attacks.leakage import BUDGETS, Cell, Truth, judge, pooled, truth_of
-from cflpriv.attacks.local_training import local_training
+from cflpriv.attacks.leakage import BUDGETS, Cell, Truth, truth_of
+from cflpriv.attacks.pooling import pooled
+from cflpriv.attacks.significance import judge
 from cflpriv.data import build_population
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.errors import InputError
@@ -271,11 +272,11 @@ def test_the_attackers_own_clients_take_the_steps_of_the_run(algorithm: dict[str
     ))  # fmt: skip
     sent = blind_rounds(seen.view, knowledge(seen.prior, None).theta0.size)
     assert sent is not None
-    known = knowledge(seen.prior, sent.theta0, sent.round)
-    assert seen.prior.config is not None
+    known = knowledge(seen.prior, sent.theta0, sent.local)
+    assert sent.local is not None
     for client, row in zip(sent.clients, sent.rounds[0], strict=True):
         x, y = seen.truth.data[client]
-        own = local_training(seen.prior.config, known.train.model).part(ClientData(client, x, y, x[:0], y[:0]))
+        own = sent.local.part(ClientData(client, x, y, x[:0], y[:0]))
         assert known.samples == len(own.y_train)
         update = known.train.run(TaskInput(own, {"model": known.theta0}, {}, Streams(0, 0, client)))["update"]
         assert np.sort(np.asarray(update)) == pytest.approx(np.sort(row), abs=1e-9)

@@ -12,10 +12,10 @@ from torch.nn import functional
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.audit import case_of, fresh_scene
 from cflpriv.attacks.clipped import clipped_probabilities
-from cflpriv.attacks.label_inference import class_probabilities, steps_in
+from cflpriv.attacks.label_inference import class_probabilities
 from cflpriv.attacks.leakage import Cell
-from cflpriv.attacks.local_training import local_training
 from cflpriv.attacks.sums import means_in, sums_in
+from cflpriv.attacks.updates import asked_in, public_model, steps_in
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.models import Model
@@ -59,8 +59,6 @@ def test_oblivious_sums_show_clusters_and_no_members() -> None:
 
 
 def sum_dimension(seen: Any) -> int:
-    from cflpriv.attacks.label_inference import public_model
-
     return public_model(seen.prior).dimension
 
 
@@ -111,8 +109,8 @@ def test_pretended_clients_of_adam_train_as_the_run_does() -> None:
     model = Model("mlp", (1, 8, 8), 10, hidden=8)
     assert seen.prior.config is not None
     model = replace(model, mean=seen.prior.mean, std=seen.prior.std)
-    train = local_training(seen.prior.config, model).train
     step = steps_in(seen.view, model.dimension)[0][0]
+    train = asked_in(step).train
     x, y = seen.truth.data[0]
     given = TaskInput(ClientData(0, x, y, x[:0], y[:0]), {"model": step.start.astype(np.float32)}, {}, Streams(0, 0, 0))
     assert train.run(given)["update"] == pytest.approx(step.update, abs=1e-5)

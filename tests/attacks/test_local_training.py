@@ -1,6 +1,9 @@
 """What clients of a run train, as attacks imitate it, against what they did train: the recorded updates themselves."""
 
-from dataclasses import replace
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,13 +11,29 @@ import pytest
 import torch
 from attack_scenes import case, config
 
-from cflpriv.attacks import ATTACKS, property_inference
-from cflpriv.attacks.label_inference import guess, less_known, public_model, score_l1, steps_in
-from cflpriv.attacks.local_training import LocalTraining, local_training
-from cflpriv.engine import Streams, TaskInput
+from cflpriv.algorithm import Algorithm, Served
+from cflpriv.algorithms import ALGORITHMS
+from cflpriv.algorithms.around import AroundTraining
+from cflpriv.algorithms.choosing import PickAndTrain
+from cflpriv.algorithms.influence import OnPart
+from cflpriv.algorithms.scaffold import TrainControlled
+from cflpriv.attacks import ATTACKS, load_view, property_inference
+from cflpriv.attacks.adversary import recorded
+from cflpriv.attacks.label_inference import guess, score_l1, shares_of
+from cflpriv.attacks.leakage import Case
+from cflpriv.attacks.local_training import LocalTraining, trainings_in
+from cflpriv.attacks.updates import Step, asked_in, less_known, public_model, steps_in
+from cflpriv.engine import Result, Streams, Task, TaskInput
+from cflpriv.errors import InputError
+from cflpriv.evaluation import Evaluate, Losses
+from cflpriv.experiments import run_experiment
+from cflpriv.federation import Federation
+from cflpriv.handles import Shared
 from cflpriv.models import Model
-from cflpriv.training import Train
-from cflpriv.types import ClientData
+from cflpriv.record import RoundRecord, Transcript, settings_of
+from cflpriv.remote.tasks import task_from_bytes
+from cflpriv.training import Gradient, Train
+from cflpriv.types import Array, ClientData
 
 TRAINED: list[dict[str, Any]] = [
     {"name": "fedavg"}, {"name": "pacfl", "k": 2}, {"name": "ifca", "k": 2}, {"name": "fesem", "k": 2}, {"name": "fednova"},
@@ -42,7 +61,7 @@ def test_updates_are_those_of_the_training_that_attacks_imitate(algorithm: dict[
         freed = less_known(steps, seen.prior, model)
         assert len(freed) == len(steps)
         for step in freed:
-            local = local_training(made, model, step.round, "anchor" in step.beside)
+            local = asked_in(step)
             given = {"model": step.start} | {name: vector for name, vector in step.beside.items() if name == "anchor"}
             if "control" in step.beside:
                 assert step.known is not None
@@ -121,3 +140,125 @@ def test_pretended_clients_take_the_steps_of_the_run(algorithm: dict[str, Any], 
     for step in (next(iter(several.values()))[0], late[0]):
         mine = property_inference.pretended_updates(property_inference.Statement("bold", 0.0, 0.5), seen.prior, 8, step)
         assert mine.features[step.members[0]] == pytest.approx(step.update, abs=1e-9)
+
+
+# --- algorithms that nobody here knows ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrainTwice(AroundTraining):
+    """A task of a user's own file: what it does to updates is not known here."""
+
+    def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
+        return dict(result) | {"update": 2 * np.asarray(result["update"])}
+
+
+def own_rate(make: Callable[[Train], Task], beside: dict[str, Array]) -> Callable[..., Algorithm]:
+    """FedAvg of a user, by tasks of its own at its own rate, momentum and epochs, whatever [training] says."""
+
+    def algorithm(train: Train, *, seed: int = 0) -> Algorithm:
+        task = make(replace(train, lr=0.02, momentum=0.5, epochs=3))
+
+        def rounded(federation: Federation, state: Shared) -> tuple[Shared, RoundRecord]:
+            held = federation.compute(task, {"model": state, **{name: Shared(value) for name, value in beside.items()}})
+            (mean,) = federation.mean(held["update"])
+            assert mean is not None
+            return state + mean.parts["update"], RoundRecord(federation.round, federation.clients)
+
+        return Algorithm(
+            "mine", ("mean",), lambda federation: Shared(train.model.init(seed)), rounded,
+            lambda state: Served(Evaluate(train.model), {"model": state}), lambda federation, state, newcomers: (state, {}),
+        )  # fmt: skip
+
+    return algorithm
+
+
+def seen_of_mine(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[Train], Task] = lambda train: train, protection: str = "none", **beside: Array
+) -> Case:
+    monkeypatch.setitem(ALGORITHMS, "mine", (own_rate(make, beside), "a user's"))
+    return case(config({"name": "mine"}, {"sum": protection}, data={"clients": 8, "samples_per_client": 20}, training={"lr": 0.3}))
+
+
+def test_an_unknown_algorithm_is_attacked_at_the_rate_that_it_trained_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing knows its name: the recorded settings decide, and at [training]'s rate the same updates would be misread."""
+    seen = seen_of_mine(monkeypatch)
+    model = public_model(seen.prior)
+    steps = steps_in(seen.view, model.dimension)
+    for client, (step, *_) in steps.items():
+        x, y = seen.truth.data[client]
+        train = asked_in(step).train
+        assert (train.lr, train.momentum, train.epochs) == (0.02, 0.5, 3)
+        given = TaskInput(ClientData(client, x, y, x[:0], y[:0]), {"model": step.start.astype(np.float32)}, {}, Streams(0, 0, client))
+        assert train.run(given)["update"] == pytest.approx(step.update, abs=1e-5)
+    clients = sorted(steps)
+    found = guess(seen.view, seen.prior, clients, model, 2)
+    assert score_l1(found, seen.truth, clients).mean() < 0.2
+    assert seen.prior.config is not None
+    wrong = LocalTraining(seen.prior.config.train_on(model))
+    rates = [np.mean([labels_of(step, seen, client, one) for client, (step, *_) in steps.items()]) for one in (None, wrong)]
+    assert rates[0] < 0.2 < 0.5 < rates[1]
+    cells = {cell.metric: cell for cell in ATTACKS["label_inference"].cells(seen)[0]}
+    assert cells["histogram_l1"].status == "leaks"
+
+
+def labels_of(step: Step, seen: Case, client: int, local: LocalTraining | None) -> float:
+    """The error of one update's label shares, by the training that was asked for or by another one."""
+    shares = shares_of(step if local is None else replace(step, local=local), seen.prior, public_model(seen.prior), 2)
+    return float(np.abs(shares - seen.truth.histogram(client)).sum())
+
+
+def test_what_an_unknown_task_does_beside_training_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its `Train` is found, but nobody can say what else is in an update: means carry a caveat, and colluders take nothing off."""
+    (local,) = trainings_in(seen_of_mine(monkeypatch, TrainTwice).view).all
+    assert (local.train.lr, local.alone) == (0.02, False)
+    assert "TrainTwice" in local.beyond
+    secure = seen_of_mine(monkeypatch, TrainTwice, "secagg")
+    notes = [cell.note for cell in ATTACKS["label_inference"].cells(secure)[0]]
+    assert all("not modelled" in note and "TrainTwice" in note for note in notes)
+
+
+def test_what_clients_are_sent_beside_the_model_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = seen_of_mine(monkeypatch, correction=np.zeros(public_model(case(config({"name": "fedavg"})).prior).dimension, np.float32))
+    (local,) = trainings_in(seen.view).all
+    assert not local.alone
+    assert "'correction'" in local.beyond
+
+
+def test_a_task_is_recorded_with_all_its_settings() -> None:
+    """Clients were sent the task: what is recorded is what they were sent, and makes the same task again."""
+    model = Model("linear", (4,), 3, mean=(0.5,))
+    for task in (
+        Train(model, lr=0.03, momentum=0.5, frozen=("1.bias",)), OnPart(Train(model, prox=0.5), 0.2, seed=7), TrainControlled(Train(model)),
+        PickAndTrain(Losses(model), Gradient(model), "gradient", ((0, 3),)),
+    ):  # fmt: skip
+        assert task_from_bytes(json.dumps(settings_of(task)).encode()) == task
+    free = Model("linear", (4,), 3, factory=lambda: torch.nn.Linear(4, 3))
+    assert settings_of(Train(free))["model"]["factory"] == {"": "function"}
+
+
+def test_settings_do_not_count_as_traffic(tmp_path: Path) -> None:
+    """They are context of messages: sizes are those of the arrays, and a run folder gives the settings back."""
+    made = config({"name": "pfedlia", "warm_up": 1, "validation": 0.3}, data={"clients": 8, "samples_per_client": 20})
+    run_experiment(made, tmp_path / "run")
+    asked = [one for one in recorded(tmp_path / "run") if one.kind == "parameters"]
+    assert asked
+    for message in asked:
+        assert message.bytes_each == sum(part.nbytes for part in (message.payload or {}).values())
+        assert message.context["settings"][""] == message.context["task"]
+    (local, *_) = trainings_in(load_view(tmp_path / "run")).all
+    assert (local.held_back, local.seed) == (0.3, made.run.seed)
+
+
+def test_folders_that_do_not_say_how_clients_trained_are_refused(tmp_path: Path) -> None:
+    for context in ({"task": "Train"}, {"task": "Train", "settings": {"": "Train"}}):
+        made = Transcript("full")
+        given = {"model": np.zeros(3)}
+        made.add(0, "compute", "parameters", "server", "clients", [0], given, readers=("server", "clients"), context=context)
+        made.write(tmp_path / str(len(context)) / "transcript")
+    assert len(recorded(tmp_path / "2")) == 1
+    with pytest.raises(InputError, match="an earlier version wrote it"):
+        recorded(tmp_path / "1")
+    (tmp_path / "1" / "environment.json").write_text('{"cflpriv": "0.0.9"}')
+    with pytest.raises(InputError, match=r"earlier version \(0\.0\.9\) wrote it"):
+        recorded(tmp_path / "1")

@@ -1,6 +1,7 @@
 """The attacks as plain functions of arrays: exact where the algebra says so, on made-up numbers and on real gradients."""
 
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from cflpriv.attacks import (
 from cflpriv.attacks.gram_geometry import _assigned
 from cflpriv.attacks.label_inference import bias_span, class_probabilities, counts_from_bias, steps_scale, top_labels
 from cflpriv.attacks.leakage import grouping_accuracy, prior_of
+from cflpriv.attacks.local_training import LocalTraining
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.experiments import parse_config
@@ -94,16 +96,15 @@ def test_the_scale_of_an_update_counts_steps_decay_and_momentum() -> None:
     scene = build_population(DataSpec(clients=4, samples_per_client=25))
     training = {"epochs": 2, "batch_size": 10, "lr": 0.5, "lr_decay": 0.9, "weights": "equal"}
     prior = prior_of(scene, 0, config=parse_config({"training": training}))
-    assert steps_scale(prior, 0, 0) == pytest.approx(0.5 * 6)
-    assert steps_scale(prior, 0, 2) == pytest.approx(0.5 * 0.81 * 6)
-    pushed = prior_of(scene, 0, config=parse_config({"training": training | {"momentum": 0.5}}))
+    train = parse_config({"training": training}).train_for(scene)
+    assert steps_scale(prior, 0, LocalTraining(train.at(0))) == pytest.approx(0.5 * 6)
+    assert steps_scale(prior, 0, LocalTraining(train.at(2))) == pytest.approx(0.5 * 0.81 * 6)
     velocity, moved = 0.0, 0.0
     for _ in range(6):
         velocity = 0.5 * velocity + 1.0
         moved += 0.5 * velocity
-    assert steps_scale(pushed, 0, 0) == pytest.approx(moved)
-    full = prior_of(scene, 0, config=parse_config({"training": training | {"batch_size": 0}}))
-    assert steps_scale(full, 0, 0) == pytest.approx(0.5 * 2)
+    assert steps_scale(prior, 0, LocalTraining(replace(train, momentum=0.5))) == pytest.approx(moved)
+    assert steps_scale(prior, 0, LocalTraining(replace(train, batch_size=0))) == pytest.approx(0.5 * 2)
 
 
 @settings(max_examples=30, deadline=None)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.datasets import load_digits
 
-from cflpriv.attacks.leakage import confidence_interval
 from cflpriv.attacks.membership import auc_interval, confidences, deal, lira, loss_threshold, rmia, roc, shadow_models
+from cflpriv.attacks.significance import confidence_interval
 from cflpriv.engine import Engine
 from cflpriv.errors import InputError
 from cflpriv.models import Model

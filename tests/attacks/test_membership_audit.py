@@ -17,7 +17,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from cflpriv.attacks import membership_shadows
 from cflpriv.attacks.audit import audit_run
 from cflpriv.attacks.leakage import Case, Truth
-from cflpriv.attacks.local_training import local_training
+from cflpriv.attacks.local_training import trainings_in
 from cflpriv.attacks.membership import placements, roc
 from cflpriv.attacks.membership_audit import Outcome, auc_gain, cells, curve_of
 from cflpriv.attacks.membership_shadows import Target, federated_replicas, games_of, models_in, pairs_of, turns_in
@@ -105,9 +105,9 @@ def test_replicas_are_the_run_itself(weights: str) -> None:
             assert alone == pytest.approx(own, abs=1e-12)
 
 
-def parts_of(seen: Case, run: Config) -> dict[int, tuple[Array, Array]]:
+def parts_of(seen: Case) -> dict[int, tuple[Array, Array]]:
     """What clients train on."""
-    local = local_training(run, run.model_for(population_of(run)))
+    local = trainings_in(seen.view).at(0)
     held = {client: local.part(ClientData(client, x, y, x[:0], y[:0])) for client, (x, y) in seen.truth.data.items()}
     return {client: (part.x_train, part.y_train) for client, part in held.items()}
 
@@ -120,10 +120,9 @@ def test_replicas_train_as_clients_do(algorithm: dict[str, Any]) -> None:
     """The same where clients do not train as [training] says, or not on all samples: of those held back nothing is asked."""
     run = made(algorithm=algorithm, model={"dtype": "float64"}, training={"batch_size": 0, "epochs": 2, "lr": 0.1})
     seen = case(run)
-    model = run.model_for(population_of(run))
-    data = parts_of(seen, run)
+    asked, data = trainings_in(seen.view), parts_of(seen)
     for target in targets(seen, run):
-        (replica,) = federated_replicas(lambda n: local_training(run, model, n).train, target.start, target.chain, [data], 0)
+        (replica,) = federated_replicas(lambda n: asked.at(n).train, target.start, target.chain, [data], 0)
         assert replica == pytest.approx(target.vector, abs=1e-12)
     count = {cell.metric: cell for cell in cells(seen)[0]}["model_lira_auc"].note.partition(" members")[0]
     assert int(count) <= sum(len(y) for _, y in data.values())
@@ -138,7 +137,7 @@ def test_a_clients_own_model_is_one_that_it_trained_from_the_attacked_one(algori
     seen, train, found = case(run), run.train_for(population_of(run)), 0
     for target in targets(seen, run):
         for client, own in target.own.items():
-            (alone,) = federated_replicas(train.at, target.vector, [(target.round, (client,))], [parts_of(seen, run)], 0)
+            (alone,) = federated_replicas(train.at, target.vector, [(target.round, (client,))], [parts_of(seen)], 0)
             assert alone == pytest.approx(own, abs=1e-12)
             found += 1
     assert found

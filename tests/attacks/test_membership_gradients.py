@@ -14,12 +14,12 @@ from attack_scenes import case, config, population_of
 from torch.nn import functional
 
 from cflpriv.attacks import membership_gradients
-from cflpriv.attacks.label_inference import Step, public_model
 from cflpriv.attacks.leakage import Case, Cell
 from cflpriv.attacks.membership import roc
 from cflpriv.attacks.membership_audit import cells
 from cflpriv.attacks.membership_gradients import Evidence, affordable, evidence, read_steps, sample_gradients
 from cflpriv.attacks.membership_shadows import Pairs, pairs_of
+from cflpriv.attacks.updates import Step, public_model
 from cflpriv.experiments import Config
 from cflpriv.models import Model
 

@@ -15,9 +15,9 @@ from cflpriv.attacks.anchor_counts import representations_in
 from cflpriv.attacks.audit import case_of, fresh_scene
 from cflpriv.attacks.key_recovery import blind_rounds
 from cflpriv.attacks.key_recovery.mixed import multiples_in
-from cflpriv.attacks.label_inference import public_model, steps_in, updates_in
 from cflpriv.attacks.leakage import Case
 from cflpriv.attacks.sums import models_sent
+from cflpriv.attacks.updates import public_model, steps_in, updates_in
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import run_experiment

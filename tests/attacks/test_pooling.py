@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from cflpriv.attacks.leakage import RATE, Cell, cell, chance_of_deals, dealt_at_random, grouping_accuracy, nothing, pooled
+from cflpriv.attacks.leakage import Cell, cell, chance_of_deals, dealt_at_random, grouping_accuracy, nothing
+from cflpriv.attacks.pooling import pooled
+from cflpriv.attacks.significance import RATE
 from cflpriv.types import Array
 
 CLIENTS, SEEDS = 20, 5

@@ -9,8 +9,9 @@ import pytest
 
 from cflpriv.attacks import invert_signature, load_view, recover_label_set, view_of
 from cflpriv.attacks.audit import audit_run
-from cflpriv.attacks.leakage import Cell, confidence_interval, cosine, judge, prior_of, proportion_interval, psnr_db, ssim, truth_of
+from cflpriv.attacks.leakage import Cell, cosine, prior_of, psnr_db, ssim, truth_of
 from cflpriv.attacks.signature_inversion import guess, simulated_signatures
+from cflpriv.attacks.significance import confidence_interval, judge, proportion_interval
 from cflpriv.data import DataSpec, build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, parse_config, run_experiment

@@ -19,8 +19,8 @@ from safetensors.numpy import load_file
 from scenes import federation, population
 
 from cflpriv.algorithms import ALGORITHMS
-from cflpriv.attacks.label_inference import public_model
 from cflpriv.attacks.leakage import prior_of
+from cflpriv.attacks.updates import public_model
 from cflpriv.cli import main
 from cflpriv.data import build_population
 from cflpriv.engine import Streams, TaskInput

@@ -382,7 +382,7 @@ def test_overlapping_neighbourhoods_against_a_plain_retelling(weights: Any) -> N
     neighbours = {client: state.groups[state.uses[client]] for client in fed.clients}
     assert any(sum(client in its for its in neighbours.values()) > 1 for client in fed.clients)
     assert len(state.groups) > 2
-    parts = {client.id: client for client in training_parts(scene, 4)}
+    parts = {client.id: client for client in training_parts(scene)}
     weight = {client.id: float(client.samples) if weights == "examples" else 1.0 for client in scene.clients}
     models = dict.fromkeys(fed.clients, state.warm.value())
     for number in range(2, 6):

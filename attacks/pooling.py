@@ -1,0 +1,133 @@
+"""One figure from several seeds, whose status is of all of them together: see `leakage` for what each status takes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from scipy import stats
+
+from ..types import Array
+from .leakage import Cell
+from .significance import FEWEST_SCORES, RATE, Status, confidence_interval, interval, proportion_interval, t_chance
+
+__all__ = ["pooled"]
+
+
+def pooled(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells of several seeds, those of one figure made one; in the order in which figures first occur.
+
+    The first seed is that of the recorded run. From three seeds on the figures are means over them and the interval is a t-interval; of
+    fewer they are those of a seed that leaks, else of the first with something to see. A note says in how many of the seeds there was
+    something to see, where that is not all of them.
+    """
+    figures: dict[tuple[str, str, str, str, int], list[Cell]] = {}
+    for one in cells:
+        figures.setdefault((one.attack, one.adversary, one.protection, one.metric, one.k_known), []).append(one)
+    return [_pooled(several) for several in figures.values()]
+
+
+def _pooled(cells: Sequence[Cell]) -> Cell:
+    seen = [one for one in cells if one.value is not None]
+    if not seen:
+        return next((one for one in cells if one.status == "not_attempted"), cells[0])
+    first = seen[0]
+    status = first.status if len(seen) == 1 else _verdict(seen, cells[0].value is not None)
+    if len(seen) < FEWEST_SCORES:
+        found = next((one for one in seen if one.status == "leaks"), first) if status == "leaks" else first
+        return replace(found, status=status, note=found.note + _missing(cells))
+    value, baseline, reference, blank = _columns(seen)
+    low, high = _interval_over(seen, value)
+    arrays = next((one.arrays for one in cells if one.arrays), None)
+    seeds = tuple(seed for one in seen for seed in one.seeds)
+    return replace(
+        first, value=float(value.mean()), low=low, high=high, baseline=float(baseline.mean()), reference=float(reference.mean()),
+        reference_baseline=float(blank.mean()), status=status, seeds=seeds, arrays=arrays, p=None,
+        counted=sum(one.counted for one in seen), note=first.note + _missing(cells) + (_alone(cells) if status == "leaks" else ""),
+    )  # fmt: skip
+
+
+def _columns(seen: Sequence[Cell]) -> tuple[Array, Array, Array, Array]:
+    """Value, baseline, reference and its baseline, by seed."""
+
+    def column(name: str) -> Array:
+        return np.array([np.nan if (number := getattr(one, name)) is None else number for one in seen])
+
+    return column("value"), column("baseline"), column("reference"), column("reference_baseline")
+
+
+def _verdict(seen: Sequence[Cell], recorded: bool) -> Status:
+    """The status of one figure from two seeds or more, the first of them that of the recorded run if `recorded`."""
+    first, sign = seen[0], -1.0 if seen[0].lower_is_better else 1.0
+    if any(one.exact for one in seen):
+        return "leaks" if any(one.exact and (one.value or 0.0) > one.margin for one in seen) else "at_baseline"
+    value, baseline, reference, blank = _columns(seen)
+    gain, several = sign * (value - baseline), len(seen) >= FEWEST_SCORES
+    valid = several and t_chance(sign * (reference - blank), first.margin) < RATE
+    together = valid and t_chance(gain, first.margin) < _share_of_test(seen)
+    if together and any(one.coin for one in seen) and not _is_no_toss(gain):
+        return "not_validated"
+    if together or _leaks_alone(seen, recorded):
+        return "leaks"
+    if not several:  # no test over two seeds: the recorded one's word, unless a seed says otherwise
+        return "inconclusive" if any(one.status == "leaks" for one in seen) else first.status
+    if not valid:
+        return "not_validated"
+    doubt = recorded and first.status == "leaks" and not first.coin  # at the rate of one run, not at that of all
+    return "inconclusive" if doubt or confidence_interval(gain)[1] > first.margin else "at_baseline"
+
+
+def _may_leak_alone(seen: Sequence[Cell]) -> bool:
+    """Whether a run of this figure can be a leak by itself: not a toss, and not where no run has a reference that works."""
+    return not any(one.coin for one in seen) and any(one.status != "not_validated" for one in seen)
+
+
+def _share_of_test(seen: Sequence[Cell]) -> float:
+    """What the t-test over seeds has of `RATE`: what `_leaks_alone` does not use."""
+    if not _may_leak_alone(seen):
+        return RATE
+    return 3 * RATE / 4 if any(one.p is None for one in seen) else RATE / 4
+
+
+def _leaks_alone(seen: Sequence[Cell], recorded: bool) -> bool:
+    """Whether runs leak by themselves: the recorded one at half of `RATE`, any of them at a quarter of it, divided by their number.
+
+    Runs that give no `p` are called leaks at `RATE` each: then so many of them have to be as improbable as that quarter.
+    """
+    if not _may_leak_alone(seen):
+        return False
+    if any(one.p is None for one in seen):
+        leaks = sum(one.status == "leaks" for one in seen)
+        return bool(stats.binomtest(leaks, len(seen), RATE, alternative="greater").pvalue <= RATE / 4)
+    chances = [1.0 if one.p is None or one.status == "not_validated" else one.p for one in seen]
+    return (recorded and chances[0] < RATE / 2) or min(chances) < RATE / 4 / len(chances)
+
+
+def _is_no_toss(gains: Array) -> bool:
+    """Whether so many gains are above 0 less than one time in 32 if each is a toss of a coin: from five tosses on that can be."""
+    return bool(stats.binomtest(int((gains > 0).sum()), len(gains), alternative="greater").pvalue <= 1 / 32)
+
+
+def _missing(cells: Sequence[Cell]) -> str:
+    """The end of the note of a figure that not all seeds have: in how many there was something to see, and why not in the first other."""
+    why = [one.note for one in cells if one.value is None]
+    if len(why) in (0, len(cells)):
+        return ""
+    return f"; something to see in {len(cells) - len(why)} of {len(cells)} seeds, the figure is of these only; else: {why[0]}"
+
+
+def _alone(cells: Sequence[Cell]) -> str:
+    """The end of the note of a figure that leaks, where not all seeds do by themselves: the mean over seeds hides those that do."""
+    seen = [one for one in cells if one.value is not None]
+    leaking = [one for one in seen if one.status == "leaks"]
+    if len(leaking) in (0, len(seen)):
+        return ""
+    recorded = cells[0] in leaking
+    figure = f" ({cells[0].value:.3f})" if recorded else ""
+    return f"; {len(leaking)} of {len(seen)} seeds leak by themselves, the recorded run{figure} {'among' if recorded else 'not among'} them"
+
+
+def _interval_over(seen: Sequence[Cell], values: Array) -> tuple[float | None, float | None]:
+    """The interval over seeds. Where all had the same share, seeds do not tell how sure it is: then by the counts of all of them."""
+    if float(np.ptp(values)) == 0.0 and values[0] in (0.0, 1.0) and all(one.counted for one in seen):
+        return proportion_interval(np.full(sum(one.counted for one in seen), values[0]))
+    return interval(seen[0].metric, values, 0)

@@ -1,0 +1,85 @@
+"""Whether scores show a leak: intervals of means and shares, and one-sided tests of a gain beside a baseline, paired by client."""
+
+from typing import Literal
+
+import numpy as np
+from scipy import stats
+
+from ..types import Array
+
+__all__ = ["Status", "chance", "confidence_interval", "interval", "is_count", "judge", "proportion_interval", "t_chance"]
+
+FEWEST_SCORES = 3
+RATE = 0.025
+"""How often a figure without a leak may be called one, from one run or from several together."""
+SHARES = ("_accuracy", "_exact", "_auc", "_tpr")
+RANGES = {
+    **dict.fromkeys(SHARES, (0.0, 1.0)), "images_recovered_gradient": (0.0, 1.0), "images_recovered_update": (0.0, 1.0), "_l1": (0.0, 2.0),
+    "_error": (0.0, float("inf")), "_epsilon": (0.0, float("inf")), "_cosine": (-1.0, 1.0), "_ssim": (-1.0, 1.0),
+    "_psnr_db": (-float("inf"), 100.0),
+}  # fmt: skip
+"""How a metric's name ends -> what its values can be."""
+Status = Literal["leaks", "inconclusive", "not_validated", "not_attempted", "at_baseline", "nothing_to_see"]
+
+
+def confidence_interval(values: Array) -> tuple[float, float]:
+    """A 95 % t-interval for the mean of independent values; a point where they do not vary."""
+    if len(values) < 2 or float(np.std(values)) == 0.0:
+        return float(np.mean(values)), float(np.mean(values))
+    half = float(stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)))
+    return float(np.mean(values)) - half, float(np.mean(values)) + half
+
+
+def proportion_interval(values: Array) -> tuple[float, float]:
+    """The exact (Clopper–Pearson) 95 % interval of a share, from scores of 0 and 1."""
+    found = stats.binomtest(int(values.sum()), len(values)).proportion_ci(0.95, method="exact")
+    return float(found.low), float(found.high)
+
+
+def is_count(values: Array) -> bool:
+    return bool(np.isin(values, (0.0, 1.0)).all())
+
+
+def interval(metric: str, values: Array, counted: int) -> tuple[float | None, float | None]:
+    """The 95 % interval of a mean: exact for counts, else by t and within what the metric can be; none where values do not vary."""
+    if counted:
+        return proportion_interval(values)
+    if float(np.ptp(values)) == 0.0:
+        return None, None
+    least, most = next((limits for end, limits in RANGES.items() if metric.endswith(end)), (-float("inf"), float("inf")))
+    low, high = confidence_interval(values)
+    return max(low, least), min(high, most)
+
+
+def t_chance(gain: Array, margin: float) -> float:
+    """The one-sided p-value of a t-test that the mean of independent values is above `margin`; 0 or 1 where they do not vary."""
+    above = float(np.mean(gain)) - margin
+    if len(gain) < 2 or float(np.std(gain)) == 0.0:
+        return 0.0 if above > 0 else 1.0
+    return float(stats.t.sf(above * np.sqrt(len(gain)) / np.std(gain, ddof=1), len(gain) - 1))
+
+
+def chance(score: Array, beside: Array, margin: float) -> float:
+    """How probable such a gain over `beside` is, one-sided, scores paired by client, where it is no more than `margin`.
+
+    Scores of 0 and 1 by an exact sign test; 1 if their mean gain is within the margin, and for fewer than 3 scores.
+    """
+    gain = score - beside
+    if len(gain) < FEWEST_SCORES:
+        return 1.0
+    if not (is_count(score) and is_count(beside)):
+        return t_chance(gain, margin)
+    wins, losses = int((gain > 0).sum()), int((gain < 0).sum())
+    if wins + losses == 0 or not gain.mean() > margin:
+        return 1.0
+    return float(stats.binomtest(wins, wins + losses, alternative="greater").pvalue)
+
+
+def judge(values: Array, baseline: Array, reference: Array, reference_baseline: Array, margin: float) -> Status:
+    """The status of scores paired by client, at least 3 of them: a leak beats the baseline by more than `margin`.
+
+    By a t-test of the difference, one-sided at `RATE`; scores of 0 and 1 by their mean difference and an exact sign test.
+    """
+    if len(values) < FEWEST_SCORES or not chance(reference, reference_baseline, margin) < RATE:  # too few prove nothing either way
+        return "not_validated"
+    return "leaks" if chance(values, baseline, margin) < RATE else "at_baseline"
