@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 
 from ..algorithms.fednova import STEPS_UNIT
+from ..contract.protection import Protection
+from ..contract.transcript import Message, payload_rows, read_transcript
 from ..errors import InputError
 from ..experiments.config import load_config
-from ..protection import Protection
 from ..protocols.orthonormal import TRANSFORMS, Transform, transform
-from ..record import Message, payload_rows, read_transcript
 from ..types import Array
 
 __all__ = ["ADVERSARIES", "AdversaryView", "load_view", "opened", "parts_in", "updates_sent", "view_of"]

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import nnls
 
-from ..channels import sketched
-from ..models import Model
-from ..record import payload_rows
+from ..contract.transcript import payload_rows
+from ..federation.transforms import sketched
+from ..tasks.models import Model
 from ..types import Array
 from .adversary import AdversaryView, opened
 from .encrypted import with_opened_uploads

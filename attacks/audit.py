@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from ..algorithms import ALGORITHMS
+from ..contract.protection import Protection
+from ..contract.transcript import Message, Transcript, payload_rows
 from ..data import build_population
 from ..engine import Engine
 from ..errors import InputError
@@ -27,9 +29,7 @@ from ..experiments.resume import locked
 from ..experiments.run import admit as admit_newcomers
 from ..experiments.run import advance, begin, estimate_record_bytes, population_digest, prepare, start
 from ..files import write_atomically
-from ..privacy import Privacy
-from ..protection import Protection
-from ..record import Message, Transcript, payload_rows
+from ..privacy.settings import Privacy
 from ..types import Array, ClientData, Population
 from . import ATTACKS
 from .adversary import AdversaryView, read_secrets, recorded, view_of

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..record import payload_rows
+from ..contract.transcript import payload_rows
 from .adversary import AdversaryView
 from .leakage import Case, Cell, cell, nothing, popular_set
 

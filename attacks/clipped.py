@@ -14,9 +14,9 @@ from torch.nn import functional
 
 from ..engine import Engine, Result, Task, TaskInput
 from ..experiments.config import Config
-from ..models import Model
-from ..privacy import Noise
+from ..privacy.settings import Noise
 from ..protocols.mechanisms import clip
+from ..tasks.models import Model
 from ..types import Array
 
 __all__ = ["ClippingEngine", "clipped_probabilities", "compared_rows", "engine_for", "sampling_rate"]

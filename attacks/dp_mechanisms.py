@@ -22,18 +22,18 @@ import numpy as np
 
 from ..algorithms.influence import Influence, split
 from ..algorithms.stocfl import Represent
-from ..client_level import local_rows
 from ..engine import Engine, Streams, TaskInput
-from ..evaluation import Losses
-from ..models import Model
-from ..privacy import Noise
-from ..private_signatures import sketch_directions
+from ..privacy.client_level import local_rows
+from ..privacy.private_signatures import sketch_directions
+from ..privacy.settings import Noise
 from ..protocols.entropy import Entropy
 from ..protocols.events import ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent, SkellamEvent
 from ..protocols.ledger import Ledger
 from ..protocols.mechanisms import SkellamPlan, skellam_open, skellam_share
-from ..signatures import PrincipalVectors
-from ..training import Gradient, Train
+from ..tasks.evaluation import Losses
+from ..tasks.models import Model
+from ..tasks.signatures import PrincipalVectors
+from ..tasks.training import Gradient, Train
 from ..types import Array, ClientData
 
 __all__ = ["GAMES", "Game", "Unpriced", "quiet"]

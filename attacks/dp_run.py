@@ -29,15 +29,15 @@ from typing import Any
 import numpy as np
 
 from ..algorithms.around import steps_of
-from ..client_level import LOCAL, LocalGram
+from ..contract.handles import GroupMean
+from ..contract.protection import Protection
 from ..engine import Engine, Streams, TaskInput
 from ..experiments.config import Config
 from ..experiments.run import Simulation, advance, begin, prepare
-from ..handles import GroupMean
-from ..models import Model
-from ..privacy import Noise, Privacy
-from ..private_signatures import sum_event
-from ..protection import Protection
+from ..federation.values import Values
+from ..privacy.client_level import LOCAL, LocalGram
+from ..privacy.private_signatures import sum_event
+from ..privacy.settings import Noise, Privacy
 from ..protocols.accounting import epsilon_of
 from ..protocols.entropy import system_entropy
 from ..protocols.errors import ProtocolError
@@ -45,8 +45,8 @@ from ..protocols.events import ChoiceEvent, Event, GaussianEvent, SampledGaussia
 from ..protocols.ledger import Budget as LedgerBudget
 from ..protocols.ledger import Ledger
 from ..randomness import stream
-from ..remote.values import Values
-from ..training import Train
+from ..tasks.models import Model
+from ..tasks.training import Train
 from ..types import Array, ClientData, Population
 from .adversary import view_of
 from .dp_audit import AuditResult, audit

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..encrypted import Settings
+from ..aggregation.ckks_settings import Settings
+from ..contract.transcript import Message
 from ..protocols import ckks, codec
 from ..protocols.ckks.messages import Request, Upload
 from ..protocols.ckks.parameters import Packing
 from ..protocols.ckks.seal import Arithmetic
-from ..record import Message
 from ..types import Array
 from .adversary import AdversaryView
 

@@ -17,9 +17,9 @@ from math import comb
 
 import numpy as np
 
+from ..contract.transcript import payload_rows
 from ..protocols import ckks
 from ..randomness import stream
-from ..record import payload_rows
 from ..types import Array
 from .adversary import AdversaryView
 from .encrypted import Blocks, decrypted_blocks, with_opened_uploads

@@ -27,9 +27,9 @@ from scipy.spatial.distance import cdist
 from ..engine import Engine, Streams, TaskInput
 from ..errors import InputError
 from ..experiments.config import Config
-from ..models import Model
 from ..randomness import stream
-from ..training import Train
+from ..tasks.models import Model
+from ..tasks.training import Train
 from ..types import Array, ClientData, check_array
 from .adversary import AdversaryView
 from .leakage import Case, Cell, Prior, cell, nothing

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.cluster import hierarchy
 from scipy.spatial.distance import squareform
 
-from ..record import payload_rows
+from ..contract.transcript import payload_rows
 from ..types import Array
 from .adversary import AdversaryView
 from .leakage import Case, Cell, Truth, cell, chance_of_deals, dealt_at_random, grouping_accuracy, nothing

@@ -21,7 +21,7 @@ from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
 from ..errors import InputError
 from ..experiments.config import Config
-from ..privacy import Privacy
+from ..privacy.settings import Privacy
 from ..randomness import stream
 from ..types import Array, Population
 from .adversary import AdversaryView

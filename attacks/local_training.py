@@ -20,12 +20,12 @@ import numpy as np
 
 from ..algorithms.around import AroundTraining, steps_of
 from ..algorithms.influence import OnPart, split
+from ..contract.transcript import Message
 from ..errors import InputError
 from ..experiments.config import Config
+from ..federation.task_encoding import task_from_bytes
 from ..protocols.errors import MalformedMessage
-from ..record import Message
-from ..remote.tasks import task_from_bytes
-from ..training import Gradient, Train
+from ..tasks.training import Gradient, Train
 from ..types import Array, ClientData
 from .adversary import AdversaryView
 from .clipped import sampling_rate

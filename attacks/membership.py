@@ -20,8 +20,8 @@ from torch.nn import functional
 
 from ..engine import Engine, Streams, TaskInput
 from ..errors import InputError
-from ..models import Model
-from ..training import Train
+from ..tasks.models import Model
+from ..tasks.training import Train
 from ..types import Array, ClientData
 from .significance import proportion_interval
 

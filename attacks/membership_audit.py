@@ -27,10 +27,10 @@ import numpy as np
 from torch import nn
 
 from ..experiments.config import Config
-from ..models import Model, build_module
 from ..protocols.orthonormal import TRANSFORMS
 from ..randomness import stream
-from ..training import Train
+from ..tasks.models import Model, build_module
+from ..tasks.training import Train
 from ..types import Array, ClientData
 from .adversary import AdversaryView
 from .leakage import Case, Cell, Prior, Truth, nothing

@@ -33,10 +33,10 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from ..experiments.config import Config
-from ..models import Model
 from ..protocols.mechanisms import clip
 from ..protocols.sketch import Sketch, public_seed, sketch
 from ..randomness import stream
+from ..tasks.models import Model
 from ..types import Array
 from .adversary import AdversaryView
 from .clipped import NEXT_TO_NOTHING

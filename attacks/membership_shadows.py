@@ -16,7 +16,7 @@ import numpy as np
 from ..engine import Engine, Streams, TaskInput
 from ..protocols.mechanisms import clip
 from ..randomness import stream
-from ..training import Train
+from ..tasks.training import Train
 from ..types import Array, ClientData
 from .adversary import AdversaryView
 from .leakage import Prior, Truth

@@ -23,11 +23,11 @@ from torch import nn
 
 from ..engine import Streams, TaskInput
 from ..errors import InputError
-from ..models import Model, build_module
 from ..protocols import secagg
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.keys import Identity, Roster
-from ..training import Train
+from ..tasks.models import Model, build_module
+from ..tasks.training import Train
 from ..types import Array, ClientData
 from .label_inference import bias_span
 from .leakage import Case, Cell, Truth, cell, nothing

@@ -34,9 +34,9 @@ from torch.nn import functional
 
 from ..engine import Engine, Streams, TaskInput
 from ..errors import InputError
-from ..models import build_module
 from ..protocols.orthonormal import TRANSFORMS
 from ..randomness import stream
+from ..tasks.models import build_module
 from ..types import Array, ClientData, check_array
 from .adversary import AdversaryView
 from .clipped import engine_for

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..channels import sketched
+from ..federation.transforms import sketched
 from ..randomness import stream
 from ..types import Array
 from .adversary import AdversaryView

@@ -15,8 +15,8 @@ from math import comb
 
 import numpy as np
 
-from ..record import payload_rows
-from ..signatures import principal_vectors
+from ..contract.transcript import payload_rows
+from ..tasks.signatures import principal_vectors
 from ..types import Array
 from .adversary import AdversaryView, opened
 from .encrypted import with_opened_uploads

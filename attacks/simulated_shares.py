@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from ..engine import Engine, Streams, TaskInput
 from ..randomness import Stream
-from ..training import Train
+from ..tasks.training import Train
 from ..types import Array, ClientData
 
 __all__ = ["pretended_shares", "shares_by_simulation"]

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ..contract.transcript import Message
 from ..protocols.errors import MalformedMessage
 from ..protocols.secagg.messages import Adverts, Terms, decode_server
-from ..record import Message
 from ..types import Array
 from .adversary import AdversaryView, opened
 from .local_training import LocalTraining, training_of

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..algorithms.fesem import TrainAndAssign
-from ..models import Model
-from ..record import Message, payload_rows
+from ..contract.transcript import Message, payload_rows
+from ..tasks.models import Model
 from ..types import Array
 from .adversary import AdversaryView, updates_sent
 from .coalition import sums_of_others

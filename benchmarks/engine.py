@@ -13,11 +13,11 @@ import numpy as np
 import scipy.linalg
 import torch
 
+from cflpriv.clustering.similarity import Gram, angles
 from cflpriv.engine import Engine, Streams, TaskInput
-from cflpriv.models import Model
-from cflpriv.signatures import principal_vectors
-from cflpriv.similarity import Gram, angles
-from cflpriv.training import Train
+from cflpriv.tasks.models import Model
+from cflpriv.tasks.signatures import principal_vectors
+from cflpriv.tasks.training import Train
 from cflpriv.types import ClientData
 
 __all__ = ["COMPARISONS"]

@@ -154,8 +154,8 @@ def old_bytes(config: Any, clients: Any) -> Any:
 
 def new_bytes(config: Any, clients: Any) -> Any:
     """ADAPTER to the version under test: a simulated federation whose messages are encoded."""
-    from cflpriv.record import Transcript
-    from cflpriv.simulation import simulate
+    from cflpriv.contract.transcript import Transcript
+    from cflpriv.transports.simulation import simulate
 
     return simulate(clients.clients, protection=config.protection, seed=1, transport="bytes", transcript=Transcript("full")).federation
 

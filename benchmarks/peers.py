@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from cflpriv.engine import Engine
-from cflpriv.training import Train
+from cflpriv.tasks.training import Train
 
 from .engine import LENET, clients, interleaved, row
 

@@ -12,9 +12,9 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from cflpriv.engine import Engine
-from cflpriv.models import Model
-from cflpriv.privacy import Noise
-from cflpriv.training import Train
+from cflpriv.privacy.settings import Noise
+from cflpriv.tasks.models import Model
+from cflpriv.tasks.training import Train
 
 from .engine import clients, interleaved, row
 

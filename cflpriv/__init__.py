@@ -9,17 +9,17 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .algorithm import AlgorithmSpec, register_algorithm
     from .algorithms import ALGORITHMS
+    from .contract.algorithm import AlgorithmSpec, register_algorithm
+    from .contract.operations import Federation, Sampling
+    from .contract.protection import Protection
     from .data import DataSpec, build_population, register_dataset
     from .errors import InputError
     from .experiments import Config, load_config, run_experiment
-    from .federation import Federation, Sampling
-    from .models import Model, register_model
     from .plugins import load_plugin, register_attack
-    from .protection import Protection
-    from .simulation import simulate
-    from .training import Train
+    from .tasks.models import Model, register_model
+    from .tasks.training import Train
+    from .transports.simulation import simulate
     from .types import ClientData, Clustering, Population
 
 for _name in ("protocols", "attacks"):
@@ -31,12 +31,12 @@ for _name in ("protocols", "attacks"):
         )
 
 _HOME = {
-    "ALGORITHMS": "algorithms", "AlgorithmSpec": "algorithm", "ClientData": "types", "Clustering": "types", "Config": "experiments",
-    "DataSpec": "data", "Federation": "federation", "InputError": "errors", "Model": "models",
-    "Population": "types", "Protection": "protection", "Sampling": "federation", "Train": "training", "build_population": "data",
-    "load_config": "experiments", "load_plugin": "plugins", "register_algorithm": "algorithm", "register_attack": "plugins",
-    "register_dataset": "data", "register_model": "models", "run_experiment": "experiments",
-    "simulate": "simulation",
+    "ALGORITHMS": "algorithms", "AlgorithmSpec": "contract.algorithm", "ClientData": "types", "Clustering": "types", "Config": "experiments",
+    "DataSpec": "data", "Federation": "contract.operations", "InputError": "errors", "Model": "tasks.models",
+    "Population": "types", "Protection": "contract.protection", "Sampling": "contract.operations", "Train": "tasks.training", "build_population": "data",
+    "load_config": "experiments", "load_plugin": "plugins", "register_algorithm": "contract.algorithm", "register_attack": "plugins",
+    "register_dataset": "data", "register_model": "tasks.models", "run_experiment": "experiments",
+    "simulate": "transports.simulation",
 }  # fmt: skip
 
 _OLD: dict[str, str] = {

@@ -187,12 +187,12 @@ def list_(plugin: Plugins = None) -> None:
     """What exists: algorithms, protections, attacks, data sets, partitions, models, reproductions."""
     from .algorithms import ALGORITHMS
     from .attacks import ATTACKS
+    from .contract.protection import GRAMS, SUMS
     from .data import DATASETS, PARTITIONS
     from .data.named import LOADERS
     from .experiments.reproductions import REPRODUCTIONS
-    from .models import MODELS
     from .plugins import load_plugin
-    from .protection import GRAMS, SUMS
+    from .tasks.models import MODELS
 
     for file in plugin or []:
         load_plugin(file)

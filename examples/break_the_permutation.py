@@ -19,6 +19,7 @@ from math import comb
 from typing import Any
 
 import numpy as np
+from cflpriv.local import LocalFederation
 from torch import nn
 
 from cflpriv.algorithms import cfl
@@ -31,16 +32,15 @@ from cflpriv.attacks.key_recovery.cells import Seen, exact_share, knowledge, sco
 from cflpriv.attacks.key_recovery.naming import own_proportions, simulate
 from cflpriv.attacks.leakage import Prior, Truth, cosine, popular_set, prior_of, truth_of
 from cflpriv.attacks.sums import models_sent
-from cflpriv.channels import sketched
+from cflpriv.contract.protection import Protection
+from cflpriv.contract.transcript import Transcript, payload_rows
 from cflpriv.data import build_population
 from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.experiments import Config, parse_config
 from cflpriv.experiments.run import start
-from cflpriv.local import LocalFederation
-from cflpriv.models import build_module
-from cflpriv.protection import Protection
+from cflpriv.federation.transforms import sketched
 from cflpriv.randomness import stream
-from cflpriv.record import Transcript, payload_rows
+from cflpriv.tasks.models import build_module
 from cflpriv.types import Array, ClientData
 
 CLIENTS, SAMPLES, LABELS = 20, 300, 10

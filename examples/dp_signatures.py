@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from cflpriv.clustering import cut_tree
+from cflpriv.clustering.cuts import cut_tree
+from cflpriv.clustering.scores import ari
+from cflpriv.clustering.similarity import SimilarityMatrix
 from cflpriv.experiments import load_config, start
-from cflpriv.metrics import ari
-from cflpriv.similarity import SimilarityMatrix
 
 CONFIG = Path(__file__).with_name("pacfl_dp_fmnist.toml")
 

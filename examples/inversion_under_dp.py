@@ -26,9 +26,9 @@ from cflpriv.attacks.gradient_inversion import LocalSteps
 from cflpriv.attacks.leakage import psnr_db, ssim
 from cflpriv.attacks.significance import confidence_interval
 from cflpriv.engine import Engine, Streams, TaskInput
-from cflpriv.models import Model
 from cflpriv.protocols.mechanisms import gaussian_multiplier
-from cflpriv.training import Train
+from cflpriv.tasks.models import Model
+from cflpriv.tasks.training import Train
 from cflpriv.types import ClientData
 
 DELTA, IMAGES, ITERATIONS = 1e-5, 8, 200

@@ -14,16 +14,16 @@ import argparse
 from dataclasses import replace
 
 import numpy as np
+from cflpriv.local import LocalFederation
 
 from cflpriv.algorithms import pacfl
 from cflpriv.attacks.membership import confidences, deal, lira, roc
 from cflpriv.attacks.membership_shadows import federated_replicas
 from cflpriv.attacks.significance import confidence_interval
+from cflpriv.clustering.scores import ari
 from cflpriv.data import DataSpec, build_population
-from cflpriv.local import LocalFederation
-from cflpriv.metrics import ari
-from cflpriv.models import Model
-from cflpriv.training import Train
+from cflpriv.tasks.models import Model
+from cflpriv.tasks.training import Train
 from cflpriv.types import Array, Clustering, Population
 
 GROUPS, EACH = 5, 8

@@ -7,18 +7,18 @@ are added by secure aggregation. At the end: everything that crossed a trust bou
 """
 
 import numpy as np
-
-from cflpriv.clustering import cut_tree, linkage_tree
-from cflpriv.data import DataSpec, build_population
-from cflpriv.federation import GramView
-from cflpriv.handles import Shared
 from cflpriv.local import LocalFederation
-from cflpriv.models import Model
-from cflpriv.protection import Protection
-from cflpriv.record import Transcript
-from cflpriv.signatures import PrincipalVectors
-from cflpriv.similarity import angles
-from cflpriv.training import Train
+
+from cflpriv.clustering.cuts import cut_tree, linkage_tree
+from cflpriv.clustering.similarity import angles
+from cflpriv.contract.handles import Shared
+from cflpriv.contract.operations import GramView
+from cflpriv.contract.protection import Protection
+from cflpriv.contract.transcript import Transcript
+from cflpriv.data import DataSpec, build_population
+from cflpriv.tasks.models import Model
+from cflpriv.tasks.signatures import PrincipalVectors
+from cflpriv.tasks.training import Train
 
 
 def group_by_angles(view: GramView) -> tuple[dict, dict]:

@@ -20,8 +20,8 @@ from cflpriv.attacks.imprint import guess, imprinted, share_recovered, summed, u
 from cflpriv.attacks.leakage import prior_of
 from cflpriv.data import DataSpec, build_population
 from cflpriv.experiments import parse_config, run_experiment
-from cflpriv.models import Model
-from cflpriv.training import Train
+from cflpriv.tasks.models import Model
+from cflpriv.tasks.training import Train
 from cflpriv.types import ClientData
 
 PROTECTIONS = {

@@ -18,11 +18,11 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from cflpriv import DataSpec, LocalFederation, Model, Train, build_population
-from cflpriv.algorithm import Algorithm
 from cflpriv.algorithms import cfl, ifca, pacfl, pfedlia, stocfl
-from cflpriv.federation import Sampling
-from cflpriv.metrics import ari
-from cflpriv.record import Transcript
+from cflpriv.clustering.scores import ari
+from cflpriv.contract.algorithm import Algorithm
+from cflpriv.contract.operations import Sampling
+from cflpriv.contract.transcript import Transcript
 from cflpriv.types import Population
 
 # Each takes the number of clients and gives the keys of a DataSpec.

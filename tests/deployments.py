@@ -13,12 +13,12 @@ import pytest
 from fake_grid import FakeGrid
 from flwr.app import Context, Message
 
+from cflpriv.contract.transcript import read_transcript
 from cflpriv.data import build_population
 from cflpriv.experiments import load_config
+from cflpriv.federation.server import RemoteFederation
 from cflpriv.flower.client import client_app, write_identities
 from cflpriv.protocols.entropy import public_entropy
-from cflpriv.record import read_transcript
-from cflpriv.remote.server import RemoteFederation
 from cflpriv.types import ClientData, Population
 
 APP = Path(__file__).parents[1] / "examples" / "flower_app"

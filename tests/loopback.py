@@ -4,17 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from cflpriv.privacy import Privacy
-from cflpriv.protection import Protection
+from cflpriv.aggregation.key_holder import RemoteHolder
+from cflpriv.contract.protection import Protection
+from cflpriv.contract.transcript import Transcript
+from cflpriv.federation import messages as m
+from cflpriv.federation.client import RemoteClient, Settings
+from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.store import MemoryStore, Store
+from cflpriv.federation.transport import OverBytes
+from cflpriv.privacy.settings import Privacy
 from cflpriv.protocols.entropy import Entropy, public_entropy
 from cflpriv.protocols.keys import Identity, Roster
-from cflpriv.record import Transcript
-from cflpriv.remote import messages as m
-from cflpriv.remote.client import RemoteClient, Settings
-from cflpriv.remote.holder import RemoteHolder
-from cflpriv.remote.server import RemoteFederation
-from cflpriv.remote.store import MemoryStore, Store
-from cflpriv.transports.interface import OverBytes
 from cflpriv.types import Population
 
 ENTROPY = public_entropy("remote")

@@ -7,17 +7,17 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from cflpriv.algorithm import Algorithm
+from cflpriv.contract.algorithm import Algorithm
+from cflpriv.contract.protection import Protection
+from cflpriv.contract.transcript import Transcript
 from cflpriv.engine import TaskInput
-from cflpriv.models import Model
-from cflpriv.protection import Protection
+from cflpriv.federation.server import RemoteFederation
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.randomness import stream
-from cflpriv.record import Transcript
-from cflpriv.remote.server import RemoteFederation
-from cflpriv.simulation import Simulated, simulate
-from cflpriv.training import Train
+from cflpriv.tasks.models import Model
+from cflpriv.tasks.training import Train
 from cflpriv.transports.memory import Faults
+from cflpriv.transports.simulation import Simulated, simulate
 from cflpriv.types import Array, ClientData, Parts, Population
 
 PROTECTIONS = {"none": Protection(), "haar": Protection(gram=("haar",), sum="haar")}

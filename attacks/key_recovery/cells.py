@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from ...contract.transcript import payload_rows
 from ...errors import InputError
 from ...randomness import stream
-from ...record import payload_rows
 from ...types import Array
 from ..adversary import AdversaryView, updates_sent
 from ..leakage import Case, Cell, Prior, Truth, cell, nothing, popular_set

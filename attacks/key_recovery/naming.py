@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 from ...engine import Engine, Streams, TaskInput
 from ...errors import InputError
 from ...randomness import Stream
-from ...training import Train
+from ...tasks.training import Train
 from ...types import Array, ClientData
 
 __all__ = [

@@ -5,7 +5,7 @@ all that the rest of the package has to know of it. None imports a protocol, pri
 elsewhere.
 """
 
-from ..algorithm import ALGORITHMS, FUNCTIONS, STATES, TASKS, register_algorithm
+from ..contract.algorithm import ALGORITHMS, FUNCTIONS, STATES, TASKS, register_algorithm
 from .cfl import CFL, cfl
 from .ditto import DITTO, ditto
 from .fedavg import FEDAVG, fedavg

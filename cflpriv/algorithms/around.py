@@ -11,7 +11,7 @@ import numpy as np
 
 from ..engine import Device, Result, TaskInput
 from ..errors import InputError
-from ..training import Train
+from ..tasks.training import Train
 from ..types import Parts
 
 __all__ = ["AroundTraining", "needs_sgd", "steps_of", "weight_of_steps"]

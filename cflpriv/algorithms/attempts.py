@@ -6,10 +6,10 @@ The round goes on without it.
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from ..contract.handles import GroupMean, Held, Labels
+from ..contract.operations import Federation, Parameter
 from ..engine import Task
 from ..errors import TooFewClients, TrainingDiverged
-from ..federation import Federation, Parameter
-from ..handles import GroupMean, Held, Labels
 
 __all__ = ["choices", "try_compute", "try_mean"]
 

@@ -34,16 +34,16 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ..algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.handles import Held, Shared
+from ..contract.operations import Federation
+from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..errors import InputError, TooFewClients
-from ..evaluation import Evaluate, Losses
-from ..federation import Federation
-from ..handles import Held, Shared
-from ..models import Model
-from ..privacy import updates_only
-from ..record import RoundRecord
-from ..training import Train
+from ..privacy.settings import updates_only
+from ..tasks.evaluation import Evaluate, Losses
+from ..tasks.models import Model
+from ..tasks.training import Train
 from ..types import Array, Clustering, Parts
 from .attempts import try_compute
 from .fedavg import Weights

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..engine import Device, ManyTask, Result, Task, TaskInput
 from ..errors import InputError
-from ..privacy import Noise
+from ..privacy.settings import Noise
 from ..types import Array, Parts
 
 __all__ = [

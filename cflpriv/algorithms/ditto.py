@@ -18,14 +18,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.handles import Shared
+from ..contract.operations import Federation
+from ..contract.transcript import RoundRecord
 from ..engine import Device, Result, TaskInput
 from ..errors import InputError
-from ..evaluation import EvaluateOwn
-from ..federation import Federation
-from ..handles import Shared
-from ..record import RoundRecord
-from ..training import Train
+from ..tasks.evaluation import EvaluateOwn
+from ..tasks.training import Train
 from ..types import Parts
 from .fedavg import State, Weights
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..algorithm import Algorithm, AlgorithmSpec, Served
-from ..evaluation import Evaluate
-from ..federation import Federation
-from ..handles import Shared
-from ..privacy import updates_only
-from ..record import RoundRecord
-from ..training import Train
+from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.handles import Shared
+from ..contract.operations import Federation
+from ..contract.transcript import RoundRecord
+from ..privacy.settings import updates_only
+from ..tasks.evaluation import Evaluate
+from ..tasks.training import Train
 from ..types import Clustering
 
 __all__ = ["Weights", "average_within", "fedavg"]

@@ -24,15 +24,15 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from ..algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.handles import Held, Own, Shared
+from ..contract.operations import Federation, Parameter
+from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..errors import InputError
-from ..evaluation import Evaluate
-from ..federation import Federation, Parameter
-from ..handles import Held, Own, Shared
-from ..models import Model
-from ..record import RoundRecord
-from ..training import Start, Train
+from ..tasks.evaluation import Evaluate
+from ..tasks.models import Model
+from ..tasks.training import Start, Train
 from ..types import Array, Parts
 from .influence import HasValidation, OnPart, split
 

@@ -20,13 +20,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.handles import Shared
+from ..contract.operations import Federation
+from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
-from ..evaluation import Evaluate
-from ..federation import Federation
-from ..handles import Shared
-from ..record import RoundRecord
-from ..training import Train
+from ..tasks.evaluation import Evaluate
+from ..tasks.training import Train
 from ..types import Parts
 from .around import AroundTraining, needs_sgd, steps_of, weight_of_steps
 from .fedavg import State, Weights

@@ -22,15 +22,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.handles import GroupMean, Held, Labels, Shared
+from ..contract.operations import Federation
+from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..errors import InputError, TooFewClients
-from ..evaluation import EvaluateOwn
-from ..federation import Federation
-from ..handles import GroupMean, Held, Labels, Shared
-from ..models import Model
-from ..record import RoundRecord
-from ..training import Train, listening
+from ..tasks.evaluation import EvaluateOwn
+from ..tasks.models import Model
+from ..tasks.training import Train, listening
 from ..types import Array, Parts
 from .around import AroundTraining
 from .attempts import choices

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..algorithm import Algorithm, AlgorithmSpec
+from ..contract.algorithm import Algorithm, AlgorithmSpec
 from ..errors import InputError
-from ..privacy import updates_only
-from ..training import Train
+from ..privacy.settings import updates_only
+from ..tasks.training import Train
 from .fedavg import State, Weights, fedavg
 
 __all__ = ["fedprox"]

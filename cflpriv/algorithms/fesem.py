@@ -29,14 +29,14 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ..algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.handles import Held, Shared
+from ..contract.operations import Federation
+from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..errors import InputError
-from ..evaluation import EvaluateUsed, Losses
-from ..federation import Federation
-from ..handles import Held, Shared
-from ..record import RoundRecord
-from ..training import Train
+from ..tasks.evaluation import EvaluateUsed, Losses
+from ..tasks.training import Train
 from ..types import Array, Clustering, Parts
 from .around import AroundTraining
 from .attempts import choices

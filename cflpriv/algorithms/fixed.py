@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from ..algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.handles import Shared
+from ..contract.operations import Federation
+from ..contract.transcript import RoundRecord
 from ..errors import InputError
-from ..evaluation import Evaluate
-from ..federation import Federation
-from ..handles import Shared
-from ..privacy import updates_only
+from ..privacy.settings import updates_only
 from ..randomness import stream
-from ..record import RoundRecord
-from ..training import Train
+from ..tasks.evaluation import Evaluate
+from ..tasks.training import Train
 from ..types import Clustering
 from .fedavg import Weights, average_within
 

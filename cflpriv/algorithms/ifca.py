@@ -36,15 +36,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.handles import GroupMean, Held, Labels, Shared
+from ..contract.operations import Federation
+from ..contract.transcript import RoundRecord
 from ..engine import Task
 from ..errors import InputError, TooFewClients, TrainingDiverged
-from ..evaluation import Evaluate, Losses
-from ..federation import Federation
-from ..handles import GroupMean, Held, Labels, Shared
-from ..privacy import Releases
-from ..record import RoundRecord
-from ..training import Gradient, Train
+from ..privacy.settings import Releases
+from ..tasks.evaluation import Evaluate, Losses
+from ..tasks.training import Gradient, Train
 from ..types import Array, Clustering
 from .attempts import choices, try_mean
 from .choosing import LOSS_COPIES, LOSS_UNIT, EvaluateLowest, Layout, PickAndTrain, WithoutWork, parted, shared_spans

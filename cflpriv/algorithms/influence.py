@@ -13,12 +13,12 @@ from sklearn.cluster import OPTICS
 
 from ..engine import Device, Result, TaskInput
 from ..errors import InputError
-from ..evaluation import sample_losses
-from ..models import Model
-from ..privacy import Noise
-from ..private_signatures import noisy_sum, sum_event
+from ..privacy.private_signatures import noisy_sum, sum_event
+from ..privacy.settings import Noise
 from ..randomness import stream
-from ..training import Train
+from ..tasks.evaluation import sample_losses
+from ..tasks.models import Model
+from ..tasks.training import Train
 from ..types import Array, ClientData, Parts
 
 __all__ = ["HasValidation", "Influence", "Neighbours", "OnPart", "Scores", "better_group", "cluster_scores", "scored", "split"]

@@ -18,15 +18,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.handles import Shared
+from ..contract.operations import Federation
+from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..errors import InputError
-from ..evaluation import EvaluateUsed
-from ..federation import Federation
-from ..handles import Shared
-from ..models import Model
-from ..record import RoundRecord
-from ..training import Train
+from ..tasks.evaluation import EvaluateUsed
+from ..tasks.models import Model
+from ..tasks.training import Train
 from ..types import Array
 from .around import AroundTraining
 from .fedavg import State, Weights

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..clustering.similarity import ZERO_BELOW, drowned, least_norm, without_noise
+from ..contract.operations import GramView, Results
 from ..errors import InputError
-from ..federation import GramView, Results
-from ..similarity import ZERO_BELOW, drowned, least_norm, without_noise
 from ..types import Array
 
 __all__ = ["Known", "MergeClusters", "MergePresent", "PlaceNewcomers", "merge_by_cosine"]

@@ -23,13 +23,13 @@ from typing import Any, ClassVar
 import numpy as np
 from sklearn.cluster import KMeans
 
-from ..algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.handles import Held, Shared
+from ..contract.operations import Federation, GramView, Results
+from ..contract.transcript import RoundRecord
 from ..errors import InputError
-from ..evaluation import Evaluate
-from ..federation import Federation, GramView, Results
-from ..handles import Held, Shared
-from ..record import RoundRecord
-from ..training import Train
+from ..tasks.evaluation import Evaluate
+from ..tasks.training import Train
 from ..types import Array, Clustering
 from .attempts import try_mean
 from .fedavg import Weights, average_within

@@ -23,17 +23,17 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ..algorithm import Algorithm, AlgorithmSpec, Compared, Served
-from ..clustering import Cut, Linkage, cut_tree, gap_ratios, linkage_distances, linkage_tree, silhouettes
+from ..clustering.cuts import Cut, Linkage, cut_tree, gap_ratios, linkage_distances, linkage_tree, silhouettes
+from ..clustering.similarity import MEASURES, Measure, SimilarityMatrix, angle_rows, angles
+from ..contract.algorithm import Algorithm, AlgorithmSpec, Compared, Served
+from ..contract.handles import Held, Own, Shared
+from ..contract.operations import Federation, GramView, Results
+from ..contract.transcript import RoundRecord
 from ..errors import InputError
-from ..evaluation import Evaluate
-from ..federation import Federation, GramView, Results
-from ..handles import Held, Own, Shared
-from ..privacy import Releases
-from ..record import RoundRecord
-from ..signatures import PrincipalVectors
-from ..similarity import MEASURES, Measure, SimilarityMatrix, angle_rows, angles
-from ..training import Train
+from ..privacy.settings import Releases
+from ..tasks.evaluation import Evaluate
+from ..tasks.signatures import PrincipalVectors
+from ..tasks.training import Train
 from ..types import Array, Clustering
 from .fedavg import Weights, average_within
 

@@ -18,12 +18,12 @@ from typing import Literal
 
 import numpy as np
 
-from ..algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
 from ..engine import Device, Result, TaskInput
 from ..errors import InputError
-from ..evaluation import Evaluate, EvaluateUsed
-from ..privacy import updates_only
-from ..training import Gradient, Train
+from ..privacy.settings import updates_only
+from ..tasks.evaluation import Evaluate, EvaluateUsed
+from ..tasks.training import Gradient, Train
 from ..types import Array
 from .fedavg import State, Weights, fedavg
 

@@ -34,14 +34,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.handles import Held, Labels, Shared
+from ..contract.operations import Federation
+from ..contract.transcript import RoundRecord
 from ..errors import InputError, TooFewClients
-from ..evaluation import Evaluate
-from ..federation import Federation
-from ..handles import Held, Labels, Shared
-from ..privacy import Releases
-from ..record import RoundRecord
-from ..training import Train
+from ..privacy.settings import Releases
+from ..tasks.evaluation import Evaluate
+from ..tasks.training import Train
 from ..types import Array, Clustering
 from .fedavg import Weights
 from .influence import HasValidation, Influence, Neighbours, OnPart, Scores, cluster_scores, scored

@@ -12,10 +12,10 @@ import numpy as np
 from scipy.cluster import hierarchy
 from scipy.spatial.distance import squareform
 
-from ..clustering import linkage_tree, ordered_labels
+from ..clustering.cuts import linkage_tree, ordered_labels
+from ..clustering.similarity import SimilarityMatrix, cosines, drowned
+from ..contract.operations import GramView, Results
 from ..errors import InputError
-from ..federation import GramView, Results
-from ..similarity import SimilarityMatrix, cosines, drowned
 from ..types import Array
 
 __all__ = ["Bipartition", "MoreSimilar", "SPLIT", "bipartition", "cross_similarity", "pictured", "separation_gap"]

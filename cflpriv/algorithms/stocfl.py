@@ -34,17 +34,17 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ..algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
+from ..contract.handles import GroupMean, Held, Own, Shared
+from ..contract.operations import Federation, Then
+from ..contract.transcript import RoundRecord
 from ..engine import Device, Result, TaskInput
 from ..errors import InputError
-from ..evaluation import Evaluate
-from ..federation import Federation, Then
-from ..handles import GroupMean, Held, Own, Shared
-from ..privacy import Noise, Releases
-from ..private_signatures import NoisyGradient
+from ..privacy.private_signatures import NoisyGradient
+from ..privacy.settings import Noise, Releases
 from ..randomness import stream
-from ..record import RoundRecord
-from ..training import Gradient, Train
+from ..tasks.evaluation import Evaluate
+from ..tasks.training import Gradient, Train
 from ..types import Array, Clustering, Parts
 from .attempts import try_compute, try_mean
 from .fedavg import Weights

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..errors import InputError
-from ..models import Model, build_module, dtype_of
+from ..tasks.models import Model, build_module, dtype_of
 from ..types import Array
 from .device import Device
 from .graphs import steps_by_plan

@@ -20,18 +20,18 @@ import msgspec
 import numpy as np
 from safetensors.numpy import load_file
 
-from ..algorithm import state_name
 from ..algorithms import STATES
-from ..epochs import Epoch
+from ..clustering.similarity import SimilarityMatrix
+from ..contract.algorithm import state_name
+from ..contract.handles import Blind, GroupMean, Held, HeldKey, Own, Shared
 from ..errors import InputError
+from ..federation.epochs import Epoch
+from ..federation.server import RemoteFederation
+from ..federation.store import ObjectStore
+from ..federation.values import keep_values, kept_values
 from ..files import write_arrays, write_atomically
-from ..handles import Blind, GroupMean, Held, HeldKey, Own, Shared
 from ..protocols.keys import Identity
-from ..remote.server import RemoteFederation
-from ..remote.store import ObjectStore
-from ..remote.values import keep_values, kept_values
-from ..similarity import SimilarityMatrix
-from ..simulation import Simulated
+from ..transports.simulation import Simulated
 from ..types import Array, Clustering
 
 __all__ = [

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..remote.server import RemoteFederation
-from ..traffic import client_bytes, megabits, to_target
+from ..federation.server import RemoteFederation
+from ..federation.traffic import client_bytes, megabits, to_target
 
 __all__ = ["traffic_so_far", "traffic_summary"]
 

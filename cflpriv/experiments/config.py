@@ -16,18 +16,18 @@ from typing import Any, Literal, TypeVar, get_type_hints
 import tomli_w
 from pydantic import ConfigDict, ValidationError, create_model
 
-from ..algorithm import Algorithm, AlgorithmSpec
 from ..algorithms import ALGORITHMS
+from ..contract.algorithm import Algorithm, AlgorithmSpec
+from ..contract.operations import Sampling
+from ..contract.protection import Protection
+from ..contract.transcript import Level
 from ..data import DataSpec
 from ..engine.device import Precision
 from ..errors import CflprivWarning, InputError, unknown_key
-from ..federation import Sampling
-from ..models import Dtype, Model
 from ..plugins import load_plugin
-from ..privacy import Noise, Privacy, Releases, plan
-from ..protection import Protection
-from ..record import Level
-from ..training import Train
+from ..privacy.settings import Noise, Privacy, Releases, plan
+from ..tasks.models import Dtype, Model
+from ..tasks.training import Train
 from ..types import Population
 
 __all__ = ["Config", "load_config", "own_weights", "parse_config"]

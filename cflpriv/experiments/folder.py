@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from ..contract.transcript import Transcript
 from ..data.text import TEXTS
 from ..errors import InputError
 from ..files import append, write_atomically
-from ..record import Transcript
 from ..types import ClientData, Population
 from .checkpoint import prune, restore, save_checkpoint
 from .config import Config

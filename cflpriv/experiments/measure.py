@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from ..algorithm import Algorithm, Served
+from ..contract.algorithm import Algorithm, Served
 from ..engine import Streams, TaskInput, Value
-from ..evaluation import Evaluate
-from ..models import Model
-from ..simulation import Simulated, simulate
+from ..tasks.evaluation import Evaluate
+from ..tasks.models import Model
+from ..transports.simulation import Simulated, simulate
 from ..types import Array
 
 __all__ = ["local_scores", "recomputed", "served_accuracy", "served_scores"]

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..algorithm import Served
+from ..contract.algorithm import Served
 from ..engine import Streams, TaskInput
-from ..evaluation import Evaluate
-from ..simulation import Simulated
-from ..training import Train
+from ..tasks.evaluation import Evaluate
+from ..tasks.training import Train
+from ..transports.simulation import Simulated
 from ..types import Array, Population
 
 __all__ = ["fine_tuned_accuracy", "held_back"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.cluster import hierarchy
 
-from ..clustering import CLEAR_GAP
+from ..clustering.cuts import CLEAR_GAP
 from ..types import Array
 
 if TYPE_CHECKING:

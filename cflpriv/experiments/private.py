@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..accounts import Accounts
-from ..algorithm import Algorithm
-from ..client_level import ClippedMean, LocalGram, client_noise
+from ..contract.algorithm import Algorithm
+from ..contract.protection import Protection
 from ..errors import InputError
-from ..privacy import Noise, Privacy, Releases
-from ..protection import Protection
+from ..privacy.client_level import ClippedMean, LocalGram, client_noise
+from ..privacy.receipts import Accounts
+from ..privacy.settings import Noise, Privacy, Releases
 from ..protocols.entropy import Entropy
 from ..protocols.ledger import Ledger
 from .config import Config

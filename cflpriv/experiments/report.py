@@ -21,9 +21,9 @@ from markupsafe import Markup
 from scipy.cluster import hierarchy
 
 from ..algorithms import ALGORITHMS
+from ..clustering.similarity import MEASURES
+from ..contract.protection import GRAMS, SUMS
 from ..errors import InputError
-from ..protection import GRAMS, SUMS
-from ..similarity import MEASURES
 from ..types import Array
 from . import pictures
 from .audit_report import STATUS, attack_matrix, label_histograms, metric_words

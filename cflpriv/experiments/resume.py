@@ -18,10 +18,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from ..contract.transcript import cut_transcript
 from ..errors import InputError
 from ..files import append, write_atomically
 from ..protocols.entropy import Entropy
-from ..record import cut_transcript
 from .checkpoint import Checkpoint, latest, load_checkpoint
 from .config import Config, load_config, read_tree
 

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from ..algorithm import Algorithm
+from ..clustering.scores import ari, perplexity, spread
+from ..contract.algorithm import Algorithm
+from ..contract.transcript import Transcript
 from ..data import build_population
 from ..engine import Engine
 from ..errors import InputError
-from ..metrics import ari, perplexity, spread
+from ..federation.server import RemoteFederation
 from ..plugins import load_plugin
 from ..protocols.entropy import public_entropy, system_entropy
 from ..protocols.errors import LocalError, TooFewClients
 from ..protocols.ledger import BudgetExceeded
 from ..protocols.orthonormal import HAAR_LIMIT
-from ..record import Transcript
-from ..remote.server import RemoteFederation
-from ..simulation import Simulated, simulate
 from ..transports.memory import Faults
+from ..transports.simulation import Simulated, simulate
 from ..types import Array, Population
 from .communication import traffic_so_far, traffic_summary
 from .config import Config
@@ -324,7 +324,7 @@ def _compared_bytes(config: Config, population: Population) -> int:
     sketch_dim = protection.sketch_dim if "sketch" in protection.gram else None
     if "ckks" not in protection.gram:
         return clients * p * min(dimension, sketch_dim or dimension) * 8
-    from ..encrypted import Settings  # the protocol is loaded where it is used
+    from ..aggregation.ckks_settings import Settings  # the protocol is loaded where it is used
 
     settings = Settings.of(protection, sketch_dim)
     try:

@@ -34,9 +34,9 @@ from typing import Any
 
 import tomli_w
 
+from ..contract.protection import GRAMS, SUMS
 from ..errors import InputError
 from ..files import write_atomically
-from ..protection import GRAMS, SUMS
 from .config import Config, changed, near, parse_config, read_tree
 from .folder import run_experiment
 from .resume import holds_nothing, locked

@@ -13,14 +13,14 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from ..algorithms.cfl import gaps
+from ..clustering.similarity import Gram, angles
 from ..data import DataSpec, build_population
 from ..engine import Engine, Streams, TaskInput
-from ..evaluation import Evaluate
-from ..models import Model
 from ..randomness import stream
-from ..signatures import principal_vectors
-from ..similarity import Gram, angles
-from ..training import Train
+from ..tasks.evaluation import Evaluate
+from ..tasks.models import Model
+from ..tasks.signatures import principal_vectors
+from ..tasks.training import Train
 from ..types import Array, ClientData
 from .config import parse_config
 from .regression import Point, success_rate

@@ -16,19 +16,19 @@ import msgspec
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from ..contract.protection import Protection
 from ..errors import InputError, unknown_key
-from ..privacy import Privacy
-from ..protection import Protection
+from ..federation.client import RemoteClient, Settings
+from ..federation.messages import Refused, encode
+from ..federation.store import ByteStore, DiskStore, Store
+from ..privacy.settings import Privacy
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.keys import Identity, Roster
-from ..remote.client import RemoteClient, Settings
-from ..remote.messages import Refused, encode
-from ..remote.store import ByteStore, DiskStore, Store
 from ..types import ClientData
 from .transport import ANSWER, ASK, RECORD
 
 if TYPE_CHECKING:
-    from ..remote.holder import RemoteHolder
+    from ..aggregation.key_holder import RemoteHolder
 
 __all__ = ["ContextStore", "answer", "client_app", "read_settings", "settings_of", "store_of", "write_identities"]
 
@@ -245,7 +245,7 @@ def ask_of(message: Message) -> bytes:
 
 def holder(settings: Settings, store: Store) -> "RemoteHolder":
     """The key holder of encrypted similarity, at a node whose settings say that it is that."""
-    from ..remote.holder import RemoteHolder  # the protocol is loaded where it is used
+    from ..aggregation.key_holder import RemoteHolder  # the protocol is loaded where it is used
 
     return RemoteHolder(settings, store)
 

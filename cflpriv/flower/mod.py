@@ -14,12 +14,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordD
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.constant import ErrorCode
 
+from ..contract.protection import Protection
 from ..errors import InputError
-from ..protection import Protection
+from ..federation.client import RemoteClient, Settings
+from ..federation.foreign import Foreign
+from ..federation.messages import Refused, encode
 from ..protocols.mechanisms import clip
-from ..remote.client import RemoteClient, Settings
-from ..remote.foreign import Foreign
-from ..remote.messages import Refused, encode
 from ..types import Array, ClientData
 from .client import KEY_HOLDER, answer, ask_of, holder, settings_of, store_of
 from .transport import RECORD

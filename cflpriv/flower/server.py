@@ -13,7 +13,10 @@ from typing import Any, TypeVar
 import numpy as np
 from flwr.serverapp import Grid
 
-from ..algorithm import Algorithm
+from ..clustering.scores import ari, spread
+from ..contract.algorithm import Algorithm
+from ..contract.handles import Held, placed
+from ..contract.transcript import Transcript, cut_transcript
 from ..errors import InputError, TrainingDiverged
 from ..experiments.checkpoint import latest, load_checkpoint, prune, restore, save_checkpoint, write_atomically
 from ..experiments.config import Config
@@ -21,15 +24,12 @@ from ..experiments.folder import environment, file_digests, flush, idle_notes, p
 from ..experiments.private import Books, books, charges, opened, spent, summed_up
 from ..experiments.resume import check_same_config
 from ..experiments.run import LAST, population_digest, several_models
-from ..handles import Held, placed
-from ..metrics import ari, spread
+from ..federation.server import ClientsLost, EpochEnded, KeyHolderLost, RemoteFederation
+from ..federation.transport import OverBytes
 from ..protocols.entropy import system_entropy
 from ..protocols.errors import TooFewClients
 from ..protocols.keys import Roster
 from ..protocols.ledger import BudgetExceeded
-from ..record import Transcript, cut_transcript
-from ..remote.server import ClientsLost, EpochEnded, KeyHolderLost, RemoteFederation
-from ..transports.interface import OverBytes
 from ..types import ClientData, Population
 from .transport import GridTransport
 

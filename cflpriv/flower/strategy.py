@@ -19,19 +19,19 @@ from flwr.serverapp import Grid, PrivacyAccountant
 from flwr.supercore.privacy_accounting import GaussianPrivacyEvent
 
 from ..algorithms.pacfl import ClusterByAngles
+from ..contract.handles import Shared
+from ..contract.operations import Sampling
+from ..contract.protection import Protection
 from ..errors import InputError, TrainingDiverged
-from ..federation import Sampling
-from ..handles import Shared
-from ..protection import Protection
+from ..federation.foreign import Foreign
+from ..federation.server import ClientsLost, KeyHolderLost, RemoteFederation
+from ..federation.transport import OverBytes
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import TooFewClients
 from ..protocols.fixedpoint import largest_levels
 from ..protocols.keys import Roster
 from ..protocols.mechanisms import gaussian, rounded_norms
 from ..protocols.orthonormal import TRANSFORMS
-from ..remote.foreign import Foreign
-from ..remote.server import ClientsLost, KeyHolderLost, RemoteFederation
-from ..transports.interface import OverBytes
 from .mod import CLIP, cut, flat, layout_of
 from .transport import GridTransport
 

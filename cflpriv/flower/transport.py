@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 if TYPE_CHECKING:
-    from ..remote.server import RemoteFederation
+    from ..federation.server import RemoteFederation
 
 __all__ = ["ANSWER", "ASK", "RECORD", "GridTransport"]
 

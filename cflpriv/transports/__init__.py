@@ -1,7 +1,7 @@
-"""How do requests reach clients? One transport a file.
+"""How do requests reach clients? One transport a file; `federation.transport` has the interface.
 
-    interface    what a server needs of any, and its form over bytes (what a network carries)
-    memory       clients of this process: requests are handed over as objects, and equal ones are computed together
+    memory       clients of this process: requests are handed over as objects, or through their encoding, and equal ones are computed together
+    simulation   a whole federation in one process
 
 `cflpriv.flower.transport` carries bytes on Flower's Grid.
 """

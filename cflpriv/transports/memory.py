@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import InputError
-from ..participation import draw_drop
+from ..federation import messages as m
+from ..federation.client import refusal
+from ..federation.cohort import draw_drop
+from ..federation.host import ClientHost
+from ..federation.transport import Stage
 from ..protocols.errors import ProtocolError
-from ..remote import messages as m
-from ..remote.client import refusal
-from ..remote.host import ClientHost
-from .interface import Stage
 
 __all__ = ["BEFORE_UPLOAD", "STAGES", "BytesTransport", "Faults", "MemoryTransport"]
 

@@ -12,10 +12,10 @@ from cflpriv.attacks.audit import case_of, fresh_scene
 from cflpriv.attacks.label_inference import auxiliary_shares
 from cflpriv.attacks.leakage import Cell
 from cflpriv.attacks.pooling import pooled
+from cflpriv.contract.protection import Protection
+from cflpriv.contract.transcript import Transcript
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
-from cflpriv.protection import Protection
-from cflpriv.record import Transcript
 
 
 def test_a_key_holder_whose_key_was_not_written_is_refused() -> None:

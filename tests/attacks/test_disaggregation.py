@@ -17,11 +17,11 @@ from cflpriv.attacks.cluster_identity import clusters_from_sizes
 from cflpriv.attacks.disaggregation import guess_single, score_static
 from cflpriv.attacks.leakage import Case
 from cflpriv.attacks.sums import CohortSum, sizes_in, sums_in
+from cflpriv.contract.handles import Shared
+from cflpriv.contract.operations import Sampling
+from cflpriv.contract.protection import Protection
 from cflpriv.engine import TaskInput
-from cflpriv.federation import Sampling
-from cflpriv.handles import Shared
-from cflpriv.privacy import Privacy
-from cflpriv.protection import Protection
+from cflpriv.privacy.settings import Privacy
 from cflpriv.types import Array, Parts
 
 DIMENSION = 12

@@ -11,11 +11,11 @@ import torch
 from attack_scenes import QUICK, case, config, population_of
 from scipy import stats
 
-import cflpriv.client_level as client_level
-import cflpriv.evaluation as evaluation
-import cflpriv.private_signatures as private_signatures
+import cflpriv.privacy.client_level as client_level
+import cflpriv.privacy.private_signatures as private_signatures
 import cflpriv.protocols.mechanisms as mechanisms
-import cflpriv.training as training
+import cflpriv.tasks.evaluation as evaluation
+import cflpriv.tasks.training as training
 from cflpriv.attacks import ATTACKS, dp_mechanisms, dp_run
 from cflpriv.attacks.dp_audit import AuditResult, audit, ceiling, epsilon_lower_bound, guess, numbers_of_guesses, p_value
 from cflpriv.attacks.dp_mechanisms import GAMES, Game, quiet

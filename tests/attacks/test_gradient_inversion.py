@@ -20,8 +20,8 @@ from cflpriv.attacks.lbfgs import minimise
 from cflpriv.attacks.leakage import psnr_db
 from cflpriv.attacks.significance import judge
 from cflpriv.engine import Streams, TaskInput
-from cflpriv.models import Model
-from cflpriv.training import Train
+from cflpriv.tasks.models import Model
+from cflpriv.tasks.training import Train
 from cflpriv.types import Array, ClientData
 
 NET = Model("sigmoid_lenet", (1, 8, 8), 10, dtype="float64")

@@ -13,8 +13,8 @@ from cflpriv.attacks.imprint import guess, imprinted, share_recovered, summed, u
 from cflpriv.attacks.leakage import Cell, prior_of
 from cflpriv.data import DataSpec, build_population
 from cflpriv.errors import InputError
-from cflpriv.models import Model
-from cflpriv.training import Train
+from cflpriv.tasks.models import Model
+from cflpriv.tasks.training import Train
 from cflpriv.types import Array, ClientData, Population
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from attack_scenes import case, config
 
-from cflpriv.algorithm import Algorithm, Served
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.around import AroundTraining
 from cflpriv.algorithms.choosing import PickAndTrain
@@ -23,16 +22,17 @@ from cflpriv.attacks.label_inference import guess, score_l1, shares_of
 from cflpriv.attacks.leakage import Case
 from cflpriv.attacks.local_training import LocalTraining, trainings_in
 from cflpriv.attacks.updates import Step, asked_in, less_known, public_model, steps_in
+from cflpriv.contract.algorithm import Algorithm, Served
+from cflpriv.contract.handles import Shared
+from cflpriv.contract.operations import Federation
+from cflpriv.contract.transcript import RoundRecord, Transcript, settings_of
 from cflpriv.engine import Result, Streams, Task, TaskInput
 from cflpriv.errors import InputError
-from cflpriv.evaluation import Evaluate, Losses
 from cflpriv.experiments import run_experiment
-from cflpriv.federation import Federation
-from cflpriv.handles import Shared
-from cflpriv.models import Model
-from cflpriv.record import RoundRecord, Transcript, settings_of
-from cflpriv.remote.tasks import task_from_bytes
-from cflpriv.training import Gradient, Train
+from cflpriv.federation.task_encoding import task_from_bytes
+from cflpriv.tasks.evaluation import Evaluate, Losses
+from cflpriv.tasks.models import Model
+from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, ClientData
 
 TRAINED: list[dict[str, Any]] = [

@@ -11,13 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scenes import orthonormal_rows
 
-from cflpriv.attacks import (
-    groups_from_scores,
-    labels_from_bias,
-    labels_from_gram,
-    labels_from_templates,
-    rows_from_products,
-)
+from cflpriv.attacks import groups_from_scores, labels_from_bias, labels_from_gram, labels_from_templates, rows_from_products
 from cflpriv.attacks.gram_geometry import _assigned
 from cflpriv.attacks.label_inference import bias_span, class_probabilities, counts_from_bias, steps_scale, top_labels
 from cflpriv.attacks.leakage import grouping_accuracy, prior_of
@@ -25,9 +19,9 @@ from cflpriv.attacks.local_training import LocalTraining
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.experiments import parse_config
-from cflpriv.models import Model
 from cflpriv.protocols.orthonormal import haar
-from cflpriv.training import Gradient
+from cflpriv.tasks.models import Model
+from cflpriv.tasks.training import Gradient
 from cflpriv.types import Array
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -13,8 +13,8 @@ from cflpriv.attacks.membership import auc_interval, confidences, deal, lira, lo
 from cflpriv.attacks.significance import confidence_interval
 from cflpriv.engine import Engine
 from cflpriv.errors import InputError
-from cflpriv.models import Model
-from cflpriv.training import Train
+from cflpriv.tasks.models import Model
+from cflpriv.tasks.training import Train
 from cflpriv.types import Array
 
 

@@ -21,7 +21,7 @@ from cflpriv.attacks.membership_gradients import Evidence, affordable, evidence,
 from cflpriv.attacks.membership_shadows import Pairs, pairs_of
 from cflpriv.attacks.updates import Step, public_model
 from cflpriv.experiments import Config
-from cflpriv.models import Model
+from cflpriv.tasks.models import Model
 
 IID = {"clients": 12, "samples_per_client": 40, "test_samples_per_client": 40, "partition": "iid", "groups": []}
 SHADOWS = 8

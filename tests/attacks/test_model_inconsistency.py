@@ -9,9 +9,9 @@ from attack_scenes import case, config
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.model_inconsistency import deadened, isolate, trained
 from cflpriv.errors import InputError
-from cflpriv.models import Model
 from cflpriv.protocols.entropy import public_entropy
-from cflpriv.training import Train
+from cflpriv.tasks.models import Model
+from cflpriv.tasks.training import Train
 from cflpriv.types import Array, ClientData
 
 GRID = 2.0**-20

@@ -18,10 +18,10 @@ from cflpriv.attacks.key_recovery.mixed import multiples_in
 from cflpriv.attacks.leakage import Case
 from cflpriv.attacks.sums import models_sent
 from cflpriv.attacks.updates import public_model, steps_in, updates_in
+from cflpriv.contract.transcript import Message, Transcript
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import run_experiment
-from cflpriv.record import Message, Transcript
 
 SEVERAL: dict[str, tuple[str, ...]] = {"fednova": ("direction", "steps"), "scaffold": ("update", "control")}
 PROTECTIONS: dict[str, dict[str, Any]] = {

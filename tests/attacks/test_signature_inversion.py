@@ -15,7 +15,7 @@ from cflpriv.attacks.significance import confidence_interval, judge, proportion_
 from cflpriv.data import DataSpec, build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, parse_config, run_experiment
-from cflpriv.signatures import principal_vectors
+from cflpriv.tasks.signatures import principal_vectors
 from cflpriv.types import Population
 
 PAIRS = {"partition": "pathological", "groups": [[0, 1], [2, 3], [4, 5], [6, 7]], "clients": 12}

@@ -12,11 +12,11 @@ from attack_scenes import QUICK, case, config
 from cflpriv.attacks import ADVERSARIES, ATTACKS, load_view, view_of
 from cflpriv.attacks.audit import case_of, fresh_scene
 from cflpriv.attacks.gram_geometry import products_of
+from cflpriv.contract.protection import Protection
+from cflpriv.contract.transcript import Message, Transcript, payload_rows
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import run_experiment
-from cflpriv.protection import Protection
-from cflpriv.record import Message, Transcript, payload_rows
 
 
 def transcript() -> list[Message]:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from scenes import PROTECTIONS, eye, federation, mlp_training, population, training
 from torch.nn import functional
 
-from cflpriv.algorithm import Algorithm
 from cflpriv.algorithms import ALGORITHMS, fedavg, local
 from cflpriv.algorithms.around import steps_of, weight_of_steps
 from cflpriv.algorithms.ditto import MEMORY as PERSONAL
@@ -32,18 +31,19 @@ from cflpriv.algorithms.one_shot import ClusterByMeans, one_shot
 from cflpriv.algorithms.per_fedavg import per_fedavg
 from cflpriv.algorithms.scaffold import MEMORY as CONTROL
 from cflpriv.algorithms.scaffold import ROUND, WAITING, scaffold
+from cflpriv.clustering.scores import ari
+from cflpriv.clustering.similarity import Gram
+from cflpriv.contract.algorithm import Algorithm
+from cflpriv.contract.operations import GramView, Sampling
+from cflpriv.contract.protection import Protection
+from cflpriv.contract.transcript import Transcript
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.errors import InputError, TooFewClients
-from cflpriv.federation import GramView, Sampling
-from cflpriv.metrics import ari
-from cflpriv.models import Model
-from cflpriv.protection import Protection
-from cflpriv.record import Transcript
-from cflpriv.remote.messages import task_from_bytes, task_to_bytes
-from cflpriv.remote.server import RemoteFederation
-from cflpriv.similarity import Gram
-from cflpriv.training import Gradient, Train
+from cflpriv.federation.messages import task_from_bytes, task_to_bytes
+from cflpriv.federation.server import RemoteFederation
+from cflpriv.tasks.models import Model
+from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, ClientData, Population
 
 BASELINES = ("fedprox", "fednova", "scaffold", "ditto", "lg_fedavg", "per_fedavg", "fedfomo", "fedproto", "fesem", "one_shot")

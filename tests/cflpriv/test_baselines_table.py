@@ -16,18 +16,18 @@ import numpy as np
 import pytest
 from scenes import PROTECTIONS, eye, federation, mlp_training
 
-from cflpriv.algorithm import Algorithm
 from cflpriv.algorithms import ALGORITHMS, pacfl
+from cflpriv.contract.algorithm import Algorithm
+from cflpriv.contract.protection import Protection
+from cflpriv.contract.transcript import Transcript
 from cflpriv.data import DataSpec, build_population
 from cflpriv.experiments import parse_config, run_experiment, start
 from cflpriv.experiments.newcomers import fine_tuned_accuracy
 from cflpriv.experiments.run import admit, advance, finish
-from cflpriv.models import Model
-from cflpriv.protection import Protection
-from cflpriv.record import Transcript
-from cflpriv.remote.server import RemoteFederation
-from cflpriv.traffic import client_bytes, megabits, to_target
-from cflpriv.training import Train
+from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.traffic import client_bytes, megabits, to_target
+from cflpriv.tasks.models import Model
+from cflpriv.tasks.training import Train
 from cflpriv.types import Population
 
 ROOT = Path(__file__).parent.parent.parent

@@ -12,25 +12,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import PROTECTIONS, eye, federation, mlp_training, population, training
 
-from cflpriv.algorithm import Algorithm
 from cflpriv.algorithms.cfl import EPS1, EPS2, cfl, gaps, offer, path
 from cflpriv.algorithms.fedavg import fedavg
 from cflpriv.algorithms.splitting import CONGRUENT, DROWNED, SPLIT, Bipartition, MoreSimilar, bipartition, cross_similarity, separation_gap
+from cflpriv.clustering.scores import ari
+from cflpriv.clustering.similarity import Gram
+from cflpriv.contract.algorithm import Algorithm
+from cflpriv.contract.operations import GramView, Sampling
+from cflpriv.contract.protection import Protection
+from cflpriv.contract.transcript import Transcript
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine
 from cflpriv.errors import InputError, TooFewClients
-from cflpriv.evaluation import Losses
 from cflpriv.experiments import parse_config
 from cflpriv.experiments.checkpoint import flatten, save_checkpoint
 from cflpriv.experiments.run import prepare
-from cflpriv.federation import GramView, Sampling
-from cflpriv.metrics import ari
-from cflpriv.models import Model
-from cflpriv.protection import Protection
-from cflpriv.record import Transcript
-from cflpriv.remote.server import RemoteFederation
-from cflpriv.similarity import Gram
-from cflpriv.training import Train
+from cflpriv.federation.server import RemoteFederation
+from cflpriv.tasks.evaluation import Losses
+from cflpriv.tasks.models import Model
+from cflpriv.tasks.training import Train
 from cflpriv.types import Array, Population
 
 SWAPS = ((1, 7), (3, 5), (4, 9), (0, 6))

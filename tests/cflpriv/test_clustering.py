@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from scipy.cluster import hierarchy
 from sklearn.metrics import adjusted_rand_score
 
-from cflpriv.clustering import LINKAGES, Linkage, cut_tree, gap_ratios, linkage_distances, linkage_tree, ordered_labels, silhouettes
+from cflpriv.clustering.cuts import LINKAGES, Linkage, cut_tree, gap_ratios, linkage_distances, linkage_tree, ordered_labels, silhouettes
+from cflpriv.clustering.similarity import SimilarityMatrix
 from cflpriv.errors import InputError
-from cflpriv.similarity import SimilarityMatrix
 from cflpriv.types import Array
 
 

@@ -9,25 +9,25 @@ import numpy as np
 import pytest
 from scenes import eye, federation, population, training
 
-from cflpriv.algorithm import Algorithm
+from cflpriv.aggregation.ckks_settings import EncryptedGram, EncryptedSession, Settings
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.merging import MergeClusters
 from cflpriv.attacks.adversary import view_of
-from cflpriv.clustering import cut_tree, linkage_tree
+from cflpriv.clustering.cuts import cut_tree, linkage_tree
+from cflpriv.clustering.similarity import angles
+from cflpriv.contract.algorithm import Algorithm
+from cflpriv.contract.operations import GramView
+from cflpriv.contract.protection import Protection
+from cflpriv.contract.transcript import Message
 from cflpriv.data import build_population
-from cflpriv.encrypted import EncryptedGram, EncryptedSession, Settings
 from cflpriv.errors import InputError
 from cflpriv.experiments import run_experiment, start
 from cflpriv.experiments.config import load_config, parse_config
-from cflpriv.federation import GramView
-from cflpriv.protection import Protection
+from cflpriv.federation.server import RemoteFederation
 from cflpriv.protocols.ckks import arithmetic
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.orthonormal import TRANSFORMS
 from cflpriv.protocols.sketch import public_seed, sketch
-from cflpriv.record import Message
-from cflpriv.remote.server import RemoteFederation
-from cflpriv.similarity import angles
 from cflpriv.types import Array
 
 pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")

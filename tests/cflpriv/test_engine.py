@@ -18,10 +18,10 @@ from cflpriv.engine import Engine, ManyTask, Streams, TaskInput, fast
 from cflpriv.engine.layers import Residual
 from cflpriv.engine.run import chunks
 from cflpriv.errors import InputError, TrainingDiverged, WorkerLost
-from cflpriv.evaluation import Evaluate, Losses
 from cflpriv.experiments.config import parse_config
-from cflpriv.models import Model
-from cflpriv.training import Gradient, Train
+from cflpriv.tasks.evaluation import Evaluate, Losses
+from cflpriv.tasks.models import Model
+from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, ClientData
 
 SMALL_MODELS = {

@@ -20,8 +20,8 @@ from cflpriv.engine.run import chunks
 from cflpriv.engine.sgd import Steps, Way, steps_by_batch, train_stacked
 from cflpriv.errors import InputError
 from cflpriv.experiments.config import parse_config
-from cflpriv.models import Model, dtype_of
-from cflpriv.training import Gradient, Train
+from cflpriv.tasks.models import Model, dtype_of
+from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, ClientData, Parts
 
 CUDA = Device("cuda")

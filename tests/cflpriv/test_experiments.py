@@ -22,13 +22,13 @@ from cflpriv.algorithms import ALGORITHMS
 from cflpriv.attacks.leakage import prior_of
 from cflpriv.attacks.updates import public_model
 from cflpriv.cli import main
+from cflpriv.contract.handles import Held
 from cflpriv.data import build_population
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, Simulation, load_config, parse_config, run_experiment, start
 from cflpriv.experiments.run import admit, advance, begin, estimate_record_bytes, finish
-from cflpriv.handles import Held
-from cflpriv.training import Gradient
+from cflpriv.tasks.training import Gradient
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))

@@ -10,27 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import PROTECTIONS, Echo, Make, eye, federation, parity, population
 
-from cflpriv.channels import (  # fmt: skip
-    Channels,
-    ClearGather,
-    ClearGram,
-    ClearSum,
-    Recorder,
-    SumCall,
-    Transforms,
-    above_floor,
-    channels,
-    weighted_mean,
-)
+from cflpriv.clustering.similarity import Gram
+from cflpriv.contract.calls import Channels, ClearGather, ClearGram, ClearSum, Recorder, SumCall, above_floor, channels, weighted_mean
+from cflpriv.contract.handles import GroupMean, Held, Own, Shared
+from cflpriv.contract.operations import GramView, Sampling
+from cflpriv.contract.protection import Protection
+from cflpriv.contract.transcript import Message, Transcript
 from cflpriv.engine import TaskInput
 from cflpriv.errors import InputError
-from cflpriv.federation import GramView, Sampling
-from cflpriv.handles import GroupMean, Held, Own, Shared
-from cflpriv.protection import Protection
+from cflpriv.federation.transforms import Transforms
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.errors import TooFewClients
-from cflpriv.record import Message, Transcript
-from cflpriv.similarity import Gram
 from cflpriv.types import Array, Parts
 
 

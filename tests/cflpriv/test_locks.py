@@ -12,7 +12,7 @@ import pytest
 
 from cflpriv.errors import InputError
 from cflpriv.experiments.resume import holds_nothing, locked
-from cflpriv.remote.store import DiskStore
+from cflpriv.federation.store import DiskStore
 
 HOLD_FOLDER = "from cflpriv.experiments.resume import locked as hold"
 HOLD_STORE = "from cflpriv.remote.store import DiskStore; hold = lambda folder: DiskStore(folder).alone()"

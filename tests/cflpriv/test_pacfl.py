@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from scenes import PROTECTIONS, eye, federation, mlp_training, population, served, training
 
-from cflpriv.algorithm import Algorithm
 from cflpriv.algorithms import ALGORITHMS, fedavg, local, oracle, pacfl, shuffled
+from cflpriv.clustering.scores import ari
+from cflpriv.clustering.similarity import Gram, angles
+from cflpriv.contract.algorithm import Algorithm
+from cflpriv.contract.operations import GramView, Sampling
+from cflpriv.contract.protection import Protection
 from cflpriv.data import DataSpec, build_population
 from cflpriv.errors import InputError
-from cflpriv.federation import GramView, Sampling
-from cflpriv.metrics import ari
-from cflpriv.protection import Protection
-from cflpriv.remote.server import RemoteFederation
-from cflpriv.signatures import PrincipalVectors, principal_vectors
-from cflpriv.similarity import Gram, angles
+from cflpriv.federation.server import RemoteFederation
+from cflpriv.tasks.signatures import PrincipalVectors, principal_vectors
 from cflpriv.types import Array, Population
 
 

@@ -14,19 +14,19 @@ from scenes import PROTECTIONS, eye, federation, population, served, training
 from scenes import mlp_training as train_on
 from sklearn.cluster import OPTICS, KMeans
 
-from cflpriv.algorithm import Algorithm
 from cflpriv.algorithms import fedavg, oracle, pfedlia
 from cflpriv.algorithms.influence import Influence, OnPart, better_group, cluster_scores, split
+from cflpriv.clustering.scores import ari
+from cflpriv.contract.algorithm import Algorithm
+from cflpriv.contract.operations import Sampling
+from cflpriv.contract.protection import Protection
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.errors import InputError
 from cflpriv.experiments.checkpoint import flatten
-from cflpriv.federation import Sampling
-from cflpriv.metrics import ari
-from cflpriv.models import Model
-from cflpriv.protection import Protection
-from cflpriv.remote.server import RemoteFederation
-from cflpriv.training import Train
+from cflpriv.federation.server import RemoteFederation
+from cflpriv.tasks.models import Model
+from cflpriv.tasks.training import Train
 from cflpriv.types import Array, ClientData, Population
 
 PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))

@@ -15,29 +15,29 @@ import pytest
 import scenes
 from scipy import stats
 
-from cflpriv.accounts import Accounts
 from cflpriv.algorithms import ALGORITHMS
-from cflpriv.channels import channels
-from cflpriv.client_level import ClippedMean, Shares, _skellam, client_channels
+from cflpriv.contract.calls import channels
+from cflpriv.contract.handles import Own, Shared
+from cflpriv.contract.protection import Protection
 from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.errors import CflprivWarning, InputError, TrainingDiverged
-from cflpriv.evaluation import Losses
 from cflpriv.experiments import advance, load_config, parse_config, run_experiment
 from cflpriv.experiments.config import Config
-from cflpriv.handles import Own, Shared
-from cflpriv.models import MODELS, Model, keeps_samples_apart
-from cflpriv.privacy import Noise, Privacy, Releases, plan
-from cflpriv.private_signatures import NoisyGradient, noisy_principal_vectors, sketch_directions, unit_rows
-from cflpriv.protection import Protection
+from cflpriv.federation.server import RemoteFederation
+from cflpriv.privacy.client_level import ClippedMean, Shares, _skellam, client_channels
+from cflpriv.privacy.private_signatures import NoisyGradient, noisy_principal_vectors, sketch_directions, unit_rows
+from cflpriv.privacy.receipts import Accounts
+from cflpriv.privacy.settings import Noise, Privacy, Releases, plan
 from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.events import ChoiceEvent, GaussianEvent, Relation, SampledGaussianEvent, SkellamEvent, event_from
 from cflpriv.protocols.fixedpoint import largest_levels
 from cflpriv.protocols.ledger import Budget, BudgetExceeded, Ledger
 from cflpriv.protocols.mechanisms import noisy_argmin
-from cflpriv.remote.server import RemoteFederation
-from cflpriv.signatures import PrincipalVectors
-from cflpriv.training import Gradient, Train
+from cflpriv.tasks.evaluation import Losses
+from cflpriv.tasks.models import MODELS, Model, keeps_samples_apart
+from cflpriv.tasks.signatures import PrincipalVectors
+from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, ClientData, Parts, Population
 
 ALPHA = 1e-6
@@ -450,8 +450,8 @@ def mixed(module: str) -> Model:
 @pytest.mark.parametrize("module", ["batch norm", "centred", "scaled", "known layers"])
 def test_a_sample_moves_no_more_than_its_own_loss(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums behind a private choice, and private scores: with the samples in one batch, an outlier moved the losses of all."""
-    from cflpriv import evaluation
     from cflpriv.algorithms.influence import Influence, split
+    from cflpriv.tasks import evaluation
 
     model, rng, seen = mixed(module), np.random.default_rng(0), []
     x = rng.normal(size=(60, 1, 2, 2))
@@ -793,7 +793,7 @@ def test_a_run_of_the_scoring_round_alone_is_planned(tmp_path: Path) -> None:
 
 
 def test_newcomers_who_cannot_pay_again_end_a_run_with_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cflpriv.accounts import Accounts as Real
+    from cflpriv.privacy.receipts import Accounts as Real
 
     settle = Real.settle
 

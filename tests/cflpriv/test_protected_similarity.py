@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from scenes import Make, eye, federation, population
 
-from cflpriv.channels import Transforms
+from cflpriv.contract.handles import Held, Shared
+from cflpriv.contract.operations import GramView
+from cflpriv.contract.protection import GRAMS, SUMS, Protection
 from cflpriv.data import build_population
 from cflpriv.engine import TaskInput
 from cflpriv.errors import InputError
 from cflpriv.experiments.config import Config, parse_config
 from cflpriv.experiments.run import advance, start
-from cflpriv.federation import GramView
-from cflpriv.handles import Held, Shared
-from cflpriv.protection import GRAMS, SUMS, Protection
+from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.transforms import Transforms
 from cflpriv.protocols.orthonormal import HAAR_LIMIT, TRANSFORMS, Haar, transform
 from cflpriv.protocols.sketch import public_seed, sketch
-from cflpriv.remote.server import RemoteFederation
 from cflpriv.types import Array, Parts, Population
 
 KINDS = tuple(TRANSFORMS)

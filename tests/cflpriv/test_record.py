@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
+from cflpriv.contract.transcript import Level, Message, Transcript, _link, payload_rows, read_transcript
 from cflpriv.errors import InputError
-from cflpriv.record import Level, Message, Transcript, _link, payload_rows, read_transcript
 
 
 def talk(transcript: Transcript) -> Transcript:

@@ -14,21 +14,21 @@ from loopback import ENTROPY, Loopback, RawArray, remote
 from scenes import eye, federation, population, training
 
 from cflpriv.algorithms import ALGORITHMS
+from cflpriv.contract.operations import Sampling
+from cflpriv.contract.protection import Protection
+from cflpriv.contract.transcript import Transcript
 from cflpriv.errors import InputError
-from cflpriv.federation import Sampling
-from cflpriv.protection import Protection
+from cflpriv.federation import messages as m
+from cflpriv.federation.client import RemoteClient, Settings, new_session
+from cflpriv.federation.client_ledger import SPENT
+from cflpriv.federation.server import ClientsLost, RemoteFederation
+from cflpriv.federation.store import DiskStore, MemoryStore
+from cflpriv.federation.task_encoding import UnknownTask, task_from_bytes, task_to_bytes
+from cflpriv.federation.transport import OverBytes
+from cflpriv.federation.values import Origin, Values
 from cflpriv.protocols.entropy import Entropy
 from cflpriv.protocols.errors import MalformedMessage, RemoteError, TooFewClients
 from cflpriv.protocols.keys import Identity, Roster
-from cflpriv.record import Transcript
-from cflpriv.remote import messages as m
-from cflpriv.remote.client import RemoteClient, Settings, new_session
-from cflpriv.remote.server import ClientsLost, RemoteFederation
-from cflpriv.remote.spending import SPENT
-from cflpriv.remote.store import DiskStore, MemoryStore
-from cflpriv.remote.tasks import UnknownTask, task_from_bytes, task_to_bytes
-from cflpriv.remote.values import Origin, Values
-from cflpriv.transports.interface import OverBytes
 from cflpriv.types import Population
 
 
@@ -352,8 +352,8 @@ def test_state_lives_in_files_as_well_and_old_values_are_dropped(tmp_path: Any) 
 
 
 def test_what_does_not_travel_is_refused_by_name() -> None:
-    from cflpriv.models import Model
-    from cflpriv.training import Train
+    from cflpriv.tasks.models import Model
+    from cflpriv.tasks.training import Train
 
     with pytest.raises(InputError, match="cannot be encoded"):
         task_to_bytes(Train(Model("factory", (2,), 2, factory=lambda: None)))  # type: ignore[arg-type, return-value]

@@ -10,16 +10,16 @@ from loopback import Loopback, remote
 from msgspec import structs
 from scenes import population, training
 
+from cflpriv.aggregation.secagg_client import kind_of
+from cflpriv.contract.handles import Held, HeldKey, Own, Shared
+from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
-from cflpriv.evaluation import Losses
-from cflpriv.handles import Held, HeldKey, Own, Shared
-from cflpriv.protection import Protection
+from cflpriv.federation import messages as m
+from cflpriv.federation.server import RemoteFederation, _Known
+from cflpriv.federation.values import UNTRACED, from_bytes
 from cflpriv.protocols.errors import TooFewClients
-from cflpriv.remote import messages as m
-from cflpriv.remote.server import RemoteFederation, _Known
-from cflpriv.remote.summing import kind_of
-from cflpriv.remote.values import UNTRACED, from_bytes
-from cflpriv.training import Start
+from cflpriv.tasks.evaluation import Losses
+from cflpriv.tasks.training import Start
 
 VICTIM = 2
 ACTIVE = Protection(sum="secagg", floor=3, secagg_clip=8.0)

@@ -13,23 +13,23 @@ import numpy as np
 import pytest
 from scenes import eye, population, training
 
-from cflpriv.accounts import Accounts
+from cflpriv.aggregation.transformed import Transformed
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.cfl import Same
-from cflpriv.privacy import Noise, Privacy
-from cflpriv.protection import Protection
+from cflpriv.contract.protection import Protection
+from cflpriv.contract.transcript import Transcript
+from cflpriv.federation import messages as m
+from cflpriv.federation.client import RemoteClient, Settings
+from cflpriv.federation.server import ClientsLost, RemoteFederation
+from cflpriv.federation.store import MemoryStore
+from cflpriv.federation.transport import OverBytes
+from cflpriv.privacy.receipts import Accounts
+from cflpriv.privacy.settings import Noise, Privacy
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.errors import TooFewClients
 from cflpriv.protocols.keys import Identity, Roster
 from cflpriv.protocols.ledger import Ledger
 from cflpriv.protocols.secagg.messages import decode_client, encode
-from cflpriv.record import Transcript
-from cflpriv.remote import messages as m
-from cflpriv.remote.client import RemoteClient, Settings
-from cflpriv.remote.server import ClientsLost, RemoteFederation
-from cflpriv.remote.store import MemoryStore
-from cflpriv.remote.transformed import Transformed
-from cflpriv.transports.interface import OverBytes
 from cflpriv.types import Population
 
 ENTROPY = public_entropy("dropouts")

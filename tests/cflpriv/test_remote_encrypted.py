@@ -16,25 +16,25 @@ from scenes import federation, population, training
 
 pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
 
+from cflpriv.aggregation.ckks_client import setup_of
+from cflpriv.aggregation.key_holder import RemoteHolder
 from cflpriv.algorithms import ALGORITHMS
+from cflpriv.contract.operations import GramView
+from cflpriv.contract.protection import Protection
 from cflpriv.data import DataSpec, build_population
-from cflpriv.epochs import Epoch
 from cflpriv.errors import InputError
-from cflpriv.federation import GramView
-from cflpriv.models import Model
-from cflpriv.protection import Protection
+from cflpriv.federation import messages as m
+from cflpriv.federation.epochs import Epoch
+from cflpriv.federation.function_encoding import registered, then_from_bytes, then_to_bytes
+from cflpriv.federation.server import ClientsLost, EpochEnded, KeyHolderLost, RemoteFederation
+from cflpriv.federation.settings import Settings
+from cflpriv.federation.store import DiskStore, MemoryStore
+from cflpriv.federation.transport import OverBytes
 from cflpriv.protocols import ckks
 from cflpriv.protocols.codec import CHECKSUM_BYTES
 from cflpriv.protocols.keys import Identity, Roster
-from cflpriv.remote import messages as m
-from cflpriv.remote.encrypting import setup_of
-from cflpriv.remote.holder import RemoteHolder
-from cflpriv.remote.server import ClientsLost, EpochEnded, KeyHolderLost, RemoteFederation
-from cflpriv.remote.settings import Settings
-from cflpriv.remote.store import DiskStore, MemoryStore
-from cflpriv.remote.thens import registered, then_from_bytes, then_to_bytes
-from cflpriv.training import Train
-from cflpriv.transports.interface import OverBytes
+from cflpriv.tasks.models import Model
+from cflpriv.tasks.training import Train
 from cflpriv.types import Population
 
 STAGES = ("ckks keys", "ckks decrypt", "ckks finish")

@@ -11,15 +11,15 @@ from scenes import population, training
 
 pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
 
+from cflpriv.aggregation.key_holder import RemoteHolder
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.pacfl import ClusterByAngles
-from cflpriv.protection import Protection
-from cflpriv.record import Message, Transcript
-from cflpriv.remote import messages as m
-from cflpriv.remote.holder import RemoteHolder
-from cflpriv.remote.server import ClientsLost, KeyHolderLost, RemoteFederation
-from cflpriv.remote.settings import Settings
-from cflpriv.transports.interface import OverBytes
+from cflpriv.contract.protection import Protection
+from cflpriv.contract.transcript import Message, Transcript
+from cflpriv.federation import messages as m
+from cflpriv.federation.server import ClientsLost, KeyHolderLost, RemoteFederation
+from cflpriv.federation.settings import Settings
+from cflpriv.federation.transport import OverBytes
 from cflpriv.types import Population
 
 LABELS = Protection(gram=("ckks",))

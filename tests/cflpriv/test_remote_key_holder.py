@@ -11,22 +11,22 @@ from scenes import federation, population, training
 
 pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
 
+from cflpriv.aggregation.ckks_client import setup_of
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.one_shot import ClusterByMeans, PlaceByMeans
-from cflpriv.epochs import Epoch
-from cflpriv.federation import GramView
-from cflpriv.protection import Protection
+from cflpriv.contract.operations import GramView
+from cflpriv.contract.protection import Protection
+from cflpriv.federation import messages as m
+from cflpriv.federation.epochs import Epoch
+from cflpriv.federation.function_encoding import fits, registered, then_to_bytes
+from cflpriv.federation.payloads import check_small
+from cflpriv.federation.server import ClientsLost, KeyHolderLost, RemoteFederation
+from cflpriv.federation.transport import OverBytes
+from cflpriv.federation.values import Values
 from cflpriv.protocols import ckks
 from cflpriv.protocols.keys import Roster
-from cflpriv.remote import messages as m
-from cflpriv.remote.encrypting import setup_of
-from cflpriv.remote.server import ClientsLost, KeyHolderLost, RemoteFederation
-from cflpriv.remote.thens import fits, registered, then_to_bytes
-from cflpriv.remote.values import Values
-from cflpriv.signatures import PrincipalVectors
-from cflpriv.transports.interface import OverBytes
+from cflpriv.tasks.signatures import PrincipalVectors
 from cflpriv.types import Population
-from cflpriv.wire import check_small
 
 LABELS = Protection(gram=("ckks",))
 

@@ -12,12 +12,12 @@ from scenes import population, training
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.fesem import TrainAndAssign
+from cflpriv.contract.handles import Held, HeldKey, placed
+from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError, TrainingDiverged
-from cflpriv.handles import Held, HeldKey, placed
-from cflpriv.protection import Protection
+from cflpriv.federation import messages as m
+from cflpriv.federation.server import ClientsLost, RemoteFederation
 from cflpriv.protocols.errors import TooFewClients
-from cflpriv.remote import messages as m
-from cflpriv.remote.server import ClientsLost, RemoteFederation
 from cflpriv.types import Population
 
 SKIPPED = (TooFewClients, TrainingDiverged, ClientsLost)

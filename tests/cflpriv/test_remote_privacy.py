@@ -20,32 +20,32 @@ from msgspec import structs
 from scenes import eye, federation, population, training
 from scipy import stats
 
-from cflpriv.accounts import Accounts
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.cfl import Same
 from cflpriv.algorithms.choosing import PickAndTrain
 from cflpriv.algorithms.influence import OnPart
-from cflpriv.channels import Channels, ClearGather, ClearGram, ClearSum, channels
-from cflpriv.client_level import client_channels
+from cflpriv.contract.calls import Channels, ClearGather, ClearGram, ClearSum, channels
+from cflpriv.contract.handles import Shared
+from cflpriv.contract.protection import Protection
 from cflpriv.engine import Engine, Result, Task, TaskInput
 from cflpriv.errors import InputError, TrainingDiverged
-from cflpriv.evaluation import Evaluate, Losses
-from cflpriv.handles import Shared
-from cflpriv.models import Model
-from cflpriv.privacy import Noise, Privacy, Releases
-from cflpriv.protection import Protection
+from cflpriv.federation import messages as m
+from cflpriv.federation.client import RemoteClient
+from cflpriv.federation.client_ledger import SPENT, Spending
+from cflpriv.federation.server import ClientsLost, RemoteFederation
+from cflpriv.federation.store import DiskStore, MemoryStore
+from cflpriv.federation.task_encoding import task_to_bytes
+from cflpriv.federation.transport import OverBytes
+from cflpriv.privacy.client_level import client_channels
+from cflpriv.privacy.receipts import Accounts
+from cflpriv.privacy.settings import Noise, Privacy, Releases
 from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.entropy import Entropy, public_entropy
 from cflpriv.protocols.errors import TooFewClients
 from cflpriv.protocols.ledger import BudgetExceeded, Ledger
-from cflpriv.remote import messages as m
-from cflpriv.remote.client import RemoteClient
-from cflpriv.remote.server import ClientsLost, RemoteFederation
-from cflpriv.remote.spending import SPENT, Spending
-from cflpriv.remote.store import DiskStore, MemoryStore
-from cflpriv.remote.tasks import task_to_bytes
-from cflpriv.training import Gradient, Start, Train
-from cflpriv.transports.interface import OverBytes
+from cflpriv.tasks.evaluation import Evaluate, Losses
+from cflpriv.tasks.models import Model
+from cflpriv.tasks.training import Gradient, Start, Train
 from cflpriv.types import ClientData, Population
 
 NOISE = Noise("add_remove", 1.5, 2.0, 0.5, 1.0, 0.25, 20, 4, 4.0, 1)

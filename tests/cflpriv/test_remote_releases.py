@@ -27,20 +27,20 @@ from cflpriv.algorithms.lg_fedavg import EvaluateParted, TrainParted
 from cflpriv.algorithms.per_fedavg import EvaluateAdapted
 from cflpriv.algorithms.scaffold import TrainControlled
 from cflpriv.algorithms.stocfl import ChainLink, Represent
+from cflpriv.contract.handles import Blind, Shared
+from cflpriv.contract.protection import GRAMS, SUMS, Protection
 from cflpriv.errors import InputError
-from cflpriv.evaluation import Evaluate, EvaluateOwn, EvaluateUsed, Losses
-from cflpriv.handles import Blind, Shared
-from cflpriv.protection import GRAMS, SUMS, Protection
+from cflpriv.federation import messages as m
+from cflpriv.federation import release_policy as releases
+from cflpriv.federation.foreign import Foreign
+from cflpriv.federation.server import ClientsLost, RemoteFederation
+from cflpriv.federation.task_encoding import registered
+from cflpriv.federation.values import Origin, Values
 from cflpriv.protocols.errors import RemoteError
 from cflpriv.protocols.orthonormal import TRANSFORMS
-from cflpriv.remote import messages as m
-from cflpriv.remote import releases
-from cflpriv.remote.foreign import Foreign
-from cflpriv.remote.server import ClientsLost, RemoteFederation
-from cflpriv.remote.tasks import registered
-from cflpriv.remote.values import Origin, Values
-from cflpriv.signatures import PrincipalVectors
-from cflpriv.training import Gradient, Start, Train
+from cflpriv.tasks.evaluation import Evaluate, EvaluateOwn, EvaluateUsed, Losses
+from cflpriv.tasks.signatures import PrincipalVectors
+from cflpriv.tasks.training import Gradient, Start, Train
 from cflpriv.types import PartKind, Population
 
 HAAR, SECAGG = Protection(gram=("haar",)), Protection(sum="secagg", floor=2)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scipy.cluster import hierarchy
 from scipy.spatial.distance import squareform
 
-from cflpriv.clustering import LINKAGES, Linkage
+from cflpriv.clustering.cuts import LINKAGES, Linkage
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.experiments.pictures import brackets, shrunk

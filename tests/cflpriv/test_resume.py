@@ -20,6 +20,7 @@ import pytest
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.ifca import Restart
+from cflpriv.contract.transcript import read_transcript
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, advance, finish, parse_config, run_experiment, start
@@ -29,7 +30,6 @@ from cflpriv.experiments.resume import Tape, locked
 from cflpriv.experiments.run import admit, prepare
 from cflpriv.files import append, write_arrays, write_atomically
 from cflpriv.protocols.entropy import public_entropy
-from cflpriv.record import read_transcript
 
 SMALL: dict[str, Any] = {
     "data": {"clients": 8, "rotations": [0, 90], "test_samples_per_client": 20, "newcomers": 1},

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from scenes import Echo, Make, eye, federation, parity, population, training
 
 from cflpriv.algorithms import fedavg
+from cflpriv.contract.protection import Protection
+from cflpriv.contract.transcript import Transcript
 from cflpriv.data import DataSpec, build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, start
 from cflpriv.experiments.run import advance, finish
-from cflpriv.protection import Protection
+from cflpriv.federation.server import RemoteFederation
 from cflpriv.protocols.errors import TooFewClients
 from cflpriv.protocols.secagg.messages import Invite, Terms, decode_server
-from cflpriv.record import Transcript
-from cflpriv.remote.server import RemoteFederation
 from cflpriv.types import Array
 
 Mode = Literal["active", "passive"]

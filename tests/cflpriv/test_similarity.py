@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import orthonormal_rows
 
+from cflpriv.clustering.similarity import Gram, Measure, angle_rows, angles, cosines, drowned, least_norm, principal_angles
 from cflpriv.errors import InputError
-from cflpriv.similarity import Gram, Measure, angle_rows, angles, cosines, drowned, least_norm, principal_angles
 from cflpriv.types import Array
 
 SPAN_MEASURES: tuple[Measure, ...] = ("smallest_angle", "sum_of_angles", "chordal")

@@ -12,22 +12,22 @@ from hypothesis import strategies as st
 from scenes import PROTECTIONS, eye, federation, population, served, training
 from scenes import mlp_training as train_on
 
-from cflpriv.algorithm import Algorithm
 from cflpriv.algorithms import fedavg, stocfl
 from cflpriv.algorithms.merging import Known, MergeClusters, MergePresent, PlaceNewcomers, merge_by_cosine
 from cflpriv.algorithms.stocfl import Represent, State, count_sketch
-from cflpriv.channels import ClearGram, channels
+from cflpriv.clustering.scores import ari
+from cflpriv.clustering.similarity import Gram
+from cflpriv.contract.algorithm import Algorithm
+from cflpriv.contract.calls import ClearGram, channels
+from cflpriv.contract.operations import GramView, Sampling
+from cflpriv.contract.protection import Protection
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments.checkpoint import flatten
-from cflpriv.federation import GramView, Sampling
-from cflpriv.metrics import ari
-from cflpriv.models import Model
-from cflpriv.protection import Protection
-from cflpriv.remote.server import RemoteFederation
-from cflpriv.similarity import Gram
-from cflpriv.training import Gradient, Train
+from cflpriv.federation.server import RemoteFederation
+from cflpriv.tasks.models import Model
+from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, ClientData, Population
 
 PATHOLOGICAL = ((0, 1, 2), (3, 4), (5, 6), (7, 8, 9))

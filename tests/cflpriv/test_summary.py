@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenes import eye, population
 
+from cflpriv.clustering.scores import perplexity, spread
 from cflpriv.data import build_population
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.errors import InputError
-from cflpriv.evaluation import Evaluate
 from cflpriv.experiments import Config, advance, finish, parse_config, start
 from cflpriv.experiments.newcomers import held_back
 from cflpriv.experiments.run import admit
-from cflpriv.metrics import perplexity, spread
+from cflpriv.tasks.evaluation import Evaluate
 from cflpriv.types import Clustering, Population
 
 SMALL: dict[str, Any] = {

@@ -13,10 +13,10 @@ from torch import nn
 
 from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.errors import InputError, TrainingDiverged
-from cflpriv.evaluation import Evaluate
-from cflpriv.models import Model
 from cflpriv.randomness import stream
-from cflpriv.training import Start, Train
+from cflpriv.tasks.evaluation import Evaluate
+from cflpriv.tasks.models import Model
+from cflpriv.tasks.training import Start, Train
 from cflpriv.types import Array, ClientData, Clustering, Population
 
 

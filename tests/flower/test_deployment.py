@@ -15,11 +15,11 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 from deployments import APP, check_run_folder, local_models, loopback, said, survivors_of
 from safetensors.numpy import load_file
 
+from cflpriv.contract.transcript import read_transcript
 from cflpriv.experiments import load_config, run_experiment
+from cflpriv.federation.client_ledger import Spending
+from cflpriv.federation.store import DiskStore
 from cflpriv.flower import read_settings, write_identities
-from cflpriv.record import read_transcript
-from cflpriv.remote.spending import Spending
-from cflpriv.remote.store import DiskStore
 
 
 @pytest.mark.flower

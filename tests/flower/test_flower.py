@@ -22,20 +22,20 @@ from scenes import federation, population, training
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.attacks.audit import audit_run
+from cflpriv.contract.protection import Protection
+from cflpriv.contract.transcript import read_transcript
 from cflpriv.errors import InputError
 from cflpriv.experiments import load_config
 from cflpriv.experiments.report import write_report
+from cflpriv.federation import messages as m
+from cflpriv.federation.server import KeyHolderLost, RemoteFederation
+from cflpriv.federation.transport import OverBytes
 from cflpriv.flower import ClusteredAveraging, GridTransport, PldAccountant, cflpriv_mod, client_app, serve, write_identities
 from cflpriv.flower.client import ContextStore, read_roster, read_settings
 from cflpriv.flower.transport import ANSWER, RECORD
-from cflpriv.protection import Protection
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.fixedpoint import largest_levels
-from cflpriv.record import read_transcript
-from cflpriv.remote import messages as m
-from cflpriv.remote.server import KeyHolderLost, RemoteFederation
-from cflpriv.signatures import principal_vectors
-from cflpriv.transports.interface import OverBytes
+from cflpriv.tasks.signatures import principal_vectors
 from cflpriv.types import Population
 
 HOLDER_NODE = 900

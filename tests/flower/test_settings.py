@@ -11,10 +11,10 @@ from fake_grid import FakeGrid
 from flwr.clientapp import ClientApp
 
 from cflpriv.errors import InputError
+from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.transport import OverBytes
 from cflpriv.flower import GridTransport, cflpriv_mod, client_app, read_settings, write_identities
 from cflpriv.protocols.entropy import public_entropy
-from cflpriv.remote.server import RemoteFederation
-from cflpriv.transports.interface import OverBytes
 
 IDENTITY = 'identity = "keys/client0.key"\n'
 

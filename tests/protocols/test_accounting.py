@@ -9,16 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cflpriv.protocols.accounting import ORDERS, _gaussian_pld, _sampled_pld, calibrate, delta_of, epsilon_of
-from cflpriv.protocols.events import (
-    ChoiceEvent,
-    Event,
-    GaussianEvent,
-    Relation,
-    SampledGaussianEvent,
-    SkellamEvent,
-    event_from,
-    event_to,
-)
+from cflpriv.protocols.events import ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent, SkellamEvent, event_from, event_to
 from cflpriv.protocols.mechanisms import gaussian_delta, gaussian_epsilon
 
 

@@ -9,18 +9,7 @@ import pytest
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.errors import LocalError, MalformedMessage, ProtocolError, RemoteError, TooFewClients
 from cflpriv.protocols.keys import Identity, Roster, public_key
-from cflpriv.protocols.secagg import (
-    CLIENT,
-    SERVER,
-    Client,
-    ClientStage,
-    Contribution,
-    MaskKey,
-    Server,
-    ServerStage,
-    Terms,
-    make_terms,
-)
+from cflpriv.protocols.secagg import CLIENT, SERVER, Client, ClientStage, Contribution, MaskKey, Server, ServerStage, Terms, make_terms
 from cflpriv.protocols.secagg import messages as m
 
 from .scene import MODEL, SESSION, Play, client, identities, policy, resealed, roster, terms

@@ -10,17 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cflpriv.protocols.entropy import public_entropy
-from cflpriv.protocols.secagg import (
-    STAGES,
-    Contribution,
-    Outcome,
-    RemoteError,
-    Terms,
-    TooFewClients,
-    make_terms,
-    simulate,
-    survivor_floor,
-)
+from cflpriv.protocols.secagg import STAGES, Contribution, Outcome, RemoteError, Terms, TooFewClients, make_terms, simulate, survivor_floor
 
 from .scene import MODEL, SESSION, identities, levels, policy, roster, terms
 

@@ -1,0 +1,98 @@
+"""`[protection] gram = ["ckks"]`: inner products of encrypted vectors, through the real protocol, over real bytes.
+
+One clustering epoch has its own keys, its server's machine with everybody's ciphertexts, and its key holder's machine with the blocks it
+has decrypted; all go when the epoch closes. What they say to each other goes to the transcript as it is.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from time import perf_counter
+from typing import Literal
+
+from ..contract.protection import Protection
+from ..errors import InputError
+from ..protocols import ckks
+from ..protocols.ckks import LocalError, Packing, Parameters, Roster, Setup
+from ..protocols.ckks.products import Job, compute
+
+__all__ = ["BATCH", "DISTANCES", "Settings", "workload"]
+
+BATCH = 64
+"""Requests that go to the key holder together."""
+_WORTH_PROCESSES_SECONDS = 5.0
+DISTANCES = ("distance", "clients")
+_LARGE_RING = 8192
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The `ckks_*` keys of `[protection]`, and what else bears on them.
+
+    `ring` 0 stands for the smallest that serves the release, `group` 0 for as many pairs an output as fit: at least 4 in rings of 8192,
+    unless vectors are too long for it.
+    """
+
+    release: Literal["gram", "distances", "labels"]
+    mode: Literal["public-key", "symmetric"]
+    ring: int
+    bound: float
+    landmarks: int
+    group: int
+    workers: int
+    sketch_dim: int | None = None
+
+    @classmethod
+    def of(cls, protection: Protection, sketch_dim: int | None) -> "Settings":
+        return cls(
+            protection.ckks_release, protection.ckks_mode, protection.ckks_ring, protection.ckks_bound, protection.landmarks,
+            protection.ckks_group, protection.ckks_workers, sketch_dim,
+        )  # fmt: skip
+
+    def parameters(self) -> Parameters:
+        """The ring. Raises `InputError` for one that does not exist or is too small for the release."""
+        known = ckks.PARAMETERS if self.mode == "public-key" else ckks.SYMMETRIC_PARAMETERS
+        ring = self.ring or (4096 if self.release == "labels" else 8192)
+        if ring not in known:
+            raise InputError(f"protection.ckks_ring: {ring} is not known in mode {self.mode!r}; known are {', '.join(map(str, known))}")
+        parameters = known[ring]
+        if parameters.primes < 2 and self.release != "labels":
+            raise InputError(
+                f"protection.ckks_release: {self.release!r} with ckks_ring = {ring}, whose one prime leaves no room for the noise that "
+                "released decryptions need; use ckks_ring = 8192, or 'labels'"
+            )
+        return parameters
+
+    def packing(self, p: int, dimension: int) -> Packing:
+        """How clients' rows (p, dimension), sketched if they are long, are packed. Raises `LocalError` "too-long"."""
+        parameters, bound = self.parameters(), self.bound
+        if self.sketch_dim is not None and dimension > self.sketch_dim:
+            dimension = self.sketch_dim
+            bound *= sqrt(1 + 8 * sqrt(2 / dimension))  # a sketch may be longer than its vector: eight std of its squared norm
+        together = self.group or (4 if parameters.ring >= _LARGE_RING else 1)
+        try:
+            return ckks.plan(parameters, p, dimension, bound, together)
+        except LocalError:
+            return ckks.plan(parameters, p, dimension, bound, self.group or 1)
+
+    def setup(self, session: bytes, epoch: int, roster: Roster, p: int, dimension: int) -> Setup:
+        """The public terms of an epoch over clients' rows (p, dimension), which every party makes for itself.
+
+        Raises `InputError` for settings that do not fit each other, `LocalError` "too-long".
+        """
+        parameters, packing = self.parameters(), self.packing(p, dimension)
+        return Setup(
+            session, epoch, roster.digest, len(roster.keys), p, packing.dimension, parameters.ring, parameters.bits, parameters.mode,
+            self.release, packing.bound, self.group or packing.group,
+        )  # fmt: skip
+
+
+def workload(setup: Setup, public_key: bytes, jobs: Sequence[Job], most: int) -> tuple[int, float]:
+    """On how many processes some jobs are worth doing, at most `most` (0: one a core), and seconds that all outputs take there, roughly."""
+    began = perf_counter()
+    first, total = jobs[0], sum(len(job.lefts) for job in jobs)
+    compute(setup, public_key, Job(first.lefts[:1], first.rights, first.wanted[:1]))
+    seconds = total * (perf_counter() - began)  # one output with all its loading: an upper estimate
+    count = 1 if seconds < _WORTH_PROCESSES_SECONDS else most or min(8, os.cpu_count() or 1)
+    return count, seconds / count

@@ -1,0 +1,143 @@
+"""The server's part in the clients' agreement on the secret of their transforms, over messages."""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from ..federation import messages as m
+from ..federation.registry import Roll
+from ..protocols import group
+from ..protocols.errors import RemoteError, TooFewClients
+from ..protocols.keys import Roster
+
+__all__ = ["Agreement"]
+
+
+class Agreement:
+    """`members` have the secret, as far as is known: it goes by what clients were sent and what they say, since answers may be lost.
+
+    Clients insist that more than half of their roster takes part, so that none can be kept apart.
+    """
+
+    def __init__(self, roll: Roll, session: bytes, roster: Roster) -> None:
+        self._roll, self._session, self._roster = roll, session, roster
+        self._server: group.Server | None = None
+        self._epoch = self._read = 0
+        self.members: frozenset[int] = frozenset()
+        self._removed: set[int] = set()
+
+    def named(self, purpose: str) -> str:
+        """The name of a purpose's transform under the secret that is in force."""
+        epoch = 0 if self._server is None else self._server.terms.epoch
+        return f"{purpose}@{epoch}" if epoch else purpose
+
+    def renew(self, removed: Iterable[int], record: Callable[..., None]) -> None:
+        """A new epoch among those who are present, with a fresh secret that the `removed` never get. Raises `TooFewClients`."""
+        self._removed |= set(removed)
+        before = self._server, self.members
+        self._server, self.members = None, frozenset()
+        try:
+            self._agree(sorted(self._roll.present), record)
+        finally:
+            if self._server is None:
+                self._server, self.members = before
+        if self._server is before[0]:
+            raise TooFewClients((len(self._roll.present),), len(self._roster.keys) // 2 + 1)
+
+    def saved(self) -> dict[str, Any]:
+        """The server's machine and who has the secret, for a checkpoint."""
+        return {
+            "server": b"" if self._server is None else self._server.to_bytes(),
+            "epoch": self._epoch,
+            "members": sorted(self.members),
+            "removed": sorted(self._removed),
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._server = group.Server.from_bytes(saved["server"], self._roster) if saved["server"] else None
+        self._epoch, self.members, self._removed = saved["epoch"], frozenset(saved["members"]), set(saved.get("removed", ()))
+
+    def extend(self, record: Callable[..., None]) -> None:
+        """Agree, once enough are there; then let everybody else who is there get the secret from a member."""
+        said = self._roll.refusals[self._read :]  # each once: who said so before may have the secret again
+        self._read += len(said)
+        self.members -= {client for client, _, word in said if word in ("no-secret", "wrong-session")}
+        fresh = sorted(self._roll.present - self.members)
+        if self._server is None:
+            with suppress(TooFewClients):  # another attempt comes with the next round
+                self._agree(fresh, record)
+            return
+        for newcomer in fresh:
+            self._admit(newcomer, record)
+
+    def _agree(self, fresh: list[int], record: Callable[..., None]) -> None:
+        smallest = len(self._roster.keys) // 2 + 1
+        if len(fresh) < smallest:
+            return
+        terms = group.make_terms(
+            session=self._session, epoch=self._epoch, roster=self._roster, members=fresh, smallest=smallest, removed=self._removed
+        )
+        self._epoch += 1  # an epoch is tried once
+        server = group.Server(terms, self._roster)
+        outbox = server.advance()
+        while server.stage is not group.ServerStage.RUNNING:
+            for client, said in self._stage(outbox, record).items():
+                self._pass_on(server, client, said)
+            outbox = server.advance()
+        self._stage(outbox, record)
+        self._server, self.members = server, frozenset(outbox)  # also whose answer is lost: it has the secret, or will say that it has none
+
+    def _admit(self, newcomer: int, record: Callable[..., None]) -> None:
+        """Let a client have the secret from the first member that gives it."""
+        server = self._server
+        assert server is not None
+        for sponsor in sorted(self._roll.present & self.members):
+            outbox: Mapping[int, bytes] = server.admit(newcomer, sponsor)
+            while outbox:
+                (asked,) = outbox
+                before = len(self._roll.refusals)
+                said = self._stage(outbox, record).get(asked)
+                outbox = self._pass_on(server, asked, said) if said else {}
+                if asked == newcomer and not outbox:
+                    # "wrong-epoch": it is in already, and its word on that was lost
+                    if said == b"" or (newcomer, "group", "wrong-epoch") in self._roll.refusals[before:]:
+                        self.members |= {newcomer}
+                    return
+
+    def _pass_on(self, server: group.Server, client: int, said: bytes) -> Mapping[int, bytes]:
+        """What is to be sent on at once; nothing where the message is refused, which is noted."""
+        try:
+            return server.receive(client, said)
+        except RemoteError as error:
+            self._roll.refusals.append((client, "group", error.code))
+            return {}
+
+    def _stage(self, outbox: Mapping[int, bytes], record: Callable[..., None]) -> dict[int, bytes]:
+        asks: dict[int, m.Ask] = {client: m.Group(self._session, said) for client, said in outbox.items() if client in self._roll.present}
+        answers = self._roll.ask(asks, "group") if asks else {}
+        said = {client: answer.said for client, answer in answers.items() if isinstance(answer, m.Stepped)}
+        ways = (
+            ("server", "clients", dict(outbox), ("server", "clients"), group.decode_server),
+            ("clients", "server", said, ("server",), group.decode_member),
+        )
+        for source, target, parts, readers, decode in ways:
+            kinds: dict[str, list[int]] = {}
+            for client, data in sorted(parts.items()):
+                if data:
+                    kinds.setdefault(_kind(data, decode), []).append(client)
+            for kind, clients in kinds.items():
+                payload = [{"bytes": np.frombuffer(parts[client], dtype=np.uint8)} for client in clients]
+                alike = source == "server" and len({parts[client] for client in clients}) == 1
+                record(kind, source, target, clients, payload[0] if alike else payload, readers=readers)
+        return said
+
+
+def _kind(data: bytes, decode: Callable[[bytes], Any]) -> str:
+    """Which message of the agreement these bytes are."""
+    try:
+        return type(decode(data)).__name__
+    except RemoteError:
+        return "malformed"

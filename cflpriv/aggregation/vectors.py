@@ -1,0 +1,148 @@
+"""The server's side of `gram`: vectors, in the clear or as clients hide them, and the clustering epochs that they are in."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..clustering.similarity import Gram
+from ..contract.calls import Recorder
+from ..contract.handles import Held, Released
+from ..contract.operations import GramView, Then
+from ..contract.protection import Protection
+from ..errors import InputError
+from ..federation import messages as m
+from ..federation.epochs import Epoch, Epochs
+from ..federation.payloads import check_small
+from ..federation.registry import ClientsLost, Roll, most_common
+from ..privacy.client_level import LOCAL, LocalGram
+from ..protocols.errors import MalformedMessage
+from ..protocols.orthonormal import TRANSFORMS
+from ..types import Array, check_array
+
+__all__ = ["Grams", "check_new"]
+
+LARGEST = 1e100
+"""Vectors of larger numbers are refused: inner products of them would not be finite."""
+
+
+def check_new(clients: Sequence[int], epoch: Epoch[Any] | None) -> None:
+    """`InputError` for clients that are in the epoch already."""
+    again = sorted(set(clients) & set(epoch.clients)) if epoch is not None else []
+    if again:
+        raise InputError(f"gram: clients {again} are already in this epoch")
+
+
+@dataclass
+class Vectors:
+    """One clustering epoch at the server: vectors, as clients hide them. What is added stays comparable until it closes."""
+
+    clients: list[int] = field(default_factory=list)
+    rows: list[Array] = field(default_factory=list)
+
+    def extend(self, clients: Sequence[int], rows: Sequence[Array]) -> Gram:
+        """The Gram so far, with the new rows (p, d) last."""
+        self.clients += clients
+        self.rows += [np.asarray(one, dtype=np.float64) for one in rows]
+        return Gram.of_vectors(self.clients, np.stack(self.rows))
+
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the epoch; a session without this method is not resumed."""
+        return {"clients": list(self.clients), "rows": list(self.rows)}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        self.clients, self.rows = list(saved["clients"]), list(saved["rows"])
+
+
+class Grams:
+    """Clustering epochs over messages. With `local`, single rows carry the client's own noise, which is paid for each time."""
+
+    def __init__(
+        self, roll: Roll, session: bytes, protection: Protection, local: LocalGram | None,
+        named: Callable[[str], str],
+    ) -> None:  # fmt: skip
+        self._roll, self._session, self._local, self._named = roll, session, local, named
+        self._changed = any(stage in ("sketch", *TRANSFORMS) for stage in protection.gram)
+        self.epochs: Epochs[Vectors] = Epochs(lambda number: Vectors())
+        self._names: dict[int, str] = {}
+
+    def gram(
+        self, held: Held, number: int, clients: Sequence[int], then: Then, against: Held | None, record: Recorder
+    ) -> Released:  # fmt: skip
+        """Ask `clients` for their vectors of `held`, which they know by `number`, and run `then`. Raises `ClientsLost` without all."""
+        epoch = None if against is None else self.epochs.of(against)
+        check_new(clients, epoch)
+        number_of_epoch = self.epochs.count if epoch is None else epoch.number
+        uploads = self._uploads(held, number, clients, number_of_epoch, None if epoch is None else epoch.shape)
+        arrived = [client for client in clients if client in uploads]
+        rows = [{"rows": uploads[client]} for client in arrived]
+        if arrived:  # it left them, also if the comparison comes to nothing
+            record(held.part, "clients", "server", arrived, rows, readers=("server",), context={"epoch": number_of_epoch})
+        if len(arrived) < len(clients):
+            lost = sorted(set(clients) - set(uploads))
+            for client in lost:  # also who refused: it would again
+                self._roll.lose(client)
+            if epoch is None:  # its transform has changed some vectors already: the next attempt has another
+                self.epochs.count += 1
+            raise ClientsLost(lost)
+        shapes = {upload.shape for upload in uploads.values()}
+        if epoch is not None:
+            shapes.add(epoch.shape)
+        if len(shapes) != 1:
+            raise InputError(f"gram: {held.part} has different shapes {sorted(shapes)}; pad to one public shape")
+        ((p, dimension),) = shapes
+        if epoch is None:
+            epoch = self.epochs.open((p, dimension))
+        gram = epoch.session.extend(clients, [uploads[client] for client in clients])
+        epoch.clients += clients
+        if clients:
+            self.epochs.enter(held, epoch)
+        result, evidence = then(GramView(gram, tuple(clients), epoch.memory))
+        check_small(result, gram.n)
+        return Released(result, evidence)
+
+    def _transform(self, epoch: int) -> str:
+        """The name of an epoch's transform, which stays that of the group epoch in which it was opened."""
+        return self._names.setdefault(epoch, self._named(f"gram/{epoch}"))
+
+    def listen(self, say: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
+        """Nothing here takes long."""
+
+    def close(self, held: Held) -> None:
+        """Close an epoch."""
+        self.epochs.close(held)
+
+    def end(self) -> None:
+        """Close all epochs."""
+        self.epochs.entered.clear()
+
+    def _uploads(
+        self, held: Held, number: int, clients: Sequence[int], epoch: int, shape: tuple[int, int] | None
+    ) -> dict[int, Array]:  # fmt: skip
+        """The vectors of those who gave any, (p, d) each: of the `shape` of the epoch, or else of that which more than half have."""
+        if not clients:
+            return {}
+        noise = None
+        if self._local is not None:
+            self._local.ledger.charge(dict.fromkeys(clients, (self._local.event,)), LOCAL)
+            noise = m.Bounded(self._local.privacy.relation, 1.0, self._local.noise_multiplier)
+        purpose = self._transform(epoch) if self._changed else ""
+        part = "rows" if self._changed else held.part
+        give = m.Give(self._session, "gram", number, (held.part,), purpose, False, noise)
+        uploads: dict[int, Array] = {}
+        for client, answer in self._roll.ask(dict.fromkeys(clients, give), "gram").items():
+            try:
+                if not isinstance(answer, m.Given) or [one.name for one in answer.values] != [part]:
+                    raise MalformedMessage
+                value = np.atleast_2d(check_array(f"client {client}: {held.part}", answer.values[0].value))
+                if value.ndim != 2 or np.abs(value).max(initial=0.0) > LARGEST:
+                    raise MalformedMessage
+                uploads[client] = value
+            except (MalformedMessage, InputError):
+                self._roll.refusals.append((client, "gram", "malformed"))
+        kept = shape if shape is not None else most_common([upload.shape for upload in uploads.values()])
+        for client in [client for client, upload in uploads.items() if kept is not None and upload.shape != kept]:
+            del uploads[client]
+            self._roll.refusals.append((client, "gram", "malformed"))
+        return uploads

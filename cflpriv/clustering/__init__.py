@@ -1,0 +1,1 @@
+"""Similarities, where to cut a tree, and how well clusters were found."""

@@ -1,0 +1,146 @@
+"""What an algorithm is: a few functions over a federation's verbs, state in and state out; and what is declared of it, in its own file."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..engine import Task
+from ..errors import InputError
+from ..plugins import Registry
+from ..privacy.settings import Releases
+from ..tasks.evaluation import Evaluate, EvaluateOwn, EvaluateUsed, Losses
+from ..tasks.models import Model
+from ..tasks.signatures import PrincipalVectors
+from ..tasks.training import Gradient, Start, Train
+from .handles import Held, Labels
+from .operations import Federation, Parameter
+from .transcript import RoundRecord
+
+__all__ = [
+    "ALGORITHMS", "FUNCTIONS", "STATES", "TASKS", "Algorithm", "AlgorithmSpec", "Compared", "Served", "function_name",
+    "register_algorithm", "state_name",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """The model each client would use: `task` on `params`, picked by `which`, as `compute` takes them."""
+
+    task: Task
+    params: Mapping[str, Parameter]
+    which: Labels | Held | None = None
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Server code that never holds client data. `verbs` lists the releasing verbs it uses, hence what can protect it.
+
+    init(federation) -> state; round(federation, state) -> (state, record); serve(state) -> what clients would use;
+    admit(federation, state, newcomers) -> (state, notes), where newcomers can be taken. `describe(state)` gives what a report may show:
+    "clustering" and, where the release allows it, "evidence". `public_groups` says that it averages over groups that the server knows,
+    which an oblivious sum refuses.
+    """
+
+    name: str
+    verbs: tuple[str, ...]
+    init: Callable[[Federation], Any]
+    round: Callable[[Federation, Any], tuple[Any, RoundRecord]]
+    serve: Callable[[Any], Served]
+    admit: Callable[[Federation, Any, Sequence[int]], tuple[Any, Mapping[str, Any]]] | None = None
+    describe: Callable[[Any], Mapping[str, Any]] = lambda state: {}
+    public_groups: bool = False
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What one client's compared value is: `rows` vectors, with `per_label` so many for each of its labels.
+
+    A vector has as many numbers as a sample with `of_samples`, else as the model.
+    """
+
+    rows: int = 1
+    of_samples: bool = False
+    per_label: bool = False
+
+
+@dataclass(frozen=True)
+class AlgorithmSpec:
+    """All that the rest of the package knows of an algorithm. Hyper-parameters reach its functions as the keys of `[algorithm]` given.
+
+    make: `make(train, **hyper-parameters)` gives the `Algorithm`. summary: one line for `cflpriv list`.
+    states: the dataclasses that its state is made of, which a checkpoint may hold. tasks: the task classes that its clients compute,
+    besides the package's own. functions: the dataclasses that it passes to `gram`. Tasks travel to clients, functions to a key holder.
+
+    sample_releases(rounds, given): what a client releases of its samples under `privacy.unit = "sample"`; None: nothing is private, for the
+    reason `sample_refused`. replace_only: clients split their samples by number, which only the relation "replace_one" makes public.
+    client_refused: why it does not run under `privacy.unit = "client"`, although it releases means alone.
+
+    compared(given): what `gram` compares. renumbers: clusters get new numbers when they merge or split.
+    """
+
+    name: str
+    make: Callable[..., Algorithm]
+    summary: str
+    states: tuple[type, ...] = ()
+    tasks: tuple[type, ...] = ()
+    functions: tuple[type, ...] = ()
+    sample_releases: Callable[[int, Mapping[str, Any]], Releases] | None = None
+    sample_refused: str = "no private form of its steps is written"
+    replace_only: bool = False
+    client_refused: str = ""
+    compared: Callable[[Mapping[str, Any]], Compared] = lambda given: Compared()
+    renumbers: bool = False
+
+
+TASKS: Registry[type] = Registry("task")
+"""Class name -> what may travel to clients as a task or as a part of one."""
+FUNCTIONS: Registry[type] = Registry("function")
+"""`function_name` -> what may travel to the key holder."""
+STATES: Registry[type] = Registry("state")
+"""`state_name` -> what a checkpoint may hold of an algorithm's state."""
+
+
+def function_name(kind: type) -> str:
+    """The name by which a function travels, such as "pacfl.ClusterByAngles"."""
+    return f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}"
+
+
+def state_name(kind: type) -> str:
+    """The name of a dataclass in a checkpoint, such as "algorithms.pacfl.State"."""
+    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("cflpriv.")
+
+
+def register_algorithm(spec: AlgorithmSpec) -> None:
+    """Make an algorithm known by its name, and what it declares.
+
+    Raises `InputError` naming both where a name is that of another thing already, and for a declaration that does not hold.
+    """
+    for kind in (*spec.states, *spec.tasks, *spec.functions):
+        if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+            raise InputError(f"algorithm {spec.name!r}: {kind!r} is declared as a state, task or function and is no dataclass")
+    for kind, needs in (*((one, ("run", "parts", "keeps")) for one in spec.tasks), *((one, ("results",)) for one in spec.functions)):
+        for what in needs:
+            if not hasattr(kind, what):
+                raise InputError(f"algorithm {spec.name!r}: {kind.__name__} declares no `{what}`")
+    entries: list[tuple[Registry[Any], str, Any]] = [(ALGORITHMS, spec.name, spec)]
+    entries += [(TASKS, kind.__name__, kind) for kind in spec.tasks]
+    entries += [(FUNCTIONS, function_name(kind), kind) for kind in spec.functions]
+    entries += [(STATES, state_name(kind), kind) for kind in spec.states]
+    for registry, name, thing in entries:
+        registry.check(name, thing)
+    for registry, name, thing in entries:
+        registry.add(name, thing)
+
+
+def _accept(name: str, spec: Any) -> None:
+    if not isinstance(spec, AlgorithmSpec) or spec.name != name:
+        raise InputError(f"expected the AlgorithmSpec of {name!r}, got {getattr(spec, 'name', spec)!r}")
+    register_algorithm(spec)
+
+
+ALGORITHMS: Registry[AlgorithmSpec] = Registry("algorithm", lambda spec: spec.make, _accept)
+"""Name in a config -> what is declared of the algorithm."""
+
+for _kind in (Model, Train, Gradient, Start, Evaluate, EvaluateOwn, EvaluateUsed, Losses, PrincipalVectors):
+    TASKS.add(_kind.__name__, _kind)

@@ -1,0 +1,126 @@
+"""One call of `mean`, as the server knows it: who brings what to which group, and what every protection does with it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..errors import InputError
+from ..protocols.errors import TooFewClients
+from ..types import Array
+from .handles import GroupMean, Shared
+
+__all__ = [
+    "MOST_WEIGHT", "Contribution", "Recorder", "SumCall", "above_floor", "clear_means", "places", "weighted_mean",
+]  # fmt: skip
+
+
+class Recorder(Protocol):
+    """How a channel tells the transcript what it sends."""
+
+    def __call__(
+        self,
+        kind: str,
+        source: str,
+        target: str,
+        clients: Sequence[int],
+        payload: Mapping[str, Array] | Sequence[Mapping[str, Array]],
+        *,
+        readers: Sequence[str],
+        context: Mapping[str, Any] | None = None,
+    ) -> None: ...
+
+
+
+
+# --- sum ----------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Contribution:
+    """What one client brings to a mean: its `parts`, its `weight`, and the `labels` of the groups it counts towards."""
+
+    client: int
+    parts: Mapping[str, Array] = field(repr=False)
+    weight: float = field(repr=False)
+    labels: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class SumCall:
+    """One call of `mean`: who brings what. `round` and `number` name the call; `public_weights` says that the server knows the weights.
+
+    `models` is the hash of what each client was sent to compute with, of which the members of a group should hold at most `models_at_most`
+    different ones.
+    """
+
+    round: int
+    number: int
+    contributions: tuple[Contribution, ...]
+    k: int
+    floor: int
+    public_weights: bool
+    models: Mapping[int, bytes] = field(default_factory=dict)
+    models_at_most: int = 1
+
+    def members(self, label: int) -> list[Contribution]:
+        return [one for one in self.contributions if label in one.labels]
+
+    def counts(self) -> tuple[int, ...]:
+        return tuple(len(self.members(label)) for label in range(self.k))
+
+
+def weighted_mean(vectors: Sequence[Any], weights: Sequence[float]) -> Array:
+    """Σ wᵢ xᵢ / Σ wᵢ, added up in float64 in the given order, in the dtype of the vectors, which are made one at a time."""
+    total = np.zeros(vectors[0].shape, dtype=np.float64)
+    addend = np.empty_like(total)
+    for vector, weight in zip(vectors, weights, strict=True):
+        np.multiply(np.asarray(vector), weight, out=addend)
+        total += addend
+    return np.asarray(total / sum(weights), dtype=vectors[0].dtype)
+
+
+def places(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, int]]:
+    """Where each part lies, [start, stop), in the vector of all parts one after the other."""
+    found, start = {}, 0
+    for name, shape in shapes.items():
+        found[name] = (start, start + int(np.prod(shape, dtype=int)))
+        start = found[name][1]
+    return found
+
+
+MOST_WEIGHT = 0.9
+
+
+def above_floor(call: SumCall) -> list[int]:
+    """The groups that may be summed; `TooFewClients` if there is none.
+
+    `InputError` where public weights make one client nearly all of a group: a floor is no protection then.
+    """
+    for label in range(call.k) if call.floor > 1 and call.public_weights else ():
+        weights = [one.weight for one in call.members(label)]
+        if len(weights) >= call.floor and max(weights) > MOST_WEIGHT * sum(weights):
+            share = max(weights) / sum(weights)
+            raise InputError(f"mean: one client has {share:.0%} of the weight of group {label}: the mean would be its value")
+    counts = call.counts()
+    groups = [label for label, count in enumerate(counts) if count >= max(1, call.floor)]
+    if not groups:
+        raise TooFewClients(tuple(count for count in counts if count), call.floor)
+    return groups
+
+
+def clear_means(call: SumCall, record: Recorder) -> tuple[GroupMean | None, ...]:
+    """The means of contributions as they are. Guarantee: none. Reveals: every update and weight."""
+    groups = above_floor(call)
+    heard = [one for one in call.contributions if any(label in groups for label in one.labels)]
+    sent = [dict(one.parts) if call.public_weights else {**one.parts, "weight": np.array(one.weight)} for one in heard]
+    labels = [list(one.labels) for one in heard]
+    record("update", "clients", "server", [one.client for one in heard], sent, readers=("server",), context={"labels": labels})
+    means: list[GroupMean | None] = [None] * call.k
+    for label in groups:
+        members = call.members(label)
+        weights = [one.weight for one in members]
+        parts = {name: Shared(weighted_mean([one.parts[name] for one in members], weights)) for name in members[0].parts}
+        means[label] = GroupMean(parts, float(sum(weights)), len(members), heard=tuple(one.client for one in members))
+    return tuple(means)

@@ -1,0 +1,228 @@
+"""What a server may hold of things it must not see: opaque handles, and sums of which it knows only a part.
+
+An algorithm passes these between the verbs of a federation. They carry no client value that the protection in force hides.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..errors import InputError, TooFewClients
+from ..types import Array
+
+__all__ = ["Blind", "GroupMean", "Held", "HeldKey", "Labels", "Own", "Released", "Shared", "at_server", "label_sets", "placed", "times"]
+
+
+class Labels(Protocol):
+    """Labels by client: `labels[client]` is a label, or several. A dict, an array over ids and a `Clustering` all serve."""
+
+    def __getitem__(self, client: int, /) -> Any: ...
+
+
+class HeldKey:
+    """The identity of what clients hold; when the last handle is gone, the clients drop the values."""
+
+    __slots__ = ("__weakref__", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"HeldKey({self.name})"
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """Values that stay with `clients`, by part name. `held["update"]` or `held["update", "count"]` is the same with fewer parts."""
+
+    key: HeldKey
+    clients: tuple[int, ...]
+    parts: tuple[str, ...]
+
+    def __getitem__(self, parts: str | tuple[str, ...]) -> "Held":
+        wanted = (parts,) if isinstance(parts, str) else parts
+        for part in wanted:
+            if part not in self.parts:
+                raise KeyError(f"held {self.key.name}: no part {part!r}; there are {', '.join(self.parts)}")
+        return replace(self, parts=wanted)
+
+    def of(self, clients: Collection[int]) -> "Held":
+        """The same of those of `clients` that hold it, e.g. of those who answered. Raises `TooFewClients` where nobody is left."""
+        left = tuple(client for client in self.clients if client in clients)
+        if not left:
+            raise TooFewClients((), 1)
+        return replace(self, clients=left)
+
+    @property
+    def part(self) -> str:
+        """The name of the only part."""
+        if len(self.parts) != 1:
+            raise ValueError(f"held {self.key.name}: has parts {', '.join(self.parts)}; choose one")
+        return self.parts[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Blind:
+    """A vector under a transform the server lacks; `value[start:stop]` of the opened vector is meant, in the given `shape`.
+
+    `dimension` is the length of the vector where its transform pads it (None: that of `value`).
+    """
+
+    transform: str
+    value: Array
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    dimension: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Own:
+    """An addend that each client has for itself: `factor` times its own value of the one part of `held`, zero for others."""
+
+    held: Held
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """A sum of a clear part, blind parts (one per transform) and clients' own parts. Servers add and scale it; clients open it.
+
+    Where `own` is not empty the sum is a different one for each client.
+    """
+
+    clear: Array | None = None
+    blind: tuple[Blind, ...] = ()
+    own: tuple[Own, ...] = ()
+
+    def __add__(self, other: "Shared") -> "Shared":
+        clear = self.clear if other.clear is None else other.clear if self.clear is None else self.clear + other.clear
+        blind = list(self.blind)
+        for addend in other.blind:
+            place = next((i for i, term in enumerate(blind) if _same_place(term, addend)), None)
+            if place is None:
+                blind.append(addend)
+            else:
+                blind[place] = replace(blind[place], value=blind[place].value + addend.value)
+        return Shared(clear, tuple(blind), self.own + other.own)
+
+    def __mul__(self, factor: float) -> "Shared":
+        return Shared(
+            None if self.clear is None else (self.clear * factor).astype(self.clear.dtype, copy=False),
+            tuple(replace(term, value=(term.value * factor).astype(term.value.dtype, copy=False)) for term in self.blind),
+            tuple(replace(term, factor=term.factor * factor) for term in self.own),
+        )
+
+    __rmul__ = __mul__
+
+    def __sub__(self, other: "Shared") -> "Shared":
+        return self + other * -1.0
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the server sees all of it."""
+        return not self.blind and not self.own
+
+    def value(self) -> Array:
+        """The value, if the server sees all of it; `InputError` otherwise."""
+        if not self.is_clear or self.clear is None:
+            raise InputError("a protected sum has no value at the server; hand it to clients")
+        return self.clear
+
+    def norm(self) -> float:
+        """The Euclidean norm of a sum with a single part, which orthonormal transforms keep; `InputError` for others."""
+        if self.clear is not None and self.is_clear:
+            return float(np.linalg.norm(self.clear))
+        if self.clear is None and not self.own and len(self.blind) == 1:
+            term = self.blind[0]
+            if term.start == 0 and term.stop == (term.dimension or len(term.value)):
+                return float(np.linalg.norm(term.value))
+        raise InputError("norm: the server knows it only for a sum with a single whole part")
+
+
+def _same_place(a: Blind, b: Blind) -> bool:
+    return (a.transform, a.start, a.stop, a.shape) == (b.transform, b.start, b.stop, b.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class GroupMean:
+    """The mean over one group: `parts` by name, the sum of `weight`s (None where it is not released), the `count` of clients.
+
+    `clipped` is the number of clients whose values went beyond the range of a secure sum and were clipped. `heard` are the clients whose
+    message is in the sum, as the server knows them: those of all groups where an oblivious sum keeps to itself who is in which.
+    """
+
+    parts: Mapping[str, Shared]
+    weight: float | None
+    count: int
+    clipped: int = 0
+    heard: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Released:
+    """What `gram` gives back: `result` (labels and small integers), and `evidence` where the release allows it, else None."""
+
+    result: Mapping[str, Any]
+    evidence: Mapping[str, Any] | None
+
+
+def at_server(shared: Shared, number: Shared) -> bool:
+    """Whether a server can multiply a sum by a number itself. `InputError` for what `product` does not take."""
+    if shared.own or number.own:
+        raise InputError("product: a sum with clients' own parts has no single value")
+    if number.is_clear:
+        if number.value().size != 1:
+            raise InputError(f"product: is by one number, got shape {number.value().shape}")
+        return True
+    if shared.clear is not None or number.clear is not None:
+        raise InputError("product: of sums that the server sees part of, and part not")
+    if any(term.stop - term.start != 1 for term in number.blind):
+        raise InputError(f"product: is by one number, got shape {number.blind[0].shape}")
+    return False
+
+
+def times(value: Array, number: Array) -> Array:
+    """A value times one number, in the value's dtype. `InputError` for more than one."""
+    if number.size != 1:
+        raise InputError(f"product: is by one number, got shape {number.shape}")
+    return np.asarray(value * number.item()).astype(value.dtype, copy=False)
+
+
+def placed(labels: Labels, clients: Sequence[int]) -> list[int]:
+    """Those of the clients that have a label."""
+    found = []
+    for client in clients:
+        with suppress(KeyError, IndexError):
+            labels[client]
+            found.append(client)
+    return found
+
+
+def label_sets(labels: Labels, clients: Sequence[int], k: int | None, name: str) -> tuple[dict[int, tuple[int, ...]], bool]:
+    """Each client's labels as a tuple, and whether any client may have several. `InputError` for a missing or impossible label."""
+    sets: dict[int, tuple[int, ...]] = {}
+    several = False
+    for client in clients:
+        try:
+            value = labels[client]
+        except (KeyError, IndexError):
+            raise InputError(f"{name}: no label for client {client}") from None
+        if isinstance(value, tuple | list | np.ndarray) and np.ndim(value) == 1:
+            several = True
+            sets[client] = tuple(_label(label, client, name) for label in value)
+        else:
+            sets[client] = (_label(value, client, name),)
+        for label in sets[client]:
+            if label < 0 or (k is not None and label >= k):
+                raise InputError(f"{name}: client {client} has label {label}, expected 0..{'' if k is None else k - 1}")
+    return sets, several
+
+
+def _label(value: Any, client: int, name: str) -> int:
+    if np.ndim(value) or np.asarray(value).dtype.kind not in "iu":
+        raise InputError(f"{name}: client {client} has label {value!r}, expected a whole number")
+    return int(value)

@@ -1,0 +1,158 @@
+"""The federation: five verbs by which server code gets at clients without holding their data.
+
+`Federation` is the contract that algorithms are written against; `local.LocalFederation` fulfils it with clients in this process.
+Nothing that clients own is reachable through the contract: what a verb gives back is a handle (`Held`), a sum (`Shared`), or what the
+protection in force releases. Every message between parties goes to the transcript.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from ..clustering.similarity import Gram
+from ..engine import Task
+from ..errors import InputError
+from ..randomness import Stream
+from ..types import Array
+from .handles import GroupMean, Held, Labels, Released, Shared
+
+__all__ = ["Federation", "GramView", "Parameter", "Results", "Sampling", "Then"]
+
+Parameter = Array | Shared | Held | Sequence[Array] | Sequence[Shared]
+"""What `compute` takes under one name: one for all, a list to choose from, or each client's own."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a round's clients are chosen: a share `participation` of all ("global", the papers') or of each cluster ("per_cluster").
+
+    "fixed_cohorts" deals each cluster into cohorts of about that share once and takes one after the other, against differencing of sums.
+    """
+
+    mode: Literal["global", "per_cluster", "fixed_cohorts"] = "global"
+    participation: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("global", "per_cluster", "fixed_cohorts"):
+            raise InputError(f"training.sampling: {self.mode!r} is not known; known are global, per_cluster, fixed_cohorts")
+        if not 0 < self.participation <= 1:
+            raise InputError(f"training.participation: {self.participation} is outside (0, 1]")
+
+
+@dataclass(frozen=True, eq=False)
+class GramView:
+    """What `then` sees: the whole `gram` so far, which of its clients are `new` (they come last), and `memory` until the epoch closes."""
+
+    gram: Gram
+    new: tuple[int, ...]
+    memory: dict[str, Any]
+
+
+Then = Callable[[GramView], tuple[Mapping[str, Any], Mapping[str, Any]]]
+"""A public function run where the Gram may be seen: (result, evidence). The result is labels and small integers only.
+
+One that is to travel to a key holder is a frozen dataclass that declares its `results`.
+"""
+
+Results = Mapping[str, Literal["all", "new", "some", "one"]]
+"""What a function's result holds under each name: a number for every client, for every new one, for some of their clusters, or one."""
+
+
+class Federation(Protocol):
+    """The verbs. `on` is a subset of clients (default: all present, or all that hold the value).
+
+    Weights under a transformed mean or a private unit are "equal" or public. Labels are any mapping by client, or `Held`.
+    """
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """The clients present, ascending."""
+        ...
+
+    @property
+    def round(self) -> int:
+        """The number of the current round, −1 before the first."""
+        ...
+
+    @property
+    def merge_below(self) -> int:
+        """Clusters smaller than this should join their nearest while clustering (1: none)."""
+        ...
+
+    def stream(self, purpose: str, client: int = -1) -> Stream:
+        """The server's public randomness for a purpose in this round."""
+        ...
+
+    def cohort(self, labels: Labels | Held | None = None) -> tuple[int, ...]:
+        """Sample this round's clients. `per_cluster` sampling needs `labels` that the server has."""
+        ...
+
+    def compute(
+        self, task: Task, params: Mapping[str, Parameter] | None = None, which: Labels | Held | None = None, on: Sequence[int] | None = None
+    ) -> Held:
+        """Clients run `task`. Nothing leaves them.
+
+        `which` picks from every list of `params`: a label (or several) per client, or a `Held` of choices, which only the client knows:
+        then the whole list is sent. Without `which` a client gets whole lists. `InputError` for a client without a
+        label: name in `on` those that are placed.
+        """
+        ...
+
+    def gram(self, held: Held, then: Then, against: Held | None = None, on: Sequence[int] | None = None) -> Released:
+        """Add what `held` holds, (p, d) or (d,) a client, to the Gram of a new epoch, or of the epoch of `against`, and run `then` on it.
+
+        The owners of `against` need not be online. With `on=()` nothing is added and `then` runs again on what is there.
+        """
+        ...
+
+    def close(self, held: Held) -> None:
+        """Close the clustering epoch of `held`: its Gram, memory and keys are dropped."""
+        ...
+
+    def mean(
+        self,
+        held: Held,
+        weights: Literal["equal", "examples"] | Mapping[int, float] = "equal",
+        groups: Labels | Held | None = None,
+        k: int | None = None,
+        on: Sequence[int] | None = None,
+        models: int = 1,
+    ) -> tuple[GroupMean | None, ...]:
+        """The mean of each part over each of `k` groups (without `groups`: one group of all). A group below the floor gives None.
+
+        `Held` groups are private choices: an oblivious sum keeps them with the client, otherwise they are gathered and recorded.
+        Members of a group were sent the same thing to compute with, or, where the algorithm says so in public, at most `models` different
+        ones: secure sums bind to that list, and a server that hands someone a private model gets none.
+        Raises `TooFewClients` if no group reaches the floor, before anything is sent.
+        """
+        ...
+
+    def relay(self, held: Held, to: Mapping[int, Sequence[int]] | Held | None = None) -> Held:
+        """Send values from client to client, encrypted through the server. `to[recipient]` lists the senders it wants (None: everyone).
+
+        Gives a `Held` of the recipients; each part maps senders to values.
+        """
+        ...
+
+    def gather(self, held: Held, on: Sequence[int] | None = None) -> Mapping[int, Mapping[str, Array]]:
+        """Individual values, one by one: the verb that leaks most. Of those only who gave any, of the shape that most have."""
+        ...
+
+    def labels(self, held: Held) -> Mapping[int, int] | None:
+        """What the server learns of labels that clients chose: what `gather` gives, or None where an oblivious sum keeps them private.
+
+        Whose label did not come, or is no whole number of 0 or more, is not among them.
+        """
+        ...
+
+    def product(self, shared: Shared, number: Shared, on: int | None = None) -> Shared:
+        """A sum times a number () that is a sum itself, where both may be seen: at the server if both are clear, else at client `on`.
+
+        The client (default: the first) sends its result back under a fresh transform. Raises `InputError` where clients have own parts
+        of either, or where a clear sum is to be multiplied by a number that is hidden.
+        """
+        ...
+
+    def fold(self, shared: Shared, on: int | None = None) -> Shared:
+        """The same sum with its blind parts made one, under a fresh transform, at one client; the clear part stays apart, untransformed."""
+        ...

@@ -1,0 +1,95 @@
+"""Who takes part: a round's cohort, who drops out of a mean, how many clients a group has.
+
+All draws are keyed, none is secret.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+
+from ..contract.calls import SumCall
+from ..contract.handles import Held, Labels, label_sets
+from ..contract.operations import Sampling
+from ..errors import InputError
+from ..randomness import stream
+
+__all__ = ["check_mean", "draw_cohort", "draw_drop", "group_sizes"]
+
+
+def draw_cohort(
+    sampling: Sampling, clients: Sequence[int], labels: Labels | None, smallest: int, seed: int, round_number: int
+) -> tuple[int, ...]:
+    """The clients of a round, ascending: a share of all, or of each cluster, of which at least `smallest` where there are as many."""
+    share = sampling.participation
+    if sampling.mode == "fixed_cohorts":
+        return _fixed_cohort(share, clients, labels, smallest, seed, round_number)
+    if sampling.mode == "global":
+        return tuple(sorted(_sample(clients, max(1, round(share * len(clients))), "cohort", seed, round_number)))
+    if labels is None:
+        raise InputError("training.sampling: 'per_cluster' needs cluster labels, which the server does not have here; use 'global'")
+    sets, _ = label_sets(labels, clients, None, "cohort")
+    chosen: set[int] = set()
+    for label in sorted({label for several in sets.values() for label in several}):
+        members = [client for client in clients if label in sets[client]]
+        size = min(len(members), max(smallest, round(share * len(members))))
+        chosen |= _sample(members, size, f"cohort {label}", seed, round_number)
+    return tuple(sorted(chosen))
+
+
+def _fixed_cohort(
+    share: float, clients: Sequence[int], labels: Labels | None, smallest: int, seed: int, round_number: int
+) -> tuple[int, ...]:
+    """Each cluster (all clients, without labels) is dealt into cohorts once, and rounds take one of these after the other.
+
+    So sums over the members of a cluster repeat, and tell nothing by their differences, until its members change.
+    """
+    sets = dict.fromkeys(clients, (0,)) if labels is None else label_sets(labels, clients, None, "cohort")[0]
+    chosen: list[int] = []
+    for label in sorted({label for several in sets.values() for label in several}):
+        members = [client for client in clients if label in sets[client]]
+        cohorts = max(1, len(members) // max(smallest, round(share * len(members))))
+        draws = {client: float(stream(seed, "fixed cohorts", client=client).random()) for client in members}
+        members.sort(key=lambda client: (draws[client], client))
+        chosen += members[round_number % cohorts :: cohorts]
+    return tuple(sorted(set(chosen)))
+
+
+def _sample(pool: Sequence[int], size: int, purpose: str, seed: int, round_number: int) -> set[int]:
+    """`size` of the pool, by a draw keyed to each client, so that neither order nor newcomers disturb it."""
+    draws = {client: float(stream(seed, purpose, round_number, client).random()) for client in pool}
+    return set(sorted(pool, key=lambda client: (draws[client], client))[:size])
+
+
+@lru_cache(maxsize=1 << 14)
+def draw_drop(probability: float, stages: tuple[str, ...], seed: int, round_number: int, call: int, client: int) -> str | None:
+    """The stage of a call of `mean` at which a client drops out, if it does; the same under every protection."""
+    draw = stream(seed, f"dropout {call}", round_number, client)
+    return stages[int(draw.integers(len(stages)))] if draw.random() < probability else None
+
+
+def check_mean(
+    name: str, oblivious: bool, private_weights: bool, weights: str | Mapping[int, float], groups: object, k: int | None
+) -> None:
+    """Refuse a mean that the kind of sum `name` cannot take, before anybody is asked. `InputError` says what to use instead."""
+    if oblivious and not isinstance(groups, Held) and (k or 1) > 1:
+        raise InputError(f"mean: sum = {name!r} keeps groups private, but these are public already; use sum = 'secagg'")
+    if groups is not None and k is None:
+        raise InputError("mean: give k, the number of groups, with `groups`")
+    if weights == "examples" and not private_weights:
+        raise InputError(f"mean: weights = 'examples' would show every client's sample count under sum = {name!r}; use 'equal'")
+    if isinstance(weights, str) and weights not in ("equal", "examples"):
+        raise InputError(f"mean: weights = {weights!r} is not known; use 'equal', 'examples' or a mapping by client")
+
+
+def group_sizes(groups: Labels | Held | None, call: SumCall, present: Collection[int]) -> tuple[int, ...]:
+    """How many present clients belong to each group, as far as the server has labels; else how many take part."""
+    if groups is None or isinstance(groups, Held):
+        return call.counts() if groups is None else tuple(max(count, call.floor) for count in call.counts())
+    sizes = [0] * call.k
+    for client in present:
+        try:
+            (labels, _) = label_sets(groups, [client], call.k, "mean: groups")
+        except InputError:
+            continue
+        for label in labels[client]:
+            sizes[label] += 1
+    return tuple(sizes)

@@ -1,0 +1,89 @@
+"""What may leave a client: the one rule by which its own protection, and nobody else's word, decides that.
+
+What is compared (signatures, representations) and what is summed (updates, models, prototypes) is hidden by `gram` and by `sum`. What is
+hidden leaves by the verb that hides it, and by no other:
+
+    kind of a part                      | what is compared is hidden    | what is summed is hidden
+    ------------------------------------|-------------------------------|-------------------------------------------------------------
+    compared, and all that was computed | `gram` only                   | in the clear if it was computed at no model, else not at all
+    from such                           |                               |
+    choice, request                     | not by `gram`                 | `gather`, whole numbers *; if oblivious, requests only
+    score                               | not by `gram`                 | `gather` *
+    measure                             | not by `gram`                 | `gather`, single numbers; under secure sums not at all
+    summed: updates, models, …          | as `sum` says; by `gram`      | `sum`, `relay`, and `gram` where that hides what is compared
+
+* if they are fewer than the smallest model has that they were computed at.
+
+Kinds are declared by task classes (`parts`), as the client has them installed. What is kept is kept by the kind of a part and by what it
+was computed from, not by what a server calls it or copies it to. **What is not kept**: a choice, a score or a loss is a number about the
+data at models that the server names, and many of them tell much; against a server that asks for many there is `[privacy]` only. That a
+task has a result, and of which shape, is told as well.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from ..contract.protection import Protection
+from ..protocols.errors import RemoteError
+from ..protocols.orthonormal import TRANSFORMS
+from ..types import PartKind
+from .values import Origin
+
+__all__ = ["Verb", "check", "compares", "hides_compared", "kinds_of", "may_leave"]
+
+Verb = Literal["gram", "gather", "sum", "relay"]
+
+
+def kinds_of(task: Any) -> dict[str, PartKind]:
+    """The kind of each part of a task, as the class that is installed here declares it; what is not declared, or unknown, is summed."""
+    declared = getattr(task, "parts", {})
+    kinds = declared if isinstance(declared, Mapping) else {}
+    return {part: kinds[part] if kinds.get(part) in get_args(PartKind) else "summed" for part in declared}
+
+
+def compares(task: Any) -> bool:
+    """Whether a task, or one inside it, makes something that clients compare; what the outer one calls it is its own affair."""
+    inner = [getattr(task, one.name) for one in fields(task)]
+    return "compared" in kinds_of(task).values() or any(compares(one) for one in inner if is_dataclass(one) and not isinstance(one, type))
+
+
+def hides_compared(protection: Protection) -> bool:
+    """Whether what is compared leaves under a transform or encrypted. A sketch hides nothing."""
+    return any(stage in ("ckks", *TRANSFORMS) for stage in protection.gram)
+
+
+def may_leave(protection: Protection, verb: Verb, part: str, value: Any, origin: Origin) -> bool:
+    """Whether a part of a held value may leave by a verb: as it is, or for `gram` and `sum` as this protection changes it."""
+    kind, compared, hidden = origin.kind(part), origin.is_compared(part), hides_compared(protection)
+    if compared and hidden:
+        return verb == "gram"
+    if verb in ("sum", "relay"):
+        return True
+    if verb == "gram" and hidden:
+        return kind in ("compared", "summed")
+    if protection.sum == "none" and protection.floor <= 1:
+        return True
+    if compared:
+        return not origin.size
+    array = np.asarray(value)
+    if verb == "gram":
+        return False
+    if kind in ("choice", "request", "score") and 0 < origin.size <= array.size:
+        return False
+    if kind in ("choice", "request"):
+        return array.dtype.kind in "biu" and (protection.sum != "secagg-oblivious" or kind == "request")
+    if kind == "score":
+        return origin.size > 0
+    return kind == "measure" and array.size == 1 and not protection.secure
+
+
+def check(protection: Protection, verb: Verb, values: Mapping[str, Any], origin: Origin) -> None:
+    """Raises `RemoteError` "forbidden" unless all of these parts may leave by this verb."""
+    for part, value in values.items():
+        if not may_leave(protection, verb, part, value, origin):
+            error = RemoteError("forbidden")
+            error.add_note(f"its release policy keeps {part!r} from {verb!r} under protection {protection.name}")
+            raise error

@@ -1,0 +1,90 @@
+"""Tasks as bytes and back: the names and fields of the frozen dataclasses that the package and the registered algorithms declare."""
+
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from ..errors import InputError
+from ..plugins import Registry
+from ..protocols.errors import MalformedMessage
+from .foreign import Foreign
+
+__all__ = ["UnknownTask", "made", "plain", "task_from_bytes", "task_to_bytes"]
+
+LARGEST_TASK_BYTES = 1 << 20
+log = logging.getLogger("cflpriv.federation")
+
+
+def registered() -> Registry[type]:
+    """The task classes that may travel, and models, by name."""
+    from ..algorithms import TASKS  # torch is loaded for those, not for `Foreign`
+
+    return TASKS
+
+
+def task_to_bytes(task: Any) -> bytes:
+    """A task as JSON of names and fields. Raises `InputError` for a field that cannot be encoded, e.g. a function."""
+    if isinstance(task, UnknownTask):
+        return task.data
+    known = {"Foreign": Foreign} if isinstance(task, Foreign) else registered()
+    return json.dumps(plain(task, type(task).__name__, known), allow_nan=True, separators=(",", ":")).encode()
+
+
+def plain(value: Any, where: str, known: Mapping[str, type]) -> Any:
+    """What JSON takes of a dataclass that is `known` by a name. Raises `InputError` for anything else."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Sequence):
+        return [plain(one, f"{where}[{i}]", known) for i, one in enumerate(value)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        name = next((name for name, kind in known.items() if kind is type(value)), None)
+        if name is None:
+            raise InputError(f"{where}: {type(value).__name__} is not a task that clients elsewhere know")
+        names = [one.name for one in dataclasses.fields(value) if one.init]
+        return {"": name, **{one: plain(getattr(value, one), f"{where}.{one}", known) for one in names}}
+    raise InputError(f"{where}: a {type(value).__name__} cannot be encoded")
+
+
+@dataclasses.dataclass(frozen=True)
+class UnknownTask:
+    """Bytes that are no task that is known here."""
+
+    data: bytes
+    parts: tuple[str, ...] = ()
+
+    def run(self, given: Any) -> Any:
+        raise TypeError("this task is not known here")
+
+
+@lru_cache(maxsize=64)
+def task_from_bytes(data: bytes) -> Any:
+    """The task that `task_to_bytes` wrote, or an `UnknownTask`."""
+    if not isinstance(data, bytes) or len(data) > LARGEST_TASK_BYTES:
+        raise MalformedMessage
+    try:
+        said = json.loads(data)
+        known = {"Foreign": Foreign} if isinstance(said, dict) and said.get("") == "Foreign" else registered()  # that one loads no torch
+        task = made(said, known)
+        if hasattr(task, "run") and hasattr(task, "parts") and task_to_bytes(task) == data:
+            return task
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        pass
+    return UnknownTask(data)
+
+
+def made(said: Any, known: Mapping[str, type]) -> Any:
+    """What `plain` took apart. Raises `TypeError` or `KeyError` for what it did not."""
+    if isinstance(said, list):
+        return tuple(made(one, known) for one in said)
+    if not isinstance(said, dict):
+        return said
+    name = said.pop("")
+    if name not in known and isinstance(known, Registry):  # an installed package may have it
+        from ..algorithms import ALGORITHMS
+
+        for problem in ALGORITHMS.load_all():
+            log.warning("%s", problem)
+    return known[name](**{name: made(value, known) for name, value in said.items()})

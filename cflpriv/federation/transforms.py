@@ -1,0 +1,90 @@
+"""Transforms that clients share, made from a secret that the server lacks; and the public sketch of what is compared."""
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import InputError
+from ..protocols.errors import RemoteError
+from ..protocols.orthonormal import Transform, transform
+from ..protocols.sketch import public_seed, sketch
+from ..types import Array
+
+__all__ = ["TransformCache", "Transforms", "check_hidden", "group_epoch", "sketched"]
+
+HAAR_SMALLEST = 8
+
+
+class TransformCache:
+    """Transforms that were made, by kind, secret, name and length, as many as fit into `keep_bytes`. Only who has a secret finds its own."""
+
+    def __init__(self, keep_bytes: int = 1 << 29) -> None:
+        self._keep_bytes = keep_bytes
+        self._made: OrderedDict[tuple[str, bytes, str, int], Transform] = OrderedDict()
+        self._shared: dict[tuple[Any, str], Transforms] = {}
+
+    def transform(self, kind: str, secret: bytes, name: str, dimension: int) -> Transform:
+        """The transform of a purpose under a secret."""
+        key = (kind, secret, name, dimension)
+        if key not in self._made:
+            self._made[key] = transform(kind, secret, name, dimension)
+            while len(self._made) > 2 and sum(one.nbytes for one in self._made.values()) > self._keep_bytes:
+                self._made.popitem(last=False)
+        self._made.move_to_end(key)
+        return self._made[key]
+
+    def shared(self, secrets: Mapping[int, bytes], kind: str) -> "Transforms":
+        """The transforms of those who have just these secrets: the same object for all of them."""
+        return self._shared.setdefault((tuple(sorted(secrets.items())), kind), Transforms(dict(secrets), kind, self))
+
+
+class Transforms:
+    """The transforms that clients share, made from the `secrets` of their group by group epoch. The server never holds one of these.
+
+    `kind` is that of updates. Where clients are removed from the group a new epoch starts: names of its transforms end in "@EPOCH".
+    """
+
+    def __init__(self, secrets: Mapping[int, bytes], kind: str, cache: TransformCache) -> None:
+        self._secrets, self.kind, self._cache = secrets, kind, cache
+
+    def __call__(self, name: str, dimension: int, kind: str | None = None) -> Transform:
+        """Raises `RemoteError` "no-secret" for an epoch whose secret is not held, "used-transform" for a second name of one transform."""
+        epoch = group_epoch(name)
+        if epoch not in self._secrets:
+            raise RemoteError("no-secret")
+        return self._cache.transform(kind or self.kind, self._secrets[epoch], name, dimension)
+
+
+_EPOCH = re.compile(r"@([1-9][0-9]{0,8})\Z", re.ASCII)
+
+
+def group_epoch(name: str) -> int:
+    """The group epoch that a transform's name speaks of. Raises `RemoteError` "used-transform" for a name that is no epoch's only one."""
+    found = _EPOCH.search(name)
+    if name.count("@") != (found is not None):
+        raise RemoteError("used-transform")
+    return 0 if found is None else int(found[1])
+
+
+def sketched(epoch: int, sketch_dim: int | None) -> Callable[[Array], Array]:
+    """The stage "sketch" of one clustering epoch: rows (..., d) become (..., sketch_dim) where d is larger, else they stay.
+
+    Without `sketch_dim` all rows stay. The seed is public.
+    """
+
+    def reduce(rows: Array) -> Array:
+        dimension = rows.shape[-1]
+        if sketch_dim is None or dimension <= sketch_dim:
+            return rows
+        return sketch(public_seed("gram", epoch), dimension, sketch_dim).apply(rows)
+
+    return reduce
+
+
+def check_hidden(verb: str, dimension: int, kind: str = "haar") -> None:
+    """Refuse to hide a few numbers under a rotation: one number keeps its size, two their length."""
+    if dimension < HAAR_SMALLEST:
+        raise InputError(
+            f"{verb}: a rotation of {dimension} number(s) hides little under sum = {kind!r}; it takes {HAAR_SMALLEST} or more at once"
+        )

@@ -1,0 +1,241 @@
+"""What a client computes: it opens what it is given, runs a task, in its private form where it is to be, and keeps the results."""
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from hashlib import sha256
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from ..protocols.entropy import Entropy
+from ..protocols.errors import RemoteError
+from ..types import Array, ClientData
+from . import messages as m
+from .client_ledger import Spending
+from .foreign import Foreign
+from .payloads import owned
+from .release_policy import compares, kinds_of
+from .settings import Settings
+from .task_encoding import UnknownTask
+from .transforms import Transforms
+from .values import UNTRACED, Exchange, Origin, Values, trace
+
+if TYPE_CHECKING:  # torch is loaded where something is computed
+    from ..engine import TaskInput
+
+__all__ = ["Own", "Run", "Work", "sizes_in", "told"]
+
+Own = Callable[[Foreign, Mapping[str, Any]], Mapping[str, Array]]
+Choice = int | tuple[int, ...] | None
+
+
+def told(ask: m.Compute) -> bytes:
+    """The name of all that a client is told to compute: the task and its noise, what goes into it, which of it, when."""
+    return sha256(m.encode(msgspec.structs.replace(ask, held=0, live=()))).digest()
+
+
+def models_in(task: Any) -> list[Any]:
+    """The models that a task itself names, however deep: no parameter that a server sends along changes them."""
+    if type(task).__name__ == "Model":
+        return [task]
+    return [model for one in fields(task) if is_dataclass(getattr(task, one.name)) for model in models_in(getattr(task, one.name))]
+
+
+def sizes_in(task: Any) -> list[int]:
+    """How many numbers the models have that a task itself names."""
+    if isinstance(task, Foreign):
+        return [sum(prod(shape) for _, shape, _ in task.layout)]
+    return [int(model.dimension) for model in models_in(task)]
+
+
+def words_as_they_are(models: Iterable[Any]) -> None:
+    """Refuse models that would move word numbers: "bad-settings"."""
+    if any(model.name == "lstm" and (any(model.mean) or any(one != 1.0 for one in model.std)) for model in models):
+        raise RemoteError("bad-settings")
+
+
+def known_to(models: Iterable[Any], data: ClientData) -> ClientData:
+    """Data whose labels, and words, all of these models know; each sample by itself, so that neighbouring data stay neighbours.
+
+    A server names the models. One with too few labels would fail for some data and not for others, and that it failed is told; so labels
+    are taken modulo their number, and words beyond a model's are its last.
+    """
+    for model in models:
+        data = replace(data, y_train=data.y_train % model.classes, y_test=data.y_test % model.classes)
+        if model.name == "lstm":
+            last = model.classes - 1
+            data = replace(data, x_train=np.clip(data.x_train, 0, last), x_test=np.clip(data.x_test, 0, last))
+    return data
+
+
+def smallest(sizes: Iterable[int]) -> int:
+    """The smallest size of a model, 0 if there is none."""
+    return min((size for size in sizes if size), default=0)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Asks whoever drives a client for the result of `task` on what it is `given`, which may be computed with that of others."""
+
+    task: Any
+    given: "TaskInput"
+
+
+class Work:
+    """The computing of one client. `data` gives its data when a task needs them; `own` does the work of `Foreign` tasks.
+
+    Where small groups train alone its group may be too small to be summed: then it trains on its own model, of which no server can know
+    where it came from.
+    """
+
+    def __init__(
+        self, settings: Settings, values: Values, spending: Spending, transforms: Callable[[], Transforms], data: Callable[[], ClientData],
+        entropy: Entropy, own: Mapping[str, Own],
+    ) -> None:  # fmt: skip
+        self._client, self._values, self._spending, self._transforms = settings.identity.client, values, spending, transforms
+        self._data, self._entropy, self._own = data, entropy, own
+        self._alone, self._traced = settings.protection.small_clusters == "local", settings.protection.secure
+        self._fitted: tuple[ClientData, list[Any], ClientData] | None = None
+
+    def compute(self, ask: m.Compute, exchange: Exchange) -> Generator[Run, Any, m.Computed]:
+        """Run a task and hold its parts."""
+        public = ask.task.task
+        if isinstance(public, UnknownTask):
+            raise RemoteError("unknown-task")
+        noise = self._spending.agreed(ask.noise)
+        if noise is not None and getattr(public, "events", {}):  # its bounds would be those that the server wrote into it
+            raise RemoteError("forbidden")
+        # the same for all that are asked the same: one object, so that they can be computed together
+        task = exchange.once(lambda: public.private(noise) if noise and hasattr(public, "private") else public, ask, ask.noise)
+        models, sizes, compared = exchange.once(lambda: (models_in(task), sizes_in(task), compares(task)), task)
+        reads = {name: found for name in getattr(task, "reads", ()) if (found := self._values.remembered(name)) is not None}
+        held = self._held_in(ask)
+        self._spending.check(task, held, reads)
+        sizes = [*sizes, *(origin.size for _, origin in reads.values())]
+        given, received, choice = self._given(ask, sizes, held, exchange)
+        compared = compared or any(self._values.origin(one.held).is_compared(one.part) for one in held)
+        compared = compared or any(origin.is_compared(name) for name, (_, origin) in reads.items())
+        if self._spending.unit != "none":
+            words_as_they_are(models)
+        try:
+            if isinstance(task, Foreign):
+                if task.name not in self._own:
+                    raise RemoteError("unknown-task")
+                result = dict(self._own[task.name](task, given))
+            else:
+                result = yield Run(task, self._input(ask, models, given, {name: value for name, (value, _) in reads.items()}, choice))
+        except Exception:  # whatever it is, that there is no result is told
+            self._spending.failed(task, held, reads)
+            raise
+        live = (*ask.live, ask.held)
+        if result:  # before anything that it was computed from is forgotten
+            self._values.drop(ask.held)
+            self._spending.enter(ask.held, task, held, reads, live)
+        else:
+            self._spending.failed(task, held, reads)
+        self._values.forget(live)
+        if not result:
+            return m.Computed(False, ())
+        kinds = exchange.once(lambda: tuple((part, kind) for part, kind in kinds_of(task).items() if kind != "summed"), task, kinds_of)
+        origin = Origin(trace(received) if received else b"", smallest(sizes), compared, kinds)
+        for name in task.keeps:
+            self._values.remember(name, result[name], origin)
+        made = {part: owned(result[part]) for part in task.parts}
+        self._values.hold(ask.held, made, origin)
+        return m.Computed(
+            True, tuple(m.Described(part, one.dtype.str, one.shape) for part, one in made.items() if not isinstance(one, dict))
+        )
+
+    def given(self, ask: m.Compute, exchange: Exchange) -> "TaskInput":
+        """What a task would be given."""
+        from ..engine import Streams, TaskInput
+
+        given, _, choice = self._given(ask, [], self._held_in(ask), exchange)
+        reads = {name: found[0] for name in getattr(ask.task.task, "reads", ()) if (found := self._values.remembered(name)) is not None}
+        return TaskInput(self._data(), given, reads, Streams(ask.seed, ask.round, self._client), choice)
+
+    def add_up(self, ask: m.AddUp, exchange: Exchange) -> m.Computed:
+        """Add up own parts."""
+        mine = tuple(own for own in ask.addends if self._values.holds(own.held))
+        if not mine:
+            return m.Computed(False, ())
+        total = self._values.open(m.Addends((), (), mine), self._transforms, exchange)
+        origins = [(own.part, self._values.origin(own.held)) for own in mine]
+        compared = any(origin.is_compared(part) for part, origin in origins)
+        self._values.drop(ask.held)
+        self._spending.derive(ask.held, "own", mine)
+        self._values.hold(ask.held, {"own": total}, Origin(UNTRACED, smallest(origin.size for _, origin in origins), compared))
+        return m.Computed(True, (m.Described("own", total.dtype.str, total.shape),))
+
+    def _given(
+        self, ask: m.Compute, sizes: list[int], held: list[m.Mine | m.OwnPart], exchange: Exchange
+    ) -> tuple[dict[str, Any], list[bytes], Choice]:  # fmt: skip
+        """The parameters opened, what each was computed from (nothing where no sum binds to it), and the client's choice.
+
+        `sizes` get those of the models among the parameters.
+        """
+        given: dict[str, Any] = {}
+        several = isinstance(ask.which, m.Picks) and ask.which.several
+        chosen: list[int] | None = None
+        received: list[bytes] = []
+        if isinstance(ask.which, m.Picks):
+            chosen = list(ask.which.labels)
+        elif isinstance(ask.which, m.Mine):
+            own = np.asarray(self._values.mine(ask.which))
+            if own.dtype.kind not in "biu":
+                raise RemoteError("bad-input")
+            several, chosen = own.ndim > 0, [int(label) for label in np.ravel(own)]
+        if self._traced:
+            received = [exchange.once(lambda: told(ask), ask)]
+            received += [UNTRACED for one in held if isinstance(one, m.OwnPart) and not self._alone]
+            received += [self._values.origin(one.held).received for one in held if isinstance(one, m.Mine)]
+        for parameter in ask.params:
+            value = parameter.value
+            if isinstance(value, m.Mine):
+                given[parameter.name] = self._values.mine(value)
+                sizes.append(self._values.origin(value.held).size)  # a copy of an update, or what is computed from one, is no freer
+                continue
+            if isinstance(value, m.One):
+                of = [self._values.open(value.value, self._transforms, exchange)]
+                given[parameter.name] = of[0]
+            elif isinstance(ask.which, m.Mine):
+                if not value.values or chosen is None:
+                    raise RemoteError("bad-input")
+                picked = [value.values[label % len(value.values)] for label in chosen]  # to refuse a short list would tell the label
+                of = [self._values.open(one, self._transforms, exchange) for one in picked]
+                given[parameter.name] = of if several else of[0]
+            else:
+                of = [self._values.open(one, self._transforms, exchange) for one in value.values]
+                given[parameter.name] = of
+            sizes += [one.size for one in of if one.size > 1]
+        return given, received, None if chosen is None else tuple(chosen) if several else chosen[0]
+
+    def _held_in(self, ask: m.Compute) -> list[m.Mine | m.OwnPart]:
+        """What this client holds itself of what a task is given."""
+        found: list[m.Mine | m.OwnPart] = [ask.which] if isinstance(ask.which, m.Mine) else []
+        for parameter in ask.params:
+            value = parameter.value
+            if isinstance(value, m.Mine):
+                found.append(value)
+                continue
+            for addends in (value.value,) if isinstance(value, m.One) else value.values:
+                if addends.own:
+                    found += [own for own in addends.own if self._values.holds(own.held)]
+        return found
+
+    def _input(self, ask: m.Compute, models: list[Any], given: dict[str, Any], reads: Mapping[str, Array], choice: Choice) -> "TaskInput":
+        from ..engine import Streams, TaskInput
+
+        secret = b"" if ask.noise is None else self._entropy(32)
+        data = self._data()
+        if self._spending.unit != "none":
+            data = self._known_to(models, data)
+        return TaskInput(data, given, reads, Streams(ask.seed, ask.round, self._client), choice, secret)
+
+    def _known_to(self, models: list[Any], data: ClientData) -> ClientData:
+        """`known_to`, kept for the next task: what engines keep with a client's data goes by the object."""
+        if self._fitted is None or self._fitted[0] is not data or self._fitted[1] != models:
+            self._fitted = (data, models, known_to(models, data))
+        return self._fitted[2]

@@ -1,0 +1,1 @@
+"""Differential privacy: what is asked for, the noise that keeps it, and what every release costs."""

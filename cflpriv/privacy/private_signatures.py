@@ -1,0 +1,180 @@
+"""Signatures with noise: what a client may show of its data under sample-level differential privacy, and still be recognised by its kin.
+
+Each task is the private form of another (its method `private`); the noise comes from the client's cryptographic source.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+
+from ..engine import TaskInput
+from ..errors import InputError
+from ..protocols.entropy import Entropy
+from ..protocols.events import Event, GaussianEvent
+from ..protocols.mechanisms import gaussian_sum, second_moment
+from ..randomness import stream
+from ..tasks.models import Model
+from ..types import Array, Parts
+from .settings import secret_of
+
+__all__ = [
+    "NoisyGradient",
+    "NoisyPrincipalVectors",
+    "noisy_principal_vectors",
+    "noisy_sum",
+    "sketch_directions",
+    "sum_event",
+    "unit_rows",
+]
+
+Relation = Literal["add_remove", "replace_one"]
+PER_SAMPLE = 256
+"""So many per-sample gradients are formed at once."""
+
+
+@lru_cache(maxsize=4)
+def sketch_directions(seed: int, dimension: int, size: int) -> Array:
+    """`size` public random orthonormal directions of R^dimension, as columns (dimension, size), the same for all who know the seed.
+
+    All of them, as they are, where `size` is 0 or not below the dimension.
+    """
+    if not 0 < size < dimension:
+        return np.eye(dimension)
+    draws = stream(seed, f"signature sketch {dimension} {size}").normal(size=(dimension, size))
+    basis, triangle = np.linalg.qr(draws)
+    return np.asarray(basis * np.sign(np.diag(triangle)))
+
+
+def unit_rows(x: Array) -> Array:
+    """Each row scaled to norm 1; zero rows stay zero."""
+    lengths = np.linalg.norm(x, axis=1, keepdims=True)
+    return np.asarray(x / np.where(lengths > 0, lengths, 1.0))
+
+
+def noisy_principal_vectors(x: Array, p: int, noise_multiplier: float, relation: Relation, entropy: Entropy) -> Array:
+    """The p leading eigenvectors (p, r) of the noisy second moment of the rows of x (n, r), each scaled to norm 1 first.
+
+    A vector's sign is that of a value ≥ 0 for its sum, as for plain signatures. Raises `InputError` if p exceeds r.
+    """
+    if p > x.shape[1]:
+        raise InputError(f"algorithm.p: {p} vectors in {x.shape[1]} dimensions; raise privacy.sketch_dim")
+    moment = second_moment(unit_rows(x), noise_multiplier, relation, "sample", entropy).value
+    vectors = np.linalg.eigh(moment)[1][:, ::-1][:, :p]
+    return np.ascontiguousarray((vectors * np.where(vectors.sum(axis=0) < 0, -1.0, 1.0)).T)
+
+
+def sum_event(noise_multiplier: float, bound: float, relation: Relation) -> GaussianEvent:
+    """What `noisy_sum` costs: sensitivity `bound` under "add_remove", twice that under "replace_one"."""
+    return GaussianEvent(noise_multiplier, bound if relation == "add_remove" else 2 * bound, relation, "sample")
+
+
+def noisy_sum(rows: Array, bound: float, noise_multiplier: float, relation: Relation, given: TaskInput, purpose: str) -> Array:
+    """Σ of the rows (n, d), one a sample, each clipped to norm `bound`, with noise from the client's secret."""
+    return gaussian_sum(rows, bound, noise_multiplier, relation, "sample", secret_of(given, purpose)).value
+
+
+@dataclass(frozen=True)
+class NoisyPrincipalVectors:
+    """The private form of `PrincipalVectors`: sketch, then scale rows to norm 1, then second moment, then noise, then eigenvectors.
+
+    In this order: the noise of a second moment grows with √dimension, so samples are first projected to `sketch_dim` public random
+    orthonormal directions; rows scaled before that would lose most of their length to it. Neither centred nor divided by n. Part:
+    "signature" (p, sketch_dim) float64.
+
+    Guarantee: that of one `GaussianEvent` at the sample level (sensitivity 1 under "add_remove", √2 under "replace_one"), towards everybody
+    who sees the signature, and whatever is computed of it. Reveals: the main directions of the client's data up to the noise: it is the
+    single sample that is protected, not what kind of data a client has. Source: Dwork et al. 2014, Algorithm 1.
+    """
+
+    p: int
+    sketch_dim: int
+    noise_multiplier: float
+    relation: Relation
+    seed: int
+
+    parts: ClassVar[Parts] = {"signature": "compared"}
+    keeps: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def events(self) -> dict[str, Event]:
+        sensitivity = 1.0 if self.relation == "add_remove" else float(np.sqrt(2))
+        return {"moment": GaussianEvent(self.noise_multiplier, sensitivity, self.relation, "sample")}
+
+    @property
+    def covers(self) -> dict[str, tuple[str, ...]]:
+        return {"signature": ("moment",)}
+
+    def run(self, given: TaskInput) -> dict[str, Array]:
+        x = given.data.x_train.reshape(len(given.data.x_train), -1).astype(np.float64)
+        x = x @ sketch_directions(self.seed, x.shape[1], self.sketch_dim)
+        return {"signature": noisy_principal_vectors(x, self.p, self.noise_multiplier, self.relation, secret_of(given, "signature"))}
+
+
+@dataclass(frozen=True)
+class NoisyGradient:
+    """The private form of a gradient signature at the given "model": per sample, sketch, clip; then sum, then noise.
+
+    Part: `part` (sketch_dim,) float64, of norm 1 with `normalise`. Samples' gradients are sketched before they are clipped, since what
+    noise does to inner products grows with the root of the dimension. The sum is not divided by n.
+
+    Guarantee: that of one `GaussianEvent` at the sample level (sensitivity clip_norm under "add_remove", twice that under "replace_one").
+    Reveals: the direction of the client's gradient up to the noise. Source: Abadi et al. 2016, for the clipped sum.
+    """
+
+    model: Model
+    part: str
+    normalise: bool
+    sketch_dim: int
+    clip_norm: float
+    noise_multiplier: float
+    relation: Relation
+    seed: int
+
+    @property
+    def parts(self) -> Parts:
+        return {self.part: "compared"}
+
+    keeps: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def events(self) -> dict[str, Event]:
+        return {"gradient": sum_event(self.noise_multiplier, self.clip_norm, self.relation)}
+
+    @property
+    def covers(self) -> dict[str, tuple[str, ...]]:
+        return {self.part: ("gradient",)}
+
+    def run(self, given: TaskInput) -> dict[str, Array]:
+        vector = noisy_sum(self._sketched(given), self.clip_norm, self.noise_multiplier, self.relation, given, "signature")
+        norm = float(np.linalg.norm(vector))
+        return {self.part: vector / norm if self.normalise and norm > 0 else vector}
+
+    def _sketched(self, given: TaskInput) -> Array:
+        """Each sample's gradient in the sketched coordinates, (n, sketch_dim), scaled back to about its own length."""
+        module = self.model.load(given.array("model"))
+        names = [name for name, _ in module.named_parameters()]
+        parameters = {name: one.detach() for name, one in module.named_parameters()}
+        dimension = self.model.dimension
+        size = self.sketch_dim if 0 < self.sketch_dim < dimension else dimension
+        directions: torch.Tensor | None = None  # without a sketch no (d, d) identity is made
+        if size < dimension:
+            directions = torch.from_numpy(sketch_directions(self.seed, dimension, size)).to(next(iter(parameters.values())).dtype)
+
+        def loss(weights: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return functional.cross_entropy(functional_call(module, weights, (x.unsqueeze(0),)), y.unsqueeze(0))
+
+        each = vmap(grad(loss), in_dims=(None, 0, 0))
+        x, y = self.model.inputs(given.data.x_train), torch.from_numpy(given.data.y_train)
+        rows = []
+        for at in range(0, len(y), PER_SAMPLE):
+            made = each(parameters, x[at : at + PER_SAMPLE], y[at : at + PER_SAMPLE])
+            whole = torch.cat([made[name].flatten(1) for name in names], dim=1)
+            rows.append(whole if directions is None else whole @ directions)
+        sketched = torch.cat(rows).double().numpy() * np.sqrt(dimension / size)
+        # a gradient that no norm bounds contributes nothing: to fail for it would tell of one sample
+        return np.asarray(np.where(np.isfinite(sketched).all(axis=1, keepdims=True), sketched, 0.0))

@@ -1,0 +1,177 @@
+"""Who holds what at which price: the receipts behind the values that clients hold, and the ledger asked before a verb releases them.
+
+Only under `privacy.unit = "sample"`. A value is *covered* if all that it was computed from is public or carries noise; its receipts say
+what is due when it first leaves its client. A value computed from samples without noise has none, and no verb releases it.
+"""
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..contract.calls import SumCall, above_floor
+from ..contract.handles import Held, HeldKey, Labels, Shared
+from ..errors import InputError
+from ..protocols.events import Event, event_from, event_to
+from ..protocols.ledger import Ledger, Receipt
+from .settings import Noise
+
+if TYPE_CHECKING:  # clients that only speak a protocol load no torch
+    from ..contract.operations import Parameter
+    from ..engine import Task
+
+__all__ = ["Accounts", "sources"]
+
+Receipts = tuple[Receipt, ...]
+
+
+class Accounts:
+    """Receipts by handle and part, and by what clients remember, over one `ledger`; `noise` makes tasks private."""
+
+    def __init__(self, noise: Noise, ledger: Ledger) -> None:
+        self.noise = noise
+        self.ledger = ledger
+        self._held: weakref.WeakKeyDictionary[HeldKey, dict[str, Receipts | None]] = weakref.WeakKeyDictionary()
+        self._remembered: dict[tuple[int, str], Receipts | None] = {}
+
+    def private(self, task: "Task") -> "Task":
+        """The private form of a task, or the task itself where it has none."""
+        make = getattr(task, "private", None)
+        return task if make is None else make(self.noise)
+
+    @staticmethod
+    def harmless(task: "Task", relation: str) -> bool:
+        """Whether it tells nothing private that a client runs a task, or fails to.
+
+        It carries noise, in all the tasks that it is made of, or uses no data, or of them their number only, which is public under
+        "replace_one".
+        """
+        if not getattr(task, "uses_data", True) or (relation == "replace_one" and getattr(task, "uses_number_only", False)):
+            return True
+        inner = [one for one in vars(task).values() if hasattr(one, "run") and hasattr(one, "parts")]
+        return bool(getattr(task, "events", {})) and all(Accounts.harmless(one, relation) for one in inner)
+
+    def enter(self, held: Held, task: "Task", given: Iterable[Held], remembered: Iterable[tuple[int, str]]) -> None:
+        """Note what a task's results will cost: its own noise, and that of what it was `given` and (client, name) `remembered`."""
+        inherited = self._joined(receipts for handle in given for receipts in self._of(handle))
+        inherited = self._joined([inherited, *(self._remembered.get(one) for one in remembered)])
+        events: Mapping[str, Event] = getattr(task, "events", {})
+        covers: Mapping[str, Sequence[str]] = getattr(task, "covers", {})
+        fresh = {name: Receipt((event,)) for name, event in events.items()}
+        free = not getattr(task, "uses_data", True)
+        known: dict[str, Receipts | None] = {}
+        for part in (*task.parts, *task.keeps):
+            own = tuple(fresh[name] for name in covers[part]) if part in covers else () if free else None
+            known[part] = self._joined([own, inherited])
+        self._held[held.key] = {part: known[part] for part in task.parts}
+        for client in held.clients:
+            for name in task.keeps:
+                self._remembered[client, name] = known[name]
+
+    def derive(self, held: Held, sources: Iterable[Held]) -> None:
+        """`held` is a public function of values behind `sources`."""
+        joined = self._joined(receipts for one in sources for receipts in self._of(one))
+        self._held[held.key] = dict.fromkeys(held.parts, joined)
+
+    def public(self, held: Held) -> None:
+        """`held` was released already: it is other clients' noisy values, sent on."""
+        self._held[held.key] = dict.fromkeys(held.parts, ())
+
+    def covers(self, given: Iterable[Held], remembered: Iterable[tuple[int, str]]) -> bool:
+        """Whether all of this is public or carries noise, paid for or not."""
+        receipts = [*(one for handle in given for one in self._of(handle)), *(self._remembered.get(one) for one in remembered)]
+        return all(one is not None for one in receipts)
+
+    def failed(
+        self, task: "Task", given: Iterable[Held], remembered: Iterable[tuple[int, str]], clients: Sequence[int], round: int
+    ) -> None:
+        """Charge clients whose private task gave no result, as if it had been released: that it gave none is told."""
+        covers = getattr(task, "covers", {})
+        held = Held(HeldKey(type(task).__name__), (), tuple(part for part in task.parts if part in covers))
+        self.enter(held, task, given, remembered)
+        self.settle(held, clients, "failure", round)
+
+    def settle(self, held: Held, clients: Sequence[int], verb: str, round: int) -> None:
+        """Charge the owners of `held` before a verb releases it. `InputError` if it is not covered, `BudgetExceeded` if it is too dear."""
+        due: list[Receipt] = []
+        for part in held.parts:
+            receipts = self._held.get(held.key, {}).get(part)
+            if receipts is None:
+                raise InputError(
+                    f"{verb}: {part!r} of {held.key.name} was made of samples without noise; privacy.unit = 'sample' releases none such "
+                    "(the step has no private form, or a resumed run lost its receipts)"
+                )
+            due += receipts
+        self.ledger.settle(dict.fromkeys(clients, due), f"{verb} of {held.key.name} {'+'.join(held.parts)}", round)
+
+    def settle_sums(self, held: Held, call: SumCall, choices: Held | None, small_clusters: str, round: int) -> None:
+        """Charge those who are in a group that can be summed; `TooFewClients` before anybody is charged for nothing.
+
+        Where `choices` stay private all are charged, for these too: counts tell of choices, and who is charged would.
+        """
+        if choices is not None:
+            everybody = [one.client for one in call.contributions]
+            self.settle(choices, everybody, "mean", round)
+            self.settle(held, everybody, "mean", round)
+            return
+        if small_clusters == "local" and not any(count >= call.floor for count in call.counts()):
+            return
+        summed = set(above_floor(call))
+        self.settle(held, [one.client for one in call.contributions if summed & set(one.labels)], "mean", round)
+
+    def remembers(self, client: int, name: str) -> bool:
+        """Whether a task that this client ran keeps something under a name."""
+        return (client, name) in self._remembered
+
+    def saved(self, keys: Mapping[HeldKey, str]) -> dict[str, Any]:
+        """For a checkpoint: the receipts behind the handles `keys` (by name) and behind what clients remember, each once."""
+        numbers: dict[Receipt, int] = {}
+
+        def listed(receipts: Receipts | None) -> list[int] | None:
+            return None if receipts is None else [numbers.setdefault(one, len(numbers)) for one in receipts]
+
+        held = {name: {part: listed(its) for part, its in self._held.get(key, {}).items()} for key, name in keys.items()}
+        remembered = [[client, name, listed(its)] for (client, name), its in self._remembered.items()]
+        receipts = [{"events": [event_to(event) for event in one.events], "paid": sorted(one.paid)} for one in numbers]
+        return {"held": held, "remembered": remembered, "receipts": receipts}
+
+    def restore(self, saved: Mapping[str, Any], keys: Mapping[str, HeldKey]) -> None:
+        """Take up what `saved` gave. What was charged since stays in the ledger: the same value may be charged again, never too little."""
+        receipts = [Receipt(tuple(map(event_from, one["events"])), set(one["paid"])) for one in saved["receipts"]]
+
+        def listed(numbers: Sequence[int] | None) -> Receipts | None:
+            return None if numbers is None else tuple(receipts[number] for number in numbers)
+
+        for name, parts in saved["held"].items():
+            self._held[keys[name]] = {part: listed(numbers) for part, numbers in parts.items()}
+        for client, name, numbers in saved["remembered"]:
+            self._remembered[int(client), str(name)] = listed(numbers)
+
+    def _of(self, held: Held) -> list[Receipts | None]:
+        parts = self._held.get(held.key, {})
+        return [parts.get(part) for part in held.parts]
+
+    @staticmethod
+    def _joined(several: Iterable[Receipts | None]) -> Receipts | None:
+        """All receipts once; None if any is missing."""
+        joined: dict[Receipt, None] = {}
+        for receipts in several:
+            if receipts is None:
+                return None
+            joined.update(dict.fromkeys(receipts))
+        return tuple(joined)
+
+
+def sources(params: Mapping[str, "Parameter"], which: Labels | Held | None) -> list[Held]:
+    """The handles of what a task is given."""
+    return [handle for value in [*params.values(), which] for handle in _handles(value)]
+
+
+def _handles(value: Any) -> list[Held]:
+    """The handles inside a parameter."""
+    if isinstance(value, Held):
+        return [value]
+    if isinstance(value, Shared):
+        return [own.held for own in value.own]
+    if isinstance(value, list | tuple):
+        return [held for one in value for held in _handles(one)]
+    return []

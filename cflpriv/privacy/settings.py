@@ -1,0 +1,198 @@
+"""Differential privacy as it is asked for (`[privacy]`), and the noise that keeps it: one (ε, δ) for signatures, choices and training.
+
+unit = "sample"
+    Clients do not trust the server: what leaves a client carries its noise already, whatever channel it goes through. A task that can be
+    made private has a method `private(noise)`; the federation runs that in its place. What a task without one computes from data stays
+    where it is: a verb that would release it refuses, naming the step.
+unit = "client"
+    A client's whole contribution to a mean is clipped, and the sum gets noise: by the server, which is trusted with the contributions then
+    (`sum = "none"`), or by shares of Skellam noise that clients add inside secure aggregation. Nothing but `mean` is released.
+
+`plan` finds the noise for a whole run beforehand; the ledger (`protocols.ledger`) is what keeps the promise.
+"""
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..errors import CflprivWarning, InputError
+from ..protocols.accounting import calibrate, epsilon_of
+from ..protocols.entropy import Entropy, derive, keystream
+from ..protocols.events import ChoiceEvent, Event, GaussianEvent, SampledGaussianEvent
+from ..protocols.ledger import Budget
+
+if TYPE_CHECKING:
+    from ..engine import TaskInput
+
+__all__ = ["Noise", "Privacy", "Releases", "plan", "secret_key", "secret_of", "updates_only"]
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What is asked for. Field names are the keys of `[privacy]`.
+
+    unit: what is protected, a "sample" of a client or a whole "client"; "none": nothing. relation: which data sets are neighbours.
+    epsilon, delta: what each client may spend over the whole run. signature_share, choice_share: the part of ε that the signature, and the
+    choices (IFCA), would cost alone; training gets what is left, where the algorithm has such.
+    clip_norm: the bound on a sample's gradient, or on a client's contribution. samples: a public number that sums over a client's samples
+    are divided by (the true one is not released). sampling: how batches are drawn; their expected size is `training.batch_size`.
+    sketch_dim: dimensions that a signature is projected to beforehand (0: none). loss_cap: the bound on a sample's loss in choices.
+    local: verbs that are to be released by local noise under unit = "client"; "gram" is the one that can.
+    """
+
+    unit: Literal["none", "sample", "client"] = "none"
+    relation: Literal["add_remove", "replace_one"] = "add_remove"
+    epsilon: float = 0.0
+    delta: float = 0.0
+    signature_share: float = 0.3
+    choice_share: float = 0.3
+    clip_norm: float = 1.0
+    samples: int = 0
+    sampling: str = "poisson"
+    sketch_dim: int = 32
+    loss_cap: float = 4.0
+    local: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.unit not in ("none", "sample", "client"):
+            raise InputError(f"privacy.unit = {self.unit!r}: known are 'none', 'sample' and 'client'")
+        if self.relation not in ("add_remove", "replace_one"):
+            raise InputError(f"privacy.relation = {self.relation!r}: known are 'add_remove' and 'replace_one'")
+        if self.unit == "none":
+            if self.epsilon or self.delta:
+                raise InputError("privacy.epsilon, privacy.delta: given without privacy.unit; say 'sample' or 'client'")
+            return
+        for key in ("epsilon", "clip_norm", "loss_cap"):
+            value = getattr(self, key)
+            if not (math.isfinite(value) and value > 0):
+                raise InputError(f"privacy.{key} = {value}: is not a finite number above 0")
+        if not 0 < self.delta < 1:
+            raise InputError(f"privacy.delta = {self.delta}: is outside (0, 1)")
+        for key in ("signature_share", "choice_share"):
+            if not 0 < getattr(self, key) < 1:
+                raise InputError(f"privacy.{key} = {getattr(self, key)}: is outside (0, 1)")
+        for key in ("samples", "sketch_dim"):
+            if getattr(self, key) < 0:
+                raise InputError(f"privacy.{key} = {getattr(self, key)}: is negative")
+        if self.sampling != "poisson":
+            raise InputError(
+                f"privacy.sampling = {self.sampling!r}: the accountants cover 'poisson' only (each sample by its own coin), not batches of "
+                "a fixed size, shuffled or drawn without replacement"
+            )
+        for verb in self.local:
+            if verb != "gram" or self.unit != "client":
+                raise InputError(f"privacy.local = {list(self.local)}: only 'gram' under unit = 'client' can be released by local noise")
+
+    @property
+    def budget(self) -> Budget:
+        """What the ledger enforces."""
+        if self.unit == "none":
+            raise InputError("privacy.unit = 'none' has no budget")
+        return Budget(self.epsilon, self.delta, self.relation, self.unit)
+
+    def warn_of_delta(self, units: int) -> None:
+        """Warn where δ is no smaller than one over the number of units: a mechanism that publishes one at random would pass."""
+        if self.unit != "none" and units > 0 and self.delta >= 1 / units:
+            what = "samples a client" if self.unit == "sample" else "clients"
+            warnings.warn(
+                f"privacy.delta = {self.delta:g}: is not below 1/{units} ({units} {what}); it would allow publishing one of them",
+                CflprivWarning,
+                stacklevel=2,
+            )
+
+
+@dataclass(frozen=True)
+class Releases:
+    """How often a client releases at most, over a whole run: signatures (or rows of scores), trainings (updates), and choices.
+
+    `extra_epochs` are trained beside those of `trainings`, each of which has as many as `[training]` says. `mechanism` is how a signature
+    is released: a noisy "moment" of samples, the noisy "total" of a vector for each sample, or noisy "scores" of others' models.
+    """
+
+    signatures: int = 0
+    trainings: int = 0
+    choices: int = 0
+    extra_epochs: int = 0
+    mechanism: Literal["moment", "total", "scores"] = "moment"
+
+
+def updates_only(rounds: int, given: Mapping[str, Any]) -> Releases:
+    """What an algorithm releases whose clients send an update in each round and nothing else: an `AlgorithmSpec.sample_releases`."""
+    return Releases(trainings=rounds)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What a private task needs to know, all of it public.
+
+    training, signature: noise multipliers; choice: the ε of one choice, for which scores take `1 / choice` as their multiplier.
+    sampling_rate and samples: Poisson batches of a share of the records, sums divided by sampling_rate · samples.
+    """
+
+    relation: Literal["add_remove", "replace_one"]
+    training: float
+    signature: float
+    choice: float
+    clip_norm: float
+    sampling_rate: float
+    samples: int
+    sketch_dim: int
+    loss_cap: float
+    seed: int
+
+
+def plan(privacy: Privacy, releases: Releases, *, epochs: int, batch_size: int, seed: int) -> Noise:
+    """The noise for a whole run at the sample level. Raises `InputError` for what cannot be, before any data are touched."""
+    rate, steps = 1.0, epochs
+    if releases.trainings or releases.signatures:
+        if not privacy.samples:
+            raise InputError(
+                "privacy.samples: give a public number of samples a client; sums are divided by it, because the true number is not released"
+            )
+        if batch_size > privacy.samples:
+            raise InputError(
+                f"training.batch_size = {batch_size}: is above privacy.samples = {privacy.samples}; no sampling rate is above 1"
+            )
+    trains = bool(releases.trainings or releases.extra_epochs)
+    if trains:
+        rate = batch_size / privacy.samples if batch_size else 1.0
+        steps = max(1, round(epochs / rate))
+    epsilon, delta, relation = privacy.epsilon, privacy.delta, privacy.relation
+    fixed: list[Event] = []
+    signature = choice = training = 0.0
+    alone = sum(map(bool, (releases.signatures, trains, releases.choices))) == 1
+    if releases.signatures:
+        share = 1.0 if alone else privacy.signature_share
+        signature = calibrate(lambda z: [GaussianEvent(z, 1.0, relation, "sample")] * releases.signatures, share * epsilon, delta, 1e-4)
+        fixed += [GaussianEvent(signature, 1.0, relation, "sample")] * releases.signatures
+    if releases.choices:
+        share = 1.0 if alone else privacy.choice_share
+        choice = 1 / calibrate(lambda z: [ChoiceEvent(1 / z, relation, "sample")] * releases.choices, share * epsilon, delta)
+        fixed += [ChoiceEvent(choice, relation, "sample")] * releases.choices
+    if trains:
+        sampled = releases.trainings * steps + (max(1, round(releases.extra_epochs / rate)) if releases.extra_epochs else 0)
+
+        def events(z: float) -> list[Event]:
+            return [*fixed, SampledGaussianEvent(z, rate, sampled, privacy.clip_norm, relation)]
+
+        if epsilon_of(fixed, delta) >= epsilon:
+            shares = f"{privacy.signature_share:g} and {privacy.choice_share:g}"
+            raise InputError(f"privacy.signature_share, privacy.choice_share = {shares}: leave nothing to train with")
+        training = calibrate(events, epsilon, delta)
+    return Noise(
+        relation, training, signature, choice, privacy.clip_norm, rate, privacy.samples, privacy.sketch_dim, privacy.loss_cap, seed
+    )
+
+
+def secret_key(given: "TaskInput") -> bytes:
+    """The client's 32 fresh bytes of secret randomness for a private task."""
+    if len(given.secret) != 32:
+        raise InputError(f"client {given.data.id}: a private task needs 32 bytes of secret randomness, which the federation gives")
+    return given.secret
+
+
+def secret_of(given: "TaskInput", purpose: str) -> Entropy:
+    """A source for one draw of a mechanism, made of the client's secret randomness and a purpose. The same draw every time it is asked."""
+    return lambda count: keystream(derive(secret_key(given), purpose), count)

@@ -1,0 +1,1 @@
+"""What clients compute: local training, evaluation, signatures; and the models."""

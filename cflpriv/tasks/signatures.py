@@ -1,0 +1,104 @@
+"""Signatures: what a client computes of its data so that others can tell how alike they are. Each is a task for the engine.
+
+A signature is an array (p, d) with orthonormal rows (the papers write d × p), zero rows where it is padded to a public width.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import scipy.linalg
+
+from ..engine import TaskInput
+from ..errors import InputError
+from ..types import Array, Parts
+
+if TYPE_CHECKING:
+    from ..privacy.private_signatures import NoisyPrincipalVectors
+    from ..privacy.settings import Noise
+
+__all__ = ["PrincipalVectors", "principal_vectors"]
+
+
+def principal_vectors(samples: Array, p: int, *, name: str = "samples") -> Array:
+    """The p leading left singular vectors of the matrix whose columns are the samples (PACFL, Sec. 3), as rows: shape (p, d).
+
+    `samples` has shape (n, d), one flattened sample a row, as they are: not centred, not normalised. The vectors come from the smaller of
+    the two Gram matrices, which squares the spectrum: for singular values below about 1e-6 of the largest a vector is good to hundredths of
+    a degree only, and below 1e-8 its direction is rounding and counts as rank missing. Pixels are far from that. Singular vectors have no
+    sign; here each sums to a value ≥ 0, so that a client always sends the same ones.
+
+    Raises `InputError` if p exceeds the rank.
+    """
+    x = np.asarray(samples, dtype=np.float64)
+    n, d = x.shape
+    size = min(n, d)
+    if p <= size:
+        gram = x @ x.T if n <= d else x.T @ x
+        squares, vectors = scipy.linalg.eigh(gram, subset_by_index=(size - p, size - 1))
+        squares, vectors = squares[::-1], vectors[:, ::-1]
+    # eigenvalues are squared singular values, known to about size·eps of the largest
+    if p > size or squares[-1] <= size * np.finfo(np.float64).eps * max(squares[0], 0.0) or squares[0] <= 0:
+        rank = int(np.linalg.matrix_rank(x, rtol=1e-7))
+        raise InputError(
+            f"{name}: a signature of p = {p} vectors was asked for (algorithm.p), but the data matrix has numerical rank {rank}"
+        )
+    rows = vectors.T if n > d else (vectors.T @ x) / np.sqrt(squares)[:, None]
+    basis, triangle = np.linalg.qr(rows.T)  # restores what rounding took from orthogonality
+    basis = basis * np.sign(np.diag(triangle))
+    signs = np.where(basis.sum(axis=0) < 0, -1.0, 1.0)
+    return np.ascontiguousarray((basis * signs).T)
+
+
+@dataclass(frozen=True)
+class PrincipalVectors:
+    """A client's `p` leading principal vectors, or with `per_label` those of each of its labels, stacked (the PACFL authors' code).
+
+    Parts: "signature" (width, d) float64. `width` is public and the same for all: p, or with `per_label` p × `labels_at_most`; rows beyond
+    the client's own are zero. A label with fewer than p samples gives as many vectors as its rank allows (authors).
+
+    Reveals: whoever sees the signature sees the span of the data's main directions: the first vector is close to the mean image. With
+    `per_label` the number of non-zero rows, which the diagonal of a Gram matrix still shows, tells how many labels a client has.
+    """
+
+    p: int = 3
+    per_label: bool = False
+    labels_at_most: int = 1
+
+    parts: ClassVar[Parts] = {"signature": "compared"}
+    keeps: ClassVar[tuple[str, ...]] = ()
+
+    def private(self, noise: "Noise") -> "NoisyPrincipalVectors":
+        """This signature under sample-level differential privacy; `InputError` per label, whose width would tell labels."""
+        from ..privacy.private_signatures import NoisyPrincipalVectors
+
+        if self.per_label:
+            raise InputError("algorithm.per_label: a signature per label has no private form: which labels there are would show; use false")
+        return NoisyPrincipalVectors(self.p, noise.sketch_dim, noise.signature, noise.relation, noise.seed)
+
+    @property
+    def width(self) -> int:
+        """The public number of rows."""
+        return self.p * self.labels_at_most if self.per_label else self.p
+
+    def run(self, given: TaskInput) -> dict[str, Array]:
+        name = f"client {given.data.id}"
+        x = given.data.x_train.reshape(len(given.data.x_train), -1)
+        if not self.per_label:
+            return {"signature": principal_vectors(x, self.p, name=name)}
+        labels = np.unique(given.data.y_train)
+        if len(labels) > self.labels_at_most:
+            raise InputError(f"{name}: has {len(labels)} labels, but algorithm.labels_at_most is {self.labels_at_most}")
+        signature = np.zeros((self.width, x.shape[1]))
+        row = 0
+        for label in labels:
+            block = x[given.data.y_train == label]
+            vectors = principal_vectors(block, min(self.p, _rank(block)), name=f"{name}, label {label}")
+            signature[row : row + len(vectors)] = vectors
+            row += len(vectors)
+        return {"signature": signature}
+
+
+def _rank(block: Array) -> int:
+    """The rank of a block, counted no further than its smaller side."""
+    return int(np.linalg.matrix_rank(np.asarray(block, dtype=np.float64)))

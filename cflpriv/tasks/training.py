@@ -1,0 +1,418 @@
+"""What clients do with a model to change it: train it, take its gradient, start from another. Each is a task for the engine."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count as counting
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ..engine import Deferred, Device, Result, TaskInput, fast
+from ..engine.memory import resident
+from ..engine.sgd import Local, Options, to_prototypes
+from ..engine.span import Movement
+from ..errors import InputError, TrainingDiverged
+from ..privacy.settings import Noise, secret_key
+from ..protocols.entropy import derive, gaussians, uniforms
+from ..protocols.events import Event, Relation, SampledGaussianEvent
+from ..protocols.mechanisms import snap
+from ..types import Array, ClientData, Parts
+from .models import Model, dtype_of
+
+__all__ = ["Gradient", "Start", "Train", "listening"]
+
+
+@dataclass(frozen=True)
+class Train:
+    """Local SGD from the given "model": `epochs` passes in batches of `batch_size` (0: the full batch), fresh momentum each time.
+
+    Parts: "update" (d,), local minus given; "count" (), the number of samples. Kept by the client: "trained" (d,), the local model.
+
+    v ← momentum·v + g + weight_decay·θ + prox·(θ − anchor) + correction;  θ ← θ − lr·v. The anchor is the given "anchor" (FedProx, Ditto,
+    StoCFL's bi-level step), else the given model; the correction is the given "correction", else zero (SCAFFOLD's c − c_i). With `maml_lr`
+    above 0, batches are used in pairs: g is taken at θ − maml_lr·g′, g′ being the gradient on the first of the pair (first-order MAML).
+    With `clip_norm` above 0 each sample's gradient is scaled down to that norm before averaging. With `sampling_rate` q above 0 batches
+    are Poisson: round(epochs / q) steps, each with every sample independently with probability q, sums divided by q·n (DP-SGD, less noise).
+    With `noise_multiplier` z above 0 (the private form, see `private`) each sum of clipped gradients gets Gaussian noise of z·clip_norm and
+    is divided by q·`public_samples`; batches and noise come from the client's cryptographic source. Source: Abadi et al. 2016,
+    Algorithm 1. Deviations: the divisor is public; clipping in the model's dtype keeps the norm to 1e-5 of it (float32).
+    With `pull` above 0 each sample's loss has pull·‖f − C_y‖²/e more: f (e,) is what the last linear layer takes, C_y the row of the
+    sample's class in the given "prototypes" (classes, e), where a row of NaN pulls nothing (FedProto).
+    With `optimizer` "adam" the step is `torch.optim.Adam`'s (its betas and epsilon, L2 weight decay) on g + prox·(θ − anchor) + correction,
+    with fresh moments each time; it takes no momentum. Noise is added before, so a private training costs the same.
+    `frozen` names parameters, by prefix, that stay as given. `lr_decay` multiplies the rate once a round. A client whose parameters do not
+    stay finite ends the run (`TrainingDiverged`), or with `on_divergence = "skip"` takes no part in the round.
+    """
+
+    model: Model
+    epochs: int = 1
+    batch_size: int = 10
+    lr: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    lr_decay: float = 1.0
+    prox: float = 0.0
+    maml_lr: float = 0.0
+    clip_norm: float = 0.0
+    sampling_rate: float = 0.0
+    frozen: tuple[str, ...] = ()
+    on_divergence: Literal["stop", "skip"] = "stop"
+    pull: float = 0.0
+    noise_multiplier: float = 0.0
+    public_samples: int = 0
+    relation: Relation = "add_remove"
+    optimizer: Literal["sgd", "adam"] = "sgd"
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in ("sgd", "adam"):
+            raise InputError(f"training.optimizer: {self.optimizer!r} is not known; known are 'sgd' and 'adam'")
+        if self.optimizer == "adam" and self.momentum:
+            raise InputError(f"training.momentum: {self.momentum} with optimizer = 'adam', which has its own moments; leave it out")
+        for name, value, smallest in (("epochs", self.epochs, 1), ("batch_size", self.batch_size, 0)):
+            if value < smallest:
+                raise InputError(f"training.{name}: {value} is below {smallest}")
+        if not (self.lr > 0 and np.isfinite(self.lr)):
+            raise InputError(f"training.lr: {self.lr} is not a finite number above 0")
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"training.momentum: {self.momentum} is outside [0, 1)")
+        for name, rate in (
+            ("weight_decay", self.weight_decay),
+            ("prox", self.prox),
+            ("maml_lr", self.maml_lr),
+            ("clip_norm", self.clip_norm),
+            ("pull", self.pull),
+        ):
+            if not (rate >= 0 and np.isfinite(rate)):
+                raise InputError(f"training.{name}: {rate} is not a finite number of 0 or more")
+        if not 0 <= self.sampling_rate <= 1:
+            raise InputError(f"training.sampling_rate: {self.sampling_rate} is outside [0, 1]")
+        if self.frozen and len(set(self._frozen())) == 1:
+            which = "every parameter" if all(self._frozen()) else "none of the parameters"
+            names = ", ".join(name for name, _, _ in self.model.layout)
+            raise InputError(f"training.frozen: {self.frozen} are prefixes of {which} of the model ({names})")
+        if self.pull and self.clip_norm:
+            raise InputError(f"training.pull: {self.pull} with clip_norm = {self.clip_norm}: per-sample gradients know no prototypes")
+        if self.noise_multiplier and not (self.noise_multiplier > 0 and self.clip_norm and self.sampling_rate and self.public_samples > 0):
+            raise InputError(
+                f"training.noise_multiplier: {self.noise_multiplier} needs clip_norm, sampling_rate and public_samples above 0 "
+                f"({self.clip_norm}, {self.sampling_rate}, {self.public_samples})"
+            )
+        if not 0 < self.lr_decay <= 1:
+            raise InputError(f"training.lr_decay: {self.lr_decay} is outside (0, 1]")
+
+    parts: ClassVar[Parts] = {"update": "summed", "count": "measure"}
+    keeps: ClassVar[tuple[str, ...]] = ("trained",)
+
+    def at(self, round: int) -> "Train":
+        """This task with the learning rate of `round`."""
+        return replace(self, lr=self.lr * self.lr_decay ** max(0, round), lr_decay=1.0) if self.lr_decay != 1.0 else self
+
+    def private(self, noise: Noise) -> "Train":
+        """This training with per-sample clipping, Poisson batches and noise.
+
+        Guarantee: "update" and what the client keeps are as private as `events` says, towards everybody who sees them.
+        Reveals: the update up to the noise; not "count", which has no private form.
+        """
+        if not noise.training:
+            return self
+        return replace(
+            self, clip_norm=noise.clip_norm, sampling_rate=noise.sampling_rate, noise_multiplier=noise.training,
+            public_samples=noise.samples, relation=noise.relation,
+        )  # fmt: skip
+
+    @property
+    def events(self) -> dict[str, Event]:
+        """What a private training costs: its noisy steps."""
+        if not self.noise_multiplier:
+            return {}
+        return {"steps": SampledGaussianEvent(self.noise_multiplier, self.sampling_rate, self.steps, self.clip_norm, self.relation)}
+
+    @property
+    def covers(self) -> dict[str, tuple[str, ...]]:
+        """Which events cover which results."""
+        return {"update": ("steps",), "trained": ("steps",)} if self.noise_multiplier else {}
+
+    @property
+    def steps(self) -> int:
+        """The number of Poisson batches."""
+        return max(1, round(self.epochs / self.sampling_rate))
+
+    def batches(self, given: TaskInput) -> list[Array]:
+        """The client's batches in order, as indices of its samples. `InputError` where they should go in pairs and there is none."""
+        batches = self._batches(given)
+        if self.maml_lr and len(batches) < 2:
+            raise InputError(
+                f"training.epochs = {self.epochs}: client {given.data.id} has 1 batch, which makes no pair for the inner step of MAML "
+                f"(algorithm.alpha = {self.maml_lr}); 2 epochs at least, or smaller batches"
+            )
+        return batches
+
+    def _batches(self, given: TaskInput) -> list[Array]:
+        count = len(given.data.y_train)
+        size = self.batch_size or count
+        if self.noise_multiplier:
+            coins = uniforms(derive(secret_key(given), "batches"), self.steps * count).reshape(self.steps, count)
+            return [np.flatnonzero(row < self.sampling_rate) for row in coins]
+        draws = given.streams("batches")
+        if self.sampling_rate:
+            return [np.flatnonzero(draws.random(count) < self.sampling_rate) for _ in range(self.steps)]
+        if size >= count:
+            return [np.arange(count)] * self.epochs
+        orders = [draws.permutation(count) for _ in range(self.epochs)]
+        return [order[at : at + size] for order in orders for at in range(0, count, size)]
+
+    def run(self, given: TaskInput) -> Result:
+        start = given.array("model")
+        module = self.model.load(start, training=True)
+        parameters = list(module.parameters())
+        velocities = [torch.zeros_like(parameter) for parameter in parameters]
+        anchor = self._pieces(given, "anchor", start) if self.prox else None
+        correction = self._pieces(given, "correction", None)
+        moving = [i for i, frozen in enumerate(self._frozen()) if not frozen]
+        x, y = self.model.inputs(given.data.x_train), torch.from_numpy(given.data.y_train)
+
+        seen: list[torch.Tensor] = []
+        prototypes = torch.tensor(given.array("prototypes"), dtype=x.dtype) if self.pull else None
+
+        def gradients(batch: Array) -> list[torch.Tensor]:
+            leaves = [parameters[i] for i in moving]
+            divisor = self._expected(given) or len(batch)
+            if not self.clip_norm:
+                if len(batch) == 0:
+                    return [torch.zeros_like(leaf) for leaf in leaves]
+                loss = functional.cross_entropy(module(x[batch]), y[batch], reduction="sum") / divisor
+                if prototypes is not None:
+                    loss = loss + self.pull * to_prototypes(seen.pop(), prototypes[y[batch]]).sum() / divisor
+                return list(torch.autograd.grad(loss, leaves))
+            total = [torch.zeros_like(leaf) for leaf in leaves]
+            for i in batch:
+                own = torch.autograd.grad(functional.cross_entropy(module(x[i : i + 1]), y[i : i + 1]), leaves)
+                norm = torch.stack([gradient.square().sum() for gradient in own]).sum().sqrt()
+                if not torch.isfinite(norm):
+                    continue  # no norm bounds it, so it contributes nothing
+                for sum_, gradient in zip(total, own, strict=True):
+                    sum_.add_(gradient * (self.clip_norm / norm.clamp_min(self.clip_norm)) / divisor)
+            return total
+
+        numbers = counting()
+
+        def noisy(batch: Array) -> list[torch.Tensor]:
+            plain = gradients(batch)
+            if not self.noise_multiplier:
+                return plain
+            whole = [torch.zeros_like(parameter) for parameter in parameters]
+            for i, gradient in zip(moving, plain, strict=True):
+                whole[i] = gradient
+            made = self.noised(given, next(numbers), torch.cat([one.reshape(-1) for one in whole]).numpy())
+            pieces = torch.split(torch.from_numpy(made).to(x.dtype), [one.numel() for one in whole])
+            return [pieces[i].view_as(whole[i]) for i in moving]
+
+        batches = self.batches(given)
+        stride = 2 if self.maml_lr else 1
+        with torch.random.fork_rng(devices=[]):  # for modules that draw, such as dropout
+            # private: by a secret seed, since with known masks one sample more would move the masks, and gradients, of all after it
+            torch.manual_seed(
+                int.from_bytes(derive(secret_key(given), "torch")[:8], "big")
+                if self.noise_multiplier
+                else int(given.streams("torch").integers(2**63))
+            )
+            with listening(module, seen) if self.pull else nullcontext():
+                self._steps(batches, stride, parameters, moving, velocities, anchor, correction, noisy)
+        return self._result(given, start, self.model.store(module) - start)
+
+    def _steps(
+        self, batches: Sequence[Array], stride: int, parameters: Sequence[torch.Tensor], moving: list[int], velocities: list[torch.Tensor],
+        anchor: list[torch.Tensor] | None, correction: list[torch.Tensor] | None, gradients: Callable[[Array], list[torch.Tensor]],
+    ) -> None:  # fmt: skip
+        """The plain loop: one batch (or, with MAML, pair of batches) after the other."""
+        adam = None
+        if self.optimizer == "adam":
+            adam = torch.optim.Adam([parameters[i] for i in moving], self.lr, weight_decay=self.weight_decay)
+        for at in range(0, len(batches) - stride + 1, stride):
+            gradient = gradients(batches[at])
+            with torch.no_grad():
+                if self.maml_lr:
+                    here = [parameters[i].clone() for i in moving]
+                    for i, inner in zip(moving, gradient, strict=True):
+                        parameters[i].sub_(inner, alpha=self.maml_lr)
+                    with torch.enable_grad():
+                        gradient = gradients(batches[at + 1])
+                    for i, before in zip(moving, here, strict=True):
+                        parameters[i].copy_(before)
+                for i, step in zip(moving, gradient, strict=True):
+                    if self.weight_decay and adam is None:
+                        step = step.add(parameters[i], alpha=self.weight_decay)
+                    if anchor is not None:
+                        step = step + self.prox * (parameters[i] - anchor[i])
+                    if correction is not None:
+                        step = step + correction[i]
+                    if adam is not None:
+                        parameters[i].grad = step
+                        continue
+                    velocities[i].mul_(self.momentum).add_(step)
+                    parameters[i].sub_(velocities[i], alpha=self.lr)
+                if adam is not None:
+                    adam.step()
+                    adam.zero_grad()
+
+    def cost(self, given: TaskInput) -> int:
+        return self.epochs * len(given.data.y_train)
+
+    def chunk_size(self, given: TaskInput, device: Device) -> int:
+        count = len(given.data.y_train)
+        batch = self.batch_size or count
+        if self.sampling_rate and device.kind == "cuda":  # what a Poisson batch hardly ever exceeds
+            batch = min(count, math.ceil(self.sampling_rate * count + 6 * math.sqrt(self.sampling_rate * count)))
+        return fast.chunk_size(self.model, batch, count, self._options, device)
+
+    @property
+    def _options(self) -> Options:
+        return Options(
+            self.lr, self.momentum, self.weight_decay, self.prox, self.maml_lr, self.clip_norm, tuple(self._frozen()), self.pull,
+            self.optimizer,
+        )  # fmt: skip
+
+    def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
+        moved, path = fast.train(self.model, [self._local(given, device) for given in inputs], self._options, self.epochs, device)
+        if moved is None:
+            return [self.run(given) for given in inputs], "sequential"
+        return [self._result(given, given.array("model"), update) for given, update in zip(inputs, moved, strict=True)], path
+
+    def _local(self, given: TaskInput, device: Device) -> Local:
+        vectors = {name: given.array(name) for name in ("anchor", "correction", "prototypes") if name in given.params}
+        x, y = _samples(self.model, given.data, device)
+        return Local(
+            x,
+            y,
+            self.batches(given),
+            given.array("model"),
+            **vectors,
+            expected=self._expected(given),
+            noised=partial(self.noised, given) if self.noise_multiplier else None,
+            owner=given.data,
+            samples=self.samples,
+        )
+
+    def _expected(self, given: TaskInput) -> float:
+        """The expected size of a Poisson batch, from the public number of samples where that is private; 0 for batches of a fixed size."""
+        return self.sampling_rate * (self.public_samples if self.noise_multiplier else len(given.data.y_train))
+
+    def noised(self, given: TaskInput, at: int, gradient: Array) -> Array:
+        """The gradient (d,) of batch number `at` with its noise, on the public grid (see `protocols.mechanisms`)."""
+        scale = self.noise_multiplier * self.clip_norm / self._expected(given)
+        noise = gaussians(derive(secret_key(given), "noise", at), gradient.size) * scale
+        return snap(gradient + noise, scale)
+
+    def samples(self, data: ClientData) -> torch.Tensor:
+        """A client's training samples as the model's input."""
+        return self.model.inputs(data.x_train)
+
+    def _result(self, given: TaskInput, start: Array, update: Array | Movement) -> Result:
+        # of an array, one pass: a sum of finite numbers that overflows has diverged as well
+        if not (update.is_finite() if isinstance(update, Movement) else np.isfinite(update.sum())):
+            if self.on_divergence == "skip":
+                return {}
+            raise TrainingDiverged(
+                f"client {given.data.id}: training in round {given.streams.round} ended with parameters that are not finite; "
+                f"lower training.lr (now {self.lr}), or set training.on_divergence = 'skip'"
+            )
+        return {"update": update, "count": np.array(float(len(given.data.y_train))), "trained": Deferred(start, update)}
+
+    def _frozen(self) -> list[bool]:
+        return [any(name.startswith(prefix) for prefix in self.frozen) for name, _, _ in self.model.layout]
+
+    def _pieces(self, given: TaskInput, name: str, default: Array | None) -> list[torch.Tensor] | None:
+        """A given vector (or the default) in the shapes of the parameters."""
+        vector = given.array(name) if name in given.params else default
+        if vector is None:
+            return None
+        if vector.shape != (self.model.dimension,):
+            raise InputError(f"{name}: has shape {vector.shape}, expected ({self.model.dimension},)")
+        whole = torch.tensor(vector, dtype=dtype_of(self.model.dtype))
+        return [whole[offset : offset + int(np.prod(shape))].view(shape) for _, shape, offset in self.model.layout]
+
+
+def _samples(model: Model, data: ClientData, device: Device) -> tuple[torch.Tensor, ...]:
+    """A client's training samples as the model's input, and their labels, on the device."""
+    key = (model.mean, model.std, model.dtype)
+    return resident(data, key, lambda: (model.inputs(data.x_train), torch.from_numpy(data.y_train)), device)
+
+
+@contextmanager
+def listening(module: nn.Module, seen: list[torch.Tensor]) -> Iterator[None]:
+    """While inside, what the module's last linear layer takes is appended to `seen` at every pass. `InputError` if there is none."""
+    linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    if not linear:
+        raise InputError("the model has no linear layer, so there are no features before it (FedProto)")
+    hook = linear[-1].register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@dataclass(frozen=True)
+class Start:
+    """The initial model of a public seed, made by the client itself. Parts: "model" (d,)."""
+
+    model: Model
+    seed: int
+
+    parts: ClassVar[Parts] = {"model": "summed"}
+    keeps: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def uses_data(self) -> bool:
+        return False
+
+    def run(self, given: TaskInput) -> Result:
+        return {"model": self.model.init(self.seed)}
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of the mean training loss at the given "model". Parts: "gradient" (d,), "count" ().
+
+    One that is not finite ends the run (`TrainingDiverged`), or with `on_divergence = "skip"` its client takes no part.
+    """
+
+    model: Model
+    on_divergence: Literal["stop", "skip"] = "stop"
+
+    parts: ClassVar[Parts] = {"gradient": "summed", "count": "measure"}
+    keeps: ClassVar[tuple[str, ...]] = ()
+
+    def run(self, given: TaskInput) -> Result:
+        module = self.model.load(given.array("model"))
+        x, y = self.model.inputs(given.data.x_train), torch.from_numpy(given.data.y_train)
+        gradients = torch.autograd.grad(functional.cross_entropy(module(x), y), list(module.parameters()))
+        return self._result(given, torch.cat([gradient.reshape(-1) for gradient in gradients]).numpy())
+
+    def cost(self, given: TaskInput) -> int:
+        return len(given.data.y_train)
+
+    def chunk_size(self, given: TaskInput, device: Device) -> int:
+        return fast.chunk_size(self.model, 0, len(given.data.y_train), Options(0.0), device)
+
+    def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
+        clients = []
+        for given in inputs:
+            x, y = _samples(self.model, given.data, device)
+            clients.append(Local(x, y, [np.arange(len(y))], given.array("model")))
+        gradients, path = fast.gradients(self.model, clients, device)
+        if gradients is None:
+            return [self.run(given) for given in inputs], "sequential"
+        return [self._result(given, gradient) for given, gradient in zip(inputs, gradients, strict=True)], path
+
+    def _result(self, given: TaskInput, gradient: Array) -> Result:
+        if not np.isfinite(gradient).all():
+            if self.on_divergence == "skip":
+                return {}
+            raise TrainingDiverged(f"client {given.data.id}: its gradient in round {given.streams.round} is not finite")
+        return {"gradient": gradient, "count": np.array(float(len(given.data.y_train)))}
