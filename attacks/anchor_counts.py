@@ -15,8 +15,8 @@ import numpy as np
 from scipy.optimize import nnls
 
 from ..contract.transcript import payload_rows
+from ..engine.models import Model
 from ..federation.transforms import sketched
-from ..tasks.models import Model
 from ..types import Array
 from .adversary import AdversaryView, opened
 from .encrypted import with_opened_uploads

@@ -13,10 +13,10 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from ..engine import Engine, Result, Task, TaskInput
+from ..engine.models import Model
 from ..experiments.config import Config
 from ..privacy.settings import Noise
 from ..protocols.mechanisms import clip
-from ..tasks.models import Model
 from ..types import Array
 
 __all__ = ["ClippingEngine", "clipped_probabilities", "compared_rows", "engine_for", "sampling_rate"]

@@ -23,6 +23,7 @@ import numpy as np
 from ..algorithms.influence import Influence, split
 from ..algorithms.stocfl import Represent
 from ..engine import Engine, Streams, TaskInput
+from ..engine.models import Model
 from ..privacy.client_level import local_rows
 from ..privacy.private_signatures import sketch_directions
 from ..privacy.settings import Noise
@@ -31,7 +32,6 @@ from ..protocols.events import ChoiceEvent, Event, GaussianEvent, Relation, Samp
 from ..protocols.ledger import Ledger
 from ..protocols.mechanisms import SkellamPlan, skellam_open, skellam_share
 from ..tasks.evaluation import Losses
-from ..tasks.models import Model
 from ..tasks.signatures import PrincipalVectors
 from ..tasks.training import Gradient, Train
 from ..types import Array, ClientData

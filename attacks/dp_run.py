@@ -32,6 +32,7 @@ from ..algorithms.around import steps_of
 from ..contract.handles import GroupMean
 from ..contract.protection import Protection
 from ..engine import Engine, Streams, TaskInput
+from ..engine.models import Model
 from ..experiments.config import Config
 from ..experiments.run import Simulation, advance, begin, prepare
 from ..federation.values import Values
@@ -45,7 +46,6 @@ from ..protocols.events import ChoiceEvent, Event, GaussianEvent, SampledGaussia
 from ..protocols.ledger import Budget as LedgerBudget
 from ..protocols.ledger import Ledger
 from ..randomness import stream
-from ..tasks.models import Model
 from ..tasks.training import Train
 from ..types import Array, ClientData, Population
 from .adversary import view_of

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..aggregation.ckks_settings import Settings
+from ..aggregation.ckks_settings import CkksSettings
 from ..contract.transcript import Message
 from ..protocols import ckks, codec
 from ..protocols.ckks.messages import Request, Upload
@@ -37,7 +37,7 @@ def decrypted_blocks(view: AdversaryView, everyone: Sequence[int], shape: tuple[
     requests = [one for one in view.select("gram", "ckks request") if one.context.get("epoch") == 0]
     if secret is None or not requests or "ckks" not in view.protection.gram:
         return {}
-    settings = Settings.of(view.protection, view.protection.sketch_dim if "sketch" in view.protection.gram else None)
+    settings = CkksSettings.of(view.protection)
     packing = settings.packing(*shape)
     ring = ckks.arithmetic(settings.parameters())
     decryptor = ring.seal.Decryptor(ring.context, ring.load_secret_key(bytes.fromhex(secret)))
@@ -63,7 +63,7 @@ def with_opened_uploads(view: AdversaryView, shape: tuple[int, int]) -> Adversar
     keys = {one.context.get("epoch"): one for one in view.select("gram", "ckks secret key")}
     if not keys or "ckks" not in view.protection.gram or not all(shape):
         return view
-    settings = Settings.of(view.protection, view.protection.sketch_dim if "sketch" in view.protection.gram else None)
+    settings = CkksSettings.of(view.protection)
     packing, ring = settings.packing(*shape), ckks.arithmetic(settings.parameters())
     messages = []
     for message in view.messages:

@@ -24,8 +24,8 @@ from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
+from ..engine.models import Model, build_module
 from ..randomness import stream
-from ..tasks.models import Model, build_module
 from ..types import Array
 from .adversary import AdversaryView
 from .label_inference import bias_span, shares_of

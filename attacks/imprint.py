@@ -25,10 +25,10 @@ import numpy as np
 from scipy.spatial.distance import cdist
 
 from ..engine import Engine, Streams, TaskInput
+from ..engine.models import Model
 from ..errors import InputError
 from ..experiments.config import Config
 from ..randomness import stream
-from ..tasks.models import Model
 from ..tasks.training import Train
 from ..types import Array, ClientData, check_array
 from .adversary import AdversaryView

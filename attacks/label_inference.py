@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 
+from ..engine.models import Model
 from ..randomness import stream
-from ..tasks.models import Model
 from ..types import Array
 from .adversary import AdversaryView
 from .class_owners import cells as owner_cells

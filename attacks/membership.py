@@ -19,8 +19,8 @@ from scipy.optimize import brentq
 from torch.nn import functional
 
 from ..engine import Engine, Streams, TaskInput
+from ..engine.models import Model
 from ..errors import InputError
-from ..tasks.models import Model
 from ..tasks.training import Train
 from ..types import Array, ClientData
 from .significance import proportion_interval

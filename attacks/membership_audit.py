@@ -26,10 +26,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import nn
 
+from ..engine.models import Model, build_module
 from ..experiments.config import Config
 from ..protocols.orthonormal import TRANSFORMS
 from ..randomness import stream
-from ..tasks.models import Model, build_module
 from ..tasks.training import Train
 from ..types import Array, ClientData
 from .adversary import AdversaryView

@@ -32,11 +32,11 @@ import torch
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
+from ..engine.models import Model
 from ..experiments.config import Config
 from ..protocols.mechanisms import clip
 from ..protocols.sketch import Sketch, public_seed, sketch
 from ..randomness import stream
-from ..tasks.models import Model
 from ..types import Array
 from .adversary import AdversaryView
 from .clipped import NEXT_TO_NOTHING

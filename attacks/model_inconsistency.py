@@ -22,11 +22,11 @@ import numpy as np
 from torch import nn
 
 from ..engine import Streams, TaskInput
+from ..engine.models import Model, build_module
 from ..errors import InputError
 from ..protocols import secagg
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.keys import Identity, Roster
-from ..tasks.models import Model, build_module
 from ..tasks.training import Train
 from ..types import Array, ClientData
 from .label_inference import bias_span

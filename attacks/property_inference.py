@@ -33,10 +33,10 @@ from torch import nn
 from torch.nn import functional
 
 from ..engine import Engine, Streams, TaskInput
+from ..engine.models import build_module
 from ..errors import InputError
 from ..protocols.orthonormal import TRANSFORMS
 from ..randomness import stream
-from ..tasks.models import build_module
 from ..types import Array, ClientData, check_array
 from .adversary import AdversaryView
 from .clipped import engine_for

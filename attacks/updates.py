@@ -11,7 +11,7 @@ import numpy as np
 
 from ..algorithms.fesem import TrainAndAssign
 from ..contract.transcript import Message, payload_rows
-from ..tasks.models import Model
+from ..engine.models import Model
 from ..types import Array
 from .adversary import AdversaryView, updates_sent
 from .coalition import sums_of_others

@@ -14,7 +14,7 @@ import torch
 from cflpriv.attacks.gradient_inversion import LocalSteps, invert_updates, unroll
 from cflpriv.attacks.membership_shadows import federated_replicas
 from cflpriv.engine import Engine
-from cflpriv.tasks.models import Model
+from cflpriv.engine.models import Model
 from cflpriv.tasks.training import Train
 
 from .engine import clients, row

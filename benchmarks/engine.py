@@ -15,7 +15,7 @@ import torch
 
 from cflpriv.clustering.similarity import Gram, angles
 from cflpriv.engine import Engine, Streams, TaskInput
-from cflpriv.tasks.models import Model
+from cflpriv.engine.models import Model
 from cflpriv.tasks.signatures import principal_vectors
 from cflpriv.tasks.training import Train
 from cflpriv.types import ClientData

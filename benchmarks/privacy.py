@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from cflpriv.engine import Engine
 from cflpriv.privacy.settings import Noise
-from cflpriv.tasks.models import Model
+from cflpriv.engine.models import Model
 from cflpriv.tasks.training import Train
 
 from .engine import clients, interleaved, row

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .algorithms import ALGORITHMS
-    from .contract.algorithm import AlgorithmSpec, register_algorithm
+    from .algorithms.interface import AlgorithmSpec, register_algorithm
     from .contract.operations import Federation, Sampling
     from .contract.protection import Protection
     from .data import DataSpec, build_population, register_dataset
+    from .engine.models import Model, register_model
     from .errors import InputError
     from .experiments import Config, load_config, run_experiment
     from .plugins import load_plugin, register_attack
-    from .tasks.models import Model, register_model
     from .tasks.training import Train
     from .transports.simulation import simulate
     from .types import ClientData, Clustering, Population
@@ -31,11 +31,11 @@ for _name in ("protocols", "attacks"):
         )
 
 _HOME = {
-    "ALGORITHMS": "algorithms", "AlgorithmSpec": "contract.algorithm", "ClientData": "types", "Clustering": "types", "Config": "experiments",
-    "DataSpec": "data", "Federation": "contract.operations", "InputError": "errors", "Model": "tasks.models",
+    "ALGORITHMS": "algorithms", "AlgorithmSpec": "algorithms.interface", "ClientData": "types", "Clustering": "types", "Config": "experiments",
+    "DataSpec": "data", "Federation": "contract.operations", "InputError": "errors", "Model": "engine.models",
     "Population": "types", "Protection": "contract.protection", "Sampling": "contract.operations", "Train": "tasks.training", "build_population": "data",
-    "load_config": "experiments", "load_plugin": "plugins", "register_algorithm": "contract.algorithm", "register_attack": "plugins",
-    "register_dataset": "data", "register_model": "tasks.models", "run_experiment": "experiments",
+    "load_config": "experiments", "load_plugin": "plugins", "register_algorithm": "algorithms.interface", "register_attack": "plugins",
+    "register_dataset": "data", "register_model": "engine.models", "run_experiment": "experiments",
     "simulate": "transports.simulation",
 }  # fmt: skip
 

@@ -187,12 +187,12 @@ def list_(plugin: Plugins = None) -> None:
     """What exists: algorithms, protections, attacks, data sets, partitions, models, reproductions."""
     from .algorithms import ALGORITHMS
     from .attacks import ATTACKS
-    from .contract.protection import GRAMS, SUMS
+    from .contract.protection import listed
     from .data import DATASETS, PARTITIONS
     from .data.named import LOADERS
+    from .engine.models import MODELS
     from .experiments.reproductions import REPRODUCTIONS
     from .plugins import load_plugin
-    from .tasks.models import MODELS
 
     for file in plugin or []:
         load_plugin(file)
@@ -200,8 +200,8 @@ def list_(plugin: Plugins = None) -> None:
         _err.print(f"cflpriv: {problem}", markup=False)
     for title, entries in (
         ("algorithms", {name: spec.summary for name, spec in ALGORITHMS.items()}),
-        ("protection.gram", GRAMS),
-        ("protection.sum", SUMS),
+        ("protection.gram", listed("gram")),
+        ("protection.sum", listed("sum")),
         ("attacks", {name: attack.summary for name, attack in ATTACKS.items()}),
         ("data.source", DATASETS),
         ("data.partition", PARTITIONS),

@@ -9,6 +9,7 @@ Source: https://packaging.python.org/en/latest/specifications/entry-points/
 
 import sys
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from .errors import InputError
 
-__all__ = ["ATTACKS", "Registry", "load_plugin", "loaded_plugins", "register_attack"]
+__all__ = ["ALGORITHMS", "ATTACKS", "FUNCTIONS", "TASKS", "Registry", "load_plugin", "loaded_plugins", "register_attack"]
 
 T = TypeVar("T")
 _loaded: dict[str, str] = {}
@@ -26,15 +27,23 @@ _loaded: dict[str, str] = {}
 class Registry(dict[str, T], Generic[T]):
     """Things of one `kind` by name, in the order of their registration. Entry points of the group `cflpriv.KINDs` belong to it.
 
-    `code` gives the function or class that stands for a thing where two are compared and named; `accept(name, thing)` registers what an
+    `home` is the package that registers the project's own things when it is imported, which happens when one is asked for first. `code`
+    gives the function or class that stands for a thing where two are compared and named; `accept(name, thing)` registers what an
     entry point gives, by default `add`.
     """
 
     def __init__(
-        self, kind: str, code: Callable[[T], Any] = lambda thing: thing, accept: Callable[[str, Any], None] | None = None
+        self, kind: str, code: Callable[[T], Any] = lambda thing: thing, accept: Callable[[str, Any], None] | None = None, home: str = ""
     ) -> None:  # fmt: skip
         super().__init__()
-        self.kind, self.code, self.accept = kind, code, accept or self.add
+        self.kind, self.code, self.accept, self._home = kind, code, accept or self.add, home
+
+    def ready(self) -> "Registry[T]":
+        """This registry, with the project's own things in it."""
+        if self._home:
+            home, self._home = self._home, ""
+            import_module(home, __package__)
+        return self
 
     def add(self, name: str, thing: T) -> None:
         """Register a thing. Raises `InputError` naming both if the name is that of another."""
@@ -49,7 +58,7 @@ class Registry(dict[str, T], Generic[T]):
 
     def find(self, name: str) -> T | None:
         """The thing of this name, from an installed package if need be. Raises `InputError` naming an entry point that is broken."""
-        if name not in self:
+        if name not in self.ready():
             for point in self._points():
                 if point.name == name:
                     self._load(point)
@@ -57,10 +66,11 @@ class Registry(dict[str, T], Generic[T]):
 
     def names(self) -> list[str]:
         """All names, those of entry points that were not loaded yet last."""
-        return list(dict.fromkeys([*self, *(point.name for point in self._points())]))
+        return list(dict.fromkeys([*self.ready(), *(point.name for point in self._points())]))
 
     def load_all(self) -> list[str]:
         """Load every entry point of this kind; a line for each that is broken."""
+        self.ready()
         problems = []
         for point in self._points():
             try:
@@ -85,6 +95,12 @@ def _place(code: Any) -> str:
     return f"{getattr(code, '__module__', '?')}.{getattr(code, '__qualname__', code)}"
 
 
+TASKS: Registry[type] = Registry("task", home=".algorithms")
+"""Name -> a task class, or a part of one, that may be sent to clients."""
+FUNCTIONS: Registry[type] = Registry("function", home=".algorithms")
+"""Name -> what may be sent to a key holder to be run on a Gram matrix."""
+ALGORITHMS: Registry[Any] = Registry("algorithm", lambda spec: spec.make, home=".algorithms")
+"""Name in a config -> `algorithms.interface.AlgorithmSpec`."""
 ATTACKS: Registry[Any] = Registry("attack", lambda attack: attack.cells)
 """Name -> `attacks.Attack`; here, because a file may register one before the attacks are imported."""
 

@@ -40,7 +40,7 @@ from cflpriv.experiments import Config, parse_config
 from cflpriv.experiments.run import start
 from cflpriv.federation.transforms import sketched
 from cflpriv.randomness import stream
-from cflpriv.tasks.models import build_module
+from cflpriv.engine.models import build_module
 from cflpriv.types import Array, ClientData
 
 CLIENTS, SAMPLES, LABELS = 20, 300, 10

@@ -22,7 +22,7 @@ from cflpriv.attacks.membership_shadows import federated_replicas
 from cflpriv.attacks.significance import confidence_interval
 from cflpriv.clustering.scores import ari
 from cflpriv.data import DataSpec, build_population
-from cflpriv.tasks.models import Model
+from cflpriv.engine.models import Model
 from cflpriv.tasks.training import Train
 from cflpriv.types import Array, Clustering, Population
 

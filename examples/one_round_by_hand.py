@@ -16,7 +16,7 @@ from cflpriv.contract.operations import GramView
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript
 from cflpriv.data import DataSpec, build_population
-from cflpriv.tasks.models import Model
+from cflpriv.engine.models import Model
 from cflpriv.tasks.signatures import PrincipalVectors
 from cflpriv.tasks.training import Train
 

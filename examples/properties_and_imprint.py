@@ -20,7 +20,7 @@ from cflpriv.attacks.imprint import guess, imprinted, share_recovered, summed, u
 from cflpriv.attacks.leakage import prior_of
 from cflpriv.data import DataSpec, build_population
 from cflpriv.experiments import parse_config, run_experiment
-from cflpriv.tasks.models import Model
+from cflpriv.engine.models import Model
 from cflpriv.tasks.training import Train
 from cflpriv.types import ClientData
 

@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 from cflpriv import DataSpec, LocalFederation, Model, Train, build_population
 from cflpriv.algorithms import cfl, ifca, pacfl, pfedlia, stocfl
 from cflpriv.clustering.scores import ari
-from cflpriv.contract.algorithm import Algorithm
+from cflpriv.algorithms.interface import Algorithm
 from cflpriv.contract.operations import Sampling
 from cflpriv.contract.transcript import Transcript
 from cflpriv.types import Population

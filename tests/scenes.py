@@ -7,14 +7,14 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from cflpriv.contract.algorithm import Algorithm
+from cflpriv.algorithms.interface import Algorithm
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript
 from cflpriv.engine import TaskInput
+from cflpriv.engine.models import Model
 from cflpriv.federation.server import RemoteFederation
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.randomness import stream
-from cflpriv.tasks.models import Model
 from cflpriv.tasks.training import Train
 from cflpriv.transports.memory import Faults
 from cflpriv.transports.simulation import Simulated, simulate

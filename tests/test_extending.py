@@ -14,18 +14,18 @@ from loopback import remote
 from scenes import federation, population, training
 
 from cflpriv import plugins
+from cflpriv.algorithms.interface import ALGORITHMS, FUNCTIONS, STATES, TASKS, AlgorithmSpec, register_algorithm
 from cflpriv.attacks import ATTACKS
-from cflpriv.contract.algorithm import ALGORITHMS, FUNCTIONS, STATES, TASKS, AlgorithmSpec, register_algorithm
 from cflpriv.contract.protection import Protection
 from cflpriv.data.named import LOADERS
 from cflpriv.data.population import DATASETS, register_dataset
+from cflpriv.engine.models import MODELS, Model, register_model
 from cflpriv.errors import InputError
 from cflpriv.experiments import load_config, run_experiment
 from cflpriv.experiments.config import parse_config
 from cflpriv.federation.function_encoding import fits, then_from_bytes, then_to_bytes
 from cflpriv.federation.task_encoding import task_from_bytes, task_to_bytes
 from cflpriv.plugins import load_plugin, register_attack
-from cflpriv.tasks.models import MODELS, Model, register_model
 
 PLUGIN = '''
 """FedAvg whose clients send a part of their updates, and what goes with it."""
@@ -284,7 +284,7 @@ def test_processes_that_compute_for_a_run_know_its_plugins(own: Path, tmp_path: 
         ("import nothing_like_it\n", "ModuleNotFoundError: No module named 'nothing_like_it'"),
         (PLUGIN.replace('"partly", partly', '"fedavg", partly'), "algorithm 'fedavg': is registered twice, by cflpriv.algorithms.fedavg."),
         (PLUGIN.replace("TrainPartly", "Evaluate"), "task 'Evaluate': is registered twice, by cflpriv.tasks.evaluation.Evaluate and"),
-        (PLUGIN.replace('"narrow"', '"mlp"'), "model 'mlp': is registered twice, by cflpriv.tasks.models._mlp and cflpriv_plugin_own.Narrow"),
+        (PLUGIN.replace('"narrow"', '"mlp"'), "model 'mlp': is registered twice, by cflpriv.engine.models._mlp and cflpriv_plugin_own.Narrow"),
         (PLUGIN.replace('dataset("blobs"', 'dataset("digits"'), "data set 'digits': is registered twice"),
         (PLUGIN.replace('dataset("blobs"', 'dataset("npz"'), "data set 'npz': is the name of one of the package's own"),
         (PLUGIN.replace('attack("seen"', 'attack("membership"'), "attack 'membership': is registered twice"),

@@ -1,6 +1,6 @@
 """The server's side of `gram` under `ckks`: it relays, multiplies what it cannot read, and asks the key holder, who is a party apart."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
@@ -12,24 +12,54 @@ from ..clustering.similarity import Gram
 from ..contract.calls import Recorder
 from ..contract.handles import Held, Released
 from ..contract.operations import GramView, Then
-from ..contract.protection import Protection
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.epochs import Epoch, Epochs
 from ..federation.function_encoding import fits, then_to_bytes
+from ..federation.handler import Apply
 from ..federation.payloads import check_small
-from ..federation.registry import KEY_HOLDER, ClientsLost, EpochEnded, KeyHolderLost, Roll
+from ..federation.protections import ClientParts, ServerParts
+from ..federation.registry import KEY_HOLDER, ClientsLost, EpochEnded, KeyHolderLost
+from ..federation.transforms import sketched
 from ..protocols import ckks
 from ..protocols.ckks import Identity, Setup
-from ..protocols.entropy import Entropy
 from ..protocols.errors import LocalError, MalformedMessage, RemoteError
-from ..protocols.keys import Roster
 from ..types import Array, check_array
-from .ckks_client import sketch_dim
-from .ckks_settings import BATCH, DISTANCES, Settings, workload
+from .ckks_settings import BATCH, DISTANCES, CkksSettings, workload
 from .vectors import check_new
 
-__all__ = ["EncryptedGrams"]
+__all__ = ["ClientComparison", "ServerComparison"]
+
+
+class ClientComparison:
+    """A client's part: its vectors, under the key of the key holder that its own roster names and terms that it makes itself.
+
+    Guarantee: that of `protocols.ckks`. The announced key must be signed by the key holder on this client's own roster, over terms that
+    the client worked out itself: a server cannot slip in a key of its own, other parameters, or another release. Reveals: see there.
+    """
+
+    def __init__(self, parts: ClientParts) -> None:
+        self._settings = parts.settings
+
+    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
+        """The client's upload.
+
+        Raises `RemoteError` "forbidden" for other terms than its own, "bad-signature" and "malformed" for another's key; `LocalError`
+        "out-of-range" for vectors that are longer than `ckks_bound`.
+        """
+        yield from ()
+        roster, epoch = self._settings.roster, ask.epoch
+        if epoch is None or roster is None or not roster.holder or len(values) != 1:
+            raise RemoteError("forbidden")
+        (rows,) = (np.atleast_2d(np.asarray(value)) for value in values.values())
+        if rows.ndim != 2:
+            raise RemoteError("bad-input")
+        setup = CkksSettings.of(self._settings.protection).setup(ask.session, epoch.number, roster, *rows.shape)
+        if setup.digest != epoch.setup or setup.mode != "public-key":
+            raise RemoteError("forbidden")
+        reduced = np.atleast_2d(sketched(epoch.number, self._settings.protection.sketched)(rows))
+        upload = ckks.encrypt(setup, epoch.announcement, roster.holder, self._settings.identity, reduced)
+        return m.Given((m.Named("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)
 
 
 @dataclass(frozen=True)
@@ -61,7 +91,7 @@ class EncryptedEpoch:
         """An epoch that nothing can be added to."""
 
 
-class EncryptedGrams:
+class ServerComparison:
     """Clustering epochs over messages under `ckks`.
 
     Guarantee: the server sees ciphertexts and what the release says; see `protocols.ckks`. Clients check for themselves whose key they
@@ -74,7 +104,8 @@ class EncryptedGrams:
     where: Literal["key-holder"] = "key-holder"
     evidence = False
 
-    def __init__(self, roll: Roll, session: bytes, protection: Protection, roster: Roster | None, entropy: Entropy) -> None:
+    def __init__(self, parts: ServerParts) -> None:
+        roll, session, protection, roster, entropy = parts.registry, parts.session, parts.protection, parts.roster, parts.entropy
         if roster is None or not roster.holder:
             raise InputError("protection.gram: 'ckks' needs the clients' pinned roster, with the key of the key holder on it")
         if protection.ckks_mode == "symmetric":
@@ -83,7 +114,7 @@ class EncryptedGrams:
                 "'public-key'"
             )
         self._roll, self._session, self._protection, self._roster, self._entropy = roll, session, protection, roster, entropy
-        self._settings = Settings.of(protection, sketch_dim(protection))
+        self._settings = CkksSettings.of(protection)
         try:
             ckks.arithmetic(self._settings.parameters())
         except LocalError as error:

@@ -17,7 +17,7 @@ from ..protocols import ckks
 from ..protocols.ckks import LocalError, Packing, Parameters, Roster, Setup
 from ..protocols.ckks.products import Job, compute
 
-__all__ = ["BATCH", "DISTANCES", "Settings", "workload"]
+__all__ = ["BATCH", "DISTANCES", "CkksSettings", "workload"]
 
 BATCH = 64
 """Requests that go to the key holder together."""
@@ -27,7 +27,7 @@ _LARGE_RING = 8192
 
 
 @dataclass(frozen=True)
-class Settings:
+class CkksSettings:
     """The `ckks_*` keys of `[protection]`, and what else bears on them.
 
     `ring` 0 stands for the smallest that serves the release, `group` 0 for as many pairs an output as fit: at least 4 in rings of 8192,
@@ -44,10 +44,10 @@ class Settings:
     sketch_dim: int | None = None
 
     @classmethod
-    def of(cls, protection: Protection, sketch_dim: int | None) -> "Settings":
+    def of(cls, protection: Protection) -> "CkksSettings":
         return cls(
             protection.ckks_release, protection.ckks_mode, protection.ckks_ring, protection.ckks_bound, protection.landmarks,
-            protection.ckks_group, protection.ckks_workers, sketch_dim,
+            protection.ckks_group, protection.ckks_workers, protection.sketched,
         )  # fmt: skip
 
     def parameters(self) -> Parameters:

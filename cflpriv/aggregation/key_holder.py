@@ -14,8 +14,9 @@ import numpy as np
 from ..clustering.similarity import Gram
 from ..contract.operations import GramView, Then
 from ..federation import messages as m
-from ..federation.client import Handler, answered, driven, enrolled, new_session
+from ..federation.enrolment import enrolled, new_session
 from ..federation.function_encoding import then_from_bytes
+from ..federation.handler import Handler, answered, driven
 from ..federation.payloads import check_small
 from ..federation.settings import Settings
 from ..federation.store import Store
@@ -25,8 +26,7 @@ from ..protocols.ckks import KeyHolder
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import MalformedMessage, RemoteError
 from ..protocols.keys import Roster
-from .ckks_client import setup_of
-from .ckks_settings import DISTANCES
+from .ckks_settings import DISTANCES, CkksSettings
 
 __all__ = ["RemoteHolder"]
 
@@ -131,7 +131,7 @@ class RemoteHolder:
     # --- epochs
 
     def _keys(self, ask: m.Keys) -> m.Stepped:
-        if "ckks" not in self._settings.protection.gram:
+        if not self._settings.protection.encrypted:
             raise RemoteError("forbidden")
         self._drop(ask.live)
         if self._store.get(f"epoch/{ask.epoch}") is not None:
@@ -155,8 +155,7 @@ class RemoteHolder:
                 self._store.drop(name)
 
     def _setup(self, session: bytes, epoch: int, p: int, dimension: int) -> ckks.Setup:
-        setup: ckks.Setup = setup_of(self._settings.protection, session, epoch, self._roster(), p, dimension)
-        return setup
+        return CkksSettings.of(self._settings.protection).setup(session, epoch, self._roster(), p, dimension)
 
     def _kept(self, name: str, session: bytes, epoch: int) -> _Epoch:
         def read(data: bytes) -> _Epoch:

@@ -1,26 +1,308 @@
-"""The server's side of secure sums, many groups abreast: each stage is one exchange with all clients of all groups."""
+"""Secure aggregation, one sum for each group of clients.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+Guarantee: the server learns each group's sum over its survivors (of whom there are at least the minimum cohort size) and nothing else about
+a value, see `protocols.secagg`. Every sum binds to the list of what its members were sent, which is one model unless the algorithm says in
+public that there are more.
+Reveals: who is in which group and who drops out, the sums, how many clients clipped. Two sums whose groups differ by one client give its
+value by subtraction. Where the list has k models, a server that plants a private one as one of the k is not stopped; what tasks keep in a
+client's memory is not traced to the models it came from.
+Source: Bonawitz et al. 2017, Bell et al. 2020.
+"""
 
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import sha256
+from typing import Any, ClassVar, Literal
+
+import msgspec
 import numpy as np
 
-from ..contract.calls import Recorder
+from ..contract.calls import MOST_WEIGHT, Contribution, Recorder, SumCall, above_floor
 from ..contract.handles import GroupMean, Shared
 from ..contract.protection import SecureSum
+from ..errors import InputError
 from ..federation import messages as m
+from ..federation.handler import Apply
+from ..federation.protections import Asked, ClientParts, Layout, ServerParts, joined, size_of
+from ..federation.values import UNTRACED
+from ..privacy.client_level import BETA, share
 from ..protocols import secagg
 from ..protocols.entropy import Entropy, system_entropy
-from ..protocols.errors import LocalError, RemoteError, TooFewClients
+from ..protocols.errors import LocalError, MalformedMessage, RemoteError, TooFewClients
 from ..protocols.keys import Roster
-from ..protocols.secagg import SERVER, Slot, Sum, Terms
+from ..protocols.mechanisms import SkellamPlan
+from ..protocols.secagg import SERVER, MaskKey, Policy, Slot, Sum, Terms
+from ..protocols.secagg.messages import decode_server, survivor_floor
+from ..types import Array, check_array
 
-__all__ = ["Layout", "SecureSums", "group_mean"]
+__all__ = ["ClientSum", "SecureSums", "ServerSum", "bound", "check_balance", "group_mean"]
 
-Layout = tuple[m.Described, ...]
+FEWEST_LEVELS = 64
+"""A weight quantised to fewer levels distorts its client's share by more than about one per cent."""
+Kind = Literal["sum", "counts", "blocks"]
 Exchange = Callable[[Mapping[int, m.Step], str], Mapping[int, bytes]]
 """Steps by client and the name of the stage, to what those who answered said."""
+
+
+# --- the client half
+
+
+class ClientSum:
+    """A client's part: its machine between two messages, what it brings, and the share of noise that it adds."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("sum",)
+
+    def __init__(self, parts: ClientParts) -> None:
+        self._parts = parts
+        self._settings, self._store, self._values, self._entropy = parts.settings, parts.store, parts.values, parts.entropy
+
+    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
+        """A single update never leaves."""
+        yield from ()
+        raise RemoteError("forbidden")
+
+    def step(self, ask: m.Step) -> m.Stepped:
+        """One message of a sum, and the client's answer."""
+        settings = self._settings
+        if ask.kind not in self.kinds:
+            raise RemoteError("forbidden")
+        name = f"sum/{ask.slot[0]}.{ask.slot[1]}"
+        read = partial(secagg.Client.from_bytes, identity=settings.identity, roster=self._roster(), entropy=self._entropy)
+        machine = self._store.load(name, read) or self._machine(ask)
+        contributions: list[secagg.Contribution] = []
+        if machine.wants_values and kind_of(ask.said) == "Deliver":
+            contributions = self._contributions(ask, machine)
+        try:
+            said = machine.receive(ask.said, *contributions)
+        except LocalError:  # it is dead, and its secrets are gone
+            self._store.drop(name)
+            raise
+        following = machine.next_mask_key()
+        if following is not None:
+            self._store.keep(f"mask/{following.slot[0]}.{following.slot[1]}", following, MaskKey.to_bytes)
+        if machine.stage is secagg.ClientStage.DONE:
+            self._store.drop(name)
+        else:
+            self._store.keep(name, machine, secagg.Client.to_bytes)
+        return m.Stepped(said)
+
+    def _roster(self) -> Roster | None:
+        return self._settings.roster if self._settings.protection.secagg_mode == "active" else None
+
+    def _machine(self, ask: m.Step) -> secagg.Client:
+        """A machine for a new sum; what was left of earlier ones is dropped."""
+        protection = self._settings.protection
+        last = self._store.get("last-slot")
+        after = None if last is None else (int.from_bytes(last[:8], "big"), int.from_bytes(last[8:], "big"))
+        if after is not None and ask.slot <= after:
+            raise RemoteError("old-slot")
+        session = self._store.get("session") or b""
+        policy = Policy(session, protection.secagg_mode, self._named(ask), ask.models, protection.smallest_sum, after, None)
+        name = f"mask/{ask.slot[0]}.{ask.slot[1]}"
+        key = self._store.load(name, MaskKey.from_bytes)
+        if key is not None:
+            self._store.drop(name)  # before it is used: it serves once
+            if kind_of(ask.said) == "Invite":  # who is invited again was not heard: the key that it advertised is used for nothing
+                key = None
+        for other in self._store.names():
+            if other.startswith("sum/"):
+                self._store.drop(other)
+            if other.startswith("mask/") and tuple(int(part) for part in other[5:].split(".")) < ask.slot:
+                self._store.drop(other)
+        self._store.put("last-slot", ask.slot[0].to_bytes(8, "big") + ask.slot[1].to_bytes(8, "big"))
+        return secagg.Client(self._settings.identity, policy, roster=self._roster(), mask_key=key, entropy=self._entropy)
+
+    def _named(self, ask: m.Step) -> bytes:
+        """What a sum says of this client's part in it. "forbidden" for one of too many kinds, or that no sum can be bound to."""
+        received = self._values.origin(ask.held).received
+        if not 1 <= ask.models <= self._settings.models or (received == UNTRACED and self._settings.protection.secagg_mode == "active"):
+            raise RemoteError("forbidden")
+        return bound(ask, received)
+
+    def _contributions(self, ask: m.Step, machine: secagg.Client) -> list[secagg.Contribution]:
+        """What this client brings; its own ledger is asked first."""
+        self._check(ask, machine)
+        vector, weight = self._weighed(ask, machine)
+        return [secagg.Contribution(vector, weight)]
+
+    def _check(self, ask: m.Step, machine: secagg.Client) -> None:
+        if self._named(ask) != machine.policy.model:  # all were shown the name, so what it is of must not change
+            raise RemoteError("unlisted-model")
+        if isinstance(ask.groups, m.Picks) and ask.groups.labels != (0,):  # a block that the server chose might be this client's alone
+            raise RemoteError("forbidden")
+
+    def _weighed(self, ask: m.Step, machine: secagg.Client) -> tuple[Array, float]:
+        """The client's vector, with its share of noise where there is one, and what it weighs; both were paid for."""
+        terms, ledger, protection = machine.terms, self._parts.ledger, self._settings.protection
+        assert terms is not None
+        values = self._parts.allowed("sum", ask.held, ask.parts)
+        vector = joined(values).astype(np.float64)
+        if not ask.weight and ledger.unit != "none":
+            raise RemoteError("forbidden")
+        ledger.settle(ask.held, ask.parts, "mean")
+        plan = None if ask.noise is None else plan_of(ask.noise, len(vector))
+        ledger.shares(plan, protection.smallest_sum, terms.levels, terms.weight_limit > 0)
+        check_array(f"client {self._parts.client}: {'+'.join(ask.parts)}", vector)  # reported after it was paid for
+        if not weighed(ask.weight, terms, protection.max_weight):
+            raise RemoteError("bad-terms")
+        weight = ask.weight or float(self._parts.samples())
+        if terms.weight_limit and weight / terms.weight_limit * terms.levels < FEWEST_LEVELS:  # rounding would make another weight of it
+            raise RemoteError("bad-terms")
+        if plan is not None and ask.noise is not None:
+            vector = share(vector, plan, ask.noise.seed, terms.levels, self._entropy)
+        return vector, weight
+
+
+def bound(ask: m.Step, received: bytes) -> bytes:
+    """What a sum binds to: what is added up, in which form and with which noise, and the name of all that it was computed from.
+
+    Whoever is told something else than the others, and so might stand alone in a sum of what is nothing or known, has another name.
+    """
+    alike = msgspec.structs.replace(ask, slot=(0, 0), weight=0.0, models=0, said=b"")
+    return sha256(received + m.encode(alike)).digest()
+
+
+def weighed(weight: float, terms: secagg.Terms, max_weight: float) -> bool:
+    """Whether a client may go into a sum with the `weight` that it is told (0: its own sample count).
+
+    It is told its own only, and a server that lies could give one update all of the weight. So what all are shown decides: under the limit
+    `max_weight` of their own settings all weigh by their counts, and under another all are told weights, which must be `balanced`.
+    """
+    if terms.weight_limit == max_weight or not weight:
+        return terms.weight_limit == max_weight and (not weight or not max_weight)
+    return balanced(weight, terms)
+
+
+def balanced(weight: float, terms: secagg.Terms) -> bool:
+    """Whether a client with all the weight that the terms allow, among others of this weight, has no more of the sum than one may have.
+
+    For sums over the fewest survivors that there may be. Sums without weights are.
+    """
+    fewest = terms.floor if terms.blocks else survivor_floor(terms)
+    return terms.weight_limit <= MOST_WEIGHT * (terms.weight_limit + (fewest - 1) * weight)
+
+
+def plan_of(said: m.Shares, size: int) -> SkellamPlan:
+    """The shares that a server asks for, for `size` numbers. Raises `RemoteError` "malformed" for numbers that no noise has."""
+    numbers = (said.clip_norm, said.levels_per_unit, said.local_variance)
+    if not all(0 < one < float("inf") for one in numbers) or said.survivors < 1:
+        raise RemoteError("malformed")
+    dimension = 1 << max(0, (size - 1).bit_length())
+    return SkellamPlan(said.clip_norm, said.levels_per_unit, dimension, BETA, said.local_variance, said.survivors, said.relation)
+
+
+def kind_of(said: bytes) -> str:
+    """Which message of a secure sum these bytes are, "" for none."""
+    try:
+        return type(decode_server(said)).__name__
+    except MalformedMessage:
+        return ""
+
+
+# --- the server half
+
+
+class ServerSum:
+    """The server's part. With client-level privacy, clients add shares of noise inside the sums."""
+
+    def __init__(self, parts: ServerParts) -> None:
+        self._parts, protection = parts, parts.protection
+        roster = parts.roster if protection.secagg_mode == "active" else None
+        self._sums = SecureSums(protection.secure_sum, protection.smallest_sum, parts.session, roster, parts.entropy)
+        self._sums.refusals = parts.registry.refusals
+        parts.registry.greeted.append(self._sums.forget)
+
+    def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
+        """One secure sum for each group, in parallel; with the clients' shares of noise in them where they are private."""
+        groups = above_floor(call)
+        if self._parts.clipped is not None:
+            self._parts.clipped.settle(call, size_of(asked.layout))
+        whole, shares = asked, None
+        plan = None if self._parts.clipped is None else self._parts.clipped.plan(size_of(asked.layout))
+        if self._parts.clipped is not None and self._parts.clipped.shares is not None and plan is not None:
+            asked = replace(asked, layout=(m.Described("shares", "<f8", (plan.dimension,)),))
+            shares = m.Shares(
+                plan.relation, plan.clip_norm, plan.levels_per_unit, plan.local_variance, plan.survivors, self._parts.clipped.shares.seed
+            )
+        slot, following = (call.round + 1, call.number), (call.round + 2, call.number)
+        terms = {}
+        for label in groups:
+            members = call.members(label)
+            weighted = not call.public_weights or len({one.weight for one in members}) > 1
+            limit = self._limit(call, members)
+            dimension = size_of(asked.layout)
+            cohort = [one.client for one in members]
+            listed = self._listed(call, cohort, self._like(asked, "sum", None, shares))
+            terms[label] = self._sums.terms(slot, cohort, listed, dimension, limit if weighted else 0.0, following)
+            check_balance(call, members, terms[label])
+        step = self._stepper(slot, call, asked, "sum", None, shares)
+        ended = self._sums.run(terms, step, self._exchange, record)
+        means: list[GroupMean | None] = [None] * call.k
+        for label, total in ended.items():
+            if isinstance(total, Sum):
+                common = 1.0 if terms[label].weight_limit else call.members(label)[0].weight
+                means[label] = group_mean(total, None, asked.layout, len(total.survivors), common)
+        if not any(means):
+            raise TooFewClients(tuple(len(call.members(label)) for label in groups), call.floor)
+        if self._parts.clipped is not None:
+            empty = {part.name: np.zeros(part.shape, np.dtype(part.dtype)) for part in whole.layout}
+            return self._parts.clipped.opened(means, call, Contribution(-1, empty, 1.0, ()))
+        return tuple(means)
+
+    def _limit(self, call: SumCall, members: Sequence[Contribution]) -> float:
+        """The most that a client may weigh: clients tell public weights from sample counts by it, whose limit is `max_weight`."""
+        if not call.public_weights:
+            return self._parts.protection.max_weight
+        heaviest = max(one.weight for one in members)
+        return heaviest if heaviest != self._parts.protection.max_weight else float(np.nextafter(heaviest, np.inf))
+
+    def _like(self, asked: Asked, kind: Kind, groups: m.Mine | m.Picks | None, noise: m.Shares | None = None) -> m.Step:
+        """A step as all members of a sum are told it."""
+        return m.Step(self._parts.session, (0, 0), asked.number, asked.parts, 0.0, 0, kind, groups, b"", noise)
+
+    def _listed(self, call: SumCall, clients: Sequence[int], like: m.Step) -> list[bytes]:
+        """What a sum binds to, no more of it than the algorithm speaks of in public: clients would refuse a longer list."""
+        if self._parts.protection.secagg_mode == "active" and UNTRACED in {call.models[client] for client in clients}:
+            raise InputError(
+                "protection.secagg_mode = 'active': what is to be added up was computed from what clients relayed to each other or hold of "
+                "their own, which no sum can be bound to; use 'passive', which trusts the server to follow the protocol"
+            )
+        listed = sorted({bound(like, call.models[client]) for client in clients})
+        if len(listed) > call.models_at_most:
+            raise InputError(
+                f"mean: members of one group were sent {len(listed)} different models, where the algorithm speaks of {call.models_at_most}"
+            )
+        return listed
+
+    def _stepper(
+        self, slot: Slot, call: SumCall, asked: Asked,
+        kind: Kind, groups: m.Mine | m.Picks | None, noise: m.Shares | None = None,
+    ) -> Callable[[int, bytes], m.Step]:  # fmt: skip
+        clients = {label: [one.client for one in call.members(label)] for label in range(call.k)}
+        like = self._like(asked, kind, groups, noise)
+        lists: dict[int, int] = {}
+        for members in clients.values():
+            lists |= dict.fromkeys(members, len(self._listed(call, members, like)) if members else 0)
+
+        def step(client: int, said: bytes) -> m.Step:
+            return msgspec.structs.replace(like, slot=slot, weight=asked.weight[client], models=lists[client], said=said)
+
+        return step
+
+    def _exchange(self, steps: Mapping[int, m.Step], stage: str) -> Mapping[int, bytes]:
+        here = self._parts.registry.present
+        present = {client: step for client, step in steps.items() if client in here}
+        before = len(self._parts.registry.refusals)
+        answers = self._parts.registry.ask(present, stage) if present else {}
+        words = {word for client, _, word in self._parts.registry.refusals[before:] if client in present}
+        most = max((step.models for step in present.values()), default=0)
+        if not answers and words == {"forbidden"} and most > 1:  # else shared layers would stay as they are, round for round
+            raise InputError(
+                f"mean: the members of one sum were sent {most} different models (as the algorithm says), and clients allow fewer: write "
+                f"models = {most} into their settings"
+            )
+        return {client: answer.said for client, answer in answers.items() if isinstance(answer, m.Stepped)}
 
 
 @dataclass
@@ -132,6 +414,21 @@ class SecureSums:
                     [{"bytes": np.frombuffer(said[client], dtype=np.uint8)} for client in members],
                     readers=("server",) if up else ("server", "clients"), context={"group": label, "slot": list(terms.slot)},
                 )  # fmt: skip
+
+
+def check_balance(call: SumCall, members: Sequence[Contribution], terms: Terms) -> None:
+    """`InputError` for public weights that clients would refuse."""
+    lightest = min(one.weight for one in members)
+    if call.public_weights and not balanced(lightest, terms):
+        raise InputError(
+            f"mean: weights from {lightest:g} to {terms.weight_limit:g}: the heaviest client could have more than {MOST_WEIGHT:.0%} of a "
+            "sum over the fewest survivors, which clients refuse; make weights more alike, or raise the floor"
+        )
+    if call.public_weights and terms.weight_limit and lightest / terms.weight_limit * terms.levels < FEWEST_LEVELS:
+        raise InputError(
+            f"mean: weights from {lightest:g} to {terms.weight_limit:g}: the lightest is below {FEWEST_LEVELS} of the {terms.levels} "
+            "levels up to the heaviest, which clients refuse; make weights more alike, or use secagg_bits = 32"
+        )
 
 
 def group_mean(total: Sum, cluster: int | None, layout: Layout, count: int, common: float = 1.0) -> GroupMean | None:

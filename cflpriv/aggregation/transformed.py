@@ -1,44 +1,228 @@
-"""A client's part in what travels under a transform that the clients share: agreeing on its secret, hiding, folding."""
+"""Under a transform that the clients share and the server lacks: what is compared, and what is averaged.
 
-import re
-from collections.abc import Generator, Mapping
-from dataclasses import dataclass
-from functools import partial
+Guarantee: against a server that lacks the clients' secret, the updates of one sum, and the rows of one clustering epoch, tell what the kind
+of transform tells: under "haar" their Gram matrix and nothing more (`transform = "per_round"`; with "fixed", the Gram of all updates ever
+sent). Weights are public or equal. Each transform serves one epoch, sum or fold, and changes one value of a client in its life: a second
+one could be linked with the first, and from values that the server chose it would work the transform out.
+Reveals: the Gram matrix: norms and angles between updates of one sum, and between rows; who is in which group; everything, to one client
+that colludes. Where means of several sums are folded into one, also the norm of that total, and so the angle between successive means.
+**Under "permutation" and "signed_permutation" a curious server reads the labels of clients' data off the updates of a network, key or no
+key, also when every sum has a fresh one**: they are there to be measured. Zero rows of padded signatures stay zero.
+Source: Sattler et al. 2019 (CFL), Algorithm 5 (there with a permutation); `protocols.orthonormal`, `protocols.sketch`.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
 from hashlib import sha256
+from math import prod
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from ..contract.handles import times
+from ..contract.calls import Recorder, SumCall, above_floor, places, weighted_mean
+from ..contract.handles import Blind, GroupMean, Shared, times
 from ..errors import InputError
 from ..federation import messages as m
-from ..federation.settings import Settings
+from ..federation.handler import Apply
+from ..federation.protections import Asked, ClientParts, ServerParts, joined, size_of
+from ..federation.registry import ClientsLost, Roll
 from ..federation.store import Store
-from ..federation.transforms import TransformCache, Transforms, check_hidden, group_epoch, sketched
-from ..federation.values import Exchange, Values
-from ..protocols import group
-from ..protocols.entropy import Entropy
-from ..protocols.errors import LocalError, RemoteError
-from ..protocols.orthonormal import HAAR_LIMIT, TRANSFORMS, Transform
-from ..types import Array
+from ..federation.transforms import check_hidden, group_epoch, sketched
+from ..federation.values import Exchange
+from ..protocols.errors import MalformedMessage, RemoteError, TooFewClients
+from ..protocols.orthonormal import HAAR_LIMIT
+from ..types import Array, check_array
+from .vectors import VectorComparison, epoch_of
 
-__all__ = ["Apply", "Transformed", "check_length"]
-
-PURPOSE = "transforms"
-EPOCH = re.compile(r"gram/(0|[1-9][0-9]{0,15})(@[0-9]+)?", re.ASCII)
-"""One name for each epoch: "gram/07" would be its transform a second time."""
-SECRETS = "group-secrets"
-"""The store's name for what the client derived from the group's secret, by group epoch."""
-_read_secrets = msgspec.msgpack.Decoder(dict[int, bytes]).decode
+__all__ = ["ClientComparison", "ClientSum", "ServerComparison", "ServerSum", "take"]
 
 
-@dataclass(frozen=True, eq=False)
-class Apply:
-    """Asks whoever drives a client for its `rows` (k, d) under a transform, which may be applied to those of several clients at once."""
+# --- what is compared
 
-    transform: Transform
-    rows: Array
+
+class ClientComparison:
+    """Sends its rows under the epoch's transform, after a public sketch if there is one."""
+
+    def __init__(self, parts: ClientParts) -> None:
+        self._parts = parts
+
+    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
+        protection, epoch = self._parts.settings.protection, epoch_of(ask.transform)
+        if len(values) != 1 or epoch is None:
+            raise RemoteError("forbidden")
+        (rows,) = (np.atleast_2d(np.asarray(value)) for value in values.values())
+        reduced, kind = sketched(epoch, protection.sketched)(rows), protection.comparison.name
+        check_length("gram", "vectors", kind, reduced.shape[-1], '["sketch", "haar"] or ["hadamard"]')
+        made = self._parts.transforms()(ask.transform, reduced.shape[-1], kind)
+        take(self._parts.store, ask.transform, rows)
+        hidden = yield Apply(made, reduced)
+        return m.Given((m.Named("rows", hidden),), 0)
+
+
+class ServerComparison(VectorComparison):
+    """Compares vectors as they come: inner products are those of the rows before."""
+
+
+# --- what is averaged
+
+
+class ClientSum:
+    """Sends its update under a transform, and folds transformed sums for the others."""
+
+    def __init__(self, parts: ClientParts) -> None:
+        self._parts = parts
+
+    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
+        """An update under a transform: a fresh one for each sum unless these settings say "fixed". Counts are never given along."""
+        fixed = self._parts.settings.protection.transform == "fixed"
+        if ask.weigh or not (ask.transform.partition("@")[0] == "sum/fixed" if fixed else ask.transform.startswith("sum/")):
+            raise RemoteError("forbidden")
+        vector = joined(values)
+        if not np.isfinite(vector).all():
+            raise RemoteError("bad-input")
+        return (yield from self._hidden("mean", ask.transform, vector, fixed))
+
+    def fold(self, ask: m.Fold, exchange: Exchange) -> Generator[Apply, Array, m.Given]:
+        """Blind parts, opened, added up, multiplied by what is in `times`, and sent back under a fresh transform.
+
+        Clear and own parts take no part: they would be shown.
+        """
+        shown = any(part.clear or part.own for part in (ask.value, *ask.times))
+        if shown or len(ask.times) > 1 or not ask.transform.startswith("apply/"):
+            raise RemoteError("forbidden")
+        value = self._parts.values.open(ask.value, self._parts.transforms, exchange)
+        for number in ask.times:
+            try:
+                value = times(value, self._parts.values.open(number, self._parts.transforms, exchange))
+            except InputError:
+                raise RemoteError("bad-input") from None
+        return (yield from self._hidden("apply", ask.transform, np.ravel(value), False))
+
+    def _hidden(self, verb: str, purpose: str, vector: Array, fixed: bool) -> Generator[Apply, Array, m.Given]:
+        kind = self._parts.settings.protection.sum
+        check_hidden(verb, len(vector), kind)
+        check_length("sum", "updates", kind, len(vector), "'hadamard' or 'secagg'")
+        made = self._parts.transforms()(purpose, len(vector))
+        if not fixed:
+            take(self._parts.store, purpose, vector)
+        (blind,) = yield Apply(made, vector[None])
+        return m.Given((m.Named("blind", blind),), 0)
+
+
+class ServerSum:
+    """Averages transformed updates unseen; the clients turn the mean back."""
+
+    def __init__(self, parts: ServerParts) -> None:
+        self._parts = parts
+
+    def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
+        """Updates under the clients' transform, averaged unseen; one stage for all groups that share no client."""
+        groups = above_floor(call)
+        dimension, where = size_of(asked.layout), places({part.name: part.shape for part in asked.layout})
+        check_hidden("mean", dimension, self._parts.protection.sum)
+        check_length("sum", "updates", self._parts.protection.sum, dimension, "'hadamard' or 'secagg'")
+        fixed = self._parts.protection.transform == "fixed"
+        purposes = {label: self._parts.named("sum/fixed" if fixed else f"sum/{call.round}/{call.number}/{label}") for label in groups}
+        asks: dict[int, dict[int, m.Ask]] = {
+            label: dict.fromkeys(
+                (one.client for one in call.members(label)),
+                m.Give(self._parts.session, "sum", asked.number, asked.parts, purposes[label], False),
+            )
+            for label in groups
+        }
+        size = transform_size(self._parts.protection.sum, dimension)
+        if any(len(one.labels) > 1 for one in call.contributions):  # group by group: a client is asked one thing at a time
+            rows_of = {label: self._rows(asks[label], size) for label in groups}
+        else:
+            everybody = self._rows({client: ask for several in asks.values() for client, ask in several.items()}, size)
+            rows_of = dict.fromkeys(groups, everybody)
+        means: list[GroupMean | None] = [None] * call.k
+        for label in groups:
+            heard = rows_of[label]
+            members = [one for one in call.members(label) if one.client in heard]
+            if not members:
+                continue
+            rows = [heard[one.client] for one in members]
+            record(
+                "blind update", "clients", "server", [one.client for one in members], [{"blind": row} for row in rows],
+                readers=("server",),
+                context={
+                    "transform": purposes[label], "kind": self._parts.protection.sum, "group": label, "dimension": dimension, "parts": where,
+                },
+            )  # fmt: skip
+            if len(members) < call.floor:  # they are on record all the same: they left their clients
+                continue
+            weights = [one.weight for one in members]
+            value = weighted_mean(rows, weights)
+            parts = {
+                part.name: Shared(blind=(Blind(purposes[label], value, *where[part.name], part.shape, dimension),)) for part in asked.layout
+            }
+            means[label] = GroupMean(parts, float(sum(weights)), len(members), heard=tuple(one.client for one in members))
+        if not any(means):
+            raise TooFewClients(tuple(len(call.members(label)) for label in groups), call.floor)
+        return tuple(means)
+
+    def _rows(self, asks: Mapping[int, m.Ask], size: int) -> dict[int, Array]:
+        """The transformed updates of those who gave one of this size."""
+        heard: dict[int, Array] = {}
+        present = self._parts.registry.present
+        for client, answer in self._parts.registry.ask({client: ask for client, ask in asks.items() if client in present}, "sum").items():
+            try:
+                if not isinstance(answer, m.Given) or [one.name for one in answer.values] != ["blind"]:
+                    raise MalformedMessage
+                row = check_array(f"client {client}: blind", answer.values[0].value, ndim=1)
+                if len(row) != size:
+                    raise MalformedMessage
+                heard[client] = row
+            except (MalformedMessage, InputError):
+                self._parts.registry.refusals.append((client, "sum", "malformed"))
+        return heard
+
+    def folded(
+        self, clients: Sequence[int], blind: Sequence[Blind], times: Sequence[Blind], on: int | None, place: str, verb: str, record: Recorder
+    ) -> Blind:  # fmt: skip
+        """Transformed parts made one, see `folded`."""
+        parts = self._parts
+        return folded(parts.registry, parts.session, parts.protection.sum, clients, blind, times, on, place, parts.named, verb, record)
+
+
+def folded(
+    roll: Roll, session: bytes, kind: str, clients: Sequence[int], blind: Sequence[Blind], times: Sequence[Blind], on: int | None,
+    place: str, named: Callable[[str], str], verb: str, record: Recorder,
+) -> Blind:  # fmt: skip
+    """Blind parts made one, and multiplied by the number in `times` if there are any, under a fresh transform of this kind.
+
+    Client `on` does it if it is there; another is asked if one gives none. `place` names the call. Raises `ClientsLost` if nobody does.
+    """
+    value = m.to_one(Shared(blind=tuple(blind)), {})
+    number = (m.to_one(Shared(blind=tuple(times)), {}),) if times else ()
+    size = prod(blind[0].shape)
+    for turn, client in enumerate(sorted(clients, key=lambda one: one != on)):
+        purpose = named(f"{place}/{turn}")
+        answer = roll.ask({client: m.Fold(session, purpose, value, number)}, verb).get(client)
+        if isinstance(answer, m.Given) and len(answer.values) == 1:
+            try:
+                hidden = check_array(verb, answer.values[0].value, ndim=1)
+                if len(hidden) != transform_size(kind, size):  # it would be everybody's model
+                    raise MalformedMessage
+            except (MalformedMessage, InputError):
+                roll.refusals.append((client, verb, "malformed"))
+            else:
+                arguments = {f"{name}/{one.transform}": one.value for name, terms in ((verb, blind), ("times", times)) for one in terms}
+                record("arguments", "server", "clients", [client], arguments, readers=("server", "clients"))
+                context = {"transform": purpose, "kind": kind}
+                record("blind result", "clients", "server", [client], [{"blind": hidden}], readers=("server",), context=context)
+                return Blind(purpose, hidden, 0, size, blind[0].shape, size)
+    raise ClientsLost([] if on is None else [on])
+
+
+def take(store: Store, purpose: str, value: Array) -> None:
+    """Take a transform for this value, now and when the same is asked for again, and for no other. Raises "used-transform"."""
+    group_epoch(purpose)
+    name, mark = f"used/{purpose}", sha256(np.ascontiguousarray(value).data).digest()
+    before = store.get(name)
+    if before is not None and before != mark:
+        raise RemoteError("used-transform")
+    store.put(name, mark)
 
 
 def check_length(key: str, what: str, kind: str, dimension: int, instead: str) -> None:
@@ -49,105 +233,6 @@ def check_length(key: str, what: str, kind: str, dimension: int, instead: str) -
         )
 
 
-class Transformed:
-    """Transforms of one client, made from the secret that it agreed on with the others.
-
-    Each is for one epoch, sum or fold, and changes one value of this client in its life: a second one could be linked with the first, and
-    from values that the server chose it would work the transform out.
-    """
-
-    def __init__(self, settings: Settings, store: Store, entropy: Entropy, cache: TransformCache) -> None:
-        self._settings, self._store, self._entropy, self._cache = settings, store, entropy, cache
-
-    def agree(self, ask: m.Group) -> m.Stepped:
-        """One step of the agreement on the clients' secret. More than half of the roster must be in it, so that none can be kept apart."""
-        settings = self._settings
-        if not settings.protection.transformed or settings.roster is None:
-            raise RemoteError("forbidden")
-        read = partial(group.Member.from_bytes, identity=settings.identity, roster=settings.roster, entropy=self._entropy)
-        member = self._store.load("group", read)
-        if member is None:
-            smallest = len(settings.roster.keys) // 2 + 1
-            member = group.Member(settings.identity, settings.roster, ask.session, smallest=smallest, entropy=self._entropy)
-        try:
-            said = member.receive(ask.said)
-        except LocalError:  # it is dead, and its secrets are gone
-            self._store.drop("group")
-            raise
-        self._store.keep("group", member, group.Member.to_bytes)
-        secrets = self._store.load(SECRETS, _read_secrets) or {}
-        if member.epoch is not None and member.epoch not in secrets:
-            self._store.keep(SECRETS, {**secrets, member.epoch: member.derive(PURPOSE)}, msgspec.msgpack.encode)
-        return m.Stepped(said or b"")
-
-    def transforms(self) -> Transforms:
-        """The clients' transforms. Raises `RemoteError` "no-secret"."""
-        secrets, kind = self._store.load(SECRETS, _read_secrets), self._settings.protection.sum
-        if secrets is None:
-            raise RemoteError("no-secret")
-        return self._cache.shared(secrets, kind if kind in TRANSFORMS else "haar")
-
-    def secrets(self) -> dict[str, str]:
-        """What the transforms are made from, as hexadecimal digits."""
-        secrets = self._store.load(SECRETS, _read_secrets) or {}
-        return {f"group_secret@{epoch}" if epoch else "group_secret": secret.hex() for epoch, secret in secrets.items()}
-
-    def rows(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Array, m.Given]:
-        """What is compared, sketched and under the epoch's transform."""
-        protection = self._settings.protection
-        kinds = [stage for stage in protection.gram if stage in TRANSFORMS]
-        named = EPOCH.fullmatch(ask.transform)
-        if len(values) != 1 or named is None:
-            raise RemoteError("forbidden")
-        rows = np.atleast_2d(np.asarray(next(iter(values.values()))))
-        reduced = sketched(int(named[1]), protection.sketch_dim if "sketch" in protection.gram else None)(rows)
-        if kinds:
-            check_length("gram", "vectors", kinds[0], reduced.shape[-1], '["sketch", "haar"] or ["hadamard"]')
-            made = self.transforms()(ask.transform, reduced.shape[-1], kinds[0])
-            self._use(ask.transform, rows)
-            reduced = yield Apply(made, reduced)
-        return m.Given((m.Named("rows", reduced),), 0)
-
-    def blind(self, ask: m.Give, vector: Array) -> Generator[Apply, Array, m.Given]:
-        """An update under a transform: a fresh one for each sum unless these settings say "fixed". Counts are never given along."""
-        if ask.weigh or not np.isfinite(vector).all():
-            raise RemoteError("forbidden" if ask.weigh else "bad-input")
-        fixed = self._settings.protection.transform == "fixed"
-        if not (ask.transform.partition("@")[0] == "sum/fixed" if fixed else ask.transform.startswith("sum/")):
-            raise RemoteError("forbidden")
-        return (yield from self._hidden("mean", ask.transform, vector, fixed))
-
-    def fold(self, ask: m.Fold, values: Values, exchange: Exchange) -> Generator[Apply, Array, m.Given]:
-        """Blind parts, opened, added up, multiplied by what is in `times`, and sent back under a fresh transform.
-
-        Clear and own parts take no part: they would be shown.
-        """
-        shown = any(part.clear or part.own for part in (ask.value, *ask.times))
-        if self._settings.protection.sum not in TRANSFORMS or shown or len(ask.times) > 1 or not ask.transform.startswith("apply/"):
-            raise RemoteError("forbidden")
-        value = values.open(ask.value, self.transforms, exchange)
-        for number in ask.times:
-            try:
-                value = times(value, values.open(number, self.transforms, exchange))
-            except InputError:
-                raise RemoteError("bad-input") from None
-        return (yield from self._hidden("apply", ask.transform, np.ravel(value), False))
-
-    def _hidden(self, verb: str, purpose: str, vector: Array, fixed: bool) -> Generator[Apply, Array, m.Given]:
-        kind = self._settings.protection.sum
-        check_hidden(verb, len(vector), kind)
-        check_length("sum", "updates", kind, len(vector), "'hadamard' or 'secagg'")
-        made = self.transforms()(purpose, len(vector))
-        if not fixed:
-            self._use(purpose, vector)
-        (blind,) = yield Apply(made, vector[None])
-        return m.Given((m.Named("blind", blind),), 0)
-
-    def _use(self, purpose: str, value: Array) -> None:
-        """Take a transform for this value, now and when the same is asked for again, and for no other. Raises "used-transform"."""
-        group_epoch(purpose)
-        name, mark = f"used/{purpose}", sha256(np.ascontiguousarray(value).data).digest()
-        before = self._store.get(name)
-        if before is not None and before != mark:
-            raise RemoteError("used-transform")
-        self._store.put(name, mark)
+def transform_size(kind: str, dimension: int) -> int:
+    """How long a vector is under a transform: Hadamard pads to a power of two."""
+    return 1 << (dimension - 1).bit_length() if kind == "hadamard" else dimension

@@ -1,5 +1,6 @@
-"""The server's side of `gram`: vectors, in the clear or as clients hide them, and the clustering epochs that they are in."""
+"""Vectors that clients have compared, in the clear or as they hide them, and the clustering epochs that they are in: the server half."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,21 +11,30 @@ from ..clustering.similarity import Gram
 from ..contract.calls import Recorder
 from ..contract.handles import Held, Released
 from ..contract.operations import GramView, Then
-from ..contract.protection import Protection
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.epochs import Epoch, Epochs
 from ..federation.payloads import check_small
-from ..federation.registry import ClientsLost, Roll, most_common
-from ..privacy.client_level import LOCAL, LocalGram
+from ..federation.protections import ServerParts
+from ..federation.registry import ClientsLost, most_common
+from ..privacy.client_level import LOCAL
 from ..protocols.errors import MalformedMessage
-from ..protocols.orthonormal import TRANSFORMS
 from ..types import Array, check_array
 
-__all__ = ["Grams", "check_new"]
+__all__ = ["VectorComparison", "Vectors", "check_new", "epoch_of"]
 
 LARGEST = 1e100
 """Vectors of larger numbers are refused: inner products of them would not be finite."""
+
+
+EPOCH = re.compile(r"gram/(0|[1-9][0-9]{0,15})(@[0-9]+)?", re.ASCII)
+"""One name for each epoch: "gram/07" would be its transform a second time."""
+
+
+def epoch_of(transform: str) -> int | None:
+    """The number of the clustering epoch that a transform's name is for, None for a name of anything else."""
+    named = EPOCH.fullmatch(transform)
+    return None if named is None else int(named[1])
 
 
 def check_new(clients: Sequence[int], epoch: Epoch[Any] | None) -> None:
@@ -55,20 +65,18 @@ class Vectors:
         self.clients, self.rows = list(saved["clients"]), list(saved["rows"])
 
 
-class Grams:
-    """Clustering epochs over messages. With `local`, single rows carry the client's own noise, which is paid for each time."""
+class VectorComparison:
+    """Clustering epochs of vectors at the server. With `local`, single rows carry the client's own noise, which is paid for each time."""
 
-    def __init__(
-        self, roll: Roll, session: bytes, protection: Protection, local: LocalGram | None,
-        named: Callable[[str], str],
-    ) -> None:  # fmt: skip
-        self._roll, self._session, self._local, self._named = roll, session, local, named
-        self._changed = any(stage in ("sketch", *TRANSFORMS) for stage in protection.gram)
+    def __init__(self, parts: ServerParts) -> None:
+        protection = parts.protection
+        self._roll, self._session, self._local, self._named = parts.registry, parts.session, parts.local, parts.named
+        self._changed = protection.comparison.hides or protection.sketched is not None
         self.epochs: Epochs[Vectors] = Epochs(lambda number: Vectors())
         self._names: dict[int, str] = {}
 
     def gram(
-        self, held: Held, number: int, clients: Sequence[int], then: Then, against: Held | None, record: Recorder
+        self, held: Held, number: int, clients: Sequence[int], then: Then, against: Held | None, record: Recorder, shape: tuple[int, ...] = ()
     ) -> Released:  # fmt: skip
         """Ask `clients` for their vectors of `held`, which they know by `number`, and run `then`. Raises `ClientsLost` without all."""
         epoch = None if against is None else self.epochs.of(against)

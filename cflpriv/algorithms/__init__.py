@@ -5,7 +5,6 @@ all that the rest of the package has to know of it. None imports a protocol, pri
 elsewhere.
 """
 
-from ..contract.algorithm import ALGORITHMS, FUNCTIONS, STATES, TASKS, register_algorithm
 from .cfl import CFL, cfl
 from .ditto import DITTO, ditto
 from .fedavg import FEDAVG, fedavg
@@ -16,6 +15,7 @@ from .fedprox import FEDPROX, fedprox
 from .fesem import FESEM, fesem
 from .fixed import ORACLE, SHUFFLED, oracle, shuffled
 from .ifca import HYPCLUSTER, IFCA, hypcluster, ifca
+from .interface import ALGORITHMS, FUNCTIONS, STATES, TASKS, register_algorithm
 from .lg_fedavg import LG_FEDAVG, lg_fedavg
 from .local import LOCAL, local
 from .one_shot import ONE_SHOT, one_shot

@@ -34,19 +34,19 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
 from ..contract.handles import Held, Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
+from ..engine.models import Model
 from ..errors import InputError, TooFewClients
 from ..privacy.settings import updates_only
 from ..tasks.evaluation import Evaluate, Losses
-from ..tasks.models import Model
 from ..tasks.training import Train
 from ..types import Array, Clustering, Parts
 from .attempts import try_compute
 from .fedavg import Weights
+from .interface import Algorithm, AlgorithmSpec, Served
 from .splitting import SPLIT, Bipartition, MoreSimilar, pictured, separation_gap
 
 __all__ = ["Node", "Same", "Seen", "State", "cfl", "gaps", "offer", "path"]

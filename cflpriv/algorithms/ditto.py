@@ -18,7 +18,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
 from ..contract.handles import Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
@@ -28,6 +27,7 @@ from ..tasks.evaluation import EvaluateOwn
 from ..tasks.training import Train
 from ..types import Parts
 from .fedavg import State, Weights
+from .interface import Algorithm, AlgorithmSpec, Served
 
 __all__ = ["TrainBoth", "ditto"]
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
 from ..contract.handles import Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
@@ -16,6 +15,7 @@ from ..privacy.settings import updates_only
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Clustering
+from .interface import Algorithm, AlgorithmSpec, Served
 
 __all__ = ["Weights", "average_within", "fedavg"]
 

@@ -24,17 +24,17 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
 from ..contract.handles import Held, Own, Shared
 from ..contract.operations import Federation, Parameter
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
+from ..engine.models import Model
 from ..errors import InputError
 from ..tasks.evaluation import Evaluate
-from ..tasks.models import Model
 from ..tasks.training import Start, Train
 from ..types import Array, Parts
 from .influence import HasValidation, OnPart, split
+from .interface import Algorithm, AlgorithmSpec, Served
 
 __all__ = ["Ask", "Combine", "fedfomo", "first_order_weights"]
 

@@ -20,7 +20,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
 from ..contract.handles import Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
@@ -30,6 +29,7 @@ from ..tasks.training import Train
 from ..types import Parts
 from .around import AroundTraining, needs_sgd, steps_of, weight_of_steps
 from .fedavg import State, Weights
+from .interface import Algorithm, AlgorithmSpec, Served
 
 __all__ = ["TrainNormalised", "fednova"]
 

@@ -22,18 +22,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
 from ..contract.handles import GroupMean, Held, Labels, Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
+from ..engine.models import Model
 from ..errors import InputError, TooFewClients
 from ..tasks.evaluation import EvaluateOwn
-from ..tasks.models import Model
 from ..tasks.training import Train, listening
 from ..types import Array, Parts
 from .around import AroundTraining
 from .attempts import choices
+from .interface import Algorithm, AlgorithmSpec, Served
 
 __all__ = ["TrainToPrototypes", "class_means", "fedproto"]
 

@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..contract.algorithm import Algorithm, AlgorithmSpec
 from ..errors import InputError
 from ..privacy.settings import updates_only
 from ..tasks.training import Train
 from .fedavg import State, Weights, fedavg
+from .interface import Algorithm, AlgorithmSpec
 
 __all__ = ["fedprox"]
 

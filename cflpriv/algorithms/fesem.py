@@ -29,7 +29,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
 from ..contract.handles import Held, Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
@@ -41,6 +40,7 @@ from ..types import Array, Clustering, Parts
 from .around import AroundTraining
 from .attempts import choices
 from .fedavg import Weights
+from .interface import Algorithm, AlgorithmSpec, Served
 from .one_shot import STARTS, ClusterByMeans
 
 __all__ = ["EvaluateAssigned", "TrainAndAssign", "fesem", "nearest_centre"]

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
 from ..contract.handles import Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
@@ -21,6 +20,7 @@ from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Clustering
 from .fedavg import Weights, average_within
+from .interface import Algorithm, AlgorithmSpec, Served
 
 __all__ = ["oracle", "shuffled"]
 

@@ -36,7 +36,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
 from ..contract.handles import GroupMean, Held, Labels, Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
@@ -49,6 +48,7 @@ from ..types import Array, Clustering
 from .attempts import choices, try_mean
 from .choosing import LOSS_COPIES, LOSS_UNIT, EvaluateLowest, Layout, PickAndTrain, WithoutWork, parted, shared_spans
 from .fedavg import Weights
+from .interface import Algorithm, AlgorithmSpec, Served
 
 __all__ = ["Problem", "Restart", "State", "alternate", "hypcluster", "ifca"]
 

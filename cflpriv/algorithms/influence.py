@@ -12,12 +12,12 @@ import torch
 from sklearn.cluster import OPTICS
 
 from ..engine import Device, Result, TaskInput
+from ..engine.models import Model
 from ..errors import InputError
 from ..privacy.private_signatures import noisy_sum, sum_event
 from ..privacy.settings import Noise
 from ..randomness import stream
 from ..tasks.evaluation import sample_losses
-from ..tasks.models import Model
 from ..tasks.training import Train
 from ..types import Array, ClientData, Parts
 

@@ -18,18 +18,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
 from ..contract.handles import Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
+from ..engine.models import Model
 from ..errors import InputError
 from ..tasks.evaluation import EvaluateUsed
-from ..tasks.models import Model
 from ..tasks.training import Train
 from ..types import Array
 from .around import AroundTraining
 from .fedavg import State, Weights
+from .interface import Algorithm, AlgorithmSpec, Served
 
 __all__ = ["EvaluateParted", "TrainParted", "global_part", "lg_fedavg"]
 

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
 from ..contract.handles import Own, Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..privacy.settings import Releases
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Start, Train
+from .interface import Algorithm, AlgorithmSpec, Served
 
 __all__ = ["local"]
 

@@ -23,7 +23,6 @@ from typing import Any, ClassVar
 import numpy as np
 from sklearn.cluster import KMeans
 
-from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
 from ..contract.handles import Held, Shared
 from ..contract.operations import Federation, GramView, Results
 from ..contract.transcript import RoundRecord
@@ -33,6 +32,7 @@ from ..tasks.training import Train
 from ..types import Array, Clustering
 from .attempts import try_mean
 from .fedavg import Weights, average_within
+from .interface import Algorithm, AlgorithmSpec, Served
 
 __all__ = ["STARTS", "ClusterByMeans", "PlaceByMeans", "one_shot"]
 

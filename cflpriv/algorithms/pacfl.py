@@ -25,7 +25,6 @@ import numpy as np
 
 from ..clustering.cuts import Cut, Linkage, cut_tree, gap_ratios, linkage_distances, linkage_tree, silhouettes
 from ..clustering.similarity import MEASURES, Measure, SimilarityMatrix, angle_rows, angles
-from ..contract.algorithm import Algorithm, AlgorithmSpec, Compared, Served
 from ..contract.handles import Held, Own, Shared
 from ..contract.operations import Federation, GramView, Results
 from ..contract.transcript import RoundRecord
@@ -36,6 +35,7 @@ from ..tasks.signatures import PrincipalVectors
 from ..tasks.training import Train
 from ..types import Array, Clustering
 from .fedavg import Weights, average_within
+from .interface import Algorithm, AlgorithmSpec, Compared, Served
 
 __all__ = ["ClusterByAngles", "PlaceNewcomers", "pacfl"]
 

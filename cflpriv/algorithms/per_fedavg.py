@@ -18,7 +18,6 @@ from typing import Literal
 
 import numpy as np
 
-from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
 from ..engine import Device, Result, TaskInput
 from ..errors import InputError
 from ..privacy.settings import updates_only
@@ -26,6 +25,7 @@ from ..tasks.evaluation import Evaluate, EvaluateUsed
 from ..tasks.training import Gradient, Train
 from ..types import Array
 from .fedavg import State, Weights, fedavg
+from .interface import Algorithm, AlgorithmSpec, Served
 
 __all__ = ["EvaluateAdapted", "per_fedavg"]
 

@@ -34,7 +34,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
 from ..contract.handles import Held, Labels, Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
@@ -45,6 +44,7 @@ from ..tasks.training import Train
 from ..types import Array, Clustering
 from .fedavg import Weights
 from .influence import HasValidation, Influence, Neighbours, OnPart, Scores, cluster_scores, scored
+from .interface import Algorithm, AlgorithmSpec, Served
 from .stocfl import OrElse
 
 __all__ = ["FEWEST", "State", "pfedlia"]

@@ -33,7 +33,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
 from ..contract.handles import Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
@@ -44,6 +43,7 @@ from ..tasks.training import Train
 from ..types import Array, Parts
 from .around import AroundTraining, needs_sgd, steps_of, weight_of_steps
 from .fedavg import Weights
+from .interface import Algorithm, AlgorithmSpec, Served
 
 __all__ = ["TrainControlled", "scaffold"]
 

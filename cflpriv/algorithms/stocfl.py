@@ -34,7 +34,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ..contract.algorithm import Algorithm, AlgorithmSpec, Served
 from ..contract.handles import GroupMean, Held, Own, Shared
 from ..contract.operations import Federation, Then
 from ..contract.transcript import RoundRecord
@@ -48,6 +47,7 @@ from ..tasks.training import Gradient, Train
 from ..types import Array, Clustering, Parts
 from .attempts import try_compute, try_mean
 from .fedavg import Weights
+from .interface import Algorithm, AlgorithmSpec, Served
 from .merging import Known, MergeClusters, MergePresent, PlaceNewcomers
 
 __all__ = ["ChainLink", "OrElse", "Represent", "State", "count_sketch", "stocfl"]

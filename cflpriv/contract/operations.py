@@ -1,20 +1,21 @@
-"""The federation: five verbs by which server code gets at clients without holding their data.
+"""The operations by which server code gets at clients without holding their data: what algorithms are written against.
 
-`Federation` is the contract that algorithms are written against; `local.LocalFederation` fulfils it with clients in this process.
-Nothing that clients own is reachable through the contract: what a verb gives back is a handle (`Held`), a sum (`Shared`), or what the
-protection in force releases. Every message between parties goes to the transcript.
+`federation.server` has the one implementation. Nothing that clients own is reachable through it: what an operation gives back is a handle
+(`Held`), a sum (`Shared`), or what the protection in force releases. Every message between parties goes to the transcript.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ..clustering.similarity import Gram
-from ..engine import Task
 from ..errors import InputError
 from ..randomness import Stream
 from ..types import Array
 from .handles import GroupMean, Held, Labels, Released, Shared
+
+if TYPE_CHECKING:  # parties that only speak a protocol load neither torch nor scipy
+    from ..clustering.similarity import Gram
+    from ..engine import Task
 
 __all__ = ["Federation", "GramView", "Parameter", "Results", "Sampling", "Then"]
 
@@ -43,7 +44,7 @@ class Sampling:
 class GramView:
     """What `then` sees: the whole `gram` so far, which of its clients are `new` (they come last), and `memory` until the epoch closes."""
 
-    gram: Gram
+    gram: "Gram"
     new: tuple[int, ...]
     memory: dict[str, Any]
 
@@ -88,7 +89,11 @@ class Federation(Protocol):
         ...
 
     def compute(
-        self, task: Task, params: Mapping[str, Parameter] | None = None, which: Labels | Held | None = None, on: Sequence[int] | None = None
+        self,
+        task: "Task",
+        params: Mapping[str, Parameter] | None = None,
+        which: Labels | Held | None = None,
+        on: Sequence[int] | None = None,
     ) -> Held:
         """Clients run `task`. Nothing leaves them.
 

@@ -1,41 +1,62 @@
 """What is asked to stand between clients and the server, as data: the section `[protection]`.
 
-`channels` has what does it.
+What does it is registered in `PROTECTIONS`; `cflpriv.aggregation` has the project's own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from ..errors import InputError
-from ..protocols.orthonormal import TRANSFORMS
+from ..plugins import Registry
 
 SKETCH_SMALLEST = 8
 
-__all__ = ["GRAMS", "SUMS", "Protection", "SecureSum"]
+__all__ = ["PROTECTIONS", "Protection", "ProtectionSpec", "SecureSum", "listed", "register_protection"]
 
 SmallClusters = Literal["wait", "local", "merge"]
 
-GRAMS: dict[str, str] = {
-    "none": "the server sees every signature",
-    "sketch": "a first stage for long vectors: a public random sketch of `sketch_dim` numbers; protects nothing by itself",
-    "permutation": "coordinates in an order shared by the clients: the server sees every value, not its place",
-    "signed_permutation": "the same with signs: the server sees the size of every value",
-    "hadamard": "signs, Walsh-Hadamard mixing, permutation and signs shared by the clients: heuristically only the Gram matrix shows",
-    "haar": "a Haar rotation shared by the clients: the server sees the Gram matrix and nothing else",
-    "ckks": "encrypted inner products: a key holder apart sees the Gram matrix, the server what `ckks_release` says",
-}
-SUMS: dict[str, str] = {
-    "none": "the server sees every update",
-    "permutation": "updates in a secret order, averaged blindly (CFL's Algorithm 5): a curious server can read labels off them",
-    "signed_permutation": "the same with signs; broken in the same way",
-    "hadamard": "updates under a shared Hadamard transform, averaged blindly: heuristically only their Gram matrix shows",
-    "haar": "updates under a shared Haar rotation, averaged blindly: the server sees their Gram matrix (small models)",
-    "secagg": "secure aggregation: the server sees the sum of each group of clients, and who is in it",
-    "secagg-oblivious": "secure aggregation over blocks: clients choose their group (IFCA), the server sees sums and sizes only",
-}
+
+@dataclass(frozen=True)
+class ProtectionSpec:
+    """A protection: what stands between a client's value and the server, for sums ("sum") or for comparisons ("gram").
+
+    `reveals`: one line for `cflpriv list`. `server` makes its server half of `federation.protections.ServerParts`, `client` its client half
+    of `ClientParts`; both are called when they are needed first. `hides`: single values do not leave clients readable. `transformed`: it
+    needs the secret that clients share. `secure`: sums bind to what their members were sent, and no single value leaves. `oblivious`: who is
+    in which group stays with the clients. `encrypted`: it needs a key holder.
+    """
+
+    of: Literal["sum", "gram"]
+    name: str
+    reveals: str
+    server: Callable[[Any], Any]
+    client: Callable[[Any], Any]
+    hides: bool = True
+    transformed: bool = False
+    secure: bool = False
+    oblivious: bool = False
+    encrypted: bool = False
+
+
+PROTECTIONS: Registry[ProtectionSpec] = Registry("protection", lambda spec: spec.server, home=".aggregation")
+"""What is registered, by "sum.NAME" and "gram.NAME"."""
+
+
+def register_protection(spec: ProtectionSpec) -> None:
+    """Make a protection known by its name in `[protection] sum` or `gram`. Raises `InputError` if the name is that of another."""
+    PROTECTIONS.add(f"{spec.of}.{spec.name}", spec)
+
+
+def listed(of: Literal["sum", "gram"]) -> dict[str, str]:
+    """The names that `[protection]` takes for sums or comparisons, and what each reveals."""
+    specs = (spec for spec in PROTECTIONS.ready().values() if spec.of == of)
+    return {spec.name: spec.reveals for spec in specs} | ({"sketch": SKETCH} if of == "gram" else {})
+
+
+SKETCH = "a first stage for long vectors: a public random sketch of `sketch_dim` numbers; protects nothing by itself"
 
 
 @dataclass(frozen=True)
@@ -89,12 +110,12 @@ class Protection:
 
     def __post_init__(self) -> None:
         for stage in self.gram:
-            _known("gram", stage, GRAMS)
+            _known("gram", stage)
         if "sketch" in self.gram[1:]:
             raise InputError(f"protection.gram: {list(self.gram)}: the sketch comes first, once")
         if len(self.gram) - self.gram.count("sketch") > 1:
             raise InputError(f"protection.gram: {list(self.gram)} names more than one transform; give one, perhaps after 'sketch'")
-        _known("sum", self.sum, SUMS)
+        _known("sum", self.sum)
         for key, hint in get_type_hints(type(self)).items():
             value, choices = getattr(self, key), get_args(hint)
             if hint is int and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
@@ -123,21 +144,41 @@ class Protection:
             raise InputError(f"protection.max_weight: {self.max_weight} is not a finite number of 0 or more")
 
     @property
+    def sums(self) -> ProtectionSpec:
+        """How updates are averaged."""
+        return PROTECTIONS[f"sum.{self.sum}"]
+
+    @property
+    def comparison(self) -> ProtectionSpec:
+        """How compared vectors reach the server, after a sketch if there is one."""
+        return PROTECTIONS[f"gram.{next((stage for stage in self.gram if stage != 'sketch'), 'none')}"]
+
+    @property
     def secure(self) -> bool:
         """Whether sums go through secure aggregation."""
-        return self.sum.startswith("secagg")
+        return self.sums.secure
 
     @property
     def transformed(self) -> bool:
         """Whether clients share a secret transform, for what is compared or for updates."""
-        return self.sum in TRANSFORMS or any(stage in TRANSFORMS for stage in self.gram)
+        return self.sums.transformed or self.comparison.transformed
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether comparisons need a key holder."""
+        return self.comparison.encrypted
+
+    @property
+    def sketched(self) -> int | None:
+        """To how many numbers longer vectors are sketched first, if they are."""
+        return self.sketch_dim if "sketch" in self.gram else None
 
     @property
     def idle(self) -> tuple[str, ...]:
         """The keys that were set and do nothing here, because what they are about is off."""
         on = {
             "secagg_": self.secure, "max_weight": self.secure, "ckks_": "ckks" in self.gram, "sketch_dim": "sketch" in self.gram,
-            "transform": self.sum in TRANSFORMS,
+            "transform": self.sums.transformed,
         }  # fmt: skip
         changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
         return tuple(name for name in changed if any(name.startswith(what) and not used for what, used in on.items()))
@@ -161,6 +202,6 @@ class Protection:
         return ", ".join(f"{key}={value}" for key, value in (("gram", gram), ("sum", self.sum)) if value != "none")
 
 
-def _known(key: str, value: str, names: Mapping[str, str]) -> None:
-    if value not in names:
-        raise InputError(f"protection.{key}: {value!r} is not known; known are {', '.join(names)}")
+def _known(of: Literal["sum", "gram"], name: str) -> None:
+    if not (of == "gram" and name == "sketch") and PROTECTIONS.find(f"{of}.{name}") is None:
+        raise InputError(f"protection.{of}: {name!r} is not known; known are {', '.join(listed(of))}")

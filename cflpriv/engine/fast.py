@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..errors import InputError
-from ..tasks.models import Model, build_module, dtype_of
 from ..types import Array
 from .device import Device
 from .graphs import steps_by_plan
 from .layers import Stacked, stack_layers
 from .memory import chunk_budget, client_bytes
+from .models import Model, build_module, dtype_of
 from .sgd import Forward, Layout, Local, Options, Way, gradients_stacked, steps_by_batch, train_stacked
 from .span import Movement, span_chunk_size, train_span
 

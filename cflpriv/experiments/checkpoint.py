@@ -21,8 +21,8 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from ..algorithms import STATES
+from ..algorithms.interface import state_name
 from ..clustering.similarity import SimilarityMatrix
-from ..contract.algorithm import state_name
 from ..contract.handles import Blind, GroupMean, Held, HeldKey, Own, Shared
 from ..errors import InputError
 from ..federation.epochs import Epoch

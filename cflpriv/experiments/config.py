@@ -17,16 +17,16 @@ import tomli_w
 from pydantic import ConfigDict, ValidationError, create_model
 
 from ..algorithms import ALGORITHMS
-from ..contract.algorithm import Algorithm, AlgorithmSpec
+from ..algorithms.interface import Algorithm, AlgorithmSpec
 from ..contract.operations import Sampling
 from ..contract.protection import Protection
 from ..contract.transcript import Level
 from ..data import DataSpec
 from ..engine.device import Precision
+from ..engine.models import Dtype, Model
 from ..errors import CflprivWarning, InputError, unknown_key
 from ..plugins import load_plugin
 from ..privacy.settings import Noise, Privacy, Releases, plan
-from ..tasks.models import Dtype, Model
 from ..tasks.training import Train
 from ..types import Population
 
@@ -290,7 +290,7 @@ def own_weights(algorithm: str) -> str:
 
 
 def _spec(name: Any) -> AlgorithmSpec:
-    spec = ALGORITHMS.find(name) if isinstance(name, str) else None
+    spec: AlgorithmSpec | None = ALGORITHMS.find(name) if isinstance(name, str) else None
     if spec is None:
         raise InputError(f"[algorithm] name = {name!r}: is not known{near(str(name), ALGORITHMS.names())}")
     return spec

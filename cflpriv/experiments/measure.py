@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from ..contract.algorithm import Algorithm, Served
+from ..algorithms.interface import Algorithm, Served
 from ..engine import Streams, TaskInput, Value
+from ..engine.models import Model
 from ..tasks.evaluation import Evaluate
-from ..tasks.models import Model
 from ..transports.simulation import Simulated, simulate
 from ..types import Array
 

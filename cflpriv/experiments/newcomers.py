@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..contract.algorithm import Served
+from ..algorithms.interface import Served
 from ..engine import Streams, TaskInput
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..contract.algorithm import Algorithm
+from ..algorithms.interface import Algorithm
 from ..contract.protection import Protection
 from ..errors import InputError
 from ..privacy.client_level import ClippedMean, LocalGram, client_noise

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from ..algorithms.interface import Algorithm
 from ..clustering.scores import ari, perplexity, spread
-from ..contract.algorithm import Algorithm
 from ..contract.transcript import Transcript
 from ..data import build_population
 from ..engine import Engine
@@ -324,9 +324,9 @@ def _compared_bytes(config: Config, population: Population) -> int:
     sketch_dim = protection.sketch_dim if "sketch" in protection.gram else None
     if "ckks" not in protection.gram:
         return clients * p * min(dimension, sketch_dim or dimension) * 8
-    from ..aggregation.ckks_settings import Settings  # the protocol is loaded where it is used
+    from ..aggregation.ckks_settings import CkksSettings  # the protocol is loaded where it is used
 
-    settings = Settings.of(protection, sketch_dim)
+    settings = CkksSettings.of(protection)
     try:
         packing = settings.packing(p, dimension)
     except LocalError:  # too long: the run says so

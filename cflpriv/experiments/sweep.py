@@ -34,7 +34,7 @@ from typing import Any
 
 import tomli_w
 
-from ..contract.protection import GRAMS, SUMS
+from ..contract.protection import listed
 from ..errors import InputError
 from ..files import write_atomically
 from .config import Config, changed, near, parse_config, read_tree
@@ -212,9 +212,10 @@ def _algorithm(entry: Any, own: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
 def _protection(entry: Any, own: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """A label, and the sections that the entry changes; [protection] is whole: the entry's keys over the file's `own`."""
     if isinstance(entry, str):
-        if entry not in GRAMS and entry not in SUMS:
-            raise InputError(f"protections: {entry!r}: is not known{near(entry, [*SUMS, *GRAMS])}")
-        verbs = {"gram": [entry] if entry in GRAMS else [], "sum": entry if entry in SUMS else "none"}
+        sums, grams = listed("sum"), listed("gram")
+        if entry not in grams and entry not in sums:
+            raise InputError(f"protections: {entry!r}: is not known{near(entry, [*sums, *grams])}")
+        verbs = {"gram": [entry] if entry in grams else [], "sum": entry if entry in sums else "none"}
         return entry, {"protection": {} if entry == "none" else {**own, **verbs}}
     if not isinstance(entry, Mapping):
         raise InputError(f"protections: {entry!r}: expected a name or a table")

@@ -16,9 +16,9 @@ from ..algorithms.cfl import gaps
 from ..clustering.similarity import Gram, angles
 from ..data import DataSpec, build_population
 from ..engine import Engine, Streams, TaskInput
+from ..engine.models import Model
 from ..randomness import stream
 from ..tasks.evaluation import Evaluate
-from ..tasks.models import Model
 from ..tasks.signatures import principal_vectors
 from ..tasks.training import Train
 from ..types import Array, ClientData

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..contract.operations import Results, Then
 from ..errors import InputError
-from ..plugins import Registry
+from ..plugins import FUNCTIONS, Registry
 from ..protocols.errors import MalformedMessage
 from ..types import Array
 from .task_encoding import made, plain
@@ -19,9 +19,7 @@ LARGEST_THEN_BYTES = 1 << 20
 
 def registered() -> Registry[type]:
     """What may be run, and be part of it, by module and name, such as "pacfl.ClusterByAngles"."""
-    from ..algorithms import FUNCTIONS
-
-    return FUNCTIONS
+    return FUNCTIONS.ready()
 
 
 def fits(then: Then, result: Mapping[str, Array], total: int, new: int) -> bool:

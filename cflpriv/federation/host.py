@@ -5,11 +5,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ..aggregation.transformed import Apply
 from . import messages as m
-from .client import Handler, next_wish
+from .handler import Apply, Handler, Run, next_wish
 from .values import Exchange
-from .work import Run
 
 if TYPE_CHECKING:  # torch is loaded where something is computed
     from ..engine import Engine

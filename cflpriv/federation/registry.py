@@ -1,14 +1,14 @@
 """Who is there: places and the clients at them, their pinned keys, who answers and who refuses."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import ProtocolError
 from ..protocols.keys import Roster
 from . import messages as m
-from .client import check_enrolled
+from .enrolment import check_enrolled
 from .transport import Stage, Transport
 
 __all__ = [
@@ -80,6 +80,7 @@ class Roll:
         self._holder: int | None = None
         self.peers: dict[int, m.Recipient] = {}
         self.refusals: list[tuple[int, str, str]] = []
+        self.greeted: list[Callable[[Iterable[int]], None]] = []  # are told who enrolled: they may have lost their state
 
     @property
     def present(self) -> frozenset[int]:
@@ -130,6 +131,8 @@ class Roll:
                 self._lost.discard(answer.client)
                 came.append(answer.client)
         self._present = None
+        for listen in self.greeted:
+            listen(came)
         return tuple(sorted(came))
 
     def greet_lost(self) -> tuple[int, ...]:

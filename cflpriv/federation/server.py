@@ -1,6 +1,6 @@
 """The federation over messages: the verbs for server code, when the clients are elsewhere.
 
-`RemoteFederation` fulfils the same contract as `LocalFederation`, over any transport. Who does not answer in time takes no part: values
+`RemoteFederation` has the operations of `contract.operations`, over any transport. Who does not answer in time takes no part: values
 computed by some are held by those, sums are over who came through, and a clustering that lost a client raises `ClientsLost`, after which
 the same step can simply be taken again (algorithms are functions of their state). The transcript is written as in a federation in one
 process, so reports and attacks read both.
@@ -11,15 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from ..aggregation.folds import folded
-from ..aggregation.group_secret import Agreement
-from ..aggregation.means import Asked, Means
-from ..aggregation.secagg import Layout, SecureSums
-from ..aggregation.vectors import Grams
 from ..contract.calls import Contribution, SumCall
 from ..contract.handles import Blind, GroupMean, Held, HeldKey, Labels, Own, Released, Shared, at_server, label_sets
 from ..contract.operations import Parameter, Sampling, Then
@@ -32,14 +27,15 @@ from ..privacy.receipts import Accounts, sources
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import MalformedMessage, TooFewClients
 from ..protocols.keys import Roster
-from ..protocols.orthonormal import TRANSFORMS
 from ..randomness import Stream, stream
 from ..types import Array, PartKind
 from . import messages as m
 from .cohort import check_mean, draw_cohort, group_sizes
 from .epochs import Epochs
+from .group_secret import Agreement
 from .parameters import said_of
 from .payloads import recorded
+from .protections import Asked, ComparisonServer, Layout, ServerParts, SumServer, zeros_of
 from .registry import ClientsLost, EpochEnded, KeyHolderLost, Roll, most_common
 from .relay import relay, requests
 from .release_policy import kinds_of, may_leave
@@ -47,9 +43,6 @@ from .traffic import Bare, plain
 from .transport import Transport
 from .values import UNTRACED, Origin, trace
 from .work import told
-
-if TYPE_CHECKING:
-    from ..aggregation.ckks import EncryptedGrams
 
 __all__ = ["ClientsLost", "EpochEnded", "KeyHolderLost", "RemoteFederation", "Transport"]
 
@@ -114,23 +107,16 @@ class RemoteFederation:
         if self.protection.transformed and roster is None:
             raise InputError("protection: a transform that clients share needs their pinned roster, by which they agree on its secret")
         self.session = session or entropy(16)
-        self._sums = SecureSums(
-            self.protection.secure_sum, self.protection.smallest_sum, self.session, roster if active else None, entropy
-        )  # fmt: skip
         self._roll = Roll(transport, self.session, roster, expect, entropy)
-        self._sums.refusals = self._roll.refusals
         self._ask = self._roll.ask
         self._agreement = None
         if self.protection.transformed and roster is not None:
             self._agreement = Agreement(self._roll, self.session, roster)
         named = (lambda purpose: purpose) if self._agreement is None else self._agreement.named
         self._named: Callable[[str], str] = named
-        self._means = Means(self._roll, self.session, self.protection, self._sums, named, clipped)
-        self._grams: Grams | EncryptedGrams = Grams(self._roll, self.session, self.protection, local, named)
-        if "ckks" in self.protection.gram:
-            from ..aggregation import ckks as encrypted  # the protocol is loaded where it is used
-
-            self._grams = encrypted.EncryptedGrams(self._roll, self.session, self.protection, roster, entropy)
+        parts = ServerParts(self._roll, self.session, self.protection, roster, entropy, named, clipped, local)
+        self._sums: SumServer = self.protection.sums.server(parts)
+        self._comparisons: ComparisonServer = self.protection.comparison.server(parts)
         self.accounts = accounts
         self.bare = Bare()  # what would travel without any protection
         self.protection_seconds = 0.0
@@ -153,7 +139,7 @@ class RemoteFederation:
     @property
     def holder_missing(self) -> bool:
         """Whether encrypted comparisons must wait, because the key holder is not there."""
-        return "ckks" in self.protection.gram and not self._roll.holder
+        return self.protection.encrypted and not self._roll.holder
 
     @property
     def refusals(self) -> list[tuple[int, str, str]]:
@@ -172,7 +158,7 @@ class RemoteFederation:
     @property
     def epochs(self) -> Epochs[Any]:
         """The open clustering epochs."""
-        return self._grams.epochs
+        return self._comparisons.epochs
 
     @property
     def merge_below(self) -> int:
@@ -230,14 +216,13 @@ class RemoteFederation:
 
     def listen(self, say: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
         """`say` gets an estimate before an expensive step starts, `tick` how much of how much is done."""
-        self._grams.listen(say, tick)
+        self._comparisons.listen(say, tick)
 
     def enrol(self) -> tuple[int, ...]:
         """Say hello to all places without a client that answers; the clients that came or came back."""
         return self._entered(self._roll.enrol())
 
     def _entered(self, came: tuple[int, ...]) -> tuple[int, ...]:
-        self._sums.forget(came)
         if self._agreement is not None:
             self._agreement.extend(self._record("group"))
         return came
@@ -412,20 +397,18 @@ class RemoteFederation:
         layout = self._known[held.key].layout if clients else ()
         shape = next((part for part in layout if part.name == held.part), None)
         if shape is not None:
-            self.bare.up([np.broadcast_to(np.zeros((), shape.dtype), shape.shape)], copies=len(clients))
+            self.bare.up([zeros_of(shape)], copies=len(clients))
         try:
-            if isinstance(self._grams, Grams):
-                return self._grams.gram(held, number, clients, then, against, record)
-            return self._grams.gram(held, number, clients, then, against, record, () if shape is None else shape.shape)
+            return self._comparisons.gram(held, number, clients, then, against, record, () if shape is None else shape.shape)
         finally:
             self.protection_seconds += perf_counter() - began
 
     def close(self, held: Held) -> None:
-        self._grams.close(held)
+        self._comparisons.close(held)
 
     def end(self) -> None:
         """The run is over: all clustering epochs are closed, and the key holder, if there is one, drops their keys."""
-        self._grams.end()
+        self._comparisons.end()
 
     # --- mean
 
@@ -440,8 +423,8 @@ class RemoteFederation:
     ) -> tuple[GroupMean | None, ...]:
         self._greet_lost()
         clients = self._holders(held, on)
-        oblivious = self.protection.sum == "secagg-oblivious"
-        hidden = self.protection.max_weight > 0 if self.protection.secure else self.protection.sum not in TRANSFORMS
+        oblivious = self.protection.sums.oblivious
+        hidden = self.protection.max_weight > 0 if self.protection.secure else not self.protection.sums.transformed
         check_mean(self.protection.sum, oblivious, hidden, weights, groups, k)
         known = self._known[held.key]
         if not known.layout:
@@ -466,13 +449,13 @@ class RemoteFederation:
             self.accounts.settle_sums(held, call, choices, self.protection.small_clusters, self._round)
         asked, record, began = Asked(known.number, held.parts, layout, weight), self._record("mean"), perf_counter()
         try:
+            choice: m.Mine | m.Picks | None = None
             if oblivious:
                 choice = m.Mine(self._known[groups.key].number, groups.part) if isinstance(groups, Held) else m.Picks((0,), False)
-                means = self._means.oblivious(call, asked, choice, record)
-            elif self.protection.small_clusters == "local":
+            if self.protection.small_clusters == "local" and not oblivious:
                 means = self._mean_or_local(held, call, asked, groups)
             else:
-                means = self._means.of_groups(call, asked, record)
+                means = self._sums.means(call, asked, choice, record)
         finally:
             self.protection_seconds += perf_counter() - began
         self.bare.mean(call, layout, means)
@@ -499,7 +482,7 @@ class RemoteFederation:
         counts = call.counts()
         means: list[GroupMean | None] = [None] * call.k
         if any(count >= call.floor for count in counts):
-            means = list(self._means.of_groups(call, asked, self._record("mean")))
+            means = list(self._sums.means(call, asked, None, self._record("mean")))
         sizes = group_sizes(groups, call, self.clients)
         for label, count in enumerate(counts):
             if count > 0 and sizes[label] < call.floor:
@@ -531,7 +514,7 @@ class RemoteFederation:
         self._known[key] = _Known(arrives, (), dict.fromkeys(took, UNTRACED))
         relayed = Held(key, took, held.parts)
         copies = sum(len(senders) for senders in wanted.values())
-        carried = [np.broadcast_to(np.zeros((), part.dtype), part.shape) for part in known.layout if part.name in held.parts]
+        carried = [zeros_of(part) for part in known.layout if part.name in held.parts]
         if to is not None:
             self.bare.up([np.zeros(len(present), dtype=bool)], copies=len(recipients))
         self.bare.up(carried, copies=copies)
@@ -541,7 +524,7 @@ class RemoteFederation:
         return relayed
 
     def labels(self, held: Held) -> dict[int, int] | None:
-        if self.protection.sum == "secagg-oblivious":
+        if self.protection.sums.oblivious:
             return None
         return {client: labels[0] for client, labels in self._told_labels(held[held.part], None).items() if len(labels) == 1}
 
@@ -601,7 +584,7 @@ class RemoteFederation:
     def _one_blind(self, verb: str, blind: Sequence[Blind], times: Sequence[Blind], on: int | None) -> Blind:
         self._greet_lost()
         place, record = f"apply/{self._turn}/{self._next_call()}", self._record(verb)
-        return folded(self._roll, self.session, self.protection.sum, self.clients, blind, times, on, place, self._named, verb, record)
+        return self._sums.folded(self.clients, blind, times, on, place, verb, record)
 
     def _settle(self, held: Held, clients: Sequence[int], verb: str) -> None:
         """Ask the ledger, before anybody is asked."""

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..errors import InputError
-from ..plugins import Registry
+from ..plugins import ALGORITHMS, TASKS, Registry
 from ..protocols.errors import MalformedMessage
 from .foreign import Foreign
 
@@ -20,9 +20,7 @@ log = logging.getLogger("cflpriv.federation")
 
 def registered() -> Registry[type]:
     """The task classes that may travel, and models, by name."""
-    from ..algorithms import TASKS  # torch is loaded for those, not for `Foreign`
-
-    return TASKS
+    return TASKS.ready()  # torch is loaded for those, not for `Foreign`
 
 
 def task_to_bytes(task: Any) -> bytes:
@@ -83,8 +81,6 @@ def made(said: Any, known: Mapping[str, type]) -> Any:
         return said
     name = said.pop("")
     if name not in known and isinstance(known, Registry):  # an installed package may have it
-        from ..algorithms import ALGORITHMS
-
         for problem in ALGORITHMS.load_all():
             log.warning("%s", problem)
     return known[name](**{name: made(value, known) for name, value in said.items()})

@@ -1,7 +1,7 @@
 """What a client computes: it opens what it is given, runs a task, in its private form where it is to be, and keeps the results."""
 
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from hashlib import sha256
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from ..types import Array, ClientData
 from . import messages as m
 from .client_ledger import Spending
 from .foreign import Foreign
+from .handler import Run
 from .payloads import owned
 from .release_policy import compares, kinds_of
 from .settings import Settings
@@ -25,7 +26,7 @@ from .values import UNTRACED, Exchange, Origin, Values, trace
 if TYPE_CHECKING:  # torch is loaded where something is computed
     from ..engine import TaskInput
 
-__all__ = ["Own", "Run", "Work", "sizes_in", "told"]
+__all__ = ["Own", "Work", "sizes_in", "told"]
 
 Own = Callable[[Foreign, Mapping[str, Any]], Mapping[str, Array]]
 Choice = int | tuple[int, ...] | None
@@ -73,14 +74,6 @@ def known_to(models: Iterable[Any], data: ClientData) -> ClientData:
 def smallest(sizes: Iterable[int]) -> int:
     """The smallest size of a model, 0 if there is none."""
     return min((size for size in sizes if size), default=0)
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """Asks whoever drives a client for the result of `task` on what it is `given`, which may be computed with that of others."""
-
-    task: Any
-    given: "TaskInput"
 
 
 class Work:

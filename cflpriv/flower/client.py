@@ -18,8 +18,9 @@ from flwr.clientapp import ClientApp
 
 from ..contract.protection import Protection
 from ..errors import InputError, unknown_key
-from ..federation.client import RemoteClient, Settings
+from ..federation.client import RemoteClient
 from ..federation.messages import Refused, encode
+from ..federation.settings import Settings
 from ..federation.store import ByteStore, DiskStore, Store
 from ..privacy.settings import Privacy
 from ..protocols.entropy import Entropy, system_entropy

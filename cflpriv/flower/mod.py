@@ -16,9 +16,10 @@ from flwr.common.constant import ErrorCode
 
 from ..contract.protection import Protection
 from ..errors import InputError
-from ..federation.client import RemoteClient, Settings
+from ..federation.client import RemoteClient
 from ..federation.foreign import Foreign
 from ..federation.messages import Refused, encode
+from ..federation.settings import Settings
 from ..protocols.mechanisms import clip
 from ..types import Array, ClientData
 from .client import KEY_HOLDER, answer, ask_of, holder, settings_of, store_of

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 from flwr.serverapp import Grid
 
+from ..algorithms.interface import Algorithm
 from ..clustering.scores import ari, spread
-from ..contract.algorithm import Algorithm
 from ..contract.handles import Held, placed
 from ..contract.transcript import Transcript, cut_transcript
 from ..errors import InputError, TrainingDiverged

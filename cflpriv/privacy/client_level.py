@@ -114,6 +114,11 @@ class ClippedMean:
         return GaussianEvent(self.multiplier, self._sensitivity(), self.privacy.relation, "client") if plan is None else plan.event
 
     @property
+    def bound(self) -> tuple[Relation, float, float]:
+        """What clients are told whose sums get noise at the server: relation, clip_norm, noise multiplier."""
+        return self.privacy.relation, self.privacy.clip_norm, self.multiplier
+
+    @property
     def multiplier(self) -> float:
         """The noise that a trusted server adds, in sensitivities."""
         return _central_multiplier(self.privacy, self.trainings, self.before)

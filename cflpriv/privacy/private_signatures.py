@@ -13,12 +13,12 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from ..engine import TaskInput
+from ..engine.models import Model
 from ..errors import InputError
 from ..protocols.entropy import Entropy
 from ..protocols.events import Event, GaussianEvent
 from ..protocols.mechanisms import gaussian_sum, second_moment
 from ..randomness import stream
-from ..tasks.models import Model
 from ..types import Array, Parts
 from .settings import secret_of
 

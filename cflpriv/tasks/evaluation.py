@@ -9,12 +9,12 @@ import torch
 from torch.nn import functional
 
 from ..engine import Device, Result, TaskInput
+from ..engine.models import Model, keeps_samples_apart
 from ..errors import InputError
 from ..privacy.settings import Noise, secret_of
 from ..protocols.events import ChoiceEvent, Event, Relation
 from ..protocols.mechanisms import noisy_argmin
 from ..types import Array, Parts
-from .models import Model, keeps_samples_apart
 
 __all__ = ["Evaluate", "EvaluateOwn", "EvaluateUsed", "Losses", "sample_losses"]
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from ..engine import Deferred, Device, Result, TaskInput, fast
 from ..engine.memory import resident
+from ..engine.models import Model, dtype_of
 from ..engine.sgd import Local, Options, to_prototypes
 from ..engine.span import Movement
 from ..errors import InputError, TrainingDiverged
@@ -23,7 +24,6 @@ from ..protocols.entropy import derive, gaussians, uniforms
 from ..protocols.events import Event, Relation, SampledGaussianEvent
 from ..protocols.mechanisms import snap
 from ..types import Array, ClientData, Parts
-from .models import Model, dtype_of
 
 __all__ = ["Gradient", "Start", "Train", "listening"]
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 from ..errors import InputError
 from ..federation import messages as m
-from ..federation.client import refusal
 from ..federation.cohort import draw_drop
+from ..federation.handler import refusal
 from ..federation.host import ClientHost
 from ..federation.transport import Stage
 from ..protocols.errors import ProtocolError

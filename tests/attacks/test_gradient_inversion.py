@@ -20,7 +20,7 @@ from cflpriv.attacks.lbfgs import minimise
 from cflpriv.attacks.leakage import psnr_db
 from cflpriv.attacks.significance import judge
 from cflpriv.engine import Streams, TaskInput
-from cflpriv.tasks.models import Model
+from cflpriv.engine.models import Model
 from cflpriv.tasks.training import Train
 from cflpriv.types import Array, ClientData
 

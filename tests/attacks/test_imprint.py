@@ -12,8 +12,8 @@ from cflpriv.attacks import ATTACKS, images_from_imprint, imprint
 from cflpriv.attacks.imprint import guess, imprinted, share_recovered, summed, updates_of
 from cflpriv.attacks.leakage import Cell, prior_of
 from cflpriv.data import DataSpec, build_population
+from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
-from cflpriv.tasks.models import Model
 from cflpriv.tasks.training import Train
 from cflpriv.types import Array, ClientData, Population
 

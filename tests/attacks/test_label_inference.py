@@ -18,7 +18,7 @@ from cflpriv.attacks.sums import means_in, sums_in
 from cflpriv.attacks.updates import asked_in, public_model, steps_in
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Streams, TaskInput
-from cflpriv.tasks.models import Model
+from cflpriv.engine.models import Model
 from cflpriv.types import ClientData
 
 AGGREGATE = "aggregate_histogram_l1"

@@ -15,6 +15,7 @@ from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.around import AroundTraining
 from cflpriv.algorithms.choosing import PickAndTrain
 from cflpriv.algorithms.influence import OnPart
+from cflpriv.algorithms.interface import Algorithm, Served
 from cflpriv.algorithms.scaffold import TrainControlled
 from cflpriv.attacks import ATTACKS, load_view, property_inference
 from cflpriv.attacks.adversary import recorded
@@ -22,16 +23,15 @@ from cflpriv.attacks.label_inference import guess, score_l1, shares_of
 from cflpriv.attacks.leakage import Case
 from cflpriv.attacks.local_training import LocalTraining, trainings_in
 from cflpriv.attacks.updates import Step, asked_in, less_known, public_model, steps_in
-from cflpriv.contract.algorithm import Algorithm, Served
 from cflpriv.contract.handles import Shared
 from cflpriv.contract.operations import Federation
 from cflpriv.contract.transcript import RoundRecord, Transcript, settings_of
 from cflpriv.engine import Result, Streams, Task, TaskInput
+from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
 from cflpriv.experiments import run_experiment
 from cflpriv.federation.task_encoding import task_from_bytes
 from cflpriv.tasks.evaluation import Evaluate, Losses
-from cflpriv.tasks.models import Model
 from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, ClientData
 

@@ -18,9 +18,9 @@ from cflpriv.attacks.leakage import grouping_accuracy, prior_of
 from cflpriv.attacks.local_training import LocalTraining
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Streams, TaskInput
+from cflpriv.engine.models import Model
 from cflpriv.experiments import parse_config
 from cflpriv.protocols.orthonormal import haar
-from cflpriv.tasks.models import Model
 from cflpriv.tasks.training import Gradient
 from cflpriv.types import Array
 

@@ -12,8 +12,8 @@ from sklearn.datasets import load_digits
 from cflpriv.attacks.membership import auc_interval, confidences, deal, lira, loss_threshold, rmia, roc, shadow_models
 from cflpriv.attacks.significance import confidence_interval
 from cflpriv.engine import Engine
+from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
-from cflpriv.tasks.models import Model
 from cflpriv.tasks.training import Train
 from cflpriv.types import Array
 

@@ -20,8 +20,8 @@ from cflpriv.attacks.membership_audit import cells
 from cflpriv.attacks.membership_gradients import Evidence, affordable, evidence, read_steps, sample_gradients
 from cflpriv.attacks.membership_shadows import Pairs, pairs_of
 from cflpriv.attacks.updates import Step, public_model
+from cflpriv.engine.models import Model
 from cflpriv.experiments import Config
-from cflpriv.tasks.models import Model
 
 IID = {"clients": 12, "samples_per_client": 40, "test_samples_per_client": 40, "partition": "iid", "groups": []}
 SHADOWS = 8

@@ -8,9 +8,9 @@ from attack_scenes import case, config
 
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.model_inconsistency import deadened, isolate, trained
+from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
 from cflpriv.protocols.entropy import public_entropy
-from cflpriv.tasks.models import Model
 from cflpriv.tasks.training import Train
 from cflpriv.types import Array, ClientData
 

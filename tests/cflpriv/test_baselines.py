@@ -25,6 +25,7 @@ from cflpriv.algorithms.fedproto import class_means, fedproto
 from cflpriv.algorithms.fedprox import fedprox
 from cflpriv.algorithms.fesem import MEMORY as CENTRE
 from cflpriv.algorithms.fesem import fesem, nearest_centre
+from cflpriv.algorithms.interface import Algorithm
 from cflpriv.algorithms.lg_fedavg import MEMORY as OWN_LAYERS
 from cflpriv.algorithms.lg_fedavg import global_part, lg_fedavg
 from cflpriv.algorithms.one_shot import ClusterByMeans, one_shot
@@ -33,16 +34,15 @@ from cflpriv.algorithms.scaffold import MEMORY as CONTROL
 from cflpriv.algorithms.scaffold import ROUND, WAITING, scaffold
 from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import Gram
-from cflpriv.contract.algorithm import Algorithm
 from cflpriv.contract.operations import GramView, Sampling
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine, Streams, TaskInput
+from cflpriv.engine.models import Model
 from cflpriv.errors import InputError, TooFewClients
 from cflpriv.federation.messages import task_from_bytes, task_to_bytes
 from cflpriv.federation.server import RemoteFederation
-from cflpriv.tasks.models import Model
 from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, ClientData, Population
 

@@ -17,16 +17,16 @@ import pytest
 from scenes import PROTECTIONS, eye, federation, mlp_training
 
 from cflpriv.algorithms import ALGORITHMS, pacfl
-from cflpriv.contract.algorithm import Algorithm
+from cflpriv.algorithms.interface import Algorithm
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript
 from cflpriv.data import DataSpec, build_population
+from cflpriv.engine.models import Model
 from cflpriv.experiments import parse_config, run_experiment, start
 from cflpriv.experiments.newcomers import fine_tuned_accuracy
 from cflpriv.experiments.run import admit, advance, finish
 from cflpriv.federation.server import RemoteFederation
 from cflpriv.federation.traffic import client_bytes, megabits, to_target
-from cflpriv.tasks.models import Model
 from cflpriv.tasks.training import Train
 from cflpriv.types import Population
 

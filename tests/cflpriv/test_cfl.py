@@ -14,22 +14,22 @@ from scenes import PROTECTIONS, eye, federation, mlp_training, population, train
 
 from cflpriv.algorithms.cfl import EPS1, EPS2, cfl, gaps, offer, path
 from cflpriv.algorithms.fedavg import fedavg
+from cflpriv.algorithms.interface import Algorithm
 from cflpriv.algorithms.splitting import CONGRUENT, DROWNED, SPLIT, Bipartition, MoreSimilar, bipartition, cross_similarity, separation_gap
 from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import Gram
-from cflpriv.contract.algorithm import Algorithm
 from cflpriv.contract.operations import GramView, Sampling
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine
+from cflpriv.engine.models import Model
 from cflpriv.errors import InputError, TooFewClients
 from cflpriv.experiments import parse_config
 from cflpriv.experiments.checkpoint import flatten, save_checkpoint
 from cflpriv.experiments.run import prepare
 from cflpriv.federation.server import RemoteFederation
 from cflpriv.tasks.evaluation import Losses
-from cflpriv.tasks.models import Model
 from cflpriv.tasks.training import Train
 from cflpriv.types import Array, Population
 

@@ -11,11 +11,11 @@ from scenes import eye, federation, population, training
 
 from cflpriv.aggregation.ckks_settings import EncryptedGram, EncryptedSession, Settings
 from cflpriv.algorithms import ALGORITHMS
+from cflpriv.algorithms.interface import Algorithm
 from cflpriv.algorithms.merging import MergeClusters
 from cflpriv.attacks.adversary import view_of
 from cflpriv.clustering.cuts import cut_tree, linkage_tree
 from cflpriv.clustering.similarity import angles
-from cflpriv.contract.algorithm import Algorithm
 from cflpriv.contract.operations import GramView
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Message

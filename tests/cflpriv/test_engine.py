@@ -16,11 +16,11 @@ from cflpriv.algorithms import ALGORITHMS
 from cflpriv.data import build_population
 from cflpriv.engine import Engine, ManyTask, Streams, TaskInput, fast
 from cflpriv.engine.layers import Residual
+from cflpriv.engine.models import Model
 from cflpriv.engine.run import chunks
 from cflpriv.errors import InputError, TrainingDiverged, WorkerLost
 from cflpriv.experiments.config import parse_config
 from cflpriv.tasks.evaluation import Evaluate, Losses
-from cflpriv.tasks.models import Model
 from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, ClientData
 

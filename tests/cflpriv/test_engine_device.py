@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from cflpriv.engine import Device, Engine, Result, Streams, TaskInput, fast, graphs, memory
 from cflpriv.engine.device import CPU, _switches, arithmetic
+from cflpriv.engine.models import Model, dtype_of
 from cflpriv.engine.run import chunks
 from cflpriv.engine.sgd import Steps, Way, steps_by_batch, train_stacked
 from cflpriv.errors import InputError
 from cflpriv.experiments.config import parse_config
-from cflpriv.tasks.models import Model, dtype_of
 from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, ClientData, Parts
 

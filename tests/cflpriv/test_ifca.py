@@ -14,18 +14,18 @@ from scenes import PROTECTIONS, eye, federation, mlp_training, population, train
 from cflpriv.algorithms.choosing import ALL_BUT_LAST, EvaluateLowest, PickAndTrain, joined, parted, shared_spans
 from cflpriv.algorithms.fedavg import fedavg
 from cflpriv.algorithms.ifca import hypcluster, ifca
+from cflpriv.algorithms.interface import Algorithm
 from cflpriv.clustering.scores import ari
-from cflpriv.contract.algorithm import Algorithm
 from cflpriv.contract.handles import Shared
 from cflpriv.contract.operations import Sampling
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine
+from cflpriv.engine.models import Model
 from cflpriv.errors import InputError, TooFewClients, TrainingDiverged
 from cflpriv.federation.server import RemoteFederation
 from cflpriv.tasks.evaluation import Evaluate, Losses
-from cflpriv.tasks.models import Model
 from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, Population
 

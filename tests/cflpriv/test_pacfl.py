@@ -10,9 +10,9 @@ import pytest
 from scenes import PROTECTIONS, eye, federation, mlp_training, population, served, training
 
 from cflpriv.algorithms import ALGORITHMS, fedavg, local, oracle, pacfl, shuffled
+from cflpriv.algorithms.interface import Algorithm
 from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import Gram, angles
-from cflpriv.contract.algorithm import Algorithm
 from cflpriv.contract.operations import GramView, Sampling
 from cflpriv.contract.protection import Protection
 from cflpriv.data import DataSpec, build_population

@@ -16,16 +16,16 @@ from sklearn.cluster import OPTICS, KMeans
 
 from cflpriv.algorithms import fedavg, oracle, pfedlia
 from cflpriv.algorithms.influence import Influence, OnPart, better_group, cluster_scores, split
+from cflpriv.algorithms.interface import Algorithm
 from cflpriv.clustering.scores import ari
-from cflpriv.contract.algorithm import Algorithm
 from cflpriv.contract.operations import Sampling
 from cflpriv.contract.protection import Protection
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine, Streams, TaskInput
+from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
 from cflpriv.experiments.checkpoint import flatten
 from cflpriv.federation.server import RemoteFederation
-from cflpriv.tasks.models import Model
 from cflpriv.tasks.training import Train
 from cflpriv.types import Array, ClientData, Population
 

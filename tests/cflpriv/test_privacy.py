@@ -20,6 +20,7 @@ from cflpriv.contract.calls import channels
 from cflpriv.contract.handles import Own, Shared
 from cflpriv.contract.protection import Protection
 from cflpriv.engine import Engine, Streams, TaskInput
+from cflpriv.engine.models import MODELS, Model, keeps_samples_apart
 from cflpriv.errors import CflprivWarning, InputError, TrainingDiverged
 from cflpriv.experiments import advance, load_config, parse_config, run_experiment
 from cflpriv.experiments.config import Config
@@ -35,7 +36,6 @@ from cflpriv.protocols.fixedpoint import largest_levels
 from cflpriv.protocols.ledger import Budget, BudgetExceeded, Ledger
 from cflpriv.protocols.mechanisms import noisy_argmin
 from cflpriv.tasks.evaluation import Losses
-from cflpriv.tasks.models import MODELS, Model, keeps_samples_apart
 from cflpriv.tasks.signatures import PrincipalVectors
 from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, ClientData, Parts, Population

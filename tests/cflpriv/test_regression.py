@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scenes import federation
 
 from cflpriv.algorithms.ifca import Problem, alternate
-from cflpriv.contract.algorithm import Algorithm
+from cflpriv.algorithms.interface import Algorithm
 from cflpriv.data.regression import Regression, regression
 from cflpriv.engine import Result, TaskInput
 from cflpriv.errors import InputError

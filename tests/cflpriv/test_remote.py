@@ -352,7 +352,7 @@ def test_state_lives_in_files_as_well_and_old_values_are_dropped(tmp_path: Any) 
 
 
 def test_what_does_not_travel_is_refused_by_name() -> None:
-    from cflpriv.tasks.models import Model
+    from cflpriv.engine.models import Model
     from cflpriv.tasks.training import Train
 
     with pytest.raises(InputError, match="cannot be encoded"):

@@ -22,6 +22,7 @@ from cflpriv.algorithms import ALGORITHMS
 from cflpriv.contract.operations import GramView
 from cflpriv.contract.protection import Protection
 from cflpriv.data import DataSpec, build_population
+from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
 from cflpriv.federation.epochs import Epoch
@@ -33,7 +34,6 @@ from cflpriv.federation.transport import OverBytes
 from cflpriv.protocols import ckks
 from cflpriv.protocols.codec import CHECKSUM_BYTES
 from cflpriv.protocols.keys import Identity, Roster
-from cflpriv.tasks.models import Model
 from cflpriv.tasks.training import Train
 from cflpriv.types import Population
 

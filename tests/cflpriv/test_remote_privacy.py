@@ -28,6 +28,7 @@ from cflpriv.contract.calls import Channels, ClearGather, ClearGram, ClearSum, c
 from cflpriv.contract.handles import Shared
 from cflpriv.contract.protection import Protection
 from cflpriv.engine import Engine, Result, Task, TaskInput
+from cflpriv.engine.models import Model
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.federation import messages as m
 from cflpriv.federation.client import RemoteClient
@@ -44,7 +45,6 @@ from cflpriv.protocols.entropy import Entropy, public_entropy
 from cflpriv.protocols.errors import TooFewClients
 from cflpriv.protocols.ledger import BudgetExceeded, Ledger
 from cflpriv.tasks.evaluation import Evaluate, Losses
-from cflpriv.tasks.models import Model
 from cflpriv.tasks.training import Gradient, Start, Train
 from cflpriv.types import ClientData, Population
 

@@ -28,7 +28,7 @@ from cflpriv.algorithms.per_fedavg import EvaluateAdapted
 from cflpriv.algorithms.scaffold import TrainControlled
 from cflpriv.algorithms.stocfl import ChainLink, Represent
 from cflpriv.contract.handles import Blind, Shared
-from cflpriv.contract.protection import GRAMS, SUMS, Protection
+from cflpriv.contract.protection import Protection, listed
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
 from cflpriv.federation import release_policy as releases
@@ -315,8 +315,8 @@ def of_kind(kind: PartKind | None, size: int = 0, tainted: bool = False) -> Orig
 
 
 @pytest.mark.parametrize("floor", [0, 3])
-@pytest.mark.parametrize("total", SUMS)
-@pytest.mark.parametrize("gram", [(), *[(stage,) for stage in GRAMS], ("sketch", "haar"), ("sketch", "ckks")], ids="+".join)
+@pytest.mark.parametrize("total", listed("sum"))
+@pytest.mark.parametrize("gram", [(), *[(stage,) for stage in listed("gram")], ("sketch", "haar"), ("sketch", "ckks")], ids="+".join)
 def test_the_rule_over_all_protections_parts_and_verbs(gram: tuple[str, ...], total: str, floor: int) -> None:
     protection = Protection(gram=gram, sum=total, floor=floor)
     hides_compared, hides_summed = bool(set(gram) & {"ckks", *TRANSFORMS}), total != "none" or floor > 1

@@ -13,20 +13,20 @@ from scenes import PROTECTIONS, eye, federation, population, served, training
 from scenes import mlp_training as train_on
 
 from cflpriv.algorithms import fedavg, stocfl
+from cflpriv.algorithms.interface import Algorithm
 from cflpriv.algorithms.merging import Known, MergeClusters, MergePresent, PlaceNewcomers, merge_by_cosine
 from cflpriv.algorithms.stocfl import Represent, State, count_sketch
 from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import Gram
-from cflpriv.contract.algorithm import Algorithm
 from cflpriv.contract.calls import ClearGram, channels
 from cflpriv.contract.operations import GramView, Sampling
 from cflpriv.contract.protection import Protection
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine, Streams, TaskInput
+from cflpriv.engine.models import Model
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments.checkpoint import flatten
 from cflpriv.federation.server import RemoteFederation
-from cflpriv.tasks.models import Model
 from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, ClientData, Population
 

@@ -12,10 +12,10 @@ from scenes import federation, population, training
 from torch import nn
 
 from cflpriv.engine import Engine, Streams, TaskInput
+from cflpriv.engine.models import Model
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.randomness import stream
 from cflpriv.tasks.evaluation import Evaluate
-from cflpriv.tasks.models import Model
 from cflpriv.tasks.training import Start, Train
 from cflpriv.types import Array, ClientData, Clustering, Population
 

@@ -1,18 +1,71 @@
-"""The server's part in the clients' agreement on the secret of their transforms, over messages."""
+"""The agreement of clients on the secret of their transforms, over messages: the client half and the server half."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from ..federation import messages as m
-from ..federation.registry import Roll
 from ..protocols import group
-from ..protocols.errors import RemoteError, TooFewClients
+from ..protocols.entropy import Entropy
+from ..protocols.errors import LocalError, RemoteError, TooFewClients
 from ..protocols.keys import Roster
+from ..protocols.orthonormal import TRANSFORMS
+from . import messages as m
+from .registry import Roll
+from .settings import Settings
+from .store import Store
+from .transforms import TransformCache, Transforms
 
-__all__ = ["Agreement"]
+__all__ = ["Agreement", "GroupMember"]
+
+
+PURPOSE = "transforms"
+SECRETS = "group-secrets"
+"""The store's name for what a client derived from the group's secret, by group epoch."""
+_read_secrets = msgspec.msgpack.Decoder(dict[int, bytes]).decode
+
+
+class GroupMember:
+    """A client's part: it agrees on the secret with the others, and makes the transforms that they share from it."""
+
+    def __init__(self, settings: Settings, store: Store, entropy: Entropy, cache: TransformCache) -> None:
+        self._settings, self._store, self._entropy, self._cache = settings, store, entropy, cache
+
+    def agree(self, ask: m.Group) -> m.Stepped:
+        """One step of the agreement on the clients' secret. More than half of the roster must be in it, so that none can be kept apart."""
+        settings = self._settings
+        if not settings.protection.transformed or settings.roster is None:
+            raise RemoteError("forbidden")
+        read = partial(group.Member.from_bytes, identity=settings.identity, roster=settings.roster, entropy=self._entropy)
+        member = self._store.load("group", read)
+        if member is None:
+            smallest = len(settings.roster.keys) // 2 + 1
+            member = group.Member(settings.identity, settings.roster, ask.session, smallest=smallest, entropy=self._entropy)
+        try:
+            said = member.receive(ask.said)
+        except LocalError:  # it is dead, and its secrets are gone
+            self._store.drop("group")
+            raise
+        self._store.keep("group", member, group.Member.to_bytes)
+        secrets = self._store.load(SECRETS, _read_secrets) or {}
+        if member.epoch is not None and member.epoch not in secrets:
+            self._store.keep(SECRETS, {**secrets, member.epoch: member.derive(PURPOSE)}, msgspec.msgpack.encode)
+        return m.Stepped(said or b"")
+
+    def transforms(self) -> Transforms:
+        """The clients' transforms. Raises `RemoteError` "no-secret"."""
+        secrets, kind = self._store.load(SECRETS, _read_secrets), self._settings.protection.sum
+        if secrets is None:
+            raise RemoteError("no-secret")
+        return self._cache.shared(secrets, kind if kind in TRANSFORMS else "haar")
+
+    def secrets(self) -> dict[str, str]:
+        """What the transforms are made from, as hexadecimal digits."""
+        secrets = self._store.load(SECRETS, _read_secrets) or {}
+        return {f"group_secret@{epoch}" if epoch else "group_secret": secret.hex() for epoch, secret in secrets.items()}
 
 
 class Agreement:

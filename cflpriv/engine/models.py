@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..engine.layers import Residual, stack_layers
 from ..errors import InputError
 from ..plugins import Registry
 from ..randomness import stream
 from ..types import Array
+from .layers import Residual, stack_layers
 
 __all__ = ["MODELS", "Model", "build_module", "dtype_of", "keeps_samples_apart", "register_model"]
 

@@ -5,17 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..contract.handles import Held, Labels
+from ..contract.operations import Federation, Parameter
+from ..contract.transcript import RoundRecord
 from ..engine import Task
+from ..engine.models import Model
 from ..errors import InputError
-from ..plugins import Registry
+from ..plugins import ALGORITHMS, FUNCTIONS, TASKS, Registry
 from ..privacy.settings import Releases
 from ..tasks.evaluation import Evaluate, EvaluateOwn, EvaluateUsed, Losses
-from ..tasks.models import Model
 from ..tasks.signatures import PrincipalVectors
 from ..tasks.training import Gradient, Start, Train
-from .handles import Held, Labels
-from .operations import Federation, Parameter
-from .transcript import RoundRecord
 
 __all__ = [
     "ALGORITHMS", "FUNCTIONS", "STATES", "TASKS", "Algorithm", "AlgorithmSpec", "Compared", "Served", "function_name",
@@ -93,10 +93,6 @@ class AlgorithmSpec:
     renumbers: bool = False
 
 
-TASKS: Registry[type] = Registry("task")
-"""Class name -> what may travel to clients as a task or as a part of one."""
-FUNCTIONS: Registry[type] = Registry("function")
-"""`function_name` -> what may travel to the key holder."""
 STATES: Registry[type] = Registry("state")
 """`state_name` -> what a checkpoint may hold of an algorithm's state."""
 
@@ -139,8 +135,7 @@ def _accept(name: str, spec: Any) -> None:
     register_algorithm(spec)
 
 
-ALGORITHMS: Registry[AlgorithmSpec] = Registry("algorithm", lambda spec: spec.make, _accept)
-"""Name in a config -> what is declared of the algorithm."""
+ALGORITHMS.accept = _accept
 
 for _kind in (Model, Train, Gradient, Start, Evaluate, EvaluateOwn, EvaluateUsed, Losses, PrincipalVectors):
     TASKS.add(_kind.__name__, _kind)

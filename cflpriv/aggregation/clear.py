@@ -1,0 +1,100 @@
+"""In the clear, for sums and for comparisons; with noise that a trusted server adds, where privacy is that of whole clients.
+
+Guarantee: none. Reveals: every update and weight, every signature or its public sketch. Source: McMahan et al. 2017; PACFL, Algorithm 1.
+"""
+
+from collections.abc import Generator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..contract.calls import Contribution, Recorder, SumCall, above_floor, clear_means
+from ..contract.handles import GroupMean
+from ..errors import InputError
+from ..federation import messages as m
+from ..federation.handler import Apply
+from ..federation.protections import Asked, ClientParts, Layout, ServerParts, size_of
+from ..federation.transforms import sketched
+from ..protocols.errors import MalformedMessage, RemoteError
+from ..types import Array, check_array
+from .vectors import VectorComparison, epoch_of
+
+__all__ = ["ClientComparison", "ClientSum", "ServerComparison", "ServerSum"]
+
+
+class ClientSum:
+    """Sends its update as it is, with its sample count where it is asked to weigh; clipped, where clients' privacy demands that."""
+
+    def __init__(self, parts: ClientParts) -> None:
+        self._parts = parts
+
+    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
+        yield from ()
+        return m.Given(tuple(m.Named(part, value) for part, value in values.items()), self._parts.samples() if ask.weigh else 0)
+
+
+class ServerSum:
+    """Averages updates. With client-level privacy they are clipped again, and the sum gets noise."""
+
+    def __init__(self, parts: ServerParts) -> None:
+        self._parts = parts
+
+    def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
+        parts, groups = self._parts, above_floor(call)
+        clipped = parts.clipped
+        if clipped is not None:
+            clipped.settle(call, size_of(asked.layout))
+        weigh = not call.public_weights
+        ask = m.Give(parts.session, "sum", asked.number, asked.parts, "", weigh, None if clipped is None else m.Bounded(*clipped.bound))
+        heard = sorted({one.client for one in call.contributions if any(label in groups for label in one.labels)})
+        labels = {one.client: one.labels for one in call.contributions}
+        arrived = []
+        for client, answer in sorted(parts.registry.ask(dict.fromkeys(heard, ask), "sum").items()):
+            update = self._update(answer, asked.layout, client)
+            if update is None or not isinstance(answer, m.Given) or (weigh and answer.samples < 1):
+                continue
+            arrived.append(Contribution(client, update, asked.weight[client] or float(answer.samples), labels[client]))
+        call = replace(call, contributions=tuple(arrived))
+        if clipped is None:
+            return clear_means(call, record)
+        above_floor(call)  # of those who arrived
+        return clipped.central(call, record)
+
+    def _update(self, answer: m.Answer, layout: Layout, client: int) -> dict[str, Array] | None:
+        """The parts of an update that are as they were said to be, else None."""
+        if not isinstance(answer, m.Given) or [one.name for one in answer.values] != [part.name for part in layout]:
+            return None
+        try:
+            parts = {one.name: one.value for one in answer.values}
+            for part in layout:
+                if parts[part.name].shape != part.shape or parts[part.name].dtype.str != part.dtype:
+                    raise MalformedMessage
+                if isinstance(parts[part.name], np.ndarray):  # what is made on demand was checked by its task
+                    check_array(f"client {client}: {part.name}", parts[part.name])
+        except (MalformedMessage, InputError):
+            self._parts.registry.refusals.append((client, "sum", "malformed"))
+            return None
+        return parts
+
+
+class ClientComparison:
+    """Sends its rows as they are, after a public sketch if there is one; with its own noise, where clients' privacy asks for that."""
+
+    def __init__(self, parts: ClientParts) -> None:
+        self._parts = parts
+
+    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
+        yield from ()
+        width = self._parts.settings.protection.sketched
+        if width is None:
+            return m.Given(tuple(m.Named(part, value) for part, value in values.items()), 0)
+        epoch = epoch_of(ask.transform)
+        if len(values) != 1 or epoch is None:
+            raise RemoteError("forbidden")
+        (rows,) = (np.atleast_2d(np.asarray(value)) for value in values.values())
+        return m.Given((m.Named("rows", sketched(epoch, width)(rows)),), 0)
+
+
+class ServerComparison(VectorComparison):
+    """Compares vectors as they are."""
