@@ -31,16 +31,32 @@ for _name in ("protocols", "attacks"):
         )
 
 _HOME = {
-    "ALGORITHMS": "algorithms", "AlgorithmSpec": "algorithms.interface", "ClientData": "types", "Clustering": "types", "Config": "experiments",
-    "DataSpec": "data", "Federation": "contract.operations", "InputError": "errors", "Model": "engine.models",
-    "Population": "types", "Protection": "contract.protection", "Sampling": "contract.operations", "Train": "tasks.training", "build_population": "data",
-    "load_config": "experiments", "load_plugin": "plugins", "register_algorithm": "algorithms.interface", "register_attack": "plugins",
-    "register_dataset": "data", "register_model": "engine.models", "run_experiment": "experiments",
+    "ALGORITHMS": "algorithms",
+    "AlgorithmSpec": "algorithms.interface",
+    "ClientData": "types",
+    "Clustering": "types",
+    "Config": "experiments",
+    "DataSpec": "data",
+    "Federation": "contract.operations",
+    "InputError": "errors",
+    "Model": "engine.models",
+    "Population": "types",
+    "Protection": "contract.protection",
+    "Sampling": "contract.operations",
+    "Train": "tasks.training",
+    "build_population": "data",
+    "load_config": "experiments",
+    "load_plugin": "plugins",
+    "register_algorithm": "algorithms.interface",
+    "register_attack": "plugins",
+    "register_dataset": "data",
+    "register_model": "engine.models",
+    "run_experiment": "experiments",
     "simulate": "transports.simulation",
-}  # fmt: skip
+}
 
 _OLD: dict[str, str] = {
-    "LocalFederation": "was replaced by `cflpriv.simulate(clients, ...)`, which gives a server and its clients in this process"
+    "LocalFederation": "was replaced by `cflpriv.simulate(clients, ...)`, which gives a server and its clients in this process",
 }
 """Names that earlier versions had, and what to write now. They raise ImportError, whose words `from cflpriv import NAME` lets through."""
 

@@ -146,7 +146,8 @@ class ServerSum:
                 "blind update", "clients", "server", [one.client for one in members], [{"blind": row} for row in rows],
                 readers=("server",),
                 context={
-                    "transform": purposes[label], "kind": self._parts.protection.sum, "group": label, "dimension": dimension, "parts": where,
+                    "transform": purposes[label], "kind": self._parts.protection.sum, "group": label, "dimension": dimension,
+                    "parts": where,
                 },
             )  # fmt: skip
             if len(members) < call.floor:  # they are on record all the same: they left their clients
@@ -178,7 +179,8 @@ class ServerSum:
         return heard
 
     def folded(
-        self, clients: Sequence[int], blind: Sequence[Blind], times: Sequence[Blind], on: int | None, place: str, verb: str, record: Recorder
+        self, clients: Sequence[int], blind: Sequence[Blind], times: Sequence[Blind], on: int | None, place: str, verb: str,
+        record: Recorder,
     ) -> Blind:  # fmt: skip
         """Transformed parts made one, see `folded`."""
         parts = self._parts

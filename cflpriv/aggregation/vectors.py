@@ -76,7 +76,8 @@ class VectorComparison:
         self._names: dict[int, str] = {}
 
     def gram(
-        self, held: Held, number: int, clients: Sequence[int], then: Then, against: Held | None, record: Recorder, shape: tuple[int, ...] = ()
+        self, held: Held, number: int, clients: Sequence[int], then: Then, against: Held | None, record: Recorder,
+        shape: tuple[int, ...] = (),
     ) -> Released:  # fmt: skip
         """Ask `clients` for their vectors of `held`, which they know by `number`, and run `then`. Raises `ClientsLost` without all."""
         epoch = None if against is None else self.epochs.of(against)

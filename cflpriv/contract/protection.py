@@ -25,8 +25,8 @@ class ProtectionSpec:
 
     `reveals`: one line for `cflpriv list`. `server` makes its server half of `federation.protections.ServerParts`, `client` its client half
     of `ClientParts`; both are called when they are needed first. `hides`: single values do not leave clients readable. `transformed`: it
-    needs the secret that clients share. `secure`: sums bind to what their members were sent, and no single value leaves. `oblivious`: who is
-    in which group stays with the clients. `encrypted`: it needs a key holder.
+    needs the secret that clients share. `secure`: sums bind to what their members were sent, and no single value leaves. `oblivious`: who
+    is in which group stays with the clients. `encrypted`: it needs a key holder.
     """
 
     of: Literal["sum", "gram"]

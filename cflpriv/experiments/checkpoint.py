@@ -227,8 +227,8 @@ def load_checkpoint(folder: Path, name: str) -> Checkpoint:
         tree = json.loads(path.read_text(encoding="utf-8"))
         if tree["format"] != FORMAT:
             raise InputError(
-                f"{path}: is of format {tree['format']!r}, of another version; this one goes on from format {FORMAT} only (audit and report "
-                "read finished runs of earlier versions)"
+                f"{path}: is of format {tree['format']!r}, of another version; this one goes on from format {FORMAT} only (audit and "
+                "report read finished runs of earlier versions)"
             )
         if tree["digest"] != digest_of(tree):
             raise InputError(f"{path}: does not match its own digest; the checkpoint was changed")

@@ -1,4 +1,4 @@
-"""A client host: the clients of one place. What they ask for at once is done at once: equal tasks in one engine call, one transform for all."""
+"""A client host: the clients of one place. Equal tasks are computed in one engine call, and one transform is applied to all."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol

@@ -25,7 +25,8 @@ from .transforms import Transforms
 from .values import Exchange, Values
 
 __all__ = [
-    "Allowed", "Asked", "ClientParts", "ComparisonServer", "Layout", "ServerParts", "SumServer", "joined", "no_stage", "size_of", "zeros_of",
+    "Allowed", "Asked", "ClientParts", "ComparisonServer", "Layout", "ServerParts", "SumServer", "joined", "no_stage", "size_of",
+    "zeros_of",
 ]  # fmt: skip
 
 Layout = tuple[m.Described, ...]
@@ -100,7 +101,8 @@ class SumServer(Protocol):
         ...
 
     def folded(
-        self, clients: Sequence[int], blind: Sequence[Blind], times: Sequence[Blind], on: int | None, place: str, verb: str, record: Recorder
+        self, clients: Sequence[int], blind: Sequence[Blind], times: Sequence[Blind], on: int | None, place: str, verb: str,
+        record: Recorder,
     ) -> Blind:  # fmt: skip
         """Transformed parts made one by a client. Protections that give none of these have no such method."""
         ...

@@ -98,7 +98,8 @@ def serve(
     )  # fmt: skip
     transcript = Transcript(config.run.record, config.run.record_rounds or None, config.run.record_clients or None)
     federation = RemoteFederation(
-        OverBytes(transport), protection=config.protection, sampling=config.sampling(), seed=config.run.seed, roster=roster, transcript=transcript,
+        OverBytes(transport), protection=config.protection, sampling=config.sampling(), seed=config.run.seed, roster=roster,
+        transcript=transcript,
         session=None if checkpoint is None else checkpoint.session,
         **({} if private is None else private.options(config.protection, max(clients, 0 if roster is None else len(roster.keys)))),
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """How do requests reach clients? One transport a file; `federation.transport` has the interface.
 
-    memory       clients of this process: requests are handed over as objects, or through their encoding, and equal ones are computed together
+    memory       clients of this process: requests are handed over as objects, or through their encoding
     simulation   a whole federation in one process
 
 `cflpriv.flower.transport` carries bytes on Flower's Grid.

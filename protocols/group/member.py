@@ -21,7 +21,28 @@ from ..entropy import Entropy, system_entropy
 from ..errors import LocalError, RemoteError, TooFewClients
 from ..keys import Identity, Roster, agree, check_public_key, public_key, seal, sign, unseal, verify
 from . import messages
-from .messages import LABEL, SECRET_BYTES, SIGNATURE_BYTES, Admit, Advert, Adverts, Box, Confirm, Confirmed, Deliver, Grant, Handover, Header, Invite, Offer, Terms, context, digest, names, needed
+from .messages import (
+    LABEL,
+    SECRET_BYTES,
+    SIGNATURE_BYTES,
+    Admit,
+    Advert,
+    Adverts,
+    Box,
+    Confirm,
+    Confirmed,
+    Deliver,
+    Grant,
+    Handover,
+    Header,
+    Invite,
+    Offer,
+    Terms,
+    context,
+    digest,
+    names,
+    needed,
+)
 from .states import MEMBER, MemberStage
 
 __all__ = ["Member", "check_advert"]

@@ -17,7 +17,25 @@ from ..errors import LocalError, RemoteError, TooFewClients
 from ..keys import Roster, verify
 from . import messages
 from .member import check_advert
-from .messages import LABEL, Admit, Advert, Adverts, Confirm, Confirmed, Deliver, Grant, Handover, Header, Invite, Offer, Terms, context, digest, names, needed
+from .messages import (
+    LABEL,
+    Admit,
+    Advert,
+    Adverts,
+    Confirm,
+    Confirmed,
+    Deliver,
+    Grant,
+    Handover,
+    Header,
+    Invite,
+    Offer,
+    Terms,
+    context,
+    digest,
+    names,
+    needed,
+)
 from .states import SERVER, ServerStage
 
 __all__ = ["Server"]

@@ -25,11 +25,36 @@ from ..entropy import Entropy, system_entropy
 from ..errors import LocalError, RemoteError, TooFewClients
 from ..keys import Identity, Roster, private_key, public_key, seal, sign, unseal, verify
 from . import messages
-from .bindings import ADVERT, CONSISTENT, advert_parts, binding, box_key, check_advert, pair_key, self_key, share_associated_data
+from .bindings import (
+    ADVERT,
+    CONSISTENT,
+    advert_parts,
+    binding,
+    box_key,
+    check_advert,
+    pair_key,
+    self_key,
+    share_associated_data,
+)
 from .graph import neighbours
 from .inputs import Contribution, encode_inputs
 from .masks import Mask, add_masks
-from .messages import Advert, Adverts, Consistent, Deliver, Invite, Masked, Reveal, Sealed, Share, Shares, Slot, Survivors, Terms, Unmask
+from .messages import (
+    Advert,
+    Adverts,
+    Consistent,
+    Deliver,
+    Invite,
+    Masked,
+    Reveal,
+    Sealed,
+    Share,
+    Shares,
+    Slot,
+    Survivors,
+    Terms,
+    Unmask,
+)
 from .policy import MaskKey, Policy, check_proposal, check_roster, enough
 from .shamir import SHARE_BYTES, split
 from .states import CLIENT, ClientStage

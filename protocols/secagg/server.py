@@ -26,7 +26,21 @@ from . import messages
 from .bindings import CONSISTENT, binding, check_advert, pair_key, self_key
 from .graph import neighbours
 from .masks import MapJobs, Mask, total_mask
-from .messages import Advert, Adverts, Consistent, Deliver, Invite, Masked, Reveal, Sealed, Shares, Signed, Survivors, Terms, Unmask
+from .messages import (
+    Advert,
+    Adverts,
+    Consistent,
+    Deliver,
+    Invite,
+    Masked,
+    Reveal,
+    Sealed,
+    Shares,
+    Signed,
+    Survivors,
+    Terms,
+    Unmask,
+)
 from .policy import enough
 from .result import Sum
 from .shamir import combine
