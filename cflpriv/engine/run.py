@@ -4,20 +4,18 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 
 from ..errors import InputError
-from . import graphs, memory
 from .allocator import keep_freed_memory
-from .device import CPU, Device, Precision, arithmetic
+from .compute import Kind, compute
+from .device import CPU, Device, Precision
 from .seam import ManyTask, Result, Task, TaskInput
 from .workers import Workers
 
 __all__ = ["Engine", "chunks"]
 
-Kind = Literal["auto", "sequential"]
 FEWEST_TO_HALVE = 8
 MOST_PER_CORE = 16
 """Worker processes started at most: each takes 100 MB and more before it has any data, so some hundreds end a machine's memory."""
@@ -99,28 +97,3 @@ def chunks(task: Task, inputs: Sequence[TaskInput], kind: Kind = "auto", device:
         pieces.append(order[:size])
         order = order[size:]
     return pieces
-
-
-def compute(task: Task, inputs: Sequence[TaskInput], kind: Kind, device: Device, intra_op: int = 1) -> tuple[list[Result], str]:
-    """One chunk, in this process. A device that runs out of memory gets the chunk in halves."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(intra_op)
-    try:
-        if kind == "sequential" or not isinstance(task, ManyTask):
-            return [task.run(given) for given in inputs], "sequential"
-        try:
-            with arithmetic(device):
-                return task.run_many(inputs, device)
-        except torch.cuda.OutOfMemoryError:
-            if len(inputs) == 1:
-                raise
-        # only now, since the error held on to all that the failed attempt had made
-        graphs.release()
-        memory.release()
-        torch.cuda.empty_cache()
-        half = len(inputs) // 2
-        first, path = compute(task, inputs[:half], kind, device, intra_op)
-        second, _ = compute(task, inputs[half:], kind, device, intra_op)
-        return first + second, path
-    finally:
-        torch.set_num_threads(threads)

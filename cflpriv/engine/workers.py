@@ -105,8 +105,8 @@ def _serve(pipe: Connection, plugins: Sequence[str]) -> None:
     from threadpoolctl import threadpool_limits
 
     from .allocator import keep_freed_memory
+    from .compute import compute
     from .device import CPU
-    from .run import compute
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends after the round
     torch.set_num_threads(1)

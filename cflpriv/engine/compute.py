@@ -1,0 +1,39 @@
+"""One chunk of clients, computed in this process."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from . import graphs, memory
+from .device import Device, arithmetic
+from .seam import ManyTask, Result, Task, TaskInput
+
+__all__ = ["Kind", "compute"]
+
+Kind = Literal["auto", "sequential"]
+
+
+def compute(task: Task, inputs: Sequence[TaskInput], kind: Kind, device: Device, intra_op: int = 1) -> tuple[list[Result], str]:
+    """One chunk, in this process. A device that runs out of memory gets the chunk in halves."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(intra_op)
+    try:
+        if kind == "sequential" or not isinstance(task, ManyTask):
+            return [task.run(given) for given in inputs], "sequential"
+        try:
+            with arithmetic(device):
+                return task.run_many(inputs, device)
+        except torch.cuda.OutOfMemoryError:
+            if len(inputs) == 1:
+                raise
+        # only now, since the error held on to all that the failed attempt had made
+        graphs.release()
+        memory.release()
+        torch.cuda.empty_cache()
+        half = len(inputs) // 2
+        first, path = compute(task, inputs[:half], kind, device, intra_op)
+        second, _ = compute(task, inputs[half:], kind, device, intra_op)
+        return first + second, path
+    finally:
+        torch.set_num_threads(threads)
