@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -198,3 +199,110 @@ def test_a_name_that_is_gone_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -
         exec("from cflpriv import Simulation")
     with pytest.raises(AttributeError, match="no attribute 'Simulatio'"):
         _ = cflpriv.Simulatio
+
+
+# --- packages: no circle, no long chain ------------------------------------------------------------------------------------------------
+
+LONGEST_CHAIN = 9
+
+
+def runtime_imports(name: str, path: Path) -> set[str]:
+    """The modules of the project that a module imports, also inside functions; imports for type checkers alone are left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level and id(node) not in typing_only:
+            parent = package.split(".")[: len(package.split(".")) - node.level + 1]
+            base = ".".join([*parent, *([node.module] if node.module else [])])
+            for alias in node.names:
+                whole = f"{base}.{alias.name}"
+                found.add(whole if whole in modules() else base)
+    return found - {name, "cflpriv"}
+
+
+def graph(unit: Callable[[str], str]) -> dict[str, set[str]]:
+    """Who imports whom among the modules of `cflpriv/`, each taken for its `unit`."""
+    edges: dict[str, set[str]] = {}
+    for name, path in modules().items():
+        if name.startswith(("cflpriv.protocols", "cflpriv.attacks")) or name == "cflpriv":
+            continue
+        for target in runtime_imports(name, path):
+            if not target.startswith(("cflpriv.protocols", "cflpriv.attacks")) and unit(target) != unit(name):
+                edges.setdefault(unit(name), set()).add(unit(target))
+    return edges
+
+
+def package_of(name: str) -> str:
+    return name.split(".")[1]
+
+
+def chains(edges: dict[str, set[str]]) -> dict[str, tuple[str, ...]]:
+    """The longest chain of imports from each unit. `AssertionError` naming a circle."""
+    found: dict[str, tuple[str, ...]] = {}
+
+    def longest(unit: str, above: tuple[str, ...]) -> tuple[str, ...]:
+        assert unit not in above, f"a circle of imports: {' -> '.join((*above[above.index(unit) :], unit))}"
+        if unit not in found:
+            below = [longest(target, (*above, unit)) for target in sorted(edges.get(unit, ()))]
+            found[unit] = (unit, *max(below, key=len, default=()))
+        return found[unit]
+
+    for unit in edges:
+        longest(unit, ())
+    return found
+
+
+def test_modules_and_packages_import_in_no_circle() -> None:
+    chains(graph(lambda name: name))
+    chains(graph(package_of))
+
+
+def test_a_circle_would_be_found() -> None:
+    with pytest.raises(AssertionError, match="a circle of imports: a -> b -> a"):
+        chains({"a": {"b"}, "b": {"a"}})
+    assert max(map(len, chains({"a": {"b", "c"}, "b": {"c"}}).values())) == 3
+
+
+def test_the_longest_chain_of_packages_is_short() -> None:
+    chain = max(chains(graph(package_of)).values(), key=len)
+    assert len(chain) <= LONGEST_CHAIN, " -> ".join(chain)
+
+
+def test_every_protection_has_two_halves_in_one_file() -> None:
+    from cflpriv.contract.protection import PROTECTIONS
+
+    for name, spec in PROTECTIONS.ready().items():
+        kind = "Sum" if spec.of == "sum" else "Comparison"
+        homes = []
+        for half, side in ((spec.server, "Server"), (spec.client, "Client")):
+            module, found = (cell.cell_contents for cell in half.__closure__ or ())  # what `_half` was given
+            assert found == f"{side}{kind}", name
+            text = (ROOT / "cflpriv" / "aggregation" / f"{module}.py").read_text(encoding="utf-8")
+            assert f"class {side}{kind}" in text, f"{name}: {module}.py has no class {side}{kind}"
+            assert "Guarantee" in text, f"{module}.py"
+            assert "Reveals" in text, f"{module}.py"
+            assert "Source" in text, f"{module}.py"
+            homes.append(module)
+        assert len(set(homes)) == 1, name
+
+
+def test_every_request_is_made_by_the_server_and_answered_by_one_party() -> None:
+    """Each request type is built in server code (or in the server half of a protection) and handled by the client or the key holder."""
+    from typing import get_args
+
+    from cflpriv.federation import messages as m
+
+    folders = (ROOT / "cflpriv" / "federation", ROOT / "cflpriv" / "aggregation")
+    texts = {path.name: path.read_text(encoding="utf-8") for folder in folders for path in folder.glob("*.py")}
+    for kind in get_args(m.Ask):
+        assert any(f"m.{kind.__name__}(" in text for name, text in texts.items() if name != "messages.py"), f"nobody asks {kind.__name__}"
+        answers = [name for name in ("client.py", "key_holder.py") if f"case m.{kind.__name__}()" in texts[name] or "m.Enrol" in texts[name]]
+        assert answers, f"nobody answers {kind.__name__}"
