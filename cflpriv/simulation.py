@@ -53,18 +53,21 @@ class Simulated:
 
     @property
     def online(self) -> set[int]:
-        """The clients that are there."""
-        return self.transport.online & set(self.data)
+        """The clients that are there, without those that were removed."""
+        return (self.transport.online & set(self.data)) - self.federation.removed
 
     @property
     def engine(self) -> Engine:
         return self.transport.host.engine
 
     def join(self, clients: Sequence[int]) -> None:
-        """Clients come online and enrol."""
+        """Clients come online and enrol. `InputError` for unknown ones, and for those that were removed."""
         unknown = sorted(set(clients) - set(self.data))
         if unknown:
             raise InputError(f"join: there is no data for clients {unknown}")
+        removed = sorted(self.federation.removed.intersection(clients))
+        if removed:
+            raise InputError(f"join: clients {removed} were removed for good")
         self.transport.online |= set(clients)
         self.federation.enrol()
 

@@ -154,6 +154,11 @@ class RemoteFederation:
         return "ckks" in self.protection.gram and not self._roll.holder
 
     @property
+    def removed(self) -> frozenset[int]:
+        """The clients that left for good."""
+        return frozenset(self._roll.removed)
+
+    @property
     def refusals(self) -> list[tuple[int, str, str]]:
         """(client, stage, word) of every refusal, for the operator; the words are explained in `messages.REFUSALS`."""
         return self._roll.refusals
@@ -193,7 +198,8 @@ class RemoteFederation:
         """Where the server stands, for a checkpoint: no client's value, and no secret but the session's name."""
         counters = {"round": self._round, "turn": self._turn, "numbers": self._numbers, "epochs": self.epochs.count}
         agreement = None if self._agreement is None else self._agreement.saved()
-        return {"session": self.session, **counters, "calls": self._calls, "bare": self.bare.saved(), "agreement": agreement}
+        who = {"removed": sorted(self.removed), "agreement": agreement}
+        return {"session": self.session, **counters, "calls": self._calls, "bare": self.bare.saved(), **who}
 
     def restore(self, saved: Mapping[str, Any], resumed: int = 1) -> None:
         """Go on from there in a new process, after the `resumed`-th interruption.
@@ -208,6 +214,7 @@ class RemoteFederation:
         self._round, self._turn, self._calls = saved["round"], saved["turn"] + skipped, saved["calls"]
         self._numbers, self.epochs.count = saved["numbers"] + skipped, saved["epochs"] + skipped
         self.bare = Bare(**saved["bare"])
+        self._roll.remove(saved["removed"])
         if self._agreement is not None and saved["agreement"] is not None:
             self._agreement.restore(saved["agreement"])
 
@@ -360,7 +367,7 @@ class RemoteFederation:
         self._check_known(clients)
         self._roll.remove(clients)
         if self._agreement is not None:
-            self._agreement.renew(clients, self._record("group"))
+            self._agreement.renew(self._record("group"))
 
     def _failed(self, task: Task, params: Mapping[str, Parameter], which: Labels | Held | None, clients: Sequence[int]) -> None:
         """Clients that have no result pay as if they had released one: that they have none is told."""
@@ -446,7 +453,9 @@ class RemoteFederation:
         labels = self._group_labels(None if oblivious else groups, clients, k)
         clients = [client for client in clients if client in labels]
         if self.protection.secure and any(len(several) > 1 for several in labels.values()):
-            raise InputError("mean: overlapping groups under secure aggregation: the difference of two sums would show an individual")
+            raise InputError(
+                f"mean: overlapping groups under sum = {self.protection.sum!r}: the difference of two sums would show an individual"
+            )
         if weights == "examples" and self.accounts is not None:
             raise InputError("mean: weights = 'examples' under privacy.unit = 'sample' would release sample counts; use 'equal'")
         contributions = tuple(Contribution(client, {}, weight[client] or 1.0, labels[client]) for client in clients)
@@ -512,6 +521,7 @@ class RemoteFederation:
             self._settle(to, recipients, "relay")  # first: who pays for `held` follows from these choices
             asked = requests(self._roll, self.session, recipients, self._known[to.key].number, to.parts)
         elif to is not None:
+            self._check_known(sorted({*to, *(sender for senders in to.values() for sender in senders)}))
             asked = {client: set(to[client]) for client in recipients}
         wanted = {client: sorted(senders & set(present)) for client, senders in asked.items()}
         self._settle(held, [sender for sender in present if any(sender in senders for senders in wanted.values())], "relay")
@@ -637,6 +647,8 @@ def _weight(weights: str | Mapping[int, float], client: int) -> float:
     """A public weight, 0 for the client's own sample count."""
     if isinstance(weights, str):
         return 1.0 if weights == "equal" else 0.0
+    if client not in weights:
+        raise InputError(f"mean: no weight for client {client}")
     weight = float(weights[client])
     if not (np.isfinite(weight) and weight > 0):
         raise InputError(f"mean: client {client} has weight {weight}; weights are finite and above 0")
