@@ -93,7 +93,7 @@ def record(network: str, partition: str, seed: int, protection: dict[str, Any] |
     for number in range(config.training.rounds):
         simulation.federation.begin_round(number)
         simulation.state, _ = simulation.algorithm.round(simulation.federation, simulation.state)
-    messages, secrets = simulation.federation.transcript.messages, {"client:0": simulation.federation.secrets("client:0")}
+    messages, secrets = simulation.federation.transcript.messages, {"client:0": simulation.simulated.secrets("client:0")}
     views = [view_of(messages, adversary, secrets, config.protection) for adversary in ("server", "server+1")]
     return Run(views[0], views[1], prior_of(population, seed, config=config), truth_of(population))
 
