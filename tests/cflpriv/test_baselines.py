@@ -40,8 +40,8 @@ from cflpriv.metrics import ari
 from cflpriv.models import Model
 from cflpriv.protection import Protection
 from cflpriv.record import Transcript
-from cflpriv.remote.messages import task_from_bytes, task_to_bytes
 from cflpriv.remote.server import RemoteFederation
+from cflpriv.remote.tasks import task_from_bytes, task_to_bytes
 from cflpriv.similarity import Gram
 from cflpriv.training import Gradient, Train
 from cflpriv.types import Array, ClientData, Population

@@ -179,7 +179,7 @@ def seal_bytes(message: Message) -> int:
     """What sealing adds to one copy of a relayed value: how it is encoded, a nonce (12) and a tag (16)."""
     assert message.payload is not None
     value = {name: rows[0] for name, rows in message.payload.items()}
-    return len(to_bytes(value)) + 12 + 16 - sum(one.nbytes for one in value.values())
+    return len(to_bytes(value)) + 12 + 16 - sum(int(one.nbytes) for one in value.values())
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -266,7 +266,9 @@ def test_unit_vectors_fit_the_bound_after_a_sketch_too(monkeypatch: pytest.Monke
     gram, _, _ = compared(monkeypatch, Protection(gram=("sketch", "ckks"), sketch_dim=64), rows, ClusterByAngles())
     assert np.diag(gram.matrix()).max() > 1 + 1e-3  # some did become longer
     clear = sketch(public_seed("gram", 0), 500, 64).apply(rows).reshape(24, 64)
-    assert np.abs(gram.matrix() - clear @ clear.T).max() < 2e-5
+    errors = gram.matrix() - clear @ clear.T
+    assert np.sqrt(np.mean(errors**2)) < gram.error < 1e-5  # measured: two thirds of it
+    assert np.abs(errors).max() < 6 * gram.error
 
 
 def test_pairs_share_outputs_by_default_where_that_pays() -> None:
