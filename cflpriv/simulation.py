@@ -149,8 +149,8 @@ def simulate(
     """A federation whose clients, known by their ids, are in this process.
 
     `present` clients are there from the start (default: all); others may `join`. `entropy` gives each party ("server", "client 3",
-    "key-holder") its own source of secrets; tests may pass a public one. `privacy` is what clients demand; `accounts`, `clipped`, `local` are
-    what the server does about it. With `release_policy = "off"` clients release what a deployed client would refuse to. `identities`,
+    "key-holder") its own source of secrets; tests may pass a public one. `privacy` is what clients demand; `accounts`, `clipped`, `local`
+    are what the server does about it. With `release_policy = "off"` clients release what a deployed client would refuse to. `identities`,
     `session` and `stores` are those of a run that is resumed, whose clients are not greeted before the server is restored.
 
     Raises `InputError` for ids that repeat, and for those that are not 0, 1, 2, … where clients' keys are pinned on a roster.
