@@ -1,7 +1,7 @@
 """A key holder or a server that lies, in encrypted similarity over messages; what is kept, for how long; products at the edges of slots."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -57,7 +57,7 @@ LIES: dict[str, tuple[str, m.Answer]] = {
     "real numbers": ("labels", m.Released(named(labels=np.ones(4) / 3), (), ())),
     "large numbers": ("labels", m.Released(named(labels=np.full(4, 1 << 63, dtype=np.uint64)), (), ())),
     "more than there are clients": ("labels", m.Released(named(labels=np.zeros(5, dtype=int)), (), ())),
-    "bytes that are no array": ("labels", m.Released((m.Named("labels", RawArray("<i8", (4,), b"short")),), (), ())),
+    "bytes that are no array": ("labels", m.Released((m.Named("labels", cast(Any, RawArray("<i8", (4,), b"short"))),), (), ())),
     "no labels": ("labels", m.Released(named(k=2, recut_changes=0), (), ())),
     "labels of clusters that cannot be": ("labels", m.Released(named(labels=[4], k=2, recut_changes=0), (), ())),
     "labels of nobody": ("labels", m.Released(named(labels=[-1], k=2, recut_changes=0), (), ())),

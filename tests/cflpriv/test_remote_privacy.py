@@ -25,7 +25,7 @@ from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.cfl import Same
 from cflpriv.algorithms.choosing import PickAndTrain
 from cflpriv.algorithms.influence import OnPart
-from cflpriv.client_level import ClippedMean, LocalGram, client_noise
+from cflpriv.client_level import client_noise
 from cflpriv.engine import Engine, Result, Task, TaskInput
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.evaluation import Evaluate, Losses
@@ -357,7 +357,7 @@ def test_a_client_that_dies_while_a_value_is_replaced_gives_it_to_nobody_for_les
 # --- unit = "client" ------------------------------------------------------------------------------------------------------------------
 
 
-def clipped(privacy: Privacy, protection: Protection, clients: int) -> tuple[dict[str, ClippedMean | LocalGram | None], Ledger]:
+def clipped(privacy: Privacy, protection: Protection, clients: int) -> tuple[dict[str, Any], Ledger]:
     """What a server does about whole clients, as options of a federation, and its ledger."""
     ledger, releases = Ledger(privacy.budget), Releases(signatures=int("gram" in privacy.local), trainings=2)
     mean, local = client_noise(privacy, releases, protection, ledger, clients, 0, public_entropy("noise"))
