@@ -174,7 +174,7 @@ def test_oblivious_sums_keep_the_choice_with_the_client() -> None:
         np.testing.assert_allclose(one.value(), two.value(), atol=1e-5)
 
 
-def test_the_same_mean_as_the_local_federation_by_sample_counts() -> None:
+def test_weighted_by_sample_counts_a_secure_mean_is_that_in_the_clear() -> None:
     scene = population(clients_per_group=3)
     protection = Protection(sum="secagg", floor=2, max_weight=200.0)
     _, plain = remote(scene)
