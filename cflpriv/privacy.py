@@ -188,7 +188,6 @@ RELEASES: dict[str, Count] = {
     "per_fedavg": lambda rounds, given: Releases(trainings=rounds),
     "oracle": lambda rounds, given: Releases(trainings=rounds),
     "shuffled": lambda rounds, given: Releases(trainings=rounds),
-    "local": lambda rounds, given: Releases(),
     "pacfl": _pacfl,
     "stocfl": _stocfl,
     "cfl": lambda rounds, given: Releases(trainings=rounds),
@@ -203,6 +202,7 @@ REFUSED: dict[str, str] = {
     "fednova": "its normalisation counts steps, which tell the number of samples",
     "fedproto": "class means tell which labels a client has",
     "fedfomo": "clients send whole models to each other and choose by un-noised losses",
+    "local": "its clients train without noise, and whether that fails would be told; nothing else leaves them, so run it without privacy",
     "ditto": "its personal models remember un-noised training beside the shared one",
 }
 """Why others do not, where there is more to say than that nobody has written the private form."""

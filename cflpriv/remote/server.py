@@ -55,6 +55,8 @@ __all__ = ["ClientsLost", "EpochEnded", "KeyHolderLost", "RemoteFederation", "Tr
 
 
 SKIPPED = 1 << 10
+FAILED = ("bad-input", "internal", "over-budget")
+"""Error codes that may tell of a client's data: they are paid for. Other refusals follow from its settings."""
 
 
 @dataclass(frozen=True)
@@ -293,12 +295,13 @@ class RemoteFederation:
         before = len(self.refusals)
         try:
             answers = self._ask(asks, "compute")
-        except Exception:  # of a simulated client, which ends the run: it names one, and so tells of those before it, too
-            self._failed(task, params, which, clients)
+        except Exception as error:  # of a simulated client, which ends the run: it names one, and so tells of those before it, too
+            if getattr(error.__cause__, "code", "internal") in FAILED:
+                self._failed(task, params, which, clients)
             raise
         layouts = {client: answer.parts for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.result}
         if self.accounts is not None:  # that they failed was told
-            said_so = {client for client, _, word in self.refusals[before:] if word in ("bad-input", "internal", "over-budget")}
+            said_so = {client for client, _, word in self.refusals[before:] if word in FAILED}
             self._failed(task, params, which, sorted(said_so | (set(answers) - set(layouts))))
         if not layouts:
             raise TrainingDiverged(f"{type(task).__name__} in round {self._round}: no client has a result")
