@@ -255,6 +255,8 @@ def _announce(s: Simulation, say: Callable[[str], None]) -> None:
     say(f"{s.algorithm.name} on {s.population.name}: {len(s.population.clients)} clients, protection {s.config.protection.name}{sizes}")
     if described.get("clear") is False:
         say("no clear structure was found in the clients' similarity: one cluster is trained")
+    if s.config.run.release_policy == "off":
+        say("note: run.release_policy = 'off': clients release what deployed clients may refuse")
     for note in s.population.notes:
         say(f"note: {note}")
     for note in idle_notes(s.config):

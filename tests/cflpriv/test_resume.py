@@ -25,7 +25,7 @@ from cflpriv.errors import InputError
 from cflpriv.experiments import Config, advance, finish, parse_config, run_experiment, start
 from cflpriv.experiments.checkpoint import TYPES, digest_of, latest, load_checkpoint, restore, save_checkpoint
 from cflpriv.experiments.report import write_report
-from cflpriv.experiments.resume import Tape, locked
+from cflpriv.experiments.resume import Counted, locked
 from cflpriv.experiments.run import admit, prepare
 from cflpriv.files import append, write_arrays, write_atomically
 from cflpriv.protocols.entropy import public_entropy
@@ -174,10 +174,10 @@ def test_every_algorithms_state_can_be_saved_and_read(name: str, tmp_path: Path)
     config = small(algorithm={"name": name, **more}, training={"rounds": 2}, data={"newcomers": 0})
     simulation = start(config, population=SCENE)
     advance(simulation)
-    save_checkpoint(tmp_path, "x", simulation.state, simulation.federation, {}, simulation.tape.kept)
-    later = prepare(config, population=SCENE, secrets=load_checkpoint(tmp_path, "x").secrets)
+    save_checkpoint(tmp_path, "x", simulation.state, simulation.federation, {}, simulation.simulated)
+    later = prepare(config, population=SCENE, **load_checkpoint(tmp_path, "x").parties())
     later.state = restore(load_checkpoint(tmp_path, "x"), later.federation)
-    save_checkpoint(tmp_path, "y", later.state, later.federation, {}, later.tape.kept)
+    save_checkpoint(tmp_path, "y", later.state, later.federation, {}, later.simulated)
     for side in ("safetensors", "clients.safetensors"):
         assert (tmp_path / f"x.{side}").read_bytes() == (tmp_path / f"y.{side}").read_bytes()
     assert load_checkpoint(tmp_path, "x").tree["state"] == load_checkpoint(tmp_path, "y").tree["state"]
@@ -358,7 +358,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(file: str, how: str, tmp_pa
 
 def test_a_checkpoint_makes_no_type_that_is_not_listed(tmp_path: Path) -> None:
     simulation = start(small(), population=SCENE)
-    save_checkpoint(tmp_path, "x", simulation.state, simulation.federation, {}, simulation.tape.kept)
+    save_checkpoint(tmp_path, "x", simulation.state, simulation.federation, {}, simulation.simulated)
     checkpoint = load_checkpoint(tmp_path, "x")
     tree = json.loads(json.dumps(checkpoint.tree).replace("algorithms.pacfl.State", "os.system"))
     with pytest.raises(InputError, match=r"'os\.system' is not a kind of state"):
@@ -392,10 +392,9 @@ def test_the_experiments_functions_continue_after_a_restore(tmp_path: Path) -> N
     for _ in range(3):
         advance(whole)
         advance(other)
-    save_checkpoint(tmp_path, "x", other.state, other.federation, {}, other.tape.kept)
+    save_checkpoint(tmp_path, "x", other.state, other.federation, {}, other.simulated)
     checkpoint = load_checkpoint(tmp_path, "x")
-    later = prepare(small(), population=SCENE, secrets=checkpoint.secrets)
-    later.tape.stop()
+    later = prepare(small(), population=SCENE, **checkpoint.parties())
     later.state, later.rows = restore(checkpoint, later.federation), list(other.rows)
     for simulation in (whole, later):
         advance(simulation)
@@ -405,20 +404,21 @@ def test_the_experiments_functions_continue_after_a_restore(tmp_path: Path) -> N
     assert finish(whole)["accuracy_mean"] == finish(later)["accuracy_mean"]
 
 
-def test_the_tape_gives_the_same_secrets_again() -> None:
-    source = public_entropy("tape")
-    tape = Tape(source)
-    first = [tape(n) for n in (32, 5, 16)]
-    tape.stop()
-    after = [tape(7), tape(9)]
-    again = Tape(public_entropy("tape"), tape.kept)
-    assert [again(n) for n in (32, 5, 16)] == first
-    again.stop(53 + 7)
-    assert again(9) == after[1]
-    with pytest.raises(InputError, match="too few"):
-        Tape(source, b"abc")(4)
-    with pytest.raises(InputError, match="too many"):
-        Tape(source, b"abc").stop()
+def test_a_resumed_source_goes_on_after_what_was_given_before() -> None:
+    """Test entropy: secrets are those of a run that was never interrupted, also where building anew drew some of them again."""
+    whole = Counted(public_entropy("counted"))
+    early, late = whole(53), whole(9)
+    assert whole.drawn == 62
+    for drawn_anew in (0, 32):
+        again = Counted(public_entropy("counted"))
+        assert again(drawn_anew) == early[:drawn_anew]
+        again.skip(53)
+        assert again(9) == late
+        assert again.drawn == 62
+    ahead = Counted(public_entropy("counted"))
+    ahead(60)
+    ahead.skip(53)  # more was drawn by now: nothing is given a second time
+    assert ahead(2) == late[7:]
 
 
 # --- kills
