@@ -19,6 +19,7 @@ from cflpriv.flower.client import client_app, write_identities
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.record import read_transcript
 from cflpriv.remote.server import RemoteFederation
+from cflpriv.simulation import simulate
 from cflpriv.types import ClientData, Population
 
 APP = Path(__file__).parents[1] / "examples" / "flower_app"
@@ -117,13 +118,17 @@ def loopback() -> Any:
     return module
 
 
-class Survivors(RemoteFederation):
-    """A federation in one process whose sums are over the clients named for each round."""
+class Survivors:
+    """A federation whose sums are over the clients named for each round."""
 
-    survivors: Mapping[int, Sequence[int]]
+    def __init__(self, federation: RemoteFederation, survivors: Mapping[int, Sequence[int]]) -> None:
+        self._federation, self._survivors = federation, survivors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._federation, name)
 
     def mean(self, held: Any, *rest: Any, **named: Any) -> Any:
-        return super().mean(held, *rest, **(named | {"on": self.survivors[self.round]}))
+        return self._federation.mean(held, *rest, **(named | {"on": self._survivors[self._federation.round]}))
 
 
 def local_models(changes: list[str], survivors: Mapping[int, Sequence[int]] | None = None) -> tuple[Any, list[np.ndarray[Any, Any]]]:
@@ -131,11 +136,8 @@ def local_models(changes: list[str], survivors: Mapping[int, Sequence[int]] | No
     config = load_config(APP / "experiment.toml", [*changes, "protection.sum=none"])
     population = build_population(config.data)
     algorithm = config.algorithm_for(population)
-    kind = RemoteFederation if survivors is None else Survivors
-    federation = kind(population.clients, seed=config.run.seed, sampling=config.sampling())
-    if isinstance(federation, Survivors):
-        assert survivors is not None
-        federation.survivors = survivors
+    server = simulate(population.clients, seed=config.run.seed, sampling=config.sampling()).federation
+    federation: Any = server if survivors is None else Survivors(server, survivors)
     state = algorithm.init(federation)
     for number in range(config.training.rounds):
         if survivors is not None and number not in survivors:

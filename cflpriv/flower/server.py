@@ -78,7 +78,7 @@ def serve(
     With `resume` a run that ended early goes on from its last complete round, also as another run of a restarted SuperLink: clients need
     their state in files for that. One that never started starts.
 
-    Raises `InputError` if `out` exists (or holds another experiment), fewer than `clients` answer in time, or `run.release_policy` is "off".
+    Raises `InputError` if `out` exists (or holds another experiment), fewer than `clients` answer in time, or the release policy is "off".
     """
     if config.run.release_policy == "off":
         raise InputError("run.release_policy = 'off': is for simulated clients; deployed ones keep to their own release policy")
@@ -117,7 +117,7 @@ def serve(
 
     if checkpoint is not None:
         state, progress = restore(checkpoint, federation), checkpoint.progress
-        opened(private, out, progress.get("charges", 1))  # of an older folder it is not known how many
+        opened(private, out, progress["charges"])
         rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text(encoding="utf-8").splitlines()[: progress["rounds"]]]
         cut_transcript(out / "transcript", progress["transcript"]["messages"], out / "interrupted" / str(progress["rounds"]))
         transcript.restore(out / "transcript", progress["transcript"])

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import in_process
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.ifca import Restart
@@ -245,38 +246,67 @@ def test_a_run_does_not_go_on_without_its_charges(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"ledger\.json: has 1 charge\(s\), where the checkpoint knows of 3 at least"):
         run(config, out)
     assert (out / "rounds.jsonl").read_bytes() == rows, "and nothing was put aside"
-    (path,) = (out / "checkpoints").glob("round_*.json")  # as folders were before they kept the number
-    tree = json.loads(path.read_text())
-    del tree["progress"]["charges"]
-    write_atomically(path, json.dumps(tree | {"digest": digest_of(tree)}))
-    (out / "ledger.json").unlink()
-    with pytest.raises(InputError, match="is not there"):
-        run(config, out)
     (out / "ledger.json").write_bytes(old[2])
     assert run(config, out)["rounds"] == 4
 
 
-def without(out: Path, key: str) -> dict[str, Any]:
-    """Make the checkpoint one of an earlier version, which did not keep `key`; what it kept."""
-    (path,) = (out / "checkpoints").glob("round_*.json")
+def rewritten(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """A checkpoint's JSON file with something changed, and a digest that fits."""
     tree = json.loads(path.read_text())
-    del tree["progress"][key]
+    change(tree)
     write_atomically(path, json.dumps(tree | {"digest": digest_of(tree)}))
-    return dict(tree)
 
 
-def test_a_run_of_an_earlier_version_goes_on_with_its_newcomers_or_not_at_all(tmp_path: Path) -> None:
-    """They were the last ids, which in a mixture are all of one source: who trained would be scored as new, and others would never come."""
+def test_a_run_goes_on_with_its_newcomers_or_not_at_all(tmp_path: Path) -> None:
+    """Else who trained would be scored as new, and others would never come."""
     config = small(data={"newcomers": 3}, training={"rounds": 4}, algorithm={"name": "fedavg"})
     interrupted(config, tmp_path / "run", 2)
-    without(tmp_path / "run", "newcomers")
-    assert run(config, tmp_path / "run")["newcomers"]["clients"] == sorted(client.id for client in SCENE.clients)[-3:]
-    by_group = replace(SCENE, groups=tuple(sorted(SCENE.groups)))
-    with pytest.raises(Stop):
-        run_experiment(config, tmp_path / "sorted", population=by_group, resume=True, tick=stopping(2))
-    without(tmp_path / "sorted", "newcomers")
+    (path,) = (tmp_path / "run" / "checkpoints").glob("round_*.json")
+    held_back = json.loads(path.read_text())["progress"]["newcomers"]
+    assert len(held_back) == 3
+    rewritten(path, lambda tree: tree["progress"].update(newcomers=[0, *held_back[1:]]))
     with pytest.raises(InputError, match=r"holds other clients back .* data\.newcomers = 3"):
-        run_experiment(config, tmp_path / "sorted", population=by_group, resume=True)
+        run(config, tmp_path / "run")
+    rewritten(path, lambda tree: tree["progress"].update(newcomers=held_back))
+    assert run(config, tmp_path / "run")["newcomers"]["clients"] == held_back
+
+
+@pytest.mark.parametrize("name", ["round", "server"])
+def test_a_checkpoint_of_an_earlier_version_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    """Both kinds: of runs in one process, and (server.json) of deployments."""
+    config, out = small(algorithm={"name": "fedavg"}, training={"rounds": 3}), tmp_path / "run"
+    interrupted(config, out, 1)
+    (path,) = (out / "checkpoints").glob("round_*.json")
+    rewritten(path, lambda tree: tree.update(format=1))
+    if name == "server":
+        path = path.rename(path.with_name("server.json"))
+    before = {file: file.read_bytes() for file in sorted(out.rglob("*")) if file.is_file()}
+    with pytest.raises(InputError, match=r"\.json: is of format 1, .* from format 2 only") as caught:
+        run(config, out)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert {file: file.read_bytes() for file in sorted(out.rglob("*")) if file.is_file()} == before
+
+
+def test_a_resumed_run_does_not_add_to_an_epoch_of_encrypted_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server's ciphertexts are kept nowhere. Rounds go on, and whoever must be compared with the others ends the run in one line."""
+    config = small(protection={"gram": ["ckks"]}, training={"rounds": 3})
+    interrupted(config, tmp_path / "run", 1)
+    with pytest.raises(InputError, match=r"run: clustering epoch 0 of encrypted vectors ended .* only be begun anew") as caught:
+        run(config, tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()) == 3
+    (tmp_path / "ckks.toml").write_text(config.to_toml())
+    arguments = ["run", str(tmp_path / "ckks.toml"), "--out", str(tmp_path / "run"), "--resume"]
+    assert in_process(monkeypatch, *arguments) == 2
+    assert "ckks.toml: " in (said := capsys.readouterr().err)
+    assert "only be begun anew" in said
+    assert said.count("\n") == 1
+    nobody_new = small(protection={"gram": ["ckks"]}, training={"rounds": 3}, data={"newcomers": 0})
+    interrupted(nobody_new, tmp_path / "none", 1)
+    assert run(nobody_new, tmp_path / "none")["rounds"] == 3
 
 
 def test_a_saver_of_an_earlier_version_goes_on_with_its_one_count() -> None:
