@@ -15,6 +15,7 @@ from flwr.app import Context, Message
 
 from cflpriv.data import build_population
 from cflpriv.experiments import load_config
+from cflpriv.experiments.checkpoint import latest
 from cflpriv.flower.client import client_app, write_identities
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.record import read_transcript
@@ -48,7 +49,7 @@ def name(ask):
     if isinstance(ask, m.Step):
         return type(decode_server(ask.said)).__name__
     if isinstance(ask, m.Compute):
-        return json.loads(ask.task)[""]
+        return json.loads(ask.task.data)[""]
     return ask.verb if isinstance(ask, m.Give) else type(ask).__name__
 
 
@@ -224,7 +225,7 @@ def check_run_folder(there: Path, here: Path, *, exact: bool = True, only_here: 
     cut = None if exact else -1
     assert [message[:cut] for message in heard[0]] == [message[:cut] for message in heard[1]]
     assert files_of(here) - files_of(there) == {"checkpoints/final.json", *only_here}
-    assert files_of(there) - files_of(here) == {"checkpoints/server.json", "stages.jsonl"}
+    assert files_of(there) - files_of(here) == {f"checkpoints/{latest(there / 'checkpoints')}.json", "stages.jsonl"}
     keys = ["algorithm", "dataset", "protection", "clusters", "rounds", "data_digest", "epsilon", "delta", "privacy_unit", "stopped"]
     for key in [*keys, *(("accuracy_mean", "accuracy_worst", "ari") if exact else ())]:
         assert one.get(key) == (pytest.approx(two[key]) if isinstance(two.get(key), float) else two.get(key)), key
