@@ -29,7 +29,7 @@ from .config import Config
 from .measure import recomputed
 from .private import charges, opened
 from .resume import check_same_config, kept_rows, last_checkpoint, locked, note_resume, put_aside, put_audit_aside
-from .run import Simulation, admit, advance, begin, estimate_record_bytes, finish, population_digest, prepare
+from .run import Simulation, admit, advance, begin, estimate_record_bytes, finish, population_digest, prepare, secrets_of
 
 __all__ = ["environment", "file_digests", "flush", "idle_notes", "interruptible", "plain_json", "run_experiment", "write_measured"]
 
@@ -115,10 +115,9 @@ def _started(s: Simulation, out: Path, say: Callable[[str], None], tick: Callabl
 
 
 def _write_secrets(s: Simulation, out: Path) -> None:
-    for party in s.config.run.audit_parties:
-        if secrets := s.simulated.secrets(party):
-            (out / "secrets").mkdir(exist_ok=True)
-            write_atomically(out / "secrets" / f"{party.replace(':', '_')}.json", json.dumps({"party": party, **secrets}) + "\n")
+    for party, secrets in secrets_of(s).items():
+        (out / "secrets").mkdir(exist_ok=True)
+        write_atomically(out / "secrets" / f"{party.replace(':', '_')}.json", json.dumps({"party": party, **secrets}) + "\n")
 
 
 def _resumed(
