@@ -112,7 +112,7 @@ class Grams:
             try:
                 if not isinstance(answer, m.Given) or [one.name for one in answer.values] != [part]:
                     raise MalformedMessage
-                value = np.atleast_2d(check_array(f"client {client}: {held.part}", answer.values[0].value))
+                value = np.atleast_2d(check_array(f"client {client}: {held.part}", np.asarray(answer.values[0].value)))
                 if value.ndim != 2 or float(np.abs(value).max(initial=0.0)) > LARGEST:
                     raise MalformedMessage
                 uploads[client] = value
