@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+import cflpriv
 from cflpriv.algorithms import cfl
 from cflpriv.attacks import labels_from_gram
 from cflpriv.attacks.adversary import AdversaryView, view_of
@@ -36,7 +37,6 @@ from cflpriv.data import build_population
 from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.experiments import Config, parse_config
 from cflpriv.experiments.run import start
-from cflpriv.local import LocalFederation
 from cflpriv.models import build_module
 from cflpriv.protection import Protection
 from cflpriv.randomness import stream
@@ -362,7 +362,7 @@ def unbiased(network: str, partition: str, seed: int, run: Run) -> None:
     assert run.prior.config is not None
     population = build_population(run.prior.config.data)
     protection = Protection(gram=("permutation",), sum="permutation", transform="fixed")
-    federation = LocalFederation(population.clients, protection=protection, seed=seed, transcript=Transcript("full"))
+    federation = cflpriv.simulate(population.clients, protection=protection, seed=seed, transcript=Transcript("full")).federation
     algorithm = cfl(train, weights="equal", seed=seed)
     state = algorithm.init(federation)
     for number in range(rounds):

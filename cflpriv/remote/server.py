@@ -138,6 +138,7 @@ class RemoteFederation:
         self._round = self._turn = -1
         self._calls = self._numbers = 0
         self._restored = False
+        self._came: set[int] = set()
         self._known: weakref.WeakKeyDictionary[HeldKey, _Known] = weakref.WeakKeyDictionary()
 
     # --- who and when
@@ -184,11 +185,16 @@ class RemoteFederation:
         return self.protection.smallest_sum if self.protection.small_clusters == "merge" else 1
 
     def begin_round(self, number: int) -> tuple[int, ...]:
-        """Called before each round; who is at a place not seen before, or did not answer lately, is enrolled (again). Who came."""
+        """Called before each round; who is at a place not seen before, or did not answer lately, is enrolled (again).
+
+        Who came, now or since the last round began.
+        """
         self._round, self._calls = number, 0
         self._turn += 1
         self._roll.round, self._roll.call = number, 0
-        return self.enrol()
+        came = self._came.union(self.enrol())
+        self._came.clear()
+        return tuple(sorted(came & self._here))
 
     def _next_call(self) -> int:
         """The number of a call that has one within its round."""
@@ -250,7 +256,7 @@ class RemoteFederation:
     def _greet_lost(self) -> None:
         """Who gave no answer lately may be there again: it missed one operation, not the round."""
         if came := self._roll.greet_lost():
-            self._entered(came)
+            self._came.update(self._entered(came))
 
     def stream(self, purpose: str, client: int = -1) -> Stream:
         return stream(self.seed, purpose, self._round, client)

@@ -60,7 +60,7 @@ class Summing:
             raise
         following = machine.next_mask_key()
         if following is not None:
-            self._store.keep(f"mask/{following.slot[0]}.{following.slot[1]}", following, MaskKey.to_bytes)
+            self._store.put(f"mask/{following.slot[0]}.{following.slot[1]}", following.to_bytes())
         if machine.stage is secagg.ClientStage.DONE:
             self._store.drop(name)
         else:
@@ -80,7 +80,8 @@ class Summing:
         session = self._store.get("session") or b""
         policy = Policy(session, protection.secagg_mode, self._named(ask), ask.models, protection.smallest_sum, after, None)
         name = f"mask/{ask.slot[0]}.{ask.slot[1]}"
-        key = self._store.load(name, MaskKey.from_bytes)
+        kept = self._store.get(name)
+        key = None if kept is None else MaskKey.from_bytes(kept)
         if key is not None:
             self._store.drop(name)  # before it is used: it serves once
             if kind_of(ask.said) == "Invite":  # who is invited again was not heard: the key that it advertised is used for nothing
