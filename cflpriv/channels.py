@@ -41,7 +41,7 @@ class Recorder(Protocol):
 
 
 class TransformCache:
-    """Transforms that were made, by kind, secret, name and length, as many as fit into `keep_bytes`. Only who has a secret finds its own."""
+    """Transforms that were made, by kind, secret, name and length, as many as fit into `keep_bytes`. Who has a secret finds its own."""
 
     def __init__(self, keep_bytes: int = 1 << 29) -> None:
         self._keep_bytes = keep_bytes
@@ -73,10 +73,17 @@ class Transforms:
         self._secrets, self.kind, self._cache = secrets, kind, cache
 
     def __call__(self, name: str, dimension: int, kind: str | None = None) -> Transform:
-        """Raises `RemoteError` "no-secret" for an epoch whose secret is not held, "used-transform" for a second name of one transform."""
+        """Raises `InputError` for an epoch whose secret is not held and will not be.
+
+        Raises `RemoteError` "no-secret" for a later one, "used-transform" for a second name of one transform.
+        """
         epoch = group_epoch(name)
         if epoch not in self._secrets:
-            raise RemoteError("no-secret")
+            if epoch > max(self._secrets):
+                raise RemoteError("no-secret")
+            raise InputError(
+                f"a client that came after a removal lacks the secret of transform {name!r}: cluster anew, or have a member fold it"
+            )
         return self._cache.transform(kind or self.kind, self._secrets[epoch], name, dimension)
 
 
@@ -96,10 +103,14 @@ def group_epoch(name: str) -> int:
 
 @dataclass
 class Vectors:
-    """One clustering epoch at the server: vectors, as clients hide them. What is added stays comparable until it closes."""
+    """One clustering epoch at the server: vectors, as clients hide them. What is added stays comparable until it closes.
+
+    `transform` names what hides them: it stays that of the group epoch in which the clustering epoch was opened.
+    """
 
     clients: list[int] = field(default_factory=list)
     rows: list[Array] = field(default_factory=list)
+    transform: str = ""
 
     def extend(self, clients: Sequence[int], rows: Sequence[Array]) -> Gram:
         """The Gram so far, with the new rows (p, d) last."""
@@ -109,10 +120,10 @@ class Vectors:
 
     def saved(self) -> dict[str, Any]:
         """What a checkpoint keeps of the epoch; a session without this method is not resumed."""
-        return {"clients": list(self.clients), "rows": list(self.rows)}
+        return {"clients": list(self.clients), "rows": list(self.rows), "transform": self.transform}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        self.clients, self.rows = list(saved["clients"]), list(saved["rows"])
+        self.clients, self.rows, self.transform = list(saved["clients"]), list(saved["rows"]), saved["transform"]
 
 
 def sketched(epoch: int, sketch_dim: int | None) -> Callable[[Array], Array]:

@@ -20,9 +20,9 @@ from cflpriv.attacks.membership import confidences, deal, lira, roc
 from cflpriv.attacks.membership_shadows import federated_replicas
 from cflpriv.attacks.significance import confidence_interval
 from cflpriv.data import DataSpec, build_population
-from cflpriv.local import LocalFederation
 from cflpriv.metrics import ari
 from cflpriv.models import Model
+from cflpriv.simulation import simulate
 from cflpriv.training import Train
 from cflpriv.types import Array, Clustering, Population
 
@@ -103,7 +103,7 @@ def found_by_pacfl(people: Population, train: Train, inside: Array, k: int | Non
     parts = [_part(people, client, inside[client]) for client in range(CLIENTS)]
     clients = [replace(people.clients[client], x_train=x, y_train=y, x_test=x[:0], y_test=y[:0]) for client, (x, y) in enumerate(parts)]
     algorithm = pacfl(train, k=k)
-    clustering = algorithm.describe(algorithm.init(LocalFederation(clients)))["clustering"]
+    clustering = algorithm.describe(algorithm.init(simulate(clients).federation))["clustering"]
     return clustering.k, ari(people.groups, clustering.labels)
 
 

@@ -12,12 +12,12 @@ from cflpriv.clustering import cut_tree, linkage_tree
 from cflpriv.data import DataSpec, build_population
 from cflpriv.federation import GramView
 from cflpriv.handles import Shared
-from cflpriv.local import LocalFederation
 from cflpriv.models import Model
 from cflpriv.protection import Protection
 from cflpriv.record import Transcript
 from cflpriv.signatures import PrincipalVectors
 from cflpriv.similarity import angles
+from cflpriv.simulation import simulate
 from cflpriv.training import Train
 
 
@@ -35,7 +35,7 @@ def main() -> None:
     # The algorithm below never holds client data: it talks to a federation, which hands out handles and sums.
     transcript = Transcript("headers")
     protection = Protection(gram=("haar",), sum="secagg")
-    federation = LocalFederation(population.clients, protection=protection, transcript=transcript)
+    federation = simulate(population.clients, protection=protection, transcript=transcript).federation
     federation.begin_round(0)
 
     # 1. Clients compute signatures, the leading directions of their data. Nothing leaves them: `signatures` is a handle.

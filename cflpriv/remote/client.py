@@ -246,7 +246,10 @@ class RemoteClient:
         changed = {"gram": any(stage in stages for stage in protection.gram), "sum": protection.sum in TRANSFORMS}.get(ask.verb)
         in_the_clear = ask.verb != "sum" or (protection.sum == "none" and (protection.floor <= 1 or not self._strict))
         if not (changed or in_the_clear) or (ask.weigh and self._spending.unit != "none"):
-            raise RemoteError("forbidden")
+            error = RemoteError("forbidden")
+            if ask.verb == "sum" and protection.sum == "none":
+                error.add_note(f"floor = {protection.floor} keeps updates from leaving in the clear: use sum = 'secagg', or no floor")
+            raise error
         for part, value in values.items() if ask.verb != "gather" else ():
             if isinstance(value, np.ndarray):  # what is made on demand was checked by its task
                 check_array(f"client {self.number}: {part}", value, kind="biuf")

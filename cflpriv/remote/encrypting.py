@@ -7,7 +7,7 @@ import numpy as np
 
 from ..channels import sketched
 from ..protection import Protection
-from ..protocols.errors import RemoteError
+from ..protocols.errors import LocalError, RemoteError
 from ..protocols.keys import Roster
 from . import messages as m
 from .settings import Settings
@@ -48,5 +48,11 @@ def encrypted(settings: Settings, ask: m.Give, values: Mapping[str, Any]) -> m.G
     if setup.digest != epoch.setup or setup.mode != "public-key":
         raise RemoteError("forbidden")
     reduced = np.atleast_2d(sketched(epoch.number, sketch_dim(settings.protection))(rows))
-    upload = ckks.encrypt(setup, epoch.announcement, roster.holder, settings.identity, reduced)
+    try:
+        upload = ckks.encrypt(setup, epoch.announcement, roster.holder, settings.identity, reduced)
+    except LocalError as error:
+        longest = float(np.linalg.norm(reduced, axis=1).max(initial=0.0))
+        if error.code == "out-of-range":
+            error.add_note(f"a vector of norm {longest:.3g} is above protection.ckks_bound = {setup.bound:g}, the public bound; raise it")
+        raise
     return m.Given((m.Named("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)

@@ -42,7 +42,6 @@ class Grams:
         self._roll, self._session, self._local, self._named = roll, session, local, named
         self._changed = any(stage in ("sketch", *TRANSFORMS) for stage in protection.gram)
         self.epochs: Epochs[Vectors] = Epochs(lambda number: Vectors())
-        self._names: dict[int, str] = {}
 
     def gram(
         self, held: Held, number: int, clients: Sequence[int], then: Then, against: Held | None, record: Recorder
@@ -51,7 +50,8 @@ class Grams:
         epoch = None if against is None else self.epochs.of(against)
         check_new(clients, epoch)
         number_of_epoch = self.epochs.count if epoch is None else epoch.number
-        uploads = self._uploads(held, number, clients, number_of_epoch, None if epoch is None else epoch.shape)
+        transform = self._named(f"gram/{number_of_epoch}") if epoch is None else epoch.session.transform
+        uploads = self._uploads(held, number, clients, transform, None if epoch is None else epoch.shape)
         arrived = [client for client in clients if client in uploads]
         rows = [{"rows": uploads[client]} for client in arrived]
         if arrived:  # it left them, also if the comparison comes to nothing
@@ -71,6 +71,7 @@ class Grams:
         ((p, dimension),) = shapes
         if epoch is None:
             epoch = self.epochs.open((p, dimension))
+            epoch.session.transform = transform
         gram = epoch.session.extend(clients, [uploads[client] for client in clients])
         epoch.clients += clients
         if clients:
@@ -78,10 +79,6 @@ class Grams:
         result, evidence = then(GramView(gram, tuple(clients), epoch.memory))
         check_small(result, gram.n)
         return Released(result, evidence)
-
-    def _transform(self, epoch: int) -> str:
-        """The name of an epoch's transform, which stays that of the group epoch in which it was opened."""
-        return self._names.setdefault(epoch, self._named(f"gram/{epoch}"))
 
     def listen(self, say: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
         """Nothing here takes long."""
@@ -95,7 +92,7 @@ class Grams:
         self.epochs.entered.clear()
 
     def _uploads(
-        self, held: Held, number: int, clients: Sequence[int], epoch: int, shape: tuple[int, int] | None
+        self, held: Held, number: int, clients: Sequence[int], transform: str, shape: tuple[int, int] | None
     ) -> dict[int, Array]:  # fmt: skip
         """The vectors of those who gave any, (p, d) each: of the `shape` of the epoch, or else of that which more than half have."""
         if not clients:
@@ -104,16 +101,15 @@ class Grams:
         if self._local is not None:
             self._local.ledger.charge(dict.fromkeys(clients, (self._local.event,)), LOCAL)
             noise = m.Bounded(self._local.privacy.relation, 1.0, self._local.noise_multiplier)
-        purpose = self._transform(epoch) if self._changed else ""
         part = "rows" if self._changed else held.part
-        give = m.Give(self._session, "gram", number, (held.part,), purpose, False, noise)
+        give = m.Give(self._session, "gram", number, (held.part,), transform if self._changed else "", False, noise)
         uploads: dict[int, Array] = {}
         for client, answer in self._roll.ask(dict.fromkeys(clients, give), "gram").items():
             try:
                 if not isinstance(answer, m.Given) or [one.name for one in answer.values] != [part]:
                     raise MalformedMessage
                 value = np.atleast_2d(check_array(f"client {client}: {held.part}", answer.values[0].value))
-                if value.ndim != 2 or np.abs(value).max(initial=0.0) > LARGEST:
+                if value.ndim != 2 or float(np.abs(value).max(initial=0.0)) > LARGEST:
                     raise MalformedMessage
                 uploads[client] = value
             except (MalformedMessage, InputError):

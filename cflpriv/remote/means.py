@@ -19,7 +19,7 @@ from ..types import Array, check_array
 from . import messages as m
 from .roll import Roll
 from .summing import FEWEST_LEVELS, balanced, bound
-from .sums import Layout, SecureSums, group_mean
+from .sums import OBLIVIOUS, Layout, SecureSums, group_mean
 from .transformed import check_length
 from .values import UNTRACED
 
@@ -186,15 +186,16 @@ class Means:
         limit = self._limit(call, call.contributions)
         first, second = (call.round + 1, 2 * call.number), (call.round + 1, 2 * call.number + 1)
         counted = self._sums.run(
-            {0: self._sums.counts(first, clients, counts, call.k, second)},
+            {OBLIVIOUS: self._sums.counts(first, clients, counts, call.k, second)},
             self._stepper(first, call, asked, "counts", choice), self._exchange, record,
-        )[0]  # fmt: skip
+        )[OBLIVIOUS]  # fmt: skip
         if not isinstance(counted, Sum):
             raise counted
         dimension = size_of(asked.layout)
         terms = self._sums.blocks(counted, second, blocks, dimension, limit)
         check_balance(call, call.contributions, terms)
-        total = self._sums.run({0: terms}, self._stepper(second, call, asked, "blocks", choice), self._exchange, record)[0]
+        step = self._stepper(second, call, asked, "blocks", choice)
+        total = self._sums.run({OBLIVIOUS: terms}, step, self._exchange, record)[OBLIVIOUS]
         if not isinstance(total, Sum):
             raise total
         means: list[GroupMean | None] = [None] * call.k

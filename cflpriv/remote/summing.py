@@ -60,7 +60,7 @@ class Summing:
             raise
         following = machine.next_mask_key()
         if following is not None:
-            self._store.keep(f"mask/{following.slot[0]}.{following.slot[1]}", following, MaskKey.to_bytes)
+            self._store.put(f"mask/{following.slot[0]}.{following.slot[1]}", following.to_bytes())
         if machine.stage is secagg.ClientStage.DONE:
             self._store.drop(name)
         else:
@@ -80,7 +80,8 @@ class Summing:
         session = self._store.get("session") or b""
         policy = Policy(session, protection.secagg_mode, self._named(ask), ask.models, protection.smallest_sum, after, None)
         name = f"mask/{ask.slot[0]}.{ask.slot[1]}"
-        key = self._store.load(name, MaskKey.from_bytes)
+        kept = self._store.get(name)
+        key = None if kept is None else MaskKey.from_bytes(kept)
         if key is not None:
             self._store.drop(name)  # before it is used: it serves once
             if kind_of(ask.said) == "Invite":  # who is invited again was not heard: the key that it advertised is used for nothing
@@ -131,13 +132,27 @@ class Summing:
         if not weighed(ask.weight, terms, protection.max_weight):
             raise RemoteError("bad-terms")
         weight = ask.weight or float(samples())
-        if terms.weight_limit and weight / terms.weight_limit * terms.levels < FEWEST_LEVELS:  # rounding would make another weight of it
-            raise RemoteError("bad-terms")
+        self._check_weight(weight, terms)
         if plan is not None and ask.noise is not None:
             return [secagg.Contribution(share(vector, plan, ask.noise.seed, terms.levels, self._entropy), weight)]
         if ask.kind == "sum":
             return [secagg.Contribution(vector, weight)]
         return [secagg.Contribution(vector, weight, label) for label in labels]
+
+    def _check_weight(self, weight: float, terms: secagg.Terms) -> None:
+        """Raises `RemoteError` "bad-terms" for a weight above the limit, or so far below that rounding would make another of it."""
+        limit, why = terms.weight_limit, ""
+        if limit and weight > limit:
+            why = f"its weight is above protection.max_weight = {limit:g}; that maximum is public and must hold for all"
+        elif limit and weight / limit * terms.levels < FEWEST_LEVELS:
+            why = (
+                f"its weight is below {FEWEST_LEVELS} of the {terms.levels} levels up to max_weight = {limit:g}; lower "
+                "protection.max_weight, or use secagg_bits = 32"
+            )
+        if why:
+            error = RemoteError("bad-terms")
+            error.add_note(why)
+            raise error
 
 
 def bound(ask: m.Step, received: bytes) -> bytes:

@@ -16,7 +16,10 @@ from ..protocols.keys import Roster
 from ..protocols.secagg import SERVER, Slot, Sum, Terms
 from . import messages as m
 
-__all__ = ["Layout", "SecureSums", "group_mean"]
+__all__ = ["OBLIVIOUS", "Layout", "SecureSums", "group_mean"]
+
+OBLIVIOUS = -1
+"""The label of a sum whose groups the server does not know."""
 
 Layout = tuple[m.Described, ...]
 Exchange = Callable[[Mapping[int, m.Step], str], Mapping[int, bytes]]
@@ -68,7 +71,10 @@ class SecureSums:
     def run(
         self, groups: Mapping[int, Terms], step: Callable[[int, bytes], m.Step], exchange: Exchange, record: Recorder
     ) -> dict[int, Sum | TooFewClients]:
-        """Run the sums of all groups, which share no client: each ends with its sum, or with why there is none."""
+        """Run the sums of all groups, which share no client: each ends with its sum, or with why there is none.
+
+        An oblivious sum goes by the label `OBLIVIOUS`.
+        """
         mode = self.settings.mode
         servers: dict[int, secagg.Server] = {}
         ended: dict[int, Sum | TooFewClients] = {}
@@ -127,10 +133,11 @@ class SecureSums:
         for label, terms in groups.items():
             members = [client for client in sorted(said) if outbox[client][0] == label]
             if members:
+                context = {"slot": list(terms.slot)} | ({} if label == OBLIVIOUS else {"group": label})
                 record(
                     f"secagg {kind}", "clients" if up else "server", "server" if up else "clients", members,
                     [{"bytes": np.frombuffer(said[client], dtype=np.uint8)} for client in members],
-                    readers=("server",) if up else ("server", "clients"), context={"group": label, "slot": list(terms.slot)},
+                    readers=("server",) if up else ("server", "clients"), context=context,
                 )  # fmt: skip
 
 

@@ -125,12 +125,15 @@ class Transformed:
         shown = any(part.clear or part.own for part in (ask.value, *ask.times))
         if self._settings.protection.sum not in TRANSFORMS or shown or len(ask.times) > 1 or not ask.transform.startswith("apply/"):
             raise RemoteError("forbidden")
-        value = values.open(ask.value, self.transforms, exchange)
-        for number in ask.times:
-            try:
-                value = times(value, values.open(number, self.transforms, exchange))
-            except InputError:
-                raise RemoteError("bad-input") from None
+        try:
+            value, *numbers = [values.open(one, self.transforms, exchange) for one in (ask.value, *ask.times)]
+        except InputError:  # a secret that others have
+            raise RemoteError("not-held") from None
+        try:
+            for number in numbers:
+                value = times(value, number)
+        except InputError:
+            raise RemoteError("bad-input") from None
         return (yield from self._hidden("apply", ask.transform, np.ravel(value), False))
 
     def _hidden(self, verb: str, purpose: str, vector: Array, fixed: bool) -> Generator[Apply, Array, m.Given]:
