@@ -27,7 +27,7 @@ from ..experiments.config import Config, load_config
 from ..experiments.folder import file_digests
 from ..experiments.resume import locked
 from ..experiments.run import admit as admit_newcomers
-from ..experiments.run import advance, begin, estimate_record_bytes, population_digest, prepare, start
+from ..experiments.run import advance, begin, estimate_record_bytes, population_digest, prepare, secrets_of, start
 from ..files import write_atomically
 from ..privacy.settings import Privacy
 from ..types import Array, ClientData, Population
@@ -298,14 +298,12 @@ def _again(config: Config, population: Population, rounds: int) -> tuple[list[Me
             admit_newcomers(simulation)
     finally:
         simulation.simulated.engine.close()
-    parties = {party: simulation.simulated.secrets(party) for party in config.run.audit_parties}
-    return simulation.federation.transcript.messages, {party: held for party, held in parties.items() if held}
+    return simulation.federation.transcript.messages, secrets_of(simulation)
 
 
 def _secrets_of(config: Config, population: Population) -> dict[str, dict[str, str]]:
     """The secrets of audited parties in a run without protection, where they open nothing."""
-    simulation = prepare(_recording(config), population=population)
-    return {party: held for party in config.run.audit_parties if (held := simulation.simulated.secrets(party))}
+    return secrets_of(prepare(_recording(config), population=population))
 
 
 def _recording(config: Config) -> Config:

@@ -2,9 +2,9 @@
 
 A game tosses a coin for each canary, makes data of those that are in, has the *run's own code* release what it releases of such data, and
 scores each canary from what came out. That code is the private form of the algorithm's task (`moment`, `total`, `scores`, `choice`,
-`training`), the channel of local noise (`local`), or the mechanism (`shares`): where it leaves its noise out, or its bound on
-one record, canaries are told apart. `dp_audit.audit` makes a bound of scores and coins, to be held against what the accountant says of the
-event.
+`training`), a client that gives rows with noise of its own (`local`), or the mechanism (`shares`): where it leaves its noise
+out, or its bound on one record, canaries are told apart. `dp_audit.audit` makes a bound of scores and coins, to be held against what the
+accountant says of the event.
 
 Canaries do not disturb each other, and are several times as long (or their losses as large) as the bound allows, so that a missing bound
 shows. Under "add_remove" a coin puts a record in or leaves it out; under "replace_one" it chooses between two that are as far apart as they
@@ -24,11 +24,17 @@ from ..algorithms.influence import Influence, split
 from ..algorithms.stocfl import Represent
 from ..engine import Engine, Streams, TaskInput
 from ..engine.models import Model
-from ..privacy.client_level import local_rows
+from ..federation import messages as m
+from ..federation.client import RemoteClient
+from ..federation.handler import driven
+from ..federation.settings import Settings
+from ..federation.store import ObjectStore
+from ..federation.values import Exchange, Origin
 from ..privacy.private_signatures import sketch_directions
 from ..privacy.settings import Noise
 from ..protocols.entropy import Entropy
 from ..protocols.events import ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent, SkellamEvent
+from ..protocols.keys import Identity
 from ..protocols.ledger import Ledger
 from ..protocols.mechanisms import SkellamPlan, skellam_open, skellam_share
 from ..tasks.evaluation import Losses
@@ -170,13 +176,24 @@ class Unpriced(Ledger):
         return
 
 
+def _no_data() -> ClientData:
+    raise NotImplementedError("nothing is computed in this game")
+
+
 def local(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
-    """Rows that clients add noise to themselves (`client_level.local_rows`), a client a canary."""
+    """Rows that a client gives with noise of its own (`remote.client`), a client a canary."""
     low = 0.0 if event.relation == "add_remove" else -1.0
     along = np.full((2, 4), 8**-0.5)  # of norm 1 in all, as rows are once they are scaled
     coins = _tossed(rng).ravel()
     rows = [LONG * 2**0.5 * (1.0 if inside else low) * along for inside in coins]
-    seen = [local_rows(brought, event, entropy) for brought in rows]
+    session, store, noise = bytes(16), ObjectStore(), m.Bounded(event.relation, 1.0, event.noise_multiplier)
+    store.put("session", session)
+    client, seen = RemoteClient(Settings(Identity.create(0, entropy)), _no_data, store, entropy), []
+    for number, brought in enumerate(rows):
+        client.values.hold(number, {"rows": brought}, Origin())
+        given = driven(client.handle(m.Give(session, "gram", number, ("rows",), "", False, noise), Exchange()))
+        assert isinstance(given, m.Given)
+        seen.append(given.values[0].value)
     return Game(np.tensordot(np.stack(seen), along, 2) - (1.0 + low) / 2, coins)
 
 

@@ -91,13 +91,12 @@ def sizes_in(view: AdversaryView) -> list[Sizes]:
     for message in view.messages:
         if message.verb != "mean" or "group" in message.context:
             continue
-        if message.kind == TERMS:
+        if message.kind == TERMS:  # of the counts, which have no blocks, or of the blocks of those who were counted
             terms = _terms(message)
         if message.kind == "secagg Masked" and terms is not None:
-            names = sorted(set(message.clients))
-            uploads = sum(client in names for client in message.clients)
-            if len(names) == len(terms.cohort) and uploads == 2 * len(names):  # the counts, then the blocks
-                found.append(Sizes(message.round, tuple(names), {int(label): int(count) for label, count in terms.blocks}))
+            if set(message.clients) == set(terms.cohort):
+                sizes = {int(label): int(count) for label, count in terms.blocks}
+                found.append(Sizes(message.round, tuple(sorted(message.clients)), sizes))
             terms = None
     return found
 

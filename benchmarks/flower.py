@@ -74,9 +74,9 @@ from flwr.serverapp import ServerApp
 from cflpriv.flower.client import read_roster
 from cflpriv.flower.transport import GridTransport
 from cflpriv.protection import Protection
-from cflpriv.remote.foreign import Foreign
+from cflpriv.federation.foreign import Foreign
+from cflpriv.federation.server import RemoteFederation
 from cflpriv.transports.interface import OverBytes
-from cflpriv.remote.server import RemoteFederation
 
 app = ServerApp()
 
@@ -109,7 +109,8 @@ class Beside:
 def main(grid, context):
     given = context.run_config
     transport = Beside(grid)
-    federation = RemoteFederation(OverBytes(transport), protection=Protection(sum="secagg", floor=2), roster=read_roster(Path(given["roster"])))
+    roster = read_roster(Path(given["roster"]))
+    federation = RemoteFederation(OverBytes(transport), protection=Protection(sum="secagg", floor=2), roster=roster)
     transport.ours.welcome(federation, given["clients"], 600.0)
     rounds, dimension = json.loads(Path(given["out"] + ".json").read_text())
     task = Foreign("train", ("update",), (("w", (dimension,), "float32"),))

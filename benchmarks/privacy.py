@@ -12,8 +12,8 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from cflpriv.engine import Engine
-from cflpriv.privacy.settings import Noise
 from cflpriv.engine.models import Model
+from cflpriv.privacy.settings import Noise
 from cflpriv.tasks.training import Train
 
 from .engine import clients, interleaved, row

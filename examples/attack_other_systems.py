@@ -8,7 +8,15 @@ Each function takes plain numpy arrays. What stands in for "another system" here
 import numpy as np
 from sklearn.datasets import load_digits
 
-from cflpriv.attacks import disaggregate, groups_from_scores, invert_signature, labels_from_bias, labels_from_gram, recover_label_set, rows_from_products
+from cflpriv.attacks import (
+    disaggregate,
+    groups_from_scores,
+    invert_signature,
+    labels_from_bias,
+    labels_from_gram,
+    recover_label_set,
+    rows_from_products,
+)
 from cflpriv.attacks.leakage import cosine, dealt_at_random, grouping_accuracy
 from cflpriv.attacks.significance import confidence_interval
 

@@ -19,9 +19,9 @@ from math import comb
 from typing import Any
 
 import numpy as np
-from cflpriv.local import LocalFederation
 from torch import nn
 
+import cflpriv
 from cflpriv.algorithms import cfl
 from cflpriv.attacks import labels_from_gram
 from cflpriv.attacks.adversary import AdversaryView, view_of
@@ -36,11 +36,11 @@ from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript, payload_rows
 from cflpriv.data import build_population
 from cflpriv.engine import Engine, Streams, TaskInput
+from cflpriv.engine.models import build_module
 from cflpriv.experiments import Config, parse_config
 from cflpriv.experiments.run import start
 from cflpriv.federation.transforms import sketched
 from cflpriv.randomness import stream
-from cflpriv.engine.models import build_module
 from cflpriv.types import Array, ClientData
 
 CLIENTS, SAMPLES, LABELS = 20, 300, 10
@@ -93,7 +93,7 @@ def record(network: str, partition: str, seed: int, protection: dict[str, Any] |
     for number in range(config.training.rounds):
         simulation.federation.begin_round(number)
         simulation.state, _ = simulation.algorithm.round(simulation.federation, simulation.state)
-    messages, secrets = simulation.federation.transcript.messages, {"client:0": simulation.federation.secrets("client:0")}
+    messages, secrets = simulation.federation.transcript.messages, {"client:0": simulation.simulated.secrets("client:0")}
     views = [view_of(messages, adversary, secrets, config.protection) for adversary in ("server", "server+1")]
     return Run(views[0], views[1], prior_of(population, seed, config=config), truth_of(population))
 
@@ -362,7 +362,7 @@ def unbiased(network: str, partition: str, seed: int, run: Run) -> None:
     assert run.prior.config is not None
     population = build_population(run.prior.config.data)
     protection = Protection(gram=("permutation",), sum="permutation", transform="fixed")
-    federation = LocalFederation(population.clients, protection=protection, seed=seed, transcript=Transcript("full"))
+    federation = cflpriv.simulate(population.clients, protection=protection, seed=seed, transcript=Transcript("full")).federation
     algorithm = cfl(train, weights="equal", seed=seed)
     state = algorithm.init(federation)
     for number in range(rounds):

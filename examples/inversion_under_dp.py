@@ -26,8 +26,8 @@ from cflpriv.attacks.gradient_inversion import LocalSteps
 from cflpriv.attacks.leakage import psnr_db, ssim
 from cflpriv.attacks.significance import confidence_interval
 from cflpriv.engine import Engine, Streams, TaskInput
-from cflpriv.protocols.mechanisms import gaussian_multiplier
 from cflpriv.engine.models import Model
+from cflpriv.protocols.mechanisms import gaussian_multiplier
 from cflpriv.tasks.training import Train
 from cflpriv.types import ClientData
 

@@ -60,7 +60,7 @@ def run(config: Config, population: Population) -> dict[str, Any]:
         advance(simulation)
     admit(simulation)
     summary = finish(simulation)
-    simulation.federation.engine.close()
+    simulation.simulated.engine.close()
     return summary
 
 

@@ -14,7 +14,6 @@ import argparse
 from dataclasses import replace
 
 import numpy as np
-from cflpriv.local import LocalFederation
 
 from cflpriv.algorithms import pacfl
 from cflpriv.attacks.membership import confidences, deal, lira, roc
@@ -24,6 +23,7 @@ from cflpriv.clustering.scores import ari
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine.models import Model
 from cflpriv.tasks.training import Train
+from cflpriv.transports.simulation import simulate
 from cflpriv.types import Array, Clustering, Population
 
 GROUPS, EACH = 5, 8
@@ -103,7 +103,7 @@ def found_by_pacfl(people: Population, train: Train, inside: Array, k: int | Non
     parts = [_part(people, client, inside[client]) for client in range(CLIENTS)]
     clients = [replace(people.clients[client], x_train=x, y_train=y, x_test=x[:0], y_test=y[:0]) for client, (x, y) in enumerate(parts)]
     algorithm = pacfl(train, k=k)
-    clustering = algorithm.describe(algorithm.init(LocalFederation(clients)))["clustering"]
+    clustering = algorithm.describe(algorithm.init(simulate(clients).federation))["clustering"]
     return clustering.k, ari(people.groups, clustering.labels)
 
 

@@ -7,7 +7,6 @@ are added by secure aggregation. At the end: everything that crossed a trust bou
 """
 
 import numpy as np
-from cflpriv.local import LocalFederation
 
 from cflpriv.clustering.cuts import cut_tree, linkage_tree
 from cflpriv.clustering.similarity import angles
@@ -19,6 +18,7 @@ from cflpriv.data import DataSpec, build_population
 from cflpriv.engine.models import Model
 from cflpriv.tasks.signatures import PrincipalVectors
 from cflpriv.tasks.training import Train
+from cflpriv.transports.simulation import simulate
 
 
 def group_by_angles(view: GramView) -> tuple[dict, dict]:
@@ -35,7 +35,7 @@ def main() -> None:
     # The algorithm below never holds client data: it talks to a federation, which hands out handles and sums.
     transcript = Transcript("headers")
     protection = Protection(gram=("haar",), sum="secagg")
-    federation = LocalFederation(population.clients, protection=protection, transcript=transcript)
+    federation = simulate(population.clients, protection=protection, transcript=transcript).federation
     federation.begin_round(0)
 
     # 1. Clients compute signatures, the leading directions of their data. Nothing leaves them: `signatures` is a handle.

@@ -19,8 +19,8 @@ from cflpriv.attacks.audit import audit_run
 from cflpriv.attacks.imprint import guess, imprinted, share_recovered, summed, updates_of
 from cflpriv.attacks.leakage import prior_of
 from cflpriv.data import DataSpec, build_population
-from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.engine.models import Model
+from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.tasks.training import Train
 from cflpriv.types import ClientData
 

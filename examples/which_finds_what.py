@@ -17,10 +17,10 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from cflpriv import DataSpec, LocalFederation, Model, Train, build_population
+from cflpriv import DataSpec, Model, Train, build_population, simulate
 from cflpriv.algorithms import cfl, ifca, pacfl, pfedlia, stocfl
-from cflpriv.clustering.scores import ari
 from cflpriv.algorithms.interface import Algorithm
+from cflpriv.clustering.scores import ari
 from cflpriv.contract.operations import Sampling
 from cflpriv.contract.transcript import Transcript
 from cflpriv.types import Population
@@ -85,7 +85,8 @@ def cell(scene: Population, algorithm: str, seed: int) -> dict[str, Any]:
     """Cluster `scene`: the ARI over the clients placed, the clusters found, what was said about it."""
     began = time.perf_counter()
     tried, share, rounds = ALGORITHMS[algorithm](scene, seed)
-    federation = LocalFederation(scene.clients, sampling=Sampling("global", share), seed=seed, transcript=Transcript("headers"))
+    simulated = simulate(scene.clients, sampling=Sampling("global", share), seed=seed, transcript=Transcript("headers"))
+    federation = simulated.federation
     with threadpool_limits(1):
         state = tried.init(federation)
         for number in range(rounds):

@@ -16,9 +16,11 @@ from flwr.app import Context, Message
 from cflpriv.contract.transcript import read_transcript
 from cflpriv.data import build_population
 from cflpriv.experiments import load_config
+from cflpriv.experiments.checkpoint import latest
 from cflpriv.federation.server import RemoteFederation
 from cflpriv.flower.client import client_app, write_identities
 from cflpriv.protocols.entropy import public_entropy
+from cflpriv.transports.simulation import simulate
 from cflpriv.types import ClientData, Population
 
 APP = Path(__file__).parents[1] / "examples" / "flower_app"
@@ -35,8 +37,8 @@ from pathlib import Path
 
 from clustered import living as example
 from cflpriv.protocols.secagg.messages import decode_server
-from cflpriv.remote import messages as m
-from cflpriv.remote.client import RemoteClient
+from cflpriv.federation import messages as m
+from cflpriv.federation.client import RemoteClient
 
 FOLDER = Path(os.environ["CFLPRIV_SETTINGS"])
 living = RemoteClient.receive
@@ -47,7 +49,7 @@ def name(ask):
     if isinstance(ask, m.Step):
         return type(decode_server(ask.said)).__name__
     if isinstance(ask, m.Compute):
-        return json.loads(ask.task)[""]
+        return json.loads(ask.task.data)[""]
     return ask.verb if isinstance(ask, m.Give) else type(ask).__name__
 
 
@@ -117,13 +119,17 @@ def loopback() -> Any:
     return module
 
 
-class Survivors(RemoteFederation):
-    """A federation in one process whose sums are over the clients named for each round."""
+class Survivors:
+    """A federation whose sums are over the clients named for each round."""
 
-    survivors: Mapping[int, Sequence[int]]
+    def __init__(self, federation: RemoteFederation, survivors: Mapping[int, Sequence[int]]) -> None:
+        self._federation, self._survivors = federation, survivors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._federation, name)
 
     def mean(self, held: Any, *rest: Any, **named: Any) -> Any:
-        return super().mean(held, *rest, **(named | {"on": self.survivors[self.round]}))
+        return self._federation.mean(held, *rest, **(named | {"on": self._survivors[self._federation.round]}))
 
 
 def local_models(changes: list[str], survivors: Mapping[int, Sequence[int]] | None = None) -> tuple[Any, list[np.ndarray[Any, Any]]]:
@@ -131,11 +137,8 @@ def local_models(changes: list[str], survivors: Mapping[int, Sequence[int]] | No
     config = load_config(APP / "experiment.toml", [*changes, "protection.sum=none"])
     population = build_population(config.data)
     algorithm = config.algorithm_for(population)
-    kind = RemoteFederation if survivors is None else Survivors
-    federation = kind(population.clients, seed=config.run.seed, sampling=config.sampling())
-    if isinstance(federation, Survivors):
-        assert survivors is not None
-        federation.survivors = survivors
+    server = simulate(population.clients, seed=config.run.seed, sampling=config.sampling()).federation
+    federation: Any = server if survivors is None else Survivors(server, survivors)
     state = algorithm.init(federation)
     for number in range(config.training.rounds):
         if survivors is not None and number not in survivors:
@@ -222,7 +225,7 @@ def check_run_folder(there: Path, here: Path, *, exact: bool = True, only_here: 
     cut = None if exact else -1
     assert [message[:cut] for message in heard[0]] == [message[:cut] for message in heard[1]]
     assert files_of(here) - files_of(there) == {"checkpoints/final.json", *only_here}
-    assert files_of(there) - files_of(here) == {"checkpoints/server.json", "stages.jsonl"}
+    assert files_of(there) - files_of(here) == {f"checkpoints/{latest(there / 'checkpoints')}.json", "stages.jsonl"}
     keys = ["algorithm", "dataset", "protection", "clusters", "rounds", "data_digest", "epsilon", "delta", "privacy_unit", "stopped"]
     for key in [*keys, *(("accuracy_mean", "accuracy_worst", "ari") if exact else ())]:
         assert one.get(key) == (pytest.approx(two[key]) if isinstance(two.get(key), float) else two.get(key)), key

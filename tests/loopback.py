@@ -8,8 +8,9 @@ from cflpriv.aggregation.key_holder import RemoteHolder
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript
 from cflpriv.federation import messages as m
-from cflpriv.federation.client import RemoteClient, Settings
+from cflpriv.federation.client import RemoteClient
 from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.settings import Settings
 from cflpriv.federation.store import MemoryStore, Store
 from cflpriv.federation.transport import OverBytes
 from cflpriv.privacy.settings import Privacy

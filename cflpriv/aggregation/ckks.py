@@ -58,7 +58,13 @@ class ClientComparison:
         if setup.digest != epoch.setup or setup.mode != "public-key":
             raise RemoteError("forbidden")
         reduced = np.atleast_2d(sketched(epoch.number, self._settings.protection.sketched)(rows))
-        upload = ckks.encrypt(setup, epoch.announcement, roster.holder, self._settings.identity, reduced)
+        try:
+            upload = ckks.encrypt(setup, epoch.announcement, roster.holder, self._settings.identity, reduced)
+        except LocalError as error:
+            longest = float(np.linalg.norm(reduced, axis=1).max(initial=0.0))
+            if error.code == "out-of-range":
+                error.add_note(f"a vector of norm {longest:.3g} is above protection.ckks_bound = {setup.bound:g}, the public bound; raise it")
+            raise
         return m.Given((m.Named("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)
 
 

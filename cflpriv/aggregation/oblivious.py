@@ -21,7 +21,7 @@ from ..protocols import secagg
 from ..protocols.errors import RemoteError
 from ..protocols.secagg import Sum, counts_of
 from . import secagg as by_group
-from .secagg import check_balance, group_mean
+from .secagg import OBLIVIOUS, check_balance, group_mean
 
 __all__ = ["ClientSum", "ServerSum"]
 
@@ -59,15 +59,16 @@ class ServerSum(by_group.ServerSum):
         limit = self._limit(call, call.contributions)
         first, second = (call.round + 1, 2 * call.number), (call.round + 1, 2 * call.number + 1)
         counted = self._sums.run(
-            {0: self._sums.counts(first, clients, counts, call.k, second)},
+            {OBLIVIOUS: self._sums.counts(first, clients, counts, call.k, second)},
             self._stepper(first, call, asked, "counts", choice), self._exchange, record,
-        )[0]  # fmt: skip
+        )[OBLIVIOUS]  # fmt: skip
         if not isinstance(counted, Sum):
             raise counted
         dimension = size_of(asked.layout)
         terms = self._sums.blocks(counted, second, blocks, dimension, limit)
         check_balance(call, call.contributions, terms)
-        total = self._sums.run({0: terms}, self._stepper(second, call, asked, "blocks", choice), self._exchange, record)[0]
+        step = self._stepper(second, call, asked, "blocks", choice)
+        total = self._sums.run({OBLIVIOUS: terms}, step, self._exchange, record)[OBLIVIOUS]
         if not isinstance(total, Sum):
             raise total
         means: list[GroupMean | None] = [None] * call.k

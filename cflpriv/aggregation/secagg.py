@@ -36,8 +36,10 @@ from ..protocols.secagg import SERVER, MaskKey, Policy, Slot, Sum, Terms
 from ..protocols.secagg.messages import decode_server, survivor_floor
 from ..types import Array, check_array
 
-__all__ = ["ClientSum", "SecureSums", "ServerSum", "bound", "check_balance", "group_mean"]
+__all__ = ["OBLIVIOUS", "ClientSum", "SecureSums", "ServerSum", "bound", "check_balance", "group_mean"]
 
+OBLIVIOUS = -1
+"""The label of a sum whose groups the server does not know."""
 FEWEST_LEVELS = 64
 """A weight quantised to fewer levels distorts its client's share by more than about one per cent."""
 Kind = Literal["sum", "counts", "blocks"]
@@ -80,7 +82,7 @@ class ClientSum:
             raise
         following = machine.next_mask_key()
         if following is not None:
-            self._store.keep(f"mask/{following.slot[0]}.{following.slot[1]}", following, MaskKey.to_bytes)
+            self._store.put(f"mask/{following.slot[0]}.{following.slot[1]}", following.to_bytes())
         if machine.stage is secagg.ClientStage.DONE:
             self._store.drop(name)
         else:
@@ -100,7 +102,8 @@ class ClientSum:
         session = self._store.get("session") or b""
         policy = Policy(session, protection.secagg_mode, self._named(ask), ask.models, protection.smallest_sum, after, None)
         name = f"mask/{ask.slot[0]}.{ask.slot[1]}"
-        key = self._store.load(name, MaskKey.from_bytes)
+        kept = self._store.get(name)
+        key = None if kept is None else MaskKey.from_bytes(kept)
         if key is not None:
             self._store.drop(name)  # before it is used: it serves once
             if kind_of(ask.said) == "Invite":  # who is invited again was not heard: the key that it advertised is used for nothing
@@ -147,11 +150,26 @@ class ClientSum:
         if not weighed(ask.weight, terms, protection.max_weight):
             raise RemoteError("bad-terms")
         weight = ask.weight or float(self._parts.samples())
-        if terms.weight_limit and weight / terms.weight_limit * terms.levels < FEWEST_LEVELS:  # rounding would make another weight of it
-            raise RemoteError("bad-terms")
+        _check_weight(weight, terms)
         if plan is not None and ask.noise is not None:
             vector = share(vector, plan, ask.noise.seed, terms.levels, self._entropy)
         return vector, weight
+
+
+def _check_weight(weight: float, terms: Terms) -> None:
+    """Raises `RemoteError` "bad-terms" for a weight above the limit, or so far below that rounding would make another of it."""
+    limit, why = terms.weight_limit, ""
+    if limit and weight > limit:
+        why = f"its weight is above protection.max_weight = {limit:g}; that maximum is public and must hold for all"
+    elif limit and weight / limit * terms.levels < FEWEST_LEVELS:
+        why = (
+            f"its weight is below {FEWEST_LEVELS} of the {terms.levels} levels up to max_weight = {limit:g}; lower "
+            "protection.max_weight, or use secagg_bits = 32"
+        )
+    if why:
+        error = RemoteError("bad-terms")
+        error.add_note(why)
+        raise error
 
 
 def bound(ask: m.Step, received: bytes) -> bytes:
@@ -350,7 +368,10 @@ class SecureSums:
     def run(
         self, groups: Mapping[int, Terms], step: Callable[[int, bytes], m.Step], exchange: Exchange, record: Recorder
     ) -> dict[int, Sum | TooFewClients]:
-        """Run the sums of all groups, which share no client: each ends with its sum, or with why there is none."""
+        """Run the sums of all groups, which share no client: each ends with its sum, or with why there is none.
+
+        An oblivious sum goes by the label `OBLIVIOUS`.
+        """
         mode = self.settings.mode
         servers: dict[int, secagg.Server] = {}
         ended: dict[int, Sum | TooFewClients] = {}
@@ -409,10 +430,11 @@ class SecureSums:
         for label, terms in groups.items():
             members = [client for client in sorted(said) if outbox[client][0] == label]
             if members:
+                context = {"slot": list(terms.slot)} | ({} if label == OBLIVIOUS else {"group": label})
                 record(
                     f"secagg {kind}", "clients" if up else "server", "server" if up else "clients", members,
                     [{"bytes": np.frombuffer(said[client], dtype=np.uint8)} for client in members],
-                    readers=("server",) if up else ("server", "clients"), context={"group": label, "slot": list(terms.slot)},
+                    readers=("server",) if up else ("server", "clients"), context=context,
                 )  # fmt: skip
 
 

@@ -89,12 +89,16 @@ class ClientSum:
         shown = any(part.clear or part.own for part in (ask.value, *ask.times))
         if shown or len(ask.times) > 1 or not ask.transform.startswith("apply/"):
             raise RemoteError("forbidden")
-        value = self._parts.values.open(ask.value, self._parts.transforms, exchange)
-        for number in ask.times:
-            try:
-                value = times(value, self._parts.values.open(number, self._parts.transforms, exchange))
-            except InputError:
-                raise RemoteError("bad-input") from None
+        opened = self._parts.values.open
+        try:
+            value, *numbers = [opened(one, self._parts.transforms, exchange) for one in (ask.value, *ask.times)]
+        except InputError:  # a secret that others have
+            raise RemoteError("not-held") from None
+        try:
+            for number in numbers:
+                value = times(value, number)
+        except InputError:
+            raise RemoteError("bad-input") from None
         return (yield from self._hidden("apply", ask.transform, np.ravel(value), False))
 
     def _hidden(self, verb: str, purpose: str, vector: Array, fixed: bool) -> Generator[Apply, Array, m.Given]:

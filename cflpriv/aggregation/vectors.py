@@ -46,10 +46,14 @@ def check_new(clients: Sequence[int], epoch: Epoch[Any] | None) -> None:
 
 @dataclass
 class Vectors:
-    """One clustering epoch at the server: vectors, as clients hide them. What is added stays comparable until it closes."""
+    """One clustering epoch at the server: vectors, as clients hide them. What is added stays comparable until it closes.
+
+    `transform` names what hides them: it stays that of the group epoch in which the clustering epoch was opened.
+    """
 
     clients: list[int] = field(default_factory=list)
     rows: list[Array] = field(default_factory=list)
+    transform: str = ""
 
     def extend(self, clients: Sequence[int], rows: Sequence[Array]) -> Gram:
         """The Gram so far, with the new rows (p, d) last."""
@@ -59,10 +63,10 @@ class Vectors:
 
     def saved(self) -> dict[str, Any]:
         """What a checkpoint keeps of the epoch; a session without this method is not resumed."""
-        return {"clients": list(self.clients), "rows": list(self.rows)}
+        return {"clients": list(self.clients), "rows": list(self.rows), "transform": self.transform}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        self.clients, self.rows = list(saved["clients"]), list(saved["rows"])
+        self.clients, self.rows, self.transform = list(saved["clients"]), list(saved["rows"]), saved["transform"]
 
 
 class VectorComparison:
@@ -73,7 +77,6 @@ class VectorComparison:
         self._roll, self._session, self._local, self._named = parts.registry, parts.session, parts.local, parts.named
         self._changed = protection.comparison.hides or protection.sketched is not None
         self.epochs: Epochs[Vectors] = Epochs(lambda number: Vectors())
-        self._names: dict[int, str] = {}
 
     def gram(
         self, held: Held, number: int, clients: Sequence[int], then: Then, against: Held | None, record: Recorder,
@@ -83,7 +86,8 @@ class VectorComparison:
         epoch = None if against is None else self.epochs.of(against)
         check_new(clients, epoch)
         number_of_epoch = self.epochs.count if epoch is None else epoch.number
-        uploads = self._uploads(held, number, clients, number_of_epoch, None if epoch is None else epoch.shape)
+        transform = self._named(f"gram/{number_of_epoch}") if epoch is None else epoch.session.transform
+        uploads = self._uploads(held, number, clients, transform, None if epoch is None else epoch.shape)
         arrived = [client for client in clients if client in uploads]
         rows = [{"rows": uploads[client]} for client in arrived]
         if arrived:  # it left them, also if the comparison comes to nothing
@@ -103,6 +107,7 @@ class VectorComparison:
         ((p, dimension),) = shapes
         if epoch is None:
             epoch = self.epochs.open((p, dimension))
+            epoch.session.transform = transform
         gram = epoch.session.extend(clients, [uploads[client] for client in clients])
         epoch.clients += clients
         if clients:
@@ -110,10 +115,6 @@ class VectorComparison:
         result, evidence = then(GramView(gram, tuple(clients), epoch.memory))
         check_small(result, gram.n)
         return Released(result, evidence)
-
-    def _transform(self, epoch: int) -> str:
-        """The name of an epoch's transform, which stays that of the group epoch in which it was opened."""
-        return self._names.setdefault(epoch, self._named(f"gram/{epoch}"))
 
     def listen(self, say: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
         """Nothing here takes long."""
@@ -127,7 +128,7 @@ class VectorComparison:
         self.epochs.entered.clear()
 
     def _uploads(
-        self, held: Held, number: int, clients: Sequence[int], epoch: int, shape: tuple[int, int] | None
+        self, held: Held, number: int, clients: Sequence[int], transform: str, shape: tuple[int, int] | None
     ) -> dict[int, Array]:  # fmt: skip
         """The vectors of those who gave any, (p, d) each: of the `shape` of the epoch, or else of that which more than half have."""
         if not clients:
@@ -136,16 +137,15 @@ class VectorComparison:
         if self._local is not None:
             self._local.ledger.charge(dict.fromkeys(clients, (self._local.event,)), LOCAL)
             noise = m.Bounded(self._local.privacy.relation, 1.0, self._local.noise_multiplier)
-        purpose = self._transform(epoch) if self._changed else ""
         part = "rows" if self._changed else held.part
-        give = m.Give(self._session, "gram", number, (held.part,), purpose, False, noise)
+        give = m.Give(self._session, "gram", number, (held.part,), transform if self._changed else "", False, noise)
         uploads: dict[int, Array] = {}
         for client, answer in self._roll.ask(dict.fromkeys(clients, give), "gram").items():
             try:
                 if not isinstance(answer, m.Given) or [one.name for one in answer.values] != [part]:
                     raise MalformedMessage
                 value = np.atleast_2d(check_array(f"client {client}: {held.part}", answer.values[0].value))
-                if value.ndim != 2 or np.abs(value).max(initial=0.0) > LARGEST:
+                if value.ndim != 2 or float(np.abs(value).max(initial=0.0)) > LARGEST:
                     raise MalformedMessage
                 uploads[client] = value
             except (MalformedMessage, InputError):

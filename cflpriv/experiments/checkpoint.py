@@ -213,10 +213,13 @@ class Checkpoint:
 
 
 def latest(folder: Path) -> str | None:
-    """The name of the last complete checkpoint in a run's `checkpoints/`: "final", or that of the highest round; None if there is none."""
+    """The name of the last complete checkpoint in a run's `checkpoints/`: "final", or that of the highest round; None if there is none.
+
+    Of a deployed run of an earlier version it is "server", which `load_checkpoint` refuses.
+    """
     if (folder / "final.json").is_file():
         return "final"
-    names = sorted(path.stem for path in folder.glob("round_*.json"))
+    names = sorted(path.stem for path in folder.glob("round_*.json")) or [path.stem for path in folder.glob("server.json")]
     return names[-1] if names else None
 
 
@@ -227,8 +230,8 @@ def load_checkpoint(folder: Path, name: str) -> Checkpoint:
         tree = json.loads(path.read_text(encoding="utf-8"))
         if tree["format"] != FORMAT:
             raise InputError(
-                f"{path}: is of format {tree['format']!r}, of another version; this one goes on from format {FORMAT} only (audit and "
-                "report read finished runs of earlier versions)"
+                f"{path}: is of format {tree['format']!r}, of another version; this one goes on from format {FORMAT} only (finished runs "
+                "of earlier versions can be audited and reported)"
             )
         if tree["digest"] != digest_of(tree):
             raise InputError(f"{path}: does not match its own digest; the checkpoint was changed")

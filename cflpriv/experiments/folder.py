@@ -21,6 +21,7 @@ import numpy as np
 from ..contract.transcript import Transcript
 from ..data.text import TEXTS
 from ..errors import InputError
+from ..federation.registry import EpochEnded
 from ..files import append, write_atomically
 from ..types import ClientData, Population
 from .checkpoint import prune, restore, save_checkpoint
@@ -28,7 +29,7 @@ from .config import Config
 from .measure import recomputed
 from .private import charges, opened
 from .resume import check_same_config, holds_nothing, kept_rows, last_checkpoint, locked, note_resume, put_aside, put_audit_aside
-from .run import Simulation, admit, advance, begin, estimate_record_bytes, finish, population_digest, prepare
+from .run import Simulation, admit, advance, begin, estimate_record_bytes, finish, population_digest, prepare, secrets_of
 
 __all__ = ["environment", "file_digests", "flush", "idle_notes", "interruptible", "plain_json", "run_experiment", "write_measured"]
 
@@ -81,6 +82,8 @@ def run_experiment(
                         for folder in missing[1:]:
                             folder.rmdir()
                 raise
+    except EpochEnded as error:
+        raise InputError(f"{out}: {error}: the resumed run cannot go on, only be begun anew") from None
     except OSError as error:
         kept = "all that was complete is saved; make room or access, and go on with --resume"
         raise OSError(error.errno, f"{error.strerror} ({kept})", error.filename) from None
@@ -107,10 +110,9 @@ def _started(s: Simulation, out: Path, say: Callable[[str], None], tick: Callabl
 
 
 def _write_secrets(s: Simulation, out: Path) -> None:
-    for party in s.config.run.audit_parties:
-        if secrets := s.simulated.secrets(party):
-            (out / "secrets").mkdir(exist_ok=True)
-            write_atomically(out / "secrets" / f"{party.replace(':', '_')}.json", json.dumps({"party": party, **secrets}) + "\n")
+    for party, secrets in secrets_of(s).items():
+        (out / "secrets").mkdir(exist_ok=True)
+        write_atomically(out / "secrets" / f"{party.replace(':', '_')}.json", json.dumps({"party": party, **secrets}) + "\n")
 
 
 def _resumed(
@@ -144,9 +146,9 @@ def _resumed(
     s.federation.transcript.restore(out / "transcript", progress["transcript"])
     s.simulated.engine.paths.update({(task, path): count for task, path, count in progress["engine_paths"]})
     s.state = restore(checkpoint, s.federation, 0 if config.run.insecure_test_entropy else number)
-    for party, drawn in progress["entropy"].items():
-        s.entropy[party].skip(drawn)
     s.simulated.join(progress["online"])
+    for party, drawn in progress["entropy"].items():  # last: greeting clients again draws challenges
+        s.entropy[party].skip(drawn)
     s.rows, s.admitted, s.stopped = kept_rows(out, progress["rounds"]), progress["admitted"], progress["stopped"]
     s.started -= sum(row["seconds"] for row in s.rows)
     s.federation.protection_seconds = s.rows[-1]["protection_seconds"] if s.rows else 0.0
@@ -159,16 +161,12 @@ def _same(s: Simulation, out: Path, progress: Mapping[str, Any]) -> None:
     """`InputError` if the run cannot go on with what is there now: other data, other newcomers, a ledger that has forgotten charges."""
     if progress["data_digest"] != s.digest:
         raise InputError(f"{out}: the run was made with other data than are found now; give the same --data-dir")
-    # earlier versions wrote no newcomers down: they were the last ids
-    last = sorted(client.id for client in s.population.clients)[-len(s.newcomers) :] if s.newcomers else []
-    if sorted(s.newcomers) != sorted(progress.get("newcomers", last)):
+    if list(s.newcomers) != progress["newcomers"]:
         raise InputError(
             f"{out}: the run holds other clients back than this version would as data.newcomers = {len(s.newcomers)} "
-            f"({sorted(progress.get('newcomers', last))}, now {sorted(s.newcomers)}); it can only be begun anew"
+            f"({progress['newcomers']}, now {list(s.newcomers)}); it can only be begun anew"
         )
-    rows = kept_rows(out, progress["rounds"])
-    charged = 1 if rows and rows[-1].get("epsilon") else 0  # all that is known of an older folder
-    opened(s.books, out, progress.get("charges", charged))
+    opened(s.books, out, progress["charges"])
 
 
 def _rounds(s: Simulation, out: Path, say: Callable[[str], None], tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -250,6 +248,8 @@ def _announce(s: Simulation, say: Callable[[str], None]) -> None:
     say(f"{s.algorithm.name} on {s.population.name}: {len(s.population.clients)} clients, protection {s.config.protection.name}{sizes}")
     if described.get("clear") is False:
         say("no clear structure was found in the clients' similarity: one cluster is trained")
+    if s.config.run.release_policy == "off":
+        say("note: run.release_policy = 'off': clients release what deployed clients may refuse")
     for note in s.population.notes:
         say(f"note: {note}")
     for note in idle_notes(s.config):

@@ -93,6 +93,7 @@ def write_report(folder: Path) -> Path:
         sweep=None if sweep is None else Markup(_sweep_section(environment, folder, sweep)),
         runs=runs,
         unfinished=unfinished,
+        unpoliced=[run.label for run in runs if run.summary.get("release_policy") == "off"],
         undetailed=runs[DETAILED:],
         leakage=_leakage(runs),
         recovered=[shown for run in detailed for shown in _recovered(run)],

@@ -33,7 +33,8 @@ from .private import Books, books, spent, summed_up
 from .resume import Counted
 
 __all__ = [
-    "Simulation", "admit", "advance", "begin", "estimate_record_bytes", "finish", "population_digest", "prepare", "several_models", "start",
+    "Simulation", "admit", "advance", "begin", "estimate_record_bytes", "finish", "population_digest", "prepare", "secrets_of", "several_models",
+    "start",
 ]  # fmt: skip
 
 LAST = 10
@@ -115,9 +116,11 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
     }
     given |= {} if private is None else private.options(config.protection, len(ids))
     simulated = simulate(population.clients, **{**given, **options})
-    for party in run.audit_parties:
-        simulated.secrets(party)
-    return Simulation(config, population, algorithm, simulated, None, newcomers=newcomers, entropy=sources, books=private, started=began)
+    simulation = Simulation(
+        config, population, algorithm, simulated, None, newcomers=newcomers, entropy=sources, books=private, started=began
+    )
+    secrets_of(simulation)  # a party that is none is refused before anything runs
+    return simulation
 
 
 def begin(simulation: Simulation) -> None:
@@ -127,6 +130,12 @@ def begin(simulation: Simulation) -> None:
             simulation.state = simulation.algorithm.init(simulation.federation)
         except BudgetExceeded as error:
             raise InputError(f"privacy.epsilon = {simulation.config.privacy.epsilon}: the beginning alone costs more ({error})") from None
+
+
+def secrets_of(simulation: Simulation) -> dict[str, dict[str, str]]:
+    """The secrets of `run.audit_parties`: of clients also where they have none, of the key holder once it has any."""
+    found = {party: simulation.simulated.secrets(party) for party in simulation.config.run.audit_parties}
+    return {party: secrets for party, secrets in found.items() if secrets or party.startswith("client:")}
 
 
 def _check(config: Config, population: Population, ids: list[int], newcomers: tuple[int, ...]) -> None:

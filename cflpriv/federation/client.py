@@ -152,7 +152,10 @@ class RemoteClient:
         in_the_clear = protection.sum == "none" and (protection.floor <= 1 or not self._strict)
         open_sum = ask.verb == "sum" and not protection.sums.hides and not in_the_clear
         if open_sum or (ask.weigh and self._spending.unit != "none"):
-            raise RemoteError("forbidden")
+            error = RemoteError("forbidden")
+            if open_sum:
+                error.add_note(f"floor = {protection.floor} keeps updates from leaving in the clear: use sum = 'secagg', or no floor")
+            raise error
         for part, value in values.items() if ask.verb != "gather" else ():
             if isinstance(value, np.ndarray):  # what is made on demand was checked by its task
                 check_array(f"client {self.number}: {part}", value, kind="biuf")

@@ -211,7 +211,9 @@ class Spending:
 
     def _refused(self, why: str) -> RemoteError:
         log.warning("client %d refuses under its privacy.unit = %r: %s", self._client, self.unit, why)
-        return RemoteError("forbidden")
+        error = RemoteError("forbidden")
+        error.add_note(f"under its privacy.unit = {self.unit!r}: {why}")
+        return error
 
 
 def _text(ledger: Ledger) -> bytes:

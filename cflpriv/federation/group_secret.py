@@ -1,6 +1,6 @@
 """The agreement of clients on the secret of their transforms, over messages: the client half and the server half."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -79,16 +79,14 @@ class Agreement:
         self._server: group.Server | None = None
         self._epoch = self._read = 0
         self.members: frozenset[int] = frozenset()
-        self._removed: set[int] = set()
 
     def named(self, purpose: str) -> str:
         """The name of a purpose's transform under the secret that is in force."""
         epoch = 0 if self._server is None else self._server.terms.epoch
         return f"{purpose}@{epoch}" if epoch else purpose
 
-    def renew(self, removed: Iterable[int], record: Callable[..., None]) -> None:
-        """A new epoch among those who are present, with a fresh secret that the `removed` never get. Raises `TooFewClients`."""
-        self._removed |= set(removed)
+    def renew(self, record: Callable[..., None]) -> None:
+        """A new epoch among those who are present, with a fresh secret that removed clients never get. Raises `TooFewClients`."""
         before = self._server, self.members
         self._server, self.members = None, frozenset()
         try:
@@ -105,13 +103,12 @@ class Agreement:
             "server": b"" if self._server is None else self._server.to_bytes(),
             "epoch": self._epoch,
             "members": sorted(self.members),
-            "removed": sorted(self._removed),
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on from there."""
         self._server = group.Server.from_bytes(saved["server"], self._roster) if saved["server"] else None
-        self._epoch, self.members, self._removed = saved["epoch"], frozenset(saved["members"]), set(saved.get("removed", ()))
+        self._epoch, self.members = saved["epoch"], frozenset(saved["members"])
 
     def extend(self, record: Callable[..., None]) -> None:
         """Agree, once enough are there; then let everybody else who is there get the secret from a member."""
@@ -131,7 +128,7 @@ class Agreement:
         if len(fresh) < smallest:
             return
         terms = group.make_terms(
-            session=self._session, epoch=self._epoch, roster=self._roster, members=fresh, smallest=smallest, removed=self._removed
+            session=self._session, epoch=self._epoch, roster=self._roster, members=fresh, smallest=smallest, removed=self._roll.removed
         )
         self._epoch += 1  # an epoch is tried once
         server = group.Server(terms, self._roster)

@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..contract.handles import Held, Labels, Shared, label_sets
-from ..contract.operations import Parameter
 from ..errors import InputError
 from ..types import Array
+
+if TYPE_CHECKING:  # torch is loaded where something is computed
+    from ..contract.operations import Parameter
 
 __all__ = ["SMALL", "check_small", "choices", "closed", "hash_payload", "made", "owned", "recorded", "wire"]
 
@@ -32,7 +34,7 @@ def blind_places(name: str, value: Array | Shared) -> dict[str, tuple[int, int, 
 
 
 def recorded(
-    params: Mapping[str, Parameter], lists: Mapping[str, list[Any]], chosen: tuple[int, ...]
+    params: "Mapping[str, Parameter]", lists: Mapping[str, list[Any]], chosen: tuple[int, ...]
 ) -> tuple[dict[str, Array], dict[str, tuple[int, int, int]]]:  # fmt: skip
     """For the record: what these clients are sent, in the clear and blind, and where each blind part lies (`blind_places`)."""
     payload: dict[str, Array] = {}
@@ -58,7 +60,7 @@ def hash_payload(payload: Mapping[str, Array]) -> bytes:
 
 
 def choices(
-    params: Mapping[str, Parameter], which: Labels | Held | None, clients: Sequence[int], value: Callable[[Held, int], Any]
+    params: "Mapping[str, Parameter]", which: Labels | Held | None, clients: Sequence[int], value: Callable[[Held, int], Any]
 ) -> tuple[dict[str, list[Any]], dict[int, tuple[int, ...]], bool]:
     """The lists among the parameters, each client's picks from them, and whether any may have several."""
     lists = {name: list(one) for name, one in params.items() if isinstance(one, list | tuple)}

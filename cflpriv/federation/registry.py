@@ -59,7 +59,7 @@ def most_common(said: Sequence[Said]) -> Said | None:
 
 
 class Roll:
-    """The clients of one session. `peers` has what others need to seal something for a client.
+    """The clients of one session. `peers` has what others need to seal something for a client; who is `removed` is not taken back.
 
     `refusals` are (client, stage, word), −1 for a client not known yet; the words are explained in `messages.REFUSALS`.
     """
@@ -76,7 +76,7 @@ class Roll:
         self._signing: dict[int, bytes] = {}
         self._lost: set[int] = set()
         self._ungreeted: set[int] = set()
-        self._removed: set[int] = set()
+        self.removed: set[int] = set()
         self._holder: int | None = None
         self.peers: dict[int, m.Recipient] = {}
         self.refusals: list[tuple[int, str, str]] = []
@@ -105,8 +105,8 @@ class Roll:
 
     def remove(self, clients: Iterable[int]) -> None:
         """These clients are not taken back."""
-        self._removed |= set(clients)
-        self._lost |= self._removed
+        self.removed |= set(clients)
+        self._lost |= self.removed
         self._present = None
 
     def _exchange(self, asks: Mapping[int, m.Ask], stage: str) -> Mapping[int, m.Answer]:
@@ -147,7 +147,7 @@ class Roll:
         client, code = answer.client, ""
         if client >= MOST_CLIENTS or (self._expect is not None and client not in self._expect):
             code = "unknown-client"
-        elif client in self._removed:
+        elif client in self.removed:
             code = "removed"
         elif answer.version != m.VERSION:
             code = "version"

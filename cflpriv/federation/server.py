@@ -48,6 +48,8 @@ __all__ = ["ClientsLost", "EpochEnded", "KeyHolderLost", "RemoteFederation", "Tr
 
 
 SKIPPED = 1 << 10
+FAILED = ("bad-input", "internal", "over-budget")
+"""Error codes that may tell of a client's data: they are paid for. Other refusals follow from its settings."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ class RemoteFederation:
         self._round = self._turn = -1
         self._calls = self._numbers = 0
         self._restored = False
+        self._came: set[int] = set()
         self._known: weakref.WeakKeyDictionary[HeldKey, _Known] = weakref.WeakKeyDictionary()
 
     # --- who and when
@@ -140,6 +143,11 @@ class RemoteFederation:
     def holder_missing(self) -> bool:
         """Whether encrypted comparisons must wait, because the key holder is not there."""
         return self.protection.encrypted and not self._roll.holder
+
+    @property
+    def removed(self) -> frozenset[int]:
+        """The clients that left for good."""
+        return frozenset(self._roll.removed)
 
     @property
     def refusals(self) -> list[tuple[int, str, str]]:
@@ -165,11 +173,16 @@ class RemoteFederation:
         return self.protection.smallest_sum if self.protection.small_clusters == "merge" else 1
 
     def begin_round(self, number: int) -> tuple[int, ...]:
-        """Called before each round; who is at a place not seen before, or did not answer lately, is enrolled (again). Who came."""
+        """Called before each round; who is at a place not seen before, or did not answer lately, is enrolled (again).
+
+        Who came, now or since the last round began.
+        """
         self._round, self._calls = number, 0
         self._turn += 1
         self._roll.round, self._roll.call = number, 0
-        return self.enrol()
+        came = self._came.union(self.enrol())
+        self._came.clear()
+        return tuple(sorted(came & self._here))
 
     def _next_call(self) -> int:
         """The number of a call that has one within its round."""
@@ -181,7 +194,8 @@ class RemoteFederation:
         """Where the server stands, for a checkpoint: no client's value, and no secret but the session's name."""
         counters = {"round": self._round, "turn": self._turn, "numbers": self._numbers, "epochs": self.epochs.count}
         agreement = None if self._agreement is None else self._agreement.saved()
-        return {"session": self.session, **counters, "calls": self._calls, "bare": self.bare.saved(), "agreement": agreement}
+        who = {"removed": sorted(self.removed), "agreement": agreement}
+        return {"session": self.session, **counters, "calls": self._calls, "bare": self.bare.saved(), **who}
 
     def restore(self, saved: Mapping[str, Any], resumed: int = 1) -> None:
         """Go on from there in a new process, after the `resumed`-th interruption.
@@ -196,6 +210,7 @@ class RemoteFederation:
         self._round, self._turn, self._calls = saved["round"], saved["turn"] + skipped, saved["calls"]
         self._numbers, self.epochs.count = saved["numbers"] + skipped, saved["epochs"] + skipped
         self.bare = Bare(**saved["bare"])
+        self._roll.remove(saved["removed"])
         if self._agreement is not None and saved["agreement"] is not None:
             self._agreement.restore(saved["agreement"])
 
@@ -230,7 +245,7 @@ class RemoteFederation:
     def _greet_lost(self) -> None:
         """Who gave no answer lately may be there again: it missed one operation, not the round."""
         if came := self._roll.greet_lost():
-            self._entered(came)
+            self._came.update(self._entered(came))
 
     def stream(self, purpose: str, client: int = -1) -> Stream:
         return stream(self.seed, purpose, self._round, client)
@@ -276,12 +291,13 @@ class RemoteFederation:
         before = len(self.refusals)
         try:
             answers = self._ask(asks, "compute")
-        except Exception:  # of a simulated client, which ends the run: it names one, and so tells of those before it, too
-            self._failed(task, params, which, clients)
+        except Exception as error:  # of a simulated client, which ends the run: it names one, and so tells of those before it, too
+            if getattr(error.__cause__, "code", "internal") in FAILED:
+                self._failed(task, params, which, clients)
             raise
         layouts = {client: answer.parts for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.result}
         if self.accounts is not None:  # that they failed was told
-            said_so = {client for client, _, word in self.refusals[before:] if word in ("bad-input", "internal", "over-budget")}
+            said_so = {client for client, _, word in self.refusals[before:] if word in FAILED}
             self._failed(task, params, which, sorted(said_so | (set(answers) - set(layouts))))
         if not layouts:
             raise TrainingDiverged(f"{type(task).__name__} in round {self._round}: no client has a result")
@@ -351,7 +367,7 @@ class RemoteFederation:
         self._check_known(clients)
         self._roll.remove(clients)
         if self._agreement is not None:
-            self._agreement.renew(clients, self._record("group"))
+            self._agreement.renew(self._record("group"))
 
     def _failed(self, task: Task, params: Mapping[str, Parameter], which: Labels | Held | None, clients: Sequence[int]) -> None:
         """Clients that have no result pay as if they had released one: that they have none is told."""
@@ -436,7 +452,9 @@ class RemoteFederation:
         labels = self._group_labels(None if oblivious else groups, clients, k)
         clients = [client for client in clients if client in labels]
         if self.protection.secure and any(len(several) > 1 for several in labels.values()):
-            raise InputError("mean: overlapping groups under secure aggregation: the difference of two sums would show an individual")
+            raise InputError(
+                f"mean: overlapping groups under sum = {self.protection.sum!r}: the difference of two sums would show an individual"
+            )
         if weights == "examples" and self.accounts is not None:
             raise InputError("mean: weights = 'examples' under privacy.unit = 'sample' would release sample counts; use 'equal'")
         contributions = tuple(Contribution(client, {}, weight[client] or 1.0, labels[client]) for client in clients)
@@ -502,6 +520,7 @@ class RemoteFederation:
             self._settle(to, recipients, "relay")  # first: who pays for `held` follows from these choices
             asked = requests(self._roll, self.session, recipients, self._known[to.key].number, to.parts)
         elif to is not None:
+            self._check_known(sorted({*to, *(sender for senders in to.values() for sender in senders)}))
             asked = {client: set(to[client]) for client in recipients}
         wanted = {client: sorted(senders & set(present)) for client, senders in asked.items()}
         self._settle(held, [sender for sender in present if any(sender in senders for senders in wanted.values())], "relay")
@@ -627,6 +646,8 @@ def _weight(weights: str | Mapping[int, float], client: int) -> float:
     """A public weight, 0 for the client's own sample count."""
     if isinstance(weights, str):
         return 1.0 if weights == "equal" else 0.0
+    if client not in weights:
+        raise InputError(f"mean: no weight for client {client}")
     weight = float(weights[client])
     if not (np.isfinite(weight) and weight > 0):
         raise InputError(f"mean: client {client} has weight {weight}; weights are finite and above 0")

@@ -58,6 +58,7 @@ class ObjectStore:
 
     def put(self, name: str, value: bytes) -> None:
         self._values[name] = value
+        self._writers.pop(name, None)
 
     def load(self, name: str, read: Callable[[bytes], T]) -> T | None:
         value: Any = self._values.get(name)

@@ -49,10 +49,17 @@ class Transforms:
         self._secrets, self.kind, self._cache = secrets, kind, cache
 
     def __call__(self, name: str, dimension: int, kind: str | None = None) -> Transform:
-        """Raises `RemoteError` "no-secret" for an epoch whose secret is not held, "used-transform" for a second name of one transform."""
+        """Raises `InputError` for an epoch whose secret is not held and will not be.
+
+        Raises `RemoteError` "no-secret" for a later one, "used-transform" for a second name of one transform.
+        """
         epoch = group_epoch(name)
         if epoch not in self._secrets:
-            raise RemoteError("no-secret")
+            if epoch > max(self._secrets):
+                raise RemoteError("no-secret")
+            raise InputError(
+                f"a client that came after a removal lacks the secret of transform {name!r}: cluster anew, or have a member fold it"
+            )
         return self._cache.transform(kind or self.kind, self._secrets[epoch], name, dimension)
 
 

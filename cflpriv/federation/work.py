@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from ..errors import InputError
 from ..protocols.entropy import Entropy
 from ..protocols.errors import RemoteError
 from ..types import Array, ClientData
@@ -33,8 +34,15 @@ Choice = int | tuple[int, ...] | None
 
 
 def told(ask: m.Compute) -> bytes:
-    """The name of all that a client is told to compute: the task and its noise, what goes into it, which of it, when."""
-    return sha256(m.encode(msgspec.structs.replace(ask, held=0, live=()))).digest()
+    """The name of all that a client is told to compute: the task and its noise, what goes into it, which of it, when.
+
+    A task that does not travel, such as one of an experiment's own, is named by its type and fields.
+    """
+    try:
+        task = ask.task.data
+    except InputError:
+        task = f"{type(ask.task.task).__module__} {ask.task.task!r}".encode()
+    return sha256(m.encode(msgspec.structs.replace(ask, task=m.Carried(UnknownTask(task)), held=0, live=()))).digest()
 
 
 def models_in(task: Any) -> list[Any]:

@@ -78,8 +78,10 @@ def serve(
     With `resume` a run that ended early goes on from its last complete round, also as another run of a restarted SuperLink: clients need
     their state in files for that. One that never started starts.
 
-    Raises `InputError` if `out` exists (or holds another experiment), or fewer than `clients` answer in time.
+    Raises `InputError` if `out` exists (or holds another experiment), fewer than `clients` answer in time, or the release policy is "off".
     """
+    if config.run.release_policy == "off":
+        raise InputError("run.release_policy = 'off': is for simulated clients; deployed ones keep to their own release policy")
     out = Path(out)
     algorithm = config.algorithm_for(described)
     private = _books(config, algorithm)
@@ -99,8 +101,7 @@ def serve(
     transcript = Transcript(config.run.record, config.run.record_rounds or None, config.run.record_clients or None)
     federation = RemoteFederation(
         OverBytes(transport), protection=config.protection, sampling=config.sampling(), seed=config.run.seed, roster=roster,
-        transcript=transcript,
-        session=None if checkpoint is None else checkpoint.session,
+        transcript=transcript, session=None if checkpoint is None else checkpoint.session,
         **({} if private is None else private.options(config.protection, max(clients, 0 if roster is None else len(roster.keys)))),
     )  # fmt: skip
     state: Any = None
@@ -116,7 +117,7 @@ def serve(
 
     if checkpoint is not None:
         state, progress = restore(checkpoint, federation), checkpoint.progress
-        opened(private, out, progress.get("charges", 1))  # of an older folder it is not known how many
+        opened(private, out, progress["charges"])
         rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text(encoding="utf-8").splitlines()[: progress["rounds"]]]
         cut_transcript(out / "transcript", progress["transcript"]["messages"], out / "interrupted" / str(progress["rounds"]))
         transcript.restore(out / "transcript", progress["transcript"])
@@ -216,7 +217,7 @@ def _summary(
     clusters = len(set(clustering.labels)) if clustering else one
     names = [f"{kind}_{what}" for kind in ("accuracy", "local_accuracy") for what in ("mean", "std", "worst")]
     return {
-        "algorithm": algorithm.name, "dataset": described.name, "protection": config.protection.name,
+        "algorithm": algorithm.name, "dataset": described.name, "protection": config.protection.name, "release_policy": "strict",
         **{name: measured[-1].get(name) if measured else None for name in names},
         "accuracy_mean_last_rounds": float(np.mean([row["accuracy_mean"] for row in last])) if last else None,
         "local_accuracy_mean_last_rounds": None, "last_rounds": len(last),

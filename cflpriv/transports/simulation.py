@@ -53,18 +53,21 @@ class Simulated:
 
     @property
     def online(self) -> set[int]:
-        """The clients that are there."""
-        return self.transport.online & set(self.data)
+        """The clients that are there, without those that were removed."""
+        return (self.transport.online & set(self.data)) - self.federation.removed
 
     @property
     def engine(self) -> Engine:
         return self.transport.host.engine
 
     def join(self, clients: Sequence[int]) -> None:
-        """Clients come online and enrol."""
+        """Clients come online and enrol. `InputError` for unknown ones, and for those that were removed."""
         unknown = sorted(set(clients) - set(self.data))
         if unknown:
             raise InputError(f"join: there is no data for clients {unknown}")
+        removed = sorted(self.federation.removed.intersection(clients))
+        if removed:
+            raise InputError(f"join: clients {removed} were removed for good")
         self.transport.online |= set(clients)
         self.federation.enrol()
 
@@ -146,8 +149,8 @@ def simulate(
     """A federation whose clients, known by their ids, are in this process.
 
     `present` clients are there from the start (default: all); others may `join`. `entropy` gives each party ("server", "client 3",
-    "key-holder") its own source of secrets; tests may pass a public one. `privacy` is what clients demand, `accounts`, `clipped` and
-    `local` what the server does about it. With `release_policy = "off"` clients release what a deployed client would refuse to. `identities`,
+    "key-holder") its own source of secrets; tests may pass a public one. `privacy` is what clients demand; `accounts`, `clipped`, `local`
+    are what the server does about it. With `release_policy = "off"` clients release what a deployed client would refuse to. `identities`,
     `session` and `stores` are those of a run that is resumed, whose clients are not greeted before the server is restored.
 
     Raises `InputError` for ids that repeat, and for those that are not 0, 1, 2, … where clients' keys are pinned on a roster.

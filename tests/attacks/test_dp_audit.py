@@ -5,17 +5,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import cflpriv.tasks.evaluation as evaluation
+import cflpriv.privacy.private_signatures as private_signatures
+import cflpriv.federation.client as remote_client
+import cflpriv.tasks.training as training
 import numpy as np
 import pytest
 import torch
 from attack_scenes import QUICK, case, config, population_of
 from scipy import stats
 
-import cflpriv.privacy.client_level as client_level
-import cflpriv.privacy.private_signatures as private_signatures
 import cflpriv.protocols.mechanisms as mechanisms
-import cflpriv.tasks.evaluation as evaluation
-import cflpriv.tasks.training as training
 from cflpriv.attacks import ATTACKS, dp_mechanisms, dp_run
 from cflpriv.attacks.dp_audit import AuditResult, audit, ceiling, epsilon_lower_bound, guess, numbers_of_guesses, p_value
 from cflpriv.attacks.dp_mechanisms import GAMES, Game, quiet
@@ -260,7 +260,7 @@ def of_rows(rows: Any, event: Any, entropy: Any) -> Any:
         ("stocfl", {}, "signature_epsilon", (private_signatures, "gaussian_sum"), of_sum),
         ("pfedlia", {"relation": "replace_one"}, "signature_epsilon", (private_signatures, "gaussian_sum"), of_sum),
         ("ifca", {}, "choice_epsilon", (evaluation, "noisy_argmin"), of_choice),
-        ("pacfl", {"unit": "client", "samples": 0, "local": ["gram"]}, "signature_epsilon", (client_level, "local_rows"), of_rows),
+        ("pacfl", {"unit": "client", "samples": 0, "local": ["gram"]}, "signature_epsilon", (remote_client, "local_rows"), of_rows),
     ],
 )
 def test_a_release_that_a_run_makes_without_noise_is_caught(

@@ -180,7 +180,7 @@ def test_what_was_sketched_before_a_transform_is_opened_as_sketched() -> None:
     """A colluder turns sketched gradients at the anchor back into those that travel where the sketch is all there is."""
     opened = []
     for stages, adversary in ((["sketch"], "server"), (["sketch", "hadamard"], "server+1")):
-        made = config({"name": "stocfl"}, {"gram": stages, "sketch_dim": 96, "sum": "secagg"}, data=DATA)
+        made = config({"name": "stocfl"}, {"gram": stages, "sketch_dim": 96, "sum": "secagg"}, data=DATA, run={"release_policy": "off"})
         seen = case_of(fresh_scene(made, build_population(made.data), 1, QUICK), adversary, QUICK)
         opened.append(representations_in(seen.view, dimension_of(seen)))
     assert len(opened[0]) == 10

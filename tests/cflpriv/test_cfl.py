@@ -26,7 +26,7 @@ from cflpriv.engine import Engine
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError, TooFewClients
 from cflpriv.experiments import parse_config
-from cflpriv.experiments.checkpoint import flatten, save_checkpoint
+from cflpriv.experiments.checkpoint import save_checkpoint
 from cflpriv.experiments.run import prepare
 from cflpriv.federation.server import RemoteFederation
 from cflpriv.tasks.evaluation import Losses
@@ -387,13 +387,20 @@ def test_the_tree_lands_on_disk(grown: tuple[Population, Any, RemoteFederation, 
     from safetensors.numpy import load_file
 
     _, algorithm, fed, state = grown
-    save_checkpoint(tmp_path, "final", state, fed)
+    save_checkpoint(tmp_path, "final", state, fed, simulated=eye(fed))
     tree = json.loads((tmp_path / "final.json").read_text())["state"]["fields"]["tree"]["items"]
     assert [node["fields"]["parent"] for node in tree] == [node.parent for node in state.tree]
     arrays = load_file(tmp_path / "final.safetensors")
     np.testing.assert_array_equal(arrays["state/tree/0/model/clear"], state.tree[0].model.clear)
-    held = flatten(state)[2]
-    assert any("/updates/" in name for name in held)
+    kept = load_file(tmp_path / "final.clients.safetensors")
+    splits = [node.updates for node in state.tree if node.updates is not None]
+    assert splits
+    for updates in splits:
+        number = fed.known(updates.key)["number"]
+        for client in updates.clients:
+            update = kept[f"parties/{client}/held/{number}/{updates.part}"]
+            np.testing.assert_array_equal(update, eye(fed).peek(client, updates))
+    assert not any("update" in name for name in arrays)
     described = algorithm.describe(state)["parameter_tree"]
     assert described[0]["clients"] == list(range(12))
     json.dumps(described)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from command_line import in_process
 from safetensors.numpy import load_file
-from scenes import federation, population
+from scenes import population
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.attacks.leakage import prior_of
@@ -121,12 +121,12 @@ def test_a_configuration_of_ifcas_gradient_averaging_is_line_13_whatever_clients
     kept = zip(scene.clients, (40, 5, 5, 5), strict=True)
     scene = replace(scene, clients=tuple(replace(one, x_train=one.x_train[:n], y_train=one.y_train[:n]) for one, n in kept))
     simulation = start(config, population=scene)
-    before = simulation.eye(federation).peek(0, simulation.state.restarts[0].models[0])
+    before = simulation.simulated.peek(0, simulation.state.restarts[0].models[0])
     advance(simulation)
     task = Gradient(config.model_for(scene))
     given = [TaskInput(one, {"model": before}, {}, Streams(0, 0, one.id)) for one in scene.clients]
     expected = before - 0.1 * np.mean([np.asarray(task.run(one)["gradient"]) for one in given], axis=0)
-    np.testing.assert_allclose(simulation.eye(federation).peek(0, simulation.state.restarts[0].models[0]), expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(simulation.simulated.peek(0, simulation.state.restarts[0].models[0]), expected, rtol=0, atol=1e-12)
 
 
 def test_set_changes_keys(tmp_path: Path) -> None:
@@ -234,9 +234,9 @@ def test_runs_with_and_without_protection_draw_the_same() -> None:
 
 def test_cryptographic_secrets_differ_between_runs() -> None:
     secure = {"insecure_test_entropy": False}
-    secrets = [start(small(run=secure, protection=HAAR)).eye(federation).secrets("client:0")["group_secret"] for _ in range(2)]
+    secrets = [start(small(run=secure, protection=HAAR)).simulated.secrets("client:0")["group_secret"] for _ in range(2)]
     assert secrets[0] != secrets[1]
-    fixed = [start(small()).eye(federation).secrets("client:0")["group_secret"] for _ in range(2)]
+    fixed = [start(small(protection=HAAR)).simulated.secrets("client:0")["group_secret"] for _ in range(2)]
     assert fixed[0] == fixed[1]
 
 

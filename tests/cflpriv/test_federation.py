@@ -1,6 +1,6 @@
 """The contract of the verbs, shown with small fakes: what later protections and algorithms rely on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -10,16 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import PROTECTIONS, Echo, Make, eye, federation, parity, population
 
-from cflpriv.clustering.similarity import Gram
-from cflpriv.contract.calls import Channels, ClearGather, ClearGram, ClearSum, Recorder, SumCall, above_floor, channels, weighted_mean
-from cflpriv.contract.handles import GroupMean, Held, Own, Shared
+from cflpriv.contract.handles import Held, Own, Shared
 from cflpriv.contract.operations import GramView, Sampling
 from cflpriv.contract.protection import Protection
-from cflpriv.contract.transcript import Message, Transcript
+from cflpriv.contract.transcript import Transcript
 from cflpriv.engine import TaskInput
 from cflpriv.errors import InputError
-from cflpriv.federation.transforms import Transforms
-from cflpriv.protocols.entropy import public_entropy
+from cflpriv.federation.values import to_bytes
 from cflpriv.protocols.errors import TooFewClients
 from cflpriv.types import Array, Parts
 
@@ -28,10 +25,6 @@ def looked_at(view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     view.memory["seen"] = view.memory.get("seen", 0) + len(view.new)
     matrix = view.gram.matrix()
     return {"seen": view.memory["seen"], "n": view.gram.n}, {"gram": matrix}
-
-
-def held_payload_readers(messages: Sequence[Message]) -> set[str]:
-    return {reader for message in messages for reader in message.readers}
 
 
 # --- compute
@@ -93,15 +86,23 @@ def test_nothing_leaves_in_compute_and_memory_stays() -> None:
 
 
 def test_values_are_dropped_with_the_last_handle() -> None:
+    """Clients drop them at their next task."""
+
+    def kept(client: int) -> list[str]:
+        return [name for name in eye(fed).stores[client].names() if name.startswith("held/")]
+
     fed = federation(population())
     held = fed.compute(Make())
-    assert len(fed.side.values) == 1
+    assert [kept(client) for client in fed.clients] == [["held/1"]] * 8
     part = held["vector"]
     del held
-    assert len(fed.side.values) == 1
+    later = fed.compute(Echo(()))
+    assert [kept(client) for client in fed.clients] == [["held/1", "held/2"]] * 8
     assert eye(fed).peek(0, part).shape == (10,)
     del part
-    assert len(fed.side.values) == 0
+    assert list(fed.numbers()) == [later.key]
+    fed.compute(Echo(()))
+    assert [kept(client) for client in fed.clients] == [["held/2", "held/3"]] * 8
 
 
 def test_a_missing_label_or_part_is_named() -> None:
@@ -210,48 +211,6 @@ def test_held_groups_are_gathered_and_recorded_unless_oblivious() -> None:
     assert [(m.verb, m.kind) for m in fed.transcript.messages] == [("gather", "choice"), ("mean", "update")]
 
 
-@dataclass(frozen=True)
-class ObliviousSum:
-    """A fake of an oblivious sum: it works on labels that the server never sees, and reports sums only."""
-
-    name: str = "oblivious"
-    private_weights: bool = True
-    oblivious: bool = True
-    overlapping: bool = True
-    binds_models: bool = False
-
-    def means(self, call: SumCall, record: Recorder) -> tuple[GroupMean | None, ...]:
-        groups = above_floor(call)
-        record("masked", "clients", "server", [one.client for one in call.contributions], {"masked": np.zeros(1)}, readers=())
-        means: list[GroupMean | None] = [None] * call.k
-        for label in groups:
-            members = call.members(label)
-            total = {
-                name: Shared(weighted_mean([m.parts[name] for m in members], [m.weight for m in members])) for name in members[0].parts
-            }
-            means[label] = GroupMean(total, None, len(members))
-        return tuple(means)
-
-
-def test_an_oblivious_sum_keeps_choices_with_the_client() -> None:
-    fed = federation(population(), channels_of=lambda p, t, c, e: Channels(ClearGram(), ObliviousSum(), ClearGather()))
-    made = fed.compute(Make())
-    even, odd = fed.mean(made["one"], groups=made["choice"], k=2)
-    assert even is not None
-    assert odd is not None
-    assert even.parts["one"].value() == pytest.approx(np.mean([c for c in fed.clients if c % 2 == 0]))
-    assert [m.verb for m in fed.transcript.messages] == ["mean"]
-    assert all("labels" not in m.context for m in fed.transcript.messages)
-
-
-@dataclass(frozen=True)
-class StrictSum(ClearSum):
-    """A fake of a sum in which groups may not share members."""
-
-    name: str = "strict"
-    overlapping: bool = False
-
-
 def test_overlapping_groups_are_means_of_their_members_or_refused_by_name() -> None:
     fed = federation(population())
     made = fed.compute(Make())
@@ -261,8 +220,8 @@ def test_overlapping_groups_are_means_of_their_members_or_refused_by_name() -> N
     assert odd is not None
     assert even.parts["one"].value() == pytest.approx(np.mean([0, 2, 4, 6]))
     assert odd.parts["one"].value() == pytest.approx(np.mean([0, 1, 3, 5, 7]))
-    strict = federation(population(), channels_of=lambda p, t, c, e: Channels(ClearGram(), StrictSum(), ClearGather()))
-    with pytest.raises(InputError, match="overlapping groups under sum = 'strict'"):
+    strict = federation(population(), Protection(sum="secagg"))
+    with pytest.raises(InputError, match="overlapping groups under sum = 'secagg'"):
         strict.mean(strict.compute(Make())["one"], groups=labels, k=2)
 
 
@@ -410,42 +369,6 @@ def test_epochs_use_fresh_transforms() -> None:
     assert not np.allclose(one, two)
 
 
-class KeyHolderGram:
-    """A fake of an encrypted Gram: only the key holder reads the rows, and only labels come back."""
-
-    where: Literal["server", "key-holder"] = "key-holder"
-    evidence = False
-
-    def open(self, epoch: int) -> "KeyHolderSession":
-        return KeyHolderSession()
-
-
-class KeyHolderSession:
-    def __init__(self) -> None:
-        self.clients: list[int] = []
-        self.rows: list[Array] = []
-
-    def upload(self, client: int, rows: Array) -> Mapping[str, Array]:
-        return {"sealed": rows[::-1].copy()}
-
-    def extend(self, clients: Sequence[int], uploads: Sequence[Mapping[str, Array]], p: int, record: Recorder) -> Gram:
-        self.clients += clients
-        self.rows += [upload["sealed"][::-1] for upload in uploads]
-        return Gram.of_vectors(self.clients, np.stack(self.rows))
-
-
-def test_with_a_key_holder_only_labels_come_back() -> None:
-    fed = federation(population(), channels_of=lambda p, t, c, e: Channels(KeyHolderGram(), ClearSum(), ClearGather()))
-    released = fed.gram(fed.compute(Make())["rows"], then=looked_at)
-    assert released.evidence is None
-    assert released.result["n"] == 8
-    up, back = fed.transcript.messages
-    assert (up.target, up.readers) == ("key-holder", ("key-holder",))
-    assert (back.source, back.target) == ("key-holder", "server")
-    assert back.payload is not None
-    assert all(array.dtype.kind in "iub" for array in back.payload.values())
-
-
 def test_real_numbers_may_not_pass_as_a_result() -> None:
     fed = federation(population())
     with pytest.raises(TypeError, match="'angle'"):
@@ -474,17 +397,18 @@ def test_relay_reaches_recipients_and_not_the_server() -> None:
     assert message.readers == ("clients",)
     assert dict(zip(message.clients, message.peers, strict=True))[1] == (0, 3)
     assert message.copies == 3
-    assert message.bytes_each == 10 * 8 + 28
+    assert message.bytes_each == len(to_bytes({"vector": eye(fed).peek(1, made["vector"])})) + 12 + 16  # a nonce and a tag
     assert fed.transcript.messages[-2].kind == "request"
     held = fed.relay(made["vector"], to=made["choice"])
     assert set(eye(fed).peek(5, held)) == {1}
-    with pytest.raises(InputError, match=r"\[77\]"):
-        fed.relay(made["vector"], to={0: (77,)})
+    for unknown in ({0: (77,)}, {77: (0,)}):
+        with pytest.raises(InputError, match=r"\[77\]"):
+            fed.relay(made["vector"], to=unknown)
     asked = [m for m in fed.transcript.messages if m.kind == "request"]
     assert asked[0].clients == (0, 3)  # who did not ask is not heard
     eye(fed).leave([1])
-    with pytest.raises(InputError, match=r"\[1\], who are absent"):
-        fed.relay(made["vector"], to={0: (1,)})
+    assert set(eye(fed).peek(0, fed.relay(made["vector"], to={0: (1, 2)}))) == {2}  # who is absent is left out
+    assert fed.transcript.messages[-1].clients == (2,)
     seen = fed.compute(Echo(()), {"peers": held})
     assert isinstance(seen, Held)
 
@@ -538,9 +462,10 @@ def test_the_order_of_clients_does_not_matter() -> None:
 
 
 def test_secrets_belong_to_clients() -> None:
-    fed = federation(population())
+    fed = federation(population(), PROTECTIONS["haar"])
     assert eye(fed).secrets("server") == {}
     assert len(bytes.fromhex(eye(fed).secrets("client:0")["group_secret"])) == 32
+    assert eye(federation(population())).secrets("client:0") == {}
     for party in ("client:99", "client:x", "nobody"):
         with pytest.raises(InputError, match=party):
             eye(fed).secrets(party)
@@ -556,9 +481,11 @@ def test_no_secret_is_in_the_transcript() -> None:
         assert secret.hex() not in repr(message.context)
         for array in (message.payload or {}).values():
             assert secret[:8] not in array.tobytes()
-    assert secret.hex() not in repr(fed.protection) + repr(held) + repr(
-        channels(fed.protection, Transforms(secret), fed.clients, public_entropy("x"))
-    )
+    of_client = eye(fed).client(0)
+    shown = [repr(one) for one in (fed, eye(fed), held, of_client, of_client._settings, of_client._hidden.transforms())]
+    own = eye(fed).identities[0]
+    for hidden in (secret, own.signing_seed, own.encryption_seed):
+        assert not any(one in text for text in shown for one in (hidden.hex(), repr(hidden)))
 
 
 def test_unknown_protections_are_refused_by_name() -> None:
@@ -683,7 +610,7 @@ def test_labels_must_be_whole_numbers_and_private_ones_have_no_cohort() -> None:
     with pytest.raises(InputError, match="per_cluster"):
         fed.cohort(made["choice"])
     assert fed.labels(made["choice"]) == parity(fed.clients)
-    private = federation(population(), channels_of=lambda p, t, c, e: Channels(ClearGram(), ObliviousSum(), ClearGather()))
+    private = federation(population(), Protection(sum="secagg-oblivious"))
     assert private.labels(private.compute(Make())["choice"]) is None
 
 

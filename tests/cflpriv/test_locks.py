@@ -15,7 +15,7 @@ from cflpriv.experiments.resume import holds_nothing, locked
 from cflpriv.federation.store import DiskStore
 
 HOLD_FOLDER = "from cflpriv.experiments.resume import locked as hold"
-HOLD_STORE = "from cflpriv.remote.store import DiskStore; hold = lambda folder: DiskStore(folder).alone()"
+HOLD_STORE = "from cflpriv.federation.store import DiskStore; hold = lambda folder: DiskStore(folder).alone()"
 
 
 def process(code: str, folder: Path) -> subprocess.Popen[str]:

@@ -231,11 +231,8 @@ def test_scores_are_finite_where_a_models_loss_is_not() -> None:
     huge = np.full(train.model.dimension, 3e38, np.float32) * np.where(np.arange(train.model.dimension) % 2, 1, -1).astype(np.float32)
     task = Influence(train.model, 0.25, (0, 1, 2))
     data = scene.clients[4]
-    row = np.asarray(
-        task.run(
-            TaskInput(data, {"model": warm, "updates": {0: eye(fed).peek(0, held), 1: huge, 2: eye(fed).peek(2, held)}}, {}, Streams(0, -1, 4))
-        )["scores"]
-    )  # fmt: skip
+    updates = {0: eye(fed).peek(0, held), 1: huge, 2: eye(fed).peek(2, held)}
+    row = np.asarray(task.run(TaskInput(data, {"model": warm, "updates": updates}, {}, Streams(0, -1, 4)))["scores"])
     before = eye(fed).peek(4, plain)
     np.testing.assert_allclose(row[[0, 2]], before[[0, 2]])
     x, y = flat(data, split(data, 0.25, 0)[1])

@@ -5,7 +5,8 @@ Statistical tests run on fixed public entropy and reject at p < 1e-6.
 
 import json
 import math
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -16,7 +17,6 @@ import scenes
 from scipy import stats
 
 from cflpriv.algorithms import ALGORITHMS
-from cflpriv.contract.calls import channels
 from cflpriv.contract.handles import Own, Shared
 from cflpriv.contract.protection import Protection
 from cflpriv.engine import Engine, Streams, TaskInput
@@ -25,7 +25,8 @@ from cflpriv.errors import CflprivWarning, InputError, TrainingDiverged
 from cflpriv.experiments import advance, load_config, parse_config, run_experiment
 from cflpriv.experiments.config import Config
 from cflpriv.federation.server import RemoteFederation
-from cflpriv.privacy.client_level import ClippedMean, Shares, _skellam, client_channels
+from cflpriv.federation.values import Origin
+from cflpriv.privacy.client_level import Shares, _skellam, client_noise
 from cflpriv.privacy.private_signatures import NoisyGradient, noisy_principal_vectors, sketch_directions, unit_rows
 from cflpriv.privacy.receipts import Accounts
 from cflpriv.privacy.settings import Noise, Privacy, Releases, plan
@@ -38,16 +39,58 @@ from cflpriv.protocols.mechanisms import noisy_argmin
 from cflpriv.tasks.evaluation import Losses
 from cflpriv.tasks.signatures import PrincipalVectors
 from cflpriv.tasks.training import Gradient, Train
-from cflpriv.types import Array, ClientData, Parts, Population
+from cflpriv.types import Array, ClientData, Population
 
 ALPHA = 1e-6
 RELATIONS: tuple[Literal["add_remove", "replace_one"], ...] = ("add_remove", "replace_one")
 NOISE = Noise("add_remove", 1.5, 2.0, 0.5, 1.0, 0.25, 20, 0, 4.0, 0)
 
 
-def federation(scene: Population, noise: Noise = NOISE, epsilon: float = 50.0, **options: Any) -> tuple[RemoteFederation, Ledger]:
+def federation(
+    scene: Population, noise: Noise = NOISE, epsilon: float = 50.0, demand: bool = True, **options: Any
+) -> tuple[RemoteFederation, Ledger]:
+    """A server with its ledger. Its clients `demand` the same, by ledgers of their own, or take the server's word."""
     ledger = Ledger(Budget(epsilon, 1e-5, noise.relation, "sample"))
-    return scenes.federation(scene, accounts=Accounts(noise, ledger), noise_source=public_entropy("noise"), **options), ledger
+    privacy = Privacy("sample", noise.relation, epsilon, 1e-5, samples=noise.samples, sketch_dim=noise.sketch_dim) if demand else Privacy()
+    return scenes.federation(scene, accounts=Accounts(noise, ledger), privacy=privacy, **options), ledger
+
+
+@dataclass(frozen=True)
+class Half:
+    """A task whose choice carries noise, and its vector of `size` numbers does not."""
+
+    size: int = 3
+    noisy: bool = False
+    parts: ClassVar[tuple[str, ...]] = ("choice", "vector")
+    keeps: ClassVar[tuple[str, ...]] = ("vector",)
+    covers: ClassVar[Mapping[str, tuple[str, ...]]] = {"choice": ("choice",)}
+
+    @property
+    def events(self) -> dict[str, ChoiceEvent]:
+        return {"choice": ChoiceEvent(0.5, "add_remove", "sample")} if self.noisy else {}
+
+    def private(self, noise: Noise) -> "Half":
+        return replace(self, noisy=True)
+
+    def run(self, given: TaskInput) -> dict[str, Array]:
+        return {"choice": np.array(given.data.id % 2), "vector": np.full(self.size, float(given.data.id))}
+
+
+@dataclass(frozen=True)
+class Recall:
+    """A task that gives what the client remembers under a name."""
+
+    name: str
+    uses_data: ClassVar[bool] = False
+    parts: ClassVar[tuple[str, ...]] = ("value",)
+    keeps: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def run(self, given: TaskInput) -> dict[str, Array]:
+        return {"value": given.memory[self.name]}
 
 
 def given(data: ClientData, params: dict[str, Any], label: str = "secret") -> TaskInput:
@@ -79,12 +122,14 @@ def test_an_update_is_charged_once_and_showing_it_again_is_free() -> None:
 def test_no_verb_releases_what_has_no_noise(verb: str) -> None:
     scene = scenes.population()
     fed, ledger = federation(scene)
-    held = fed.compute(scenes.Make())["vector"]
+    held = fed.compute(Half())["vector"]
     before = len(fed.transcript.messages)
     verbs: dict[str, Any] = {"mean": fed.mean, "gather": fed.gather, "relay": fed.relay}
     verbs["gram"] = lambda one: fed.gram(one, then=lambda view: ({}, {}))
-    with pytest.raises(InputError, match=f"{verb}: 'vector' of Make was made of samples without noise"):
+    with pytest.raises(InputError, match=f"{verb}: 'vector' of Half was made of samples without noise"):
         verbs[verb](held)
+    with pytest.raises(InputError, match="compute: Make has no noise here"):
+        fed.compute(scenes.Make())
     assert ledger.charges == []
     assert len(fed.transcript.messages) == before
 
@@ -94,8 +139,8 @@ def test_who_asks_for_whom_is_paid_before_it_decides_who_pays() -> None:
     fed, ledger = federation(scene)
     task = scenes.training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
-    wanted = fed.compute(scenes.Make())["choice"]  # of the data, without noise
-    with pytest.raises(InputError, match="relay: 'choice' of Make was made of samples without noise"):
+    wanted = fed.compute(Half())["vector"]  # of the data, without noise
+    with pytest.raises(InputError, match="relay: 'vector' of Half was made of samples without noise"):
         fed.relay(held, to=wanted)
     assert ledger.charges == [], "whose update was wanted is not in the ledger"
 
@@ -114,12 +159,18 @@ def test_counts_are_never_released() -> None:
 def test_noise_does_not_wash_out_what_it_was_computed_from() -> None:
     """A private training that starts from a client's un-noised value is as public as that value: not at all."""
     scene = scenes.population()
-    fed, ledger = federation(scene)
     task = scenes.training(scene)
-    secret_start = fed.compute(Gradient(task.model), {"model": task.model.init(0)})["gradient"]
-    held = fed.compute(task, {"model": Shared(task.model.init(0), own=(Own(secret_start),))})
-    with pytest.raises(InputError, match="without noise"):
-        fed.mean(held["update"])
+    for demand in (False, True):
+        fed, ledger = federation(scene, demand=demand)
+        secret_start = fed.compute(Half(task.model.dimension))["vector"]
+        start = {"model": Shared(task.model.init(0), own=(Own(secret_start),))}
+        if demand:  # what fails for it would tell of the data
+            with pytest.raises(InputError, match=r"'forbidden'.*is given what was computed without noise"):
+                fed.compute(task, start)
+        else:
+            with pytest.raises(InputError, match="without noise"):
+                fed.mean(fed.compute(task, start)["update"])
+        assert ledger.charges == []
     # and one that starts from a private value costs both
     first = fed.compute(task, {"model": task.model.init(0)})["update"]
     second = fed.compute(task, {"model": Shared(task.model.init(0), own=(Own(first),))})["update"]
@@ -151,46 +202,28 @@ def test_a_training_that_diverges_is_paid_for(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_clients_remember_keeps_its_price() -> None:
-    from dataclasses import dataclass
-
-    @dataclass(frozen=True)
-    class Recall:
-        name: str
-        uses_data: ClassVar[bool] = False
-
-        parts: ClassVar[Parts] = {"value": "summed"}
-        keeps: ClassVar[tuple[str, ...]] = ()
-
-        @property
-        def reads(self) -> tuple[str, ...]:
-            return (self.name,)
-
-        def run(self, given: TaskInput) -> dict[str, Array]:
-            return {"value": given.memory[self.name]}
-
     scene = scenes.population()
-    fed, ledger = federation(scene)
     task = scenes.training(scene)
-    fed.compute(task, {"model": task.model.init(0)})
-    fed.compute(scenes.Make())
-    fed.mean(fed.compute(Recall("trained"))["value"])
-    assert len(ledger.charges) == 1, "the trained model is private, and it is charged"
-    with pytest.raises(InputError, match="'value' of Recall"):
-        fed.mean(fed.compute(Recall("vector"))["value"])
+    for demand in (False, True):
+        fed, ledger = federation(scene, demand=demand)
+        fed.compute(task, {"model": task.model.init(0)})
+        fed.compute(Half())
+        fed.mean(fed.compute(Recall("trained"))["value"])
+        assert len(ledger.charges) == 1, "the trained model is private, and it is charged"
+        with pytest.raises(InputError, match="'forbidden'" if demand else "'value' of Recall"):
+            fed.mean(fed.compute(Recall("vector"))["value"])
 
 
 def test_what_was_remembered_before_a_resume_is_not_taken_for_public() -> None:
     scene = scenes.population()
-    fed, _ = federation(scene)
-    for memory in fed.side.memory.values():
-        memory["trained"] = np.zeros(3)  # as a checkpoint puts it back, without its receipts
-
-    class Peek(scenes.Make):
-        uses_data = False
-        reads = ("trained",)
-
-    with pytest.raises(InputError, match="without noise"):
-        fed.mean(fed.compute(Peek())["vector"])
+    for demand in (False, True):
+        fed, ledger = federation(scene, demand=demand)
+        for client in fed.clients:  # as a checkpoint puts it back, without its receipts
+            scenes.eye(fed).client(client).values.remember("trained", np.zeros(3), Origin())
+        fed.restore(fed.saved())
+        with pytest.raises(InputError, match="'forbidden'" if demand else "without noise"):
+            fed.mean(fed.compute(Recall("trained"))["value"])
+        assert ledger.charges == []
 
 
 def test_a_release_over_budget_is_refused_before_anything_is_sent() -> None:
@@ -527,16 +560,14 @@ def test_a_model_that_keeps_something_of_its_data_is_refused() -> None:
 
 
 def client_federation(
-    scene: Population, protection: Protection, privacy: Privacy, trainings: int = 2, label: str = "noise"
+    scene: Population, protection: Protection, privacy: Privacy, trainings: int = 2, label: str = "noise", **options: Any
 ) -> tuple[RemoteFederation, Ledger]:
-    ledger = Ledger(privacy.budget)
-
-    def made(asked: Protection, transforms: Any, clients: tuple[int, ...], entropy: Any) -> Any:
-        plain = channels(asked, transforms, clients, entropy)
-        releases = Releases(signatures=int("gram" in privacy.local), trainings=trainings)
-        return client_channels(plain, privacy, releases, asked, ledger, len(clients), 0, public_entropy(label))
-
-    return scenes.federation(scene, protection=protection, channels_of=made), ledger
+    """A server that adds noise, or has clients add theirs, and clients that demand it. `label` names all randomness."""
+    ledger, clients = Ledger(privacy.budget), len(scene.clients)
+    releases = Releases(signatures=int("gram" in privacy.local), trainings=trainings)
+    clipped, local = client_noise(privacy, releases, protection, ledger, clients, 0, public_entropy(label))
+    options |= {"privacy": privacy, "clipped": clipped, "local": local}
+    return scenes.federation(scene, protection, entropy=lambda party: public_entropy(f"{label} {party}"), **options), ledger
 
 
 CLIENTS = Privacy("client", "add_remove", 4.0, 1e-5, clip_norm=0.5)
@@ -565,7 +596,7 @@ def test_a_clipped_mean_has_the_noise_that_its_event_says(secure: bool, relation
     error = np.concatenate(errors) * 6
     if secure:
         assert isinstance(event, SkellamEvent)
-        plan_ = fed._channels.sum._plan(9, Shares(32, 1.0, 3, 6, 0))  # type: ignore[attr-defined]
+        plan_ = _skellam(privacy, 2, (), Shares(32, 1.0, 3, 6, 0), 10)
         assert event == plan_.event
         variance = 6 * plan_.local_variance / plan_.levels_per_unit**2  # all six add a share, where three would do
     else:
@@ -580,22 +611,14 @@ def test_a_clipped_mean_has_the_noise_that_its_event_says(secure: bool, relation
 def test_dropouts_down_to_the_floor_leave_enough_noise_even_towards_a_member_who_knows_its_own() -> None:
     scene = scenes.population(groups=1, clients_per_group=6)
     protection = Protection(sum="secagg", floor=4, secagg_mode="passive")
-    ledger = Ledger(CLIENTS.budget)
-
-    def made(asked: Protection, transforms: Any, clients: tuple[int, ...], entropy: Any) -> Any:
-        plain = channels(asked, transforms, clients, entropy)
-        return client_channels(plain, CLIENTS, Releases(trainings=1), asked, ledger, len(clients), 0, public_entropy("n"))
-
-    fed = scenes.federation(scene, protection=protection, channels_of=made, dropouts=[(0, 1, "Masked"), (0, 4, "Masked")])
+    dropouts = [(0, 1, "Masked"), (0, 4, "Masked")]
+    fed, ledger = client_federation(scene, protection, CLIENTS, trainings=1, label="n", dropouts=dropouts)
     fed.begin_round(0)
     (mean,) = fed.mean(fed.compute(scenes.Make())["vector"])
     assert mean is not None
     assert mean.count == 4
-    assert ledger.charges[0].clients == fed.clients, "who dropped out is charged as well"
-    channel = fed._channels.sum
-    assert isinstance(channel, ClippedMean)
-    plan = channel.plan(9)
-    assert plan is not None
+    assert ledger.charges[0].clients == tuple(range(6)), "who dropped out is charged as well"
+    plan = _skellam(CLIENTS, 1, (), Shares(32, 1.0, 3, 6, 0), 10)
     assert ledger.charges[0].events == (plan.event,)
     assert (mean.count - 1) * plan.local_variance >= plan.event.variance
 
@@ -701,7 +724,7 @@ def test_every_algorithm_is_private_or_refused_by_name(name: str, unit: str, tmp
     assert summary["rounds"] == summary["rounds_planned"]
     assert summary["stopped"] is None, "the plan reckoned with all that the algorithm releases"
     if name == "local":
-        assert summary["epsilon"] == 0.0
+        assert summary["epsilon"] == 0.0, "nothing leaves its clients"
         return
     assert summary["epsilon"] > 2.9, "and with no more"
     tree = json.loads((out / "ledger.json").read_text())
@@ -813,7 +836,7 @@ def test_newcomers_who_cannot_pay_again_end_a_run_with_what_it_has(tmp_path: Pat
 @pytest.mark.parametrize(("unit", "said"), [("sample", True), ("client", False)])
 def test_a_private_run_on_texts_says_what_a_sample_is(unit: str, said: bool, tmp_path: Path) -> None:
     lines: list[str] = []
-    asked = config("local", unit, data={"source": "ag_news", "sequence_length": 7}, training={"rounds": 1})
+    asked = config("fedavg", unit, data={"source": "ag_news", "sequence_length": 7}, training={"rounds": 1})
     run_experiment(asked, tmp_path / "run", population=scenes.population(), say=lines.append)
     assert any("a window of 7 words and the next; a word is in 8 of them" in line for line in lines) == said
 

@@ -3,22 +3,25 @@
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from scenes import Make, eye, federation, population
+from scenes import Echo, Make, eye, federation, population
 
 from cflpriv.contract.handles import Held, Shared
 from cflpriv.contract.operations import GramView
-from cflpriv.contract.protection import Protection, listed
+from cflpriv.contract.protection import GRAMS, SUMS, Protection
 from cflpriv.data import build_population
 from cflpriv.engine import TaskInput
 from cflpriv.errors import InputError
+from cflpriv.experiments.checkpoint import load_checkpoint, restore, save_checkpoint
 from cflpriv.experiments.config import Config, parse_config
 from cflpriv.experiments.run import advance, start
-from cflpriv.federation.server import RemoteFederation
-from cflpriv.federation.transforms import Transforms
+from cflpriv.federation.server import ClientsLost, RemoteFederation
+from cflpriv.federation.transforms import TransformCache, Transforms
+from cflpriv.protocols.errors import RemoteError
 from cflpriv.protocols.orthonormal import HAAR_LIMIT, TRANSFORMS, Haar, transform
 from cflpriv.protocols.sketch import public_seed, sketch
 from cflpriv.types import Array, Parts, Population
@@ -223,7 +226,7 @@ def test_the_blind_mean_is_the_mean(kind: str, mode: Any) -> None:
 
 
 def test_transforms_are_kept_within_their_budget_and_made_again_alike() -> None:
-    made = Transforms(bytes(32), "permutation", keep_bytes=5000)
+    made = Transforms({0: bytes(32)}, "permutation", TransformCache(keep_bytes=5000))
     first = made("sum/0", 1000).apply(np.arange(1000.0))
     kept = made("sum/0", 1000)
     assert made("sum/0", 1000) is kept
@@ -232,6 +235,21 @@ def test_transforms_are_kept_within_their_budget_and_made_again_alike() -> None:
     assert made("sum/0", 1000) is not kept
     np.testing.assert_array_equal(made("sum/0", 1000).apply(np.arange(1000.0)), first)
     assert isinstance(made("sum/0", 1000, "haar"), Haar)
+
+
+def test_a_transform_is_found_by_those_who_have_its_secret() -> None:
+    """Clients of one process share a cache: equal secrets give one object, other secrets another."""
+    cache = TransformCache()
+    both, one, other = ({0: bytes(32), 1: bytes([1] * 32)}, {1: bytes([1] * 32)}, {0: bytes([2] * 32)})
+    made = [cache.shared(secrets, "permutation") for secrets in (both, dict(both), one, other)]
+    assert made[0] is made[1]
+    assert made[0]("sum/0@1", 50) is made[2]("sum/0@1", 50)
+    with pytest.raises(InputError, match=r"came after a removal .* 'sum/0'"):
+        made[2]("sum/0", 50)
+    with pytest.raises(RemoteError, match="no-secret"):
+        made[3]("sum/0@1", 50)  # a later epoch's secret may still come
+    x = np.arange(50.0)
+    assert not np.array_equal(made[0]("sum/0", 50).apply(x), made[3]("sum/0", 50).apply(x))
 
 
 # --- the group
@@ -288,7 +306,7 @@ def test_coming_and_going_changes_nothing_for_members() -> None:
 @pytest.mark.parametrize("protection", [Protection(), shared("haar")])
 def test_unknown_clients_neither_leave_nor_are_removed(protection: Protection) -> None:
     fed = federation(population(), protection)
-    for go in (fed.leave, fed.remove):
+    for go in (eye(fed).leave, fed.remove):
         with pytest.raises(InputError, match=r"\[99\]"):
             go([0, 99])
     assert fed.clients == tuple(range(8))
@@ -332,30 +350,71 @@ def test_after_a_removal_the_removed_client_has_no_key_to_what_comes() -> None:
     eye(fed).join([6])
     assert set(eye(fed).secrets("client:6")) == {"group_secret@1"}
     late = fed.compute(Make(), on=[6])
-    with pytest.raises(InputError, match=r"client 6 came after a removal .* 'gram/0'"):
+    with pytest.raises(InputError, match=r"came after a removal .* 'gram/0'"):
         fed.gram(late["rows"], then=everything, against=held["rows"])
-    with pytest.raises(InputError, match=r"client 6 came after a removal .* 'sum/fixed'"):
+    with pytest.raises(InputError, match=r"came after a removal .* 'sum/fixed'"):
         eye(fed).peek(6, blind)
+    with pytest.raises(InputError, match=r"came after a removal .* 'sum/fixed'"):
+        fed.compute(Echo(("m",)), {"m": blind}, on=[6])
+    eye(fed).transport.on_error = "refuse"  # as it is over a network
+    with pytest.raises(ClientsLost) as lost:
+        fed.gram(late["rows"], then=everything, against=held["rows"])
+    assert lost.value.clients == (6,)
+    eye(fed).transport.on_error = "raise"
     eye(fed).leave([1])
-    folded = fed.fold(blind + fresh.parts["vector"])
+    eye(fed).join([6])
+    folded = fed.fold(blind + fresh.parts["vector"], on=6)  # it cannot: a member does
+    assert [m.clients for m in fed.transcript.messages if m.verb == "fold"] == [(2,), (2,)]
     np.testing.assert_allclose(eye(fed).peek(6, folded), eye(fed).peek(2, blind) + eye(fed).peek(2, fresh.parts["vector"]), atol=1e-9)
     anew = fed.gram(fed.compute(Make())["rows"], then=everything)
     assert anew.result == {"n": 5}
 
 
-def test_a_federation_that_goes_on_from_a_checkpoint_has_the_same_secret() -> None:
-    """The same draws while it is built, nothing of the agreement on record twice, newcomers handed the secret again."""
+def gone_on(fed: RemoteFederation, held: Held, folder: Path) -> tuple[RemoteFederation, Held]:
+    """The federation and the handle as they are after a restart, with those who were there."""
+    save_checkpoint(folder, "x", held, fed, simulated=eye(fed))
+    checkpoint = load_checkpoint(folder, "x")
+    later = federation(population(), fed.protection, present=sorted(eye(fed).online), **checkpoint.parties())
+    held = restore(checkpoint, later)
+    eye(later).join(sorted(eye(fed).online))
+    return later, held
+
+
+def test_a_federation_that_goes_on_from_a_checkpoint_has_the_same_secret(tmp_path: Path) -> None:
+    """Nothing is agreed on again; newcomers are handed the secret, as before."""
     one = federation(population(), shared("haar"), present=range(6))
-    one.compute(Make())
+    held = one.compute(Make())
     eye(one).join([6])
-    other = federation(population(), shared("haar"), present=range(6))
-    other.restore(one.saved())
-    assert eye(other).secrets("client:6") == eye(one).secrets("client:6")
-    other.mean(other.compute(Make())["vector"])
+    other, held = gone_on(one, held, tmp_path)
+    assert other.clients == one.clients == tuple(range(7))
+    assert eye(other).secrets("client:6") == eye(one).secrets("client:6") == eye(one).secrets("client:0")
+    (mean,) = other.mean(held["vector"])
+    assert mean is not None
+    np.testing.assert_allclose(eye(other).peek(6, mean.parts["vector"]), rows_of(other, held["vector"], *range(6)).mean(axis=0), atol=1e-9)
+    assert group_messages(other) == []
+    eye(other).join([7])
     assert [row[1] for row in group_messages(other)] == ["Invite", "Advert", "Admit", "Grant", "Handover"]
-    one.remove([2])
-    with pytest.raises(InputError, match="removed cannot be resumed"):
-        other.restore(one.saved())
+    assert eye(other).secrets("client:7") == eye(one).secrets("client:0")
+
+
+def test_after_a_restart_removed_clients_stay_out_and_open_epochs_keep_their_transform(tmp_path: Path) -> None:
+    one = federation(population(), shared("haar"))
+    held = one.compute(Make())
+    one.gram(held["rows"], then=everything, on=[0, 1, 2, 3])
+    one.remove([7])
+    other, held = gone_on(one, held, tmp_path)
+    assert other.clients == tuple(range(7))
+    with pytest.raises(InputError, match=r"\[7\] were removed"):
+        eye(other).join([7])
+    assert other.begin_round(0) == ()
+    assert other.clients == tuple(range(7))
+    assert set(eye(other).secrets("client:7")) == {"group_secret"}
+    grown = other.gram(held["rows"], then=everything, against=held["rows"], on=[4, 5])
+    assert grown.evidence is not None
+    exact = rows_of(other, held["rows"], *range(6))
+    np.testing.assert_allclose(grown.evidence["gram"], exact @ exact.T, atol=1e-9)
+    other.mean(held["vector"])
+    assert [m.context["transform"][-2:] for m in other.transcript.messages if m.verb == "mean"] == ["@1"]
 
 
 # --- refusals by name
@@ -420,7 +479,7 @@ def test_sample_counts_stay_private_under_every_kind(kind: str) -> None:
 
 
 def test_every_kind_is_listed() -> None:
-    assert set(KINDS) | {"sketch"} <= set(listed("gram"))
-    assert set(KINDS) <= set(listed("sum"))
+    assert set(KINDS) | {"sketch"} <= set(GRAMS)
+    assert set(KINDS) <= set(SUMS)
     for gram, total in product(GRAM_STAGES, SUM_KINDS):
         assert Protection(gram=gram, sum=total).transformed == (not {*gram, total}.isdisjoint(KINDS))

@@ -1,4 +1,4 @@
-"""The verbs over messages: every algorithm runs unchanged, results are those of the local federation, and clients refuse what they must."""
+"""The verbs over bytes: every algorithm runs unchanged, results are those of clients in memory, and clients refuse what they must."""
 
 import inspect
 from collections.abc import Mapping
@@ -19,9 +19,11 @@ from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
-from cflpriv.federation.client import RemoteClient, Settings, new_session
+from cflpriv.federation.client import RemoteClient
 from cflpriv.federation.client_ledger import SPENT
+from cflpriv.federation.enrolment import new_session
 from cflpriv.federation.server import ClientsLost, RemoteFederation
+from cflpriv.federation.settings import Settings
 from cflpriv.federation.store import DiskStore, MemoryStore
 from cflpriv.federation.task_encoding import UnknownTask, task_from_bytes, task_to_bytes
 from cflpriv.federation.transport import OverBytes
@@ -49,7 +51,7 @@ def run(made: Any, fed: Any, rounds: int = 2) -> Any:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_runs_unchanged_and_equals_the_local_federation(name: str) -> None:
+def test_every_algorithm_runs_unchanged_and_equals_itself_in_memory(name: str) -> None:
     scene = population(clients_per_group=3)
     one = federation(scene.clients, seed=1, transcript=Transcript("full"))
     _, two = remote(scene)
@@ -174,7 +176,7 @@ def test_oblivious_sums_keep_the_choice_with_the_client() -> None:
         np.testing.assert_allclose(one.value(), two.value(), atol=1e-5)
 
 
-def test_the_same_mean_as_the_local_federation_by_sample_counts() -> None:
+def test_weighted_by_sample_counts_a_secure_mean_is_that_in_the_clear() -> None:
     scene = population(clients_per_group=3)
     protection = Protection(sum="secagg", floor=2, max_weight=200.0)
     _, plain = remote(scene)
@@ -365,7 +367,7 @@ def test_what_does_not_travel_is_refused_by_name() -> None:
         assert task_from_bytes(data) == UnknownTask(data)
 
 
-def test_cohorts_and_batches_are_those_of_the_local_federation() -> None:
+def test_cohorts_and_batches_are_the_same_in_memory_and_over_bytes() -> None:
     scene = population(clients_per_group=5)
     sampling = Sampling("global", 0.4)
     one = federation(scene.clients, seed=1, sampling=sampling)
@@ -511,8 +513,8 @@ def told(transport: Loopback, at: str, answers: Mapping[int, Any]) -> None:
         if stage != at or client not in answers:
             return data
         said, instead = m.decode_answer(data), answers[client]
-        if isinstance(said, m.Given) and not isinstance(instead, m.Done):
-            array = instead if isinstance(instead, RawArray) else np.asarray(instead)
+        if isinstance(said, m.Given) and (isinstance(instead, RawArray) or not isinstance(instead, m.Message)):
+            array: Any = instead if isinstance(instead, RawArray) else np.asarray(instead)
             instead = m.Given(tuple(m.Named(one.name, array) for one in said.values), said.samples)
         return m.encode(instead)
 

@@ -10,7 +10,7 @@ from loopback import Loopback, remote
 from msgspec import structs
 from scenes import population, training
 
-from cflpriv.aggregation.secagg_client import kind_of
+from cflpriv.aggregation.secagg import kind_of
 from cflpriv.contract.handles import Held, HeldKey, Own, Shared
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
@@ -46,7 +46,7 @@ def lie(transport: Loopback, change: Change) -> None:
 
 
 def of(transport: Loopback, client: int, number: int) -> Any:
-    return np.ravel(from_bytes(transport.stores[client].get(f"held/{number}") or b"")["update"])
+    return np.ravel(from_bytes(transport.stores[client].get(f"held/{number}") or b"")[0]["update"])
 
 
 def words(fed: RemoteFederation) -> set[tuple[int, str]]:
@@ -65,7 +65,7 @@ def test_what_honest_members_are_told_is_one_thing() -> None:
 
 LAZY = replace(TASK, lr=1e-30)
 OTHER: dict[str, Change] = {
-    "task": lambda client, ask: structs.replace(ask, task=LAZY),
+    "task": lambda client, ask: structs.replace(ask, task=m.Carried(LAZY)),
     "seed": lambda client, ask: structs.replace(ask, seed=99),
     "round": lambda client, ask: structs.replace(ask, round=99),
     "model": lambda client, ask: structs.replace(ask, params=(m.Parameter("model", m.One(m.Addends((TASK.model.init(1),), (), ()))),)),
@@ -188,7 +188,7 @@ def test_a_value_computed_from_nothing_that_was_sent_is_bound_too() -> None:
     other = Start(TASK.model, 7)
 
     def change(client: int, ask: m.Ask) -> m.Ask:
-        return structs.replace(ask, task=other) if isinstance(ask, m.Compute) and client == VICTIM else ask
+        return structs.replace(ask, task=m.Carried(other)) if isinstance(ask, m.Compute) and client == VICTIM else ask
 
     _, fed = federation(change)
     (mean,) = fed.mean(fed.compute(Start(TASK.model, 1))["model"])

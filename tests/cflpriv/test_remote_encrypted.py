@@ -17,6 +17,7 @@ from scenes import federation, population, training
 pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
 
 from cflpriv.aggregation.ckks_client import setup_of
+
 from cflpriv.aggregation.key_holder import RemoteHolder
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.contract.operations import GramView
@@ -71,11 +72,11 @@ def test_the_same_clusters_of_digits_and_the_same_record_as_in_one_process(relea
     assert not fed.refusals
     kinds = [[(one.verb, one.kind, one.source, one.target, one.readers) for one in each.transcript.messages] for each in (local, fed)]
     asked = [("gram", kind, "server", "key-holder", ("server", "key-holder")) for kind in ("ckks keys", "ckks finish")]
-    assert kinds[0] == [one for one in kinds[1] if one not in asked]
-    assert [one for one in kinds[1] if one in asked] == asked, "what needs no asking in one process"
+    assert kinds[0] == kinds[1]
+    assert [one for one in kinds[1] if one in asked] == asked, "what the key holder is asked is on record"
     assert all(one.total_bytes > 0 for one in fed.transcript.messages)
     (said,) = (answer for _, answer in heard if isinstance(answer, m.Released))
-    assert all(one.value.dtype.lstrip("|<")[0] in "biu" for one in said.result)
+    assert all(one.value.dtype.kind in "biu" for one in said.result)
     if release == "labels":
         assert states[2].evidence is None
         assert not said.evidence
@@ -85,7 +86,7 @@ def test_the_same_clusters_of_digits_and_the_same_record_as_in_one_process(relea
     assert bool(said.blocks) == (release == "gram")
     if release != "gram":  # labels, and under "distances" those, are all the numbers that come; uploads are ciphertexts
         given = [one for party, answer in heard if isinstance(answer, m.Given) for one in answer.values]
-        assert {(one.name, one.value.dtype) for one in given} == {("bytes", "|u1")}
+        assert {(one.name, one.value.dtype.str) for one in given} == {("bytes", "|u1")}
 
 
 def test_a_released_gram_is_the_true_one_within_the_stated_noise() -> None:
@@ -140,7 +141,7 @@ def test_what_runs_at_the_key_holder_travels_and_comes_back_the_same() -> None:
     assert {"pacfl.ClusterByAngles", "pacfl.PlaceNewcomers", "merging.PlaceNewcomers", "merging.MergeClusters"} <= set(registered())
     for then in (ClusterByAngles("chordal", k=3), PlaceNewcomers(ClusterByAngles(beta=2.5))):
         assert then_from_bytes(then_to_bytes(then)) == then
-    with pytest.raises(InputError, match="cannot be encoded"):
+    with pytest.raises(InputError, match="does not travel"):
         then_to_bytes(lambda view: ({}, {}))
 
 
@@ -258,7 +259,7 @@ def test_a_restarted_server_has_no_ciphertexts_and_says_so() -> None:
     again.restore(fed.saved())
     epoch, key = fed.epochs.of(state.signatures), state.signatures.key
     again.know(key, fed.known(key))
-    session: Any = again.epochs.channel.open(epoch.number)
+    session: Any = again.epochs.make(epoch.number)
     session.restore(epoch.session.saved())
     again.epochs.enter(state.signatures, Epoch(epoch.number, session, list(epoch.clients), epoch.shape, {}))
     transport.dead = set()
@@ -416,9 +417,9 @@ from pathlib import Path
 sys.path[:0] = [{tests!r}, {root!r}]
 from cflpriv.protection import Protection
 from cflpriv.protocols.keys import Identity, Roster
-from cflpriv.remote.holder import RemoteHolder
-from cflpriv.remote.settings import Settings
-from cflpriv.remote.store import DiskStore
+from cflpriv.aggregation.key_holder import RemoteHolder
+from cflpriv.federation.settings import Settings
+from cflpriv.federation.store import DiskStore
 identity = Identity(0, bytes.fromhex({signing!r}), bytes.fromhex({encryption!r}))
 settings = Settings(identity, Protection(gram=("ckks",)), Roster(tuple(map(bytes.fromhex, {keys!r})), identity.public()), role="key-holder")
 sys.stdout.buffer.write(RemoteHolder(settings, DiskStore({folder!r})).receive(sys.stdin.buffer.read()))

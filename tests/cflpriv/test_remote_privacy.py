@@ -1,4 +1,4 @@
-"""Privacy over messages: bill and noise are those of the local federation, and each client holds the server to it by its own ledger.
+"""Privacy over messages: bill and noise are the same in memory and over bytes, and each client holds the server to it by its own ledger.
 
 Statistical tests run on fixed public entropy and reject at p < 1e-6.
 """
@@ -24,7 +24,6 @@ from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.cfl import Same
 from cflpriv.algorithms.choosing import PickAndTrain
 from cflpriv.algorithms.influence import OnPart
-from cflpriv.contract.calls import Channels, ClearGather, ClearGram, ClearSum, channels
 from cflpriv.contract.handles import Shared
 from cflpriv.contract.protection import Protection
 from cflpriv.engine import Engine, Result, Task, TaskInput
@@ -35,9 +34,8 @@ from cflpriv.federation.client import RemoteClient
 from cflpriv.federation.client_ledger import SPENT, Spending
 from cflpriv.federation.server import ClientsLost, RemoteFederation
 from cflpriv.federation.store import DiskStore, MemoryStore
-from cflpriv.federation.task_encoding import task_to_bytes
 from cflpriv.federation.transport import OverBytes
-from cflpriv.privacy.client_level import client_channels
+from cflpriv.privacy.client_level import client_noise
 from cflpriv.privacy.receipts import Accounts
 from cflpriv.privacy.settings import Noise, Privacy, Releases
 from cflpriv.protocols.accounting import epsilon_of
@@ -46,6 +44,7 @@ from cflpriv.protocols.errors import TooFewClients
 from cflpriv.protocols.ledger import BudgetExceeded, Ledger
 from cflpriv.tasks.evaluation import Evaluate, Losses
 from cflpriv.tasks.training import Gradient, Start, Train
+from cflpriv.transports.simulation import Simulated
 from cflpriv.types import ClientData, Population
 
 NOISE = Noise("add_remove", 1.5, 2.0, 0.5, 1.0, 0.25, 20, 4, 4.0, 1)
@@ -104,8 +103,10 @@ def models(made: Any, state: Any) -> list[Any]:
     return [one.value() if isinstance(one, Shared) else np.asarray(one) for one in given]
 
 
-def own_ledgers(transport: Loopback) -> dict[int, float]:
+def own_ledgers(transport: Loopback | Simulated) -> dict[int, float]:
     """By client: what its own ledger says it has spent. The key holder has no data and no ledger."""
+    if isinstance(transport, Simulated):
+        return {client: transport.client(client)._spending.spent() for client in transport.data}
     return {client: Spending(transport.privacy, client, transport.stores[client]).spent() for client in transport.data}
 
 
@@ -116,12 +117,12 @@ def words(fed: RemoteFederation) -> set[str]:
 # --- unit = "sample" ------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name, one in ALGORITHMS.items() if one.sample_releases is not None and name != "local"])
-def test_with_the_same_secrets_the_results_and_the_bill_are_those_of_the_local_federation(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name, one in ALGORITHMS.items() if one.sample_releases is not None])
+def test_with_the_same_secrets_results_and_bill_are_the_same_in_memory_and_over_bytes(name: str) -> None:
     scene = population(clients_per_group=3)
     privacy = replace(SAMPLE, relation="replace_one") if name == "pfedlia" else SAMPLE
     here, there, engine = accounts(privacy), accounts(privacy), Taped()
-    one = federation(scene, seed=1, accounts=here, noise_source=public_entropy("noise"), engine=engine)
+    one = federation(scene, seed=1, accounts=here, privacy=privacy, engine=engine)
     made = algorithm(name, scene)
     a = run(made, one, here.ledger)
 
@@ -130,10 +131,10 @@ def test_with_the_same_secrets_the_results_and_the_bill_are_those_of_the_local_f
 
     transport, two = private(scene, privacy, accounts=there, entropy=entropy)
     b = run(made, two, there.ledger)
-    assert not two.refusals
+    assert not [*one.refusals, *two.refusals]
     assert there.ledger.charges == here.ledger.charges != []
     assert max(there.ledger.spent(client) for client in there.ledger.clients) <= privacy.epsilon
-    assert own_ledgers(transport) == {client: there.ledger.spent(client) for client in two.clients}
+    assert own_ledgers(transport) == own_ledgers(eye(one)) == {client: there.ledger.spent(client) for client in two.clients}
     assert made.describe(a).get("clustering") == made.describe(b).get("clustering")
     for x, y in zip(models(made, a), models(made, b), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
@@ -149,7 +150,7 @@ def test_with_the_same_secrets_the_results_and_the_bill_are_those_of_the_local_f
 def test_under_protections_the_bill_is_the_same(name: str, protection: Protection) -> None:
     scene = population(groups=1, clients_per_group=6)
     here, there = accounts(SAMPLE), accounts(SAMPLE)
-    one = federation(scene, protection, seed=1, accounts=here, noise_source=public_entropy("noise"))
+    one = federation(scene, protection, seed=1, accounts=here, privacy=SAMPLE)
     transport, two = private(scene, SAMPLE, protection, accounts=there)
     for fed, its in ((one, here), (two, there)):
         try:
@@ -157,12 +158,13 @@ def test_under_protections_the_bill_is_the_same(name: str, protection: Protectio
         except Exception as error:
             if "no group reaches the floor" not in str(error):
                 raise
-    assert not two.refusals
+    assert not [*one.refusals, *two.refusals]
     spent = [sorted(one.ledger.spent(client) for client in one.ledger.clients) for one in (here, there)]
     if name == "ifca" and protection.sum == "secagg":  # which group is large enough to be summed is the noise's choice
         spent = [[max(one)] for one in spent]
     np.testing.assert_allclose(spent[0], spent[1], rtol=1e-9)
-    assert own_ledgers(transport) == {client: there.ledger.spent(client) for client in two.clients}
+    for place, its, fed in ((eye(one), here, one), (transport, there, two)):
+        assert own_ledgers(place) == {client: its.ledger.spent(client) for client in fed.clients}
 
 
 def sent(fed: RemoteFederation, scene: Population, noise: Any, task: Any = None, number: int = 900) -> Any:
@@ -355,30 +357,23 @@ def test_a_client_that_dies_while_a_value_is_replaced_gives_it_to_nobody_for_les
 # --- unit = "client" ------------------------------------------------------------------------------------------------------------------
 
 
-def clipped(privacy: Privacy, protection: Protection, clients: int, label: str = "noise", trainings: int = 2) -> tuple[Channels, Ledger]:
-    """What a server of clients elsewhere needs: clipping and noise around sums and rows in the clear."""
-    ledger = Ledger(privacy.budget)
-    releases = Releases(signatures=int("gram" in privacy.local), trainings=trainings)
-    bare = Channels(ClearGram(), ClearSum(), ClearGather())
-    return client_channels(bare, privacy, releases, protection, ledger, clients, 0, public_entropy(label)), ledger
+def clipped(privacy: Privacy, protection: Protection, clients: int) -> tuple[dict[str, Any], Ledger]:
+    """What a server does about whole clients, as options of a federation, and its ledger."""
+    ledger, releases = Ledger(privacy.budget), Releases(signatures=int("gram" in privacy.local), trainings=2)
+    mean, local = client_noise(privacy, releases, protection, ledger, clients, 0, public_entropy("noise"))
+    return {"clipped": mean, "local": local}, ledger
 
 
 def client_level(scene: Population, privacy: Privacy, protection: Protection | None = None) -> tuple[Loopback, RemoteFederation, Ledger]:
     made, ledger = clipped(privacy, protection or Protection(), len(scene.clients))
-    local: Any = made.gram if "gram" in privacy.local else None
-    return *private(scene, privacy, protection, clipped=made.sum, local=local), ledger
+    return *private(scene, privacy, protection, **made), ledger
 
 
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
-def test_a_trusted_server_adds_the_noise_of_the_local_federation(relation: Any) -> None:
+def test_a_trusted_server_adds_the_same_noise_in_memory_and_over_bytes(relation: Any) -> None:
     scene, privacy, task = population(clients_per_group=3), replace(CLIENT, relation=relation), training(population())
-    ledger = Ledger(privacy.budget)
-
-    def made(asked: Protection, transforms: Any, clients: tuple[int, ...], entropy: Any) -> Any:
-        plain = channels(asked, transforms, clients, entropy)
-        return client_channels(plain, privacy, Releases(trainings=2), asked, ledger, len(clients), 0, public_entropy("noise"))
-
-    one = federation(scene, seed=1, channels_of=made)
+    options, ledger = clipped(privacy, Protection(), len(scene.clients))
+    one = federation(scene, seed=1, privacy=privacy, **options)
     transport, two, other = client_level(scene, privacy)
     for fed in (one, two):
         fed.begin_round(0)
@@ -387,8 +382,8 @@ def test_a_trusted_server_adds_the_noise_of_the_local_federation(relation: Any) 
     assert means[1] is not None
     np.testing.assert_allclose(means[0].parts["update"].value(), means[1].parts["update"].value(), rtol=1e-9)
     assert other.charges == ledger.charges
-    assert own_ledgers(transport) == {client: other.spent(client) for client in two.clients}
-    assert not two.refusals
+    assert own_ledgers(transport) == own_ledgers(eye(one)) == {client: other.spent(client) for client in two.clients}
+    assert not [*one.refusals, *two.refusals]
 
 
 def test_shares_of_noise_inside_secure_sums_are_what_the_event_says() -> None:
@@ -575,7 +570,7 @@ class Liar:
     def compute(self, held: int, task: Task, which: m.Mine | None = None, **params: Any) -> str:
         """Have a task run on numbers (one, or a list to pick from) or held parts; "computed", or the word of the refusal."""
         named = tuple(m.Parameter(name, self._value(value)) for name, value in params.items())
-        answer = self.ask(m.Compute(bytes(16), 0, 0, held, (1, 2), m.Carried(task_to_bytes(task)), named, which, self.noise))
+        answer = self.ask(m.Compute(bytes(16), 0, 0, held, (1, 2), m.Carried(task), named, which, self.noise))
         return answer.code if isinstance(answer, m.Refused) else "computed"
 
     @staticmethod

@@ -1,18 +1,19 @@
 """What leaves a client: tricks of a server that lies, the rule that stands against them over protections × parts, who pays and what stays.
 
-Each trick got what it was after before there was the rule.
+Each trick got what it was after before there was the rule. Deployed clients get requests as bytes, simulated ones in memory, as typed
+messages: they refuse the same, by the same error codes.
 """
 
 import inspect
 import itertools
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
 import pytest
-from loopback import Loopback, remote
-from scenes import federation, population, training
+from loopback import remote
+from scenes import eye, federation, population, training
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.cfl import Same
@@ -28,7 +29,7 @@ from cflpriv.algorithms.per_fedavg import EvaluateAdapted
 from cflpriv.algorithms.scaffold import TrainControlled
 from cflpriv.algorithms.stocfl import ChainLink, Represent
 from cflpriv.contract.handles import Blind, Shared
-from cflpriv.contract.protection import Protection, listed
+from cflpriv.contract.protection import GRAMS, SUMS, Protection
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
 from cflpriv.federation import release_policy as releases
@@ -75,25 +76,36 @@ def values(said: Any) -> Any:
     return said.values[0].value
 
 
-def begun(protection: Protection, **scene: Any) -> tuple[Population, Loopback, RemoteFederation]:
+Carrier = Literal["bytes", "memory"]
+over_both = pytest.mark.parametrize("carrier", get_args(Carrier))
+
+
+def begun(protection: Protection, carrier: Carrier = "bytes", **scene: Any) -> tuple[Population, Any, RemoteFederation]:
+    """A scene, its clients (a `Loopback`, or the `Simulated` that holds them in memory), and a server in its first round."""
     if "ckks" in protection.gram:
         pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
     made = population(**({"clients_per_group": 3} | scene))
-    transport, fed = remote(made, protection)
+    clients: Any
+    if carrier == "bytes":
+        clients, fed = remote(made, protection)
+    else:
+        fed = federation(made, protection, seed=1, release_policy="strict", on_error="refuse")
+        clients = eye(fed)
     fed.begin_round(0)
-    return made, transport, fed
+    return made, clients, fed
 
 
 # --- what is compared
 
 
+@over_both
 @pytest.mark.parametrize(
     "trick", ["as it is", "a copy", "added up", "which coordinates are large", "trained towards it", "remembered", "inside another task"]
 )
 @pytest.mark.parametrize("protection", [HAAR, CKKS, Protection(gram=("ckks",), sum="haar"), Protection(gram=("haar",), sum="secagg")],
                          ids=lambda protection: protection.name)  # fmt: skip
-def test_no_dressing_up_shows_a_signature_that_is_hidden(protection: Protection, trick: str) -> None:
-    scene, _, fed = begun(protection)
+def test_no_dressing_up_shows_a_signature_that_is_hidden(protection: Protection, trick: str, carrier: Carrier) -> None:
+    scene, _, fed = begun(protection, carrier)
     model = training(scene).model
     number, part, mine = 8, "update", m.Mine(7, "signature")
     assert isinstance(answer(fed, ask(fed, 7, PrincipalVectors(1))), m.Computed)
@@ -128,9 +140,10 @@ def test_no_dressing_up_shows_a_signature_that_is_hidden(protection: Protection,
     assert {word for _, _, word in fed.refusals[before:]} <= {"forbidden", "not-held"}
 
 
-def test_a_client_opens_for_the_server_nothing_that_another_hid_for_comparison() -> None:
+@over_both
+def test_a_client_opens_for_the_server_nothing_that_another_hid_for_comparison(carrier: Carrier) -> None:
     """The transform is common to all: a member that opened whatever it was sent would open another's signature."""
-    _, _, fed = begun(HAAR)
+    _, _, fed = begun(HAAR, carrier)
     answer(fed, ask(fed, 7, PrincipalVectors(1)), 1)
     hidden = np.ravel(values(answer(fed, give(fed, "gram", 7, "signature", "gram/0"), 1)))
     sent = Shared(blind=(Blind("gram/0", hidden, 0, len(hidden), (len(hidden),), len(hidden)),))
@@ -138,10 +151,11 @@ def test_a_client_opens_for_the_server_nothing_that_another_hid_for_comparison()
     assert fed.refusals[-1] == (0, "asked", "forbidden")
 
 
+@over_both
 @pytest.mark.parametrize("again", ["gram/00", "gram/٠", "0", "gram/0"])
-def test_a_transform_changes_one_value_of_a_client_however_it_is_spelt(again: str) -> None:
+def test_a_transform_changes_one_value_of_a_client_however_it_is_spelt(again: str, carrier: Carrier) -> None:
     """A server that had its own vectors changed by the same transform would soon know it."""
-    _, _, fed = begun(HAAR)
+    _, _, fed = begun(HAAR, carrier)
     for value in (np.eye(8)[0], np.eye(8)[1]):  # under one number, anew
         answer(fed, ask(fed, 7, Same(), update=value))
         said = answer(fed, give(fed, "gram", 7, "update", "gram/0" if value[0] else again))
@@ -151,8 +165,9 @@ def test_a_transform_changes_one_value_of_a_client_however_it_is_spelt(again: st
     assert isinstance(answer(fed, give(fed, "gram", 7, "update", "gram/0")), m.Given), "the same value may be asked for again"
 
 
-def test_folds_and_blind_sums_use_transforms_of_their_own() -> None:
-    scene, _, fed = begun(Protection(gram=("haar",), sum="haar"))
+@over_both
+def test_folds_and_blind_sums_use_transforms_of_their_own(carrier: Carrier) -> None:
+    scene, _, fed = begun(Protection(gram=("haar",), sum="haar"), carrier)
     model = training(scene).model
     answer(fed, ask(fed, 7, training(scene), model=model.init(0)))
     assert answer(fed, give(fed, "sum", 7, "update", "gram/0")) is None
@@ -184,11 +199,12 @@ def test_folds_and_blind_sums_use_transforms_of_their_own() -> None:
 # --- what is summed
 
 
+@over_both
 @pytest.mark.parametrize("trick", ["class means", "coordinate by coordinate", "sketched", "a sketch of it", "signs", "label counts"])
 @pytest.mark.parametrize("protection", [SECAGG, Protection(sum="haar"), Protection(gram=("sketch",), sum="secagg"), Protection(floor=3)],
                          ids=lambda protection: protection.name)  # fmt: skip
-def test_under_protected_sums_a_client_shows_no_piece_of_an_update(protection: Protection, trick: str) -> None:
-    scene, _, fed = begun(protection)
+def test_under_protected_sums_a_client_shows_no_piece_of_an_update(protection: Protection, trick: str, carrier: Carrier) -> None:
+    scene, _, fed = begun(protection, carrier)
     train, part = training(scene), "update"
     model = train.model
     if trick == "class means":  # of a linear model these are the mean images
@@ -216,10 +232,11 @@ def test_under_protected_sums_a_client_shows_no_piece_of_an_update(protection: P
     assert {word for _, _, word in fed.refusals} == {"forbidden"}
 
 
+@over_both
 @pytest.mark.parametrize("mode", ["active", "passive"])
-def test_a_server_cannot_weigh_all_members_but_one_with_nothing(mode: Any) -> None:
+def test_a_server_cannot_weigh_all_members_but_one_with_nothing(mode: Any, carrier: Carrier) -> None:
     """Each client is told its own weight only. Here client 0 is told 1 and the others 1e-6: the mean would be its update."""
-    scene, _, fed = begun(Protection(sum="secagg", floor=3, secagg_mode=mode), groups=1, clients_per_group=5)
+    scene, _, fed = begun(Protection(sum="secagg", floor=3, secagg_mode=mode), carrier, groups=1, clients_per_group=5)
     task = training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
     means, weights = fed._means, {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.9, 4: 0.8}
@@ -240,10 +257,11 @@ def test_a_server_cannot_weigh_all_members_but_one_with_nothing(mode: Any) -> No
         fed.mean(held, {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 0.01})
 
 
-def test_under_counts_as_weights_nobody_is_told_one_and_the_limit_is_the_clients_own() -> None:
+@over_both
+def test_under_counts_as_weights_nobody_is_told_one_and_the_limit_is_the_clients_own(carrier: Carrier) -> None:
     """Told the largest weight where the others weigh by their counts, a client would be most of the sum; also where the limit is huge."""
     protection = Protection(sum="secagg", floor=2, secagg_mode="passive", max_weight=60.0)
-    scene, _, fed = begun(protection, groups=1, clients_per_group=4)
+    scene, _, fed = begun(protection, carrier, groups=1, clients_per_group=4)
     task = training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
     means, exchange = fed._means, type(fed._means)._exchange
@@ -268,8 +286,9 @@ def test_under_counts_as_weights_nobody_is_told_one_and_the_limit_is_the_clients
     assert {word for _, _, word in fed.refusals} == {"bad-terms"}
 
 
-def test_a_server_cannot_put_one_client_into_a_block_of_its_own() -> None:
-    scene, _, fed = begun(Protection(sum="secagg-oblivious", floor=2), groups=1, clients_per_group=4)
+@over_both
+def test_a_server_cannot_put_one_client_into_a_block_of_its_own(carrier: Carrier) -> None:
+    scene, _, fed = begun(Protection(sum="secagg-oblivious", floor=2), carrier, groups=1, clients_per_group=4)
     task = training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
     means, exchange = fed._means, type(fed._means)._exchange
@@ -284,8 +303,9 @@ def test_a_server_cannot_put_one_client_into_a_block_of_its_own() -> None:
     assert {(client, word) for client, _, word in fed.refusals} == {(client, "unlisted-model") for client in (1, 2, 3)}
 
 
-def test_nor_all_clients_into_a_block_that_they_did_not_choose() -> None:
-    scene, _, fed = begun(Protection(sum="secagg-oblivious", floor=2), groups=1, clients_per_group=4)
+@over_both
+def test_nor_all_clients_into_a_block_that_they_did_not_choose(carrier: Carrier) -> None:
+    scene, _, fed = begun(Protection(sum="secagg-oblivious", floor=2), carrier, groups=1, clients_per_group=4)
     task = training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
     means = fed._means
@@ -315,8 +335,8 @@ def of_kind(kind: PartKind | None, size: int = 0, tainted: bool = False) -> Orig
 
 
 @pytest.mark.parametrize("floor", [0, 3])
-@pytest.mark.parametrize("total", listed("sum"))
-@pytest.mark.parametrize("gram", [(), *[(stage,) for stage in listed("gram")], ("sketch", "haar"), ("sketch", "ckks")], ids="+".join)
+@pytest.mark.parametrize("total", SUMS)
+@pytest.mark.parametrize("gram", [(), *[(stage,) for stage in GRAMS], ("sketch", "haar"), ("sketch", "ckks")], ids="+".join)
 def test_the_rule_over_all_protections_parts_and_verbs(gram: tuple[str, ...], total: str, floor: int) -> None:
     protection = Protection(gram=gram, sum=total, floor=floor)
     hides_compared, hides_summed = bool(set(gram) & {"ckks", *TRANSFORMS}), total != "none" or floor > 1
@@ -421,8 +441,23 @@ def test_the_rule_leaves_every_algorithm_what_it_needs(protection: Protection, n
 
     local = run(federation(scene, protection, seed=1))
     _, fed = remote(scene, protection)
+    strict = federation(scene, protection, seed=1, release_policy="strict", on_error="refuse")
     said = run(fed)
-    assert not fed.refusals
+    assert run(strict) == said, "a simulated client refuses what a deployed one refuses"
+    assert not [*fed.refusals, *strict.refusals]
     if not local:
         in_the_clear = protection.sum != "none" and not protection.gram and name in ("cfl", "stocfl", "one_shot", "fesem")
         assert not said or (in_the_clear and "compared in the clear" in said) or "not carried" in said, said
+
+
+def test_a_simulated_run_ends_with_the_reason_of_a_refusal_unless_the_policy_is_off() -> None:
+    scene, protection = population(clients_per_group=3), Protection(sum="secagg", floor=2)
+    for policy in ("strict", "off"):
+        fed = federation(scene, protection, release_policy=policy)
+        held = fed.compute(training(scene), {"model": training(scene).model.init(0)})["update"]
+        if policy == "off":
+            assert set(fed.gather(held)) == set(fed.clients)
+            continue
+        with pytest.raises(InputError, match=r"client 0 refuses \(gather, 'forbidden'\).* policy keeps 'update' from 'gather'"):
+            fed.gather(held)
+        assert not [one for one in fed.transcript.messages if one.verb == "gather"], "nothing had left"

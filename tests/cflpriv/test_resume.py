@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import in_process
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.ifca import Restart
@@ -26,7 +27,7 @@ from cflpriv.errors import InputError
 from cflpriv.experiments import Config, advance, finish, parse_config, run_experiment, start
 from cflpriv.experiments.checkpoint import TYPES, digest_of, latest, load_checkpoint, restore, save_checkpoint
 from cflpriv.experiments.report import write_report
-from cflpriv.experiments.resume import Tape, locked
+from cflpriv.experiments.resume import Counted, locked
 from cflpriv.experiments.run import admit, prepare
 from cflpriv.files import append, write_arrays, write_atomically
 from cflpriv.protocols.entropy import public_entropy
@@ -174,10 +175,10 @@ def test_every_algorithms_state_can_be_saved_and_read(name: str, tmp_path: Path)
     config = small(algorithm={"name": name, **more}, training={"rounds": 2}, data={"newcomers": 0})
     simulation = start(config, population=SCENE)
     advance(simulation)
-    save_checkpoint(tmp_path, "x", simulation.state, simulation.federation, {}, simulation.tape.kept)
-    later = prepare(config, population=SCENE, secrets=load_checkpoint(tmp_path, "x").secrets)
+    save_checkpoint(tmp_path, "x", simulation.state, simulation.federation, {}, simulation.simulated)
+    later = prepare(config, population=SCENE, **load_checkpoint(tmp_path, "x").parties())
     later.state = restore(load_checkpoint(tmp_path, "x"), later.federation)
-    save_checkpoint(tmp_path, "y", later.state, later.federation, {}, later.tape.kept)
+    save_checkpoint(tmp_path, "y", later.state, later.federation, {}, later.simulated)
     for side in ("safetensors", "clients.safetensors"):
         assert (tmp_path / f"x.{side}").read_bytes() == (tmp_path / f"y.{side}").read_bytes()
     assert load_checkpoint(tmp_path, "x").tree["state"] == load_checkpoint(tmp_path, "y").tree["state"]
@@ -245,38 +246,67 @@ def test_a_run_does_not_go_on_without_its_charges(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"ledger\.json: has 1 charge\(s\), where the checkpoint knows of 3 at least"):
         run(config, out)
     assert (out / "rounds.jsonl").read_bytes() == rows, "and nothing was put aside"
-    (path,) = (out / "checkpoints").glob("round_*.json")  # as folders were before they kept the number
-    tree = json.loads(path.read_text())
-    del tree["progress"]["charges"]
-    write_atomically(path, json.dumps(tree | {"digest": digest_of(tree)}))
-    (out / "ledger.json").unlink()
-    with pytest.raises(InputError, match="is not there"):
-        run(config, out)
     (out / "ledger.json").write_bytes(old[2])
     assert run(config, out)["rounds"] == 4
 
 
-def without(out: Path, key: str) -> dict[str, Any]:
-    """Make the checkpoint one of an earlier version, which did not keep `key`; what it kept."""
-    (path,) = (out / "checkpoints").glob("round_*.json")
+def rewritten(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """A checkpoint's JSON file with something changed, and a digest that fits."""
     tree = json.loads(path.read_text())
-    del tree["progress"][key]
+    change(tree)
     write_atomically(path, json.dumps(tree | {"digest": digest_of(tree)}))
-    return dict(tree)
 
 
-def test_a_run_of_an_earlier_version_goes_on_with_its_newcomers_or_not_at_all(tmp_path: Path) -> None:
-    """They were the last ids, which in a mixture are all of one source: who trained would be scored as new, and others would never come."""
+def test_a_run_goes_on_with_its_newcomers_or_not_at_all(tmp_path: Path) -> None:
+    """Else who trained would be scored as new, and others would never come."""
     config = small(data={"newcomers": 3}, training={"rounds": 4}, algorithm={"name": "fedavg"})
     interrupted(config, tmp_path / "run", 2)
-    without(tmp_path / "run", "newcomers")
-    assert run(config, tmp_path / "run")["newcomers"]["clients"] == sorted(client.id for client in SCENE.clients)[-3:]
-    by_group = replace(SCENE, groups=tuple(sorted(SCENE.groups)))
-    with pytest.raises(Stop):
-        run_experiment(config, tmp_path / "sorted", population=by_group, resume=True, tick=stopping(2))
-    without(tmp_path / "sorted", "newcomers")
+    (path,) = (tmp_path / "run" / "checkpoints").glob("round_*.json")
+    held_back = json.loads(path.read_text())["progress"]["newcomers"]
+    assert len(held_back) == 3
+    rewritten(path, lambda tree: tree["progress"].update(newcomers=[0, *held_back[1:]]))
     with pytest.raises(InputError, match=r"holds other clients back .* data\.newcomers = 3"):
-        run_experiment(config, tmp_path / "sorted", population=by_group, resume=True)
+        run(config, tmp_path / "run")
+    rewritten(path, lambda tree: tree["progress"].update(newcomers=held_back))
+    assert run(config, tmp_path / "run")["newcomers"]["clients"] == held_back
+
+
+@pytest.mark.parametrize("name", ["round", "server"])
+def test_a_checkpoint_of_an_earlier_version_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    """Both kinds: of runs in one process, and (server.json) of deployments."""
+    config, out = small(algorithm={"name": "fedavg"}, training={"rounds": 3}), tmp_path / "run"
+    interrupted(config, out, 1)
+    (path,) = (out / "checkpoints").glob("round_*.json")
+    rewritten(path, lambda tree: tree.update(format=1))
+    if name == "server":
+        path = path.rename(path.with_name("server.json"))
+    before = {file: file.read_bytes() for file in sorted(out.rglob("*")) if file.is_file()}
+    with pytest.raises(InputError, match=r"\.json: is of format 1, .* from format 2 only") as caught:
+        run(config, out)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert {file: file.read_bytes() for file in sorted(out.rglob("*")) if file.is_file()} == before
+
+
+def test_a_resumed_run_does_not_add_to_an_epoch_of_encrypted_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server's ciphertexts are kept nowhere. Rounds go on, and whoever must be compared with the others ends the run in one line."""
+    config = small(protection={"gram": ["ckks"]}, training={"rounds": 3})
+    interrupted(config, tmp_path / "run", 1)
+    with pytest.raises(InputError, match=r"run: clustering epoch 0 of encrypted vectors ended .* only be begun anew") as caught:
+        run(config, tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()) == 3
+    (tmp_path / "ckks.toml").write_text(config.to_toml())
+    arguments = ["run", str(tmp_path / "ckks.toml"), "--out", str(tmp_path / "run"), "--resume"]
+    assert in_process(monkeypatch, *arguments) == 2
+    assert "ckks.toml: " in (said := capsys.readouterr().err)
+    assert "only be begun anew" in said
+    assert said.count("\n") == 1
+    nobody_new = small(protection={"gram": ["ckks"]}, training={"rounds": 3}, data={"newcomers": 0})
+    interrupted(nobody_new, tmp_path / "none", 1)
+    assert run(nobody_new, tmp_path / "none")["rounds"] == 3
 
 
 def test_a_saver_of_an_earlier_version_goes_on_with_its_one_count() -> None:
@@ -358,7 +388,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(file: str, how: str, tmp_pa
 
 def test_a_checkpoint_makes_no_type_that_is_not_listed(tmp_path: Path) -> None:
     simulation = start(small(), population=SCENE)
-    save_checkpoint(tmp_path, "x", simulation.state, simulation.federation, {}, simulation.tape.kept)
+    save_checkpoint(tmp_path, "x", simulation.state, simulation.federation, {}, simulation.simulated)
     checkpoint = load_checkpoint(tmp_path, "x")
     tree = json.loads(json.dumps(checkpoint.tree).replace("algorithms.pacfl.State", "os.system"))
     with pytest.raises(InputError, match=r"'os\.system' is not a kind of state"):
@@ -391,10 +421,9 @@ def test_the_experiments_functions_continue_after_a_restore(tmp_path: Path) -> N
     for _ in range(3):
         advance(whole)
         advance(other)
-    save_checkpoint(tmp_path, "x", other.state, other.federation, {}, other.tape.kept)
+    save_checkpoint(tmp_path, "x", other.state, other.federation, {}, other.simulated)
     checkpoint = load_checkpoint(tmp_path, "x")
-    later = prepare(small(), population=SCENE, secrets=checkpoint.secrets)
-    later.tape.stop()
+    later = prepare(small(), population=SCENE, **checkpoint.parties())
     later.state, later.rows = restore(checkpoint, later.federation), list(other.rows)
     for simulation in (whole, later):
         advance(simulation)
@@ -404,20 +433,21 @@ def test_the_experiments_functions_continue_after_a_restore(tmp_path: Path) -> N
     assert finish(whole)["accuracy_mean"] == finish(later)["accuracy_mean"]
 
 
-def test_the_tape_gives_the_same_secrets_again() -> None:
-    source = public_entropy("tape")
-    tape = Tape(source)
-    first = [tape(n) for n in (32, 5, 16)]
-    tape.stop()
-    after = [tape(7), tape(9)]
-    again = Tape(public_entropy("tape"), tape.kept)
-    assert [again(n) for n in (32, 5, 16)] == first
-    again.stop(53 + 7)
-    assert again(9) == after[1]
-    with pytest.raises(InputError, match="too few"):
-        Tape(source, b"abc")(4)
-    with pytest.raises(InputError, match="too many"):
-        Tape(source, b"abc").stop()
+def test_a_resumed_source_goes_on_after_what_was_given_before() -> None:
+    """Test entropy: secrets are those of a run that was never interrupted, also where building anew drew some of them again."""
+    whole = Counted(public_entropy("counted"))
+    early, late = whole(53), whole(9)
+    assert whole.drawn == 62
+    for drawn_anew in (0, 32):
+        again = Counted(public_entropy("counted"))
+        assert again(drawn_anew) == early[:drawn_anew]
+        again.skip(53)
+        assert again(9) == late
+        assert again.drawn == 62
+    ahead = Counted(public_entropy("counted"))
+    ahead(60)
+    ahead.skip(53)  # more was drawn by now: nothing is given a second time
+    assert ahead(2) == late[7:]
 
 
 # --- kills

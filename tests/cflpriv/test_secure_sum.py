@@ -9,14 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import Echo, Make, eye, federation, parity, population, training
 
+from cflpriv.aggregation.secagg import bound
 from cflpriv.algorithms import fedavg
 from cflpriv.contract.protection import Protection
-from cflpriv.contract.transcript import Transcript
 from cflpriv.data import DataSpec, build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, start
 from cflpriv.experiments.run import advance, finish
+from cflpriv.federation.messages import Step
 from cflpriv.federation.server import RemoteFederation
+from cflpriv.protocols.entropy import system_entropy
 from cflpriv.protocols.errors import TooFewClients
 from cflpriv.protocols.secagg.messages import Invite, Terms, decode_server
 from cflpriv.types import Array
@@ -159,10 +161,14 @@ def test_what_the_server_proposes_is_what_was_agreed() -> None:
         (terms,) = invites(fed)
         assert terms.floor == 3
         assert len(terms.models) == 1
-        assert terms.models[0] == fed.side.received[held.key][0] != bytes(32)
+        known = fed.known(held.key)
+        (received,) = {model for _, model in known["models"]}
+        assert {eye(fed).client(c).values.origin(known["number"]).received.hex() for c in fed.clients} == {received}
+        step = Step(fed.session, (1, 1), known["number"], ("m",), 1.0, 1, "sum", None, b"", None)
+        assert terms.models[0] == bound(step, bytes.fromhex(received)) != bytes(32)
         assert terms.cohort == tuple(range(8))
         assert terms.mode == "active"
-    other = federation(population().clients, protection=secure(), transcript=Transcript("full"))
+    other = federation(population(), secure(), entropy=lambda party: system_entropy)
     other.mean(other.compute(Make())["one"])
     assert invites(other)[0].session != invites(one)[0].session
 
@@ -222,7 +228,8 @@ def test_oblivious_sums_keep_choices_private() -> None:
     assert not [m for m in fed.transcript.messages if m.verb == "gather"]
     for message in fed.transcript.messages:
         assert "labels" not in message.context
-        assert "group" not in message.context
+        assert message.context.get("group", 0) == 0  # that of all
+        assert message.clients == fed.clients
 
 
 def test_training_under_secure_aggregation_follows_training_in_the_clear() -> None:

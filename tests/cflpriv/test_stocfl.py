@@ -18,7 +18,7 @@ from cflpriv.algorithms.merging import Known, MergeClusters, MergePresent, Place
 from cflpriv.algorithms.stocfl import Represent, State, count_sketch
 from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import Gram
-from cflpriv.contract.calls import ClearGram, channels
+from cflpriv.contract.handles import Released
 from cflpriv.contract.operations import GramView, Sampling
 from cflpriv.contract.protection import Protection
 from cflpriv.data import DataSpec, build_population
@@ -494,14 +494,16 @@ def test_clusters_partition_the_clients_met_through_joins_and_leaves(
         flatten(state)  # states can be saved
 
 
-def test_a_server_that_is_not_shown_the_evidence_still_clusters() -> None:
+def test_a_server_that_is_not_shown_the_evidence_still_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = digits(10)
 
-    def hidden(*arguments: Any) -> Any:
-        return replace(channels(*arguments), gram=ClearGram(evidence=False))
+    def hidden(*arguments: Any, **more: Any) -> Released:
+        return replace(released(*arguments, **more), evidence=None)
 
     algorithm = stocfl(train_on(scene), tau=0.4)
-    open_, closed = federation(scene), federation(scene, channels_of=hidden)
+    open_, closed = federation(scene), federation(scene)
+    released = closed.gram
+    monkeypatch.setattr(closed, "gram", hidden)
     for fed in (open_, closed):
         fed.begin_round(0)
     (a, seen), (b, unseen) = (algorithm.round(fed, algorithm.init(fed)) for fed in (open_, closed))

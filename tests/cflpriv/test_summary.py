@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scenes import eye, population
+from scenes import population
 
 from cflpriv.clustering.scores import perplexity, spread
 from cflpriv.data import build_population
@@ -44,7 +44,7 @@ def test_the_local_mean_is_over_all_clients_and_who_has_not_trained_has_the_init
     federation, model = simulation.federation, config.model_for(SCENE)
 
     def initially(client: int) -> float:
-        one = TaskInput(eye(federation).data[client], {"model": model.init(3)}, {}, Streams(3, 0, client))
+        one = TaskInput(simulation.simulated.data[client], {"model": model.init(3)}, {}, Streams(3, 0, client))
         told = Evaluate(model).run(one)
         return float(told["correct"]) / float(told["count"])
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scenes import federation
 
 from cflpriv.data import build_population
 from cflpriv.experiments import advance, load_config, parse_config, run_experiment, start
@@ -57,7 +56,7 @@ def test_perplexity_is_exp_of_the_mean_loss_and_falls_with_true_groups(folder: P
     rows = [advance(simulation) for _ in range(6)]
     s = simulation
     served = s.algorithm.serve(s.state)
-    inputs = s.eye(federation).resolve(served.task, served.params, served.which, s.federation.clients)
+    inputs = s.simulated.resolve(served.task, served.params, served.which, s.federation.clients)
     found = []
     for given in inputs:
         module = s.config.model_for(s.population).load(given.array("model"))

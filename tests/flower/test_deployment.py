@@ -149,8 +149,8 @@ from pathlib import Path
 
 from clustered import living as example
 from cflpriv.protocols.secagg.messages import decode_server
-from cflpriv.remote import messages as m
-from cflpriv.remote.client import RemoteClient
+from cflpriv.federation import messages as m
+from cflpriv.federation.client import RemoteClient
 
 app = example.app
 receive = RemoteClient.receive

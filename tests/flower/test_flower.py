@@ -414,8 +414,8 @@ ONE_MESSAGE = """
 import sys
 from pathlib import Path
 from cflpriv.flower.client import read_settings
-from cflpriv.remote.client import RemoteClient
-from cflpriv.remote.store import DiskStore
+from cflpriv.federation.client import RemoteClient
+from cflpriv.federation.store import DiskStore
 
 settings, folder, _ = read_settings(sys.argv[1])
 def data():
@@ -565,7 +565,8 @@ def test_a_server_that_is_stopped_twice_in_one_round_goes_on(tmp_path: Path) -> 
             assert turn == 3
     assert not summary["refusals"]
     assert summary["rounds_skipped"] == 0
-    assert len(list((tmp_path / "r" / "checkpoints").glob("server_*"))) == 1
+    assert len({path.name.split(".")[0] for path in (tmp_path / "r" / "checkpoints").glob("round_*")}) == 1
+    assert not list((tmp_path / "r" / "checkpoints").glob("*.clients.*")), "no client's side of it is here"
 
 
 def test_an_evaluation_that_is_none_costs_its_client_a_score_and_not_the_run(tmp_path: Path) -> None:

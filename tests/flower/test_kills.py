@@ -45,7 +45,12 @@ def check_models(run: Path, changes: list[str], atol: float) -> Any:
     [
         pytest.param({("enrol", 1): [0, 2], ("enrol", 2): [2]}, [4, 4, 4], id="greeting, twice"),
         pytest.param({("compute", 1): [3], ("compute", 2): [3]}, [3, 4, 4], id="signature, and again while it is admitted"),
-        pytest.param({("gram", 1): [3], ("gram", 3): [3]}, [3, 4, 4], id="gram, and again while it is admitted"),
+        pytest.param({("gram", 1): [3], ("gram", 2): [3]}, [4, 4, 4], id="gram, twice, and each time it is greeted again"),
+        pytest.param(
+            {("gram", 1): [3], ("enrol", 2): [3], ("gram", 3): [3], ("enrol", 4): [3]},
+            [3, 4, 4],
+            id="gram and the greeting after it, and again while it is admitted",
+        ),
         pytest.param({("compute", 2): [3]}, [4, 4, 4], id="training"),
         pytest.param({("compute", 2): EVERYBODY}, [0, 4, 4], id="training, all of them"),
         pytest.param({("sum", 1): [1]}, [4, 4, 4], id="sum"),
