@@ -23,8 +23,7 @@ from ..algorithms.influence import OnPart, split
 from ..contract.transcript import Message
 from ..errors import InputError
 from ..experiments.config import Config
-from ..federation.task_encoding import task_from_bytes
-from ..protocols.errors import MalformedMessage
+from ..federation.task_encoding import UnknownTask, task_of
 from ..tasks.training import Gradient, Train
 from ..types import Array, ClientData
 from .adversary import AdversaryView
@@ -163,10 +162,8 @@ def _read(settings: str, sent: frozenset[str]) -> LocalTraining | None:
 
 def _task(tree: Any) -> Any:
     """The task of these settings; None for one that clients elsewhere would not know."""
-    try:
-        return task_from_bytes(json.dumps(tree).encode())
-    except MalformedMessage:
-        return None
+    task = task_of(tree)
+    return None if isinstance(task, UnknownTask) else task
 
 
 def _trainings(tree: Any) -> list[LocalTraining]:

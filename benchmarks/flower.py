@@ -73,10 +73,10 @@ from flwr.serverapp import ServerApp
 
 from cflpriv.flower.client import read_roster
 from cflpriv.flower.transport import GridTransport
-from cflpriv.protection import Protection
+from cflpriv.contract.protection import Protection
 from cflpriv.federation.foreign import Foreign
 from cflpriv.federation.server import RemoteFederation
-from cflpriv.transports.interface import OverBytes
+from cflpriv.federation.transport import OverBytes
 
 app = ServerApp()
 

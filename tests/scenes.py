@@ -65,6 +65,11 @@ def eye(fed: RemoteFederation) -> Simulated:
     return _eyes[fed]
 
 
+def sums_of(fed: RemoteFederation) -> Any:
+    """The server half of the protection of sums."""
+    return fed._sums
+
+
 def served(algorithm: Algorithm, fed: RemoteFederation, state: Any, clients: Sequence[int] | None = None) -> Array:
     """Each client's model (m, d), as it would open it."""
     what = algorithm.serve(state)

@@ -37,16 +37,16 @@ import numpy as np
 from torch import nn
 
 import cflpriv
-from cflpriv.algorithm import Algorithm, AlgorithmSpec, Served
+from cflpriv.algorithms.interface import Algorithm, AlgorithmSpec, Served
 from cflpriv.attacks import Attack
 from cflpriv.attacks.leakage import cell
 from cflpriv.data import dataset_of
-from cflpriv.evaluation import Evaluate
-from cflpriv.federation import Results
-from cflpriv.handles import Shared
-from cflpriv.privacy import updates_only
-from cflpriv.record import RoundRecord
-from cflpriv.training import Train
+from cflpriv.tasks.evaluation import Evaluate
+from cflpriv.contract.operations import Results
+from cflpriv.contract.handles import Shared
+from cflpriv.privacy.settings import updates_only
+from cflpriv.contract.transcript import RoundRecord
+from cflpriv.tasks.training import Train
 from cflpriv.types import Parts
 
 

@@ -1,4 +1,13 @@
-"""The server's side of `gram` under `ckks`: it relays, multiplies what it cannot read, and asks the key holder, who is a party apart."""
+"""Encrypted inner products: clients encrypt, the server multiplies what it cannot read, a key holder decrypts (`key_holder`).
+
+Guarantee: see `protocols.ckks`; keys are fresh for every clustering epoch. Under `ckks_release = "labels"` the server learns what `then`
+returns, labels and small integers, and nothing of the similarities; under "distances" also the matrix of distances, from inner products
+that were noised first; under "gram" the noised, rounded Gram matrix and nothing else. Clients check for themselves whose key they encrypt
+under, and the key holder which terms it makes keys for.
+Reveals: the exact Gram matrix to the key holder, everything to it and the server together; when each party answers. Labels come from exact
+values: the noise that protects decryptions is for what is released as numbers, and clients that encrypt what they like buy bits with theirs.
+Source: `protocols.ckks`.
+"""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -63,7 +72,9 @@ class ClientComparison:
         except LocalError as error:
             longest = float(np.linalg.norm(reduced, axis=1).max(initial=0.0))
             if error.code == "out-of-range":
-                error.add_note(f"a vector of norm {longest:.3g} is above protection.ckks_bound = {setup.bound:g}, the public bound; raise it")
+                error.add_note(
+                    f"a vector of norm {longest:.3g} is above protection.ckks_bound = {setup.bound:g}, the public bound; raise it"
+                )
             raise
         return m.Given((m.Named("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)
 
@@ -98,10 +109,7 @@ class EncryptedEpoch:
 
 
 class ServerComparison:
-    """Clustering epochs over messages under `ckks`.
-
-    Guarantee: the server sees ciphertexts and what the release says; see `protocols.ckks`. Clients check for themselves whose key they
-    encrypt under, and the key holder which terms it makes keys for. Reveals: the same as in one process; also when each party answers.
+    """The server's part: clustering epochs of ciphertexts.
 
     Raises `InputError` for settings that do not fit each other, without a key holder on the roster, and for `ckks_mode = "symmetric"`, in
     which every client would be given the key that opens all, through the server, for labels that the public key gives as well.

@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .. import plugins
 from ..contract.handles import Held, Labels
 from ..contract.operations import Federation, Parameter
 from ..contract.transcript import RoundRecord
 from ..engine import Task
 from ..engine.models import Model
 from ..errors import InputError
-from ..plugins import ALGORITHMS, FUNCTIONS, TASKS, Registry
+from ..plugins import FUNCTIONS, TASKS, Registry
 from ..privacy.settings import Releases
 from ..tasks.evaluation import Evaluate, EvaluateOwn, EvaluateUsed, Losses
 from ..tasks.signatures import PrincipalVectors
@@ -93,6 +94,8 @@ class AlgorithmSpec:
     renumbers: bool = False
 
 
+ALGORITHMS: Registry[AlgorithmSpec] = plugins.ALGORITHMS
+"""Name in a config -> what is declared of the algorithm."""
 STATES: Registry[type] = Registry("state")
 """`state_name` -> what a checkpoint may hold of an algorithm's state."""
 

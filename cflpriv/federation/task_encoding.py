@@ -4,7 +4,6 @@ import dataclasses
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from ..errors import InputError
@@ -12,7 +11,7 @@ from ..plugins import ALGORITHMS, TASKS, Registry
 from ..protocols.errors import MalformedMessage
 from .foreign import Foreign
 
-__all__ = ["UnknownTask", "made", "plain", "task_from_bytes", "task_to_bytes"]
+__all__ = ["UnknownTask", "made", "plain", "task_from_bytes", "task_of", "task_to_bytes"]
 
 LARGEST_TASK_BYTES = 1 << 20
 log = logging.getLogger("cflpriv.federation")
@@ -52,25 +51,46 @@ class UnknownTask:
 
     data: bytes
     parts: tuple[str, ...] = ()
+    keeps: tuple[str, ...] = ()
 
     def run(self, given: Any) -> Any:
         raise TypeError("this task is not known here")
 
 
-@lru_cache(maxsize=64)
+KEPT = 64
+_decoded: dict[bytes, Any] = {}
+"""Tasks by their bytes: clients that are sent the same bytes get the same object, and can be computed together."""
+
+
 def task_from_bytes(data: bytes) -> Any:
     """The task that `task_to_bytes` wrote, or an `UnknownTask`."""
     if not isinstance(data, bytes) or len(data) > LARGEST_TASK_BYTES:
         raise MalformedMessage
+    task = _decoded.get(data)
+    if task is not None and (isinstance(task, Foreign) or registered().get(type(task).__name__) is type(task)):
+        return task
     try:
         said = json.loads(data)
         known = {"Foreign": Foreign} if isinstance(said, dict) and said.get("") == "Foreign" else registered()  # that one loads no torch
         task = made(said, known)
         if hasattr(task, "run") and hasattr(task, "parts") and task_to_bytes(task) == data:
+            if len(_decoded) == KEPT:
+                _decoded.clear()
+            _decoded[data] = task
             return task
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass
     return UnknownTask(data)
+
+
+def task_of(settings: Any) -> Any:
+    """The task of `contract.transcript.settings_of`, or an `UnknownTask`: the same fields as its bytes, in any order."""
+    data = json.dumps(settings).encode()
+    try:
+        task = made(json.loads(data), registered())
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return UnknownTask(data)
+    return task if hasattr(task, "run") and hasattr(task, "parts") else UnknownTask(data)
 
 
 def made(said: Any, known: Mapping[str, type]) -> Any:

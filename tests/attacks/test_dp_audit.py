@@ -5,17 +5,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import cflpriv.tasks.evaluation as evaluation
-import cflpriv.privacy.private_signatures as private_signatures
-import cflpriv.federation.client as remote_client
-import cflpriv.tasks.training as training
 import numpy as np
 import pytest
 import torch
 from attack_scenes import QUICK, case, config, population_of
 from scipy import stats
 
+import cflpriv.federation.client as remote_client
+import cflpriv.privacy.private_signatures as private_signatures
 import cflpriv.protocols.mechanisms as mechanisms
+import cflpriv.tasks.evaluation as evaluation
+import cflpriv.tasks.training as training
 from cflpriv.attacks import ATTACKS, dp_mechanisms, dp_run
 from cflpriv.attacks.dp_audit import AuditResult, audit, ceiling, epsilon_lower_bound, guess, numbers_of_guesses, p_value
 from cflpriv.attacks.dp_mechanisms import GAMES, Game, quiet

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from attack_scenes import QUICK, case, config
 
-from cflpriv.aggregation.ckks_settings import Settings
+from cflpriv.aggregation.ckks_settings import CkksSettings
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.audit import Scene, case_of, fresh_scene
 from cflpriv.attacks.encrypted import with_opened_uploads
@@ -89,7 +89,7 @@ def symmetric() -> Scene:
     rows = case_of(plain, "server", QUICK).rows
     own, holder, server = [Identity.create(client) for client in sorted(rows)], Identity.create(0), Identity.create(0)
     roster = Roster(tuple(one.public() for one in own), holder.public())
-    setup = Settings.of(protection, None).setup(bytes(16), 0, roster, *rows[0].shape)
+    setup = CkksSettings.of(protection).setup(bytes(16), 0, roster, *rows[0].shape)
     machine = ckks.KeyHolder(setup, holder, server.public(), roster)
     secret = machine.secret_key()
     uploads = [ckks.encrypt(setup, machine.announcement, holder.public(), one, rows[one.client], secret) for one in own]

@@ -10,7 +10,7 @@ import pytest
 from scenes import Echo, eye, federation, population, training
 
 from cflpriv.aggregation import key_holder as holder
-from cflpriv.aggregation.ckks_settings import Settings
+from cflpriv.aggregation.ckks_settings import CkksSettings
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.interface import Algorithm
 from cflpriv.algorithms.merging import MergeClusters
@@ -275,7 +275,7 @@ def test_pairs_share_outputs_by_default_where_that_pays() -> None:
     roster = Roster((Identity.create(0, public_entropy("encrypted tests")).public(),))
 
     def shared(p: int, dimension: int, **options: Any) -> tuple[int, int]:
-        setup = Settings.of(Protection(gram=("ckks",), **options), None).setup(bytes(16), 0, roster, p, dimension)
+        setup = CkksSettings.of(Protection(gram=("ckks",), **options)).setup(bytes(16), 0, roster, p, dimension)
         return setup.group, setup.packing.chunks
 
     assert shared(3, 784, ckks_ring=8192) == (4, 4)

@@ -482,7 +482,7 @@ def test_no_secret_is_in_the_transcript() -> None:
         for array in (message.payload or {}).values():
             assert secret[:8] not in array.tobytes()
     of_client = eye(fed).client(0)
-    shown = [repr(one) for one in (fed, eye(fed), held, of_client, of_client._settings, of_client._hidden.transforms())]
+    shown = [repr(one) for one in (fed, eye(fed), held, of_client, of_client._settings, of_client._group.transforms())]
     own = eye(fed).identities[0]
     for hidden in (secret, own.signing_seed, own.encryption_seed):
         assert not any(one in text for text in shown for one in (hidden.hex(), repr(hidden)))

@@ -39,7 +39,7 @@ from cflpriv.protocols.mechanisms import noisy_argmin
 from cflpriv.tasks.evaluation import Losses
 from cflpriv.tasks.signatures import PrincipalVectors
 from cflpriv.tasks.training import Gradient, Train
-from cflpriv.types import Array, ClientData, Population
+from cflpriv.types import Array, ClientData, Parts, Population
 
 ALPHA = 1e-6
 RELATIONS: tuple[Literal["add_remove", "replace_one"], ...] = ("add_remove", "replace_one")
@@ -61,7 +61,7 @@ class Half:
 
     size: int = 3
     noisy: bool = False
-    parts: ClassVar[tuple[str, ...]] = ("choice", "vector")
+    parts: ClassVar[Parts] = {"choice": "choice", "vector": "summed"}
     keeps: ClassVar[tuple[str, ...]] = ("vector",)
     covers: ClassVar[Mapping[str, tuple[str, ...]]] = {"choice": ("choice",)}
 
@@ -82,7 +82,7 @@ class Recall:
 
     name: str
     uses_data: ClassVar[bool] = False
-    parts: ClassVar[tuple[str, ...]] = ("value",)
+    parts: ClassVar[Parts] = {"value": "summed"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
     @property

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, permutations
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from cflpriv.data.regression import Regression, regression
 from cflpriv.engine import Result, TaskInput
 from cflpriv.errors import InputError
 from cflpriv.experiments.regression import STEPS, Point, distance, start, succeeds, success_rate, trial
-from cflpriv.types import Array, ClientData
+from cflpriv.types import Array, ClientData, Parts
 
 # --- the algorithm itself over a federation: client data hold labels that are classes, so the response is the last column of x
 
@@ -38,8 +39,8 @@ def residual_of(given: TaskInput, parameters: Array) -> tuple[Array, Array]:
 class RegressionLosses:
     """The mean squared error of each of the list "model". Parts: "losses" (k,), "choice" () of the lowest."""
 
-    parts: tuple[str, ...] = ("losses", "choice")
-    keeps: tuple[str, ...] = ()
+    parts: ClassVar[Parts] = {"losses": "summed", "choice": "choice"}
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> Result:
         losses = np.array([np.mean(residual_of(given, np.asarray(model))[1] ** 2) for model in given.params["model"]])
@@ -50,8 +51,8 @@ class RegressionLosses:
 class RegressionGradient:
     """The gradient of the mean squared error at "model". Parts: "gradient" (d,)."""
 
-    parts: tuple[str, ...] = ("gradient",)
-    keeps: tuple[str, ...] = ()
+    parts: ClassVar[Parts] = {"gradient": "summed"}
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> Result:
         x, residual = residual_of(given, given.array("model"))
@@ -62,8 +63,8 @@ class RegressionGradient:
 class RegressionLoss:
     """The squared error of "model" summed over the samples. Parts: "loss" (), "count" ()."""
 
-    parts: tuple[str, ...] = ("loss", "count")
-    keeps: tuple[str, ...] = ()
+    parts: ClassVar[Parts] = {"loss": "measure", "count": "measure"}
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> Result:
         _, residual = residual_of(given, given.array("model"))

@@ -11,16 +11,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from scenes import eye, population, training
+from scenes import eye, population, sums_of, training
 from scenes import federation as simulated
 
-from cflpriv.aggregation.transformed import Transformed
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.cfl import Same
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript
 from cflpriv.federation import messages as m
 from cflpriv.federation.client import RemoteClient
+from cflpriv.federation.group_secret import GroupMember
 from cflpriv.federation.server import ClientsLost, RemoteFederation
 from cflpriv.federation.settings import Settings
 from cflpriv.federation.store import MemoryStore
@@ -100,7 +100,7 @@ def test_a_client_whose_answer_is_lost_is_in_the_next_sum_again(stage: str, mode
     scene, transport, fed = federation(Protection(sum="secagg", floor=2, secagg_mode=mode))
     one_round(scene, fed, 0, range(5))  # keys for the next sum are advertised now
     if stage == "secagg Invite":
-        fed._sums.adverts.clear()
+        sums_of(fed)._sums.adverts.clear()
     transport.lost, transport.forgets = {stage: {2}}, forgets == "with its answer"
     one_round(scene, fed, 1, range(5) if stage in ("secagg Survivors", "secagg Unmask") else [0, 1, 3, 4])
     assert not transport.lost
@@ -149,7 +149,7 @@ def test_a_broken_comparison_is_on_record_and_is_taken_again_under_another_trans
 
 def test_a_client_that_missed_one_call_is_in_the_next_attempt() -> None:
     scene, transport, fed = federation(Protection(gram=("haar",)))
-    made: Any = ALGORITHMS["pacfl"][0](training(scene), k=2, weights="equal")
+    made: Any = ALGORITHMS["pacfl"].make(training(scene), k=2, weights="equal")
     transport.lost = {"gram": {2}}
     with pytest.raises(ClientsLost, match=r"\[2\]"):
         made.init(fed)
@@ -298,7 +298,7 @@ def alike(transport: Lossy) -> bool:
     vectors = []
     for client, identity in enumerate(transport.identities):
         settings = Settings(identity, transport.protection, transport.roster)
-        hidden = Transformed(settings, transport.stores[client], ENTROPY, TransformCache())
+        hidden = GroupMember(settings, transport.stores[client], ENTROPY, TransformCache())
         vectors.append(hidden.transforms()("sum/test", 8).apply(np.arange(8.0)[None]))
     return all(np.array_equal(vectors[0], one) for one in vectors)
 

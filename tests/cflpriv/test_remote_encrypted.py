@@ -16,8 +16,7 @@ from scenes import federation, population, training
 
 pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
 
-from cflpriv.aggregation.ckks_client import setup_of
-
+from cflpriv.aggregation.ckks_settings import CkksSettings
 from cflpriv.aggregation.key_holder import RemoteHolder
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.contract.operations import GramView
@@ -382,7 +381,7 @@ def test_parties_refuse_another_release_than_their_own_settings_say() -> None:
         fed.enrol()
         held = pacfl(scene).init(fed).signatures
         part = fed._known[held.key].layout[0]
-        setup = setup_of(protection, fed.session, 9, roster, *part.shape)
+        setup = CkksSettings.of(protection).setup(fed.session, 9, roster, *part.shape)
         key = ckks.KeyHolder(setup, helpful, bytes(32), roster).announcement
         give = m.Give(fed.session, "gram", fed._known[held.key].number, (part.name,), "", False, None, m.Epoch(9, setup.digest, key))
         assert fed._ask({0: give}, "gram") == {}
@@ -415,7 +414,7 @@ RUN = """
 import sys
 from pathlib import Path
 sys.path[:0] = [{tests!r}, {root!r}]
-from cflpriv.protection import Protection
+from cflpriv.contract.protection import Protection
 from cflpriv.protocols.keys import Identity, Roster
 from cflpriv.aggregation.key_holder import RemoteHolder
 from cflpriv.federation.settings import Settings

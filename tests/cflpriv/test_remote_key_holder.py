@@ -11,8 +11,7 @@ from scenes import federation, population, training
 
 pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
 
-from cflpriv.aggregation.ckks_client import setup_of
-
+from cflpriv.aggregation.ckks_settings import CkksSettings
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.one_shot import ClusterByMeans, PlaceByMeans
 from cflpriv.contract.operations import GramView
@@ -236,7 +235,7 @@ def test_a_client_encrypts_under_no_key_and_no_terms_but_its_own() -> None:
         (replace(LABELS, ckks_ring=8192), transport.roster, 3, 8), (LABELS, other, 3, 8), (LABELS, transport.roster, 2, 8),
         (LABELS, transport.roster, 3, 9),
     ):  # fmt: skip
-        setup = setup_of(protection, fed.session, 7, roster, p, dimension)
+        setup = CkksSettings.of(protection).setup(fed.session, 7, roster, p, dimension)
         key = ckks.KeyHolder(setup, transport.holder, bytes(32), roster, entropy=ENTROPY).announcement  # the real holder, talked into it
         assert asked(msgspec.structs.replace(good, epoch=m.Epoch(7, setup.digest, key))) is None
     assert {word for _, _, word in fed.refusals} == {"forbidden", "malformed"}
@@ -278,7 +277,7 @@ def test_nothing_secret_is_in_a_repr_or_in_what_is_refused() -> None:
     secrets = [transport.holder.signing_seed, transport.holder.encryption_seed]
     settings = transport.settings(0)
     secrets += [settings.identity.signing_seed, settings.identity.encryption_seed]
-    said = repr((settings, transport.holder, fed._grams, fed._roll, fed.saved(), KeyHolderLost("x", "y")))
+    said = repr((settings, transport.holder, fed._comparisons, fed._roll, fed.saved(), KeyHolderLost("x", "y")))
     for secret in secrets:
         assert secret.hex() not in said
         assert repr(secret)[2:-1] not in said

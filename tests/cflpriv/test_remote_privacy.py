@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from loopback import ENTROPY, Loopback, remote
 from msgspec import structs
-from scenes import eye, federation, population, training
+from scenes import eye, federation, population, sums_of, training
 from scipy import stats
 
 from cflpriv.algorithms import ALGORITHMS
@@ -408,7 +408,7 @@ def test_shares_of_noise_inside_secure_sums_are_what_the_event_says() -> None:
     event = ledger.charges[0].events[0]
     assert epsilon_of([event] * 2, 1e-3) <= 4.0
     assert own_ledgers(transport) == {client: ledger.spent(client) for client in fed.clients}
-    made: Any = fed._means._clipped.plan(exact.size)  # type: ignore[union-attr]
+    made: Any = sums_of(fed)._parts.clipped.plan(exact.size)
     assert event == made.event
     variance = 6 * made.local_variance / made.levels_per_unit**2
     total = float(np.square(np.concatenate(errors) * 6).sum()) / variance
@@ -511,7 +511,7 @@ def test_a_client_adds_no_share_that_is_less_than_its_own_floor_needs() -> None:
         transport, fed, _ = client_level(scene, CLIENT, protection)
         fed.begin_round(0)
         held = fed.compute(task, {"model": task.model.init(0)})["update"]
-        means = fed._means
+        means = sums_of(fed)
 
         def lying(*said: Any, change: Any = change, means: Any = means) -> m.Step:
             step: m.Step = type(means)._like(means, *said)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 from loopback import remote
-from scenes import eye, federation, population, training
+from scenes import eye, federation, population, sums_of, training
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.cfl import Same
@@ -29,7 +29,7 @@ from cflpriv.algorithms.per_fedavg import EvaluateAdapted
 from cflpriv.algorithms.scaffold import TrainControlled
 from cflpriv.algorithms.stocfl import ChainLink, Represent
 from cflpriv.contract.handles import Blind, Shared
-from cflpriv.contract.protection import GRAMS, SUMS, Protection
+from cflpriv.contract.protection import Protection, listed
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
 from cflpriv.federation import release_policy as releases
@@ -239,7 +239,7 @@ def test_a_server_cannot_weigh_all_members_but_one_with_nothing(mode: Any, carri
     scene, _, fed = begun(Protection(sum="secagg", floor=3, secagg_mode=mode), carrier, groups=1, clients_per_group=5)
     task = training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
-    means, weights = fed._means, {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.9, 4: 0.8}
+    means, weights = sums_of(fed), {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.9, 4: 0.8}
     exchange = type(means)._exchange
 
     def lying(steps: Any, stage: str) -> Any:
@@ -264,7 +264,7 @@ def test_under_counts_as_weights_nobody_is_told_one_and_the_limit_is_the_clients
     scene, _, fed = begun(protection, carrier, groups=1, clients_per_group=4)
     task = training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
-    means, exchange = fed._means, type(fed._means)._exchange
+    means, exchange = sums_of(fed), type(sums_of(fed))._exchange
     tell = {"told": 60.0}
 
     def lying(steps: Any, stage: str) -> Any:
@@ -291,7 +291,7 @@ def test_a_server_cannot_put_one_client_into_a_block_of_its_own(carrier: Carrier
     scene, _, fed = begun(Protection(sum="secagg-oblivious", floor=2), carrier, groups=1, clients_per_group=4)
     task = training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
-    means, exchange = fed._means, type(fed._means)._exchange
+    means, exchange = sums_of(fed), type(sums_of(fed))._exchange
 
     def lying(steps: Any, stage: str) -> Any:
         told = {c: msgspec.structs.replace(s, groups=m.Picks((int(c > 0),), False)) if s.kind == "blocks" else s for c, s in steps.items()}
@@ -308,10 +308,10 @@ def test_nor_all_clients_into_a_block_that_they_did_not_choose(carrier: Carrier)
     scene, _, fed = begun(Protection(sum="secagg-oblivious", floor=2), carrier, groups=1, clients_per_group=4)
     task = training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
-    means = fed._means
+    means = sums_of(fed)
 
     def lying(*said: Any) -> m.Step:
-        step = type(means)._like(means, *said)
+        step: m.Step = type(means)._like(means, *said)
         return msgspec.structs.replace(step, groups=m.Picks((1,), False)) if step.kind == "blocks" else step
 
     object.__setattr__(means, "_like", lying)
@@ -335,8 +335,8 @@ def of_kind(kind: PartKind | None, size: int = 0, tainted: bool = False) -> Orig
 
 
 @pytest.mark.parametrize("floor", [0, 3])
-@pytest.mark.parametrize("total", SUMS)
-@pytest.mark.parametrize("gram", [(), *[(stage,) for stage in GRAMS], ("sketch", "haar"), ("sketch", "ckks")], ids="+".join)
+@pytest.mark.parametrize("total", listed("sum"))
+@pytest.mark.parametrize("gram", [(), *[(stage,) for stage in listed("gram")], ("sketch", "haar"), ("sketch", "ckks")], ids="+".join)
 def test_the_rule_over_all_protections_parts_and_verbs(gram: tuple[str, ...], total: str, floor: int) -> None:
     protection = Protection(gram=gram, sum=total, floor=floor)
     hides_compared, hides_summed = bool(set(gram) & {"ckks", *TRANSFORMS}), total != "none" or floor > 1

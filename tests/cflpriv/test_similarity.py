@@ -227,7 +227,7 @@ def test_noise_is_what_errors_of_the_gram_make_of_equal_vectors(measure: Measure
 def test_ten_thousand_clients_fit_into_four_gibibytes() -> None:
     """Measured in a process of its own, which prints its peak memory."""
     code = (
-        "import resource, numpy as np; from cflpriv.similarity import Gram, angles;"
+        "import resource, numpy as np; from cflpriv.clustering.similarity import Gram, angles;"
         "v = np.linalg.qr(np.random.default_rng(0).normal(size=(10_000, 784, 3)))[0].transpose(0, 2, 1).copy();"
         "s = angles(Gram.of_vectors(range(10_000), v)).values;"
         "assert (s == s.T).all() and not s.diagonal().any();"
