@@ -159,6 +159,8 @@ class RemoteClient:
         for part, value in values.items() if ask.verb != "gather" else ():
             if isinstance(value, np.ndarray):  # what is made on demand was checked by its task
                 check_array(f"client {self.number}: {part}", value, kind="biuf")
+        if ask.verb != "sum":  # only sums read what is made on demand one client at a time
+            values = {part: np.asarray(value) for part, value in values.items()}
         self._spending.settle(ask.held, ask.parts, ask.verb)
         noise = self._spending.bounded(ask.noise, ask.verb)
         if noise is not None:

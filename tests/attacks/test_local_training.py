@@ -15,7 +15,7 @@ from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.around import AroundTraining
 from cflpriv.algorithms.choosing import PickAndTrain
 from cflpriv.algorithms.influence import OnPart
-from cflpriv.algorithms.interface import Algorithm, Served
+from cflpriv.algorithms.interface import Algorithm, AlgorithmSpec, Served
 from cflpriv.algorithms.scaffold import TrainControlled
 from cflpriv.attacks import ATTACKS, load_view, property_inference
 from cflpriv.attacks.adversary import recorded
@@ -30,7 +30,7 @@ from cflpriv.engine import Result, Streams, Task, TaskInput
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
 from cflpriv.experiments import run_experiment
-from cflpriv.federation.task_encoding import task_from_bytes
+from cflpriv.federation.task_encoding import task_of
 from cflpriv.tasks.evaluation import Evaluate, Losses
 from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, ClientData
@@ -176,7 +176,7 @@ def own_rate(make: Callable[[Train], Task], beside: dict[str, Array]) -> Callabl
 def seen_of_mine(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[Train], Task] = lambda train: train, protection: str = "none", **beside: Array
 ) -> Case:
-    monkeypatch.setitem(ALGORITHMS, "mine", (own_rate(make, beside), "a user's"))
+    monkeypatch.setitem(ALGORITHMS, "mine", AlgorithmSpec("mine", own_rate(make, beside), "a user's"))
     return case(config({"name": "mine"}, {"sum": protection}, data={"clients": 8, "samples_per_client": 20}, training={"lr": 0.3}))
 
 
@@ -232,7 +232,7 @@ def test_a_task_is_recorded_with_all_its_settings() -> None:
         Train(model, lr=0.03, momentum=0.5, frozen=("1.bias",)), OnPart(Train(model, prox=0.5), 0.2, seed=7), TrainControlled(Train(model)),
         PickAndTrain(Losses(model), Gradient(model), "gradient", ((0, 3),)),
     ):  # fmt: skip
-        assert task_from_bytes(json.dumps(settings_of(task)).encode()) == task
+        assert task_of(settings_of(task)) == task
     free = Model("linear", (4,), 3, factory=lambda: torch.nn.Linear(4, 3))
     assert settings_of(Train(free))["model"]["factory"] == {"": "function"}
 

@@ -73,9 +73,8 @@ def numbers_in(messages: list[Message]) -> dict[str, Array]:
 def machine(fed: RemoteFederation) -> KeyHolder:
     """The key holder's machine of the first epoch, as it keeps it for itself."""
     party: Any = eye(fed).transport.host.parties[HOLDER]
-    kept = party._kept("epoch/0")
-    setup = party._setup(fed.session, 0, kept.p, kept.dimension)
-    return KeyHolder.from_bytes(kept.machine, setup, eye(fed).identities[HOLDER], kept.server, party._roster())
+    kept: KeyHolder = party._kept("epoch/0", fed.session, 0).machine
+    return kept
 
 
 # --- who reads what
