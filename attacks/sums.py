@@ -94,9 +94,9 @@ def sizes_in(view: AdversaryView) -> list[Sizes]:
         if message.kind == TERMS:  # of the counts, which have no blocks, or of the blocks of those who were counted
             terms = _terms(message)
         if message.kind == "secagg Masked" and terms is not None:
-            if set(message.clients) == set(terms.cohort):
-                sizes = {int(label): int(count) for label, count in terms.blocks}
-                found.append(Sizes(message.round, tuple(sorted(message.clients)), sizes))
+            cohort = sorted(terms.cohort)
+            if sorted(message.clients) in (cohort, sorted(2 * cohort)):  # twice: as earlier versions recorded counts and blocks together
+                found.append(Sizes(message.round, tuple(cohort), {int(label): int(count) for label, count in terms.blocks}))
             terms = None
     return found
 

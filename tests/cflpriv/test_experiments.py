@@ -232,6 +232,32 @@ def test_runs_with_and_without_protection_draw_the_same() -> None:
     assert pairs[0][1] == pairs[1][1]
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "protection", "words"),
+    [
+        ("fedavg", {"floor": 3}, r"client \d refuses \(sum, 'forbidden'\): .* floor = 3 keeps updates from leaving in the clear: use"),
+        ("stocfl", {"sum": "secagg"}, r"gram: representation would be compared in the clear, which clients refuse under protection\.sum"),
+    ],
+)
+def test_what_deployed_clients_refuse_is_refused_in_one_line_unless_the_policy_is_off(
+    algorithm: str, protection: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    config = small(algorithm={"name": algorithm}, protection=protection)
+    with pytest.raises(InputError, match=words) as caught:
+        run_experiment(config, tmp_path / "strict")
+    assert "\n" not in str(caught.value)
+    lines: dict[str, list[str]] = {"off": [], "strict": []}
+    summary = run_experiment(config.with_("run", release_policy="off"), tmp_path / "off", say=lines["off"].append)
+    assert (summary["release_policy"], summary["rounds_skipped"]) == ("off", 0)
+    assert 'release_policy = "off"' in (tmp_path / "off" / "config.toml").read_text()
+    assert [line for line in lines["off"] if "release_policy" in line] == [
+        "note: run.release_policy = 'off': clients release what deployed clients may refuse"
+    ]
+    open_ = run_experiment(small(algorithm={"name": "fedavg"}), tmp_path / "open", say=lines["strict"].append)
+    assert open_["release_policy"] == "strict"
+    assert not any("release_policy" in line for line in lines["strict"])
+
+
 def test_cryptographic_secrets_differ_between_runs() -> None:
     secure = {"insecure_test_entropy": False}
     secrets = [start(small(run=secure, protection=HAAR)).simulated.secrets("client:0")["group_secret"] for _ in range(2)]

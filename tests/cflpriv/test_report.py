@@ -244,6 +244,20 @@ def test_an_interrupted_run_and_one_without_clear_structure_say_so(runs: Path) -
     assert after.words.count("Clear structure.") == before.words.count("Clear structure.") - 1
 
 
+def test_a_run_whose_clients_refused_nothing_says_so(runs: Path) -> None:
+    before = page_of(runs)
+    assert "release policy off" not in before.words
+    assert "Release policy off" not in before.words
+    rewrite(runs / "a_pacfl" / "summary.json", lambda summary: {**summary, "release_policy": "off"})
+    after = page_of(runs)
+    assert "release policy off" in after.tables[0][1][1]
+    assert not any("release policy off" in line[1] for line in after.tables[0][2:])
+    assert "Release policy off: pacfl" in after.words
+    assert "may not be deployable" in after.words
+    rewrite(runs / "a_pacfl" / "summary.json", lambda summary: {key: value for key, value in summary.items() if key != "release_policy"})
+    assert "release policy off" not in page_of(runs).words, "a run of an earlier version"
+
+
 def test_runs_of_different_lengths_are_not_compared(runs: Path) -> None:
     assert list(_lost(_read_runs(runs)[0])) == ["pacfl · haar"]
     rewrite(runs / "b_haar" / "summary.json", lambda old: {**old, "rounds": 1})

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
+from deployments import APP
 from fake_grid import FakeGrid
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -135,6 +136,13 @@ def test_serve_writes_the_run_folder_of_a_local_run(tmp_path: Path) -> None:
     assert "pacfl" in write_report(tmp_path / "open").read_text()
     cells = audit_run(tmp_path / "open", budget="quick", attacks=["signature_inversion"], population=scene)
     assert "leaks" in {cell.status for cell in cells}
+
+
+def test_deployed_clients_keep_to_their_release_policy(tmp_path: Path) -> None:
+    config = load_config(APP / "experiment.toml", ["run.release_policy=off"])
+    with pytest.raises(InputError, match=r"run\.release_policy = 'off': is for simulated clients"):
+        serve(FakeGrid({}), config, tmp_path / "run", population(), clients=4, say=str)  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
 
 
 class Cut(Exception):
