@@ -5,7 +5,8 @@ returns, labels and small integers, and nothing of the similarities; under "dist
 that were noised first; under "gram" the noised, rounded Gram matrix and nothing else. Clients check for themselves whose key they encrypt
 under, and the key holder which terms it makes keys for.
 Reveals: the exact Gram matrix to the key holder, everything to it and the server together; when each party answers. Labels come from exact
-values: the noise that protects decryptions is for what is released as numbers, and clients that encrypt what they like buy bits with theirs.
+values: the noise that protects decryptions is for what is released as numbers, and clients that encrypt what they like buy bits with
+theirs.
 Source: `protocols.ckks`.
 """
 

@@ -229,9 +229,7 @@ def load_checkpoint(folder: Path, name: str) -> Checkpoint:
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
         if tree["format"] != FORMAT:
-            raise InputError(
-                f"{path}: is of format {tree['format']!r}, of another version; this one goes on from format {FORMAT} only"
-            )
+            raise InputError(f"{path}: is of format {tree['format']!r}, of another version; this one goes on from format {FORMAT} only")
         if tree["digest"] != digest_of(tree):
             raise InputError(f"{path}: does not match its own digest; the checkpoint was changed")
         server = _arrays_of(folder / f"{name}.safetensors", tree["files"][f"{name}.safetensors"])

@@ -33,8 +33,8 @@ from .private import Books, books, spent, summed_up
 from .resume import Counted
 
 __all__ = [
-    "Simulation", "admit", "advance", "begin", "estimate_record_bytes", "finish", "population_digest", "prepare", "secrets_of", "several_models",
-    "start",
+    "Simulation", "admit", "advance", "begin", "estimate_record_bytes", "finish", "population_digest", "prepare", "secrets_of",
+    "several_models", "start",
 ]  # fmt: skip
 
 LAST = 10

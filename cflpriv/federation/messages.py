@@ -21,10 +21,10 @@ from ..types import Array
 from .task_encoding import task_from_bytes, task_to_bytes
 
 __all__ = [
-    "REFUSALS", "VERSION", "AddUp", "Addends", "Answer", "Ask", "Bounded", "Boxed", "Carried", "Compute", "Computed", "Decrypt", "Described",
-    "Done",     "Drop", "Enrol", "Enrolled", "Epoch", "Finish", "Fold", "Give", "Given", "Group", "Keys", "Many", "Mine", "Named", "NoisySteps",
-    "Message", "One", "OwnPart", "Parameter", "Picks", "Recipient", "Refused", "Released", "Said", "Seal", "Sealed", "Shares", "Step",
-    "Stepped", "Take", "ToHolder", "blind_terms", "codec", "decode_answer", "decode_ask", "encode", "to_one",
+    "REFUSALS", "VERSION", "AddUp", "Addends", "Answer", "Ask", "Bounded", "Boxed", "Carried", "Compute", "Computed", "Decrypt",
+    "Described", "Done", "Drop", "Enrol", "Enrolled", "Epoch", "Finish", "Fold", "Give", "Given", "Group", "Keys", "Many", "Message",
+    "Mine", "Named", "NoisySteps", "One", "OwnPart", "Parameter", "Picks", "Recipient", "Refused", "Released", "Said", "Seal", "Sealed",
+    "Shares", "Step", "Stepped", "Take", "ToHolder", "blind_terms", "codec", "decode_answer", "decode_ask", "encode", "to_one",
 ]  # fmt: skip
 
 VERSION = 6

@@ -17,7 +17,7 @@ HAAR_SMALLEST = 8
 
 
 class TransformCache:
-    """Transforms that were made, by kind, secret, name and length, as many as fit into `keep_bytes`. Who has a secret finds its own only."""
+    """Transforms that were made, by kind, secret, name and length, as many as fit into `keep_bytes`. Whoever has a secret finds its own."""
 
     def __init__(self, keep_bytes: int = 1 << 29) -> None:
         self._keep_bytes = keep_bytes

@@ -1,6 +1,5 @@
 """What clients of a run train, as attacks imitate it, against what they did train: the recorded updates themselves."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
