@@ -110,7 +110,7 @@ def main(grid, context):
     given = context.run_config
     transport = Beside(grid)
     roster = read_roster(Path(given["roster"]))
-    federation = RemoteFederation(OverBytes(transport), protection=Protection(sum="secagg", floor=2), roster=roster)
+    federation = RemoteFederation(OverBytes(transport), protection=Protection(sum="secagg", min_cohort=2), roster=roster)
     transport.ours.welcome(federation, given["clients"], 600.0)
     rounds, dimension = json.loads(Path(given["out"] + ".json").read_text())
     task = Foreign("train", ("update",), (("w", (dimension,), "float32"),))

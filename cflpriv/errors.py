@@ -7,7 +7,10 @@ from .protocols.errors import TooFewClients
 
 __all__ = ["CflprivWarning", "InputError", "TooFewClients", "TrainingDiverged", "WorkerLost", "unknown_key"]
 
-OLD_KEYS = {("protection", "gather"): "was removed: values that are gathered are released as they are; leave it out"}
+OLD_KEYS = {
+    ("protection", "floor"): "is called min_cohort now",
+    ("protection", "gather"): "was removed: values that are gathered are released as they are; leave it out",
+}
 """Keys of configurations that earlier versions had, by section and name, and what to write now."""
 
 

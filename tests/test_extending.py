@@ -241,7 +241,9 @@ def test_it_is_listed_and_swept(own: Path, tmp_path: Path, monkeypatch: pytest.M
     assert cell["attack"] == "seen"
 
 
-@pytest.mark.parametrize("protection", [Protection(), Protection(sum="haar"), Protection(sum="secagg", floor=2)], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "protection", [Protection(), Protection(sum="haar"), Protection(sum="secagg", min_cohort=2)], ids=lambda one: one.name
+)
 def test_its_task_and_function_travel(own: Path, protection: Protection) -> None:
     load_plugin(own)
     scene = population(clients_per_group=3)

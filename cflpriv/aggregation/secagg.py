@@ -262,7 +262,7 @@ class ServerSum:
                 common = 1.0 if terms[label].weight_limit else call.members(label)[0].weight
                 means[label] = group_mean(total, None, asked.layout, len(total.survivors), common)
         if not any(means):
-            raise TooFewClients(tuple(len(call.members(label)) for label in groups), call.floor)
+            raise TooFewClients(tuple(len(call.members(label)) for label in groups), call.min_cohort)
         if self._parts.clipped is not None:
             empty = {part.name: np.zeros(part.shape, np.dtype(part.dtype)) for part in whole.layout}
             return self._parts.clipped.opened(means, call, Contribution(-1, empty, 1.0, ()))
@@ -328,7 +328,7 @@ class SecureSums:
     """What a server keeps between sums: the roster (active mode), what clients advertised for later slots, whom it refused when and why."""
 
     settings: SecureSum
-    floor: int
+    min_cohort: int
     session: bytes
     roster: Roster | None
     entropy: Entropy = system_entropy
@@ -347,14 +347,14 @@ class SecureSums:
         """The terms of one group's sum."""
         return secagg.make_terms(
             session=self.session, slot=slot, cohort=cohort, models=models, dimension=dimension, clip=self.settings.clip,
-            bits=self.settings.bits, weight_limit=weight_limit, floor=self.floor, roster=self.roster, following=following,
+            bits=self.settings.bits, weight_limit=weight_limit, floor=self.min_cohort, roster=self.roster, following=following,
             entropy=self.entropy,
         )  # fmt: skip
 
     def counts(self, slot: Slot, cohort: Sequence[int], models: Sequence[bytes], k: int, following: Slot) -> Terms:
         """The terms of an oblivious pair's first sum."""
         return secagg.count_terms(
-            session=self.session, slot=slot, cohort=cohort, models=models, clusters=k, floor=self.floor, roster=self.roster,
+            session=self.session, slot=slot, cohort=cohort, models=models, clusters=k, floor=self.min_cohort, roster=self.roster,
             following=following, entropy=self.entropy,
         )  # fmt: skip
 
@@ -387,7 +387,7 @@ class SecureSums:
                 except TooFewClients as error:
                     ended[label] = error
                 except LocalError:  # shares that do not fit: clients that lie cost their own sum, not the run
-                    ended[label] = TooFewClients((0,), self.floor)
+                    ended[label] = TooFewClients((0,), self.min_cohort)
             if not outbox:
                 continue
             self._note(record, "down", kind or "", {client: said for client, (_, said) in outbox.items()}, groups, outbox)

@@ -154,7 +154,7 @@ class ServerSum:
                     "parts": where,
                 },
             )  # fmt: skip
-            if len(members) < call.floor:  # they are on record all the same: they left their clients
+            if len(members) < call.min_cohort:  # they are on record all the same: they left their clients
                 continue
             weights = [one.weight for one in members]
             value = weighted_mean(rows, weights)
@@ -163,7 +163,7 @@ class ServerSum:
             }
             means[label] = GroupMean(parts, float(sum(weights)), len(members), heard=tuple(one.client for one in members))
         if not any(means):
-            raise TooFewClients(tuple(len(call.members(label)) for label in groups), call.floor)
+            raise TooFewClients(tuple(len(call.members(label)) for label in groups), call.min_cohort)
         return tuple(means)
 
     def _rows(self, asks: Mapping[int, m.Ask], size: int) -> dict[int, Array]:

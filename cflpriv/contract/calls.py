@@ -57,7 +57,7 @@ class SumCall:
     number: int
     contributions: tuple[Contribution, ...]
     k: int
-    floor: int
+    min_cohort: int
     public_weights: bool
     models: Mapping[int, bytes] = field(default_factory=dict)
     models_at_most: int = 1
@@ -96,15 +96,15 @@ def above_floor(call: SumCall) -> list[int]:
 
     `InputError` where public weights make one client nearly all of a group: a floor is no protection then.
     """
-    for label in range(call.k) if call.floor > 1 and call.public_weights else ():
+    for label in range(call.k) if call.min_cohort > 1 and call.public_weights else ():
         weights = [one.weight for one in call.members(label)]
-        if len(weights) >= call.floor and max(weights) > MOST_WEIGHT * sum(weights):
+        if len(weights) >= call.min_cohort and max(weights) > MOST_WEIGHT * sum(weights):
             share = max(weights) / sum(weights)
             raise InputError(f"mean: one client has {share:.0%} of the weight of group {label}: the mean would be its value")
     counts = call.counts()
-    groups = [label for label, count in enumerate(counts) if count >= max(1, call.floor)]
+    groups = [label for label, count in enumerate(counts) if count >= max(1, call.min_cohort)]
     if not groups:
-        raise TooFewClients(tuple(count for count in counts if count), call.floor)
+        raise TooFewClients(tuple(count for count in counts if count), call.min_cohort)
     return groups
 
 

@@ -75,8 +75,8 @@ class Protection:
 
     gram: how signatures and other compared vectors reach the server, in order; empty or ("none",) for in the clear.
     sum: how updates are averaged. Single values that an algorithm gathers are released as they are.
-    floor: no sum is formed over fewer clients (0: 3 under secure aggregation, else 1).
-    small_clusters: what happens to a group below the floor: its model waits ("wait"), its members train alone ("local"), or clusters below
+    min_cohort: no sum is formed over fewer clients (0: 3 under secure aggregation, else 1).
+    small_clusters: what happens to a group below that: its model waits ("wait"), its members train alone ("local"), or clusters below
     it join the nearest while clustering ("merge").
     sketch_dim: what the stage "sketch" of `gram` makes of longer vectors; shorter ones it leaves as they are.
     transform: a fresh transform for each sum ("per_round"), or one for all ("fixed", CFL's Algorithm 5 as printed).
@@ -92,7 +92,7 @@ class Protection:
 
     gram: tuple[str, ...] = ()
     sum: str = "none"
-    floor: int = 0
+    min_cohort: int = 0
     small_clusters: SmallClusters = "wait"
     sketch_dim: int = 4096
     transform: Literal["per_round", "fixed"] = "per_round"
@@ -124,11 +124,12 @@ class Protection:
                 raise InputError(f"protection.{key}: {value!r} is not known; known are {', '.join(map(str, choices))}")
         if self.sketch_dim < SKETCH_SMALLEST:
             raise InputError(f"protection.sketch_dim: {self.sketch_dim} is below {SKETCH_SMALLEST}; inner products would be noise")
-        if self.floor < 0:
-            raise InputError(f"protection.floor: {self.floor} is negative")
-        if self.secure and 0 < self.floor < 2:
+        if self.min_cohort < 0:
+            raise InputError(f"protection.min_cohort: {self.min_cohort} is negative")
+        if self.secure and 0 < self.min_cohort < 2:
             raise InputError(
-                f"protection.floor: {self.floor} under sum = {self.sum!r}: a sum over one client is its value; 2 at least, 3 is the default"
+                f"protection.min_cohort: {self.min_cohort} under sum = {self.sum!r}: a sum over one client is its value; "
+                "2 at least, 3 is the default"
             )
         if not (self.secagg_clip > 0 and np.isfinite(self.secagg_clip)):
             raise InputError(f"protection.secagg_clip: {self.secagg_clip} is not a finite number above 0")
@@ -185,8 +186,8 @@ class Protection:
 
     @property
     def smallest_sum(self) -> int:
-        """The floor in force."""
-        return self.floor or (3 if self.secure else 1)
+        """The minimum cohort size in force."""
+        return self.min_cohort or (3 if self.secure else 1)
 
     @property
     def secure_sum(self) -> SecureSum:

@@ -148,7 +148,7 @@ def _check(config: Config, population: Population, ids: list[int], newcomers: tu
     present = len(ids) - len(newcomers)
     if config.protection.smallest_sum > present:
         raise InputError(
-            f"protection.floor = {config.protection.smallest_sum}: there are only {present} clients, so nothing could be summed"
+            f"protection.min_cohort = {config.protection.smallest_sum}: there are only {present} clients, so nothing could be summed"
         )
     for name, values, known in (
         ("record_rounds", config.run.record_rounds, range(-1, config.training.rounds)),

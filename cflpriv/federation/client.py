@@ -149,12 +149,14 @@ class RemoteClient:
         protection, values = self._settings.protection, self._allowed(ask.verb, ask.held, ask.parts)
         if any(isinstance(value, dict) for value in values.values()):
             raise RemoteError("forbidden")
-        in_the_clear = protection.sum == "none" and (protection.floor <= 1 or not self._strict)
+        in_the_clear = protection.sum == "none" and (protection.min_cohort <= 1 or not self._strict)
         open_sum = ask.verb == "sum" and not protection.sums.hides and not in_the_clear
         if open_sum or (ask.weigh and self._spending.unit != "none"):
             error = RemoteError("forbidden")
             if open_sum:
-                error.add_note(f"floor = {protection.floor} keeps updates from leaving in the clear: use sum = 'secagg', or no floor")
+                error.add_note(
+                    f"min_cohort = {protection.min_cohort} keeps updates from leaving in the clear: use sum = 'secagg', or min_cohort = 1"
+                )
             raise error
         for part, value in values.items() if ask.verb != "gather" else ():
             if isinstance(value, np.ndarray):  # what is made on demand was checked by its task

@@ -83,7 +83,7 @@ def check_mean(
 def group_sizes(groups: Labels | Held | None, call: SumCall, present: Collection[int]) -> tuple[int, ...]:
     """How many present clients belong to each group, as far as the server has labels; else how many take part."""
     if groups is None or isinstance(groups, Held):
-        return call.counts() if groups is None else tuple(max(count, call.floor) for count in call.counts())
+        return call.counts() if groups is None else tuple(max(count, call.min_cohort) for count in call.counts())
     sizes = [0] * call.k
     for client in present:
         try:

@@ -64,7 +64,7 @@ def may_leave(protection: Protection, verb: Verb, part: str, value: Any, origin:
         return True
     if verb == "gram" and hidden:
         return kind in ("compared", "summed")
-    if protection.sum == "none" and protection.floor <= 1:
+    if protection.sum == "none" and protection.min_cohort <= 1:
         return True
     if compared:
         return not origin.size

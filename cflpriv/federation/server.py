@@ -405,7 +405,7 @@ class RemoteFederation:
         if clients and self._strict and not may_leave(self.protection, "gram", held.part, 0, origin):
             raise InputError(
                 f"gram: {held.part} would be compared in the clear, which clients refuse under protection.sum = {self.protection.sum!r}, "
-                f"floor = {self.protection.smallest_sum}; name a transform or 'ckks' in protection.gram"
+                f"min_cohort = {self.protection.smallest_sum}; name a transform or 'ckks' in protection.gram"
             )
         self._settle(held, clients, "gram")
         number = self._known[held.key].number if clients else 0
@@ -499,11 +499,11 @@ class RemoteFederation:
     def _mean_or_local(self, held: Held, call: SumCall, asked: Asked, groups: Labels | Held | None) -> tuple[GroupMean | None, ...]:
         counts = call.counts()
         means: list[GroupMean | None] = [None] * call.k
-        if any(count >= call.floor for count in counts):
+        if any(count >= call.min_cohort for count in counts):
             means = list(self._sums.means(call, asked, None, self._record("mean")))
         sizes = group_sizes(groups, call, self.clients)
         for label, count in enumerate(counts):
-            if count > 0 and sizes[label] < call.floor:
+            if count > 0 and sizes[label] < call.min_cohort:
                 own = Held(held.key, tuple(one.client for one in call.members(label)), held.parts)
                 means[label] = GroupMean({part: Shared(own=(Own(own[part]),)) for part in held.parts}, None, count)
         return tuple(means)

@@ -113,7 +113,7 @@ class Accounts:
             self.settle(choices, everybody, "mean", round)
             self.settle(held, everybody, "mean", round)
             return
-        if small_clusters == "local" and not any(count >= call.floor for count in call.counts()):
+        if small_clusters == "local" and not any(count >= call.min_cohort for count in call.counts()):
             return
         summed = set(above_floor(call))
         self.settle(held, [one.client for one in call.contributions if summed & set(one.labels)], "mean", round)

@@ -3,7 +3,7 @@
     python loopback.py                     four SuperNodes, secure aggregation, plain HTTP on 127.0.0.1
     python loopback.py --tls               the same with TLS and authenticated SuperNodes
     python loopback.py --simulation        the same app on Flower's simulation engine (needs flwr[simulation])
-    python loopback.py --set protection.sum=none --set protection.floor=1    the same without secure aggregation
+    python loopback.py --set protection.sum=none --set protection.min_cohort=1    the same without secure aggregation
     python loopback.py --set 'protection.gram=["ckks"]'    encrypted similarity; a fifth SuperNode is the key holder
 
 Everything is written into `--out` (default: runs/flower): keys, settings, logs, and `run/`, the run folder.

@@ -78,7 +78,7 @@ def test_singletons_are_exact_without_a_floor_and_there_are_none_with_it() -> No
     assert not guess_single(recorded(Protection(sum="secagg"), Sampling("per_cluster", 0.3), 3))
 
 
-@pytest.mark.parametrize("protection", [Protection(), Protection(floor=3), Protection(sum="secagg")], ids=["open", "floor", "secagg"])
+@pytest.mark.parametrize("protection", [Protection(), Protection(min_cohort=3), Protection(sum="secagg")], ids=["open", "floor", "secagg"])
 def test_differencing_of_static_values_is_exact_with_and_without_a_floor(protection: Protection) -> None:
     sums = recorded(protection, Sampling("per_cluster", 0.5), 14)
     assert all(len(one.members) >= protection.smallest_sum for one in sums)
@@ -87,7 +87,7 @@ def test_differencing_of_static_values_is_exact_with_and_without_a_floor(protect
     assert errors.max() < 1e-5
 
 
-@pytest.mark.parametrize("protection", [Protection(floor=3), Protection(sum="secagg")], ids=["floor", "secagg"])
+@pytest.mark.parametrize("protection", [Protection(min_cohort=3), Protection(sum="secagg")], ids=["floor", "secagg"])
 def test_fixed_cohorts_remove_it(protection: Protection) -> None:
     sums = recorded(protection, Sampling("fixed_cohorts", 0.5), 14)
     assert len({one.members for one in sums}) == 4  # two clusters, two cohorts of each

@@ -284,7 +284,7 @@ def test_scaffolds_control_is_the_mean_of_what_its_clients_go_on_from(kind: Any,
     scene = uneven(digits())
     floor, limit = (2, 64.0 if weights == "examples" else 0.0) if kind.startswith("secagg") else (0, 0.0)
     fed = federation(
-        scene, Protection(sum=kind, floor=floor, max_weight=limit), sampling=Sampling("global", 0.8), dropout=0.1, seed=3,
+        scene, Protection(sum=kind, min_cohort=floor, max_weight=limit), sampling=Sampling("global", 0.8), dropout=0.1, seed=3,
         dropouts=[(0, 1, "Reveal"), (0, 3, "Masked"), (1, 5, "Advert")],
     )  # fmt: skip
     algorithm = scaffold(training(scene, batch_size=10, momentum=0.9, lr=0.02), weights=weights)
@@ -342,7 +342,7 @@ def test_scaffold_leaves_controls_alone_where_a_secure_sum_clips() -> None:
     """At first gradients are clipped, later they are small enough: the controls that begin then are whole."""
     scene = population(groups=2, clients_per_group=3, seed=1)
     train = training(scene, batch_size=0, epochs=3, lr=0.1)
-    fed = federation(scene, Protection(sum="secagg", secagg_clip=0.1, floor=2), transcript=Transcript("headers"))
+    fed = federation(scene, Protection(sum="secagg", secagg_clip=0.1, min_cohort=2), transcript=Transcript("headers"))
     algorithm = scaffold(train)
     state, clipped, moved = algorithm.init(fed), [], []
     for number in range(40):
@@ -499,7 +499,7 @@ def test_fedprotos_classes_below_the_floor_are_dropped_and_owners_hidden_where_s
     scene = build_population(DataSpec(partition="pathological", groups=((0, 1), (1, 2)), clients=8, test_samples_per_client=10))
     few = [replace(client, id=i) for i, client in enumerate(c for c in scene.clients if c.id not in (1, 7))]  # two own class 2
     for kind in ("secagg", "secagg-oblivious"):
-        fed = federation(few, Protection(sum=kind, floor=3, secagg_clip=8.0))
+        fed = federation(few, Protection(sum=kind, min_cohort=3, secagg_clip=8.0))
         state = rounds(fedproto(train_on(scene)), fed, 2)
         assert sorted(state.prototypes) == [0, 1]  # class 2 has two owners
         assert bool([m for m in fed.transcript.messages if m.verb == "gather"]) == (kind == "secagg")
@@ -534,7 +534,7 @@ def test_fesem_by_hand() -> None:
 def test_a_first_round_below_the_floor_leaves_no_centre_with_fesems_clients(start: Any) -> None:
     """The next round numbers its groups afresh: a number kept from before would be another group's."""
     scene = digits(6)
-    fed = federation(scene, Protection(floor=2), dropouts=[(0, client, "Advert") for client in range(1, 6)])
+    fed = federation(scene, Protection(min_cohort=2), dropouts=[(0, client, "Advert") for client in range(1, 6)])
     algorithm = fesem(train_on(scene), k=2, start=start)
     state = algorithm.init(fed)
     fed.begin_round(0)
@@ -629,7 +629,7 @@ def test_secure_sums_change_nothing_but_rounding(name: str, kind: str) -> None:
     train = train_on(scene, lr=0.05)
     algorithm = make(name, train, weights="equal", start="random" if kind == "secagg-oblivious" else "means")
     results = []
-    for protection in (Protection(floor=2), Protection(sum=kind, floor=2, secagg_clip=8.0)):
+    for protection in (Protection(min_cohort=2), Protection(sum=kind, min_cohort=2, secagg_clip=8.0)):
         fed = federation(scene, protection)
         if kind == "secagg-oblivious" and name == "one_shot" and protection.secure:
             with pytest.raises(InputError, match="public already; use sum = 'secagg'"):
@@ -643,7 +643,7 @@ def test_secure_sums_change_nothing_but_rounding(name: str, kind: str) -> None:
 def test_cohorts_below_the_floor_wait_or_train_alone(name: str) -> None:
     """With `small_clusters = "local"` and a cohort of two under a floor of three nobody's update is summed, and all are served on."""
     scene = build_population(DataSpec(partition="pathological", groups=((0, 1), (2, 3)), clients=6, test_samples_per_client=10))
-    fed = federation(scene, Protection(floor=3, small_clusters="local"), sampling=Sampling("global", 0.34))
+    fed = federation(scene, Protection(min_cohort=3, small_clusters="local"), sampling=Sampling("global", 0.34))
     algorithm = make(name, train_on(scene), start="random", k=1)
     losses = told(algorithm, fed, rounds(algorithm, fed, 3))
     assert np.isfinite(losses).all()
@@ -829,7 +829,7 @@ def test_one_shots_clusters_that_cannot_be_averaged_start_from_the_initial_model
     scene = digits(8)
     train = train_on(scene)
     drops = [(-1, client, "Masked") for group in (0, 1) for client in [c for c, g in truth(scene).items() if g == group][:2]]
-    fed = federation(scene, Protection(sum="secagg", floor=3), dropouts=drops)
+    fed = federation(scene, Protection(sum="secagg", min_cohort=3), dropouts=drops)
     state = one_shot(train, k=2, weights="equal").init(fed)
     assert ari(scene.groups, [state.clustering[client.id] for client in scene.clients]) == 1.0
     for model in state.models:

@@ -200,7 +200,10 @@ def test_what_a_protection_adds_is_apart(kind: str) -> None:
     scene = digits(6)
     name = "ifca" if kind == "secagg-oblivious" else "oracle"
     figures = []
-    for protection in (Protection(floor=2), Protection(gram=PROTECTIONS["haar"].gram if kind == "haar" else (), sum=kind, floor=2)):
+    for protection in (
+        Protection(min_cohort=2),
+        Protection(gram=PROTECTIONS["haar"].gram if kind == "haar" else (), sum=kind, min_cohort=2),
+    ):
         fed = federation(scene.clients, protection=protection)
         rounds(make(name, scene, train_on(scene), weights="equal"), fed, 2)
         figures.append((fed.bare, fed.transcript))

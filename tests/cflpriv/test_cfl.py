@@ -465,7 +465,7 @@ def test_a_round_without_any_sum_keeps_who_has_walked_down() -> None:
     """Their updates are in the epochs of the splits they passed, where nobody is entered twice."""
     scene = population(groups=3, clients_per_group=3, samples=6)
     fed = federation(
-        scene, Protection(floor=2), present=range(6), dropouts=[(number, client, "Masked") for number in (3, 4) for client in range(9)]
+        scene, Protection(min_cohort=2), present=range(6), dropouts=[(number, client, "Masked") for number in (3, 4) for client in range(9)]
     )
     algorithm = restless(scene)
     state, _ = rounds(algorithm, fed, 3)
@@ -535,7 +535,7 @@ def test_it_splits_alike_under_protections() -> None:
 
 def test_a_side_below_the_floor_stops_a_split() -> None:
     scene = swapped(8)
-    for protection, options in ((Protection(floor=5, small_clusters="merge"), {}), (Protection(), {"smallest": 5})):
+    for protection, options in ((Protection(min_cohort=5, small_clusters="merge"), {}), (Protection(), {"smallest": 5})):
         state, records = rounds(cfl(train_on(scene), **options), federation(scene.clients, protection=protection), 25)  # type: ignore[arg-type]
         assert len(state.tree) == 1
         assert "smallest" in {one["because"] for record in records for one in record.notes["refused"]}

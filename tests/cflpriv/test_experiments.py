@@ -191,7 +191,7 @@ def test_mistakes_name_file_key_and_value(tree: dict[str, Any], words: str) -> N
         ({"training": {"lr": float("inf")}}, "training.lr"),
         ({"training": {"weight_decay": float("nan")}}, "weight_decay"),
         ({"protection": {"sum": "haar"}, "model": {"hidden": 500}}, "up to 8192 parameters"),
-        ({"protection": {"floor": 9}}, "floor = 9: there are only 8"),
+        ({"protection": {"min_cohort": 9}}, "min_cohort = 9: there are only 8"),
         ({"run": {"record_rounds": [77]}}, "77 is not one of them"),
         ({"run": {"record_clients": [8]}}, "8 is not one of them"),
         ({"algorithm": {"labels_at_most": 0}}, "labels_at_most"),
@@ -235,7 +235,11 @@ def test_runs_with_and_without_protection_draw_the_same() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "protection", "words"),
     [
-        ("fedavg", {"floor": 3}, r"client \d refuses \(sum, 'forbidden'\): .* floor = 3 keeps updates from leaving in the clear: use"),
+        (
+            "fedavg",
+            {"min_cohort": 3},
+            r"client \d refuses \(sum, 'forbidden'\): .* min_cohort = 3 keeps updates from leaving in the clear: use",
+        ),
         ("stocfl", {"sum": "secagg"}, r"gram: representation would be compared in the clear, which clients refuse under protection\.sum"),
     ],
 )
@@ -338,7 +342,7 @@ def test_pixels_go_in_normalised_or_as_they_are(normalise: bool) -> None:
 
 
 def test_a_round_below_the_floor_changes_nothing_and_says_so() -> None:
-    simulation = start(small(protection={"floor": 8}))
+    simulation = start(small(protection={"min_cohort": 8}))
     row = advance(simulation)
     assert "floor of 8" in row["skipped"]
     assert finish(simulation)["rounds_skipped"] == 1

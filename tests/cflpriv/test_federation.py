@@ -167,7 +167,7 @@ def test_example_weights_are_sample_counts_and_refused_where_they_would_show() -
 
 @pytest.mark.parametrize("name", PROTECTIONS)
 def test_the_floor(name: str) -> None:
-    fed = federation(population(), replace(PROTECTIONS[name], floor=3))
+    fed = federation(population(), replace(PROTECTIONS[name], min_cohort=3))
     held = fed.compute(Make())
     labels = {client: 0 if client < 6 else 1 for client in fed.clients}  # groups of 6 and 2
     small, means = labels, fed.mean(held["vector"], groups=labels, k=3)
@@ -181,7 +181,7 @@ def test_the_floor(name: str) -> None:
 
 
 def test_small_clusters_train_alone() -> None:
-    fed = federation(population(), Protection(floor=3, small_clusters="local"))
+    fed = federation(population(), Protection(min_cohort=3, small_clusters="local"))
     held = fed.compute(Make())
     labels = {client: 0 if client < 6 else 1 for client in fed.clients}
     _, alone = fed.mean(held["vector"], groups=labels, k=2)
@@ -198,8 +198,8 @@ def test_small_clusters_train_alone() -> None:
 
 
 def test_merge_asks_the_clustering() -> None:
-    assert federation(population(), Protection(floor=3, small_clusters="merge")).merge_below == 3
-    assert federation(population(), Protection(floor=3)).merge_below == 1
+    assert federation(population(), Protection(min_cohort=3, small_clusters="merge")).merge_below == 3
+    assert federation(population(), Protection(min_cohort=3)).merge_below == 1
 
 
 def test_held_groups_are_gathered_and_recorded_unless_oblivious() -> None:
@@ -440,7 +440,7 @@ def test_global_cohorts() -> None:
 
 
 def test_per_cluster_cohorts_reach_the_floor() -> None:
-    fed = federation(population(clients_per_group=10), Protection(floor=3), sampling=Sampling("per_cluster", 0.1))
+    fed = federation(population(clients_per_group=10), Protection(min_cohort=3), sampling=Sampling("per_cluster", 0.1))
     cohort = fed.cohort({client: 0 if client < 15 else 1 for client in fed.clients})
     assert sum(client < 15 for client in cohort) == 3
     assert sum(client >= 15 for client in cohort) == 3
@@ -493,10 +493,10 @@ def test_unknown_protections_are_refused_by_name() -> None:
         Protection(gram=("har",))
     with pytest.raises(InputError, match=r"protection\.sum: 'walsh'"):
         Protection(sum="walsh")
-    with pytest.raises(InputError, match=r"protection\.floor: -1"):
-        Protection(floor=-1)
+    with pytest.raises(InputError, match=r"protection\.min_cohort: -1"):
+        Protection(min_cohort=-1)
     with pytest.raises(InputError, match="a sum over one client"):
-        Protection(sum="secagg", floor=1)
+        Protection(sum="secagg", min_cohort=1)
     with pytest.raises(InputError, match="more than one"):
         Protection(gram=("haar", "haar"))
     with pytest.raises(InputError, match=r"protection\.secagg_mode: 'activ' is not known; known are active, passive"):
@@ -565,7 +565,7 @@ def test_a_few_numbers_are_not_hidden_by_a_rotation() -> None:
 
 
 def test_public_weights_may_not_undo_the_floor() -> None:
-    fed = federation(population(), Protection(floor=3))
+    fed = federation(population(), Protection(min_cohort=3))
     with pytest.raises(InputError, match="100% of the weight"):
         fed.mean(fed.compute(Make())["vector"], weights={c: 1.0 if c == 0 else 1e-9 for c in fed.clients})
     with pytest.raises(InputError, match="no weight for client 1"):
@@ -616,7 +616,7 @@ def test_labels_must_be_whole_numbers_and_private_ones_have_no_cohort() -> None:
 
 def test_only_members_of_small_clusters_train_alone() -> None:
     """Where few of a large cluster were sampled, it waits: otherwise those few would go their own way for good."""
-    fed = federation(population(), Protection(floor=3, small_clusters="local"))
+    fed = federation(population(), Protection(min_cohort=3, small_clusters="local"))
     held = fed.compute(Make(), on=[0, 1, 2, 3, 6])
     labels = {client: 0 if client < 4 else 1 for client in fed.clients}
     means = fed.mean(held["vector"], groups=labels, k=2)
@@ -628,7 +628,7 @@ def test_only_members_of_small_clusters_train_alone() -> None:
     ("settings", "idle"),
     [
         ({}, ()),
-        ({"secagg_mode": "passive", "max_weight": 9.0, "floor": 3}, ("secagg_mode", "max_weight")),
+        ({"secagg_mode": "passive", "max_weight": 9.0, "min_cohort": 3}, ("secagg_mode", "max_weight")),
         ({"sum": "secagg", "secagg_mode": "passive", "max_weight": 9.0, "transform": "fixed"}, ("transform",)),
         ({"sum": "haar", "transform": "fixed", "sketch_dim": 64}, ("sketch_dim",)),
         ({"gram": ("sketch", "haar"), "sketch_dim": 64, "ckks_release": "gram"}, ("ckks_release",)),

@@ -211,7 +211,7 @@ def test_a_restart_that_gets_no_sum_does_not_stop_the_others() -> None:
     stood = moved = 0
     for seed in range(4):
         algorithm = ifca(training(scene), k=2, restarts=3, seed=seed)
-        fed, alone = federation(scene, Protection(floor=3), seed=seed), federation(scene, seed=seed)
+        fed, alone = federation(scene, Protection(min_cohort=3), seed=seed), federation(scene, seed=seed)
         state, (record,) = rounds(algorithm, fed, 1)
         free, _ = rounds(algorithm, alone, 1)
         start = algorithm.init(fed)
@@ -224,7 +224,7 @@ def test_a_restart_that_gets_no_sum_does_not_stop_the_others() -> None:
         assert None not in record.notes["restart_losses"]
     assert stood > 0
     assert moved > 0
-    few = federation(scene, Protection(floor=3), sampling=Sampling("global", 0.5))
+    few = federation(scene, Protection(min_cohort=3), sampling=Sampling("global", 0.5))
     with pytest.raises(TooFewClients):  # nobody's sum may be made: the round is skipped as ever
         rounds(ifca(training(scene), k=2, restarts=3), few, 1)
 
@@ -250,7 +250,7 @@ def test_a_restart_in_which_all_diverge_does_not_stop_the_others() -> None:
 def test_members_of_large_clusters_wait_where_few_of_them_are_sampled() -> None:
     """small_clusters = "local" is about clusters, not cohorts; and restarts are compared although no mean of losses may be made."""
     scene = population(groups=2, clients_per_group=6, samples=6)
-    fed = federation(scene, Protection(floor=3, small_clusters="local"), sampling=Sampling("global", 0.15))
+    fed = federation(scene, Protection(min_cohort=3, small_clusters="local"), sampling=Sampling("global", 0.15))
     state, records = rounds(ifca(training(scene), k=1, restarts=2), fed, 3)
     assert [record.notes["chosen"] for record in records] == [[2], [0], [0]]  # two clients met train alone, more than two wait
     assert len(state.restarts[0].models[0].own) == 1
@@ -263,7 +263,7 @@ def test_shared_layers_are_trained_where_no_cluster_reaches_the_floor() -> None:
     scene = population(groups=2, clients_per_group=2, samples=6)
     train = Train(Model("mlp", scene.shape, scene.classes, hidden=4, dtype="float64"), lr=0.1)
     for seed in range(9):
-        fed = federation(scene, Protection(floor=3), seed=seed)
+        fed = federation(scene, Protection(min_cohort=3), seed=seed)
         algorithm = ifca(train, k=3, shared=(ALL_BUT_LAST,), seed=seed)
         state, (record,) = rounds(algorithm, fed, 1)
         before, after = (one.restarts[0] for one in (algorithm.init(fed), state))
@@ -446,7 +446,10 @@ def test_it_runs_unchanged_under_protections(options: dict[str, Any], sum_: str)
     scene = digits(6, samples_per_client=40)
     train = train_on(scene, batch_size=0, epochs=1, lr=0.3)
     results = []
-    for protection in (Protection(floor=2), Protection(gram=("haar",) if sum_ == "haar" else (), sum=sum_, floor=2, secagg_clip=4.0)):
+    for protection in (
+        Protection(min_cohort=2),
+        Protection(gram=("haar",) if sum_ == "haar" else (), sum=sum_, min_cohort=2, secagg_clip=4.0),
+    ):
         fed = federation(scene, protection)
         algorithm = ifca(train, k=2, weights="equal", **options)
         state, _ = rounds(algorithm, fed, 3)

@@ -110,7 +110,7 @@ def test_the_authors_variant_runs_with_ragged_widths() -> None:
 
 def test_small_clusters_merge_inside_the_clustering() -> None:
     scene = digits()
-    state = pacfl(train_on(scene), beta=5.0).init(federation(scene, Protection(floor=4, small_clusters="merge")))
+    state = pacfl(train_on(scene), beta=5.0).init(federation(scene, Protection(min_cohort=4, small_clusters="merge")))
     sizes = np.bincount(state.clustering.labels)
     assert (sizes >= 4).all() or len(sizes) == 1
     assert len(np.bincount(pacfl(train_on(scene), beta=5.0).init(federation(scene)).clustering.labels)) > len(sizes)

@@ -433,7 +433,7 @@ def test_clustering_waits_until_enough_clients_are_there(mode: Any) -> None:
 def test_members_of_large_clusters_wait_where_few_of_them_are_sampled() -> None:
     """small_clusters = "local" is about clusters, not about who of them is in the cohort."""
     scene = digits(10)
-    fed = federation(scene, Protection(floor=2, small_clusters="local"), sampling=Sampling("global", 0.1))
+    fed = federation(scene, Protection(min_cohort=2, small_clusters="local"), sampling=Sampling("global", 0.1))
     algorithm = pfedlia(train_on(scene), warm_up=0, min_samples=2)
     state = run(algorithm, fed, 4)
     assert all(not model.own for model in state.models)

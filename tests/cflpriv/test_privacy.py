@@ -245,7 +245,7 @@ def test_a_release_over_budget_is_refused_before_anything_is_sent() -> None:
 
 def test_clients_below_the_floor_are_charged_for_nothing() -> None:
     scene = scenes.population()
-    fed, ledger = federation(scene, protection=Protection(floor=3))
+    fed, ledger = federation(scene, protection=Protection(min_cohort=3))
     task = scenes.training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
     groups = {client: int(client < 2) for client in fed.clients}
@@ -577,7 +577,7 @@ CLIENTS = Privacy("client", "add_remove", 4.0, 1e-5, clip_norm=0.5)
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_clipped_mean_has_the_noise_that_its_event_says(secure: bool, relation: Any) -> None:
     scene = scenes.population(groups=1, clients_per_group=6)
-    protection = Protection(sum="secagg", floor=4, secagg_mode="passive") if secure else Protection()
+    protection = Protection(sum="secagg", min_cohort=4, secagg_mode="passive") if secure else Protection()
     privacy = replace(CLIENTS, relation=relation)
     errors = []
     vectors = [scenes.Make().run(TaskInput(one, {}, {}, Streams(0, 0, 0)))["vector"] for one in scene.clients]
@@ -610,7 +610,7 @@ def test_a_clipped_mean_has_the_noise_that_its_event_says(secure: bool, relation
 
 def test_dropouts_down_to_the_floor_leave_enough_noise_even_towards_a_member_who_knows_its_own() -> None:
     scene = scenes.population(groups=1, clients_per_group=6)
-    protection = Protection(sum="secagg", floor=4, secagg_mode="passive")
+    protection = Protection(sum="secagg", min_cohort=4, secagg_mode="passive")
     dropouts = [(0, 1, "Masked"), (0, 4, "Masked")]
     fed, ledger = client_federation(scene, protection, CLIENTS, trainings=1, label="n", dropouts=dropouts)
     fed.begin_round(0)
@@ -675,7 +675,7 @@ def test_shares_of_noise_are_never_cut_off(bits: Any, clients: int, size: int, e
 
 def test_noise_that_does_not_fit_the_modulus_is_refused_before_anything_is_sent() -> None:
     scene = scenes.population(groups=1, clients_per_group=6)
-    protection = Protection(sum="secagg", floor=4, secagg_mode="passive", secagg_bits=16)
+    protection = Protection(sum="secagg", min_cohort=4, secagg_mode="passive", secagg_bits=16)
     fed, ledger = client_federation(scene, protection, replace(CLIENTS, epsilon=1e-4), trainings=500)
     held = fed.compute(scenes.Make())["vector"]
     sent = len(fed.transcript.messages)

@@ -74,7 +74,7 @@ def test_every_algorithm_runs_unchanged_and_equals_itself_in_memory(name: str) -
 @pytest.mark.parametrize("mode", ["active", "passive"])
 def test_secure_sums_equal_the_sums_in_the_clear(name: str, mode: Any) -> None:
     scene = population(clients_per_group=4)
-    protection = Protection(sum="secagg", floor=2, secagg_mode=mode)
+    protection = Protection(sum="secagg", min_cohort=2, secagg_mode=mode)
     _, plain = remote(scene)
     transport, secure = remote(scene, protection)
     made = algorithm(name, scene)
@@ -167,7 +167,7 @@ def test_too_few_for_an_agreement_are_nobody() -> None:
 def test_oblivious_sums_keep_the_choice_with_the_client() -> None:
     scene = population(clients_per_group=4)
     _, plain = remote(scene)
-    transport, secure = remote(scene, Protection(sum="secagg-oblivious", floor=2))
+    transport, secure = remote(scene, Protection(sum="secagg-oblivious", min_cohort=2))
     made = algorithm("ifca", scene)
     a, b = run(made, plain), run(made, secure)
     assert not secure.refusals
@@ -178,7 +178,7 @@ def test_oblivious_sums_keep_the_choice_with_the_client() -> None:
 
 def test_weighted_by_sample_counts_a_secure_mean_is_that_in_the_clear() -> None:
     scene = population(clients_per_group=3)
-    protection = Protection(sum="secagg", floor=2, max_weight=200.0)
+    protection = Protection(sum="secagg", min_cohort=2, max_weight=200.0)
     _, plain = remote(scene)
     _, secure = remote(scene, protection)
     task = training(scene)
@@ -198,7 +198,7 @@ STAGES = ["secagg Invite", "secagg Adverts", "secagg Deliver", "secagg Survivors
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_client_that_dies_at_any_stage_leaves_a_right_sum_or_none(stage: str) -> None:
     scene = population(groups=1, clients_per_group=7)
-    transport, fed = remote(scene, Protection(sum="secagg", floor=3))
+    transport, fed = remote(scene, Protection(sum="secagg", min_cohort=3))
     fed.begin_round(0)
     task = training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})
@@ -222,7 +222,7 @@ def test_a_client_that_dies_at_any_stage_leaves_a_right_sum_or_none(stage: str) 
 
 def test_too_few_clients_end_with_an_error_and_no_sum() -> None:
     scene = population(groups=1, clients_per_group=4)
-    transport, fed = remote(scene, Protection(sum="secagg", floor=3))
+    transport, fed = remote(scene, Protection(sum="secagg", min_cohort=3))
     fed.begin_round(0)
     task = training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})
@@ -257,7 +257,7 @@ def give(fed: RemoteFederation, verb: Any, held: Any, parts: tuple[str, ...]) ->
 def test_a_client_releases_nothing_that_its_own_settings_forbid() -> None:
     """An active server that asks a client under secure aggregation for its update, by whatever verb, gets a word."""
     scene = population(clients_per_group=3)
-    _, fed = remote(scene, Protection(sum="secagg", floor=2))
+    _, fed = remote(scene, Protection(sum="secagg", min_cohort=2))
     fed.begin_round(0)
     task = training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})
@@ -275,7 +275,7 @@ def test_a_client_releases_nothing_that_its_own_settings_forbid() -> None:
 def test_a_private_model_on_top_of_the_list_is_refused() -> None:
     """A server that hands one client another model than it lists gets no sum with that client in it."""
     scene = population(groups=1, clients_per_group=5)
-    _, fed = remote(scene, Protection(sum="secagg", floor=2))
+    _, fed = remote(scene, Protection(sum="secagg", min_cohort=2))
     fed.begin_round(0)
     task = training(scene)
     ones = fed.compute(task, {"model": task.model.init(0)})
@@ -628,7 +628,7 @@ def test_one_bad_box_costs_its_sender_and_nobody_else(how: str) -> None:
 @pytest.mark.parametrize("mode", ["active", "passive"])
 def test_two_that_advertise_one_key_for_the_next_sum_do_not_end_it(mode: Any) -> None:
     scene = population(clients_per_group=3)
-    transport, fed = remote(scene, Protection(sum="secagg", floor=2, secagg_mode=mode))
+    transport, fed = remote(scene, Protection(sum="secagg", min_cohort=2, secagg_mode=mode))
     delivering, drawn = False, [0, 0]
     exchange = transport.exchange
 
@@ -659,7 +659,7 @@ def test_two_that_advertise_one_key_for_the_next_sum_do_not_end_it(mode: Any) ->
 
 def test_weights_that_rounding_would_change_are_refused_as_in_one_process() -> None:
     scene = population(groups=1, clients_per_group=12)
-    protection = Protection(sum="secagg", floor=2, secagg_bits=16, max_weight=1e5)
+    protection = Protection(sum="secagg", min_cohort=2, secagg_bits=16, max_weight=1e5)
     here = federation(scene.clients, protection=protection, seed=1)
     _, fed = remote(scene, protection)
     task = training(scene)
@@ -676,7 +676,7 @@ def test_weights_that_rounding_would_change_are_refused_as_in_one_process() -> N
 
 def test_what_arrived_of_a_group_that_fell_below_the_floor_is_on_record() -> None:
     scene = population(clients_per_group=4)
-    transport, fed = remote(scene, Protection(gram=("haar",), sum="haar", floor=3))
+    transport, fed = remote(scene, Protection(gram=("haar",), sum="haar", min_cohort=3))
     fed.begin_round(0)
     task = training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})

@@ -22,7 +22,7 @@ from cflpriv.tasks.evaluation import Losses
 from cflpriv.tasks.training import Start
 
 VICTIM = 2
-ACTIVE = Protection(sum="secagg", floor=3, secagg_clip=8.0)
+ACTIVE = Protection(sum="secagg", min_cohort=3, secagg_clip=8.0)
 SCENE = population(groups=1, clients_per_group=8)
 TASK = training(SCENE)
 Change = Callable[[int, m.Ask], m.Ask]

@@ -97,7 +97,7 @@ def test_a_client_whose_answer_is_lost_is_in_the_next_sum_again(stage: str, mode
     """Whatever keys it advertised, and whether it still has them: it is invited again, and every sum is that of those who are in it."""
     if stage == "secagg Survivors" and mode == "passive":
         pytest.skip("the passive mode has no such stage")
-    scene, transport, fed = federation(Protection(sum="secagg", floor=2, secagg_mode=mode))
+    scene, transport, fed = federation(Protection(sum="secagg", min_cohort=2, secagg_mode=mode))
     one_round(scene, fed, 0, range(5))  # keys for the next sum are advertised now
     if stage == "secagg Invite":
         sums_of(fed)._sums.adverts.clear()
@@ -196,7 +196,7 @@ def ask(fed: RemoteFederation, number: int, task: Any, **params: Any) -> m.Compu
 @pytest.mark.parametrize("trick", ["padding", "a copy", "a copy of a copy", "trained from it", "added up"])
 def test_no_dressing_up_makes_an_update_releasable(trick: str) -> None:
     """Under secure sums a client gives nothing away that is as large as the smallest model it came from, under whatever name."""
-    scene, _, fed = federation(Protection(sum="secagg", floor=2))
+    scene, _, fed = federation(Protection(sum="secagg", min_cohort=2))
     fed.begin_round(0)
     task = training(scene)
     model, part = task.model.init(0), "update"
@@ -250,7 +250,7 @@ def test_every_word_of_a_refusal_is_in_the_docs() -> None:
 
 def test_what_the_server_refuses_is_noted_and_lies_cost_a_sum_not_the_run() -> None:
     """A client that signs for another is out of the sum; one whose shares of a lost client's key are wrong leaves none, and no more."""
-    scene, transport, fed = federation(Protection(sum="secagg", floor=2))
+    scene, transport, fed = federation(Protection(sum="secagg", min_cohort=2))
     exchange = transport.exchange
 
     def lying(requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:

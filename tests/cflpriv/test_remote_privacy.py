@@ -143,8 +143,9 @@ def test_with_the_same_secrets_results_and_bill_are_the_same_in_memory_and_over_
 
 @pytest.mark.parametrize(
     ("name", "protection"),
-    [("pacfl", Protection(gram=("haar",), sum="haar")), ("pacfl", Protection(sum="secagg", floor=2)), ("cfl", Protection(sum="hadamard")),
-     ("ifca", Protection(sum="secagg", floor=2)), ("ifca", Protection(sum="secagg-oblivious", floor=2)),
+    [("pacfl", Protection(gram=("haar",), sum="haar")), ("pacfl", Protection(sum="secagg", min_cohort=2)),
+     ("cfl", Protection(sum="hadamard")),
+     ("ifca", Protection(sum="secagg", min_cohort=2)), ("ifca", Protection(sum="secagg-oblivious", min_cohort=2)),
      ("stocfl", Protection(gram=("haar",)))],
 )  # fmt: skip
 def test_under_protections_the_bill_is_the_same(name: str, protection: Protection) -> None:
@@ -388,7 +389,7 @@ def test_a_trusted_server_adds_the_same_noise_in_memory_and_over_bytes(relation:
 
 def test_shares_of_noise_inside_secure_sums_are_what_the_event_says() -> None:
     scene = population(groups=1, clients_per_group=6)
-    protection = Protection(sum="secagg", floor=4, secagg_mode="passive")
+    protection = Protection(sum="secagg", min_cohort=4, secagg_mode="passive")
     task = training(scene)
     plain = federation(scene, seed=1)
     plain.begin_round(0)
@@ -502,7 +503,7 @@ def test_two_requests_at_once_over_one_state_folder_are_both_paid_for(tmp_path: 
 
 def test_a_client_adds_no_share_that_is_less_than_its_own_floor_needs() -> None:
     scene = population(groups=1, clients_per_group=6)
-    protection = Protection(sum="secagg", floor=4, secagg_mode="passive")
+    protection = Protection(sum="secagg", min_cohort=4, secagg_mode="passive")
     task = training(scene)
     for change, word in (
         ({"survivors": 4}, "forbidden"), ({"clip_norm": 0.6}, "forbidden"), ({"levels_per_unit": 1e9, "local_variance": 9e9}, "forbidden"),
@@ -527,7 +528,7 @@ def test_a_client_adds_no_share_that_is_less_than_its_own_floor_needs() -> None:
 
 def test_all_members_add_the_same_share_of_noise_or_there_is_no_sum() -> None:
     scene = population(groups=1, clients_per_group=8)
-    transport, fed, _ = client_level(scene, CLIENT, Protection(sum="secagg", floor=4))
+    transport, fed, _ = client_level(scene, CLIENT, Protection(sum="secagg", min_cohort=4))
     honest, victim = transport.exchange, 2
 
     def lying(requests: Any, stage: str) -> Any:

@@ -44,7 +44,7 @@ from cflpriv.tasks.signatures import PrincipalVectors
 from cflpriv.tasks.training import Gradient, Start, Train
 from cflpriv.types import PartKind, Population
 
-HAAR, SECAGG = Protection(gram=("haar",)), Protection(sum="secagg", floor=2)
+HAAR, SECAGG = Protection(gram=("haar",)), Protection(sum="secagg", min_cohort=2)
 CKKS = Protection(gram=("ckks",))
 
 
@@ -201,8 +201,8 @@ def test_folds_and_blind_sums_use_transforms_of_their_own(carrier: Carrier) -> N
 
 @over_both
 @pytest.mark.parametrize("trick", ["class means", "coordinate by coordinate", "sketched", "a sketch of it", "signs", "label counts"])
-@pytest.mark.parametrize("protection", [SECAGG, Protection(sum="haar"), Protection(gram=("sketch",), sum="secagg"), Protection(floor=3)],
-                         ids=lambda protection: protection.name)  # fmt: skip
+@pytest.mark.parametrize("protection", [SECAGG, Protection(sum="haar"), Protection(gram=("sketch",), sum="secagg"),
+                                        Protection(min_cohort=3)], ids=lambda protection: protection.name)  # fmt: skip
 def test_under_protected_sums_a_client_shows_no_piece_of_an_update(protection: Protection, trick: str, carrier: Carrier) -> None:
     scene, _, fed = begun(protection, carrier)
     train, part = training(scene), "update"
@@ -236,7 +236,7 @@ def test_under_protected_sums_a_client_shows_no_piece_of_an_update(protection: P
 @pytest.mark.parametrize("mode", ["active", "passive"])
 def test_a_server_cannot_weigh_all_members_but_one_with_nothing(mode: Any, carrier: Carrier) -> None:
     """Each client is told its own weight only. Here client 0 is told 1 and the others 1e-6: the mean would be its update."""
-    scene, _, fed = begun(Protection(sum="secagg", floor=3, secagg_mode=mode), carrier, groups=1, clients_per_group=5)
+    scene, _, fed = begun(Protection(sum="secagg", min_cohort=3, secagg_mode=mode), carrier, groups=1, clients_per_group=5)
     task = training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
     means, weights = sums_of(fed), {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.9, 4: 0.8}
@@ -260,7 +260,7 @@ def test_a_server_cannot_weigh_all_members_but_one_with_nothing(mode: Any, carri
 @over_both
 def test_under_counts_as_weights_nobody_is_told_one_and_the_limit_is_the_clients_own(carrier: Carrier) -> None:
     """Told the largest weight where the others weigh by their counts, a client would be most of the sum; also where the limit is huge."""
-    protection = Protection(sum="secagg", floor=2, secagg_mode="passive", max_weight=60.0)
+    protection = Protection(sum="secagg", min_cohort=2, secagg_mode="passive", max_weight=60.0)
     scene, _, fed = begun(protection, carrier, groups=1, clients_per_group=4)
     task = training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
@@ -280,7 +280,7 @@ def test_under_counts_as_weights_nobody_is_told_one_and_the_limit_is_the_clients
         assert mean is not None
         assert mean.count == left
     assert fed.refusals == [(0, "secagg Deliver", "bad-terms")]
-    object.__setattr__(means, "_protection", Protection(sum="secagg", floor=2, secagg_mode="passive", max_weight=1e9))
+    object.__setattr__(means, "_protection", Protection(sum="secagg", min_cohort=2, secagg_mode="passive", max_weight=1e9))
     with pytest.raises(Exception, match="floor"):
         fed.mean(held, "examples")
     assert {word for _, _, word in fed.refusals} == {"bad-terms"}
@@ -288,7 +288,7 @@ def test_under_counts_as_weights_nobody_is_told_one_and_the_limit_is_the_clients
 
 @over_both
 def test_a_server_cannot_put_one_client_into_a_block_of_its_own(carrier: Carrier) -> None:
-    scene, _, fed = begun(Protection(sum="secagg-oblivious", floor=2), carrier, groups=1, clients_per_group=4)
+    scene, _, fed = begun(Protection(sum="secagg-oblivious", min_cohort=2), carrier, groups=1, clients_per_group=4)
     task = training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
     means, exchange = sums_of(fed), type(sums_of(fed))._exchange
@@ -305,7 +305,7 @@ def test_a_server_cannot_put_one_client_into_a_block_of_its_own(carrier: Carrier
 
 @over_both
 def test_nor_all_clients_into_a_block_that_they_did_not_choose(carrier: Carrier) -> None:
-    scene, _, fed = begun(Protection(sum="secagg-oblivious", floor=2), carrier, groups=1, clients_per_group=4)
+    scene, _, fed = begun(Protection(sum="secagg-oblivious", min_cohort=2), carrier, groups=1, clients_per_group=4)
     task = training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
     means = sums_of(fed)
@@ -338,7 +338,7 @@ def of_kind(kind: PartKind | None, size: int = 0, tainted: bool = False) -> Orig
 @pytest.mark.parametrize("total", listed("sum"))
 @pytest.mark.parametrize("gram", [(), *[(stage,) for stage in listed("gram")], ("sketch", "haar"), ("sketch", "ckks")], ids="+".join)
 def test_the_rule_over_all_protections_parts_and_verbs(gram: tuple[str, ...], total: str, floor: int) -> None:
-    protection = Protection(gram=gram, sum=total, floor=floor)
+    protection = Protection(gram=gram, sum=total, min_cohort=floor)
     hides_compared, hides_summed = bool(set(gram) & {"ckks", *TRANSFORMS}), total != "none" or floor > 1
     number, several, label = np.array(0.5), np.zeros(20), np.array(1)
     assert {kind for kinds in KINDS.values() for kind in kinds} == {*get_args(PartKind), None}
@@ -409,8 +409,8 @@ def test_what_is_compared_stays_that_when_it_was_relayed() -> None:
         assert values.origin(fed._known[arrived.key].number).compared == compared
 
 
-CASES = [Protection(sum="secagg", floor=2), Protection(gram=("hadamard",), sum="haar"), Protection(gram=("haar",), sum="secagg", floor=2),
-         Protection(gram=("haar",)), Protection(sum="permutation")]  # fmt: skip
+CASES = [Protection(sum="secagg", min_cohort=2), Protection(gram=("hadamard",), sum="haar"), Protection(gram=("haar",)),
+         Protection(gram=("haar",), sum="secagg", min_cohort=2), Protection(sum="permutation")]  # fmt: skip
 QUICK = {"sum=secagg": ("pfedlia", "fedfomo"), "gram=haar": ("stocfl",)}
 PAIRS = [(one, name) for one in CASES for name in ALGORITHMS]
 
@@ -451,7 +451,7 @@ def test_the_rule_leaves_every_algorithm_what_it_needs(protection: Protection, n
 
 
 def test_a_simulated_run_ends_with_the_reason_of_a_refusal_unless_the_policy_is_off() -> None:
-    scene, protection = population(clients_per_group=3), Protection(sum="secagg", floor=2)
+    scene, protection = population(clients_per_group=3), Protection(sum="secagg", min_cohort=2)
     for policy in ("strict", "off"):
         fed = federation(scene, protection, release_policy=policy)
         held = fed.compute(training(scene), {"model": training(scene).model.init(0)})["update"]

@@ -75,7 +75,7 @@ def test_under_dropouts_the_mean_is_that_of_the_survivors_or_nothing(seed: int, 
     """The same clients vanish in the clear, so the two means agree wherever the secure one exists."""
     scene = population(clients_per_group=6)
     means = []
-    for protection in (Protection(floor=3), secure(secagg_mode=mode)):
+    for protection in (Protection(min_cohort=3), secure(secagg_mode=mode)):
         fed = federation(scene, protection, seed=seed, dropout=rate)
         held = fed.compute(Make())
         try:
@@ -235,7 +235,7 @@ def test_oblivious_sums_keep_choices_private() -> None:
 def test_training_under_secure_aggregation_follows_training_in_the_clear() -> None:
     scene = build_population(DataSpec(clients=8, rotations=(0, 90), test_samples_per_client=30))
     served: list[Array] = []
-    for protection in (Protection(floor=3), Protection(sum="secagg")):
+    for protection in (Protection(min_cohort=3), Protection(sum="secagg")):
         fed = federation(scene.clients, protection=protection, seed=1)
         algorithm = fedavg(training(scene), weights="equal")
         state = algorithm.init(fed)
@@ -261,10 +261,10 @@ def test_a_run_with_dropouts(kind: str, algorithm: str) -> None:
 
 def test_bad_settings_are_refused() -> None:
     for options, words in [
-        ({"sum": "secagg", "floor": 1}, "a sum over one client"),
+        ({"sum": "secagg", "min_cohort": 1}, "a sum over one client"),
         ({"secagg_clip": 0.0}, "secagg_clip"),
         ({"max_weight": -1.0}, "max_weight"),
-        ({"floor": float("nan")}, "floor: nan is not a whole number"),
+        ({"min_cohort": float("nan")}, "min_cohort: nan is not a whole number"),
         ({"landmarks": 2.5}, "landmarks: 2.5 is not a whole number"),
         ({"sketch_dim": True}, "sketch_dim: True is not a whole number"),
     ]:

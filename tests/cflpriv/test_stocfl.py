@@ -707,7 +707,7 @@ def test_clear_and_hidden_runs_are_the_same(variant: Any, tau: float) -> None:
 def test_rounds_without_any_sum_still_meet_clients(variant: Any) -> None:
     """Under secure sums no cluster of the first rounds reaches the floor; those met must not have to be met again."""
     scene = digits(12, partition="pathological", rotations=(), groups=PATHOLOGICAL)
-    protection = Protection(sum="secagg", floor=3, secagg_mode="passive")
+    protection = Protection(sum="secagg", min_cohort=3, secagg_mode="passive")
     fed = federation(scene.clients, protection=protection, sampling=Sampling("global", 0.17), seed=2)
     algorithm = stocfl(train_on(scene), tau=0.4, weights="equal", variant=variant, movement_epochs=2)
     state = algorithm.init(fed)
@@ -723,7 +723,7 @@ def test_rounds_without_any_sum_still_meet_clients(variant: Any) -> None:
 def test_secure_sums_train_clusters_that_reach_the_floor() -> None:
     scene = digits(12, partition="pathological", rotations=(), groups=PATHOLOGICAL)
     results = []
-    for protection in (Protection(floor=3), Protection(sum="secagg", secagg_mode="passive")):
+    for protection in (Protection(min_cohort=3), Protection(sum="secagg", secagg_mode="passive")):
         fed = federation(scene.clients, protection=protection, seed=2)
         algorithm = stocfl(train_on(scene, "float64"), tau=0.4, weights="equal")
         state = run(algorithm, fed, 2)
@@ -750,7 +750,7 @@ def test_newcomers_open_no_cluster_below_what_is_wanted() -> None:
     assert list(result["labels"]) == [2, 2]
     assert list(result["nearest"]) == [1]
     scene = population(groups=3, clients_per_group=4, samples=24)
-    fed = federation(scene, Protection(floor=3, small_clusters="merge"), present=range(9))
+    fed = federation(scene, Protection(min_cohort=3, small_clusters="merge"), present=range(9))
     algorithm = stocfl(training(scene), tau=0.999)
     assert algorithm.admit is not None
     state = run(algorithm, fed, 1)
@@ -763,7 +763,7 @@ def test_newcomers_open_no_cluster_below_what_is_wanted() -> None:
 
 def test_small_clusters_merge_inside_the_clustering() -> None:
     scene = digits(12)
-    protection = Protection(floor=3, small_clusters="merge")
+    protection = Protection(min_cohort=3, small_clusters="merge")
     state = run(stocfl(train_on(scene), tau=0.9), federation(scene, protection), 2)
     assert min(len(state.clustering.members(label)) for label in range(state.clustering.k)) >= 3
 

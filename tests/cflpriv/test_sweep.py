@@ -44,7 +44,7 @@ def swept(**sweep: Any) -> Sweep:
 def test_the_grid_is_the_product_with_the_same_seeds_everywhere() -> None:
     sweep = swept(
         algorithms=["fedavg", {"name": "ifca", "k": 2, "label": "two"}],
-        protections=["none", "haar", {"sum": "secagg", "floor": 4}],
+        protections=["none", "haar", {"sum": "secagg", "min_cohort": 4}],
         seeds=[3, 5],
         keys={"training.lr": [0.1, 0.2], "model.hidden": [4, 5]},
     )
@@ -55,7 +55,7 @@ def test_the_grid_is_the_product_with_the_same_seeds_everywhere() -> None:
         assert config is not None
         assert config.run.seed == config.data.seed == cell.seed
         assert dict(cell.setting.keys) == {"training.lr": config.training.lr, "model.hidden": config.model.hidden}
-        seen.add((config.algorithm["name"], config.protection.sum, config.protection.gram, config.protection.floor))
+        seen.add((config.algorithm["name"], config.protection.sum, config.protection.gram, config.protection.min_cohort))
     expected = [("none", (), 0), ("haar", ("haar",), 0), ("secagg", (), 4)]
     assert seen == {(name, *rest) for name in ("fedavg", "ifca") for rest in expected}
     for setting in sweep.settings:
@@ -95,15 +95,15 @@ def test_mistakes_name_key_and_value(sweep: dict[str, Any], words: str) -> None:
 
 
 def test_the_files_own_sections_hold_for_every_cell_that_they_are_for() -> None:
-    base = {**BASE, "algorithm": {"name": "ifca", "k": 4}, "protection": {"secagg_bits": 16, "floor": 4, "gram": ["haar"]}}
+    base = {**BASE, "algorithm": {"name": "ifca", "k": 4}, "protection": {"secagg_bits": 16, "min_cohort": 4, "gram": ["haar"]}}
     algorithms = ["ifca", {"name": "ifca", "k": 3, "label": "three"}, "pacfl"]
-    protections = ["none", "secagg", "haar", {"sum": "secagg", "floor": 5}, {"label": "given", "gram": []}, {"model": {"hidden": 5}}]
+    protections = ["none", "secagg", "haar", {"sum": "secagg", "min_cohort": 5}, {"label": "given", "gram": []}, {"model": {"hidden": 5}}]
     cells = parse_sweep({**base, "sweep": {"algorithms": algorithms, "protections": protections}}).cells
     found = {}
     for cell in cells:
         assert cell.config is not None
         protection = cell.config.protection
-        found[cell.setting.protection] = (protection.name, protection.floor, protection.secagg_bits)
+        found[cell.setting.protection] = (protection.name, protection.min_cohort, protection.secagg_bits)
         expected = {"ifca": {"name": "ifca", "k": 4}, "three": {"name": "ifca", "k": 3}, "pacfl": {"name": "pacfl"}}
         assert cell.config.algorithm == expected[cell.setting.algorithm]
         assert cell.config.model.hidden == (5 if cell.setting.protection == "as given" else 4)
@@ -111,14 +111,14 @@ def test_the_files_own_sections_hold_for_every_cell_that_they_are_for() -> None:
         "none": ("none", 0, 32),  # nothing of [protection]
         "secagg": ("sum=secagg", 4, 16),  # a name says gram and sum
         "haar": ("haar", 4, 16),
-        "sum=secagg, floor=5": ("gram=haar, sum=secagg", 5, 16),  # a table says what it changes
+        "sum=secagg, min_cohort=5": ("gram=haar, sum=secagg", 5, 16),  # a table says what it changes
         "given": ("none", 4, 16),
         "as given": ("gram=haar", 4, 16),
     }
     assert len(cells) == 3 * 6
     alone = parse_sweep({**base, "algorithm": {"k": 3}, "sweep": {"seeds": [0]}}).cells[0]  # without entries, all of both sections
     assert alone.config is not None
-    assert (alone.name, alone.config.algorithm, alone.config.protection.floor) == ("pacfl-as_given-s0", {"name": "pacfl", "k": 3}, 4)
+    assert (alone.name, alone.config.algorithm, alone.config.protection.min_cohort) == ("pacfl-as_given-s0", {"name": "pacfl", "k": 3}, 4)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_the_files_own_sections_hold_for_every_cell_that_they_are_for() -> None:
         ({"algorithm": {"name": "ifca", "k": 4}}, {"algorithms": ["fedavg", "pacfl"]}, r"algorithms: algorithm\.k = 4 reaches none"),
         ({"algorithm": {"name": "ifca", "k": 4}}, {"algorithms": [{"name": "ifca", "k": 2}]}, r"algorithms: algorithm\.k = 4 reaches none"),
         ({"protection": {"sum": "secagg"}}, {"protections": ["none", "haar"]}, r"protections: protection\.sum = 'secagg' reaches none"),
-        ({"protection": {"floor": 4}}, {"protections": ["none"]}, r"protections: protection\.floor = 4 reaches none"),
+        ({"protection": {"min_cohort": 4}}, {"protections": ["none"]}, r"protections: protection\.min_cohort = 4 reaches none"),
     ],
 )
 def test_a_key_that_would_reach_no_cell_is_refused(base: dict[str, Any], sweep: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 def test_results_do_not_depend_on_the_number_of_workers_and_failures_stay_alone(tmp_path: Path) -> None:
     sweep = swept(
         algorithms=["fedavg", "pacfl"],
-        protections=["none", "haar", {"label": "odd", "sum": "secagg-oblivious"}, {"label": "floor", "sum": "secagg", "floor": 7}],
+        protections=["none", "haar", {"label": "odd", "sum": "secagg-oblivious"}, {"label": "floor", "sum": "secagg", "min_cohort": 7}],
         seeds=[0, 1],
     )
     tables = []
@@ -200,7 +200,7 @@ def test_results_do_not_depend_on_the_number_of_workers_and_failures_stay_alone(
         out = tmp_path / str(workers)
         failed = run_sweep(sweep, out, workers=workers, say=lines.append)
         assert set(failed) == {cell.name for cell in sweep.cells if "floor" in cell.name or "pacfl-odd" in cell.name}
-        assert all("floor = 7" in error or "private" in error or "oblivious" in error for error in failed.values())
+        assert all("min_cohort = 7" in error or "private" in error or "oblivious" in error for error in failed.values())
         for name, error in failed.items():
             assert json.loads((out / "failed" / f"{name}.json").read_text())["error"] == error
         write_tables(out, sweep)
@@ -216,7 +216,7 @@ def test_results_do_not_depend_on_the_number_of_workers_and_failures_stay_alone(
     run_sweep(sweep, tmp_path / "1")  # done runs are left alone, failed ones are tried again
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "1").rglob("summary.json")} == before
     page = write_report(tmp_path / "2").read_text()
-    assert "floor = 7" in page
+    assert "min_cohort = 7" in page
     assert "No run was attacked" in page
     assert sweep_of(tmp_path / "2") == Sweep(sweep.cells, sweep.text)
 

@@ -27,7 +27,7 @@ from cflpriv.flower import read_settings, write_identities
 def test_a_deployment_with_secure_sums_finds_the_clusters_and_models_of_a_local_run(tmp_path: Path) -> None:
     """`main` asserts Flower's own word, finished:completed. Sums are quantised: 2^-20 or so of the clip range a client."""
     summary = loopback().main(["--out", str(tmp_path / "d"), "--rounds", "1"])
-    clustering, models = local_models(["training.rounds=1", "protection.sum=none", "protection.floor=0"])
+    clustering, models = local_models(["training.rounds=1", "protection.sum=none", "protection.min_cohort=0"])
     run = tmp_path / "d" / "run"
     assert summary["ari"] == 1.0
     assert json.loads((run / "measured.json").read_text())["labels"] == {str(c): clustering[c] for c in range(4)}
@@ -66,7 +66,7 @@ def check_models(run: Path, changes: list[str]) -> None:
 @pytest.mark.timeout(1800)
 def test_without_secure_sums_the_parameters_and_the_run_folder_are_those_of_a_local_run(tmp_path: Path) -> None:
     # to the last bit: a stack of clients may round otherwise than one alone, which depends on the processor
-    changes = ["protection.sum=none", "protection.floor=1", "run.engine=sequential"]
+    changes = ["protection.sum=none", "protection.min_cohort=1", "run.engine=sequential"]
     run = deployed(tmp_path / "d", changes)
     summary = check_run_folder(run, in_one_process(tmp_path / "d"))
     check_models(run, changes)
@@ -78,7 +78,7 @@ def test_without_secure_sums_the_parameters_and_the_run_folder_are_those_of_a_lo
 def test_encrypted_similarity_with_the_key_holder_at_a_supernode_of_its_own(tmp_path: Path) -> None:
     """Labels and, as sums are in the clear, parameters are those of one process; the transcript has the same messages."""
     pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
-    changes = ["data.clients=3", 'protection.gram=["ckks"]', "protection.sum=none", "protection.floor=1"]
+    changes = ["data.clients=3", 'protection.gram=["ckks"]', "protection.sum=none", "protection.min_cohort=1"]
     run = deployed(tmp_path / "d", changes)
     here = in_one_process(tmp_path / "d")
     summary = check_run_folder(run, here, exact=False, only_here=frozenset({"evidence.npz"}))
@@ -112,8 +112,9 @@ PRIVATE = ["privacy.epsilon=8.0", "privacy.delta=1e-3"]
     ("experiment", "changes"),
     [
         pytest.param("", ["data.clients=3", "privacy.unit=sample", "privacy.samples=300", "privacy.sketch_dim=16", "training.batch_size=60",
-                          "protection.sum=none", "protection.floor=1"], id="sample"),
-        pytest.param(FEDAVG, ["privacy.unit=client", "privacy.clip_norm=0.5", "protection.sum=secagg", "protection.floor=3"], id="client"),
+                          "protection.sum=none", "protection.min_cohort=1"], id="sample"),
+        pytest.param(FEDAVG, ["privacy.unit=client", "privacy.clip_norm=0.5", "protection.sum=secagg",
+                              "protection.min_cohort=3"], id="client"),
     ],
 )  # fmt: skip
 def test_a_private_run_costs_what_a_local_one_does_and_clients_count_the_same(tmp_path: Path, experiment: str, changes: list[str]) -> None:

@@ -91,11 +91,11 @@ def test_a_federation_on_flower_messages_equals_the_local_one(tmp_path: Path, st
 
 def test_secure_sums_and_lost_nodes(tmp_path: Path) -> None:
     scene = population(groups=1, clients_per_group=5)
-    grid = deployment(tmp_path, scene, 'sum = "secagg"\nfloor = 3')
+    grid = deployment(tmp_path, scene, 'sum = "secagg"\nmin_cohort = 3')
     roster = read_roster(tmp_path / "keys" / "roster.txt")
     ticks = iter(range(10**9))
     transport = GridTransport(grid, clock=lambda: float(next(ticks)), poll_seconds=0.0)  # type: ignore[arg-type]
-    fed = RemoteFederation(OverBytes(transport), protection=Protection(sum="secagg", floor=3), roster=roster, seed=1)
+    fed = RemoteFederation(OverBytes(transport), protection=Protection(sum="secagg", min_cohort=3), roster=roster, seed=1)
     assert fed.enrol() == (0, 1, 2, 3, 4)
     task = training(scene)
     fed.begin_round(0)
@@ -118,14 +118,14 @@ def test_serve_writes_the_run_folder_of_a_local_run(tmp_path: Path) -> None:
     from cflpriv.data import build_population
 
     scene = build_population(config.data)
-    grid = deployment(tmp_path, scene, "floor = 2")
+    grid = deployment(tmp_path, scene, "min_cohort = 2")
     truth = {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
     with pytest.raises(InputError, match=r"0 of 4 clients answered within .* refusals"):
         serve(FakeGrid({}), config, tmp_path / "none", scene, clients=4, wait_seconds=0.1, say=str)  # type: ignore[arg-type]
-    summary = serve(grid, config.with_("protection", floor=0), tmp_path / "run", scene, clients=4, truth=truth, say=str)  # type: ignore[arg-type]
+    summary = serve(grid, config.with_("protection", min_cohort=0), tmp_path / "run", scene, clients=4, truth=truth, say=str)  # type: ignore[arg-type]
     assert summary["rounds_skipped"] == 1, "clients whose floor is higher than the server's give nothing"
     grid = deployment(tmp_path / "again", scene)
-    config = config.with_("protection", floor=0).with_("run", record="full")
+    config = config.with_("protection", min_cohort=0).with_("run", record="full")
     summary = serve(grid, config, tmp_path / "open", scene, clients=4, truth=truth, say=str)  # type: ignore[arg-type]
     assert summary["ari"] == 1.0
     assert summary["accuracy_mean"] > 0.3
@@ -153,7 +153,7 @@ class Cut(Exception):
     ("protection", "stages"),
     [
         ("", ("round 0", "compute", "sum")),
-        ('sum = "secagg"\nfloor = 2', ("round 0", "compute", "secagg Deliver")),
+        ('sum = "secagg"\nmin_cohort = 2', ("round 0", "compute", "secagg Deliver")),
         ('gram = ["haar"]\nsum = "haar"', ("round 0", "compute", "sum")),
     ],
     ids=["open", "secagg", "haar"],
@@ -226,8 +226,8 @@ def cut_at(grid: FakeGrid, at: str) -> Callable[[str], None]:
 
 @pytest.mark.parametrize(
     ("privacy", "protection"),
-    [('unit = "sample"\nsamples = 300', ""), ('unit = "sample"\nsamples = 300', 'gram = ["haar"]\nsum = "secagg"\nfloor = 2'),
-     ('unit = "client"\nclip_norm = 0.5', ""), ('unit = "client"\nclip_norm = 0.5', 'sum = "secagg"\nfloor = 3')],
+    [('unit = "sample"\nsamples = 300', ""), ('unit = "sample"\nsamples = 300', 'gram = ["haar"]\nsum = "secagg"\nmin_cohort = 2'),
+     ('unit = "client"\nclip_norm = 0.5', ""), ('unit = "client"\nclip_norm = 0.5', 'sum = "secagg"\nmin_cohort = 3')],
 )  # fmt: skip
 def test_a_private_run_costs_what_a_local_one_does_and_a_restart_forgets_no_charge(
     tmp_path: Path, privacy: str, protection: str, monkeypatch: pytest.MonkeyPatch
@@ -329,7 +329,7 @@ def stock_app(scene: Population, node: int, mods: list[Any]) -> ClientApp:
     return app
 
 
-@pytest.mark.parametrize("protection", ["", 'sum = "secagg"\nfloor = 3'])
+@pytest.mark.parametrize("protection", ["", 'sum = "secagg"\nmin_cohort = 3'])
 def test_a_stock_app_becomes_clustered_and_secure(tmp_path: Path, protection: str) -> None:
     scene = population(clients_per_group=4)
     base = deployment(tmp_path, scene, protection)
@@ -340,7 +340,7 @@ def test_a_stock_app_becomes_clustered_and_secure(tmp_path: Path, protection: st
         return principal_vectors(np.abs(rng.normal(size=(20, 12))) + np.arange(12) * (number % 2), 3)
 
     base.apps = {node: stock_app(scene, node, [cflpriv_mod(signature)]) for node in base.apps}
-    settings = Protection(sum="secagg", floor=3) if protection else Protection()
+    settings = Protection(sum="secagg", min_cohort=3) if protection else Protection()
     strategy = ClusteredAveraging(settings, clients=8, k=2, roster=read_roster(tmp_path / "keys" / "roster.txt") if protection else None)
     seen = []
     result = strategy.start(
@@ -382,10 +382,10 @@ def test_noise_on_a_secure_sum_is_for_updates_as_they_are_rounded(tmp_path: Path
     """16 bits among four clients, 20,000 parameters: what is summed may be half as long again as the clip norm, and so is the noise."""
     scene, size, level = population(groups=1, clients_per_group=4), 20000, 1.0 / largest_levels(4, 16)
     clip_norm = 2.01 * level * size**0.5  # coordinates of 2.01 levels, which are all rounded up to 3 or, mostly, are not
-    grid = deployment(tmp_path, scene, 'sum = "secagg"\nfloor = 3\nsecagg_bits = 16')
+    grid = deployment(tmp_path, scene, 'sum = "secagg"\nmin_cohort = 3\nsecagg_bits = 16')
     grid.apps = {node: stock_app(scene, 1, [cflpriv_mod()]) for node in grid.apps}
     strategy = ClusteredAveraging(
-        Protection(sum="secagg", floor=3, secagg_bits=16), clients=4, k=1, clip_norm=clip_norm, noise_multiplier=3.0,
+        Protection(sum="secagg", min_cohort=3, secagg_bits=16), clients=4, k=1, clip_norm=clip_norm, noise_multiplier=3.0,
         roster=read_roster(tmp_path / "keys" / "roster.txt"), entropy=public_entropy("noise"),
     )  # fmt: skip
     arrays, still = ArrayRecord({"w": Array(np.zeros(size, np.float32))}), ConfigRecord({"lr": 0.0})
@@ -466,10 +466,13 @@ class Processes:
 
 def test_each_message_in_a_fresh_process_and_torch_only_to_compute(tmp_path: Path) -> None:
     scene = population(groups=1, clients_per_group=3)
-    deployment(tmp_path, scene, 'sum = "secagg"\nfloor = 2', state=True)
+    deployment(tmp_path, scene, 'sum = "secagg"\nmin_cohort = 2', state=True)
     transport = Processes(tmp_path, 3)
     fed = RemoteFederation(
-        OverBytes(transport), protection=Protection(sum="secagg", floor=2), roster=read_roster(tmp_path / "keys" / "roster.txt"), seed=1
+        OverBytes(transport),
+        protection=Protection(sum="secagg", min_cohort=2),
+        roster=read_roster(tmp_path / "keys" / "roster.txt"),
+        seed=1,
     )
     fed.enrol()
     fed.begin_round(0)
@@ -525,7 +528,7 @@ def test_serve_runs_encrypted_similarity(tmp_path: Path) -> None:
     pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
     from cflpriv.data import build_population
 
-    said = ["training.rounds=1", "protection.sum=none", 'protection.gram=["ckks"]', "protection.floor=0"]
+    said = ["training.rounds=1", "protection.sum=none", 'protection.gram=["ckks"]', "protection.min_cohort=0"]
     config = load_config(Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml", said)
     scene = build_population(config.data)
     truth = {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
@@ -551,10 +554,10 @@ def test_a_server_that_is_stopped_twice_in_one_round_goes_on(tmp_path: Path) -> 
     from cflpriv.experiments.config import parse_config
 
     tree = tomllib.loads((Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml").read_text())
-    tree["protection"], tree["training"]["rounds"] = {"sum": "secagg", "floor": 2}, 2
+    tree["protection"], tree["training"]["rounds"] = {"sum": "secagg", "min_cohort": 2}, 2
     config = parse_config(tree)
     scene = build_population(config.data)
-    grid = deployment(tmp_path, scene, 'sum = "secagg"\nfloor = 2', state=True)
+    grid = deployment(tmp_path, scene, 'sum = "secagg"\nmin_cohort = 2', state=True)
     roster, push = read_roster(tmp_path / "keys" / "roster.txt"), grid.push_messages
     for turn in range(4):
         left = {0: 2, 3: 1 << 30}.get(turn, 1)
@@ -582,7 +585,7 @@ def test_an_evaluation_that_is_none_costs_its_client_a_score_and_not_the_run(tmp
 
     config = load_config(
         Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml", ["training.rounds=1", "protection.sum=none"]
-    ).with_("protection", floor=0)
+    ).with_("protection", min_cohort=0)
     scene = build_population(config.data)
     grid = deployment(tmp_path, scene)
     pull, odd = grid.pull_messages, [np.zeros(3), np.array(np.nan), np.array(-1.0), np.array(1e300)]
@@ -609,10 +612,10 @@ def test_an_evaluation_that_is_none_costs_its_client_a_score_and_not_the_run(tmp
     ("protection", "privacy", "passing", "word"),
     [
         ("", "", (), ""),
-        ('sum = "secagg"\nfloor = 3', "", (), "forbidden"),
-        ("floor = 3", "", ("evaluate",), "forbidden"),
+        ('sum = "secagg"\nmin_cohort = 3', "", (), "forbidden"),
+        ("min_cohort = 3", "", ("evaluate",), "forbidden"),
         ("", 'unit = "client"\nepsilon = 1.0\ndelta = 1e-5\nclip_norm = 1.0', (), "forbidden"),
-        ('sum = "secagg"\nfloor = 3', "", ("train",), ""),
+        ('sum = "secagg"\nmin_cohort = 3', "", ("train",), ""),
         ('sum = "nothing"', "", (), "bad-settings"),
     ],
 )
@@ -638,7 +641,7 @@ def test_the_strategy_refuses_sums_that_it_cannot_read_before_anybody_trains() -
         (Protection(sum="haar"), {}, r"protection\.sum: 'haar'"),
         (Protection(sum="permutation"), {"k": 1}, r"protection\.sum: 'permutation'"),
         (Protection(sum="secagg-oblivious"), {"k": 2}, r"protection\.sum: 'secagg-oblivious'"),
-        (Protection(sum="secagg", floor=3, small_clusters="local"), {}, r"protection\.small_clusters: 'local'"),
+        (Protection(sum="secagg", min_cohort=3, small_clusters="local"), {}, r"protection\.small_clusters: 'local'"),
     ):
         with pytest.raises(InputError, match=word):
             ClusteredAveraging(protection, **more)  # type: ignore[arg-type]

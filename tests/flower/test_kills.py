@@ -61,7 +61,7 @@ def check_models(run: Path, changes: list[str], atol: float) -> Any:
     ],
 )
 def test_a_run_in_the_clear_goes_on(tmp_path: Path, plan: Any, cohorts: list[int]) -> None:
-    changes = ["training.rounds=3", "protection.sum=none", "protection.floor=1"]
+    changes = ["training.rounds=3", "protection.sum=none", "protection.min_cohort=1"]
     config = load_config(APP / "experiment.toml", changes)
     scene = build_population(config.data)
     grid = DyingGrid(tmp_path, scene, "", plan)
@@ -105,7 +105,7 @@ def test_a_node_killed_at_each_message_of_a_secure_run_costs_at_most_itself(tmp_
         [4, "PrincipalVectors", "before"], [4, "gram", "before"], [4, "Train", "before"], [4, "Invite", "after"], [4, "Adverts", "after"],
         [4, "Deliver", "after"], [4, "Survivors", "before"], [4, "Unmask", "before"], [3, "Train", "after"],
     ]  # fmt: skip
-    changes = ["data.clients=5", "protection.floor=2", "algorithm.k=1"]
+    changes = ["data.clients=5", "protection.min_cohort=2", "algorithm.k=1"]
     run = deployed(tmp_path, changes, 10, plan, forget=(3,))
     rows = rows_of(run)
     assert not any(row["skipped"] for row in rows)
@@ -118,7 +118,7 @@ def test_a_node_killed_at_each_message_of_a_secure_run_costs_at_most_itself(tmp_
 @pytest.mark.timeout(3600)
 def test_a_node_killed_in_a_run_in_the_clear_keeps_its_cluster(tmp_path: Path) -> None:
     plan: list[list[Any]] = [[2, "sum", "before"], [2, "Enrol", "after"], [2, "Evaluate", "before"], [2, "gather", "before"]]
-    changes = ["data.clients=3", "protection.sum=none", "protection.floor=1"]
+    changes = ["data.clients=3", "protection.sum=none", "protection.min_cohort=1"]
     run = deployed(tmp_path, changes, 5, plan)
     clustering = check_models(run, [*changes, "training.rounds=5"], 1e-6)
     assert json.loads((run / "measured.json").read_text(encoding="utf-8"))["labels"] == {str(c): clustering[c] for c in range(3)}

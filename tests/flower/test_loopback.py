@@ -41,7 +41,7 @@ def test_nothing_reaches_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_under_encrypted_similarity_there_is_one_node_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes = ['protection.gram=["ckks"]', "protection.sum=none", "protection.floor=1"]
+    changes = ['protection.gram=["ckks"]', "protection.sum=none", "protection.min_cohort=1"]
     machines, commands = started(monkeypatch, tmp_path / "d", changes)
     assert len(commands) == 6
     assert machines.run_config["clients"] == 4, "the key holder is none"

@@ -15,7 +15,7 @@ from cflpriv.flower import serve
 
 def test_the_run_folder_is_that_of_a_run_in_one_process(tmp_path: Path) -> None:
     # a stack of clients may round otherwise than one alone, which depends on the processor
-    config = load_config(APP / "experiment.toml", ["protection.sum=none", "protection.floor=1", "run.engine=sequential"])
+    config = load_config(APP / "experiment.toml", ["protection.sum=none", "protection.min_cohort=1", "run.engine=sequential"])
     scene = build_population(config.data)
     truth = {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
     there, here = tmp_path / "flower", tmp_path / "local"
