@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .algorithms import ALGORITHMS
     from .algorithms.interface import AlgorithmSpec, register_algorithm
     from .contract.operations import Federation, Sampling
-    from .contract.protection import Protection
+    from .contract.protection import Protection, ProtectionSpec, register_protection
     from .data import DataSpec, build_population, register_dataset
     from .engine.models import Model, register_model
     from .errors import InputError
@@ -42,6 +42,7 @@ _HOME = {
     "Model": "engine.models",
     "Population": "types",
     "Protection": "contract.protection",
+    "ProtectionSpec": "contract.protection",
     "Sampling": "contract.operations",
     "Train": "tasks.training",
     "build_population": "data",
@@ -51,6 +52,7 @@ _HOME = {
     "register_attack": "plugins",
     "register_dataset": "data",
     "register_model": "engine.models",
+    "register_protection": "contract.protection",
     "run_experiment": "experiments",
     "simulate": "transports.simulation",
 }
@@ -62,8 +64,8 @@ _OLD: dict[str, str] = {
 
 __all__ = [
     "ALGORITHMS", "AlgorithmSpec", "ClientData", "Clustering", "Config", "DataSpec", "Federation", "InputError", "Model",
-    "Population", "Protection", "Sampling", "Train", "build_population", "load_config", "load_plugin", "register_algorithm",
-    "register_attack", "register_dataset", "register_model", "run_experiment", "simulate",
+    "Population", "Protection", "ProtectionSpec", "Sampling", "Train", "build_population", "load_config", "load_plugin",
+    "register_algorithm", "register_attack", "register_dataset", "register_model", "register_protection", "run_experiment", "simulate",
 ]  # fmt: skip
 
 

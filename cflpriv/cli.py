@@ -187,7 +187,7 @@ def list_(plugin: Plugins = None) -> None:
     """What exists: algorithms, protections, attacks, data sets, partitions, models, reproductions."""
     from .algorithms import ALGORITHMS
     from .attacks import ATTACKS
-    from .contract.protection import listed
+    from .contract.protection import PROTECTIONS, listed
     from .data import DATASETS, PARTITIONS
     from .data.named import LOADERS
     from .engine.models import MODELS
@@ -196,7 +196,7 @@ def list_(plugin: Plugins = None) -> None:
 
     for file in plugin or []:
         load_plugin(file)
-    for problem in (line for registry in (ALGORITHMS, ATTACKS, LOADERS, MODELS) for line in registry.load_all()):
+    for problem in (line for registry in (ALGORITHMS, ATTACKS, LOADERS, MODELS, PROTECTIONS) for line in registry.load_all()):
         _err.print(f"cflpriv: {problem}", markup=False)
     for title, entries in (
         ("algorithms", {name: spec.summary for name, spec in ALGORITHMS.items()}),

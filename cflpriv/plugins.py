@@ -1,8 +1,8 @@
 """Registries: things by name, those of the package and those that a user's file or an installed package adds.
 
 A file calls `cflpriv.register_algorithm` and the like; it is loaded by `--plugin FILE`, by `[run] plugins` or by `load_plugin`. An
-installed package names its things as entry points of the groups `cflpriv.algorithms`, `cflpriv.models`, `cflpriv.attacks` and
-`cflpriv.datasets`. They are loaded when a name is asked for that is not there, or when everything is listed.
+installed package names its things as entry points of the groups `cflpriv.algorithms`, `cflpriv.models`, `cflpriv.protections`,
+`cflpriv.attacks` and `cflpriv.datasets`. They are loaded when a name is asked for that is not there, or when everything is listed.
 
 Source: https://packaging.python.org/en/latest/specifications/entry-points/
 """

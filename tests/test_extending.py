@@ -1,4 +1,4 @@
-"""From outside the package: one file with an algorithm, a network, an attack and a data set runs, resumes, sweeps and is audited."""
+"""From outside the package: a file with an algorithm, a network, a protection, an attack and a data set runs, resumes, sweeps, is audited."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from scenes import federation, population, training
 from cflpriv import plugins
 from cflpriv.algorithms.interface import ALGORITHMS, FUNCTIONS, STATES, TASKS, AlgorithmSpec, register_algorithm
 from cflpriv.attacks import ATTACKS
-from cflpriv.contract.protection import Protection
+from cflpriv.contract.protection import PROTECTIONS, Protection
 from cflpriv.data.named import LOADERS
 from cflpriv.data.population import DATASETS, register_dataset
 from cflpriv.engine.models import MODELS, Model, register_model
@@ -37,6 +37,7 @@ import numpy as np
 from torch import nn
 
 import cflpriv
+from cflpriv.aggregation.clear import ServerSum
 from cflpriv.algorithms.interface import Algorithm, AlgorithmSpec, Served
 from cflpriv.attacks import Attack
 from cflpriv.attacks.leakage import cell
@@ -44,6 +45,7 @@ from cflpriv.data import dataset_of
 from cflpriv.tasks.evaluation import Evaluate
 from cflpriv.contract.operations import Results
 from cflpriv.contract.handles import Shared
+from cflpriv.federation.messages import Given, Named
 from cflpriv.privacy.settings import updates_only
 from cflpriv.contract.transcript import RoundRecord
 from cflpriv.tasks.training import Train
@@ -128,6 +130,20 @@ def blobs(directory):
 cflpriv.register_dataset("blobs", blobs, "four clouds in six dimensions")
 
 
+class RoundedSum:
+    """The client half: updates leave in thousandths."""
+
+    def __init__(self, parts):
+        self.parts = parts
+
+    def give(self, ask, values):
+        yield from ()
+        return Given(tuple(Named(part, np.round(np.asarray(value), 3)) for part, value in values.items()), self.parts.samples())
+
+
+cflpriv.register_protection(cflpriv.ProtectionSpec("sum", "rounded", "updates in thousandths", ServerSum, RoundedSum, hides=False))
+
+
 def seen(case):
     """Whether a client's update is in the view."""
     sent = {client for message in case.view.messages if message.verb == "mean" for client in message.clients}
@@ -150,6 +166,8 @@ lr = 0.1
 [algorithm]
 name = "partly"
 share = 0.75
+[protection]
+sum = "rounded"
 [run]
 record = "full"
 insecure_test_entropy = true
@@ -160,7 +178,8 @@ class Stop(BaseException):
     """Ends a run where nothing catches it."""
 
 
-REGISTRIES: list[dict[str, Any]] = [ALGORITHMS, TASKS, FUNCTIONS, STATES, MODELS, LOADERS, DATASETS, ATTACKS, plugins._loaded]
+REGISTRIES: list[dict[str, Any]] = [ALGORITHMS, TASKS, FUNCTIONS, STATES, MODELS, LOADERS, DATASETS, ATTACKS, PROTECTIONS, plugins._loaded]
+PROTECTIONS.ready()
 BEFORE = [dict(one) for one in REGISTRIES]
 
 
@@ -232,7 +251,8 @@ def test_it_is_listed_and_swept(own: Path, tmp_path: Path, monkeypatch: pytest.M
     """The runs of a sweep are made by processes of their own."""
     assert in_process(monkeypatch, "list", "--plugin", str(own)) == 0
     listed = capsys.readouterr().out
-    assert all(line in listed for line in ("a share of FedAvg", "four tanh units", "whose update can be seen", "four clouds in six"))
+    lines = ("a share of FedAvg", "four tanh units", "whose update can be seen", "four clouds in six", "updates in thousandths")
+    assert all(line in listed for line in lines)
     grid = tmp_path / "sweep.toml"
     shorter = CONFIG.replace("rounds = 3", "rounds = 1").replace("[run]", '[run]\nplugins = ["own.py"]')
     grid.write_text(shorter + '\n[sweep]\nalgorithms = ["partly"]\nseeds = [0]\nattacks = ["seen"]\nbudget = "quick"\n')
@@ -241,12 +261,10 @@ def test_it_is_listed_and_swept(own: Path, tmp_path: Path, monkeypatch: pytest.M
     assert cell["attack"] == "seen"
 
 
-@pytest.mark.parametrize(
-    "protection", [Protection(), Protection(sum="haar"), Protection(sum="secagg", min_cohort=2)], ids=lambda one: one.name
-)
-def test_its_task_and_function_travel(own: Path, protection: Protection) -> None:
+@pytest.mark.parametrize("given", [{}, {"sum": "haar"}, {"sum": "secagg", "min_cohort": 2}, {"sum": "rounded"}], ids=str)
+def test_its_task_and_function_travel(own: Path, given: dict[str, Any]) -> None:
     load_plugin(own)
-    scene = population(clients_per_group=3)
+    protection, scene = Protection(**given), population(clients_per_group=3)
     made, module = ALGORITHMS["partly"].make(training(scene)), sys.modules["cflpriv_plugin_own"]
     models: list[Any] = []
     for fed in (federation(scene, protection, seed=1), remote(scene, protection)[1]):
@@ -290,6 +308,7 @@ def test_processes_that_compute_for_a_run_know_its_plugins(own: Path, tmp_path: 
         (PLUGIN.replace('dataset("blobs"', 'dataset("digits"'), "data set 'digits': is registered twice"),
         (PLUGIN.replace('dataset("blobs"', 'dataset("npz"'), "data set 'npz': is the name of one of the package's own"),
         (PLUGIN.replace('attack("seen"', 'attack("membership"'), "attack 'membership': is registered twice"),
+        (PLUGIN.replace('"rounded"', '"secagg"'), "protection 'sum.secagg': is registered twice, by cflpriv.aggregation."),
         (PLUGIN.replace("parts: ClassVar[Parts] =", "pieces: ClassVar[Parts] ="), "TrainPartly declares no `parts`"),
         (PLUGIN.replace("results: ClassVar[Results] =", "made: ClassVar[Results] ="), "Sizes declares no `results`"),
         (PLUGIN.replace("states=(State,)", "states=(dict,)"), "declared as a state, task or function and is no dataclass"),

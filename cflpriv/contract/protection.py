@@ -41,13 +41,15 @@ class ProtectionSpec:
     encrypted: bool = False
 
 
-PROTECTIONS: Registry[ProtectionSpec] = Registry("protection", lambda spec: spec.server, home=".aggregation")
-"""What is registered, by "sum.NAME" and "gram.NAME"."""
-
-
 def register_protection(spec: ProtectionSpec) -> None:
     """Make a protection known by its name in `[protection] sum` or `gram`. Raises `InputError` if the name is that of another."""
     PROTECTIONS.add(f"{spec.of}.{spec.name}", spec)
+
+
+PROTECTIONS: Registry[ProtectionSpec] = Registry(
+    "protection", lambda spec: spec.server, lambda name, spec: register_protection(spec), home=".aggregation"
+)
+"""What is registered, by "sum.NAME" and "gram.NAME"; so are entry points of the group `cflpriv.protections` called."""
 
 
 def listed(of: Literal["sum", "gram"]) -> dict[str, str]:

@@ -150,7 +150,7 @@ class Config:
             raise InputError(f"training.weights = {self.training.weights!r}: known are 'own', 'examples' and 'equal'")
         if (
             self.training.weights == "examples"
-            and self.protection.sum != "none"
+            and self.protection.sums.hides
             and not (self.protection.secure and self.protection.max_weight)
         ):
             remedy = "set it to 'equal'" + (", or give protection.max_weight, a public maximum" if self.protection.secure else "")

@@ -89,7 +89,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
         raise InputError(f"data.newcomers = {config.data.newcomers}: algorithm {algorithm.name!r} takes no newcomers")
     if config.protection.small_clusters == "merge" and "gram" not in algorithm.verbs:
         raise InputError(f"protection.small_clusters = 'merge': {algorithm.name!r} has no similarity to merge by; use 'wait' or 'local'")
-    if config.protection.sum == "secagg-oblivious" and algorithm.public_groups:
+    if config.protection.sums.oblivious and algorithm.public_groups:
         raise InputError(
             f"protection.sum = 'secagg-oblivious': keeps groups private, but the server of {algorithm.name!r} makes them; use 'secagg'"
         )

@@ -149,8 +149,7 @@ class RemoteClient:
         protection, values = self._settings.protection, self._allowed(ask.verb, ask.held, ask.parts)
         if any(isinstance(value, dict) for value in values.values()):
             raise RemoteError("forbidden")
-        in_the_clear = protection.sum == "none" and (protection.min_cohort <= 1 or not self._strict)
-        open_sum = ask.verb == "sum" and not protection.sums.hides and not in_the_clear
+        open_sum = ask.verb == "sum" and not protection.sums.hides and protection.min_cohort > 1 and self._strict
         if open_sum or (ask.weigh and self._spending.unit != "none"):
             error = RemoteError("forbidden")
             if open_sum:

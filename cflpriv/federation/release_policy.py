@@ -28,7 +28,6 @@ import numpy as np
 
 from ..contract.protection import Protection
 from ..protocols.errors import RemoteError
-from ..protocols.orthonormal import TRANSFORMS
 from ..types import PartKind
 from .values import Origin
 
@@ -52,7 +51,7 @@ def compares(task: Any) -> bool:
 
 def hides_compared(protection: Protection) -> bool:
     """Whether what is compared leaves under a transform or encrypted. A sketch hides nothing."""
-    return any(stage in ("ckks", *TRANSFORMS) for stage in protection.gram)
+    return protection.comparison.hides
 
 
 def may_leave(protection: Protection, verb: Verb, part: str, value: Any, origin: Origin) -> bool:
@@ -64,7 +63,7 @@ def may_leave(protection: Protection, verb: Verb, part: str, value: Any, origin:
         return True
     if verb == "gram" and hidden:
         return kind in ("compared", "summed")
-    if protection.sum == "none" and protection.min_cohort <= 1:
+    if not protection.sums.hides and protection.min_cohort <= 1:
         return True
     if compared:
         return not origin.size
@@ -74,7 +73,7 @@ def may_leave(protection: Protection, verb: Verb, part: str, value: Any, origin:
     if kind in ("choice", "request", "score") and 0 < origin.size <= array.size:
         return False
     if kind in ("choice", "request"):
-        return array.dtype.kind in "biu" and (protection.sum != "secagg-oblivious" or kind == "request")
+        return array.dtype.kind in "biu" and (not protection.sums.oblivious or kind == "request")
     if kind == "score":
         return origin.size > 0
     return kind == "measure" and array.size == 1 and not protection.secure
