@@ -1,4 +1,4 @@
-"""From outside the package: a file with an algorithm, a network, a protection, an attack and a data set runs, resumes, sweeps, is audited."""
+"""From outside the package: one file with an algorithm, a network, a protection, an attack and a data set, through every command."""
 
 import json
 import sys
@@ -228,7 +228,9 @@ def test_one_file_runs_resumes_and_is_audited(
         run_experiment(load_config(config, plugins=[own]), out, tick=stop)
     with new_process():
         assert in_process(monkeypatch, "run", str(config), "--out", str(tmp_path / "other")) == 2
-        assert "[algorithm] name = 'partly': is not known" in capsys.readouterr().err
+        assert "protection.sum: 'rounded' is not known" in capsys.readouterr().err
+        with pytest.raises(InputError, match=r"\[algorithm\] name = 'partly': is not known"):
+            load_config(config, ['protection.sum="none"'])
     with new_process():
         assert in_process(monkeypatch, "run", str(config), "--out", str(out), "--resume") == 0
         assert "resumed after round 1 of 3" in capsys.readouterr().out

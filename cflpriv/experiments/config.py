@@ -339,10 +339,10 @@ def parse_config(tree: Mapping[str, Any], source: str = "config") -> Config:
         if not isinstance(tree[section], Mapping):
             raise InputError(f"{source}: {section} = {tree[section]!r}: write it as a section, [{section}]")
     try:
-        sections: dict[str, Any] = {name: _section(kind, tree.get(name, {}), name) for name, kind in _SECTIONS.items()}
-        run: RunSection = sections["run"]
-        sections["run"] = replace(run, plugins=tuple(str(load_plugin(one)) for one in run.plugins))
-        return Config(**sections, algorithm=_algorithm(tree.get("algorithm", {})))
+        run = _section(RunSection, tree.get("run", {}), "run")
+        run = replace(run, plugins=tuple(str(load_plugin(one)) for one in run.plugins))  # which other sections may name things of
+        sections: dict[str, Any] = {name: _section(kind, tree.get(name, {}), name) for name, kind in _SECTIONS.items() if name != "run"}
+        return Config(**sections, run=run, algorithm=_algorithm(tree.get("algorithm", {})))
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
 

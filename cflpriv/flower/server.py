@@ -22,7 +22,7 @@ from ..experiments.checkpoint import latest, load_checkpoint, prune, restore, sa
 from ..experiments.config import Config
 from ..experiments.folder import environment, file_digests, flush, idle_notes, plain_json, write_measured
 from ..experiments.private import Books, books, charges, opened, spent, summed_up
-from ..experiments.resume import check_same_config
+from ..experiments.resume import check_same_config, locked
 from ..experiments.run import LAST, population_digest, several_models
 from ..federation.server import ClientsLost, EpochEnded, KeyHolderLost, RemoteFederation
 from ..federation.transport import OverBytes
@@ -78,7 +78,8 @@ def serve(
     With `resume` a run that ended early goes on from its last complete round, also as another run of a restarted SuperLink: clients need
     their state in files for that. One that never started starts.
 
-    Raises `InputError` if `out` exists (or holds another experiment), fewer than `clients` answer in time, or the release policy is "off".
+    Raises `InputError` if `out` exists (or holds another experiment, or another process has it), fewer than `clients` answer in time, or
+    the release policy is "off".
     """
     if config.run.release_policy == "off":
         raise InputError("run.release_policy = 'off': is for simulated clients; deployed ones keep to their own release policy")
@@ -94,102 +95,105 @@ def serve(
     if out.exists() and not going_on and not (resume and not (out / "rounds.jsonl").exists()):
         raise InputError(f"{out}: the output folder exists; choose another, or remove it")
     out.mkdir(parents=True, exist_ok=True)
-    transport = GridTransport(
-        grid, deadline_seconds=deadline_seconds, compute_seconds=compute_seconds, hello_seconds=hello_seconds, message_type=message_type,
-        journal=_journal(out),
-    )  # fmt: skip
-    transcript = Transcript(config.run.record, config.run.record_rounds or None, config.run.record_clients or None)
-    federation = RemoteFederation(
-        OverBytes(transport), protection=config.protection, sampling=config.sampling(), seed=config.run.seed, roster=roster,
-        transcript=transcript, session=None if checkpoint is None else checkpoint.session,
-        **({} if private is None else private.options(config.protection, max(clients, 0 if roster is None else len(roster.keys)))),
-    )  # fmt: skip
-    state: Any = None
-    rows: list[dict[str, Any]] = []
-    written = 0
+    with locked(out):
+        transport = GridTransport(
+            grid, deadline_seconds=deadline_seconds, compute_seconds=compute_seconds, hello_seconds=hello_seconds,
+            message_type=message_type, journal=_journal(out),
+        )  # fmt: skip
+        transcript = Transcript(config.run.record, config.run.record_rounds or None, config.run.record_clients or None)
+        federation = RemoteFederation(
+            OverBytes(transport), protection=config.protection, sampling=config.sampling(), seed=config.run.seed, roster=roster,
+            transcript=transcript, session=None if checkpoint is None else checkpoint.session,
+            **({} if private is None else private.options(config.protection, max(clients, 0 if roster is None else len(roster.keys)))),
+        )  # fmt: skip
+        state: Any = None
+        rows: list[dict[str, Any]] = []
+        written = 0
 
-    def save(state: Any) -> None:
-        # each turn is new, after a restart too: no checkpoint is written over
-        name = f"round_{len(rows):07d}_{federation.turn:07d}"
-        progress = {"rounds": len(rows), "transcript": transcript.saved(), "charges": charges(private)}
-        save_checkpoint(folder, name, state, federation, progress)
-        prune(folder, name)
+        def save(state: Any) -> None:
+            # each turn is new, after a restart too: no checkpoint is written over
+            name = f"round_{len(rows):07d}_{federation.turn:07d}"
+            progress = {"rounds": len(rows), "transcript": transcript.saved(), "charges": charges(private)}
+            save_checkpoint(folder, name, state, federation, progress)
+            prune(folder, name)
 
-    if checkpoint is not None:
-        state, progress = restore(checkpoint, federation), checkpoint.progress
-        opened(private, out, progress["charges"])
-        rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text(encoding="utf-8").splitlines()[: progress["rounds"]]]
-        cut_transcript(out / "transcript", progress["transcript"]["messages"], out / "interrupted" / str(progress["rounds"]))
-        transcript.restore(out / "transcript", progress["transcript"])
-        written = len(transcript.messages)
-        write_atomically(out / "rounds.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-        save(state)  # or a second restart would ask clients for the turns of the first again
-    else:
-        opened(private, out)
-    began = time.perf_counter()
-    transport.welcome(federation, clients, wait_seconds)
-    if len(federation.clients) < clients:
-        words = sorted({code for _, _, code in federation.refusals})
-        raise InputError(f"{len(federation.clients)} of {clients} clients answered within {wait_seconds:g} s; refusals: {words or 'none'}")
-    if federation.holder_missing:
-        words = sorted({code for _, stage, code in federation.refusals if stage == "enrol"})
-        raise InputError(f"the key holder did not answer within {wait_seconds:g} s; refusals: {words or 'none'}")
-    write_atomically(out / "config.toml", config.to_toml())
-    write_atomically(out / "environment.json", json.dumps(environment(), indent=1) + "\n")
-    say(f"{algorithm.name}: {len(federation.clients)} clients, protection {config.protection.name}")
-    for note in idle_notes(config):
-        say(note)
-    if not going_on:
-        try:
-            state = _again(federation, lambda: algorithm.init(federation), say)
-        except BudgetExceeded as error:
-            raise InputError(f"privacy.epsilon = {config.privacy.epsilon}: the beginning alone costs more ({error})") from None
-        written = flush(transcript, out, written)
-        save(state)
-    stopped: str | None = None
-    with (out / "rounds.jsonl").open("a", encoding="utf-8") as file:
-        for number in range(len(rows), config.training.rounds):
-            if stopped is not None:
-                break
-            started = time.perf_counter()
-            if private is not None:
-                private.ledger.round = number
-            came = set(federation.begin_round(number))
-            if len(federation.clients) < max(1, config.protection.smallest_sum):  # a round with nobody would be lost for nothing
-                came |= transport.welcome(federation, clients, wait_seconds)
-            row: dict[str, Any] = {"round": number, "cohort": [], "admitted": [], "skipped": None}
+        if checkpoint is not None:
+            state, progress = restore(checkpoint, federation), checkpoint.progress
+            opened(private, out, progress["charges"])
+            rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text(encoding="utf-8").splitlines()[: progress["rounds"]]]
+            cut_transcript(out / "transcript", progress["transcript"]["messages"], out / "interrupted" / str(progress["rounds"]))
+            transcript.restore(out / "transcript", progress["transcript"])
+            written = len(transcript.messages)
+            write_atomically(out / "rounds.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+            save(state)  # or a second restart would ask clients for the turns of the first again
+        else:
+            opened(private, out)
+        began = time.perf_counter()
+        transport.welcome(federation, clients, wait_seconds)
+        if len(federation.clients) < clients:
+            words = sorted({code for _, _, code in federation.refusals})
+            raise InputError(
+                f"{len(federation.clients)} of {clients} clients answered within {wait_seconds:g} s; refusals: {words or 'none'}"
+            )
+        if federation.holder_missing:
+            words = sorted({code for _, stage, code in federation.refusals if stage == "enrol"})
+            raise InputError(f"the key holder did not answer within {wait_seconds:g} s; refusals: {words or 'none'}")
+        write_atomically(out / "config.toml", config.to_toml())
+        write_atomically(out / "environment.json", json.dumps(environment(), indent=1) + "\n")
+        say(f"{algorithm.name}: {len(federation.clients)} clients, protection {config.protection.name}")
+        for note in idle_notes(config):
+            say(note)
+        if not going_on:
             try:
-                state, row["admitted"] = _admitted(federation, algorithm, state, came, say)
-                state, record = _again(federation, lambda state=state: algorithm.round(federation, state), say)  # type: ignore[misc]
-                row |= {"cohort": list(record.cohort), "labels": None if record.labels is None else list(record.labels), **record.notes}
-            except GONE as error:
-                row["skipped"] = str(error)
-            except BudgetExceeded as error:  # the run ends with what it has
-                stopped = row["skipped"] = str(error)
-            if not config.protection.secure and private is None:
-                with suppress(*GONE):  # nobody is left to score: the round has no scores
-                    row |= _scores(federation, algorithm.serve(state))
-            row["upload_bytes"], row["download_bytes"] = transcript.upload_bytes, transcript.download_bytes
-            row |= spent(private, federation.clients)
-            row["lost"], row["seconds"] = _missing(clients, federation.clients), time.perf_counter() - started
-            rows.append(row)
-            file.write(json.dumps(plain_json(row)) + "\n")
-            file.flush()
+                state = _again(federation, lambda: algorithm.init(federation), say)
+            except BudgetExceeded as error:
+                raise InputError(f"privacy.epsilon = {config.privacy.epsilon}: the beginning alone costs more ({error})") from None
             written = flush(transcript, out, written)
             save(state)
-            say(f"round {number}: {row['skipped'] or 'done'}, {row['seconds']:.1f} s")
-    federation.end()
-    summary = _summary(config, algorithm, state, described, truth, rows, transcript)
-    summary |= summed_up(private, stopped)
-    summary |= {
-        "engine": "flower", "clients": len(federation.clients), "refusals": [list(one) for one in federation.refusals],
-        "stages": [[stage, asked, answered, round(seconds, 3)] for stage, asked, answered, seconds in transport.stages],
-        "seconds": time.perf_counter() - began, "files": file_digests(out),
-    }  # fmt: skip
-    _save_models(algorithm.serve(state).params, out)
-    write_measured(out, algorithm.describe(state), truth or {})
-    write_atomically(out / "summary.json", json.dumps(plain_json(summary), indent=1) + "\n")
-    return summary
+        stopped: str | None = None
+        with (out / "rounds.jsonl").open("a", encoding="utf-8") as file:
+            for number in range(len(rows), config.training.rounds):
+                if stopped is not None:
+                    break
+                started = time.perf_counter()
+                if private is not None:
+                    private.ledger.round = number
+                came = set(federation.begin_round(number))
+                if len(federation.clients) < max(1, config.protection.smallest_sum):  # a round with nobody would be lost for nothing
+                    came |= transport.welcome(federation, clients, wait_seconds)
+                row: dict[str, Any] = {"round": number, "cohort": [], "admitted": [], "skipped": None}
+                try:
+                    state, row["admitted"] = _admitted(federation, algorithm, state, came, say)
+                    state, record = _again(federation, lambda state=state: algorithm.round(federation, state), say)  # type: ignore[misc]
+                    row |= {"cohort": list(record.cohort), "labels": None if record.labels is None else list(record.labels), **record.notes}
+                except GONE as error:
+                    row["skipped"] = str(error)
+                except BudgetExceeded as error:  # the run ends with what it has
+                    stopped = row["skipped"] = str(error)
+                if not config.protection.secure and private is None:
+                    with suppress(*GONE):  # nobody is left to score: the round has no scores
+                        row |= _scores(federation, algorithm.serve(state))
+                row["upload_bytes"], row["download_bytes"] = transcript.upload_bytes, transcript.download_bytes
+                row |= spent(private, federation.clients)
+                row["lost"], row["seconds"] = _missing(clients, federation.clients), time.perf_counter() - started
+                rows.append(row)
+                file.write(json.dumps(plain_json(row)) + "\n")
+                file.flush()
+                written = flush(transcript, out, written)
+                save(state)
+                say(f"round {number}: {row['skipped'] or 'done'}, {row['seconds']:.1f} s")
+        federation.end()
+        summary = _summary(config, algorithm, state, described, truth, rows, transcript)
+        summary |= summed_up(private, stopped)
+        summary |= {
+            "engine": "flower", "clients": len(federation.clients), "refusals": [list(one) for one in federation.refusals],
+            "stages": [[stage, asked, answered, round(seconds, 3)] for stage, asked, answered, seconds in transport.stages],
+            "seconds": time.perf_counter() - began, "files": file_digests(out),
+        }  # fmt: skip
+        _save_models(algorithm.serve(state).params, out)
+        write_measured(out, algorithm.describe(state), truth or {})
+        write_atomically(out / "summary.json", json.dumps(plain_json(summary), indent=1) + "\n")
+        return summary
 
 
 def _books(config: Config, algorithm: Algorithm) -> Books | None:
