@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 ROOMS = {"protocols": "cflpriv.protocols", "attacks": "cflpriv.attacks", "cflpriv": "cflpriv"}
 
 
+@cache
 def modules() -> dict[str, Path]:
     """Every module of the project by import name."""
     found = {}
@@ -28,6 +30,7 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@cache
 def imports(name: str, path: Path) -> list[tuple[str, int]]:
     """What a module imports, as absolute names with the level of the import (0: absolute)."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
