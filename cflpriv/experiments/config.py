@@ -5,11 +5,14 @@ file, the section, the key and the value.
 """
 
 import inspect
+import json
 import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
@@ -299,7 +302,19 @@ def _spec(name: Any) -> AlgorithmSpec:
 def load_config(path: str | Path, changes: Sequence[str] = (), plugins: Sequence[str | Path] = ()) -> Config:
     """Read an experiment. `changes` are "section.key=value" with a TOML value, as `--set` takes them; `plugins` files beside its own."""
     tree = changed(read_tree(path), changes, plugins)
-    return parse_config(tree, f"{path} with --set {', '.join(changes)}" if changes else str(path))
+    try:
+        return parse_config(tree, f"{path} with --set {', '.join(changes)}" if changes else str(path))
+    except InputError as error:
+        raise InputError(f"{error}{_made_by_another(Path(path).parent)}") from None
+
+
+def _made_by_another(folder: Path) -> str:
+    """That this is the run folder of another version of the package, as the end of a sentence; empty if it is not."""
+    with suppress(OSError, ValueError, AttributeError):
+        made, ours = json.loads((folder / "environment.json").read_text(encoding="utf-8")).get("cflpriv"), metadata.version("cflpriv")
+        if isinstance(made, str) and made != ours:
+            return f"; {folder} is a run of cflpriv {made}, this is {ours}"
+    return ""
 
 
 def changed(tree: dict[str, Any], changes: Sequence[str], plugins: Sequence[str | Path]) -> dict[str, Any]:

@@ -262,6 +262,22 @@ def test_what_deployed_clients_refuse_is_refused_in_one_line_unless_the_policy_i
     assert not any("release_policy" in line for line in lines["strict"])
 
 
+@pytest.mark.parametrize(("key", "words"), [("floor = 3", "is called min_cohort now"), ('gather = "none"', "was removed")])
+def test_a_run_folder_of_another_version_is_refused_in_a_line_that_names_it(key: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(f"[protection]\n{key}\n")
+    with pytest.raises(InputError, match=rf"{words}[^;]*$"):
+        load_config(path)
+    (tmp_path / "environment.json").write_text('{"cflpriv": "0.0.9"}')
+    with pytest.raises(InputError, match=rf"{words}.*; {tmp_path} is a run of cflpriv 0\.0\.9, this is \d") as caught:
+        load_config(path)
+    assert "\n" not in str(caught.value)
+    for damaged in ("", "[]", "{}", "not JSON"):
+        (tmp_path / "environment.json").write_text(damaged)
+        with pytest.raises(InputError, match=rf"{words}[^;]*$"):
+            load_config(path)
+
+
 def test_cryptographic_secrets_differ_between_runs() -> None:
     secure = {"insecure_test_entropy": False}
     secrets = [start(small(run=secure, protection=HAAR)).simulated.secrets("client:0")["group_secret"] for _ in range(2)]
