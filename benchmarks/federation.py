@@ -224,7 +224,7 @@ def _beginnings(scenario: Scenario, config: Any, clients: Any) -> tuple[float, f
 def _over_bytes(scenario: Scenario, config: Any, clients: Any) -> tuple[float, float]:
     algorithm = config.algorithm_for(clients)
     made: list[Any] = []
-    new = (_home() / "cflpriv" / "simulation.py").exists()
+    new = (_home() / "cflpriv" / "transports").is_dir()
     setup = _seconds(lambda: made.append((new_bytes if new else old_bytes)(config, clients)))
     federation = made[0]
     state, numbers = algorithm.init(federation), itertools.count()
