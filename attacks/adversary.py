@@ -144,7 +144,7 @@ def view_of(
         return AdversaryView(adversary, _traffic(messages), {}, (), protection)
     if adversary == "key-holder" and not any("key-holder" in (m.source, m.target) for m in messages):
         raise InputError("--adversary key-holder: nobody held a key in this run (no message to or from one)")
-    if adversary == "key-holder" and "ckks" in protection.gram and adversary not in secrets:
+    if adversary == "key-holder" and protection.encrypted and adversary not in secrets:
         raise InputError(
             "--adversary key-holder: its key was not written, so what it can read is not known; "
             'run with [run] audit_parties naming "key-holder"'

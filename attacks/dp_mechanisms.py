@@ -181,7 +181,7 @@ def _no_data() -> ClientData:
 
 
 def local(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
-    """Rows that a client gives with noise of its own (`remote.client`), a client a canary."""
+    """Rows that a client gives with noise of its own (`federation.client`), a client a canary."""
     low = 0.0 if event.relation == "add_remove" else -1.0
     along = np.full((2, 4), 8**-0.5)  # of norm 1 in all, as rows are once they are scaled
     coins = _tossed(rng).ravel()

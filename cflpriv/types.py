@@ -13,9 +13,9 @@ __all__ = ["Array", "ClientData", "Clustering", "PartKind", "Parts", "Population
 
 Array = npt.NDArray[Any]
 PartKind = Literal["compared", "summed", "choice", "request", "score", "measure"]
-"""What a part of a task's result is, on which it depends how it may leave a client (`remote.releases`): what clients compare (a signature),
-what is summed (an update, a model), which of several a client takes, whom it asks for a relayed value, scores of others' models, or a
-single measured number. A part that is not declared is "summed", the strictest."""
+"""What a part of a task's result is, on which it depends how it may leave a client (`federation.release_policy`): what clients compare (a
+signature), what is summed (an update, a model), which of several a client takes, whom it asks for a relayed value, scores of others'
+models, or a single measured number. A part that is not declared is "summed", the strictest."""
 Parts = Mapping[str, PartKind]
 """The parts of a task's result, each with its kind."""
 

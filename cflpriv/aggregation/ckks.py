@@ -125,8 +125,7 @@ class ServerComparison:
             raise InputError("protection.gram: 'ckks' needs the clients' pinned roster, with the key of the key holder on it")
         if protection.ckks_mode == "symmetric":
             raise InputError(
-                "protection.ckks_mode: 'symmetric' gives every client the key to all vectors and is not carried to clients elsewhere; use "
-                "'public-key'"
+                "protection.ckks_mode: 'symmetric' gives every client the key to all vectors and is run by no federation; use 'public-key'"
             )
         self._roll, self._session, self._protection, self._roster, self._entropy = roll, session, protection, roster, entropy
         self._settings = CkksSettings.of(protection)

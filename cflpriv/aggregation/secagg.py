@@ -281,12 +281,13 @@ class ServerSum:
 
     def _listed(self, call: SumCall, clients: Sequence[int], like: m.Step) -> list[bytes]:
         """What a sum binds to, no more of it than the algorithm speaks of in public: clients would refuse a longer list."""
-        if self._parts.protection.secagg_mode == "active" and UNTRACED in {call.models[client] for client in clients}:
+        models = {call.models[client] for client in clients}
+        if self._parts.protection.secagg_mode == "active" and UNTRACED in models:
             raise InputError(
                 "protection.secagg_mode = 'active': what is to be added up was computed from what clients relayed to each other or hold of "
                 "their own, which no sum can be bound to; use 'passive', which trusts the server to follow the protocol"
             )
-        listed = sorted({bound(like, call.models[client]) for client in clients})
+        listed = sorted(bound(like, model) for model in models)
         if len(listed) > call.models_at_most:
             raise InputError(
                 f"mean: members of one group were sent {len(listed)} different models, where the algorithm speaks of {call.models_at_most}"

@@ -4,8 +4,8 @@
 none. All state goes through a store, because the next message may find a new process.
 
 Guarantee: what leaves the client leaves it through `give`, `seal` and secure sums alone, under the protection that its own settings name; a
-server that asks for more is refused: `releases` says what leaves by which verb. Under `privacy` of its own everything that leaves was paid
-for in its own ledger (`spending`).
+server that asks for more is refused (`release_policy` has the rule). Under `privacy` of its own everything that leaves was paid for in its
+own ledger (`client_ledger`).
 Reveals: that it takes part, its public keys, and what its protection reveals.
 """
 

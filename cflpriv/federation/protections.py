@@ -12,6 +12,7 @@ from ..contract.operations import Then
 from ..contract.protection import Protection
 from ..privacy.client_level import ClippedMean, LocalGram
 from ..protocols.entropy import Entropy
+from ..protocols.errors import RemoteError
 from ..protocols.keys import Roster
 from . import messages as m
 from .client_ledger import Spending
@@ -22,7 +23,7 @@ from .release_policy import Verb
 from .settings import Settings
 from .store import Store
 from .transforms import Transforms
-from .values import Exchange, Values
+from .values import Values
 
 __all__ = [
     "Allowed", "Asked", "ClientParts", "ComparisonServer", "Layout", "ServerParts", "SumServer", "joined", "no_stage", "size_of",
@@ -64,8 +65,6 @@ class ClientHalf(Protocol):
 
 def no_stage(*given: Any) -> Any:
     """Stands for a method that a client half does not have."""
-    from ..protocols.errors import RemoteError
-
     raise RemoteError("forbidden")
 
 
@@ -140,6 +139,3 @@ def zeros_of(part: m.Described) -> Any:
 def joined(values: Mapping[str, Any]) -> Any:
     """All parts as one vector, in order."""
     return np.concatenate([np.ravel(np.asarray(value)) for value in values.values()])
-
-
-_ = Exchange

@@ -31,7 +31,7 @@ from ..protocols.errors import RemoteError
 from ..types import PartKind
 from .values import Origin
 
-__all__ = ["Verb", "check", "compares", "hides_compared", "kinds_of", "may_leave"]
+__all__ = ["Verb", "check", "compares", "kinds_of", "may_leave"]
 
 Verb = Literal["gram", "gather", "sum", "relay"]
 
@@ -49,14 +49,9 @@ def compares(task: Any) -> bool:
     return "compared" in kinds_of(task).values() or any(compares(one) for one in inner if is_dataclass(one) and not isinstance(one, type))
 
 
-def hides_compared(protection: Protection) -> bool:
-    """Whether what is compared leaves under a transform or encrypted. A sketch hides nothing."""
-    return protection.comparison.hides
-
-
 def may_leave(protection: Protection, verb: Verb, part: str, value: Any, origin: Origin) -> bool:
     """Whether a part of a held value may leave by a verb: as it is, or for `gram` and `sum` as this protection changes it."""
-    kind, compared, hidden = origin.kind(part), origin.is_compared(part), hides_compared(protection)
+    kind, compared, hidden = origin.kind(part), origin.is_compared(part), protection.comparison.hides
     if compared and hidden:
         return verb == "gram"
     if verb in ("sum", "relay"):

@@ -172,7 +172,7 @@ def _role(path: Path, tree: dict[str, Any], identity: Identity, protection: Prot
     role: Role = tree.get("role", "client")
     if role not in ("client", KEY_HOLDER):
         raise InputError(f"{path}: role = {role!r}: is not known; known are client, key-holder")
-    if "ckks" in protection.gram and (roster is None or not roster.holder):
+    if protection.encrypted and (roster is None or not roster.holder):
         raise InputError(f"{path}: [protection] gram = {list(protection.gram)}: give a roster that names the key holder")
     if role == KEY_HOLDER and "ckks" not in protection.gram:
         raise InputError(f"{path}: role = 'key-holder' needs [protection] gram = ['ckks'], and says there what is released")

@@ -16,7 +16,7 @@ RECORD, ASK, ANSWER = "cflpriv", "ask", "answer"
 
 
 class GridTransport:
-    """A `remote.Transport` over a Grid.
+    """A `federation.transport.ByteTransport` over a Grid.
 
     A stage lasts at most `deadline_seconds` ("compute" as long as `compute_seconds`, the greeting `hello_seconds`); messages that nobody
     fetched by then are dropped by the SuperLink, because their time to live ends with the stage. `message_type` is Flower's. `journal` is

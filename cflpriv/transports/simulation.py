@@ -166,7 +166,7 @@ def simulate(
         if client not in data:
             raise InputError(f"training.dropouts: there is no client {client}")
     sources = {client: entropy(f"client {client}") for client in data} | {HOLDER: entropy("key-holder")}
-    encrypted = "ckks" in protection.gram
+    encrypted = protection.encrypted
     if identities is None:
         identities = {place: Identity.create(max(place, 0), sources[place]) for place in (*data, *([HOLDER] if encrypted else []))}
     roster = None
