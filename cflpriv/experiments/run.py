@@ -146,9 +146,12 @@ def _check(config: Config, population: Population, ids: list[int], newcomers: tu
             f"protection.sum = 'haar': takes models of up to {HAAR_LIMIT} parameters; {config.model.name!r} has {dimension} here"
         )
     present = len(ids) - len(newcomers)
-    if config.protection.smallest_sum > present:
+    protection = config.protection
+    if protection.smallest_group > present:
+        more = f" under robust = {protection.robust!r} takes {protection.smallest_group} clients a sum"
+        under = "" if protection.robust == "none" else more
         raise InputError(
-            f"protection.min_cohort = {config.protection.smallest_sum}: there are only {present} clients, so nothing could be summed"
+            f"protection.min_cohort = {protection.smallest_sum}{under}: there are only {present} clients, so nothing could be summed"
         )
     for name, values, known in (
         ("record_rounds", config.run.record_rounds, range(-1, config.training.rounds)),

@@ -159,7 +159,7 @@ def serve(
                 if private is not None:
                     private.ledger.round = number
                 came = set(federation.begin_round(number))
-                if len(federation.clients) < max(1, config.protection.smallest_sum):  # a round with nobody would be lost for nothing
+                if len(federation.clients) < max(1, config.protection.smallest_group):  # a round with nobody would be lost for nothing
                     came |= transport.welcome(federation, clients, wait_seconds)
                 row: dict[str, Any] = {"round": number, "cohort": [], "admitted": [], "skipped": None}
                 try:
