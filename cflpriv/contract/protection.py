@@ -16,7 +16,7 @@ SKETCH_SMALLEST = 8
 FEWEST_BUCKETS = 3
 """Of two buckets none can be told to be bad."""
 
-__all__ = ["PROTECTIONS", "Protection", "ProtectionSpec", "SecureSum", "listed", "register_protection"]
+__all__ = ["PROTECTIONS", "ROBUST", "Protection", "ProtectionSpec", "SecureSum", "listed", "register_protection"]
 
 SmallClusters = Literal["wait", "local", "merge"]
 
@@ -62,6 +62,13 @@ def listed(of: Literal["sum", "gram"]) -> dict[str, str]:
     return {spec.name: spec.reveals for spec in specs} | ({"sketch": SKETCH} if of == "gram" else {})
 
 
+ROBUST = {
+    "none": "the server combines nothing: a group has one mean",
+    "trimmed_mean": "means of random buckets, coordinate by coordinate without the extremes: the server sees the mean of each bucket",
+    "geometric_median": "the point nearest to the means of random buckets in all: the server sees the mean of each bucket",
+    "centred_clipping": "means of random buckets, clipped around their centre: the server sees the mean of each bucket",
+}
+"""What `[protection] robust` takes, and what each reveals."""
 SKETCH = "a first stage for long vectors: a public random sketch of `sketch_dim` numbers; protects nothing by itself"
 
 
