@@ -148,16 +148,16 @@ def scores(simulation: Simulation, groups: Mapping[int, int], bad: Sequence[int]
 
 # --- clustering ---------------------------------------------------------------------------------------------------------------------
 
-STEERED_SHARES = (0.0, 0.05, 0.1, 0.2, 0.3)
+STEERED_SHARES = (0.0, 0.1, 0.2, 0.3)
 STEERED: Mapping[str, Any] = {
-    "data": {"source": "digits", "clients": 45, "rotations": [0, 90, 180]},
+    "data": {"source": "digits", "clients": 45, "partition": "pathological", "groups": [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]},
     "model": {"name": "mlp", "hidden": 32},
-    "training": {"rounds": 15, "epochs": 2, "batch_size": 10, "lr": 0.1, "weights": "equal"},
+    "training": {"rounds": 10, "epochs": 2, "batch_size": 10, "lr": 0.1, "weights": "equal"},
 }
 CLUSTERING: Mapping[str, tuple[Mapping[str, Any], str]] = {
-    "pacfl": ({"name": "pacfl"}, "signature"),
+    "pacfl": ({"name": "pacfl", "k": 3}, "signature"),
     "ifca": ({"name": "ifca", "k": 3, "restarts": 3, "decide_after": 3}, "choice"),
-    "cfl": ({"name": "cfl", "first_split": 5}, "update"),
+    "cfl": ({"name": "cfl", "eps1": 0.5, "eps2": 0.6, "first_split": 3}, "update"),
     "stocfl": ({"name": "stocfl", "tau": 0.15}, "representation"),
     "pfedlia": ({"name": "pfedlia", "warm_up": 5}, "scores"),
 }
@@ -225,8 +225,9 @@ def cells(what: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[Any, ...]
     if "clustering" in what:
         for seed in seeds:
             for name in CLUSTERING:
+                yield (name, "none", 0.0, seed)
                 for craft in ("between", "copied", "scaled") if name == "ifca" else ("between", "copied"):
-                    yield from ((name, craft, share, seed) for share in STEERED_SHARES)
+                    yield from ((name, craft, share, seed) for share in STEERED_SHARES[1:])
 
 
 def main(words: Sequence[str]) -> int:
