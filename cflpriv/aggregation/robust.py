@@ -1,6 +1,7 @@
 """Rules that combine the means of several buckets into one that few bad buckets move little: pure functions of a matrix, one bucket a row.
 
-A rule tolerates fewer than half of the buckets being bad. One bad client spoils the bucket that it is in.
+The rules tolerate fewer than half of the buckets being bad, the trimmed mean as many as it leaves out at one end. One bad client spoils the
+bucket that it is in.
 Sources: Karimireddy et al. 2022 (ICLR; bucketing), Yin et al. 2018 (trimmed mean), Pillutla et al. 2022 (geometric median by smoothed
 Weiszfeld steps), Karimireddy et al. 2021 (centred clipping).
 """
