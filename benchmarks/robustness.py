@@ -167,12 +167,15 @@ CLUSTERING: Mapping[str, tuple[Mapping[str, Any], str]] = {
 def steered(name: str, craft: str, share: float, seed: int) -> dict[str, Any]:
     """Cluster with bad clients that craft what they are clustered by; the clustering of honest clients in the end.
 
-    craft: "between" groups 0 and 1; "copied" from group 0; "scaled" is copied, with updates times −10. `merged`: pairs of groups most of
-    whose honest clients share a cluster. `spoilt`: groups whose largest cluster holds less than 80 % of their honest clients.
+    craft: "between" groups 0 and 1; "copied" from group 0; "scaled" is copied, with updates times −10; "scaled, robust" is that against the
+    geometric median. `merged`: pairs of groups most of whose honest clients share a cluster. `spoilt`: groups whose largest cluster holds
+    less than 80 % of their honest clients.
     """
     algorithm, part = CLUSTERING[name]
+    protection = {"robust": "geometric_median"} if craft.endswith("robust") else {}
     config = parse_config({
-        **STEERED, "algorithm": algorithm, "data": {**STEERED["data"], "seed": seed}, "run": {"seed": seed, "evaluate_every": 1000},
+        **STEERED, "algorithm": algorithm, "data": {**STEERED["data"], "seed": seed}, "run": {"seed": seed, "evaluate_every": 99},
+        "protection": protection,
     })  # fmt: skip
     simulation = prepare(config)
     population = simulation.population
@@ -185,7 +188,7 @@ def steered(name: str, craft: str, share: float, seed: int) -> dict[str, Any]:
             corrupt(simulation.simulated, client, make(part, victims))
         else:
             corrupt(simulation.simulated, client, copied(part, victims[0]))
-        if craft == "scaled":
+        if craft.startswith("scaled"):
             corrupt(simulation.simulated, client, scaled(-10.0, "step" if name == "ifca" else "update"))
     begin(simulation)
     for _ in range(config.training.rounds):
@@ -226,7 +229,7 @@ def cells(what: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[Any, ...]
         for seed in seeds:
             for name in CLUSTERING:
                 yield (name, "none", 0.0, seed)
-                for craft in ("between", "copied", "scaled") if name == "ifca" else ("between", "copied"):
+                for craft in ("between", "copied", "scaled", "scaled, robust") if name == "ifca" else ("between", "copied"):
                     yield from ((name, craft, share, seed) for share in STEERED_SHARES[1:])
 
 
