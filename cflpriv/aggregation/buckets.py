@@ -1,8 +1,9 @@
 """Means of random buckets, combined by a robust rule: each group of a call is dealt into groups of the protection of sums that is in force.
 
 Guarantee: that of the protection of sums, for each bucket: under secure aggregation the server learns sums over at least the minimum cohort
-size. Clients refuse a sum whose cohort is not the bucket that the dealing gave them (`protocols.dealing`). A group that admits fewer than
-three buckets gets no sum. Reveals: the mean of each bucket, where without it there is that of the whole group; who is in which bucket.
+size. Clients refuse a sum whose cohort is not within the bucket that this round's dealing gave them (`protocols.dealing`). A group that
+admits fewer than three buckets gets no sum. Reveals: the mean of each bucket, where without it there is that of the whole group; who is in
+which bucket.
 Source: Karimireddy et al. 2022 (bucketing); Velicheti et al. 2021 (robust rules over secure sums of random groups).
 """
 
@@ -61,11 +62,14 @@ class Dealings:
         return self._keep(ask, last) if ask.nonces else self._open(ask, last)
 
     def check(self, slot: tuple[int, int], cohort: Iterable[int]) -> None:
-        """Raises `RemoteError` "wrong-bucket" for the cohort of a sum that is not the bucket that was dealt for it."""
+        """Raises `RemoteError` "wrong-bucket" for the cohort of a sum that is not within the bucket that was dealt in its round.
+
+        It may be smaller, down to the minimum cohort size: where a sum is taken again without a client, or a second value is summed.
+        """
         if self._protection.robust == "none":
             return
         last = self._parts.store.load("dealing", _dealt)
-        if last is None or last.slot[:2] != slot or not last.bucket or last.bucket != tuple(sorted(cohort)):
+        if last is None or last.slot[0] != slot[0] or not set(last.bucket).issuperset(cohort):
             raise RemoteError("wrong-bucket")
 
     def _commit(self, ask: m.Deal, last: Dealt | None) -> m.Stepped:
@@ -113,10 +117,14 @@ def _digest(ask: m.Deal) -> bytes:
 
 
 class InBuckets:
-    """The server half of sums, over buckets of each group. In the clear, where the server sees all values, the dealing is public."""
+    """The server half of sums, over buckets of each group. In the clear, where the server sees all values, the dealing is public.
+
+    A group is dealt once a round: sums of several values over the same clients are over the same buckets, so none is their difference.
+    """
 
     def __init__(self, sums: SumServer, parts: ServerParts) -> None:
         self._sums, self._parts, self._protection = sums, parts, parts.protection
+        self._round, self._known = -1, list[Buckets]()
 
     def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
         """One robust mean for each group; None for one of fewer than three buckets, or of which no bucket has a sum."""
@@ -126,7 +134,7 @@ class InBuckets:
                 "with a large one it would own its bucket; use 'equal'"
             )
         lists = {label: [one.client for one in call.members(label)] for label in above_floor(call)}
-        dealt = self._secretly(call, lists, record) if self._protection.secure else self._openly(call, lists)
+        dealt = self._dealt(call, lists, record)
         if not dealt:
             raise TooFewClients(tuple(map(len, lists.values())), call.min_cohort)
         owners = [label for label, buckets in dealt.items() for _ in buckets]
@@ -147,6 +155,20 @@ class InBuckets:
             if found:
                 result[label] = combined(self._protection.robust, list(found.values()))
         return tuple(result)
+
+    def _dealt(self, call: SumCall, lists: Mapping[int, Sequence[int]], record: Recorder) -> dict[int, Buckets]:
+        """The buckets of each group: those that its clients were dealt into in this round, else new ones."""
+        if call.round != self._round:
+            self._round, self._known = call.round, []
+        dealt: dict[int, Buckets] = {}
+        for label, clients in lists.items():
+            for buckets in self._known:
+                if set(clients) <= {client for bucket in buckets for client in bucket}:
+                    dealt[label] = tuple(tuple(client for client in bucket if client in clients) for bucket in buckets)
+        fresh = {label: clients for label, clients in lists.items() if label not in dealt}
+        made = self._secretly(call, fresh, record) if self._protection.secure else self._openly(call, fresh)
+        self._known += made.values()
+        return dealt | made
 
     def _count(self, size: int) -> int:
         return dealing.buckets_of(size, self._protection.smallest_sum, self._protection.buckets)

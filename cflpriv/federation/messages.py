@@ -38,7 +38,7 @@ REFUSALS: dict[str, str] = {
     "wrong-session": "the client has not been enrolled into this session (enrol it again), or has left it for another, for good",
     "forbidden": "the client's own settings forbid this: its protection, or the privacy it demands, differs from the server's",
     "bad-dealing": "the nonces and commitments of a dealing into buckets do not fit each other, or the list that the client was shown",
-    "wrong-bucket": "the cohort of a secure sum is not the bucket that this client was dealt into",
+    "wrong-bucket": "the cohort of a secure sum is not within the bucket that this client was dealt into",
     "over-budget": "the client has released all that its own privacy budget allows",
     "used-transform": "the client has used this transform already: each serves one clustering epoch or one sum",
     "no-secret": "the client has no part in the agreement on the clients' secret yet",

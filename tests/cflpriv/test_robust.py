@@ -155,7 +155,7 @@ def cohorts_of(fed: RemoteFederation) -> list[tuple[int, ...]]:
             rows, lengths = message.payload["bytes"], message.payload.get("bytes.length")
             said = decode_server(np.asarray(rows[0][: None if lengths is None else int(lengths[0])]).tobytes())
             assert isinstance(said, Adverts)
-            found[said.terms.slot[1].to_bytes(8, "big") + bytes(str(said.terms.cohort), "ascii")] = tuple(said.terms.cohort)
+            found[f"{said.terms.slot} {said.terms.cohort}".encode()] = tuple(said.terms.cohort)
     return list(found.values())
 
 
@@ -218,13 +218,30 @@ def test_in_the_clear_buckets_are_single_updates() -> None:
         fed.mean(held["one"], on=fed.clients[:2])
 
 
-def test_dealings_differ_from_call_to_call_and_under_secure_sums_from_run_to_run() -> None:
+@pytest.mark.parametrize("sum", ["none", "secagg"])
+def test_the_values_of_one_round_are_summed_over_the_same_buckets(sum: str) -> None:
+    """Or the differences of sums would show single values; also where a client is not in the second."""
+    protection = robust(min_cohort=2, buckets=5) if sum == "secagg" else Protection(robust="trimmed_mean", buckets=5)
+    fed = federation(population(clients_per_group=10), protection)
+    held = fed.compute(Make())
+    cohorts = []
+    for part, on in (("one", None), ("vector", None), ("one", fed.clients[:-1])):
+        before = len(fed.transcript.messages)
+        fed.mean(held[part], on=on)
+        cohorts.append({message.clients for message in fed.transcript.messages[before:] if message.kind == "bucket mean"})
+    assert cohorts[0] == cohorts[1]
+    last = fed.clients[-1]
+    assert cohorts[2] == {tuple(client for client in bucket if client != last) for bucket in cohorts[0]}
+
+
+def test_dealings_differ_from_round_to_round_and_under_secure_sums_from_run_to_run() -> None:
     cohorts = []
     for secret in (b"a", b"b"):
         fed = federation(
             population(clients_per_group=10), robust(min_cohort=3), entropy=lambda party, s=secret: public_entropy(f"{party} {s!r}")
         )
-        for _ in range(2):
+        for number in range(2):
+            fed.begin_round(number)
             fed.mean(fed.compute(Make())["one"])
         found = cohorts_of(fed)
         assert len(found) == 12
