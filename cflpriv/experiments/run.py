@@ -93,6 +93,11 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
         raise InputError(
             f"protection.sum = 'secagg-oblivious': keeps groups private, but the server of {algorithm.name!r} makes them; use 'secagg'"
         )
+    if config.protection.secure and not config.protection.sums.oblivious and algorithm.regroups:
+        raise InputError(
+            f"protection.sum = {config.protection.sum!r}: {algorithm.regroups}; the difference of two sums of one round would show an "
+            "individual, so clients refuse the second"
+        )
     run = config.run
     sources: dict[str, Counted] = {}
 

@@ -38,6 +38,7 @@ REFUSALS: dict[str, str] = {
     "wrong-session": "the client has not been enrolled into this session (enrol it again), or has left it for another, for good",
     "forbidden": "the client's own settings forbid this: its protection, or the privacy it demands, differs from the server's",
     "over-budget": "the client has released all that its own privacy budget allows",
+    "second-sum": "the client has contributed a value of this round to a sum already, and the server asks for another over other clients",
     "used-transform": "the client has used this transform already: each serves one clustering epoch or one sum",
     "no-secret": "the client has no part in the agreement on the clients' secret yet",
     "not-held": "the client does not hold the value asked for (it lost its state, or the value was dropped)",
