@@ -11,7 +11,8 @@ __all__ = ["one_thread"]
 
 def one_thread() -> AbstractContextManager[object]:
     """Inside, the thread pools of the libraries that are loaded by now have one thread each."""
-    return _pools(len(sys.modules)).limit(limits=1)
+    limit: AbstractContextManager[object] = _pools(len(sys.modules)).limit(limits=1)
+    return limit
 
 
 @lru_cache(maxsize=1)
