@@ -330,7 +330,7 @@ def alternate(
         clustering = Clustering(clients, tuple(run.labels[client] for client in clients), k)
         return {"clustering": clustering, "evidence": None, "best_restart": state.best}
 
-    several = f"algorithm.restarts = {restarts}: each start groups clients anew in every round" if restarts > 1 else ""
+    several = f"algorithm.restarts = {restarts}: each start has its own" if restarts > 1 else ""
     return Algorithm("ifca", ("gather", "mean"), init, round, serve, admit, describe, regroups=several)
 
 

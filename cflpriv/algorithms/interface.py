@@ -60,7 +60,8 @@ class Algorithm:
 class Compared:
     """What one client's compared value is: `rows` vectors, with `per_label` so many for each of its labels.
 
-    A vector has as many numbers as a sample with `of_samples`, else as the model.
+    A vector has as many numbers as a sample and is computed at no model with `of_samples`; else it has as many as the model that it is
+    computed at.
     """
 
     rows: int = 1

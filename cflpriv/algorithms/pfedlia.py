@@ -312,8 +312,8 @@ def pfedlia(
         described = {"clustering": clustering, "evidence": evidence, "rule": rule, **state.notes}
         return described | ({"neighbourhoods": {client: state.groups[state.uses[client]] for client in clients}} if mode == "peer" else {})
 
-    several = "algorithm.influence = 'exact' retrains without each client in turn" if influence == "exact" else ""
-    several = "algorithm.mode = 'peer' averages over overlapping groups" if mode == "peer" else several
+    several = "algorithm.influence = 'exact': everybody but one client, for each" if influence == "exact" else ""
+    several = "algorithm.mode = 'peer': groups overlap" if mode == "peer" else several
     return Algorithm("pfedlia", ("relay", "gather", "mean"), init, round, serve, admit, describe, public_groups=True, regroups=several)
 
 

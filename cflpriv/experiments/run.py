@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from ..algorithms.interface import Algorithm
 from ..clustering.scores import ari, perplexity, spread
 from ..contract.transcript import Transcript
 from ..data import build_population
 from ..engine import Engine
+from ..engine.threads import one_thread
 from ..errors import InputError
 from ..federation.server import RemoteFederation
 from ..plugins import load_plugin
@@ -89,15 +89,6 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
         raise InputError(f"data.newcomers = {config.data.newcomers}: algorithm {algorithm.name!r} takes no newcomers")
     if config.protection.small_clusters == "merge" and "gram" not in algorithm.verbs:
         raise InputError(f"protection.small_clusters = 'merge': {algorithm.name!r} has no similarity to merge by; use 'wait' or 'local'")
-    if config.protection.sums.oblivious and algorithm.public_groups:
-        raise InputError(
-            f"protection.sum = 'secagg-oblivious': keeps groups private, but the server of {algorithm.name!r} makes them; use 'secagg'"
-        )
-    if config.protection.secure and not config.protection.sums.oblivious and algorithm.regroups:
-        raise InputError(
-            f"protection.sum = {config.protection.sum!r}: {algorithm.regroups}; the difference of two sums of one round would show an "
-            "individual, so clients refuse the second"
-        )
     run = config.run
     sources: dict[str, Counted] = {}
 
@@ -130,7 +121,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
 
 def begin(simulation: Simulation) -> None:
     """Run the algorithm's beginning."""
-    with threadpool_limits(1):
+    with one_thread():
         try:
             simulation.state = simulation.algorithm.init(simulation.federation)
         except BudgetExceeded as error:
@@ -192,7 +183,7 @@ def advance(simulation: Simulation) -> dict[str, Any]:
     if s.books is not None:
         s.books.ledger.round = number
     row: dict[str, Any] = {"round": number, "cohort": [], "skipped": None}
-    with threadpool_limits(1):
+    with one_thread():
         try:
             s.state, record = s.algorithm.round(s.federation, s.state)
             row |= {"cohort": list(record.cohort), "labels": None if record.labels is None else list(record.labels), **record.notes}
@@ -233,7 +224,7 @@ def admit(simulation: Simulation) -> None:
     if not s.newcomers or s.algorithm.admit is None:
         return
     s.simulated.join(s.newcomers)
-    with threadpool_limits(1):
+    with one_thread():
         try:
             s.state, notes = s.algorithm.admit(s.federation, s.state, s.newcomers)
         except BudgetExceeded as error:  # as where a run was interrupted here before: nobody new then, and the run ends with what it has
