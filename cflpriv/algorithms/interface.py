@@ -57,7 +57,8 @@ class Algorithm:
 class Compared:
     """What one client's compared value is: `rows` vectors, with `per_label` so many for each of its labels.
 
-    A vector has as many numbers as a sample with `of_samples`, else as the model.
+    A vector has as many numbers as a sample with `of_samples`, else as the model: then it is an update, which clients that hide updates in
+    sums do not send in the clear.
     """
 
     rows: int = 1
