@@ -85,6 +85,14 @@ class Agreement:
         epoch = 0 if self._server is None else self._server.terms.epoch
         return f"{purpose}@{epoch}" if epoch else purpose
 
+    @property
+    def lacking(self) -> str:
+        """Why there is no secret yet; empty where there is one."""
+        if self._server is not None:
+            return ""
+        there, everybody = len(self._roll.present), len(self._roster.keys)
+        return f"{there} of {everybody} clients are there; to agree on the secret of their transform {everybody // 2 + 1} are needed"
+
     def renew(self, record: Callable[..., None]) -> None:
         """A new epoch among those who are present, with a fresh secret that removed clients never get. Raises `TooFewClients`."""
         before = self._server, self.members

@@ -143,6 +143,11 @@ class RemoteFederation:
         return self._roll.present if self._agreement is None else self._roll.present & self._agreement.members
 
     @property
+    def disagreement(self) -> str:
+        """Why clients have no common transform yet, where they need one; empty otherwise."""
+        return "" if self._agreement is None else self._agreement.lacking
+
+    @property
     def holder_missing(self) -> bool:
         """Whether encrypted comparisons must wait, because the key holder is not there."""
         return self.protection.encrypted and not self._roll.holder

@@ -81,8 +81,8 @@ def compares(name: str) -> bool:
 
 
 def refused(name: str, protection: Protection) -> bool:
-    """Whether declarations rule it out: public groups where sums keep groups private; several groupings in a round where secure sums do not;
-    vectors of a model in the clear, sums hidden.
+    """Whether declarations rule it out: public groups where sums keep groups private; several groupings in a round where they are secure
+    and do not; vectors of a model in the clear, sums hidden.
     """
     shown = compares(name) and not protection.comparison.hides and not ALGORITHMS[name].compared({}).of_samples
     regrouped = protection.secure and not protection.sums.oblivious and bool(algorithm_of(name).regroups)
