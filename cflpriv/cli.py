@@ -187,7 +187,7 @@ def list_(plugin: Plugins = None) -> None:
     """What exists: algorithms, protections, attacks, data sets, partitions, models, reproductions."""
     from .algorithms import ALGORITHMS
     from .attacks import ATTACKS
-    from .contract.protection import PROTECTIONS, listed
+    from .contract.protection import PROTECTIONS, ROBUST, listed
     from .data import DATASETS, PARTITIONS
     from .data.named import LOADERS
     from .engine.models import MODELS
@@ -202,6 +202,7 @@ def list_(plugin: Plugins = None) -> None:
         ("algorithms", {name: spec.summary for name, spec in ALGORITHMS.items()}),
         ("protection.gram", listed("gram")),
         ("protection.sum", listed("sum")),
+        ("protection.robust", ROBUST),
         ("attacks", {name: attack.summary for name, attack in ATTACKS.items()}),
         ("data.source", DATASETS),
         ("data.partition", PARTITIONS),

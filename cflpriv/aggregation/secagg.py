@@ -35,6 +35,7 @@ from ..protocols.mechanisms import SkellamPlan
 from ..protocols.secagg import SERVER, MaskKey, Policy, Slot, Sum, Terms
 from ..protocols.secagg.messages import Adverts, Deliver, Invite, Unmask, decode_server, survivor_floor
 from ..types import Array, check_array
+from .buckets import Dealings
 from .summed_once import Survivors, check_proposed, survivors_of, write_down
 
 __all__ = ["OBLIVIOUS", "ClientSum", "SecureSums", "ServerSum", "bound", "check_balance", "group_mean"]
@@ -59,6 +60,8 @@ class ClientSum:
     def __init__(self, parts: ClientParts) -> None:
         self._parts = parts
         self._settings, self._store, self._values, self._entropy = parts.settings, parts.store, parts.values, parts.entropy
+        self._dealings = Dealings(parts)
+        self.deal = self._dealings.deal
 
     def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
         """A single update never leaves."""
@@ -141,6 +144,8 @@ class ClientSum:
     def _check(self, ask: m.Step, machine: secagg.Client) -> None:
         if self._named(ask) != machine.policy.model:  # all were shown the name, so what it is of must not change
             raise RemoteError("unlisted-model")
+        assert machine.terms is not None
+        self._dealings.check(ask.slot, machine.terms.cohort)
         if isinstance(ask.groups, m.Picks) and ask.groups.labels != (0,):  # a block that the server chose might be this client's alone
             raise RemoteError("forbidden")
 

@@ -154,6 +154,11 @@ class Config:
             object.__setattr__(self, "training", replace(self.training, weights=_Own(own_weights(self.algorithm["name"]))))
         if self.training.weights not in ("examples", "equal"):
             raise InputError(f"training.weights = {self.training.weights!r}: known are 'own', 'examples' and 'equal'")
+        if self.training.weights == "examples" and self.protection.robust != "none":
+            raise InputError(
+                f"training.weights = 'examples' under protection.robust = {self.protection.robust!r}: a sample count is a client's own "
+                "word, and with a large one it would own its bucket; set it to 'equal'"
+            )
         if (
             self.training.weights == "examples"
             and self.protection.sums.hides
@@ -193,6 +198,11 @@ class Config:
             raise InputError(
                 f"protection.sum = {self.protection.sum!r} under privacy.unit = 'client': noise goes to sums in the clear or inside secure "
                 "aggregation; use 'none' (the server is trusted) or 'secagg'"
+            )
+        if privacy.unit == "client" and self.protection.robust != "none":
+            raise InputError(
+                f"protection.robust = {self.protection.robust!r} under privacy.unit = 'client': the noise is calibrated for the mean of a "
+                "whole group, not for those of its buckets; use robust = 'none'"
             )
         if privacy.unit == "sample":
             if self.run.precision != "full":

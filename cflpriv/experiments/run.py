@@ -112,8 +112,12 @@ def check(config: Config, population: Population, algorithm: Algorithm, clients:
             f"protection.sum = 'haar': takes models of up to {HAAR_LIMIT} parameters; {config.model.name!r} has {dimension} here"
         )
     present = len(clients) - len(newcomers)
-    if protection.smallest_sum > present:
-        raise InputError(f"protection.min_cohort = {protection.smallest_sum}: there are only {present} clients, so nothing could be summed")
+    if protection.smallest_group > present:
+        more = f" under robust = {protection.robust!r} takes {protection.smallest_group} clients a sum"
+        under = "" if protection.robust == "none" else more
+        raise InputError(
+            f"protection.min_cohort = {protection.smallest_sum}{under}: there are only {present} clients, so nothing could be summed"
+        )
     for name, values, known in (
         ("record_rounds", config.run.record_rounds, range(-1, config.training.rounds)),
         ("record_clients", config.run.record_clients, clients),

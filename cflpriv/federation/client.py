@@ -99,6 +99,8 @@ class RemoteClient:
                     return (yield from self._give(ask))
                 case m.Step():
                     return getattr(self._sums, "step", no_stage)(ask)  # type: ignore[no-any-return]
+                case m.Deal():
+                    return getattr(self._sums, "deal", no_stage)(ask)  # type: ignore[no-any-return]
                 case m.Seal():
                     return self._relaying.seal(ask)
                 case m.Take():

@@ -57,7 +57,8 @@ class ClientParts:
 class ClientHalf(Protocol):
     """A client half answers the requests that it has a method for; all others are refused with "forbidden".
 
-    `give(ask, values)` releases the values of a `Give`, `step(ask)` takes a step of a secure sum, `fold(ask, exchange)` folds a sum.
+    `give(ask, values)` releases the values of a `Give`, `step(ask)` takes a step of a secure sum, `deal(ask)` one of a dealing,
+    `fold(ask, exchange)` folds a sum.
     """
 
     def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]: ...

@@ -178,7 +178,7 @@ class RemoteFederation:
 
     @property
     def merge_below(self) -> int:
-        return self.protection.smallest_sum if self.protection.small_clusters == "merge" else 1
+        return self.protection.smallest_group if self.protection.small_clusters == "merge" else 1
 
     def begin_round(self, number: int) -> tuple[int, ...]:
         """Called before each round; who is at a place not seen before, or did not answer lately, is enrolled (again).
@@ -260,7 +260,7 @@ class RemoteFederation:
 
     def cohort(self, labels: Labels | Held | None = None) -> tuple[int, ...]:
         known = None if isinstance(labels, Held) else labels
-        return draw_cohort(self.sampling, self.clients, known, self.protection.smallest_sum, self.seed, self._round)
+        return draw_cohort(self.sampling, self.clients, known, self.protection.smallest_group, self.seed, self._round)
 
     def _record(self, verb: str) -> Callable[..., None]:
         return partial(self.transcript.add, self._round, verb)
@@ -468,7 +468,7 @@ class RemoteFederation:
         contributions = tuple(Contribution(client, {}, weight[client] or 1.0, labels[client]) for client in clients)
         sent = {client: known.models.get(client, UNTRACED) for client in clients} if self.protection.secure else {}
         call = SumCall(
-            self._turn, self._next_call(), contributions, k or 1, self.protection.smallest_sum, weights != "examples", sent, models
+            self._turn, self._next_call(), contributions, k or 1, self.protection.smallest_group, weights != "examples", sent, models
         )  # fmt: skip
         if self.accounts is not None:
             choices = groups if oblivious and isinstance(groups, Held) else None

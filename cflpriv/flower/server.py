@@ -127,7 +127,7 @@ def _backend(transport: GridTransport, seconds: float, *, scored: bool) -> Backe
 def _begin_round(run: Run, number: int, transport: GridTransport, seconds: float) -> Collection[int]:
     """Who came is admitted, if it is new. A round with nobody would be lost for nothing: it waits for others."""
     came = set(run.federation.begin_round(number))
-    if len(run.federation.clients) < max(1, run.config.protection.smallest_sum):
+    if len(run.federation.clients) < max(1, run.config.protection.smallest_group):
         came |= transport.welcome(run.federation, len(run.expected), seconds)
     return came
 
