@@ -346,7 +346,7 @@ class ServerComparison:
         """The requests for new clients, some at a time, computed on as many processes as pays."""
         jobs, setup = machine.jobs(new), machine.setup
         total = sum(len(job.lefts) for job in jobs)
-        count, seconds = workload(setup, machine.public_key, jobs, self._settings.workers)
+        count, seconds = workload(setup, machine.holder, machine.public_key, jobs, self._settings.workers)
         error = max(ckks.error_std(setup.parameters, setup.packing, setup.group), _std(setup))
         self._say(
             f"ckks: {len(new)} clients, {total} outputs of {setup.group} pair(s) at most, about {ceil(seconds)} s on {count} process(es), "

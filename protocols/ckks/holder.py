@@ -13,6 +13,7 @@ from ..errors import LocalError, MalformedMessage, RemoteError
 from ..keys import Identity, Roster, sign, verify, verify_key
 from .messages import LABEL, Announcement, Enrolment, Request, Setup, decode, encode, signed_request, signed_upload
 from .parameters import release_grid, release_std
+from .public_key import fresh_key
 from .seal import arithmetic
 
 __all__ = ["KeyHolder"]
@@ -68,11 +69,7 @@ class KeyHolder:
             self._secret = ring.load_secret_key(saved.secret)
             self.announcement = saved.announcement
         else:
-            generator = ring.seal.KeyGenerator(ring.context)
-            self._secret = generator.secret_key()
-            public = ring.seal.PublicKey()
-            generator.create_public_key(public)
-            key = ring.save(public)
+            self._secret, key = fresh_key(setup, identity.public())
             self.announcement = encode(Announcement(setup.digest, key, sign(identity, LABEL + "key", setup.digest, key)))
         self._public_key = decode(self.announcement, Announcement, setup).public_key
         self._decryptor = ring.seal.Decryptor(ring.context, self._secret)

@@ -7,7 +7,7 @@ look uniform to someone who does not know that encryption's randomness, also to 
 parts of two fresh ciphertexts, pseudo-random without their randomness. This is an argument, not a proof.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from ..entropy import Entropy, system_entropy
 from ..errors import LocalError
 from .messages import Setup
 from .parameters import Packing
+from .public_key import public_key
 from .seal import Arithmetic, Cipher, arithmetic
 
 __all__ = ["Job", "Output", "compute", "grouped", "mask", "product", "rerandomised"]
@@ -85,16 +86,14 @@ def rerandomised(ring: Arithmetic, bare: Cipher, fresh_mask: Cipher) -> Cipher:
     return bare
 
 
-def compute(
-    setup: Setup, public_key: bytes, job: Job, entropy: Entropy = system_entropy, tick: Callable[[], None] = lambda: None
-) -> list[Output]:
-    """All outputs of a job, one for each left client that has a wanted pair.
+def compute(setup: Setup, holder: bytes, announced: bytes, job: Job, entropy: Entropy = system_entropy) -> list[Output]:
+    """All outputs of a job, one for each left client that has a wanted pair, under the key that `holder` announced.
 
     Raises:
         MalformedMessage: for ciphertexts that are none of this epoch's parameters.
     """
     ring, packing = arithmetic(setup.parameters), setup.packing
-    masker = ring.masker(ring.load_public_key(public_key))
+    masker = ring.masker(public_key(setup, holder, announced))
     monomials = [None, *(ring.monomial(slot * packing.span) for slot in range(1, len(job.rights)))]
     rights = [[ring.load(data, 2) for data in ciphers] for _, ciphers in job.rights]
     together = grouped(ring, packing, rights, monomials)
@@ -106,5 +105,4 @@ def compute(
         output = rerandomised(ring, bare, mask(ring, masker, packing, wanted, entropy))
         slots = tuple(right if asked else None for (right, _), asked in zip(job.rights, wanted, strict=True))
         outputs.append(Output(client, slots, ring.save(output)))
-        tick()
     return outputs

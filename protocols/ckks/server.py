@@ -8,6 +8,7 @@ from ..errors import RemoteError
 from ..keys import Identity, Roster, frame, sign, verify, verify_key
 from .messages import LABEL, Announcement, Request, Setup, Upload, decode, encode, signed_request, signed_upload
 from .products import Job, Output, compute
+from .public_key import public_key
 from .seal import arithmetic
 from .workers import Workers
 
@@ -37,9 +38,9 @@ class Server:
     ) -> None:  # fmt: skip
         message = decode(announcement, Announcement, setup)
         verify_key(holder, 0, message.signature, LABEL + "key", message.setup, message.public_key)
-        arithmetic(setup.parameters).load_public_key(message.public_key)
         self.setup = setup
-        self.public_key = message.public_key
+        public_key(setup, holder, message.public_key)
+        self.public_key, self.holder = message.public_key, holder
         self._roster = roster
         self._identity = identity
         self._most_landmarks = landmarks
@@ -119,9 +120,9 @@ class Server:
         """The signed requests of some jobs, as they get done, in their order, computed here or in worker processes."""
         if workers is None:
             for job in jobs:
-                yield from map(self._request, compute(self.setup, self.public_key, job, self._entropy))
+                yield from map(self._request, compute(self.setup, self.holder, self.public_key, job, self._entropy))
         else:
-            for outputs in workers.map(self.setup, self.public_key, jobs):
+            for outputs in workers.map(self.setup, self.holder, self.public_key, jobs):
                 yield from map(self._request, outputs)
 
     def _request(self, output: Output) -> bytes:
