@@ -98,10 +98,14 @@ def _started(s: Simulation, out: Path, say: Callable[[str], None], tick: Callabl
     """A run from its beginning, in a folder that holds nothing of it yet."""
     write_atomically(out / "config.toml", s.config.to_toml())
     write_atomically(out / "environment.json", json.dumps(environment(), indent=1) + "\n")
-    _write_secrets(s, out)
+    before = secrets_of(s)
+    _write_secrets(before, out)
     opened(s.books, out)
     begin(s)
-    _write_secrets(s, out)  # a key holder makes its keys when the first epoch opens
+    after = secrets_of(
+        s
+    )  # a key holder makes its keys when the first epoch opens; clients erase some then, which those who collude would not
+    _write_secrets({party: secrets | before.get(party, {}) for party, secrets in after.items()}, out)
     _announce(s, say)
     s.digest = population_digest(s.population)
     flush(s.federation.transcript, out, 0)
@@ -109,8 +113,8 @@ def _started(s: Simulation, out: Path, say: Callable[[str], None], tick: Callabl
     return _rounds(s, out, say, tick)
 
 
-def _write_secrets(s: Simulation, out: Path) -> None:
-    for party, secrets in secrets_of(s).items():
+def _write_secrets(found: Mapping[str, Mapping[str, str]], out: Path) -> None:
+    for party, secrets in found.items():
         (out / "secrets").mkdir(exist_ok=True)
         write_atomically(out / "secrets" / f"{party.replace(':', '_')}.json", json.dumps({"party": party, **secrets}) + "\n")
 

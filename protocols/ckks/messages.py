@@ -6,6 +6,7 @@ key as well, so one made under another key has a bad signature, also where an ep
 lengths, which say nothing of the content.
 """
 
+from functools import lru_cache
 from hashlib import sha256
 from typing import Annotated, Literal, TypeVar
 
@@ -120,13 +121,19 @@ def ciphertexts_digest(left: tuple[bytes, ...], right: tuple[bytes, ...]) -> byt
 
 def signed_upload(public_key: bytes, client: int, ciphertexts: bytes) -> bytes:
     """What a client signs of an upload of these ciphertexts (their digest), hence of its enrolment: under which key they are, too."""
-    return frame("upload", sha256(public_key).digest(), client.to_bytes(8, "big"), ciphertexts)
+    return frame("upload", _named(public_key), client.to_bytes(8, "big"), ciphertexts)
 
 
 def signed_request(public_key: bytes, left: int, rights: tuple[int | None, ...], ciphertext: bytes) -> bytes:
     """What the server signs of a request."""
     slots = b"".join((2**40 if right is None else right).to_bytes(8, "big") for right in rights)
-    return frame("request", sha256(public_key).digest(), left.to_bytes(8, "big"), slots, sha256(ciphertext).digest())
+    return frame("request", _named(public_key), left.to_bytes(8, "big"), slots, sha256(ciphertext).digest())
+
+
+@lru_cache(maxsize=4)
+def _named(public_key: bytes) -> bytes:
+    """A public key's hash, remembered: every request of an epoch is signed over it."""
+    return sha256(public_key).digest()
 
 
 encode = codec.encode

@@ -12,7 +12,7 @@ import msgspec
 
 from ..errors import LocalError
 from .messages import Setup
-from .products import Job, Output, compute
+from .products import Job, Output, Products
 
 __all__ = ["Workers", "serve"]
 
@@ -91,9 +91,13 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # nothing a library prints may come between the frames
+    of: tuple[bytes, bytes, bytes] | None = None
     while (data := _read(sys.stdin.buffer)) is not None:
         task = _task.decode(data)
-        _write(out, msgspec.msgpack.encode(compute(task.setup, task.holder, task.public_key, task.job)))
+        epoch = (task.setup.digest, task.holder, task.public_key)
+        if epoch != of:
+            of, products = epoch, Products(task.setup, task.holder, task.public_key)
+        _write(out, msgspec.msgpack.encode(products.compute(task.job)))
 
 
 def _write(pipe: IO[bytes], data: bytes) -> None:

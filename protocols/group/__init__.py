@@ -20,18 +20,19 @@ the group (no key on the roster, no signature), nor hand an old message to anoth
 the hash of the terms). **Among clients that were shown the same terms, and follow the protocol, at most one secret comes into force**: it
 takes the signatures of a majority of the invited under one header, and a client signs one header per epoch. Members that were shown
 *different* lists for one epoch could be kept apart in two groups, each of which sees a list without the others; a client's `smallest` above
-half of the roster rules that out. Keys by which a secret came are forgotten when it is in force. Beside the secret comes a **ratchet**: keys
-with numbers, of which a stolen state opens those that it kept and later ones, none that it has erased (`ratchet`); a newcomer is given the
-ratchet as far as its sponsor went, and nothing before.
+half of the roster rules that out. Keys by which a secret came are forgotten when it is in force. Beside the secret comes a **ratchet**:
+keys with numbers, of which a stolen state opens those that it kept and later ones, none that it has erased (`ratchet`). A newcomer is given
+the ratchet as far as its sponsor went, and nothing before.
 
 **Reveals.** Who takes part, who leads, who joins and leaves when. **One member that colludes with the server tells it everything**: the
 secret is one for all, and no protocol changes that. A leader that follows the protocol but has a bad source of randomness weakens the
 secret for all (it is leader-made, not contributory: a malicious leader could give a contributory secret away as well). A malicious leader
 can spoil an epoch (boxes that do not open, found at once). A member that signs two headers can, together with a lying server, keep two
 halves of the group under two secrets: it is in both, and could tell both. A malicious sponsor can refuse, not hand out a wrong secret or
-chain: the leader signed a commitment. Keys that it kept of numbers passed are its word: with a wrong one the newcomer's vectors fit nobody's. Who is removed is the server's word: members check that those named get nothing from them. A removed client
-keeps the secrets of the epochs it was in. What is derived from the lasting secret (`derive`) a state stolen at any time in the epoch opens.
-The server can stop any agreement by not carrying messages.
+chain: the leader signed a commitment. The keys that it kept of numbers it has passed are its word: with a wrong one a newcomer's values fit
+nobody's. Who is removed is the server's word: members check that those named get nothing from them. A removed client keeps the secrets of
+the epochs it was in. What is derived from the lasting secret (`derive`) is opened by a state stolen at any time in the epoch. The server
+can stop any agreement by not carrying messages.
 
 **Source.** Ours, of standard parts: X25519 (RFC 7748), HKDF (RFC 5869), AES-256-GCM, Ed25519 (RFC 8032); the leader's role is that of the
 key-generating client which Sattler et al. 2019, Algorithm 5, presuppose.

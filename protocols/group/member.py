@@ -55,6 +55,7 @@ _STATE_LIMIT_BYTES = 1 << 22
 _Change = tuple[dict[str, Any], msgspec.Struct | None]
 
 
+@uncopied("it is what members share")
 class _Shared(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What members share, as it is sealed for others: the lasting secret, and the ratchet as far as the sender went."""
 
@@ -62,6 +63,7 @@ class _Shared(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forb
     ratchet: Ratchet
 
 
+@uncopied("it has a member's secrets")
 class _State(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """`epoch`, `secret` and `ratchet`, with `group`, their context, are those in force; the rest is of the epoch that is being agreed."""
 

@@ -1,4 +1,4 @@
-"""How does a client that was broken into today not give away what it hid yesterday? Keys with numbers, from a chain that is erased behind them.
+"""How does a client that is broken into today not give away what it hid yesterday? Numbered keys, of a chain that is erased behind them.
 
 The chain of number k + 1 is a hash of that of k; the key of number k is derived from the chain of k. Whoever goes on to number k keeps the
 key of k, those of earlier numbers that are still wanted, and the chain of k + 1. All members go the same way, each at its own pace: who
@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from .. import codec, keys
 from ..errors import RemoteError
+from ..uncopied import uncopied
 from .messages import LABEL
 
 __all__ = ["MOST_KEPT", "NUMBERS", "Ratchet"]
@@ -34,6 +35,7 @@ Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Number = Annotated[int, Meta(ge=0, le=NUMBERS)]
 
 
+@uncopied("a copy would keep what is erased")
 class Ratchet(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """`chain` is that of number `position`; `kept` are keys of earlier numbers, ascending."""
 

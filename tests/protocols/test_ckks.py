@@ -1,10 +1,13 @@
 """CKKS similarity: packing and arithmetic against exact integers, release noise, what is refused, what grows, what hostile clients gain."""
 
+import copy
+import pickle
 import struct
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import sleep, time
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +23,7 @@ from cflpriv.protocols.ckks.client import packed
 from cflpriv.protocols.ckks.messages import LABEL, Announcement, Request, Upload, ciphertexts_digest, decode, encode, signed_request
 from cflpriv.protocols.ckks.messages import signed_upload as statement_of
 from cflpriv.protocols.ckks.parameters import Packing, error_std, plan, release_grid
+from cflpriv.protocols.ckks.products import Products
 from cflpriv.protocols.ckks.public_key import announced_bytes, fresh_key, public_key, shared_half
 from cflpriv.protocols.ckks.reference import naive_block, naive_context
 from cflpriv.protocols.ckks.seal import check_outside, largest_bytes
@@ -214,6 +218,60 @@ def test_workers_change_nothing_but_their_masks() -> None:
     for count in (1, 2):
         assert said[count][0] == said[0][0]
         assert np.abs(said[count][1] - said[0][1]).max() < 1e-9  # fresh masks only: their noise is that of one encryption
+
+
+@pytest.mark.parametrize("group", [1, 3])
+def test_masks_made_ahead_serve_one_output_each(group: int) -> None:
+    epoch = Epoch.of(vectors(7, 2, 20), group=group)
+    for client in range(7):
+        epoch.holder.enrol(epoch.server.receive(epoch.upload(client)))
+    products = epoch.server.products
+    with epoch.server.ahead(0):
+        pass
+    assert not products._masks
+    before = epoch.server
+    before.withdraw(range(7))
+    with before.ahead(7):
+        until = time() + 30
+        while len(products._masks) < (28 if group == 1 else 5) and time() < until:
+            sleep(0.01)
+    for client in range(7):
+        before.receive(epoch.upload(client))
+    ready = list(products._masks)
+    assert len(ready) == (28 if group == 1 else 5)  # one for each output in which all slots are asked for
+    fresh: list[bytes] = []
+    for request in before.requests(before.jobs(range(7))):
+        epoch.holder.answer(request)
+        fresh.append(request)
+    assert not products._masks
+    assert len(set(fresh)) == len(fresh)
+    assert np.abs(epoch.gram() - epoch.truth()).max() < 2e-5
+    assert len({products._draw(32) for _ in range(50)}) == 50
+
+
+def test_a_ciphertext_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    epoch = Epoch.of(vectors(20, 1, 8))
+    ring = ckks.arithmetic(SMALL)
+    loaded, count = ring.load, 0
+
+    def counted(data: bytes, parts: int) -> object:
+        nonlocal count
+        count += 1
+        return loaded(data, parts)
+
+    monkeypatch.setattr(ring, "load", counted)
+    assert len(epoch.join(range(20))) == 210
+    assert count == 40
+
+
+def test_few_ciphertexts_are_kept_where_many_do_not_fit() -> None:
+    epoch = Epoch.of(vectors(3, 1, 8))
+    holder, uploads = epoch.holder_identity.public(), [decode(epoch.upload(client), Upload, epoch.setup) for client in range(3)]
+    products = Products(epoch.setup, holder, epoch.server.public_key, keep_bytes=2 * SMALL.ciphertext_bytes)
+    for upload in (*uploads, *uploads):
+        products.load(upload.left[0])
+        assert products.load(upload.left[0]) is products.load(upload.left[0])
+        assert len(products._loaded) <= 2
 
 
 def test_an_epoch_grows_by_new_rows_only() -> None:
@@ -780,6 +838,47 @@ def test_no_secret_is_shown() -> None:
     wrong = Roster(tuple(Identity.create(number).public() for number in range(2)))
     with pytest.raises(LocalError, match="wrong-roster"):
         KeyHolder(epoch.setup, epoch.holder_identity, epoch.server_identity.public(), wrong)
+
+
+def test_machines_are_neither_copied_nor_pickled() -> None:
+    """A copied key holder would answer a request twice, a pickle has the secret key in it."""
+    epoch = Epoch.of(vectors(2, 1, 10))
+    for machine in (epoch.holder, epoch.server):
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="neither copied nor pickled"):
+                copied(machine)
+    twin = epoch.holder.fork()
+    enrolment = epoch.server.receive(epoch.upload(0))
+    assert twin.enrol(enrolment) == 0
+    assert epoch.holder.enrolled == set()
+    assert twin.secret_key() == epoch.holder.secret_key()
+
+
+def test_of_many_threads_with_one_request_one_gets_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    epoch = Epoch.of(vectors(1, 2, 20))
+    (request,) = epoch.join([0])
+    ring = ckks.arithmetic(SMALL)
+    loaded = ring.load
+
+    def slow(data: bytes, parts: int) -> object:
+        sleep(0.01)  # lets the other threads in
+        return loaded(data, parts)
+
+    monkeypatch.setattr(ring, "load", slow)
+    said: list[object] = []
+
+    def ask() -> None:
+        try:
+            said.append(epoch.holder.answer(request))
+        except RemoteError as error:
+            said.append(error.code)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(said, key=str) == [((0, 0),)] + ["answered-before"] * 3
 
 
 def test_a_packing_says_how_much_shares_an_output() -> None:

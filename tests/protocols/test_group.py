@@ -641,9 +641,11 @@ def test_a_sponsor_cannot_hand_out_another_chain() -> None:
 
 def test_a_member_is_neither_copied_nor_pickled() -> None:
     one = agreed().members[1]
-    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError, match="neither copied nor pickled"):
-            copied(one)
+    one.advance(3)
+    for secret in (one, one.ratchet, one._state):
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="neither copied nor pickled"):
+                copied(secret)
 
 
 def test_of_many_threads_with_one_message_one_gets_the_answer() -> None:
@@ -652,7 +654,7 @@ def test_of_many_threads_with_one_message_one_gets_the_answer() -> None:
     for number, data in scene.server.advance().items():
         scene.server.receive(number, scene.members[number].receive(data) or b"")
     ((leader, asked),) = scene.server.advance().items()
-    said: list[bytes | None | Exception] = []
+    said: list[bytes | Exception | None] = []
     together = threading.Barrier(8)
     slow = scene.members[leader]
     drawn = slow._entropy
