@@ -85,12 +85,12 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
     paths = simulated.engine.paths
     backend = Backend(
         partial(_join, sources), _begin_round, _scores, recomputed, partial(_saved, sources),
-        lambda run: {"engine_paths": {f"{task}: {path}": count for (task, path), count in sorted(paths.items())}}, _write_secrets,
+        lambda run: {"engine_paths": {f"{task}: {path}": count for (task, path), count in sorted(paths.items())}}, lambda run, out: _write_secrets(early, run, out),
         lambda run: simulated.engine.close(), skips=(TooFewClients,), save_every=settings.checkpoint_every,
     )  # fmt: skip
     truth = {client.id: group for client, group in zip(population.clients, population.groups, strict=True)}
     run = Run(config, population, algorithm, simulated.federation, backend, trained, truth, private, newcomers, simulated, started=began)
-    secrets_of(run)  # a party that is none is refused before anything runs
+    early = secrets_of(run)  # a party that is none is refused before anything runs
     return run
 
 
@@ -167,10 +167,13 @@ def _saved(sources: Mapping[str, Counted], run: Run) -> Mapping[str, Any]:
     }
 
 
-def _write_secrets(run: Run, out: Path) -> None:
+def _write_secrets(early: Mapping[str, Mapping[str, str]], run: Run, out: Path) -> None:
+    """A key holder makes its keys when an epoch opens. Clients erase some of theirs; those who collude do not, so what was `early` stays."""
     for party, secrets in secrets_of(run).items():
-        (out / "secrets").mkdir(exist_ok=True)
-        write_atomically(out / "secrets" / f"{party.replace(':', '_')}.json", json.dumps({"party": party, **secrets}) + "\n")
+        path = out / "secrets" / f"{party.replace(':', '_')}.json"
+        path.parent.mkdir(exist_ok=True)
+        written = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        write_atomically(path, json.dumps({"party": party, **secrets, **early.get(party, {}), **written}) + "\n")
 
 
 def _listed(values: Array) -> list[float | None]:
