@@ -145,7 +145,7 @@ def halted(play: Play, held: Held, on: Collection[int]) -> Halted | None:
     steps: dict[int, m.Step] = {}
     uploads: dict[int, bytes] = {}
     adverts: dict[int, Advert] = {}
-    terms, members = None, b""
+    terms, context, members = None, b"", b""
     for one in asked:
         assert isinstance(one.ask, m.Step)
         said = decode_server(one.ask.said)
@@ -155,7 +155,8 @@ def halted(play: Play, held: Held, on: Collection[int]) -> Halted | None:
         elif isinstance(said, Deliver) and isinstance(one.answer, m.Stepped):
             masked = decode_client(one.answer.said, LARGEST)
             if isinstance(masked, Masked):
-                steps[one.client], uploads[one.client], members = one.ask, masked.vector, said.members
+                steps[one.client], uploads[one.client] = one.ask, masked.vector
+                context, members = said.context, said.members
     if terms is None or not uploads:
         return None
-    return Halted(play, terms, secagg.messages.context(terms), names(members), steps, adverts, uploads)
+    return Halted(play, terms, context, names(members), steps, adverts, uploads)

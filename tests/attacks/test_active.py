@@ -221,24 +221,20 @@ def twice_answered(patch: pytest.MonkeyPatch) -> None:
     """A key holder that enrols and answers as often as it is asked."""
     enrol, answer = ckks.KeyHolder.enrol, ckks.KeyHolder.answer
 
-    def fresh(method: Any) -> Any:
-        def call(self: ckks.KeyHolder, data: bytes) -> Any:
-            if method is enrol:
-                self.enrolled = set()
-            self.blocks = {}
-            return method(self, data)
-
-        return call
-
     def enrolling(self: ckks.KeyHolder, data: bytes) -> int:
-        before = set(self.enrolled)
-        self.enrolled = set()
+        before, self.enrolled = self.enrolled, set()
         client = enrol(self, data)
         self.enrolled |= before
         return client
 
+    def answering(self: ckks.KeyHolder, data: bytes) -> Any:
+        before, self.blocks = self.blocks, {}
+        pairs = answer(self, data)
+        self.blocks = before | self.blocks
+        return pairs
+
     patch.setattr(ckks.KeyHolder, "enrol", enrolling)
-    patch.setattr(ckks.KeyHolder, "answer", fresh(answer))
+    patch.setattr(ckks.KeyHolder, "answer", answering)
 
 
 def unlimited(self: sums.ClientSum, ask: m.Step) -> bytes:
