@@ -8,8 +8,9 @@ Writing one
 -----------
 A function of a `scene.Play` that returns a `Guess` (of the victim's update or signature) or a `Figure`; an `ActiveAttack` that names the
 sentence which it checks; and one line below. `Play.fed` is an honest server over `Play.liar`: what it says to clients can be changed
-(`liar.say`), so can what it hears (`liar.hear`), and anything can be asked directly (`liar.ask`). The attack never sees the truth, the
-scorer (`outcome.judged`) does. A test plants the hole that the attack is about, by taking the client's check away, and sees the figure.
+(`liar.say`), so can what it hears (`liar.hear`), and anything can be asked directly (`liar.ask`). A guess is scored by `outcome.judged`,
+which alone knows the truth; an attack with a `Figure` of its own takes the truth last, when its guess is made. A test plants the hole that
+the attack is about, by taking the client's check away, and sees the figure.
 
     liar         the line on which the server lies, and accomplices answer
     scene        fresh clients, the server, the truth        outcome      statuses and figures
@@ -38,6 +39,7 @@ for _name, _attack in {
     "accomplices": cohorts.ACCOMPLICES,
     "smaller_minimum": cohorts.SMALLER_MINIMUM,
     "sybils": cohorts.SYBILS,
+    "sybil_group": cohorts.SYBIL_GROUP,
     "other_model": unequal.OTHER_MODEL,
     "listed_model": unequal.LISTED_MODEL,
     "other_task": unequal.OTHER_TASK,

@@ -17,7 +17,7 @@ from ...files import write_atomically
 from ...protocols.errors import ProtocolError
 from ...types import Population
 from . import ACTIVE_ATTACKS
-from .outcome import ActiveAttack, Row, judged
+from .outcome import ActiveAttack, Figure, Guess, Row, judged
 from .scene import Play, Scene, scene_of
 
 __all__ = ["FILE", "active_audit", "play_all", "played", "table", "written"]
@@ -57,11 +57,14 @@ def played(name: str, attack: ActiveAttack, scene: Scene) -> Row:
     nothing = Row(name, config.protection.name, "not_applicable", attack.guarantee, attack.claimed(config), clients=len(scene.clients))
     if why:
         return replace(nothing, note=why)
+    play = None
     try:
         play = Play(scene, attack.server(config.protection), accomplices=attack.accomplices, sybils=attack.sybils)
-        reading = attack.play(play)
+        reading: Guess | Figure = attack.play(play)
     except (InputError, ProtocolError) as error:
-        return replace(nothing, status="failed", note=f"{type(error).__name__}: {error}")
+        if play is None or not play.liar.refused or isinstance(error, InputError):
+            return replace(nothing, status="failed", note=f"{type(error).__name__}: {error}")
+        reading = Guess(None, "update")  # so many refused that the server could not go on
     return judged(name, attack, scene, reading, play, play.liar.refused)
 
 

@@ -5,6 +5,7 @@ that opened it, at most as many steps as the roster has clients, each once" (agg
 learns is written there under Reveals: a threshold of the server's choice.
 """
 
+import math
 from contextlib import suppress
 
 import msgspec
@@ -41,7 +42,7 @@ def swapped_holder(play: Play) -> Guess:
     def say(client: int, ask: m.Ask, stage: str) -> m.Ask:
         if client != play.victim or not isinstance(ask, m.Give) or ask.epoch is None:
             return ask
-        p, dimension = np.atleast_2d(play.scene.truth("signature", client).reshape(play.scene.signature.width, -1)).shape
+        p, dimension = play.scene.signature.width, math.prod(play.scene.population.shape)
         setup = CkksSettings.of(play.scene.config.protection).setup(ask.session, ask.epoch.number, play.roster, p, dimension)
         own = keys.setdefault(setup.digest, ckks.KeyHolder(setup, Identity.create(0), bytes(32), play.roster))
         return msgspec.structs.replace(ask, epoch=m.Epoch(ask.epoch.number, setup.digest, own.announcement))

@@ -1,6 +1,7 @@
 """Active attacks: what honest clients answer to each, and that each shows a figure where a client's check is taken away."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from cflpriv.federation.task_encoding import UnknownTask, task_from_bytes
 from cflpriv.federation.work import Work
 from cflpriv.protocols import ckks, secagg
 from cflpriv.protocols.errors import RemoteError
+from cflpriv.protocols.group import member as group_member
 from cflpriv.protocols.secagg import ClientStage
 from cflpriv.protocols.secagg import bindings as secagg_bindings
 from cflpriv.protocols.secagg import client as secagg_client
@@ -103,7 +105,7 @@ def test_the_catalogue_under_a_shared_transform() -> None:
     refused = {name: row.code for name, row in rows.items() if row.status == "refused"}
     assert refused == {
         "other_operation": "forbidden", "other_operation_compared": "forbidden", "dressed_task": "unknown-task",
-        "repeated_epoch": "used-transform",
+        "repeated_epoch": "used-transform", "sybil_group": "bad-signature",
     }  # fmt: skip
     assert (rows["chosen_rows"].status, rows["chosen_rows"].value) == ("learned", 7.0), "one coordinate for each other client"
     assert not rows["chosen_rows"].claimed
@@ -254,6 +256,7 @@ HOLES: dict[str, tuple[Config, Hole]] = {
     "stale_slot": (ACTIVE, forgotten_slots),
     "smaller_minimum": (ACTIVE, accepting("floor-too-low")),
     "sybils": (ACTIVE, several(no_check(secagg_bindings, "verify"), no_check(secagg_client, "verify"))),
+    "sybil_group": (HAAR, several(no_check(group_member, "verify"), no_check(group_member, "_check_signatures"))),
     "other_model": (ACTIVE, accepting("unlisted-model")),
     "listed_model": (ACTIVE, lambda patch: patch.setattr(sums.ClientSum, "_named", unlimited)),
     "other_task": (ACTIVE, accepting("unlisted-model")),
@@ -388,3 +391,19 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert in_process(monkeypatch, "list") == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in ACTIVE_ATTACKS)
+
+
+def test_the_page_has_a_row_for_every_attack_and_guarantees_name_no_other() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "active_attacks.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(set(named) - {"learned", "failed", "no_gain", "refused", "not_applicable"}) == sorted(ACTIVE_ATTACKS)
+    pointers = set()
+    for path in (root / "cflpriv" / "aggregation").glob("*.py"):
+        for found in re.findall(r"Active attacks \(`attacks\.active`\): (.*?)(?=\n *Source|\n *\"\"\")", path.read_text(), re.S):
+            pointers |= set(re.findall(r"`(\w+_\w+|\w+s)`", found))
+    guarantees = (root / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    pointers |= {name for found in re.findall(r"active attacks? ([^)]*)\)", guarantees) for name in re.findall(r"`(\w+)`", found)}
+    assert len(pointers) > 20
+    assert pointers <= set(ACTIVE_ATTACKS) | {"ckks"}
