@@ -129,6 +129,7 @@ def audit(
     out: Annotated[
         Path | None, typer.Option("--out", help="With --active, the folder to write; default the run folder, or runs/NAME-active.")
     ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="With --active, change a key: section.key=value.")] = None,
     plugin: Plugins = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -142,10 +143,10 @@ def audit(
     if active:
         if adversary is not None:
             raise InputError(f"--adversary {adversary}: goes with recordings; the active audit plays a server that lies")
-        _active_audit(run_dir, names, out, data_dir)
+        _active_audit(run_dir, set_ or [], names, out, data_dir)
         return
-    if out is not None:
-        raise InputError(f"--out {out}: goes with --active; an audit of a recording is written into its folder")
+    if out is not None or set_:
+        raise InputError("--out, --set: go with --active; a recording is audited as it is, and the result written into its folder")
     try:
         cells = audit_run(run_dir, adversary=adversary, attacks=names, budget=budget, data_dir=data_dir, say=_say)
     except KeyboardInterrupt:
@@ -158,13 +159,13 @@ def audit(
     _out.print(f"written: {run_dir / 'audit.json'}", markup=False)
 
 
-def _active_audit(source: Path, attacks: list[str] | None, out: Path | None, data_dir: Path | None) -> None:
+def _active_audit(source: Path, changes: list[str], attacks: list[str] | None, out: Path | None, data_dir: Path | None) -> None:
     """Play the active attacks against clients of a configuration, that of a run folder or of a file."""
     from .attacks.active.audit import active_audit, table, written
     from .experiments import load_config
 
     folder = out or (source if source.is_dir() else Path("runs") / f"{source.stem}-active")
-    config = load_config(source / "config.toml" if source.is_dir() else source)
+    config = load_config(source / "config.toml" if source.is_dir() else source, changes)
     rows = active_audit(config, data_dir, attacks=attacks, say=_say)
     path = written(rows, config, folder)
     _out.print(table(rows), markup=False)

@@ -135,16 +135,18 @@ def judged(
     if figure.value is not None:
         gain = figure.baseline - figure.value if figure.lower_is_better else figure.value - figure.baseline
         gained = gain > figure.margin
-    status: Status = "learned" if gained else "refused" if refused else "no_gain"
+    status: Status = "learned" if gained else "refused" if refused else "failed" if figure.value is None else "no_gain"
     first = refused[0] if refused else None
     counts = Counter((one.code, one.stage) for one in dict.fromkeys(refused))
     words = "; ".join(f"{code} at {stage} ({count} of {len(play.honest)})" for (code, stage), count in counts.items())
-    shown = figure.value is not None
+    shown, note = figure.value is not None, figure.note
+    if status == "failed":
+        note = "; ".join([*([note] if note else []), "nothing came of it, and nobody refused"])
     return Row(
         name, scene.config.protection.name, status, attack.guarantee, attack.claimed(scene.config),
         code=first.code if first else "", stage=first.stage if first else "", refusals=words, metric=figure.metric if shown else "",
         value=figure.value, baseline=figure.baseline if shown else None, lower_is_better=figure.lower_is_better,
-        accomplices=0 if attack.sybils else len(play.accomplices), clients=len(scene.clients), note=figure.note,
+        accomplices=0 if attack.sybils else len(play.accomplices), clients=len(scene.clients), note=note,
     )  # fmt: skip
 
 

@@ -163,6 +163,11 @@ class Play:
 
     def __init__(self, scene: Scene, protection: Protection, *, accomplices: bool = True, sybils: bool = False) -> None:
         self.scene, self.victim = scene, 0
+        if scene.config.protection.secure and len(scene.clients) <= scene.config.protection.smallest_sum:
+            raise InputError(
+                f"active audit: there are {len(scene.clients)} clients, and a sum needs {scene.config.protection.smallest_sum}; sums that "
+                "differ by one client need one more"
+            )
         met = scene.start()
         everyone, clients = list(scene.clients), len(scene.clients)
         lying = scene.config.protection.secagg_mode == "active"

@@ -17,7 +17,7 @@ from cflpriv.aggregation import secagg as sums
 from cflpriv.aggregation import transformed
 from cflpriv.attacks.active import ACTIVE_ATTACKS, audit, second_sum
 from cflpriv.attacks.active.audit import active_audit, play_all, table, written
-from cflpriv.attacks.active.outcome import Row
+from cflpriv.attacks.active.outcome import Guess, Row
 from cflpriv.attacks.active.scene import scene_of
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, parse_config
@@ -244,7 +244,7 @@ def unlimited(self: sums.ClientSum, ask: m.Step) -> bytes:
 
 
 nothing: Hole = lambda patch: None  # noqa: E731
-PASSIVE_OF_EIGHT = config({"sum": "secagg", "secagg_mode": "passive", "min_cohort": 8})
+PASSIVE_OF_SEVEN = config({"sum": "secagg", "secagg_mode": "passive", "min_cohort": 7})
 HOLES: dict[str, tuple[Config, Hole]] = {
     "second_sum": (ACTIVE, nothing),
     "computed_again": (ACTIVE, nothing),
@@ -263,7 +263,7 @@ HOLES: dict[str, tuple[Config, Hole]] = {
     "switched_value": (ACTIVE, no_check(sums.ClientSum, "_check")),
     "unequal_weights": (ACTIVE, several(no_check(sums, "weighed", True), no_check(sums, "_check_weight"))),
     "split_survivors": (PASSIVE, nothing),
-    "few_survivors": (PASSIVE_OF_EIGHT, no_check(secagg_client, "enough")),
+    "few_survivors": (PASSIVE_OF_SEVEN, no_check(secagg_client, "enough")),
     "second_unmasking": (ACTIVE, several(kept_machines, answering_twice)),
     "mode_downgrade": (ACTIVE, any_mode),
     "false_accusation": (ACTIVE, kept_machines),
@@ -316,6 +316,15 @@ def test_an_attack_that_cannot_be_played_is_not_called_refused(monkeypatch: pyte
     attack = replace(ACTIVE_ATTACKS["second_sum"], play=broken)
     row = audit.played("second_sum", attack, scene_of(ACTIVE, SCENE))
     assert (row.status, row.note) == ("failed", "InputError: no model")
+    (row,) = active_audit(ACTIVE.with_("protection", min_cohort=8), attacks=["second_sum"], population=SCENE)
+    assert row.status == "failed"
+    assert "8 clients, and a sum needs 8" in row.note
+
+
+def test_an_attack_of_which_nothing_comes_is_not_called_safe() -> None:
+    attack = replace(ACTIVE_ATTACKS["second_sum"], play=lambda play: Guess(None, "update"))
+    row = audit.played("second_sum", attack, scene_of(ACTIVE, SCENE))
+    assert (row.status, row.note) == ("failed", "nothing came of it, and nobody refused")
 
 
 def test_each_attack_meets_clients_that_were_just_started() -> None:
@@ -373,9 +382,11 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         '[protection]\nsum = "secagg"\n'
     )
     monkeypatch.chdir(tmp_path)
-    assert in_process(monkeypatch, "audit", "--active", str(file), "--attacks", "smaller_minimum,other_model") == 0
+    changed = ("--set", "protection.min_cohort=4", "--attacks", "smaller_minimum,other_model")
+    assert in_process(monkeypatch, "audit", "--active", str(file), *changed) == 0
     shown = capsys.readouterr().out
     assert "smaller_minimum  refused: floor-too-low" in shown
+    assert "min_cohort = 4" in (tmp_path / "runs" / "small-active" / "config.toml").read_text()
     assert (tmp_path / "runs" / "small-active" / audit.FILE).is_file()
     assert in_process(monkeypatch, "run", str(file), "--out", "run") == 0
     assert in_process(monkeypatch, "audit", "--active", "run", "--attacks", "smaller_minimum,swapped_holder") == 0
