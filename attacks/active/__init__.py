@@ -56,6 +56,7 @@ for _name, _attack in {
     "relay_to_accomplice": operations.RELAY,
     "choices_as_probes": operations.CHOICES,
     "repeated_epoch": epochs.REPEATED_EPOCH,
+    "opened_by_another": epochs.OPENED_BY_ANOTHER,
     "chosen_rows": epochs.CHOSEN_ROWS,
     "swapped_holder": key_holder.SWAPPED_HOLDER,
     "other_function": key_holder.OTHER_FUNCTION,

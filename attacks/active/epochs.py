@@ -13,14 +13,17 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...contract.handles import Held, HeldKey
 from ...experiments.config import Config
 from ...federation import messages as m
+from ...federation.values import trace
+from ...federation.work import told
 from ...tasks.training import Train
 from ...types import Array
 from .outcome import ActiveAttack, Guess
 from .scene import Play
 
-__all__ = ["CHOSEN_ROWS", "REPEATED_EPOCH"]
+__all__ = ["CHOSEN_ROWS", "OPENED_BY_ANOTHER", "REPEATED_EPOCH"]
 
 RATE = 1e-6
 SIZE = 1.0
@@ -34,11 +37,15 @@ def unit_row(play: Play, client: int, coordinate: int, number: int) -> bool:
     """Have a client hold −SIZE times a unit vector as its update; whether it does."""
     model = np.zeros_like(play.scene.model)
     model[coordinate] = SIZE
-    task: Train = replace(play.scene.train, epochs=1, batch_size=0, lr=RATE, weight_decay=1 / RATE, momentum=0.0, optimizer="sgd")
     sent = m.Parameter("model", m.One(m.Addends((model,), (), ())))
-    ask = m.Compute(play.fed.session, 0, play.scene.config.run.seed, number, (number, FIRST), m.Carried(task), (sent,), None)
+    ask = m.Compute(play.fed.session, 0, play.scene.config.run.seed, number, (number, FIRST), m.Carried(_to_zero(play)), (sent,), None)
     answer = play.liar.ask({client: ask}, "compute").get(client)
     return isinstance(answer, m.Computed) and answer.result
+
+
+def _to_zero(play: Play) -> Train:
+    """The training whose update is the given model with the other sign."""
+    return replace(play.scene.train, epochs=1, batch_size=0, lr=RATE, weight_decay=1 / RATE, momentum=0.0, optimizer="sgd")
 
 
 FIRST = NUMBER - 1
@@ -95,6 +102,31 @@ def chosen_rows(play: Play) -> Guess:
     return Guess(guess if found else None, "update", note=note, at=range(found))
 
 
+def opened_by_another(play: Play) -> Guess:
+    """What the victim gave for comparison is sent to all others as a model, whose negative they are to hold as an update and add up."""
+    row, dimension = _first_row(play), play.scene.train.model.dimension
+    guess = None
+    if row is not None:
+        sent = m.BlindPart(ALIASES[0], row.astype(play.scene.model.dtype), 0, dimension, (dimension,), dimension)
+        model = m.Parameter("model", m.One(m.Addends((), (sent,), ())))
+        ask = m.Compute(play.fed.session, 0, play.scene.config.run.seed, NUMBER, (), m.Carried(_to_zero(play)), (model,), None)
+        answers = play.liar.ask(dict.fromkeys(play.others, ask), "compute")
+        clients = tuple(sorted(one for one, answer in answers.items() if isinstance(answer, m.Computed) and answer.result))
+        if clients:
+            layout = [["update", play.scene.model.dtype.str, [dimension]]]
+            held = Held(HeldKey("opened"), clients, ("update",))
+            play.fed.know(held.key, {"number": NUMBER, "layout": layout, "models": [[one, trace([told(ask)]).hex()] for one in clients]})
+            summed = play.sum(held, clients)
+            guess = None if summed is None else -summed.total / len(summed.survivors)
+    return Guess(guess, "update")
+
+
+def _summed_securely(config: Config) -> str:
+    if not config.protection.secure:
+        return "what another client opens leaves it under a transform again, or is not hidden in the first place"
+    return transformed_comparisons(config)
+
+
 def transformed_comparisons(config: Config) -> str:
     """Why there is no shared transform to work out."""
     if not config.protection.comparison.transformed:
@@ -108,6 +140,10 @@ REPEATED_EPOCH = ActiveAttack(
     "a second value of a client under the transform of an epoch",
     "transformed: each transform changes one value of a client in its life", repeated_epoch, transformed_comparisons,
     claimed=lambda config: True, accomplices=False,
+)  # fmt: skip
+OPENED_BY_ANOTHER = ActiveAttack(
+    "what a client gave for comparison, opened by the others", "docs/guarantees.md: a server that lies cannot have a signature opened by "
+    "another client", opened_by_another, _summed_securely, claimed=lambda config: True, accomplices=False,
 )  # fmt: skip
 CHOSEN_ROWS = ActiveAttack(
     "coordinates of an update from vectors that other clients are made to send",

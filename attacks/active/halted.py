@@ -114,7 +114,8 @@ class Halted:
         total = np.sum([np.frombuffer(self.uploads[one], dtype) for one in survivors], axis=0, dtype=dtype)
         total += total_mask((masks, total.size, dtype))
         levels = fixedpoint.unwrap(total, self.terms.bits)
-        return np.asarray(secagg.Sum(self.terms, tuple(survivors), levels).mean())
+        cluster = self.terms.blocks[0][0] if self.terms.blocks else None  # of an oblivious sum over one group
+        return np.asarray(secagg.Sum(self.terms, tuple(survivors), levels).mean(cluster))
 
     def _secret(self, shares: Mapping[int, Mapping[int, bytes]], client: int) -> bytes | None:
         """What enough shares of a client's secret make."""

@@ -21,8 +21,8 @@ from cflpriv.attacks.active.outcome import Guess, Row
 from cflpriv.attacks.active.scene import scene_of
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, parse_config
-from cflpriv.federation import client as federation_client
 from cflpriv.federation import messages as m
+from cflpriv.federation import release_policy, values
 from cflpriv.federation.client_ledger import Spending
 from cflpriv.federation.store import ObjectStore
 from cflpriv.federation.task_encoding import UnknownTask, task_from_bytes
@@ -34,6 +34,7 @@ from cflpriv.protocols.secagg import ClientStage
 from cflpriv.protocols.secagg import bindings as secagg_bindings
 from cflpriv.protocols.secagg import client as secagg_client
 from cflpriv.protocols.secagg.messages import Survivors, Unmask, decode_server
+from cflpriv.protocols.secagg.policy import check_proposal
 
 SCENE = population(groups=1, clients_per_group=8)
 PRIVATE = {"unit": "sample", "epsilon": 4.0, "delta": 1e-2, "samples": 20}
@@ -50,6 +51,7 @@ def config(protection: dict[str, Any], privacy: dict[str, Any] | None = None, na
 ACTIVE = config({"sum": "secagg"})
 PASSIVE = config({"sum": "secagg", "secagg_mode": "passive"})
 HAAR = config({"gram": ["haar"], "sum": "haar"}, name="pacfl")
+HAAR_SECURE = config({"gram": ["haar"], "sum": "secagg"}, name="cfl")
 CKKS = config({"gram": ["ckks"]}, name="pacfl")
 
 REFUSED = {
@@ -109,6 +111,8 @@ def test_the_catalogue_under_a_shared_transform() -> None:
     }  # fmt: skip
     assert (rows["chosen_rows"].status, rows["chosen_rows"].value) == ("learned", 7.0), "one coordinate for each other client"
     assert not rows["chosen_rows"].claimed
+    (row,) = only(HAAR_SECURE, "opened_by_another")
+    assert (row.status, row.code, row.stage) == ("refused", "forbidden", "compute")
 
 
 def test_the_catalogue_under_encryption() -> None:
@@ -141,7 +145,7 @@ def no_check(module: Any, name: str, result: Any = None) -> Hole:
 
 def accepting(*codes: str) -> Hole:
     """Clients accept proposed terms that they would refuse by one of these codes."""
-    honest = secagg_client.check_proposal
+    honest = check_proposal
 
     def lenient(*given: Any) -> None:
         try:
@@ -201,8 +205,7 @@ def answering_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def any_mode(patch: pytest.MonkeyPatch) -> None:
-    made = sums.Policy
-    patch.setattr(sums, "Policy", lambda session, mode, *rest: made(session, "passive", *rest))
+    patch.setattr(sums, "Policy", lambda session, mode, *rest: secagg.Policy(session, "passive", *rest))
     patch.setattr(sums.ClientSum, "_roster", lambda self: None)
 
 
@@ -267,10 +270,11 @@ HOLES: dict[str, tuple[Config, Hole]] = {
     "second_unmasking": (ACTIVE, several(kept_machines, answering_twice)),
     "mode_downgrade": (ACTIVE, any_mode),
     "false_accusation": (ACTIVE, kept_machines),
-    "other_operation": (ACTIVE, no_check(federation_client.releases, "check")),
-    "other_operation_compared": (HAAR, no_check(federation_client.releases, "check")),
-    "dressed_task": (ACTIVE, several(no_check(federation_client.releases, "check"), declared_tasks)),
+    "other_operation": (ACTIVE, no_check(release_policy, "check")),
+    "other_operation_compared": (HAAR, no_check(release_policy, "check")),
+    "dressed_task": (ACTIVE, several(no_check(release_policy, "check"), declared_tasks)),
     "repeated_epoch": (HAAR, no_check(transformed, "take")),
+    "opened_by_another": (HAAR_SECURE, lambda patch: patch.setattr(values, "OPENED", ("",))),
     "chosen_rows": (HAAR, nothing),
     "swapped_holder": (CKKS, lambda patch: patch.setattr(ckks.client, "verify_key", lambda *given: None)),
     "other_function": (CKKS, nothing),
