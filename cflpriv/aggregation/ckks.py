@@ -7,6 +7,7 @@ under, and the key holder which terms it makes keys for.
 Reveals: the exact Gram matrix to the key holder, everything to it and the server together; when each party answers. Labels come from exact
 values: the noise that protects decryptions is for what is released as numbers, and clients that encrypt what they like buy bits with
 theirs.
+Active attacks (`attacks.active`): whose key: `swapped_holder`; what the key holder runs, and how often: `other_function`, `repeated_step`.
 Source: `protocols.ckks`.
 """
 

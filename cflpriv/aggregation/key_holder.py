@@ -74,6 +74,7 @@ class RemoteHolder:
     not the server; an epoch answers the server's key that opened it, at most as many steps as the roster has clients, each once, and ends
     if a step's function fails. Reveals: each step's labels. A server that lies about what it multiplied, or asks for other functions than
     the algorithm's (a threshold of its choice, say), gets labels of that: CKKS is for servers that follow the protocol.
+    Active attacks (`attacks.active`): each step once: `repeated_step`; a threshold of the server's choice: `other_function`.
     """
 
     def __init__(self, settings: Settings, store: Store, entropy: Entropy = system_entropy) -> None:

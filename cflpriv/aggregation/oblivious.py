@@ -6,6 +6,7 @@ clients stay there, and of values that stay (`attacks.cluster_identity`, `attack
 overstates a count can have the block of a cluster below the minimum opened. Where a client counts towards several groups, or several means
 are taken in a round, sums whose groups differ by one client give its value by subtraction. With k models on the list, a planted one is not
 noticed.
+Active attacks (`attacks.active`): those of `secagg`, which are outside of this guarantee.
 Source: ours, over `protocols.secagg.oblivious`; it is for a server that follows the protocol.
 """
 

@@ -85,8 +85,9 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
     paths = simulated.engine.paths
     backend = Backend(
         partial(_join, sources), _begin_round, _scores, recomputed, partial(_saved, sources),
-        lambda run: {"engine_paths": {f"{task}: {path}": count for (task, path), count in sorted(paths.items())}}, lambda run, out: _write_secrets(early, run, out),
-        lambda run: simulated.engine.close(), skips=(TooFewClients,), save_every=settings.checkpoint_every,
+        lambda run: {"engine_paths": {f"{task}: {path}": count for (task, path), count in sorted(paths.items())}},
+        lambda run, out: _write_secrets(early, run, out), lambda run: simulated.engine.close(), skips=(TooFewClients,),
+        save_every=settings.checkpoint_every,
     )  # fmt: skip
     truth = {client.id: group for client, group in zip(population.clients, population.groups, strict=True)}
     run = Run(config, population, algorithm, simulated.federation, backend, trained, truth, private, newcomers, simulated, started=began)
@@ -168,7 +169,7 @@ def _saved(sources: Mapping[str, Counted], run: Run) -> Mapping[str, Any]:
 
 
 def _write_secrets(early: Mapping[str, Mapping[str, str]], run: Run, out: Path) -> None:
-    """A key holder makes its keys when an epoch opens. Clients erase some of theirs; those who collude do not, so what was `early` stays."""
+    """The key holder makes its keys when an epoch opens. Clients erase some of theirs; those who collude do not, so `early` ones stay."""
     for party, secrets in secrets_of(run).items():
         path = out / "secrets" / f"{party.replace(':', '_')}.json"
         path.parent.mkdir(exist_ok=True)
