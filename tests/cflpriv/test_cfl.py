@@ -25,9 +25,7 @@ from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError, TooFewClients
-from cflpriv.experiments import parse_config
 from cflpriv.experiments.checkpoint import save_checkpoint
-from cflpriv.experiments.run import prepare
 from cflpriv.federation.server import RemoteFederation
 from cflpriv.tasks.evaluation import Losses
 from cflpriv.tasks.training import Train
@@ -504,14 +502,6 @@ def test_a_newcomer_whose_training_diverges_goes_to_the_larger_side() -> None:
 
 
 # --- protections
-
-
-@pytest.mark.parametrize("name", ["cfl", "stocfl", "pfedlia"])
-def test_sums_that_keep_groups_private_are_refused_before_anything_runs(name: str) -> None:
-    """Each would run until its groups are two, pFedLIA through the whole warm-up."""
-    config = parse_config({"protection": {"sum": "secagg-oblivious"}, "training": {"weights": "equal"}, "algorithm": {"name": name}})
-    with pytest.raises(InputError, match=f"'secagg-oblivious': .* '{name}'"):
-        prepare(config)
 
 
 def test_it_splits_alike_under_protections() -> None:
