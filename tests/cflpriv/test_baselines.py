@@ -624,20 +624,11 @@ def test_the_number_of_workers_changes_nothing() -> None:
         engine.close()
 
 
-@pytest.mark.parametrize("name", BASELINES)
-@pytest.mark.parametrize("kind", ["secagg", "secagg-oblivious"])
-def test_secure_sums_change_nothing_but_rounding(name: str, kind: str) -> None:
+def test_fesem_begun_at_random_is_the_same_where_sums_keep_groups_private() -> None:
     scene = digits(6)
-    train = train_on(scene, lr=0.05)
-    algorithm = make(name, train, weights="equal", start="random" if kind == "secagg-oblivious" else "means")
-    results = []
-    for protection in (Protection(min_cohort=2), Protection(sum=kind, min_cohort=2, secagg_clip=8.0)):
-        fed = federation(scene, protection)
-        if kind == "secagg-oblivious" and name == "one_shot" and protection.secure:
-            with pytest.raises(InputError, match="public already; use sum = 'secagg'"):
-                rounds(algorithm, fed, 1)
-            return
-        results.append(told(algorithm, fed, rounds(algorithm, fed, 3)))
+    algorithm = make("fesem", train_on(scene, lr=0.05), weights="equal", start="random")
+    feds = [federation(scene, Protection(sum=kind, min_cohort=2, secagg_clip=8.0)) for kind in ("none", "secagg-oblivious")]
+    results = [told(algorithm, fed, rounds(algorithm, fed, 3)) for fed in feds]
     np.testing.assert_allclose(results[0], results[1], rtol=1e-5)
 
 
