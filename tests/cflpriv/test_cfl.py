@@ -25,7 +25,9 @@ from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError, TooFewClients
+from cflpriv.experiments import parse_config
 from cflpriv.experiments.checkpoint import save_checkpoint
+from cflpriv.experiments.run import prepare
 from cflpriv.federation.server import RemoteFederation
 from cflpriv.tasks.evaluation import Losses
 from cflpriv.tasks.training import Train
