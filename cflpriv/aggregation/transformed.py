@@ -8,8 +8,8 @@ Reveals: the Gram matrix: norms and angles between updates of one sum, and betwe
 that colludes. Where means of several sums are folded into one, also the norm of that total, and so the angle between successive means.
 **Under "permutation" and "signed_permutation" a curious server reads the labels of clients' data off the updates of a network, key or no
 key, also when every sum has a fresh one**: they are there to be measured. Zero rows of padded signatures stay zero.
-Active attacks (`attacks.active`): one value for each transform: `repeated_epoch`, `opened_by_another`; the clients' secret: `sybil_group`; what is
-written beside it of a server that lies: `chosen_rows`.
+Active attacks (`attacks.active`): one value for each transform: `repeated_epoch`, `opened_by_another`; the clients' secret: `sybil_group`;
+what is written beside it of a server that lies: `chosen_rows`.
 Source: Sattler et al. 2019 (CFL), Algorithm 5 (there with a permutation); `protocols.orthonormal`, `protocols.sketch`.
 """
 
