@@ -6,6 +6,8 @@ the mean update. So a sum is read off two models of one name, sent one after the
 Whoever sees only models (a member of a cluster, or the server of an oblivious sum) has the mean but not who is in it. In an oblivious sum
 the terms say how many clients are in each group, so the total over all who took part is known as well, and their names are.
 
+Under a robust rule the next model tells no mean. The server computes those of the buckets itself, and the record has them.
+
 Deviations from what could be known: models of one name that are sent several times in a round (IFCA's restarts) are told apart by their
 order; where a client is moved to another number (CFL's splits, StoCFL's merges) what was pending is dropped.
 """
@@ -24,7 +26,8 @@ from .local_training import LocalTraining, training_of
 
 __all__ = ["CohortSum", "Sizes", "means_in", "models_sent", "sizes_in", "sums_in"]
 
-SUMS = ("update", "blind update", "secagg Masked")
+BUCKET = "bucket mean"
+SUMS = ("update", "blind update", "secagg Masked", BUCKET)
 TERMS = "secagg Adverts"
 
 
@@ -139,9 +142,10 @@ def _sums(view: AdversaryView) -> list[CohortSum]:
             for label, members in _groups(first) if whole else []:
                 name = next((key for key in last if key[2] == f"model/{label}"), next((key for key in last if key[2] == "model"), None))
                 number = label if name is not None and name[2] != "model" else -1
-                if name is not None and name not in pending:
+                if name is not None and name not in pending and first.kind != BUCKET:
                     pending[name] = (len(found), last[name])
-                found.append(CohortSum(first.round, members, start=last.get(name) if name else None, label=number, local=local))
+                start = last.get(name) if name else None
+                found.append(CohortSum(first.round, members, _bucket_mean(first), start, number, local=local))
             continue
         task = str(first.context.get("task", ""))
         place = calls[first.round, task] = calls.get((first.round, task), -1) + 1
@@ -183,9 +187,17 @@ def _calls(view: AdversaryView) -> Iterator[list[Message]]:
         yield batch
 
 
+def _bucket_mean(message: Message) -> Array | None:
+    """The mean (d,) of a bucket, if the message is one of a single vector and its payload was kept."""
+    values = list((message.payload or {}).values()) if message.kind == BUCKET else []
+    return np.asarray(values[0], np.float64) if len(values) == 1 and values[0].ndim == 1 else None
+
+
 def _groups(message: Message) -> list[tuple[int, tuple[int, ...]]]:
-    """The cohorts of one message by label; none where it is not said who is in which."""
+    """The cohorts of one message by label; none where it is not said who is in which, and where its buckets are told by their means."""
     clients, context = message.clients, message.context
+    if ("bucket" in context or "buckets" in context) and message.kind != BUCKET:
+        return []
     if "group" in context:
         return [(int(context["group"]), clients)]
     if "labels" not in context or len(context["labels"]) != len(clients):

@@ -217,7 +217,7 @@ def list_(plugin: Plugins = None) -> None:
     from .algorithms import ALGORITHMS
     from .attacks import ATTACKS
     from .attacks.active import ACTIVE_ATTACKS
-    from .contract.protection import PROTECTIONS, listed
+    from .contract.protection import PROTECTIONS, ROBUST, listed
     from .data import DATASETS, PARTITIONS
     from .data.named import LOADERS
     from .engine.models import MODELS
@@ -232,6 +232,7 @@ def list_(plugin: Plugins = None) -> None:
         ("algorithms", {name: spec.summary for name, spec in ALGORITHMS.items()}),
         ("protection.gram", listed("gram")),
         ("protection.sum", listed("sum")),
+        ("protection.robust", ROBUST),
         ("attacks", {name: attack.summary for name, attack in ATTACKS.items()}),
         ("active attacks", {name: attack.summary for name, attack in ACTIVE_ATTACKS.items()}),
         ("data.source", DATASETS),

@@ -6,6 +6,7 @@
     oblivious     secure aggregation over blocks: who is in which group stays with the clients
     ckks          encrypted inner products; `key_holder`: the third party that decrypts
     vectors       clustering epochs of vectors, which `clear` and `transformed` share
+    buckets       random buckets of the groups of a sum; `robust`: the rules that combine their means
 
 A half is loaded when it is needed first, so that a process loads no protocol that it does not run.
 """
@@ -19,7 +20,10 @@ from ..contract.protection import ProtectionSpec, register_protection
 
 def _half(module: str, name: str) -> Callable[[Any], Any]:
     def make(parts: Any) -> Any:
-        return getattr(import_module(f".{module}", __name__), name)(parts)
+        half = getattr(import_module(f".{module}", __name__), name)(parts)
+        if name == "ServerSum" and parts.protection.robust != "none":
+            return import_module(".buckets", __name__).InBuckets(half, parts)
+        return half
 
     return make
 
@@ -50,7 +54,7 @@ for _of, _name, _module, _reveals, _properties in (
         "gram", "ckks", "ckks", "encrypted inner products: a key holder apart sees the Gram matrix, the server what `ckks_release` says",
         {"encrypted": True},
     ),
-    ("sum", "none", "clear", "the server sees every update", {"hides": False}),
+    ("sum", "none", "clear", "the server sees every update", {"hides": False, "robust": True}),
     (
         "sum", "permutation", "transformed",
         "updates in a secret order, averaged unseen (CFL's Algorithm 5): a curious server can read labels off them", {"transformed": True},
@@ -64,7 +68,10 @@ for _of, _name, _module, _reveals, _properties in (
         "sum", "haar", "transformed",
         "updates under a shared Haar rotation, averaged unseen: the server sees their Gram matrix (small models)", {"transformed": True},
     ),
-    ("sum", "secagg", "secagg", "secure aggregation: the server sees the sum of each group of clients, and who is in it", {"secure": True}),
+    (
+        "sum", "secagg", "secagg", "secure aggregation: the server sees the sum of each group of clients, and who is in it",
+        {"secure": True, "robust": True},
+    ),
     (
         "sum", "secagg-oblivious", "oblivious",
         "secure aggregation over blocks: clients choose their group (IFCA), the server sees sums and sizes only",

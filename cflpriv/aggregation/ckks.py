@@ -302,7 +302,9 @@ class ServerComparison:
         give = m.Give(self._session, "gram", number, (held.part,), "", False, None, epoch)
         came: dict[int, bytes] = {}
         try:
-            came = {client: _bytes_of(answer) for client, answer in sorted(self._roll.ask(dict.fromkeys(clients, give), "gram").items())}
+            with machine.ahead(len(clients)):
+                answers = self._roll.ask(dict.fromkeys(clients, give), "gram")
+            came = {client: _bytes_of(answer) for client, answer in sorted(answers.items())}
         finally:
             context = {"epoch": session.number}
             if came:
@@ -347,7 +349,7 @@ class ServerComparison:
         """The requests for new clients, some at a time, computed on as many processes as pays."""
         jobs, setup = machine.jobs(new), machine.setup
         total = sum(len(job.lefts) for job in jobs)
-        count, seconds = workload(setup, machine.public_key, jobs, self._settings.workers)
+        count, seconds = workload(machine.products, jobs, self._settings.workers)
         error = max(ckks.error_std(setup.parameters, setup.packing, setup.group), _std(setup))
         self._say(
             f"ckks: {len(new)} clients, {total} outputs of {setup.group} pair(s) at most, about {ceil(seconds)} s on {count} process(es), "

@@ -53,7 +53,7 @@ class _Stored(m.Message, frozen=True):
 @dataclass(frozen=True, eq=False)
 class _Epoch:
     """An epoch between two messages: the shape of clients' rows, who may ask, the machine, the steps so far, how the last one was asked
-    for (`Finish`) and what was said to that. The machine is changed in copies only."""
+    for (`Finish`) and what was said to that. The machine is changed in forks only."""
 
     p: int
     dimension: int
@@ -178,7 +178,7 @@ class RemoteHolder:
         kept = self._kept(f"epoch/{ask.epoch}" if ask.first else f"pending/{ask.epoch}", ask.session, ask.epoch)
         if ask.step != len(kept.steps):
             raise RemoteError("replay")
-        machine = kept.machine.copy()
+        machine = kept.machine.fork()
         for enrolment in ask.enrolments:
             machine.enrol(enrolment)
         for request in ask.requests:

@@ -2,10 +2,10 @@
 
 Guarantee: the server learns each group's sum over its survivors (of whom there are at least the minimum cohort size) and nothing else about
 a value, see `protocols.secagg`. Every sum binds to the list of what its members were sent, which is one model unless the algorithm says in
-public that there are more.
-Reveals: who is in which group and who drops out, the sums, how many clients clipped. Two sums whose groups differ by one client give its
-value by subtraction. Where the list has k models, a server that plants a private one as one of the k is not stopped; what tasks keep in a
-client's memory is not traced to the models it came from.
+public that there are more. The values of one round go into sums over one set of clients (`summed_once`).
+Reveals: who is in which group and who drops out, the sums, how many clients clipped. Sums of successive rounds over clients that differ by
+one show, by their difference, what nearly equal models make of that client's data. Where the list has k models, a server that plants a
+private one as one of the k is not stopped; what tasks keep in a client's memory is not traced to the models it came from.
 Active attacks (`attacks.active`): the sum and nothing else: `second_sum`, `computed_again`, `derived_copy`, `stale_slot`,
 `split_survivors`, `second_unmasking`, `mode_downgrade`, `false_accusation`, `sybils`, `relay_to_accomplice`; the minimum cohort size:
 `smaller_minimum`, `few_survivors`, `accomplices`; what sums bind to: `other_model`, `listed_model`, `other_task`, `switched_value`,
@@ -37,8 +37,10 @@ from ..protocols.errors import LocalError, MalformedMessage, RemoteError, TooFew
 from ..protocols.keys import Roster
 from ..protocols.mechanisms import SkellamPlan
 from ..protocols.secagg import SERVER, MaskKey, Policy, Slot, Sum, Terms
-from ..protocols.secagg.messages import decode_server, survivor_floor
+from ..protocols.secagg.messages import Adverts, Deliver, Invite, Unmask, decode_server, survivor_floor
 from ..types import Array, check_array
+from .buckets import Dealings
+from .summed_once import Survivors, check_proposed, survivors_of, write_down
 
 __all__ = ["OBLIVIOUS", "ClientSum", "SecureSums", "ServerSum", "bound", "check_balance", "group_mean"]
 
@@ -62,6 +64,8 @@ class ClientSum:
     def __init__(self, parts: ClientParts) -> None:
         self._parts = parts
         self._settings, self._store, self._values, self._entropy = parts.settings, parts.store, parts.values, parts.entropy
+        self._dealings = Dealings(parts)
+        self.deal = self._dealings.deal
 
     def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
         """A single update never leaves."""
@@ -75,15 +79,23 @@ class ClientSum:
             raise RemoteError("forbidden")
         name = f"sum/{ask.slot[0]}.{ask.slot[1]}"
         read = partial(secagg.Client.from_bytes, identity=settings.identity, roster=self._roster(), entropy=self._entropy)
+        message, round = decode_server(ask.said), self._values.origin(ask.held).round
+        if isinstance(message, Invite | Adverts):
+            check_proposed(self._store, ask.kind, round, message.terms.cohort, complete=False)
+        survivors = survivors_of(message)
+        if survivors is not None:
+            check_proposed(self._store, ask.kind, round, survivors, complete=True)
         machine = self._store.load(name, read) or self._machine(ask)
         contributions: list[secagg.Contribution] = []
-        if machine.wants_values and kind_of(ask.said) == "Deliver":
+        if machine.wants_values and isinstance(message, Deliver):
             contributions = self._contributions(ask, machine)
         try:
             said = machine.receive(ask.said, *contributions)
         except LocalError:  # it is dead, and its secrets are gone
             self._store.drop(name)
             raise
+        if isinstance(message, Unmask) and survivors is not None:
+            write_down(self._store, ask.kind, round, survivors)
         following = machine.next_mask_key()
         if following is not None:
             self._store.put(f"mask/{following.slot[0]}.{following.slot[1]}", following.to_bytes())
@@ -136,6 +148,8 @@ class ClientSum:
     def _check(self, ask: m.Step, machine: secagg.Client) -> None:
         if self._named(ask) != machine.policy.model:  # all were shown the name, so what it is of must not change
             raise RemoteError("unlisted-model")
+        assert machine.terms is not None
+        self._dealings.check(ask.slot, machine.terms.cohort)
         if isinstance(ask.groups, m.Picks) and ask.groups.labels != (0,):  # a block that the server chose might be this client's alone
             raise RemoteError("forbidden")
 
@@ -234,6 +248,8 @@ class ServerSum:
         self._sums = SecureSums(protection.secure_sum, protection.smallest_sum, parts.session, roster, parts.entropy)
         self._sums.refusals = parts.registry.refusals
         parts.registry.greeted.append(self._sums.forget)
+        self._turn = -1
+        self._taken: dict[int, tuple[Survivors, frozenset[int]]] = {}  # of this turn: by client the survivors and the cohort of its sum
 
     def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
         """One secure sum for each group, in parallel; with the clients' shares of noise in them where they are private."""
@@ -248,6 +264,7 @@ class ServerSum:
                 plan.relation, plan.clip_norm, plan.levels_per_unit, plan.local_variance, plan.survivors, self._parts.clipped.shares.seed
             )
         slot, following = (call.round + 1, call.number), (call.round + 2, call.number)
+        self._check_groups(call, groups)
         terms = {}
         for label in groups:
             members = call.members(label)
@@ -265,12 +282,28 @@ class ServerSum:
             if isinstance(total, Sum):
                 common = 1.0 if terms[label].weight_limit else call.members(label)[0].weight
                 means[label] = group_mean(total, None, asked.layout, len(total.survivors), common)
+                asked_of = frozenset(one.client for one in call.members(label))
+                self._taken |= dict.fromkeys(total.survivors, (total.survivors, asked_of))
         if not any(means):
             raise TooFewClients(tuple(len(call.members(label)) for label in groups), call.min_cohort)
         if self._parts.clipped is not None:
             empty = {part.name: np.zeros(part.shape, np.dtype(part.dtype)) for part in whole.layout}
             return self._parts.clipped.opened(means, call, Contribution(-1, empty, 1.0, ()))
         return tuple(means)
+
+    def _check_groups(self, call: SumCall, groups: Sequence[int]) -> None:
+        """`InputError` for a second sum of one turn over other clients, which clients refuse (`summed_once`)."""
+        if self._turn != call.round:
+            self._turn, self._taken = call.round, {}
+        for label in groups:
+            cohort = {one.client for one in call.members(label)}
+            for client in sorted(cohort & self._taken.keys()):
+                survivors, earlier = self._taken[client]
+                if not (cohort.issuperset(survivors) and cohort <= earlier):
+                    raise InputError(
+                        f"mean: client {client} was in a sum over {len(survivors)} clients in this round, and would be in one over "
+                        f"{len(cohort)} others: the difference of the two sums would show an individual; take one sum a client and round"
+                    )
 
     def _limit(self, call: SumCall, members: Sequence[Contribution]) -> float:
         """The most that a client may weigh: clients tell public weights from sample counts by it, whose limit is `max_weight`."""

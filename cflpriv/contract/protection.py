@@ -13,8 +13,10 @@ from ..errors import InputError
 from ..plugins import Registry
 
 SKETCH_SMALLEST = 8
+FEWEST_BUCKETS = 3
+"""Of two buckets none can be told to be bad."""
 
-__all__ = ["PROTECTIONS", "Protection", "ProtectionSpec", "SecureSum", "listed", "register_protection"]
+__all__ = ["PROTECTIONS", "ROBUST", "Protection", "ProtectionSpec", "SecureSum", "listed", "register_protection"]
 
 SmallClusters = Literal["wait", "local", "merge"]
 
@@ -26,7 +28,8 @@ class ProtectionSpec:
     `reveals`: one line for `cflpriv list`. `server` makes its server half of `federation.protections.ServerParts`, `client` its client half
     of `ClientParts`; both are called when they are needed first. `hides`: single values do not leave clients readable. `transformed`: it
     needs the secret that clients share. `secure`: sums bind to what their members were sent, and no single value leaves. `oblivious`: who
-    is in which group stays with the clients. `encrypted`: it needs a key holder.
+    is in which group stays with the clients. `encrypted`: it needs a key holder. `robust`: its sums may be over buckets (`ServerParts` with
+    `protection.robust` make a half that deals them).
     """
 
     of: Literal["sum", "gram"]
@@ -39,6 +42,7 @@ class ProtectionSpec:
     secure: bool = False
     oblivious: bool = False
     encrypted: bool = False
+    robust: bool = False
 
 
 def register_protection(spec: ProtectionSpec) -> None:
@@ -58,6 +62,13 @@ def listed(of: Literal["sum", "gram"]) -> dict[str, str]:
     return {spec.name: spec.reveals for spec in specs} | ({"sketch": SKETCH} if of == "gram" else {})
 
 
+ROBUST = {
+    "none": "the server combines nothing: a group has one mean",
+    "trimmed_mean": "means of random buckets, coordinate by coordinate without the extremes: the server sees the mean of each bucket",
+    "geometric_median": "the point nearest to the means of random buckets in all: the server sees the mean of each bucket",
+    "centred_clipping": "means of random buckets, clipped around their centre: the server sees the mean of each bucket",
+}
+"""What `[protection] robust` takes, and what each reveals."""
 SKETCH = "a first stage for long vectors: a public random sketch of `sketch_dim` numbers; protects nothing by itself"
 
 
@@ -78,6 +89,9 @@ class Protection:
     gram: how signatures and other compared vectors reach the server, in order; empty or ("none",) for in the clear.
     sum: how updates are averaged. Single values that an algorithm gathers are released as they are.
     min_cohort: no sum is formed over fewer clients (0: 3 under secure aggregation, else 1).
+    robust: a rule by which few bad clients move a mean little: a group is dealt into random buckets of at least the minimum cohort size,
+    and the rule combines their means ("none": the mean). buckets: how many, 0 for as many as there can be; a group of fewer than three gets
+    no sum, so it counts as small.
     small_clusters: what happens to a group below that: its model waits ("wait"), its members train alone ("local"), or clusters below
     it join the nearest while clustering ("merge").
     sketch_dim: what the stage "sketch" of `gram` makes of longer vectors; shorter ones it leaves as they are.
@@ -96,6 +110,8 @@ class Protection:
     sum: str = "none"
     min_cohort: int = 0
     small_clusters: SmallClusters = "wait"
+    robust: Literal["none", "trimmed_mean", "geometric_median", "centred_clipping"] = "none"
+    buckets: int = 0
     sketch_dim: int = 4096
     transform: Literal["per_round", "fixed"] = "per_round"
     secagg_mode: Literal["active", "passive"] = "active"
@@ -133,6 +149,7 @@ class Protection:
                 f"protection.min_cohort: {self.min_cohort} under sum = {self.sum!r}: a sum over one client is its value; "
                 "2 at least, 3 is the default"
             )
+        self._check_robust()
         if not (self.secagg_clip > 0 and np.isfinite(self.secagg_clip)):
             raise InputError(f"protection.secagg_clip: {self.secagg_clip} is not a finite number above 0")
         if not 2**-20 <= self.ckks_bound <= 2**20:
@@ -145,6 +162,20 @@ class Protection:
             raise InputError(f"protection.landmarks: {self.landmarks} spares encrypted products; it goes with gram = ['ckks']")
         if not (self.max_weight >= 0 and np.isfinite(self.max_weight)):
             raise InputError(f"protection.max_weight: {self.max_weight} is not a finite number of 0 or more")
+
+    def _check_robust(self) -> None:
+        if self.buckets < 0 or 0 < self.buckets < FEWEST_BUCKETS:
+            raise InputError(f"protection.buckets: {self.buckets}: a robust rule takes {FEWEST_BUCKETS} at least (0: as many as can be)")
+        if self.robust == "none":
+            return
+        if not self.sums.robust:
+            fit = " or ".join(repr(name) for name in listed("sum") if PROTECTIONS[f"sum.{name}"].robust)
+            raise InputError(f"protection.robust: {self.robust!r} under sum = {self.sum!r}: the server must see buckets' means; use {fit}")
+        if self.max_weight:
+            raise InputError(
+                f"protection.max_weight: {self.max_weight:g} with robust = {self.robust!r}: a private weight is a client's own word, and "
+                "with a large one it would own its bucket; leave it out, and weigh equally"
+            )
 
     @property
     def sums(self) -> ProtectionSpec:
@@ -181,7 +212,7 @@ class Protection:
         """The keys that were set and do nothing here, because what they are about is off."""
         on = {
             "secagg_": self.secure, "max_weight": self.secure, "ckks_": "ckks" in self.gram, "sketch_dim": "sketch" in self.gram,
-            "transform": self.sums.transformed,
+            "transform": self.sums.transformed, "buckets": self.robust != "none",
         }  # fmt: skip
         changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
         return tuple(name for name in changed if any(name.startswith(what) and not used for what, used in on.items()))
@@ -192,6 +223,11 @@ class Protection:
         return self.min_cohort or (3 if self.secure else 1)
 
     @property
+    def smallest_group(self) -> int:
+        """The fewest clients of a group that gets a mean: a cohort, or under a robust rule three of them."""
+        return self.smallest_sum * (1 if self.robust == "none" else FEWEST_BUCKETS)
+
+    @property
     def secure_sum(self) -> SecureSum:
         """The settings of secure aggregation."""
         return SecureSum(self.secagg_mode, self.secagg_bits, self.secagg_clip, self.max_weight)
@@ -199,10 +235,10 @@ class Protection:
     @property
     def name(self) -> str:
         """A short name for tables: "none", "haar", or "gram=…, sum=…"."""
-        gram = "+".join(self.gram) or "none"
-        if gram == self.sum:
+        gram, robust = "+".join(self.gram) or "none", self.robust
+        if gram == self.sum and robust == "none":
             return gram
-        return ", ".join(f"{key}={value}" for key, value in (("gram", gram), ("sum", self.sum)) if value != "none")
+        return ", ".join(f"{key}={value}" for key, value in (("gram", gram), ("sum", self.sum), ("robust", robust)) if value != "none")
 
 
 def _known(of: Literal["sum", "gram"], name: str) -> None:

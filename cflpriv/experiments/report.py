@@ -22,7 +22,7 @@ from scipy.cluster import hierarchy
 
 from ..algorithms import ALGORITHMS
 from ..clustering.similarity import MEASURES
-from ..contract.protection import listed
+from ..contract.protection import ROBUST, listed
 from ..errors import InputError
 from ..types import Array
 from . import pictures
@@ -493,7 +493,7 @@ def _floats(values: Sequence[float | None]) -> Array:
 
 def _reveals(runs: Sequence[Run]) -> list[dict[str, str]]:
     """Each key and setting of [protection] that occurs, its line in `cflpriv list`, and in which runs. The template has longer words."""
-    known = {"gram": listed("gram"), "sum": listed("sum")}
+    known = {"gram": listed("gram"), "sum": listed("sum"), "robust": ROBUST}
     rows: dict[tuple[str, str], list[str]] = {}
     for key in known:
         for run in runs:

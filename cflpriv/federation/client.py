@@ -62,7 +62,8 @@ class RemoteClient:
     @cached_property
     def _parts(self) -> ClientParts:
         return ClientParts(
-            self._settings, self._store, self.values, self._spending, self._entropy, self._group.transforms, self._allowed,
+            self._settings, self._store, self.values, self._spending, self._entropy, self._group.transforms,
+            self._group.compared, self._allowed,
             lambda: self._data().samples,
         )  # fmt: skip
 
@@ -99,6 +100,8 @@ class RemoteClient:
                     return (yield from self._give(ask))
                 case m.Step():
                     return getattr(self._sums, "step", no_stage)(ask)  # type: ignore[no-any-return]
+                case m.Deal():
+                    return getattr(self._sums, "deal", no_stage)(ask)  # type: ignore[no-any-return]
                 case m.Seal():
                     return self._relaying.seal(ask)
                 case m.Take():

@@ -21,13 +21,13 @@ from ..types import Array
 from .task_encoding import task_from_bytes, task_to_bytes
 
 __all__ = [
-    "REFUSALS", "VERSION", "AddUp", "Addends", "Answer", "Ask", "Bounded", "Boxed", "Carried", "Compute", "Computed", "Decrypt",
-    "Described", "Done", "Drop", "Enrol", "Enrolled", "Epoch", "Finish", "Fold", "Give", "Given", "Group", "Keys", "Many", "Message",
-    "Mine", "Named", "NoisySteps", "One", "OwnPart", "Parameter", "Picks", "Recipient", "Refused", "Released", "Said", "Seal", "Sealed",
-    "Shares", "Step", "Stepped", "Take", "ToHolder", "blind_terms", "codec", "decode_answer", "decode_ask", "encode", "to_one",
+    "REFUSALS", "VERSION", "AddUp", "Addends", "Answer", "Ask", "Bounded", "Boxed", "Carried", "Committed", "Compute", "Computed", "Deal",
+    "Decrypt", "Described", "Done", "Drop", "Enrol", "Enrolled", "Epoch", "Finish", "Fold", "Give", "Given", "Group", "Keys", "Many",
+    "Message", "Mine", "Named", "NoisySteps", "One", "OwnPart", "Parameter", "Picks", "Recipient", "Refused", "Released", "Said", "Seal",
+    "Sealed", "Shares", "Step", "Stepped", "Take", "ToHolder", "blind_terms", "codec", "decode_answer", "decode_ask", "encode", "to_one",
 ]  # fmt: skip
 
-VERSION = 6
+VERSION = 7
 LIMIT_BYTES = 1 << 31
 DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
 MOST_AXES = 8
@@ -37,7 +37,10 @@ REFUSALS: dict[str, str] = {
     "version": "server and client speak different versions of this protocol",
     "wrong-session": "the client has not been enrolled into this session (enrol it again), or has left it for another, for good",
     "forbidden": "the client's own settings forbid this: its protection, or the privacy it demands, differs from the server's",
+    "bad-dealing": "the nonces and commitments of a dealing into buckets do not fit each other, or the list that the client was shown",
+    "wrong-bucket": "the cohort of a secure sum is not the bucket that this client was dealt into",
     "over-budget": "the client has released all that its own privacy budget allows",
+    "second-sum": "the client has contributed a value of this round to a sum already, and the server asks for another over other clients",
     "used-transform": "the client has used this transform already: each serves one clustering epoch or one sum",
     "no-secret": "the client has no part in the agreement on the clients' secret yet",
     "not-held": "the client does not hold the value asked for (it lost its state, or the value was dropped)",
@@ -265,6 +268,25 @@ class Step(Message, frozen=True, tag="step"):
     noise: Shares | None = None
 
 
+class Committed(Message, frozen=True):
+    """A client's commitment to its nonce in a dealing."""
+
+    client: Count
+    commitment: Bytes32
+
+
+class Deal(Message, frozen=True, tag="deal"):
+    """One message of a dealing into buckets: commit to a nonce; open it for this list; here are the `nonces` of all on the list.
+
+    `slot` is that of the sums of the buckets, and the attempt.
+    """
+
+    session: Bytes16
+    slot: tuple[Count, Count, Count]
+    listed: tuple[Committed, ...]
+    nonces: tuple[Bytes32, ...]
+
+
 class Recipient(Message, frozen=True):
     """Who wants a value, and the encryption key with its owner's signature."""
 
@@ -368,7 +390,7 @@ class Drop(Message, frozen=True, tag="drop"):
 
 
 ToHolder = Keys | Decrypt | Finish | Drop
-Ask = Enrol | Compute | Give | Step | Seal | Take | Fold | AddUp | Group | Keys | Decrypt | Finish | Drop
+Ask = Enrol | Compute | Give | Step | Deal | Seal | Take | Fold | AddUp | Group | Keys | Decrypt | Finish | Drop
 
 
 # --- answers ------------------------------------------------------------------------------------------------------------------------
@@ -412,7 +434,7 @@ class Given(Message, frozen=True, tag="given"):
 
 
 class Stepped(Message, frozen=True, tag="stepped"):
-    """The client's message of a secure sum, or of the agreement (empty where it says nothing)."""
+    """The client's message of a secure sum, a dealing or the agreement (empty where it says nothing)."""
 
     said: bytes
 

@@ -123,6 +123,9 @@ class RemoteFederation:
         self.bare = Bare()  # what would travel without any protection
         self.protection_seconds = 0.0
         self._strict, self._witness = strict, witness
+        self._without_form: tuple[str, ...] = ()
+        if clipped is not None:
+            self._without_form = ("gather", "relay") if local is not None else ("gather", "relay", "gram")
         self._round = self._turn = -1
         self._calls = self._numbers = 0
         self._restored = False
@@ -138,6 +141,11 @@ class RemoteFederation:
     @property
     def _here(self) -> frozenset[int]:
         return self._roll.present if self._agreement is None else self._roll.present & self._agreement.members
+
+    @property
+    def disagreement(self) -> str:
+        """Why clients have no common transform yet, where they need one; empty otherwise."""
+        return "" if self._agreement is None else self._agreement.lacking
 
     @property
     def holder_missing(self) -> bool:
@@ -170,7 +178,7 @@ class RemoteFederation:
 
     @property
     def merge_below(self) -> int:
-        return self.protection.smallest_sum if self.protection.small_clusters == "merge" else 1
+        return self.protection.smallest_group if self.protection.small_clusters == "merge" else 1
 
     def begin_round(self, number: int) -> tuple[int, ...]:
         """Called before each round; who is at a place not seen before, or did not answer lately, is enrolled (again).
@@ -252,7 +260,7 @@ class RemoteFederation:
 
     def cohort(self, labels: Labels | Held | None = None) -> tuple[int, ...]:
         known = None if isinstance(labels, Held) else labels
-        return draw_cohort(self.sampling, self.clients, known, self.protection.smallest_sum, self.seed, self._round)
+        return draw_cohort(self.sampling, self.clients, known, self.protection.smallest_group, self.seed, self._round)
 
     def _record(self, verb: str) -> Callable[..., None]:
         return partial(self.transcript.add, self._round, verb)
@@ -460,7 +468,7 @@ class RemoteFederation:
         contributions = tuple(Contribution(client, {}, weight[client] or 1.0, labels[client]) for client in clients)
         sent = {client: known.models.get(client, UNTRACED) for client in clients} if self.protection.secure else {}
         call = SumCall(
-            self._turn, self._next_call(), contributions, k or 1, self.protection.smallest_sum, weights != "examples", sent, models
+            self._turn, self._next_call(), contributions, k or 1, self.protection.smallest_group, weights != "examples", sent, models
         )  # fmt: skip
         if self.accounts is not None:
             choices = groups if oblivious and isinstance(groups, Held) else None
@@ -606,7 +614,12 @@ class RemoteFederation:
         return self._sums.folded(self.clients, blind, times, on, place, verb, record)
 
     def _settle(self, held: Held, clients: Sequence[int], verb: str) -> None:
-        """Ask the ledger, before anybody is asked."""
+        """Ask the ledger, before anybody is asked. `InputError` for what has no private form."""
+        if verb in self._without_form:
+            raise InputError(
+                f"{verb}: releases single clients' values, which have no private form under privacy.unit = 'client'; means have, and rows "
+                "to be compared with privacy.local = ['gram']"
+            )
         if self.accounts is not None and clients:
             self.accounts.settle(held, clients, verb, self._round)
 

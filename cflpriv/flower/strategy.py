@@ -91,6 +91,11 @@ class ClusteredAveraging:
             raise InputError("protection.sum: 'secagg-oblivious' keeps clusters private, which this strategy knows; use 'secagg', or k = 1")
         if self.protection.small_clusters == "local":
             raise InputError("protection.small_clusters: 'local' leaves members with models that are not read here; use 'wait' or 'merge'")
+        if self.protection.robust != "none" and self.noise_multiplier:
+            raise InputError(
+                f"protection.robust: {self.protection.robust!r} with noise_multiplier = {self.noise_multiplier:g}: the noise is scaled to "
+                "a mean, of which the robust rule makes something else; use robust = 'none'"
+            )
         if self.noise_multiplier < 0 or self.clip_norm < 0:
             raise InputError("noise_multiplier and clip_norm: give numbers of 0 or more")
         if self.noise_multiplier and not self.clip_norm:
@@ -122,12 +127,7 @@ class ClusteredAveraging:
             roster=self.roster,
             entropy=self.entropy,
         )
-        transport.welcome(federation, self.clients, self.wait_seconds)
-        if len(federation.clients) < self.clients:
-            words = sorted({code for _, _, code in federation.refusals})
-            raise InputError(f"{len(federation.clients)} of {self.clients} clients answered; refusals: {words or 'none'}")
-        if federation.holder_missing:
-            raise InputError("the key holder of encrypted similarity did not answer")
+        transport.welcome_all(federation, self.clients, self.wait_seconds)
         labels, evidence = self._clusters(federation)
         first = Shared(flat(initial_arrays, layout))
         longest = self._longest(len(first.value()), len(labels)) if self.noise_multiplier else 0.0

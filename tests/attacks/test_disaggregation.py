@@ -95,6 +95,16 @@ def test_fixed_cohorts_remove_it(protection: Protection) -> None:
     assert not determined.any()
 
 
+@pytest.mark.parametrize("protection", [Protection(sum="secagg", robust="trimmed_mean", min_cohort=2), Protection(robust="trimmed_mean")])
+def test_buckets_that_are_dealt_afresh_bring_it_back(protection: Protection) -> None:
+    """Sums over one cohort that repeats, but over other buckets of it in each round."""
+    sums = recorded(protection, Sampling("fixed_cohorts", 1.0), 14)
+    assert all(len(one.members) >= protection.smallest_sum for one in sums)
+    errors, determined = differenced(sums)
+    assert determined.all()
+    assert errors.max() < 1e-5
+
+
 def test_sums_of_unrelated_clients_tell_nothing_of_these() -> None:
     sums = recorded(Protection(), Sampling("per_cluster", 0.5), 14)
     made, _ = disaggregate(

@@ -498,11 +498,13 @@ def test_fedprotos_prototypes_are_means_over_the_owners() -> None:
 def test_fedprotos_classes_below_the_floor_are_dropped_and_owners_hidden_where_sums_are_oblivious() -> None:
     scene = build_population(DataSpec(partition="pathological", groups=((0, 1), (1, 2)), clients=8, test_samples_per_client=10))
     few = [replace(client, id=i) for i, client in enumerate(c for c in scene.clients if c.id not in (1, 7))]  # two own class 2
-    for kind in ("secagg", "secagg-oblivious"):
-        fed = federation(few, Protection(sum=kind, min_cohort=3, secagg_clip=8.0))
-        state = rounds(fedproto(train_on(scene)), fed, 2)
-        assert sorted(state.prototypes) == [0, 1]  # class 2 has two owners
-        assert bool([m for m in fed.transcript.messages if m.verb == "gather"]) == (kind == "secagg")
+    fed = federation(few, Protection(sum="secagg-oblivious", min_cohort=3, secagg_clip=8.0))
+    state = rounds(fedproto(train_on(scene)), fed, 2)
+    assert sorted(state.prototypes) == [0, 1]  # class 2 has two owners
+    assert not [m for m in fed.transcript.messages if m.verb == "gather"]
+    assert "over those who own it" in fedproto(train_on(scene)).regroups
+    with pytest.raises(InputError, match="difference of the two sums would show an individual"):
+        rounds(fedproto(train_on(scene)), federation(few, Protection(sum="secagg", min_cohort=3, secagg_clip=8.0)), 2)
 
 
 def test_fesem_by_hand() -> None:

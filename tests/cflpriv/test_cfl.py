@@ -514,6 +514,25 @@ def test_sums_that_keep_groups_private_are_refused_before_anything_runs(name: st
         prepare(config)
 
 
+@pytest.mark.parametrize(
+    ("name", "protection", "words"),
+    [
+        ("cfl", {"sum": "secagg"}, r"protection\.gram = \[\]: 'cfl' compares .* protection\.sum = 'secagg' with min_cohort = 3; hide"),
+        ("cfl", {"sum": "hadamard", "gram": ["sketch"]}, r"protection\.gram = \['sketch'\]: .* protection\.sum = 'hadamard' with min_coh"),
+        ("stocfl", {"min_cohort": 2}, r"protection\.gram = \[\]: 'stocfl' .* protection\.sum = 'none' with min_cohort = 2; hide"),
+    ],
+)
+def test_updates_that_sums_hide_are_compared_in_the_clear_by_nobody(name: str, protection: dict[str, Any], words: str) -> None:
+    """CFL would run until its first split, where every client refuses."""
+    tree = {"training": {"weights": "equal"}, "algorithm": {"name": name}}
+    with pytest.raises(InputError, match=words):
+        prepare(parse_config({**tree, "protection": protection}))
+    for allowed in ({**protection, "gram": ["haar"]}, protection | {"sum": "none", "min_cohort": 1}):
+        prepare(parse_config({**tree, "protection": allowed}))
+    prepare(parse_config({**tree, "protection": protection, "run": {"release_policy": "off"}}))
+    prepare(parse_config({**tree, "protection": protection, "algorithm": {"name": "pacfl"}}))
+
+
 def test_it_splits_alike_under_protections() -> None:
     scene = swapped(9, samples_per_client=60)
     train = train_on(scene, dtype="float64")
