@@ -43,7 +43,7 @@ Hole = Callable[[pytest.MonkeyPatch], None]
 
 def config(protection: dict[str, Any], privacy: dict[str, Any] | None = None, name: str = "fedavg", **more: Any) -> Config:
     return parse_config({
-        "data": {"clients": 8}, "model": {"name": "linear"}, "training": {"rounds": 2, "weights": "equal", "lr": 0.1},
+        "data": {"clients": 8}, "model": {"name": "linear"}, "training": {"rounds": 1, "weights": "equal", "lr": 0.1},
         "algorithm": {"name": name}, "protection": protection, "privacy": privacy or {}, "run": more,
     })  # fmt: skip
 
