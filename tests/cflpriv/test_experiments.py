@@ -240,7 +240,7 @@ def test_runs_with_and_without_protection_draw_the_same() -> None:
             {"min_cohort": 3},
             r"client \d refuses \(sum, 'forbidden'\): .* min_cohort = 3 keeps updates from leaving in the clear: use",
         ),
-        ("stocfl", {"sum": "secagg"}, r"gram: representation would be compared in the clear, which clients refuse under protection\.sum"),
+        ("stocfl", {"sum": "secagg"}, r"protection\.gram = \[\]: 'stocfl' compares updates, .* protection\.sum = 'secagg' with min"),
     ],
 )
 def test_what_deployed_clients_refuse_is_refused_in_one_line_unless_the_policy_is_off(
