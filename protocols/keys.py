@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from .entropy import Entropy, system_entropy
 from .errors import RemoteError
+from .uncopied import uncopied
 
 __all__ = [
     "SEAL_OVERHEAD_BYTES",
@@ -109,6 +110,7 @@ def unseal(key: bytes, box: bytes, associated: bytes) -> bytes:
         raise RemoteError("bad-box") from None
 
 
+@uncopied("it has long-term secrets; give the same object to all who need it, and store the seeds as secretly as a private key")
 @dataclass(frozen=True)
 class Identity:
     """A client's long-term secrets: the seeds of its Ed25519 and X25519 keys. `client` is its number, i.e. its place on the roster."""

@@ -5,13 +5,14 @@ its model among as many models as it expects, keep at least its floor, and satis
 terms satisfy (the overflow proof among it). A mask key, and the key of the boxes beside it, serve one slot, once.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from .. import codec
 from ..errors import LocalError, RemoteError, TooFewClients
 from ..keys import Identity, Roster
+from ..uncopied import uncopied
 from . import messages
 from .messages import Slot, Terms
 
@@ -39,6 +40,7 @@ class Policy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     dimension: int | None = None
 
 
+@uncopied("it may be used once; see to_bytes")
 class MaskKey:
     """The secret keys advertised with an earlier upload for one slot, as seeds: of the masks, and of the boxes of shares.
 
@@ -50,9 +52,6 @@ class MaskKey:
     def __init__(self, mask_seed: bytes, box_seed: bytes, slot: Slot) -> None:
         self._seeds: tuple[bytes, bytes] | None = (mask_seed, box_seed)
         self.slot = slot
-
-    def __reduce_ex__(self, protocol: object) -> Any:
-        raise TypeError("a MaskKey is neither copied nor pickled: it may be used once; see to_bytes")
 
     def __repr__(self) -> str:
         return f"MaskKey(slot={self.slot}{', used' if self._seeds is None else ''})"
