@@ -43,6 +43,7 @@ def run(
     """Run one experiment into a run folder."""
     from .experiments import load_config, run_experiment
     from .experiments.resume import plugins_of
+    from .experiments.verify import digest_of
 
     folder = out or Path("runs") / config.stem
     experiment = load_config(config, set_ or [], [*(plugins_of(folder) if resume else ()), *(plugin or [])])
@@ -71,7 +72,7 @@ def run(
         except InputError as error:  # found out with the data at hand: name the file that asked for it
             raise InputError(f"{config}: {error}") from None
     _out.print(_summary_text(summary), markup=False)
-    _out.print(f"run folder: {folder}", markup=False)
+    _out.print(f"run folder: {folder}, digest {digest_of(folder)}", markup=False)
 
 
 @app.command()
@@ -135,6 +136,7 @@ def audit(
 ) -> None:
     """Attack a recorded run; writes audit.json and audit/ into its folder. Stopped, it goes on where it was when called again."""
     from .attacks.audit import audit_run
+    from .experiments.verify import digest_of
     from .plugins import load_plugin
 
     for file in plugin or []:
@@ -156,7 +158,7 @@ def audit(
         sys.exit(1)
     for cell in cells:
         _out.print(cell.line(), markup=False)
-    _out.print(f"written: {run_dir / 'audit.json'}", markup=False)
+    _out.print(f"written: {run_dir / 'audit.json'}, digest {digest_of(run_dir)}", markup=False)
 
 
 def _active_audit(source: Path, changes: list[str], attacks: list[str] | None, out: Path | None, data_dir: Path | None) -> None:
@@ -170,6 +172,25 @@ def _active_audit(source: Path, changes: list[str], attacks: list[str] | None, o
     path = written(rows, config, folder)
     _out.print(table(rows), markup=False)
     _out.print(f"written: {path}", markup=False)
+
+
+@app.command()
+def verify(
+    run_dir: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN_DIR")],
+    digest: Annotated[str | None, typer.Option("--digest", help="What `cflpriv run` or an audit printed at its end.")] = None,
+) -> None:
+    """Check that a run folder is as its run and its audits left it, and that its figures follow from its rounds. Exit code 1 if not."""
+    from .experiments.verify import verify as check
+
+    found = check(run_dir)
+    problems = list(found.problems)
+    if digest is not None and digest != found.digest:
+        problems.append(f"{run_dir}: its digest is {found.digest or 'missing'}, not {digest}")
+    for problem in problems:
+        _out.print(f"not verified: {problem}", markup=False)
+    if problems:
+        sys.exit(1)
+    _out.print(f"verified: {run_dir}, digest {found.digest}", markup=False)
 
 
 @app.command()

@@ -13,6 +13,7 @@ from ...errors import InputError
 from ...experiments.audit_report import ACTIVE_STATUS
 from ...experiments.config import Config, load_config
 from ...experiments.folder import environment
+from ...experiments.verify import OF_AUDITS, OF_RUN, seal
 from ...files import write_atomically
 from ...protocols.errors import ProtocolError
 from ...types import Population
@@ -97,6 +98,7 @@ def written(rows: Sequence[Row], config: Config, folder: Path) -> Path:
         path = folder / FILE
         write_atomically(path, json.dumps([row.as_json() for row in rows], indent=1, allow_nan=False) + "\n")
         write_atomically(folder / "active_audit.txt", table(rows) + "\n")
+        seal(folder, (*OF_RUN, *OF_AUDITS) if mine else OF_AUDITS)
     except OSError as error:
         raise InputError(f"{folder}: cannot be written ({error.strerror})") from None
     return path

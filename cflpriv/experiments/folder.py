@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
@@ -30,8 +29,9 @@ from .loop import Run, advance, begin, finish, population_digest
 from .private import charges, opened
 from .resume import check_same_config, holds_nothing, kept_rows, last_checkpoint, locked, note_resume, put_aside, put_audit_aside
 from .run import admit, estimate_record_bytes, prepare
+from .verify import seal
 
-__all__ = ["carry_out", "environment", "file_digests", "interruptible", "plain_json", "run_experiment"]
+__all__ = ["carry_out", "environment", "interruptible", "plain_json", "run_experiment"]
 
 
 def run_experiment(
@@ -202,8 +202,8 @@ def _rounds(run: Run, out: Path, tick: Callable[[dict[str, Any]], None]) -> dict
             run.say(f"interrupted: stopped after round {len(run.rows)} of {rounds}; all of it is saved, --resume goes on")
         run.backend.write(run, out)
         _measured(run, out)
-        summary |= {"files": file_digests(out)}
         write_atomically(out / "summary.json", json.dumps(plain_json(summary), indent=1) + "\n")
+        seal(out)
         run.backend.close(run)
     return summary
 
@@ -233,15 +233,6 @@ def flush(transcript: Transcript, out: Path, written: int) -> int:
         for i in range(written, len(messages)):
             messages[i] = replace(messages[i], payload=None)
     return len(messages)
-
-
-def file_digests(out: Path) -> dict[str, str]:
-    """BLAKE2b digests of the files that say what a run was, by path in its folder: an audit trusts them only as the run left them.
-
-    The transcript's headers hold those of all payloads. They show accidents and mixed-up folders, not an attacker who computes them afresh.
-    """
-    named = [out / "config.toml", out / "transcript" / "messages.jsonl", *sorted((out / "secrets").glob("*.json"))]
-    return {path.relative_to(out).as_posix(): blake2b(path.read_bytes(), digest_size=16).hexdigest() for path in named if path.is_file()}
 
 
 def _announce(run: Run) -> None:

@@ -31,6 +31,7 @@ from .checkpoint import write_atomically
 from .front import section, write_tables
 from .privacy_report import privacy_section
 from .sweep import Sweep, sweep_of
+from .verify import verify
 
 __all__ = ["Run", "read_run", "write_report"]
 
@@ -63,6 +64,7 @@ class Run:
     config: Mapping[str, Any]
     texts: Mapping[str, str]
     label: str = ""
+    problems: tuple[str, ...] = ()
     active: Sequence[Mapping[str, Any]] = ()
 
     @property
@@ -94,6 +96,7 @@ def write_report(folder: Path) -> Path:
         sweep=None if sweep is None else Markup(_sweep_section(environment, folder, sweep)),
         runs=runs,
         unfinished=unfinished,
+        unverified=[(run.label, run.problems) for run in runs if run.problems],
         unpoliced=[run.label for run in runs if run.summary.get("release_policy") == "off"],
         undetailed=runs[DETAILED:],
         leakage=_leakage(runs),
@@ -189,7 +192,8 @@ def read_run(folder: Path) -> Run:
             raise
         raise InputError(f"{path}: is damaged ({type(error).__name__}: {error})") from None
     texts = {name: _text(folder / name) for name in ("config.toml", "environment.json")}
-    return Run(folder, summary, _rounds(folder / "rounds.jsonl"), measured, evidence, audit, config, texts, active=active)
+    rows, problems = _rounds(folder / "rounds.jsonl"), verify(folder, payloads=False).problems
+    return Run(folder, summary, rows, measured, evidence, audit, config, texts, problems=problems, active=active)
 
 
 def _active(path: Path) -> list[Mapping[str, Any]]:
