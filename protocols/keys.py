@@ -33,6 +33,7 @@ __all__ = [
     "agree",
     "check_public_key",
     "derive",
+    "exchange",
     "frame",
     "private_key",
     "public_key",
@@ -72,15 +73,23 @@ def agree(own: X25519PrivateKey | bytes, peer: bytes, label: str, *context: byte
     `own` is this side's private key, or its seed.
 
     Raises:
+        RemoteError: "bad-key", see `exchange`.
+    """
+    return derive(exchange(own, peer), label, *context)
+
+
+def exchange(own: X25519PrivateKey | bytes, peer: bytes) -> bytes:
+    """The X25519 secret shared with the owner of `peer`, from which `derive` makes keys; never a key itself.
+
+    Raises:
         RemoteError: "bad-key" if `peer` is a point of small order (the shared secret would be the same for
         everybody).
     """
     try:
         loaded = private_key(own) if isinstance(own, bytes) else own
-        secret = loaded.exchange(X25519PublicKey.from_public_bytes(peer))
+        return loaded.exchange(X25519PublicKey.from_public_bytes(peer))
     except ValueError:
         raise RemoteError("bad-key") from None
-    return derive(secret, label, *context)
 
 
 def check_public_key(key: bytes) -> None:

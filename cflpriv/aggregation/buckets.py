@@ -61,11 +61,14 @@ class Dealings:
         return self._keep(ask, last) if ask.nonces else self._open(ask, last)
 
     def check(self, slot: tuple[int, int], cohort: Iterable[int]) -> None:
-        """Raises `RemoteError` "wrong-bucket" for the cohort of a sum that is not the bucket that was dealt for it."""
+        """Raises `RemoteError` "wrong-bucket" for the cohort of a sum that is not within the bucket that was dealt for it.
+
+        A sum that is taken again leaves out who broke its protocol; a server can leave out as many by calling them dropouts.
+        """
         if self._protection.robust == "none":
             return
         last = self._parts.store.load("dealing", _dealt)
-        if last is None or last.slot[:2] != slot or not last.bucket or last.bucket != tuple(sorted(cohort)):
+        if last is None or last.slot[:2] != slot or not last.bucket or not set(cohort) <= set(last.bucket):
             raise RemoteError("wrong-bucket")
 
     def _commit(self, ask: m.Deal, last: Dealt | None) -> m.Stepped:
