@@ -32,7 +32,7 @@ from cflpriv.federation.work import Work
 from cflpriv.protocols import ckks, secagg
 from cflpriv.protocols.errors import RemoteError
 from cflpriv.protocols.group import member as group_member
-from cflpriv.protocols.secagg import ClientStage
+from cflpriv.protocols.secagg import ClientStage, complaints
 from cflpriv.protocols.secagg import bindings as secagg_bindings
 from cflpriv.protocols.secagg import client as secagg_client
 from cflpriv.protocols.secagg.messages import Survivors, Unmask, decode_server
@@ -64,7 +64,8 @@ REFUSED = {
     "other_task": ("unlisted-model", "secagg Invite"), "switched_value": ("unlisted-model", "secagg Deliver"),
     "unequal_weights": ("bad-terms", "secagg Deliver"), "split_survivors": ("too-few-clients", "secagg Unmask"),
     "few_survivors": ("too-few-clients", "secagg Survivors"), "second_unmasking": ("second-sum", "secagg Survivors"),
-    "mode_downgrade": ("wrong-context", "secagg Invite"), "false_accusation": ("second-sum", "secagg Survivors"),
+    "mode_downgrade": ("wrong-context", "secagg Invite"), "false_complaints": ("too-many-complaints", "secagg Challenge"),
+    "false_accusation": ("second-sum", "secagg Survivors"),
     "other_operation": ("forbidden", "gather"), "dressed_task": ("unknown-task", "compute"),
 }  # fmt: skip
 """What clients in active mode refuse: the error code, and the stage."""
@@ -209,7 +210,7 @@ def answering_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def any_mode(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(sums, "Policy", lambda session, mode, *rest: secagg.Policy(session, "passive", *rest))
+    patch.setattr(sums, "Policy", lambda session, mode, *rest, **named: secagg.Policy(session, "passive", *rest, **named))
     patch.setattr(sums.ClientSum, "_roster", lambda self: None)
 
 
@@ -289,6 +290,7 @@ HOLES: dict[str, tuple[Config, Hole]] = {
     "few_survivors": (PASSIVE_OF_SEVEN, no_check(secagg_client, "enough")),
     "second_unmasking": (ACTIVE, several(summed_twice, kept_machines, answering_twice)),
     "mode_downgrade": (ACTIVE, any_mode),
+    "false_complaints": (ACTIVE, no_check(complaints, "most_openings", 99)),
     "false_accusation": (ACTIVE, several(summed_twice, kept_machines)),
     "other_operation": (ACTIVE, no_check(release_policy, "check")),
     "other_operation_compared": (HAAR, no_check(release_policy, "check")),
