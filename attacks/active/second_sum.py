@@ -98,7 +98,7 @@ COMPUTED_AGAIN = ActiveAttack(
 DERIVED = ActiveAttack("the same with a copy that clients make of the value", GUARANTEE, derived, accomplices=False)
 NEXT_ROUND = ActiveAttack(
     "one update from the sums of two rounds that begin from one model, over cohorts that differ by its client",
-    "secagg, Reveals: two sums whose groups differ by one client give its value by subtraction", next_round, claimed=lambda config: False,
+    "secagg, Reveals: sums of successive rounds over clients that differ by one show what nearly equal models make of its data", next_round, claimed=lambda config: False,
     accomplices=False,
 )  # fmt: skip
 STALE_SLOT = ActiveAttack(
