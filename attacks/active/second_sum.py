@@ -98,8 +98,8 @@ COMPUTED_AGAIN = ActiveAttack(
 DERIVED = ActiveAttack("the same with a copy that clients make of the value", GUARANTEE, derived, accomplices=False)
 NEXT_ROUND = ActiveAttack(
     "one update from the sums of two rounds that begin from one model, over cohorts that differ by its client",
-    "secagg, Reveals: sums of successive rounds over clients that differ by one show what nearly equal models make of its data", next_round, claimed=lambda config: False,
-    accomplices=False,
+    "secagg, Reveals: sums of successive rounds over clients that differ by one show what nearly equal models make of its data",
+    next_round, claimed=lambda config: False, accomplices=False,
 )  # fmt: skip
 STALE_SLOT = ActiveAttack(
     "a later round's sum at a slot that has passed", "protocols/secagg/policy.py: a client accepts only terms of later slots", stale_slot,
