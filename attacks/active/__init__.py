@@ -49,6 +49,7 @@ for _name, _attack in {
     "few_survivors": survivors.FEW_SURVIVORS,
     "second_unmasking": survivors.SECOND_UNMASKING,
     "mode_downgrade": survivors.MODE_DOWNGRADE,
+    "false_complaints": survivors.FALSE_COMPLAINTS,
     "false_accusation": survivors.FALSE_ACCUSATION,
     "other_operation": operations.OTHER_OPERATION,
     "other_operation_compared": operations.OTHER_OPERATION_COMPARED,

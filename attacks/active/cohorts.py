@@ -16,7 +16,10 @@ from ...algorithms.pacfl import ClusterByAngles
 from ...contract.protection import Protection
 from ...experiments.config import Config
 from ...federation import messages as m
+from ...federation.transforms import clustering_name
+from ...protocols import codec
 from ...protocols.errors import ProtocolError
+from ...protocols.group import Ratchet
 from ...protocols.orthonormal import transform
 from .outcome import ActiveAttack, Guess, secure_sums
 from .scene import Play
@@ -55,10 +58,14 @@ def sybil_group(play: Play) -> Guess:
     kind, dimension = play.scene.config.protection.comparison.name, math.prod(play.scene.population.shape)
     for one in play.liar.said:
         if one.client == play.victim and isinstance(one.ask, m.Give) and isinstance(one.answer, m.Given) and play.puppets:
-            secret = next(iter(play.puppets.values())).secrets().get("group_secret")
+            named, secrets = clustering_name(one.ask.transform), next(iter(play.puppets.values())).secrets()
             rows = np.asarray(one.answer.values[0].value, np.float64)
-            if secret is not None:
-                guess = np.ravel(transform(kind, bytes.fromhex(secret), one.ask.transform, dimension).invert(rows)[:, :dimension])
+            if named is not None and "epoch_secrets" in secrets:
+                kept = bytes.fromhex(secrets["epoch_secrets"])
+                ratchet = codec.decode(kept, Ratchet, len(kept))
+                key = ratchet.key(named.number) or ratchet.moved(named.number).key(named.number)
+                if key is not None:
+                    guess = np.ravel(transform(kind, key, named.purpose, dimension).invert(rows)[:, :dimension])
     return Guess(guess, "signature")
 
 

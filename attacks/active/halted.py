@@ -16,9 +16,11 @@ from ...protocols.secagg.masks import Mask, total_mask
 from ...protocols.secagg.messages import (
     Advert,
     Adverts,
+    Challenge,
     Consistent,
     Deliver,
     Masked,
+    Opening,
     Reveal,
     Signed,
     Survivors,
@@ -56,7 +58,16 @@ class Halted:
     self_shares: dict[int, dict[int, bytes]] = field(default_factory=dict)
     key_shares: dict[int, dict[int, bytes]] = field(default_factory=dict)
 
-    def ask(self, said: Mapping[int, Survivors | Unmask]) -> dict[int, bytes]:
+    def challenge(self, dealer: int, accusers: Collection[int]) -> bool:
+        """Tell a client that these complained of the shares that it dealt them; whether it opened them."""
+        answer = self.ask({dealer: Challenge(self.context, ids(accusers))}).get(dealer)
+        opened = None if answer is None else decode_client(answer)
+        for one in opened.shares if isinstance(opened, Opening) else ():
+            self.self_shares.setdefault(dealer, {})[one.peer] = one.self_share
+            self.key_shares.setdefault(dealer, {})[one.peer] = one.key_share
+        return isinstance(opened, Opening)
+
+    def ask(self, said: Mapping[int, Survivors | Unmask | Challenge]) -> dict[int, bytes]:
         """Say these to clients; what they answer. Accomplices forget that they were asked, and answer each list as if it were the first."""
         kinds = {type(one).__name__ for one in said.values()}
         kept = {one: dict(self.play.stores[one]) for one in said if one in self.play.stores}
@@ -80,7 +91,7 @@ class Halted:
 
     def reveal(self, lists: Mapping[int, Collection[int]], signatures: Mapping[int, bytes]) -> None:
         """Ask each client for the shares that its list of survivors gives, with the signatures of those of `signatures` on that list."""
-        said: dict[int, Survivors | Unmask] = {}
+        said: dict[int, Unmask] = {}
         for client, survivors in lists.items():
             alike = [one for one in sorted(signatures) if one in survivors and set(lists.get(one, ())) == set(survivors)]
             said[client] = Unmask(self.context, ids(survivors), tuple(Signed(one, signatures[one]) for one in alike))

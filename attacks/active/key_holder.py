@@ -7,6 +7,7 @@ learns is written there under Reveals: a threshold of the server's choice.
 
 import math
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,10 +20,11 @@ from ...errors import InputError
 from ...experiments.config import Config
 from ...federation import messages as m
 from ...protocols import ckks
-from ...protocols.ckks.messages import Upload, decode
+from ...protocols.ckks.messages import LABEL, Announcement, Upload, decode, encode
+from ...protocols.ckks.public_key import fresh_key
 from ...protocols.ckks.seal import arithmetic
 from ...protocols.errors import MalformedMessage, ProtocolError
-from ...protocols.keys import Identity
+from ...protocols.keys import Identity, sign
 from ...types import Array
 from .liar import HOLDER
 from .outcome import ActiveAttack, Figure, Guess
@@ -36,7 +38,7 @@ RIGHT_ANGLE = 90.0
 def swapped_holder(play: Play) -> Guess:
     """The victim is told that a key which the server made is the key holder's."""
     held = play.fed.compute(play.scene.signature)["signature"]
-    keys: dict[bytes, ckks.KeyHolder] = {}
+    made: list[tuple[ckks.Setup, Any]] = []
     uploads: list[bytes] = []
 
     def say(client: int, ask: m.Ask, stage: str) -> m.Ask:
@@ -44,8 +46,10 @@ def swapped_holder(play: Play) -> Guess:
             return ask
         p, dimension = play.scene.signature.width, math.prod(play.scene.population.shape)
         setup = CkksSettings.of(play.scene.config.protection).setup(ask.session, ask.epoch.number, play.roster, p, dimension)
-        own = keys.setdefault(setup.digest, ckks.KeyHolder(setup, Identity.create(0), bytes(32), play.roster))
-        return msgspec.structs.replace(ask, epoch=m.Epoch(ask.epoch.number, setup.digest, own.announcement))
+        secret, key = fresh_key(setup, play.roster.holder)
+        made.append((setup, secret))
+        announcement = encode(Announcement(setup.digest, key, sign(Identity.create(0), LABEL + "key", setup.digest, key)))
+        return msgspec.structs.replace(ask, epoch=m.Epoch(ask.epoch.number, setup.digest, announcement))
 
     def hear(client: int, ask: m.Ask, answer: m.Answer, stage: str) -> m.Answer:
         if client == play.victim and stage == "gram" and isinstance(answer, m.Given) and len(answer.values) == 1:
@@ -55,9 +59,8 @@ def swapped_holder(play: Play) -> Guess:
     play.liar.say, play.liar.hear = say, hear
     _compared(play, held)
     guess = None
-    for own in keys.values():
-        for upload in uploads:
-            guess = _decrypted(own, upload)
+    for (setup, secret), upload in zip(made, uploads, strict=False):
+        guess = _decrypted(setup, secret, upload)
     return Guess(guess, "signature")
 
 
@@ -67,13 +70,11 @@ def _compared(play: Play, held: Held) -> None:
         play.fed.gram(held, ClusterByAngles())
 
 
-def _decrypted(own: ckks.KeyHolder, upload: bytes) -> Array | None:
+def _decrypted(setup: ckks.Setup, secret: Any, upload: bytes) -> Array | None:
     """The vectors (p·d,) of an upload under a key of one's own."""
-    setup = own.setup
     ring, packing = arithmetic(setup.parameters), setup.packing
     try:
         message = decode(upload, Upload, setup)
-        secret = ring.load_secret_key(own.secret_key())
         decryptor = ring.seal.Decryptor(ring.context, secret)
         chunks = []
         for data in message.left:

@@ -1,8 +1,10 @@
 """Two sums that differ by the victim, of one value or of values that are nearly one: the difference is the victim's update.
 
-Checks: "the server learns each group's sum over its survivors … and nothing else about a value" (aggregation/secagg.py, Guarantee), and
-"with `secagg_mode = "active"` also a server that lies" (docs/guarantees.md, Averaging). `next_round` checks what is written beside it: two
-sums whose groups differ by one client, in two rounds that begin from one model, differ by about its update, and no client can know.
+Checks: "of the values that a client computes in one round of a session, and of all that is computed from these, only sums over the same
+survivors are opened" (aggregation/summed_once.py, Guarantee); "the server learns each group's sum over its survivors … and nothing else
+about a value" (aggregation/secagg.py, Guarantee), "with `secagg_mode = "active"` also a server that lies" (docs/guarantees.md, Averaging).
+`next_round` checks what is written beside it: two sums whose groups differ by one client, in two rounds that begin from one model, differ
+by about its update, and no client can know.
 """
 
 from collections.abc import Callable
@@ -21,8 +23,9 @@ MADE_NUMBER = 1 << 30
 
 
 def difference(play: Play, first: Held, second: Callable[[], Held], of: Value = "update", note: str = "") -> Guess:
-    """A sum of `first` over all, then one of `second` over all but the victim."""
+    """A sum of `first` over all, then one of `second` over all but the victim. An honest server refuses two such sums of one turn."""
     whole = play.sum(first, play.clients)
+    play.fed.begin_round(play.fed.round)
     rest = None if whole is None else play.sum(second(), play.others)
     guess = None
     if whole is not None and rest is not None and set(whole.survivors) - set(rest.survivors) == {play.victim}:
@@ -73,14 +76,17 @@ def next_round(play: Play) -> Guess:
 
 
 def stale_slot(play: Play) -> Guess:
-    """A second sum at the slot of the first, as if the first had never been: rounds and calls are counted anew."""
-    held, before = play.compute(), play.fed.saved()
+    """The second round's sum at a slot before that of the first's: turns are counted anew."""
+    held, before = play.compute(**WHOLE), play.fed.saved()
+    for _ in range(2):
+        play.fed.begin_round(0)
 
     def earlier() -> Held:
         play.fed.restore(before, 0)
-        return held
+        play.fed.begin_round(1)
+        return play.compute(**WHOLE)
 
-    return difference(play, held, earlier)
+    return difference(play, held, earlier, "whole_batch_update", "one step over all data, from the same model in both rounds")
 
 
 SECOND_SUM = ActiveAttack(
@@ -92,10 +98,10 @@ COMPUTED_AGAIN = ActiveAttack(
 DERIVED = ActiveAttack("the same with a copy that clients make of the value", GUARANTEE, derived, accomplices=False)
 NEXT_ROUND = ActiveAttack(
     "one update from the sums of two rounds that begin from one model, over cohorts that differ by its client",
-    "secagg, Reveals: two sums whose groups differ by one client give its value by subtraction", next_round, claimed=lambda config: False,
-    accomplices=False,
+    "secagg, Reveals: sums of successive rounds over clients that differ by one show what nearly equal models make of its data",
+    next_round, claimed=lambda config: False, accomplices=False,
 )  # fmt: skip
 STALE_SLOT = ActiveAttack(
-    "a second sum at the slot of an earlier one", "protocols/secagg/policy.py: a client accepts only terms of later slots", stale_slot,
+    "a later round's sum at a slot that has passed", "protocols/secagg/policy.py: a client accepts only terms of later slots", stale_slot,
     accomplices=False,
 )  # fmt: skip

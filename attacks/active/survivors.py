@@ -2,7 +2,7 @@
 
 With both kinds of a client's shares its masks come off. So: two lists, to two parts of the clients or one after the other to all; a list
 shorter than the minimum cohort size; the passive mode, in which nobody compares lists; a client accused so that the sum is taken again
-without it, after which the first sum is finished as well.
+without it, after which the first sum is finished as well; complaints that nobody made, so that a client opens its shares.
 
 Checks: "what leaves this machine shows no more than the sum over at least `floor` survivors" (protocols/secagg/client.py, Guarantee), and
 the rows "two stories about who survived" and "asks for both shares of a client" of docs/secure_aggregation.md.
@@ -16,7 +16,7 @@ from .halted import Halted, halted
 from .outcome import ActiveAttack, Guess, secure_sums
 from .scene import Play
 
-__all__ = ["FALSE_ACCUSATION", "FEW_SURVIVORS", "MODE_DOWNGRADE", "SECOND_UNMASKING", "SPLIT_SURVIVORS"]
+__all__ = ["FALSE_ACCUSATION", "FALSE_COMPLAINTS", "FEW_SURVIVORS", "MODE_DOWNGRADE", "SECOND_UNMASKING", "SPLIT_SURVIVORS"]
 
 GUARANTEE = "protocols/secagg: what leaves a client shows no more than the sum over at least the minimum cohort size of survivors"
 
@@ -89,6 +89,23 @@ def false_accusation(play: Play) -> Guess:
     return Guess(guess, "update", play.honest, "the first sum was stopped before any share was revealed")
 
 
+def false_complaints(play: Play) -> Guess:
+    """The victim is told that all others complained of its shares, then that half of them did, then the rest; then the sum is finished.
+
+    What it opens are shares of both its secrets. It is in the sum, so that the others reveal theirs of its self mask.
+    """
+    stopped = halted(play, play.compute(), play.clients)
+    if stopped is not None:
+        everyone = [one for one in play.clients if one in stopped.uploads]
+        others = [one for one in everyone if one != play.victim]
+        half = len(others) // 2
+        if not stopped.challenge(play.victim, others):
+            for accusers in (others[:half], others[half:]):
+                stopped.challenge(play.victim, accusers)
+        _told(stopped, dict.fromkeys(everyone, everyone))
+    return _read(play, stopped)
+
+
 def _plain_values(config: Config) -> str:
     if config.privacy.unit == "client":
         return "sums carry clients' shares of noise, which this attack does not decode"
@@ -114,6 +131,11 @@ FEW_SURVIVORS = ActiveAttack("a list of survivors below the minimum cohort size"
 MODE_DOWNGRADE = ActiveAttack(
     "terms of the passive mode, and then two lists of survivors", "protocols/secagg/policy.py: a client accepts only terms of its own mode",
     split_survivors, _active, server=_passive,
+)  # fmt: skip
+FALSE_COMPLAINTS = ActiveAttack(
+    "shares of a client's secrets, from complaints that nobody made",
+    "protocols/secagg/complaints.py: with the shares of colluding clients, those that a dealer opens are fewer than the threshold",
+    false_complaints, _plain_values,
 )  # fmt: skip
 FALSE_ACCUSATION = ActiveAttack(
     "a sum taken again without an accused client, and the first one finished as well",

@@ -7,9 +7,9 @@ Reveals: who is in which group and who drops out, the sums, how many clients cli
 one show, by their difference, what nearly equal models make of that client's data. Where the list has k models, a server that plants a
 private one as one of the k is not stopped; what tasks keep in a client's memory is not traced to the models it came from.
 Active attacks (`attacks.active`): the sum and nothing else: `second_sum`, `computed_again`, `derived_copy`, `stale_slot`,
-`split_survivors`, `second_unmasking`, `mode_downgrade`, `false_accusation`, `sybils`, `relay_to_accomplice`; the minimum cohort size:
-`smaller_minimum`, `few_survivors`, `accomplices`; what sums bind to: `other_model`, `listed_model`, `other_task`, `switched_value`,
-`unequal_weights`; by subtraction: `next_round`.
+`split_survivors`, `second_unmasking`, `mode_downgrade`, `false_accusation`, `false_complaints`, `sybils`, `relay_to_accomplice`; the
+minimum cohort size: `smaller_minimum`, `few_survivors`, `accomplices`; what sums bind to: `other_model`, `listed_model`, `other_task`,
+`switched_value`, `unequal_weights`; by subtraction: `next_round`.
 Source: Bonawitz et al. 2017, Bell et al. 2020.
 """
 

@@ -8,6 +8,7 @@ Guarantee: of the values that a client computes in one round of a session, and o
 survivors are opened.
 Reveals: a server may call the same model that of another round. Sums of successive rounds over different clients show, by their difference,
 what nearly equal models make of a client's data (`docs/threat_model.md`).
+Active attacks (`attacks.active`): `second_sum`, `computed_again`, `derived_copy`, `second_unmasking`; what it does not stop: `next_round`.
 """
 
 from ..federation import messages as m

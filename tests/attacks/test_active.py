@@ -24,13 +24,15 @@ from cflpriv.experiments import Config, parse_config
 from cflpriv.federation import messages as m
 from cflpriv.federation import release_policy, values
 from cflpriv.federation.client_ledger import Spending
+from cflpriv.federation.group_secret import GroupMember
 from cflpriv.federation.store import ObjectStore
 from cflpriv.federation.task_encoding import UnknownTask, task_from_bytes
+from cflpriv.federation.transforms import clustering_name
 from cflpriv.federation.work import Work
 from cflpriv.protocols import ckks, secagg
 from cflpriv.protocols.errors import RemoteError
 from cflpriv.protocols.group import member as group_member
-from cflpriv.protocols.secagg import ClientStage
+from cflpriv.protocols.secagg import ClientStage, complaints
 from cflpriv.protocols.secagg import bindings as secagg_bindings
 from cflpriv.protocols.secagg import client as secagg_client
 from cflpriv.protocols.secagg.messages import Survivors, Unmask, decode_server
@@ -55,18 +57,20 @@ HAAR_SECURE = config({"gram": ["haar"], "sum": "secagg"}, name="cfl")
 CKKS = config({"gram": ["ckks"]}, name="pacfl")
 
 REFUSED = {
-    "derived_copy": ("forbidden", "secagg Invite"), "stale_slot": ("old-slot", "secagg Invite"),
+    "second_sum": ("second-sum", "secagg Adverts"), "computed_again": ("second-sum", "secagg Adverts"),
+    "derived_copy": ("second-sum", "secagg Adverts"), "stale_slot": ("old-slot", "secagg Invite"),
     "smaller_minimum": ("floor-too-low", "secagg Invite"), "sybils": ("bad-signature", "secagg Adverts"),
     "other_model": ("unlisted-model", "secagg Invite"), "listed_model": ("forbidden", "secagg Invite"),
     "other_task": ("unlisted-model", "secagg Invite"), "switched_value": ("unlisted-model", "secagg Deliver"),
     "unequal_weights": ("bad-terms", "secagg Deliver"), "split_survivors": ("too-few-clients", "secagg Unmask"),
-    "few_survivors": ("too-few-clients", "secagg Survivors"), "second_unmasking": ("old-slot", "secagg Survivors"),
-    "mode_downgrade": ("wrong-context", "secagg Invite"), "false_accusation": ("old-slot", "secagg Survivors"),
+    "few_survivors": ("too-few-clients", "secagg Survivors"), "second_unmasking": ("second-sum", "secagg Survivors"),
+    "mode_downgrade": ("wrong-context", "secagg Invite"), "false_complaints": ("too-many-complaints", "secagg Challenge"),
+    "false_accusation": ("second-sum", "secagg Survivors"),
     "other_operation": ("forbidden", "gather"), "dressed_task": ("unknown-task", "compute"),
 }  # fmt: skip
 """What clients in active mode refuse: the error code, and the stage."""
-OPEN = ("second_sum", "computed_again", "relay_to_accomplice")
-"""What they should refuse and do not: findings, which are `learned` until clients refuse."""
+OPEN = ("relay_to_accomplice",)
+"""What they should refuse and do not: a finding, which is `learned` until clients refuse."""
 BEYOND = ("next_round", "accomplices", "choices_as_probes")
 """What no guarantee speaks of, and a server that lies learns."""
 
@@ -94,12 +98,13 @@ def test_the_catalogue_in_active_mode(transport: str) -> None:
 
 def test_the_catalogue_in_passive_mode_says_that_it_is_outside_the_guarantee() -> None:
     rows = {row.attack: row for row in only(PASSIVE, "sybils", "split_survivors", "derived_copy", "second_unmasking")}
-    for name in ("sybils", "split_survivors", "derived_copy"):
+    for name in ("sybils", "split_survivors"):
         assert rows[name].status == "learned", rows[name].result()
         assert rows[name].value == pytest.approx(0.0, abs=1e-5)
         assert not rows[name].claimed
         assert "outside the guarantee" in rows[name].result()
-    assert (rows["second_unmasking"].status, rows["second_unmasking"].code) == ("refused", "old-slot")
+    for name in ("second_unmasking", "derived_copy"):
+        assert (rows[name].status, rows[name].code) == ("refused", "second-sum")
 
 
 def test_the_catalogue_under_a_shared_transform() -> None:
@@ -205,7 +210,7 @@ def answering_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def any_mode(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(sums, "Policy", lambda session, mode, *rest: secagg.Policy(session, "passive", *rest))
+    patch.setattr(sums, "Policy", lambda session, mode, *rest, **named: secagg.Policy(session, "passive", *rest, **named))
     patch.setattr(sums.ClientSum, "_roster", lambda self: None)
 
 
@@ -246,16 +251,32 @@ def unlimited(self: sums.ClientSum, ask: m.Step) -> bytes:
     return sums.bound(ask, self._values.origin(ask.held).received)
 
 
+def opening_anything(patch: pytest.MonkeyPatch) -> None:
+    """A client opens for the server also what others hid for comparison."""
+    honest = GroupMember.transforms
+
+    def transforms(self: GroupMember) -> Any:
+        def one(name: str, dimension: int, kind: str | None = None) -> Any:
+            named = clustering_name(name)
+            return honest(self)(name, dimension, kind) if named is None else self.compared(named, dimension, "haar")
+
+        return one
+
+    patch.setattr(values, "OPENED", ("",))
+    patch.setattr(GroupMember, "transforms", transforms)
+
+
+summed_twice = no_check(sums, "check_proposed")
 nothing: Hole = lambda patch: None  # noqa: E731
 PASSIVE_OF_SEVEN = config({"sum": "secagg", "secagg_mode": "passive", "min_cohort": 7})
 HOLES: dict[str, tuple[Config, Hole]] = {
-    "second_sum": (ACTIVE, nothing),
-    "computed_again": (ACTIVE, nothing),
+    "second_sum": (ACTIVE, summed_twice),
+    "computed_again": (ACTIVE, summed_twice),
     "next_round": (ACTIVE, nothing),
     "accomplices": (ACTIVE, nothing),
     "relay_to_accomplice": (ACTIVE, nothing),
     "choices_as_probes": (ACTIVE, nothing),
-    "derived_copy": (ACTIVE, traced_copies),
+    "derived_copy": (ACTIVE, several(summed_twice, traced_copies)),
     "stale_slot": (ACTIVE, forgotten_slots),
     "smaller_minimum": (ACTIVE, accepting("floor-too-low")),
     "sybils": (ACTIVE, several(no_check(secagg_bindings, "verify"), no_check(secagg_client, "verify"))),
@@ -267,14 +288,15 @@ HOLES: dict[str, tuple[Config, Hole]] = {
     "unequal_weights": (ACTIVE, several(no_check(sums, "weighed", True), no_check(sums, "_check_weight"))),
     "split_survivors": (PASSIVE, nothing),
     "few_survivors": (PASSIVE_OF_SEVEN, no_check(secagg_client, "enough")),
-    "second_unmasking": (ACTIVE, several(kept_machines, answering_twice)),
+    "second_unmasking": (ACTIVE, several(summed_twice, kept_machines, answering_twice)),
     "mode_downgrade": (ACTIVE, any_mode),
-    "false_accusation": (ACTIVE, kept_machines),
+    "false_complaints": (ACTIVE, no_check(complaints, "most_openings", 99)),
+    "false_accusation": (ACTIVE, several(summed_twice, kept_machines)),
     "other_operation": (ACTIVE, no_check(release_policy, "check")),
     "other_operation_compared": (HAAR, no_check(release_policy, "check")),
     "dressed_task": (ACTIVE, several(no_check(release_policy, "check"), declared_tasks)),
     "repeated_epoch": (HAAR, no_check(transformed, "take")),
-    "opened_by_another": (HAAR_SECURE, lambda patch: patch.setattr(values, "OPENED", ("",))),
+    "opened_by_another": (HAAR_SECURE, opening_anything),
     "chosen_rows": (HAAR, nothing),
     "swapped_holder": (CKKS, lambda patch: patch.setattr(ckks.client, "verify_key", lambda *given: None)),
     "other_function": (CKKS, nothing),
@@ -363,12 +385,12 @@ def test_rows_name_their_sentence() -> None:
 
 
 def test_the_result_is_written_beside_its_configuration_alone(tmp_path: Path) -> None:
-    rows = only(ACTIVE, "smaller_minimum", "second_sum", "swapped_holder")
+    rows = only(ACTIVE, "smaller_minimum", "relay_to_accomplice", "swapped_holder")
     path = written(rows, ACTIVE, tmp_path / "out")
     stored = json.loads(path.read_text(encoding="utf-8"))
     assert [Row(**one) for one in stored] == rows
     text = table(rows).splitlines()
-    assert [line.split()[0] for line in text] == ["second_sum", "smaller_minimum", "swapped_holder"], "the least comforting first"
+    assert [line.split()[0] for line in text] == ["relay_to_accomplice", "smaller_minimum", "swapped_holder"], "the least comforting first"
     assert "refused: floor-too-low (secagg Invite)" in text[1]
     assert written(rows, ACTIVE, tmp_path / "out") == path
     with pytest.raises(InputError, match="is another experiment"):
