@@ -340,6 +340,20 @@ def test_a_false_complaint_costs_the_one_that_cannot_go_on() -> None:
     assert fed.refusals == [(3, "secagg Settle", "wrong-stage")]
 
 
+def test_oblivious_sums_are_taken_again_too() -> None:
+    scene, transport, fed = federation(Protection(sum="secagg-oblivious", min_cohort=2), 7)
+    spoil = lambda shares: msgspec.structs.replace(shares, boxes=(*bad_boxes(shares).boxes[:2], *shares.boxes[2:]))  # noqa: E731
+    changed(transport, {"secagg Adverts": spoil, "secagg Challenge": zeros})
+    made: Any = ALGORITHMS["ifca"].make(training(scene), k=2, weights="equal")
+    state = made.init(fed)
+    fed.begin_round(0)
+    after, _ = made.round(fed, state)
+    assert fed.refusals == [(3, "secagg Challenge", "false-shares")]
+    assert transport.stages.count("secagg Deliver") == 3, "the counts twice, the blocks once"
+    before = [model.value() for model in state.restarts[0].models]
+    assert any(np.any(model.value() != old) for model, old in zip(after.restarts[0].models, before, strict=True))
+
+
 def test_shares_of_another_secret_cost_one_sum_and_their_dealer_the_session() -> None:
     scene, transport, fed = federation(Protection(sum="secagg", min_cohort=2), 5)
     changed(transport, {"secagg Adverts": lambda shares: msgspec.structs.replace(shares, commitment=bytes(32))})
