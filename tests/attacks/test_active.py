@@ -66,11 +66,10 @@ REFUSED = {
     "few_survivors": ("too-few-clients", "secagg Survivors"), "second_unmasking": ("second-sum", "secagg Survivors"),
     "mode_downgrade": ("wrong-context", "secagg Invite"), "false_complaints": ("too-many-complaints", "secagg Challenge"),
     "false_accusation": ("second-sum", "secagg Survivors"),
+    "relay_to_accomplice": ("forbidden", "seal"),
     "other_operation": ("forbidden", "gather"), "dressed_task": ("unknown-task", "compute"),
 }  # fmt: skip
 """What clients in active mode refuse: the error code, and the stage."""
-OPEN = ("relay_to_accomplice",)
-"""What they should refuse and do not: a finding, which is `learned` until clients refuse."""
 BEYOND = ("next_round", "accomplices", "choices_as_probes")
 """What no guarantee speaks of, and a server that lies learns."""
 
@@ -84,14 +83,14 @@ def test_the_catalogue_in_active_mode(transport: str) -> None:
     rows = {row.attack: row for row in active_audit(ACTIVE.with_("run", transport=transport), population=SCENE)}
     assert list(rows) == list(ACTIVE_ATTACKS)
     assert {name: (row.code, row.stage) for name, row in rows.items() if row.status == "refused"} == REFUSED
-    for name in (*OPEN, *BEYOND):
+    for name in BEYOND:
         row = rows[name]
         assert row.status == "learned", row.result()
         assert row.value is not None
         assert row.baseline is not None
         assert row.value < 0.2 * row.baseline
-        assert row.claimed == (name in OPEN)
-    rest = set(rows) - set(REFUSED) - set(OPEN) - set(BEYOND)
+        assert not row.claimed
+    rest = set(rows) - set(REFUSED) - set(BEYOND)
     assert {rows[name].status for name in rest} == {"not_applicable"}
     assert all(rows[name].note for name in rest)
 
@@ -266,6 +265,12 @@ def opening_anything(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GroupMember, "transforms", transforms)
 
 
+def relaying(patch: pytest.MonkeyPatch) -> None:
+    """Clients whose release policy does not know that recipients may be accomplices."""
+    honest = release_policy.may_leave
+    patch.setattr(release_policy, "may_leave", lambda protection, verb, *rest: verb == "relay" or honest(protection, verb, *rest))
+
+
 summed_twice = no_check(sums, "check_proposed")
 nothing: Hole = lambda patch: None  # noqa: E731
 PASSIVE_OF_SEVEN = config({"sum": "secagg", "secagg_mode": "passive", "min_cohort": 7})
@@ -274,7 +279,7 @@ HOLES: dict[str, tuple[Config, Hole]] = {
     "computed_again": (ACTIVE, summed_twice),
     "next_round": (ACTIVE, nothing),
     "accomplices": (ACTIVE, nothing),
-    "relay_to_accomplice": (ACTIVE, nothing),
+    "relay_to_accomplice": (ACTIVE, relaying),
     "choices_as_probes": (ACTIVE, nothing),
     "derived_copy": (ACTIVE, several(summed_twice, traced_copies)),
     "stale_slot": (ACTIVE, forgotten_slots),
@@ -385,12 +390,12 @@ def test_rows_name_their_sentence() -> None:
 
 
 def test_the_result_is_written_beside_its_configuration_alone(tmp_path: Path) -> None:
-    rows = only(ACTIVE, "smaller_minimum", "relay_to_accomplice", "swapped_holder")
+    rows = only(ACTIVE, "smaller_minimum", "next_round", "swapped_holder")
     path = written(rows, ACTIVE, tmp_path / "out")
     stored = json.loads(path.read_text(encoding="utf-8"))
     assert [Row(**one) for one in stored] == rows
     text = table(rows).splitlines()
-    assert [line.split()[0] for line in text] == ["relay_to_accomplice", "smaller_minimum", "swapped_holder"], "the least comforting first"
+    assert [line.split()[0] for line in text] == ["next_round", "smaller_minimum", "swapped_holder"], "the least comforting first"
     assert "refused: floor-too-low (secagg Invite)" in text[1]
     assert written(rows, ACTIVE, tmp_path / "out") == path
     with pytest.raises(InputError, match="is another experiment"):

@@ -49,8 +49,8 @@ def sums() -> list[Mapping[str, Any]]:
     """`[protection]` of each kind of sum, in each mode that it has."""
     found: list[Mapping[str, Any]] = []
     for spec in registered("sum"):
-        secure = [{"secagg_mode": mode, "secagg_clip": CLIP, "min_cohort": FLOOR} for mode in modes("secagg_mode")] if spec.secure else [{}]
-        found += [{"sum": spec.name, **more} for more in secure]
+        more = {"secagg_clip": CLIP, "min_cohort": FLOOR, "relay_updates": True}
+        found += [{"sum": spec.name, "secagg_mode": mode, **more} for mode in modes("secagg_mode")] if spec.secure else [{"sum": spec.name}]
     return found
 
 
@@ -177,6 +177,19 @@ def test_what_declarations_rule_out_is_refused_before_anything_runs(name: str) -
         if refused(name, config.protection):
             with pytest.raises(InputError, match=rf"protection\.(sum|gram) = .*'{name}'"):
                 prepare(config, population=SCENE)
+        else:
+            config.algorithm_for(SCENE)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS.ready())
+def test_updates_are_relayed_under_secure_sums_by_permission_only(name: str) -> None:
+    for options in sums():
+        config = config_of(name, {**options, "gram": ["haar"], "relay_updates": False})
+        if not config.protection.secure or refused(name, config.protection):
+            continue
+        if "relay" in algorithm_of(name).verbs:
+            with pytest.raises(InputError, match=rf"clients of '{name}' send each other .* protection\.relay_updates = true"):
+                config.algorithm_for(SCENE)
         else:
             config.algorithm_for(SCENE)
 

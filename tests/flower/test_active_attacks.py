@@ -29,7 +29,7 @@ CONFIG = parse_config({
 })  # fmt: skip
 PLAYED = (
     "second_sum", "stale_slot", "smaller_minimum", "sybils", "other_model", "switched_value", "split_survivors", "second_unmasking",
-    "mode_downgrade", "other_operation", "dressed_task", "relay_to_accomplice",
+    "mode_downgrade", "other_operation", "dressed_task", "relay_to_accomplice", "next_round",
 )  # fmt: skip
 
 
