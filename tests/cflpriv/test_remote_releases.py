@@ -28,7 +28,7 @@ from cflpriv.algorithms.lg_fedavg import EvaluateParted, TrainParted
 from cflpriv.algorithms.per_fedavg import EvaluateAdapted
 from cflpriv.algorithms.scaffold import TrainControlled
 from cflpriv.algorithms.stocfl import ChainLink, Represent
-from cflpriv.contract.handles import Blind, Shared
+from cflpriv.contract.handles import Blind, Held, Shared
 from cflpriv.contract.protection import Protection, listed
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
