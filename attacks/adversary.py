@@ -23,6 +23,9 @@ from ..contract.protection import Protection
 from ..contract.transcript import Message, payload_rows, read_transcript
 from ..errors import InputError
 from ..experiments.config import load_config
+from ..federation.transforms import clustering_name
+from ..protocols import codec
+from ..protocols.group import Ratchet
 from ..protocols.orthonormal import TRANSFORMS, Transform, transform
 from ..types import Array
 
@@ -60,11 +63,15 @@ class AdversaryView:
         return replace(self, messages=tuple(m for m in self.messages if m.round < rounds))
 
     def secret_of(self, name: str) -> bytes | None:
-        """The clients' shared secret of the group epoch that a transform's name is of, if a colluding client has it."""
-        epoch = name.partition("@")[2]
-        key = f"group_secret@{epoch}" if epoch else "group_secret"
-        found = next((party[key] for party in self.secrets.values() if key in party), None)
-        return None if found is None else bytes.fromhex(found)
+        """What the transform of this name is made from, if a colluding client has it: the secret of its group epoch, or the key of its
+        clustering epoch. Colluding clients erase nothing: what is written of them is from before they would have."""
+        epoch, named = name.partition("@")[2], clustering_name(name)
+        key = ("group_secret" if named is None else "epoch_secrets") + (f"@{epoch}" if epoch else "")
+        found = next((bytes.fromhex(party[key]) for party in self.secrets.values() if key in party), None)
+        if named is None or found is None:
+            return found
+        ratchet = codec.decode(found, Ratchet, len(found))
+        return ratchet.key(named.number) or ratchet.moved(named.number).key(named.number)
 
 
 UPDATES = ("update", "step", "movement", "direction", "contribution")

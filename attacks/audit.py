@@ -24,10 +24,10 @@ from ..data import build_population
 from ..engine import Engine
 from ..errors import InputError
 from ..experiments.config import Config, load_config
-from ..experiments.folder import file_digests
 from ..experiments.resume import locked
 from ..experiments.run import admit as admit_newcomers
 from ..experiments.run import advance, begin, estimate_record_bytes, population_digest, prepare, secrets_of, start
+from ..experiments.verify import OF_AUDITS, OF_RUN, changed_files, seal, sealed
 from ..files import write_atomically
 from ..privacy.settings import Privacy
 from ..types import Array, ClientData, Population
@@ -139,22 +139,15 @@ def _read(folder: Path, config: Config) -> tuple[dict[str, Any], list[Message], 
     messages = recorded(folder)
     summary = _summary(path, config)
     secrets = read_secrets(folder)
-    found = file_digests(folder)
-    for name in sorted({*found, *summary["files"]}):
-        if name not in found:
-            raise InputError(f"{folder / name}: is missing; the run wrote it")
-        if found[name] != summary["files"].get(name):
-            raise InputError(
-                f"{folder / name}: is not as the run left it when it wrote summary.json; it was changed, is of another run, or a "
-                "resumed run ended before its last round (then finish it with --resume)"
-            )
+    for problem in changed_files(folder, OF_RUN):
+        raise InputError(problem)
     return summary, messages, secrets
 
 
 def _summary(path: Path, config: Config) -> dict[str, Any]:
     """A run's summary, as far as an audit reads it. Raises `InputError` naming the key that is missing, damaged or not the config's."""
     summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    kinds: dict[str, tuple[type, ...]] = {"rounds": (int,), "seconds": (int, float), "files": (dict,)}
+    kinds: dict[str, tuple[type, ...]] = {"rounds": (int,), "seconds": (int, float)}
     for key in ("algorithm", "protection", "data_digest", *kinds):
         if key not in summary:
             raise InputError(f"{path}: has no {key!r}; it is not the summary of a run of this version")
@@ -178,9 +171,11 @@ def _adversaries(messages: Sequence[Message], secrets: Mapping[str, object]) -> 
 
 
 def _key(folder: Path, budget: str) -> str:
-    """What a finished cell depends on: the run, whose summary has the digests of its other files, the budget, and the attacks' own text."""
+    """What a finished cell depends on: the run's files, the budget, and the attacks' own text."""
     digest = blake2b(budget.encode(), digest_size=16)
-    for path in (folder / "summary.json", *sorted(Path(__file__).parent.rglob("*.py"))):
+    for name, of_file in sorted(sealed(folder, OF_RUN).items()):
+        digest.update(f"{name} {of_file}".encode())
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -226,6 +221,7 @@ class _Kept:
         try:
             write_atomically(self.folder / "audit" / "units.json", json.dumps({"key": self.key, "units": units}) + "\n")
             write_atomically(self.folder / "audit.json", json.dumps([one.as_json() for one in table], indent=1) + "\n")
+            seal(self.folder, OF_AUDITS)
         except OSError as error:
             raise InputError(f"{self.folder / 'audit.json'}: cannot be written ({error.strerror})") from None
 

@@ -34,7 +34,7 @@ from ..contract.protection import Protection
 from ..engine import Engine, Streams, TaskInput
 from ..engine.models import Model
 from ..experiments.config import Config
-from ..experiments.run import Simulation, advance, begin, prepare
+from ..experiments.run import Run, advance, begin, prepare
 from ..federation.values import Values
 from ..privacy.client_level import LOCAL, LocalGram
 from ..privacy.private_signatures import sum_event
@@ -352,7 +352,7 @@ def _recorded(config: Config) -> Config:
     return config.with_("data", newcomers=0)
 
 
-def _started(config: Config, population: Population, noise: float) -> Simulation:
+def _started(config: Config, population: Population, noise: float) -> Run:
     demands: dict[str, Any] = {} if noise == 1.0 else {"privacy": Privacy()}  # clients would refuse less noise than they were promised
     simulation = prepare(_recorded(config), population=population, **demands)
     accounts = simulation.federation.accounts
@@ -364,7 +364,7 @@ def _started(config: Config, population: Population, noise: float) -> Simulation
     return simulation
 
 
-def _rounds(simulation: Simulation, rounds: int, seconds: float) -> None:
+def _rounds(simulation: Run, rounds: int, seconds: float) -> None:
     began = time.perf_counter()
     for _ in range(rounds):
         if simulation.stopped or (simulation.rows and time.perf_counter() - began > seconds):

@@ -12,9 +12,9 @@ shares, which for Adam it is only nearly; after aggregation of many unlike clien
 from collections.abc import Callable
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from ..engine import Engine, Streams, TaskInput
+from ..engine.threads import one_thread
 from ..randomness import Stream
 from ..tasks.training import Train
 from ..types import Array, ClientData
@@ -59,7 +59,7 @@ def shares_by_simulation(
         places = np.array([rng.choice(pools[int(label)]) for label in labels_drawn])
         data = ClientData(i, x[places], y[places], x[:1], y[:1])
         inputs.append(TaskInput(data, given, {}, Streams(key, 0, i)))
-    with threadpool_limits(1):
+    with one_thread():
         results = Engine().run(train, inputs)
     kept = [i for i, result in enumerate(results) if "update" in result]
     if not kept:

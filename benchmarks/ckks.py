@@ -17,7 +17,7 @@ import numpy as np
 from cflpriv.protocols import ckks
 from cflpriv.protocols.ckks import PARAMETERS, SYMMETRIC_PARAMETERS, Identity, KeyHolder, Parameters, Roster, Server, Setup, Workers
 from cflpriv.protocols.ckks.client import packed
-from cflpriv.protocols.ckks.products import grouped, mask, product, rerandomised
+from cflpriv.protocols.ckks.products import Products, grouped, mask, product, rerandomised
 from cflpriv.protocols.ckks.reference import naive_block, naive_context
 from cflpriv.protocols.entropy import system_entropy
 
@@ -110,6 +110,52 @@ def compared(parameters: Parameters, *, group: int = 1, masks: bool, floor: floa
     }
 
 
+def served(parameters: Parameters, *, n: int, ahead: bool, floor: float, stretch: float) -> dict[str, Any]:
+    """One row: what an output costs the server, bytes to signed bytes, with what it keeps between jobs and (`ahead`) with its masks made
+    while it waited for uploads, and with nothing kept, which is how version 0.1.0 did it. All pairs of n clients, one pair an output."""
+    identities = [Identity.create(number) for number in range(n)]
+    roster = Roster(tuple(identity.public() for identity in identities))
+    holder_identity, server_identity = Identity.create(0), Identity.create(0)
+    setup = Setup(bytes(16), 0, roster.digest, n, P, D, parameters.ring, parameters.bits, parameters.mode, "labels")
+    holder = KeyHolder(setup, holder_identity, server_identity.public(), roster)
+    server = Server(setup, holder.announcement, holder_identity.public(), roster, server_identity)
+    uploads = [
+        ckks.encrypt(setup, holder.announcement, holder_identity.public(), identities[number], rows)
+        for number, rows in enumerate(orthonormal(n))
+    ]
+    mine, theirs, outputs = [], [], n * (n + 1) // 2
+    for _ in range(REPEATS):
+        server.withdraw(range(n))
+        if ahead:
+            with server.ahead(n):
+                while server.products.masks < outputs:
+                    time.sleep(0.01)
+        for upload in uploads:
+            server.receive(upload)
+        jobs = server.jobs(range(n))
+        begun = time.process_time()
+        for _ in server.requests(jobs):
+            pass
+        mine.append((time.process_time() - begun) / outputs)
+        begun = time.process_time()
+        for job in jobs:
+            server.products = Products(setup, holder_identity.public(), server.public_key)
+            for _ in server.requests([job]):
+                pass
+        theirs.append((time.process_time() - begun) / outputs)
+    ratios = sorted(b / a for a, b in zip(mine, theirs, strict=True))
+    return {
+        "ratio": statistics.median(ratios),
+        "low": ratios[0],
+        "high": ratios[-1],
+        "floor": floor,
+        "stretch": stretch,
+        "against": "the same with nothing kept between jobs",
+        "note": f"ours {statistics.median(mine) * 1e3:.3g} ms an output, theirs {statistics.median(theirs) * 1e3:.3g} ms; N = "
+        f"{parameters.ring} {list(parameters.bits)} {parameters.mode}, n = {n}, p = {P}, d = {D}, {len(jobs)} jobs, {outputs} outputs",
+    }
+
+
 def all_pairs(n: int = 100, workers: int = 2, ring: int = 8192, group: int = 1) -> str:
     """All pairs of n clients, from vectors to the Gram matrix, over real bytes: seconds, and the largest error."""
     identities = [Identity.create(number) for number in range(n)]
@@ -154,6 +200,8 @@ COMPARISONS: dict[str, Callable[[], dict[str, Any]]] = {
     "ckks 4096 online": lambda: compared(ONE, masks=False, floor=300, stretch=915),
     "ckks 4096 with the masks": lambda: compared(ONE, masks=True, floor=30, stretch=109),
     "ckks 4096 with the masks, grouped": lambda: compared(ONE, group=4, masks=True, floor=60, stretch=226),
+    "ckks 4096 server": lambda: served(ONE, n=16, ahead=False, floor=2, stretch=2.5),
+    "ckks 4096 server, masks ahead": lambda: served(ONE, n=16, ahead=True, floor=2, stretch=5),
     "ckks 2048 symmetric with the masks": lambda: compared(SYMMETRIC_PARAMETERS[2048], masks=True, floor=30, stretch=148),
 }
 """Name -> what measures it, for `make bench`."""

@@ -43,6 +43,7 @@ def run(
     """Run one experiment into a run folder."""
     from .experiments import load_config, run_experiment
     from .experiments.resume import plugins_of
+    from .experiments.verify import digest_of
 
     folder = out or Path("runs") / config.stem
     experiment = load_config(config, set_ or [], [*(plugins_of(folder) if resume else ()), *(plugin or [])])
@@ -71,7 +72,7 @@ def run(
         except InputError as error:  # found out with the data at hand: name the file that asked for it
             raise InputError(f"{config}: {error}") from None
     _out.print(_summary_text(summary), markup=False)
-    _out.print(f"run folder: {folder}", markup=False)
+    _out.print(f"run folder: {folder}, digest {digest_of(folder)}", markup=False)
 
 
 @app.command()
@@ -106,7 +107,9 @@ def sweep(
 
 @app.command()
 def audit(
-    run_dir: Annotated[Path, typer.Argument(help="A run folder whose payloads were recorded.", metavar="RUN_DIR")],
+    run_dir: Annotated[
+        Path, typer.Argument(help="A run folder whose payloads were recorded; with --active also a configuration.", metavar="RUN_DIR")
+    ],
     adversary: Annotated[
         str | None,
         typer.Option(
@@ -121,16 +124,31 @@ def audit(
     budget: Annotated[
         str, typer.Option("--budget", help="quick (this run only), standard (5 seeds), thorough (10 seeds), as far as time allows.")
     ] = "standard",
+    active: Annotated[
+        bool, typer.Option("--active", help="Lie to freshly started clients of the configuration, and tell what they refuse.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="With --active, the folder to write; default the run folder, or runs/NAME-active.")
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="With --active, change a key: section.key=value.")] = None,
     plugin: Plugins = None,
     data_dir: DataDir = None,
 ) -> None:
     """Attack a recorded run; writes audit.json and audit/ into its folder. Stopped, it goes on where it was when called again."""
     from .attacks.audit import audit_run
+    from .experiments.verify import digest_of
     from .plugins import load_plugin
 
     for file in plugin or []:
         load_plugin(file)
     names = None if attacks is None else [name.strip() for name in attacks.split(",")]
+    if active:
+        if adversary is not None:
+            raise InputError(f"--adversary {adversary}: goes with recordings; the active audit plays a server that lies")
+        _active_audit(run_dir, set_ or [], names, out, data_dir)
+        return
+    if out is not None or set_:
+        raise InputError("--out, --set: go with --active; a recording is audited as it is, and the result written into its folder")
     try:
         cells = audit_run(run_dir, adversary=adversary, attacks=names, budget=budget, data_dir=data_dir, say=_say)
     except KeyboardInterrupt:
@@ -140,7 +158,39 @@ def audit(
         sys.exit(1)
     for cell in cells:
         _out.print(cell.line(), markup=False)
-    _out.print(f"written: {run_dir / 'audit.json'}", markup=False)
+    _out.print(f"written: {run_dir / 'audit.json'}, digest {digest_of(run_dir)}", markup=False)
+
+
+def _active_audit(source: Path, changes: list[str], attacks: list[str] | None, out: Path | None, data_dir: Path | None) -> None:
+    """Play the active attacks against clients of a configuration, that of a run folder or of a file."""
+    from .attacks.active.audit import active_audit, table, written
+    from .experiments import load_config
+
+    folder = out or (source if source.is_dir() else Path("runs") / f"{source.stem}-active")
+    config = load_config(source / "config.toml" if source.is_dir() else source, changes)
+    rows = active_audit(config, data_dir, attacks=attacks, say=_say)
+    path = written(rows, config, folder)
+    _out.print(table(rows), markup=False)
+    _out.print(f"written: {path}", markup=False)
+
+
+@app.command()
+def verify(
+    run_dir: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN_DIR")],
+    digest: Annotated[str | None, typer.Option("--digest", help="What `cflpriv run` or an audit printed at its end.")] = None,
+) -> None:
+    """Check that a run folder is as its run and its audits left it, and that its figures follow from its rounds. Exit code 1 if not."""
+    from .experiments.verify import verify as check
+
+    found = check(run_dir)
+    problems = list(found.problems)
+    if digest is not None and digest != found.digest:
+        problems.append(f"{run_dir}: its digest is {found.digest or 'missing'}, not {digest}")
+    for problem in problems:
+        _out.print(f"not verified: {problem}", markup=False)
+    if problems:
+        sys.exit(1)
+    _out.print(f"verified: {run_dir}, digest {found.digest}", markup=False)
 
 
 @app.command()
@@ -187,6 +237,7 @@ def list_(plugin: Plugins = None) -> None:
     """What exists: algorithms, protections, attacks, data sets, partitions, models, reproductions."""
     from .algorithms import ALGORITHMS
     from .attacks import ATTACKS
+    from .attacks.active import ACTIVE_ATTACKS
     from .contract.protection import PROTECTIONS, ROBUST, listed
     from .data import DATASETS, PARTITIONS
     from .data.named import LOADERS
@@ -204,6 +255,7 @@ def list_(plugin: Plugins = None) -> None:
         ("protection.sum", listed("sum")),
         ("protection.robust", ROBUST),
         ("attacks", {name: attack.summary for name, attack in ATTACKS.items()}),
+        ("active attacks", {name: attack.summary for name, attack in ACTIVE_ATTACKS.items()}),
         ("data.source", DATASETS),
         ("data.partition", PARTITIONS),
         ("models", {name: line for name, (_, line) in MODELS.items()}),

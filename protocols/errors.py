@@ -7,7 +7,7 @@ a proper message. - `LocalError`: this program drove its own machine wrongly (or
 The machine erases its secrets and is dead.
 """
 
-__all__ = ["LocalError", "MalformedMessage", "ProtocolError", "RemoteError", "TooFewClients"]
+__all__ = ["LocalError", "MalformedMessage", "ProtocolError", "RemoteError", "SumFailed", "TooFewClients"]
 
 
 class ProtocolError(Exception):
@@ -54,3 +54,23 @@ class TooFewClients(ProtocolError):
         self.floor = floor
         sizes = ", ".join(str(count) for count in counts) or "none"
         super().__init__(f"no group reaches the floor of {floor} clients (group sizes: {sizes}); their sums would show individuals")
+
+
+class SumFailed(ProtocolError):
+    """A secure sum has ended without a result because of what clients sent.
+
+    `code` is "false-shares", "false-secret" or "out-of-range". `offenders` are the clients that provably broke the protocol. `absent` are
+    clients that were asked to prove that they had not and gave no answer; they may have dropped out. `repeatable` says that no share has
+    been revealed, so that the sum may be taken again without both, with fresh keys.
+    """
+
+    def __init__(self, code: str, offenders: tuple[int, ...] = (), absent: tuple[int, ...] = (), repeatable: bool = False) -> None:
+        self.code = code
+        self.offenders = offenders
+        self.absent = absent
+        self.repeatable = repeatable
+        named = "".join(
+            f"; {what}: {', '.join(map(str, clients))}" for what, clients in (("offenders", offenders), ("no answer", absent)) if clients
+        )
+        after = "it may be taken again without them" if repeatable else "there is no second sum of these values"
+        super().__init__(f"the sum failed: {code}{named}; {after}")

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from .entropy import Entropy, system_entropy
 from .errors import RemoteError
+from .uncopied import uncopied
 
 __all__ = [
     "SEAL_OVERHEAD_BYTES",
@@ -32,6 +33,7 @@ __all__ = [
     "agree",
     "check_public_key",
     "derive",
+    "exchange",
     "frame",
     "private_key",
     "public_key",
@@ -71,15 +73,23 @@ def agree(own: X25519PrivateKey | bytes, peer: bytes, label: str, *context: byte
     `own` is this side's private key, or its seed.
 
     Raises:
+        RemoteError: "bad-key", see `exchange`.
+    """
+    return derive(exchange(own, peer), label, *context)
+
+
+def exchange(own: X25519PrivateKey | bytes, peer: bytes) -> bytes:
+    """The X25519 secret shared with the owner of `peer`, from which `derive` makes keys; never a key itself.
+
+    Raises:
         RemoteError: "bad-key" if `peer` is a point of small order (the shared secret would be the same for
         everybody).
     """
     try:
         loaded = private_key(own) if isinstance(own, bytes) else own
-        secret = loaded.exchange(X25519PublicKey.from_public_bytes(peer))
+        return loaded.exchange(X25519PublicKey.from_public_bytes(peer))
     except ValueError:
         raise RemoteError("bad-key") from None
-    return derive(secret, label, *context)
 
 
 def check_public_key(key: bytes) -> None:
@@ -109,6 +119,7 @@ def unseal(key: bytes, box: bytes, associated: bytes) -> bytes:
         raise RemoteError("bad-box") from None
 
 
+@uncopied("it has long-term secrets; give the same object to all who need it, and store the seeds as secretly as a private key")
 @dataclass(frozen=True)
 class Identity:
     """A client's long-term secrets: the seeds of its Ed25519 and X25519 keys. `client` is its number, i.e. its place on the roster."""

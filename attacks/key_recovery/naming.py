@@ -13,9 +13,9 @@ from math import comb
 
 import numpy as np
 from scipy.spatial.distance import cdist
-from threadpoolctl import threadpool_limits
 
 from ...engine import Engine, Streams, TaskInput
+from ...engine.threads import one_thread
 from ...errors import InputError
 from ...randomness import Stream
 from ...tasks.training import Train
@@ -64,7 +64,7 @@ def simulate(known: Knowledge, proportions: Array, rng: Stream) -> Array:
         chosen = np.concatenate([rng.choice(pool, n, replace=n > len(pool)) for pool, n in zip(pools, counts, strict=True) if n])
         data = ClientData(i, known.x[chosen], known.y[chosen], known.x[:1], known.y[:1])
         inputs.append(TaskInput(data, {"model": known.theta0}, {}, Streams(key, 0, i)))
-    with threadpool_limits(1):
+    with one_thread():
         results = Engine().run(known.train, inputs)
     return np.stack([np.asarray(result["update"], dtype=np.float64) for result in results])
 

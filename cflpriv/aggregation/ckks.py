@@ -7,6 +7,7 @@ under, and the key holder which terms it makes keys for.
 Reveals: the exact Gram matrix to the key holder, everything to it and the server together; when each party answers. Labels come from exact
 values: the noise that protects decryptions is for what is released as numbers, and clients that encrypt what they like buy bits with
 theirs.
+Active attacks (`attacks.active`): whose key: `swapped_holder`; what the key holder runs, and how often: `other_function`, `repeated_step`.
 Source: `protocols.ckks`.
 """
 
@@ -301,7 +302,9 @@ class ServerComparison:
         give = m.Give(self._session, "gram", number, (held.part,), "", False, None, epoch)
         came: dict[int, bytes] = {}
         try:
-            came = {client: _bytes_of(answer) for client, answer in sorted(self._roll.ask(dict.fromkeys(clients, give), "gram").items())}
+            with machine.ahead(len(clients)):
+                answers = self._roll.ask(dict.fromkeys(clients, give), "gram")
+            came = {client: _bytes_of(answer) for client, answer in sorted(answers.items())}
         finally:
             context = {"epoch": session.number}
             if came:
@@ -346,7 +349,7 @@ class ServerComparison:
         """The requests for new clients, some at a time, computed on as many processes as pays."""
         jobs, setup = machine.jobs(new), machine.setup
         total = sum(len(job.lefts) for job in jobs)
-        count, seconds = workload(setup, machine.public_key, jobs, self._settings.workers)
+        count, seconds = workload(machine.products, jobs, self._settings.workers)
         error = max(ckks.error_std(setup.parameters, setup.packing, setup.group), _std(setup))
         self._say(
             f"ckks: {len(new)} clients, {total} outputs of {setup.group} pair(s) at most, about {ceil(seconds)} s on {count} process(es), "

@@ -15,7 +15,7 @@ from ..contract.protection import Protection
 from ..errors import InputError
 from ..protocols import ckks
 from ..protocols.ckks import LocalError, Packing, Parameters, Roster, Setup
-from ..protocols.ckks.products import Job, compute
+from ..protocols.ckks.products import Job, Products
 
 __all__ = ["BATCH", "DISTANCES", "CkksSettings", "workload"]
 
@@ -88,11 +88,11 @@ class CkksSettings:
         )  # fmt: skip
 
 
-def workload(setup: Setup, public_key: bytes, jobs: Sequence[Job], most: int) -> tuple[int, float]:
+def workload(products: Products, jobs: Sequence[Job], most: int) -> tuple[int, float]:
     """On how many processes some jobs are worth doing, at most `most` (0: one a core), and seconds that all outputs take there, roughly."""
     began = perf_counter()
     first, total = jobs[0], sum(len(job.lefts) for job in jobs)
-    compute(setup, public_key, Job(first.lefts[:1], first.rights, first.wanted[:1]))
+    products.compute(Job(first.lefts[:1], first.rights, first.wanted[:1]))
     seconds = total * (perf_counter() - began)  # one output with all its loading: an upper estimate
     count = 1 if seconds < _WORTH_PROCESSES_SECONDS else most or min(8, os.cpu_count() or 1)
     return count, seconds / count

@@ -15,10 +15,10 @@ from ..errors import InputError
 from ..federation import messages as m
 from ..federation.handler import Apply
 from ..federation.protections import Asked, ClientParts, Layout, ServerParts, size_of
-from ..federation.transforms import sketched
+from ..federation.transforms import clustering_name, sketched
 from ..protocols.errors import MalformedMessage, RemoteError
 from ..types import Array, check_array
-from .vectors import VectorComparison, epoch_of
+from .vectors import VectorComparison
 
 __all__ = ["ClientComparison", "ClientSum", "ServerComparison", "ServerSum"]
 
@@ -89,11 +89,11 @@ class ClientComparison:
         width = self._parts.settings.protection.sketched
         if width is None:
             return m.Given(tuple(m.Named(part, value) for part, value in values.items()), 0)
-        epoch = epoch_of(ask.transform)
-        if len(values) != 1 or epoch is None:
+        named = clustering_name(ask.transform)
+        if len(values) != 1 or named is None:
             raise RemoteError("forbidden")
         (rows,) = (np.atleast_2d(np.asarray(value)) for value in values.values())
-        return m.Given((m.Named("rows", sketched(epoch, width)(rows)),), 0)
+        return m.Given((m.Named("rows", sketched(named.number, width)(rows)),), 0)
 
 
 class ServerComparison(VectorComparison):

@@ -53,7 +53,7 @@ class _Stored(m.Message, frozen=True):
 @dataclass(frozen=True, eq=False)
 class _Epoch:
     """An epoch between two messages: the shape of clients' rows, who may ask, the machine, the steps so far, how the last one was asked
-    for (`Finish`) and what was said to that. The machine is changed in copies only."""
+    for (`Finish`) and what was said to that. The machine is changed in forks only."""
 
     p: int
     dimension: int
@@ -74,6 +74,7 @@ class RemoteHolder:
     not the server; an epoch answers the server's key that opened it, at most as many steps as the roster has clients, each once, and ends
     if a step's function fails. Reveals: each step's labels. A server that lies about what it multiplied, or asks for other functions than
     the algorithm's (a threshold of its choice, say), gets labels of that: CKKS is for servers that follow the protocol.
+    Active attacks (`attacks.active`): each step once: `repeated_step`; a threshold of the server's choice: `other_function`.
     """
 
     def __init__(self, settings: Settings, store: Store, entropy: Entropy = system_entropy) -> None:
@@ -177,7 +178,7 @@ class RemoteHolder:
         kept = self._kept(f"epoch/{ask.epoch}" if ask.first else f"pending/{ask.epoch}", ask.session, ask.epoch)
         if ask.step != len(kept.steps):
             raise RemoteError("replay")
-        machine = kept.machine.copy()
+        machine = kept.machine.fork()
         for enrolment in ask.enrolments:
             machine.enrol(enrolment)
         for request in ask.requests:

@@ -6,6 +6,7 @@ clients stay there, and of values that stay (`attacks.cluster_identity`, `attack
 overstates a count can have the block of a cluster below the minimum opened. Where a client counts towards several groups, or several means
 are taken in a round, sums whose groups differ by one client give its value by subtraction. With k models on the list, a planted one is not
 noticed.
+Active attacks (`attacks.active`): those of `secagg`, which are outside of this guarantee.
 Source: ours, over `protocols.secagg.oblivious`; it is for a server that follows the protocol.
 """
 
@@ -18,10 +19,10 @@ from ..contract.handles import GroupMean
 from ..federation import messages as m
 from ..federation.protections import Asked, size_of
 from ..protocols import secagg
-from ..protocols.errors import RemoteError
+from ..protocols.errors import RemoteError, SumFailed, TooFewClients
 from ..protocols.secagg import Sum, counts_of
 from . import secagg as by_group
-from .secagg import OBLIVIOUS, check_balance, group_mean
+from .secagg import ATTEMPTS, OBLIVIOUS, check_balance, group_mean
 
 __all__ = ["ClientSum", "ServerSum"]
 
@@ -54,27 +55,31 @@ class ServerSum(by_group.ServerSum):
 
     def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
         """A sum of counts, then one over the blocks of clusters at the floor; who is where stays with the clients."""
+        call = self._sums.without_offenders(call)
         clients = [one.client for one in call.contributions]
         counts, blocks = (self._listed(call, clients, self._like(asked, kind, choice)) for kind in ("counts", "blocks"))
         limit = self._limit(call, call.contributions)
-        first, second = (call.round + 1, 2 * call.number), (call.round + 1, 2 * call.number + 1)
+        first, second = ((call.round + 1, (2 * call.number + which) * ATTEMPTS) for which in (0, 1))
         counted = self._sums.run(
             {OBLIVIOUS: self._sums.counts(first, clients, counts, call.k, second)},
-            self._stepper(first, call, asked, "counts", choice), self._exchange, record,
+            self._stepper(call, asked, "counts", choice), self._exchange, record,
         )[OBLIVIOUS]  # fmt: skip
         if not isinstance(counted, Sum):
             raise counted
         dimension = size_of(asked.layout)
-        terms = self._sums.blocks(counted, second, blocks, dimension, limit)
+        try:
+            terms = self._sums.blocks(counted, second, blocks, dimension, limit)
+        except SumFailed:  # counts that no members have
+            raise TooFewClients((0,), call.min_cohort) from None
         check_balance(call, call.contributions, terms)
-        step = self._stepper(second, call, asked, "blocks", choice)
+        step = self._stepper(call, asked, "blocks", choice)
         total = self._sums.run({OBLIVIOUS: terms}, step, self._exchange, record)[OBLIVIOUS]
         if not isinstance(total, Sum):
             raise total
         means: list[GroupMean | None] = [None] * call.k
         sizes = counts_of(counted)
         equal = call.public_weights and len({one.weight for one in call.contributions}) == 1
-        for label, _ in terms.blocks:
+        for label, _ in total.terms.blocks:
             count = round(total.weight(label) / call.contributions[0].weight) if equal else sizes[label]
             means[label] = group_mean(total, label, asked.layout, count)
         return tuple(means)

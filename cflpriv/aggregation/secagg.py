@@ -2,10 +2,14 @@
 
 Guarantee: the server learns each group's sum over its survivors (of whom there are at least the minimum cohort size) and nothing else about
 a value, see `protocols.secagg`. Every sum binds to the list of what its members were sent, which is one model unless the algorithm says in
-public that there are more.
-Reveals: who is in which group and who drops out, the sums, how many clients clipped. Two sums whose groups differ by one client give its
-value by subtraction. Where the list has k models, a server that plants a private one as one of the k is not stopped; what tasks keep in a
-client's memory is not traced to the models it came from.
+public that there are more. The values of one round go into sums over one set of clients (`summed_once`).
+Reveals: who is in which group and who drops out, the sums, how many clients clipped. Sums of successive rounds over clients that differ by
+one show, by their difference, what nearly equal models make of that client's data. Where the list has k models, a server that plants a
+private one as one of the k is not stopped; what tasks keep in a client's memory is not traced to the models it came from.
+Active attacks (`attacks.active`): the sum and nothing else: `second_sum`, `computed_again`, `derived_copy`, `stale_slot`,
+`split_survivors`, `second_unmasking`, `mode_downgrade`, `false_accusation`, `false_complaints`, `sybils`, `relay_to_accomplice`; the
+minimum cohort size: `smaller_minimum`, `few_survivors`, `accomplices`; what sums bind to: `other_model`, `listed_model`, `other_task`,
+`switched_value`, `unequal_weights`; by subtraction: `next_round`.
 Source: Bonawitz et al. 2017, Bell et al. 2020.
 """
 
@@ -29,13 +33,14 @@ from ..federation.values import UNTRACED
 from ..privacy.client_level import BETA, share
 from ..protocols import secagg
 from ..protocols.entropy import Entropy, system_entropy
-from ..protocols.errors import LocalError, MalformedMessage, RemoteError, TooFewClients
+from ..protocols.errors import LocalError, MalformedMessage, RemoteError, SumFailed, TooFewClients
 from ..protocols.keys import Roster
 from ..protocols.mechanisms import SkellamPlan
-from ..protocols.secagg import SERVER, MaskKey, Policy, Slot, Sum, Terms
-from ..protocols.secagg.messages import decode_server, survivor_floor
+from ..protocols.secagg import MaskKey, Policy, ServerStage, Slot, Sum, Terms
+from ..protocols.secagg.messages import Adverts, Deliver, Invite, Unmask, decode_server, survivor_floor
 from ..types import Array, check_array
 from .buckets import Dealings
+from .summed_once import Survivors, check_proposed, survivors_of, write_down
 
 __all__ = ["OBLIVIOUS", "ClientSum", "SecureSums", "ServerSum", "bound", "check_balance", "group_mean"]
 
@@ -43,6 +48,9 @@ OBLIVIOUS = -1
 """The label of a sum whose groups the server does not know."""
 FEWEST_LEVELS = 64
 """A weight quantised to fewer levels distorts its client's share by more than about one per cent."""
+STAGES = tuple(ServerStage)
+ATTEMPTS = 1 << 16
+"""The slots of one sum: the second attempt has the one after the first, and so on."""
 Kind = Literal["sum", "counts", "blocks"]
 Exchange = Callable[[Mapping[int, m.Step], str], Mapping[int, bytes]]
 """Steps by client and the name of the stage, to what those who answered said."""
@@ -74,15 +82,23 @@ class ClientSum:
             raise RemoteError("forbidden")
         name = f"sum/{ask.slot[0]}.{ask.slot[1]}"
         read = partial(secagg.Client.from_bytes, identity=settings.identity, roster=self._roster(), entropy=self._entropy)
+        message, round = decode_server(ask.said), self._values.origin(ask.held).round
+        if isinstance(message, Invite | Adverts):
+            check_proposed(self._store, ask.kind, round, message.terms.cohort, complete=False)
+        survivors = survivors_of(message)
+        if survivors is not None:
+            check_proposed(self._store, ask.kind, round, survivors, complete=True)
         machine = self._store.load(name, read) or self._machine(ask)
         contributions: list[secagg.Contribution] = []
-        if machine.wants_values and kind_of(ask.said) == "Deliver":
+        if machine.wants_values and isinstance(message, Deliver):
             contributions = self._contributions(ask, machine)
         try:
             said = machine.receive(ask.said, *contributions)
         except LocalError:  # it is dead, and its secrets are gone
             self._store.drop(name)
             raise
+        if isinstance(message, Unmask) and survivors is not None:
+            write_down(self._store, ask.kind, round, survivors)
         following = machine.next_mask_key()
         if following is not None:
             self._store.put(f"mask/{following.slot[0]}.{following.slot[1]}", following.to_bytes())
@@ -103,7 +119,10 @@ class ClientSum:
         if after is not None and ask.slot <= after:
             raise RemoteError("old-slot")
         session = self._store.get("session") or b""
-        policy = Policy(session, protection.secagg_mode, self._named(ask), ask.models, protection.smallest_sum, after, None)
+        policy = Policy(
+            session, protection.secagg_mode, self._named(ask), ask.models, protection.smallest_sum, after,
+            clip=(min(1e-6, protection.secagg_clip), max(1e6, protection.secagg_clip)), levels=1 if ask.kind == "counts" else 16,
+        )  # fmt: skip
         name = f"mask/{ask.slot[0]}.{ask.slot[1]}"
         kept = self._store.get(name)
         key = None if kept is None else MaskKey.from_bytes(kept)
@@ -136,7 +155,7 @@ class ClientSum:
         if self._named(ask) != machine.policy.model:  # all were shown the name, so what it is of must not change
             raise RemoteError("unlisted-model")
         assert machine.terms is not None
-        self._dealings.check(ask.slot, machine.terms.cohort)
+        self._dealings.check((ask.slot[0], ask.slot[1] // ATTEMPTS), machine.terms.cohort)
         if isinstance(ask.groups, m.Picks) and ask.groups.labels != (0,):  # a block that the server chose might be this client's alone
             raise RemoteError("forbidden")
 
@@ -235,9 +254,12 @@ class ServerSum:
         self._sums = SecureSums(protection.secure_sum, protection.smallest_sum, parts.session, roster, parts.entropy)
         self._sums.refusals = parts.registry.refusals
         parts.registry.greeted.append(self._sums.forget)
+        self._turn = -1
+        self._taken: dict[int, tuple[Survivors, frozenset[int]]] = {}  # of this turn: by client the survivors and the cohort of its sum
 
     def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
         """One secure sum for each group, in parallel; with the clients' shares of noise in them where they are private."""
+        call = self._sums.without_offenders(call)
         groups = above_floor(call)
         if self._parts.clipped is not None:
             self._parts.clipped.settle(call, size_of(asked.layout))
@@ -248,7 +270,8 @@ class ServerSum:
             shares = m.Shares(
                 plan.relation, plan.clip_norm, plan.levels_per_unit, plan.local_variance, plan.survivors, self._parts.clipped.shares.seed
             )
-        slot, following = (call.round + 1, call.number), (call.round + 2, call.number)
+        slot, following = (call.round + 1, call.number * ATTEMPTS), (call.round + 2, call.number * ATTEMPTS)
+        self._check_groups(call, groups)
         terms = {}
         for label in groups:
             members = call.members(label)
@@ -259,19 +282,35 @@ class ServerSum:
             listed = self._listed(call, cohort, self._like(asked, "sum", None, shares))
             terms[label] = self._sums.terms(slot, cohort, listed, dimension, limit if weighted else 0.0, following)
             check_balance(call, members, terms[label])
-        step = self._stepper(slot, call, asked, "sum", None, shares)
+        step = self._stepper(call, asked, "sum", None, shares)
         ended = self._sums.run(terms, step, self._exchange, record)
         means: list[GroupMean | None] = [None] * call.k
         for label, total in ended.items():
             if isinstance(total, Sum):
                 common = 1.0 if terms[label].weight_limit else call.members(label)[0].weight
                 means[label] = group_mean(total, None, asked.layout, len(total.survivors), common)
+                asked_of = frozenset(one.client for one in call.members(label))
+                self._taken |= dict.fromkeys(total.survivors, (total.survivors, asked_of))
         if not any(means):
             raise TooFewClients(tuple(len(call.members(label)) for label in groups), call.min_cohort)
         if self._parts.clipped is not None:
             empty = {part.name: np.zeros(part.shape, np.dtype(part.dtype)) for part in whole.layout}
             return self._parts.clipped.opened(means, call, Contribution(-1, empty, 1.0, ()))
         return tuple(means)
+
+    def _check_groups(self, call: SumCall, groups: Sequence[int]) -> None:
+        """`InputError` for a second sum of one turn over other clients, which clients refuse (`summed_once`)."""
+        if self._turn != call.round:
+            self._turn, self._taken = call.round, {}
+        for label in groups:
+            cohort = {one.client for one in call.members(label)}
+            for client in sorted(cohort & self._taken.keys()):
+                survivors, earlier = self._taken[client]
+                if not (cohort.issuperset(survivors) and cohort <= earlier):
+                    raise InputError(
+                        f"mean: client {client} was in a sum over {len(survivors)} clients in this round, and would be in one over "
+                        f"{len(cohort)} others: the difference of the two sums would show an individual; take one sum a client and round"
+                    )
 
     def _limit(self, call: SumCall, members: Sequence[Contribution]) -> float:
         """The most that a client may weigh: clients tell public weights from sample counts by it, whose limit is `max_weight`."""
@@ -300,16 +339,15 @@ class ServerSum:
         return listed
 
     def _stepper(
-        self, slot: Slot, call: SumCall, asked: Asked,
-        kind: Kind, groups: m.Mine | m.Picks | None, noise: m.Shares | None = None,
-    ) -> Callable[[int, bytes], m.Step]:  # fmt: skip
+        self, call: SumCall, asked: Asked, kind: Kind, groups: m.Mine | m.Picks | None, noise: m.Shares | None = None
+    ) -> Callable[[int, bytes, Slot], m.Step]:  # fmt: skip
         clients = {label: [one.client for one in call.members(label)] for label in range(call.k)}
         like = self._like(asked, kind, groups, noise)
         lists: dict[int, int] = {}
         for members in clients.values():
             lists |= dict.fromkeys(members, len(self._listed(call, members, like)) if members else 0)
 
-        def step(client: int, said: bytes) -> m.Step:
+        def step(client: int, said: bytes, slot: Slot) -> m.Step:
             return msgspec.structs.replace(like, slot=slot, weight=asked.weight[client], models=lists[client], said=said)
 
         return step
@@ -331,7 +369,10 @@ class ServerSum:
 
 @dataclass
 class SecureSums:
-    """What a server keeps between sums: the roster (active mode), what clients advertised for later slots, whom it refused when and why."""
+    """What a server keeps between sums: the roster (active mode), what clients advertised for later slots, whom it refused when and why.
+
+    `offenders` provably broke the protocol of a sum. They take no part in later sums of the session.
+    """
 
     settings: SecureSum
     min_cohort: int
@@ -340,6 +381,14 @@ class SecureSums:
     entropy: Entropy = system_entropy
     adverts: dict[Slot, dict[int, bytes]] = field(default_factory=dict)
     refusals: list[tuple[int, str, str]] = field(default_factory=list)
+    offenders: set[int] = field(default_factory=set)
+
+    def without_offenders(self, call: SumCall) -> SumCall:
+        """The call without those that broke the protocol of an earlier sum. Raises `TooFewClients` if there is nobody else."""
+        kept = tuple(one for one in call.contributions if one.client not in self.offenders)
+        if not kept:
+            raise TooFewClients((0,), self.min_cohort)
+        return replace(call, contributions=kept)
 
     def forget(self, clients: Iterable[int]) -> None:
         """What these advertised for later sums: who comes back may have lost the keys, and is invited again."""
@@ -372,48 +421,74 @@ class SecureSums:
         )  # fmt: skip
 
     def run(
-        self, groups: Mapping[int, Terms], step: Callable[[int, bytes], m.Step], exchange: Exchange, record: Recorder
+        self, groups: Mapping[int, Terms], step: Callable[[int, bytes, Slot], m.Step], exchange: Exchange, record: Recorder
     ) -> dict[int, Sum | TooFewClients]:
         """Run the sums of all groups, which share no client: each ends with its sum, or with why there is none.
 
-        An oblivious sum goes by the label `OBLIVIOUS`.
+        An oblivious sum goes by the label `OBLIVIOUS`. A sum that fails before shares are revealed is taken again without those at fault.
         """
-        mode = self.settings.mode
-        servers: dict[int, secagg.Server] = {}
+        servers = {label: self._server(terms) for label, terms in groups.items()}
         ended: dict[int, Sum | TooFewClients] = {}
-        for label, terms in groups.items():
-            servers[label] = self._server(terms)
-        for _, kind, _ in SERVER[mode].values():
-            outbox: dict[int, tuple[int, bytes]] = {}
-            for label, server in servers.items():
-                if label in ended:
+        while running := [label for label in servers if label not in ended]:
+            # Those that are behind go first, because shares are in dispute or the sum was begun again: then all go on together.
+            behind = min((servers[label].stage for label in running), key=STAGES.index)
+            outboxes: dict[str, dict[int, tuple[int, bytes]]] = {}
+            for label in running:
+                server = servers[label]
+                if server.stage is not behind:
                     continue
+                asked = server.sent
                 try:
-                    outbox |= {client: (label, said) for client, said in server.advance().items()}
+                    outbox = server.advance()
                 except TooFewClients as error:
                     ended[label] = error
-                except LocalError:  # shares that do not fit: clients that lie cost their own sum, not the run
-                    ended[label] = TooFewClients((0,), self.min_cohort)
-            if not outbox:
-                continue
-            self._note(record, "down", kind or "", {client: said for client, (_, said) in outbox.items()}, groups, outbox)
-            answers = exchange({client: step(client, said) for client, (_, said) in sorted(outbox.items())}, f"secagg {kind}")
-            reply_kind = SERVER[mode][next(iter(servers[label] for label in servers if label not in ended)).stage][0]
-            self._note(record, "up", reply_kind or "", answers, groups, outbox)
-            for client, said in sorted(answers.items()):
-                label, _ = outbox[client]
-                try:
-                    servers[label].receive(client, said)
-                except RemoteError as error:  # refused without a change of state: this client is a dropout from here on
-                    self.refusals.append((client, f"secagg {kind}", error.code))
-        for label, server in servers.items():
-            if label not in ended:
-                ended[label] = server.result
-                if server.terms.following is not None:
-                    self.adverts.setdefault(server.terms.following, {}).update(server.following)
+                except SumFailed as error:
+                    self.offenders |= set(error.offenders)
+                    self.refusals.extend((client, f"secagg {asked}", error.code) for client in error.offenders)
+                    try:
+                        servers[label] = self._server(self._retaken(server.terms, error))
+                    except TooFewClients as few:
+                        ended[label] = few
+                else:
+                    if server.stage is ServerStage.DONE:
+                        ended[label] = server.result
+                    outboxes.setdefault(server.sent, {}).update({client: (label, said) for client, said in outbox.items()})
+            for kind, sent in outboxes.items():
+                if sent:
+                    self._deliver(kind, sent, servers, step, exchange, record)
+        for server in servers.values():
+            if server.stage is ServerStage.DONE and server.terms.following is not None:
+                self.adverts.setdefault(server.terms.following, {}).update(server.following)
         for slot in [slot for slot in self.adverts if slot <= max(terms.slot for terms in groups.values())]:
             del self.adverts[slot]
         return ended
+
+    def _deliver(
+        self, kind: str, outbox: Mapping[int, tuple[int, bytes]], servers: Mapping[int, secagg.Server],
+        step: Callable[[int, bytes, Slot], m.Step], exchange: Exchange, record: Recorder,
+    ) -> None:  # fmt: skip
+        """Send messages of one kind, and give the answers to the machines."""
+        slots = {label: servers[label].terms.slot for label, _ in outbox.values()}
+        self._note(record, "down", kind, {client: said for client, (_, said) in outbox.items()}, slots, outbox)
+        steps = {client: step(client, said, slots[label]) for client, (label, said) in sorted(outbox.items())}
+        answers = exchange(steps, f"secagg {kind}")
+        usual = servers[next(iter(slots))].collected[0]
+        kinds = dict.fromkeys(answers, usual)
+        for client, said in sorted(answers.items()):
+            try:
+                kinds[client] = servers[outbox[client][0]].receive(client, said)
+            except RemoteError as error:  # refused without a change of state: this client is a dropout from here on
+                self.refusals.append((client, f"secagg {kind}", error.code))
+                if error.code == "wrong-share":
+                    self.offenders.add(client)
+        for reply in sorted(set(kinds.values())):
+            self._note(record, "up", reply, {client: said for client, said in answers.items() if kinds[client] == reply}, slots, outbox)
+
+    def _retaken(self, terms: Terms, failed: SumFailed) -> Terms:
+        """The terms of the next attempt. Raises `TooFewClients` if there is none."""
+        if not failed.repeatable or terms.slot[1] % ATTEMPTS == ATTEMPTS - 1:
+            raise TooFewClients((0,), self.min_cohort)
+        return secagg.retaken(terms, (*failed.offenders, *failed.absent), self.entropy)
 
     def _server(self, terms: Terms) -> secagg.Server:
         """The server's machine of a sum, with what its clients advertised for it.
@@ -428,15 +503,15 @@ class SecureSums:
 
     @staticmethod
     def _note(
-        record: Recorder, direction: str, kind: str, said: Mapping[int, bytes], groups: Mapping[int, Terms],
+        record: Recorder, direction: str, kind: str, said: Mapping[int, bytes], slots: Mapping[int, Slot],
         outbox: Mapping[int, tuple[int, bytes]],
     ) -> None:  # fmt: skip
         """One record a group, as in a federation in one process."""
         up = direction == "up"
-        for label, terms in groups.items():
+        for label, slot in slots.items():
             members = [client for client in sorted(said) if outbox[client][0] == label]
             if members:
-                context = {"slot": list(terms.slot)} | ({} if label == OBLIVIOUS else {"group": label})
+                context = {"slot": list(slot)} | ({} if label == OBLIVIOUS else {"group": label})
                 record(
                     f"secagg {kind}", "clients" if up else "server", "server" if up else "clients", members,
                     [{"bytes": np.frombuffer(said[client], dtype=np.uint8)} for client in members],

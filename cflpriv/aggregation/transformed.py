@@ -8,6 +8,8 @@ Reveals: the Gram matrix: norms and angles between updates of one sum, and betwe
 that colludes. Where means of several sums are folded into one, also the norm of that total, and so the angle between successive means.
 **Under "permutation" and "signed_permutation" a curious server reads the labels of clients' data off the updates of a network, key or no
 key, also when every sum has a fresh one**: they are there to be measured. Zero rows of padded signatures stay zero.
+Active attacks (`attacks.active`): one value for each transform: `repeated_epoch`, `opened_by_another`; the clients' secret: `sybil_group`;
+what is written beside it of a server that lies: `chosen_rows`.
 Source: Sattler et al. 2019 (CFL), Algorithm 5 (there with a permutation); `protocols.orthonormal`, `protocols.sketch`.
 """
 
@@ -26,12 +28,12 @@ from ..federation.handler import Apply
 from ..federation.protections import Asked, ClientParts, ServerParts, joined, size_of
 from ..federation.registry import ClientsLost, Roll
 from ..federation.store import Store
-from ..federation.transforms import check_hidden, group_epoch, sketched
+from ..federation.transforms import check_hidden, clustering_name, group_epoch, sketched
 from ..federation.values import Exchange
 from ..protocols.errors import MalformedMessage, RemoteError, TooFewClients
 from ..protocols.orthonormal import HAAR_LIMIT
 from ..types import Array, check_array
-from .vectors import VectorComparison, epoch_of
+from .vectors import VectorComparison
 
 __all__ = ["ClientComparison", "ClientSum", "ServerComparison", "ServerSum", "take"]
 
@@ -46,14 +48,14 @@ class ClientComparison:
         self._parts = parts
 
     def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
-        protection, epoch = self._parts.settings.protection, epoch_of(ask.transform)
-        if len(values) != 1 or epoch is None:
+        protection, named = self._parts.settings.protection, clustering_name(ask.transform)
+        if len(values) != 1 or named is None:
             raise RemoteError("forbidden")
         (rows,) = (np.atleast_2d(np.asarray(value)) for value in values.values())
-        reduced, kind = sketched(epoch, protection.sketched)(rows), protection.comparison.name
+        reduced, kind = sketched(named.number, protection.sketched)(rows), protection.comparison.name
         check_length("gram", "vectors", kind, reduced.shape[-1], '["sketch", "haar"] or ["hadamard"]')
-        made = self._parts.transforms()(ask.transform, reduced.shape[-1], kind)
-        take(self._parts.store, ask.transform, rows)
+        made = self._parts.compared(named, reduced.shape[-1], kind)
+        take(self._parts.store, named.purpose, rows)
         hidden = yield Apply(made, reduced)
         return m.Given((m.Named("rows", hidden),), 0)
 

@@ -1,6 +1,5 @@
 """Vectors that clients have compared, in the clear or as they hide them, and the clustering epochs that they are in: the server half."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,24 +16,15 @@ from ..federation.epochs import Epoch, Epochs
 from ..federation.payloads import check_small
 from ..federation.protections import ServerParts
 from ..federation.registry import ClientsLost, most_common
+from ..federation.transforms import clustering_purpose
 from ..privacy.client_level import LOCAL
 from ..protocols.errors import MalformedMessage
 from ..types import Array, check_array
 
-__all__ = ["VectorComparison", "Vectors", "check_new", "epoch_of"]
+__all__ = ["VectorComparison", "Vectors", "check_new"]
 
 LARGEST = 1e100
 """Vectors of larger numbers are refused: inner products of them would not be finite."""
-
-
-EPOCH = re.compile(r"gram/(0|[1-9][0-9]{0,15})(@[0-9]+)?", re.ASCII)
-"""One name for each epoch: "gram/07" would be its transform a second time."""
-
-
-def epoch_of(transform: str) -> int | None:
-    """The number of the clustering epoch that a transform's name is for, None for a name of anything else."""
-    named = EPOCH.fullmatch(transform)
-    return None if named is None else int(named[1])
 
 
 def check_new(clients: Sequence[int], epoch: Epoch[Any] | None) -> None:
@@ -75,6 +65,7 @@ class VectorComparison:
     def __init__(self, parts: ServerParts) -> None:
         protection = parts.protection
         self._roll, self._session, self._local, self._named = parts.registry, parts.session, parts.local, parts.named
+        self._transformed = protection.comparison.transformed
         self._changed = protection.comparison.hides or protection.sketched is not None
         self.epochs: Epochs[Vectors] = Epochs(lambda number: Vectors())
 
@@ -86,7 +77,7 @@ class VectorComparison:
         epoch = None if against is None else self.epochs.of(against)
         check_new(clients, epoch)
         number_of_epoch = self.epochs.count if epoch is None else epoch.number
-        transform = self._named(f"gram/{number_of_epoch}") if epoch is None else epoch.session.transform
+        transform = self._new_name(number_of_epoch) if epoch is None else epoch.session.transform
         uploads = self._uploads(held, number, clients, transform, None if epoch is None else epoch.shape)
         arrived = [client for client in clients if client in uploads]
         rows = [{"rows": uploads[client]} for client in arrived]
@@ -115,6 +106,11 @@ class VectorComparison:
         result, evidence = then(GramView(gram, tuple(clients), epoch.memory))
         check_small(result, gram.n)
         return Released(result, evidence)
+
+    def _new_name(self, number: int) -> str:
+        """What a new epoch's transform is called. Clients that hold a key of each epoch erase those that are not open beside it."""
+        entered = [epoch.number for entries in self.epochs.entered.values() for _, epoch in entries] if self._transformed else []
+        return self._named(clustering_purpose(number, set(entered)))
 
     def listen(self, say: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
         """Nothing here takes long."""

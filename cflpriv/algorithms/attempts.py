@@ -1,9 +1,11 @@
-"""Verbs for what may come to nothing: nobody's training ends well, no group reaches the floor, a client's choice does not come.
+"""Operations that may fail: nobody's training ends well, no group reaches the minimum cohort size, a client's choice does not come.
 
 The round goes on without it.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add
 from typing import Literal
 
 from ..contract.handles import GroupMean, Held, Labels
@@ -11,7 +13,7 @@ from ..contract.operations import Federation, Parameter
 from ..engine import Task
 from ..errors import TooFewClients, TrainingDiverged
 
-__all__ = ["choices", "try_compute", "try_mean"]
+__all__ = ["choices", "mean_with_overall", "try_compute", "try_mean"]
 
 
 def try_compute(
@@ -41,11 +43,45 @@ def try_mean(
     k: int = 1,
     models: int = 1,
 ) -> tuple[GroupMean | None, ...]:
-    """`mean`, with None for all groups where none reaches the floor."""
+    """`mean`, with None for all groups where none reaches the minimum cohort size."""
     try:
         return federation.mean(held, weights=weights, groups=groups, k=None if groups is None else k, models=models)
     except TooFewClients:
         return (None,) * k
+
+
+def mean_with_overall(
+    federation: Federation,
+    held: Held | None,
+    everyone: Held,
+    weights: Literal["equal", "examples"],
+    groups: Labels | Held,
+    k: int,
+    models: int = 1,
+) -> tuple[tuple[GroupMean | None, ...], GroupMean | None]:
+    """The means of each group, and the mean over all groups of the parts of `everyone`, which `held` has too, by one sum a client.
+
+    A mean over everyone is not a second sum over the same clients: their difference would show who is in the one alone. It is made of the
+    groups' means. Clients that are in none of them (their group is too small, or they do not hold `held`) are in a sum of their own, of
+    `everyone`, whose members were sent at most `models` different models; where they are too few for that they are left out.
+    """
+    means = (None,) * k if held is None else try_mean(federation, held, weights, groups, k)
+    summed = [mean for mean in means if mean is not None and not any(part.own for part in mean.parts.values())]
+    if not isinstance(groups, Held):
+        grouped = () if held is None else held.clients
+        rest = [client for client in everyone.clients if client not in grouped or means[groups[client]] not in summed]
+        if rest and (alone := try_mean(federation, everyone.of(rest), weights, models=models)[0]) is not None:
+            summed += [] if any(part.own for part in alone.parts.values()) else [alone]
+    if not summed:
+        return means, None
+    shares = [float(mean.count if mean.weight is None else mean.weight) for mean in summed]
+    whole = sum(shares)
+    parts = {
+        name: reduce(add, (mean.parts[name] * (share / whole) for mean, share in zip(summed, shares, strict=True)))
+        for name in everyone.parts
+    }
+    heard = tuple(sorted({client for mean in summed for client in mean.heard}))
+    return means, GroupMean(parts, whole, sum(mean.count for mean in summed), sum(mean.clipped for mean in summed), heard)
 
 
 def choices(federation: Federation, held: Held, k: int) -> dict[int, int] | None:

@@ -135,7 +135,8 @@ def fedproto(train: Train, *, lam: float = 1.0, seed: int = 0) -> Algorithm:
         """Newcomers start from the initial model; what they gain from the others comes with their first training."""
         return state, {}
 
-    return Algorithm("fedproto", ("gather", "mean"), init, round, serve, admit)
+    several = "each class over those who own it; use 'secagg-oblivious', whose sums are over everyone"
+    return Algorithm("fedproto", ("gather", "mean"), init, round, serve, admit, regroups=several)
 
 
 def _class_mean(federation: Federation, held: Held, j: int) -> GroupMean | None:

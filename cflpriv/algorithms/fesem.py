@@ -197,7 +197,7 @@ def fesem(train: Train, *, k: int = 2, start: Literal["means", "random"] = "mean
         return {"clustering": Clustering(clients, tuple(state.labels[client] for client in clients), k), "rule": f"k = {k}"}
 
     verbs = ("gram", "gather", "mean") if start == "means" else ("gather", "mean")
-    return Algorithm("fesem", verbs, init, round, serve, admit, describe)
+    return Algorithm("fesem", verbs, init, round, serve, admit, describe, public_groups=start == "means" and k > 1)
 
 
 FESEM = AlgorithmSpec(

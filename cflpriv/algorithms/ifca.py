@@ -45,7 +45,7 @@ from ..privacy.settings import Releases
 from ..tasks.evaluation import Evaluate, Losses
 from ..tasks.training import Gradient, Train
 from ..types import Array, Clustering
-from .attempts import choices, try_mean
+from .attempts import choices, mean_with_overall, try_mean
 from .choosing import LOSS_COPIES, LOSS_UNIT, EvaluateLowest, Layout, PickAndTrain, WithoutWork, parted, shared_spans
 from .fedavg import Weights
 from .interface import Algorithm, AlgorithmSpec, Served
@@ -83,10 +83,6 @@ class Restart:
     stable: Mapping[int, int] = field(default_factory=dict)
     saving: bool = False
     loss: float = float("inf")
-
-    def __post_init__(self) -> None:
-        if isinstance(self.stable, int):  # a checkpoint of an earlier version, where one number was for all
-            object.__setattr__(self, "stable", dict.fromkeys(self.labels, self.stable))
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,10 +254,16 @@ def alternate(
         groups: Labels | Held = held["choice"] if labels is None else {**run.labels, **labels}
         failed: TooFewClients | None = None
         means: tuple[GroupMean | None, ...] = (None,) * k
-        try:
-            means = federation.mean(held["step"], weights, groups, k)
-        except TooFewClients as error:
-            failed = error
+        everyone: GroupMean | None = None
+        sent = k if run.saving else 1  # how many different lists of models all of them were sent
+        if run.joint is None:
+            try:
+                means = federation.mean(held["step"], weights, groups, k)
+            except TooFewClients as error:
+                failed = error
+        else:  # and plain averaging over everyone on the shared coordinates (section 4.3)
+            means, everyone = mean_with_overall(federation, held["step", "shared"], held["shared"], weights, groups, k, sent)
+            failed = TooFewClients((), 1) if everyone is None else None
         rate = problem.rate(federation.round)
         heard = held.clients
         models = []
@@ -274,12 +276,9 @@ def alternate(
             step = mean.parts["step"] if factor == 1.0 else mean.parts["step"] * factor
             member = heard[0] if labels is None else next(client for client in heard if labels[client] == j)
             models.append(federation.fold(model + step, on=member))
-        joint, sent = run.joint, k if run.saving else 1  # how many different lists of models all of them were sent
-        if joint is not None:  # plain averaging over everyone on the shared coordinates (section 4.3)
-            (everyone,) = try_mean(federation, held["shared"], weights, models=sent)
-            if everyone is not None:
-                failed = None
-                joint = federation.fold(joint + everyone.parts["shared"] * rate, on=heard[0])
+        joint = run.joint
+        if joint is not None and everyone is not None:
+            joint = federation.fold(joint + everyone.parts["shared"] * rate, on=heard[0])
         loss = run.loss
         if compared:
             (total,) = try_mean(federation, held["loss"], weights, models=sent)
@@ -331,7 +330,8 @@ def alternate(
         clustering = Clustering(clients, tuple(run.labels[client] for client in clients), k)
         return {"clustering": clustering, "evidence": None, "best_restart": state.best}
 
-    return Algorithm("ifca", ("gather", "mean"), init, round, serve, admit, describe)
+    several = f"algorithm.restarts = {restarts}: each start has its own" if restarts > 1 else ""
+    return Algorithm("ifca", ("gather", "mean"), init, round, serve, admit, describe, regroups=several)
 
 
 hypcluster = ifca

@@ -15,6 +15,7 @@ from ..errors import InputError
 from ..plugins import FUNCTIONS, TASKS, Registry
 from ..privacy.settings import Releases
 from ..tasks.evaluation import Evaluate, EvaluateOwn, EvaluateUsed, Losses
+from ..tasks.joining import Join
 from ..tasks.signatures import PrincipalVectors
 from ..tasks.training import Gradient, Start, Train
 
@@ -40,7 +41,8 @@ class Algorithm:
     init(federation) -> state; round(federation, state) -> (state, record); serve(state) -> what clients would use;
     admit(federation, state, newcomers) -> (state, notes), where newcomers can be taken. `describe(state)` gives what a report may show:
     "clustering" and, where the release allows it, "evidence". `public_groups` says that it averages over groups that the server knows,
-    which an oblivious sum refuses.
+    which an oblivious sum refuses. `regroups` says why it averages over different groups of the same clients in one round, if it does:
+    the difference of two such sums shows individuals, so secure sums over groups that the server knows refuse it.
     """
 
     name: str
@@ -51,13 +53,15 @@ class Algorithm:
     admit: Callable[[Federation, Any, Sequence[int]], tuple[Any, Mapping[str, Any]]] | None = None
     describe: Callable[[Any], Mapping[str, Any]] = lambda state: {}
     public_groups: bool = False
+    regroups: str = ""
 
 
 @dataclass(frozen=True)
 class Compared:
     """What one client's compared value is: `rows` vectors, with `per_label` so many for each of its labels.
 
-    A vector has as many numbers as a sample with `of_samples`, else as the model.
+    A vector has as many numbers as a sample and is computed at no model with `of_samples`; else it has as many as the model that it is
+    computed at.
     """
 
     rows: int = 1
@@ -140,5 +144,5 @@ def _accept(name: str, spec: Any) -> None:
 
 ALGORITHMS.accept = _accept
 
-for _kind in (Model, Train, Gradient, Start, Evaluate, EvaluateOwn, EvaluateUsed, Losses, PrincipalVectors):
+for _kind in (Model, Train, Gradient, Start, Evaluate, EvaluateOwn, EvaluateUsed, Join, Losses, PrincipalVectors):
     TASKS.add(_kind.__name__, _kind)

@@ -312,7 +312,9 @@ def pfedlia(
         described = {"clustering": clustering, "evidence": evidence, "rule": rule, **state.notes}
         return described | ({"neighbourhoods": {client: state.groups[state.uses[client]] for client in clients}} if mode == "peer" else {})
 
-    return Algorithm("pfedlia", ("relay", "gather", "mean"), init, round, serve, admit, describe, public_groups=True)
+    several = "algorithm.influence = 'exact': everybody but one client, for each" if influence == "exact" else ""
+    several = "algorithm.mode = 'peer': groups overlap" if mode == "peer" else several
+    return Algorithm("pfedlia", ("relay", "gather", "mean"), init, round, serve, admit, describe, public_groups=True, regroups=several)
 
 
 def _rows(federation: Federation, held: Held, length: int) -> dict[int, Array]:

@@ -16,8 +16,11 @@ Deviations, each for a reason:
 - Clients that came after the start follow Sec. 4.4 also while training goes on: if nobody is like them, they open a cluster with the
   nearest cluster's model, not with θ⁰. Those that leave stay in their cluster and in its representation.
 - Models of many parameters give sketches of Ψ: a public count sketch keeps cosines to about 1 / sqrt(sketch_dim).
-- Updates travel, not models; averages may be by sample counts. A cluster below the floor of the protection keeps its model. A client whose
+- Updates travel, not models; averages may be by sample counts. A cluster below the minimum cohort size keeps its model. A client whose
   training diverges while Ψ is computed (and is skipped) is not met this time.
+- One sum a client and round: each cluster's sum has both movements, and ω's mean (l. 17) is made of the clusters' means. Two sums, over all
+  and over a cluster, would show by their difference the clients outside of it. Clients of clusters below the minimum cohort size are summed
+  together for ω alone.
 - A sampled client is sent ω twice in a round, as the model to train and (λ > 0) as what draws θ, and with the authors' variant ψ each time
   that it computes Ψ. It could do with one copy, or keep ψ: of the models counted down a third (authors: two fifths) are such copies.
 
@@ -43,9 +46,10 @@ from ..privacy.private_signatures import NoisyGradient
 from ..privacy.settings import Noise, Releases
 from ..randomness import stream
 from ..tasks.evaluation import Evaluate
+from ..tasks.joining import Join
 from ..tasks.training import Gradient, Train
 from ..types import Array, Clustering, Parts
-from .attempts import try_compute, try_mean
+from .attempts import mean_with_overall, try_compute
 from .fedavg import Weights
 from .interface import Algorithm, AlgorithmSpec, Served
 from .merging import Known, MergeClusters, MergePresent, PlaceNewcomers
@@ -247,17 +251,23 @@ def stocfl(
 
         # l. 22 and 17: ω^i ← ω − η ∇f_i(ω), averaged over all sampled. First, because a client remembers what it trained last.
         moved: Held | None
+        mean: GroupMean | None
+        means: tuple[GroupMean | None, ...]
         if authors:
             moved = _chain(federation, task, state.global_model, cohort)
         else:
             moved = federation.compute(task, {"model": state.global_model}, on=cohort)["update"]
-        mean = None if moved is None else try_mean(federation, moved, weights)[0]
         # l. 21: θ_k^i ← θ_k − η (∇f_i(θ_k) + λ (θ_k − ω)), towards the ω that was sent
         params: dict[str, Any] = {"model": list(state.models)} | ({"anchor": state.global_model} if lam else {})
         held = try_compute(federation, train.on_divergence, replace(task, prox=lam), params, which=state.clustering, on=placed)
-        means: tuple[GroupMean | None, ...] = (None,) * state.clustering.k
-        if held is not None:  # l. 18-19: over the cluster's sampled
-            means = try_mean(federation, held["update"], weights, state.clustering, state.clustering.k)
+        # l. 17-19: means over all sampled, and over the cluster's sampled
+        joined = None
+        if moved is not None and held is not None:
+            both = [client for client in held.clients if client in moved.clients]
+            joined = federation.compute(Join((moved.part, "step")), {moved.part: moved, "step": held["update"]}, on=both)
+        mean, means = None, (None,) * state.clustering.k
+        if moved is not None:
+            means, mean = mean_with_overall(federation, joined, moved, weights, state.clustering, state.clustering.k)
         global_model = state.global_model
         if mean is not None:
             global_model = federation.fold(global_model + next(iter(mean.parts.values())), on=cohort[0])
@@ -267,11 +277,11 @@ def stocfl(
                 waiting.append(label)
                 continue
             members = [client for client in held.clients if state.clustering[client] == label]
-            models[label] = federation.fold(models[label] + of_cluster.parts["update"], on=members[0])
+            models[label] = federation.fold(models[label] + of_cluster.parts["step"], on=members[0])
             trained[label] = tuple(sorted({*trained[label], *members}))
         notes = notes | {
             "clusters": state.clustering.k, "clients_met": len(state.clustering.clients), "unchanged_clusters": waiting,
-            "global_unchanged": mean is None, "clipped_clients": sum(one.clipped for one in (mean, *means) if one is not None),
+            "global_unchanged": mean is None, "clipped_clients": 0 if mean is None else mean.clipped,
         }  # fmt: skip
         labels = tuple(state.clustering[client] for client in placed)
         state = replace(state, models=tuple(models), trained=tuple(trained), global_model=global_model)

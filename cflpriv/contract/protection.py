@@ -97,6 +97,8 @@ class Protection:
     sketch_dim: what the stage "sketch" of `gram` makes of longer vectors; shorter ones it leaves as they are.
     transform: a fresh transform for each sum ("per_round"), or one for all ("fixed", CFL's Algorithm 5 as printed).
     secagg_mode: what the server may do: lie ("active": signatures against a roster, complete graph) or only look ("passive").
+    relay_updates: under secure aggregation, clients seal updates for other clients where an algorithm relays them (pFedLIA, FedFomo): these
+    then see each other's, and so does a server that lies and has one of them for an accomplice.
     secagg_bits, secagg_clip: the modulus is 2^bits, and values beyond ±clip are clipped, and reported. max_weight: the public maximum of a
     client's weight, needed for `weights = "examples"` under secure aggregation.
     ckks_release: what the server learns of encrypted similarities: the result of clustering ("labels"), also distances, or the Gram matrix,
@@ -114,6 +116,7 @@ class Protection:
     buckets: int = 0
     sketch_dim: int = 4096
     transform: Literal["per_round", "fixed"] = "per_round"
+    relay_updates: bool = False
     secagg_mode: Literal["active", "passive"] = "active"
     secagg_bits: Literal[16, 32] = 32
     secagg_clip: float = 1.0
@@ -213,6 +216,7 @@ class Protection:
         on = {
             "secagg_": self.secure, "max_weight": self.secure, "ckks_": "ckks" in self.gram, "sketch_dim": "sketch" in self.gram,
             "transform": self.sums.transformed, "buckets": self.robust != "none",
+            "relay_updates": self.secure,
         }  # fmt: skip
         changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
         return tuple(name for name in changed if any(name.startswith(what) and not used for what, used in on.items()))

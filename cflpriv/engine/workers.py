@@ -14,6 +14,7 @@ from ..errors import WorkerLost
 from ..plugins import load_plugin, loaded_plugins
 from ..types import ClientData
 from .seam import Result, Task, TaskInput
+from .threads import one_thread
 
 __all__ = ["Workers"]
 
@@ -102,7 +103,6 @@ def _serve(pipe: Connection, plugins: Sequence[str]) -> None:
     import signal
 
     import torch
-    from threadpoolctl import threadpool_limits
 
     from .allocator import keep_freed_memory
     from .compute import compute
@@ -114,7 +114,7 @@ def _serve(pipe: Connection, plugins: Sequence[str]) -> None:
     for file in plugins:  # tasks are of classes, and models by names, that they define
         load_plugin(file)
     data: dict[int, ClientData] = {}
-    with threadpool_limits(1):
+    with one_thread():
         while True:
             try:
                 message = pipe.recv()

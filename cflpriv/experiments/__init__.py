@@ -1,16 +1,17 @@
 """What was measured? From a TOML file to a run folder to a report.
 
-`config` reads an experiment, `run` carries it out, `folder` writes its folder, `checkpoint` and `resume` let a run that ended early go on,
-`measure` is the experimenter's eye (it may see truth; nothing it sees reaches the transcript), `sweep` runs a grid of experiments, `front`
-sets what they found side by side, `report` turns folders into one page with pictures.
+`config` reads an experiment, `loop` has its rounds over any federation, `run` makes a simulation, `folder` writes a run folder,
+`checkpoint` and `resume` let a run that ended early go on, `measure` is the experimenter's eye (it may see truth; nothing it sees reaches
+the transcript), `sweep` runs a grid of experiments, `front` sets what they found side by side, `report` turns folders into one page with
+pictures.
 """
 
 from .config import Config, load_config, parse_config
 from .folder import run_experiment
-from .run import Simulation, advance, finish, start
+from .run import Run, advance, finish, start
 from .sweep import Sweep, load_sweep, parse_sweep, run_sweep
 
 __all__ = [
-    "Config", "Simulation", "Sweep", "advance", "finish", "load_config", "load_sweep", "parse_config", "parse_sweep", "run_experiment",
+    "Config", "Run", "Sweep", "advance", "finish", "load_config", "load_sweep", "parse_config", "parse_sweep", "run_experiment",
     "run_sweep", "start",
 ]  # fmt: skip

@@ -12,13 +12,18 @@ import numpy as np
 from ..types import Array
 from .pictures import CUT, new_figure, style, uri
 
-__all__ = ["ORDER", "STATUS", "attack_matrix", "label_histograms", "least_comforting", "metric_words"]
+__all__ = ["ACTIVE_STATUS", "ORDER", "STATUS", "attack_matrix", "label_histograms", "least_comforting", "metric_words"]
 
 STATUS = {
     "leaks": "leaks", "inconclusive": "inconclusive", "not_validated": "not validated", "not_attempted": "not attempted",
     "at_baseline": "at baseline", "nothing_to_see": "nothing to see",
 }  # fmt: skip
 """Statuses in words, the least comforting first: what is not known comes before what was found to be harmless."""
+ACTIVE_STATUS = {
+    "learned": "learned", "failed": "could not be played", "no_gain": "accepted without gain", "refused": "refused",
+    "not_applicable": "not applicable",
+}  # fmt: skip
+"""What became of an active attack, in words, the least comforting first."""
 ORDER = tuple(STATUS)
 """Of several figures of one attack the first of these is the attack's: one leak is a leak, one open question is open."""
 SPELLED = {

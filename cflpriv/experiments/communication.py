@@ -33,14 +33,14 @@ def traffic_summary(federation: RemoteFederation, rows: Sequence[Mapping[str, An
     number of all clients, sampled or not, as in PACFL's Table 8: those in the federation now, and up to a target the `trained` of them
     that took part in training, without newcomers.
     """
-    bare, transcript = federation.bare, federation.transcript
+    bare, transcript, present = federation.bare, federation.transcript, len(federation.clients)
     setup = [message for message in transcript.messages if message.round < 0]
     summary: dict[str, Any] = {
         "protection_upload_bytes": transcript.upload_bytes - bare.upload_bytes,
         "protection_download_bytes": transcript.download_bytes - bare.download_bytes,
         "setup_bytes": sum(message.total_bytes for message in setup),
         "megabits": megabits(bare.upload_numbers + bare.download_numbers),
-        "megabits_a_client": megabits(bare.upload_numbers + bare.download_numbers) / len(federation.clients),
+        "megabits_a_client": megabits(bare.upload_numbers + bare.download_numbers) / present if present else None,
     }
     for prefix in ("", "local_") if target > 0 else ():
         rounds, cost = to_target(rows, target, f"{prefix}accuracy_mean") or (None, None)

@@ -8,10 +8,11 @@ import inspect
 import json
 import tomllib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
@@ -28,6 +29,8 @@ from ..data import DataSpec
 from ..engine.device import Precision
 from ..engine.models import Dtype, Model
 from ..errors import CflprivWarning, InputError, unknown_key
+from ..federation.release_policy import may_leave
+from ..federation.values import Origin
 from ..plugins import load_plugin
 from ..privacy.settings import Noise, Privacy, Releases, plan
 from ..tasks.training import Train
@@ -265,14 +268,44 @@ class Config:
         )  # fmt: skip
 
     def algorithm_for(self, population: Population) -> Algorithm:
-        """The algorithm, its hyper-parameters checked. The true groups go only to those that ask for them (oracle, shuffled)."""
+        """The algorithm, its hyper-parameters checked. The true groups go only to those that ask for them (oracle, shuffled).
+
+        Raises `InputError` for what cannot be, and naming algorithm and protection where these do not go together.
+        """
         make = self.spec.make
         t, train = self.training, self.train_for(population)
         wanted = inspect.signature(make).parameters
         given: dict[str, Any] = {"seed": self.run.seed, "weights": t.weights}
         given["groups"] = {client.id: group for client, group in zip(population.clients, population.groups, strict=True)}
         extra = {name: value for name, value in given.items() if name in wanted}
-        return make(train, **extra, **{key: value for key, value in self.algorithm.items() if key != "name"})
+        algorithm = make(train, **extra, **{key: value for key, value in self.algorithm.items() if key != "name"})
+        self._check_protection(algorithm)
+        return algorithm
+
+    def _check_protection(self, algorithm: Algorithm) -> None:
+        """What clients would refuse later, as far as it follows from what algorithm and protection declare."""
+        protection = self.protection
+        if protection.sums.oblivious and algorithm.public_groups:
+            raise InputError(
+                f"protection.sum = {protection.sum!r}: keeps groups private, but the server of {algorithm.name!r} makes them; use 'secagg'"
+            )
+        if protection.secure and not protection.sums.oblivious and algorithm.regroups:
+            raise InputError(
+                f"protection.sum = {protection.sum!r}: {algorithm.name!r} averages over different groups of the same clients in one round "
+                f"({algorithm.regroups}); the difference of two such sums would show an individual, so clients refuse the second"
+            )
+        strict = self.run.release_policy == "strict"
+        if strict and protection.secure and "relay" in algorithm.verbs and not protection.relay_updates:
+            raise InputError(
+                f"protection.sum = {protection.sum!r}: clients of {algorithm.name!r} send each other what is summed, which they refuse: a "
+                "server that lies could name an accomplice as the recipient; protection.relay_updates = true lets them"
+            )
+        origin = Origin(size=0 if self.spec.compared(self.algorithm).of_samples else 1, kinds=(("vectors", "compared"),))
+        if "gram" in algorithm.verbs and strict and not may_leave(protection, "gram", "vectors", 0, origin):
+            raise InputError(
+                f"protection.gram = {list(protection.gram)}: what {algorithm.name!r} compares would be seen in the clear, which clients "
+                f"refuse under protection.sum = {protection.sum!r}, min_cohort = {protection.smallest_sum}; name a transform or 'ckks'"
+            )
 
     def with_(self, section: str, **changes: Any) -> "Config":
         """The same experiment with some keys of a section changed; those of the others stay as they are resolved.
@@ -373,28 +406,33 @@ def parse_config(tree: Mapping[str, Any], source: str = "config") -> Config:
 
 
 def _section(kind: type[Section], values: Mapping[str, Any], name: str) -> Section:
-    hints = get_type_hints(kind)
-    keys: dict[str, tuple[Any, Any]] = {}
-    for one in fields(kind):  # type: ignore[arg-type]
-        keys[one.name] = (hints[one.name], one.default)  # every key of a section has a plain default
-    return kind(**_checked(name, keys, values))
+    return kind(**_checked(name, kind, values))
 
 
 def _algorithm(values: Mapping[str, Any]) -> dict[str, Any]:
     name = values.get("name", "pacfl")
-    make = _spec(name).make
-    hints = get_type_hints(make)
-    keys = {key: (hints[key], one.default) for key, one in inspect.signature(make).parameters.items() if key not in _GIVEN}
     given = {key: value for key, value in values.items() if key != "name"}
-    checked = _checked("algorithm", keys, given)
+    checked = _checked("algorithm", _spec(name).make, given)
     return {"name": name, **{key: value for key, value in checked.items() if key in given}}
 
 
-def _checked(section: str, keys: Mapping[str, tuple[Any, Any]], values: Mapping[str, Any]) -> dict[str, Any]:
+@lru_cache
+def _validator(section: str, kind: Callable[..., Any]) -> Any:
+    """The keys of a section, with types and defaults, as a pydantic model: those of the dataclass or function that it configures.
+
+    Kept, because to make one takes some milliseconds.
+    """
+    hints, signature = get_type_hints(kind), inspect.signature(kind).parameters.items()
+    keys = {key: (hints[key], one.default) for key, one in signature if isinstance(kind, type) or key not in _GIVEN}
+    return create_model(section, __config__=ConfigDict(strict=True, extra="forbid"), **keys)  # type: ignore[call-overload]
+
+
+def _checked(section: str, kind: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    model = _validator(section, kind)
+    keys = list(model.model_fields)
     for key in values:
         if key not in keys:
-            raise unknown_key(section, key, values[key], near(key, list(keys)))
-    model = create_model(section, __config__=ConfigDict(strict=True, extra="forbid"), **keys)  # type: ignore[call-overload]
+            raise unknown_key(section, key, values[key], near(key, keys))
     try:
         parsed = model(**{key: _tuples(value) for key, value in values.items()})
     except ValidationError as error:

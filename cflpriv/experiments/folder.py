@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
@@ -23,15 +22,16 @@ from ..data.text import TEXTS
 from ..errors import InputError
 from ..federation.registry import EpochEnded
 from ..files import append, write_atomically
-from ..types import ClientData, Population
-from .checkpoint import prune, restore, save_checkpoint
+from ..types import Population
+from .checkpoint import Checkpoint, prune, restore, save_checkpoint
 from .config import Config
-from .measure import recomputed
+from .loop import Run, advance, begin, finish, population_digest
 from .private import charges, opened
 from .resume import check_same_config, holds_nothing, kept_rows, last_checkpoint, locked, note_resume, put_aside, put_audit_aside
-from .run import Simulation, admit, advance, begin, estimate_record_bytes, finish, population_digest, prepare, secrets_of
+from .run import admit, estimate_record_bytes, prepare
+from .verify import seal
 
-__all__ = ["environment", "file_digests", "flush", "idle_notes", "interruptible", "plain_json", "run_experiment", "write_measured"]
+__all__ = ["carry_out", "environment", "interruptible", "plain_json", "run_experiment"]
 
 
 def run_experiment(
@@ -45,8 +45,27 @@ def run_experiment(
     tick: Callable[[dict[str, Any]], None] = lambda row: None,
     step: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> dict[str, Any]:
-    """Run an experiment into the folder `out`; the summary. `tick` gets each round's row, `say` lines for people, `step` how far a long
-    step (what, done, total) inside a round has got.
+    """Simulate an experiment into the folder `out`; the summary, and all else, as in `carry_out`."""
+
+    def make(checkpoint: Checkpoint | None) -> Run:
+        return prepare(config, data_dir, population, **({} if checkpoint is None else checkpoint.parties()))
+
+    return carry_out(config, Path(out), make, resume=resume, say=say, tick=tick, step=step)
+
+
+def carry_out(
+    config: Config,
+    out: Path,
+    make: Callable[[Checkpoint | None], Run],
+    *,
+    resume: bool,
+    say: Callable[[str], None],
+    tick: Callable[[dict[str, Any]], None],
+    step: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> dict[str, Any]:
+    """Run an experiment into the folder `out`; the summary. `make` gives the run: a new one, or the one that a checkpoint is of.
+
+    `tick` gets each round's row, `say` lines for people, `step` how far a long step (what, done, total) inside a round has got.
 
     Nothing stays written unless the data and the algorithm's beginning prove sound. A checkpoint is saved after the beginning and after
     every `run.checkpoint_every`-th round, and only the last is kept. Ctrl-C ends after the current round with everything saved. With
@@ -54,7 +73,13 @@ def run_experiment(
     started is started. Raises `InputError`, also if `out` exists and is not to be resumed; OSError where something cannot be written,
     with all rounds before that in place.
     """
-    out = Path(out)
+
+    def made(checkpoint: Checkpoint | None) -> Run:
+        run = make(checkpoint)
+        run.say, run.digest = say, population_digest(run.population)
+        run.federation.listen(say, lambda done, total: step("encrypted similarity", done, total))
+        return run
+
     old = (out / "config.toml").is_file()
     if resume and old:
         check_same_config(config, out)
@@ -64,9 +89,8 @@ def run_experiment(
     try:
         if old:
             with locked(out):
-                return _resumed(config, out, data_dir, population, say, tick, step)
-        simulation = prepare(config, data_dir, population)
-        _listen(simulation, say, step)
+                return _resumed(config, out, made, say, tick)
+        run = made(None)
         missing = [folder for folder in (out, *out.parents) if not folder.exists()]
         try:
             out.mkdir(parents=True, exist_ok=resume)
@@ -74,7 +98,7 @@ def run_experiment(
             raise InputError(f"{out}: cannot be made ({error.strerror})") from None
         with locked(out):
             try:
-                return _started(simulation, out, say, tick)
+                return _started(run, out, tick)
             except InputError:
                 if not (out / "rounds.jsonl").exists() and not (out / "ledger.json").exists():
                     shutil.rmtree(out, ignore_errors=True)
@@ -85,40 +109,29 @@ def run_experiment(
     except EpochEnded as error:
         raise InputError(f"{out}: {error}: the resumed run cannot go on, only be begun anew") from None
     except OSError as error:
+        if error.filename is None:  # not of a file: a connection, say
+            raise
         kept = "all that was complete is saved; make room or access, and go on with --resume"
         raise OSError(error.errno, f"{error.strerror} ({kept})", error.filename) from None
 
 
-def _listen(s: Simulation, say: Callable[[str], None], step: Callable[[str, int, int], None]) -> None:
-    """Let an expensive protection say what it will cost, and how far it is."""
-    s.federation.listen(say, lambda done, total: step("encrypted similarity", done, total))
-
-
-def _started(s: Simulation, out: Path, say: Callable[[str], None], tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def _started(run: Run, out: Path, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """A run from its beginning, in a folder that holds nothing of it yet."""
-    write_atomically(out / "config.toml", s.config.to_toml())
+    write_atomically(out / "config.toml", run.config.to_toml())
     write_atomically(out / "environment.json", json.dumps(environment(), indent=1) + "\n")
-    _write_secrets(s, out)
-    opened(s.books, out)
-    begin(s)
-    _write_secrets(s, out)  # a key holder makes its keys when the first epoch opens
-    _announce(s, say)
-    s.digest = population_digest(s.population)
-    flush(s.federation.transcript, out, 0)
-    _save(s, out)
-    return _rounds(s, out, say, tick)
-
-
-def _write_secrets(s: Simulation, out: Path) -> None:
-    for party, secrets in secrets_of(s).items():
-        (out / "secrets").mkdir(exist_ok=True)
-        write_atomically(out / "secrets" / f"{party.replace(':', '_')}.json", json.dumps({"party": party, **secrets}) + "\n")
+    run.backend.welcome(run, None)
+    opened(run.books, out)
+    begin(run)
+    run.backend.write(run, out)
+    _announce(run)
+    flush(run.federation.transcript, out, 0)
+    _save(run, out)
+    return _rounds(run, out, tick)
 
 
 def _resumed(
-    config: Config, out: Path, data_dir: str | Path | None, population: Population | None, say: Callable[[str], None],
-    tick: Callable[[dict[str, Any]], None], step: Callable[[str, int, int], None],
-) -> dict[str, Any]:  # fmt: skip
+    config: Config, out: Path, make: Callable[[Checkpoint | None], Run], say: Callable[[str], None], tick: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
     """A run from its last checkpoint; from its beginning, if it ended before the first."""
     checkpoint = last_checkpoint(out)
     summary = out / "summary.json"
@@ -129,90 +142,86 @@ def _resumed(
         if done.get("rounds") == checkpoint.progress["rounds"]:  # else it is that of an earlier Ctrl-C, and a kill came before the last one
             say(f"{out}: this run is done")
             return done
-    s = prepare(config, data_dir, population, **({} if checkpoint is None else checkpoint.parties()))
-    _listen(s, say, step)
-    s.digest = population_digest(s.population)
+    run = make(checkpoint)
+    # deployments of an early 0.2.0 saved less
+    progress: dict[str, Any] = {"data_digest": run.digest, "newcomers": [], "admitted": None, "stopped": None}
     if checkpoint is not None:
-        _same(s, out, checkpoint.progress)
+        progress |= checkpoint.progress
+        _same(run, out, progress)
     number = note_resume(out, checkpoint)
     if checkpoint is None:
         put_aside(out, number, 0, 0)
         say(f"resumed: {out} ended before its first checkpoint; it starts again")
-        return _started(s, out, say, tick)
-    progress = checkpoint.progress
+        return _started(run, out, tick)
     moved = put_aside(out, number, progress["rounds"], progress["transcript"]["messages"])
     if progress["rounds"] < config.training.rounds and progress["stopped"] is None:
         put_audit_aside(out, number)
-    s.federation.transcript.restore(out / "transcript", progress["transcript"])
-    s.simulated.engine.paths.update({(task, path): count for task, path, count in progress["engine_paths"]})
-    s.state = restore(checkpoint, s.federation, 0 if config.run.insecure_test_entropy else number)
-    s.simulated.join(progress["online"])
-    for party, drawn in progress["entropy"].items():  # last: greeting clients again draws challenges
-        s.entropy[party].skip(drawn)
-    s.rows, s.admitted, s.stopped = kept_rows(out, progress["rounds"]), progress["admitted"], progress["stopped"]
-    s.started -= sum(row["seconds"] for row in s.rows)
-    s.federation.protection_seconds = s.rows[-1]["protection_seconds"] if s.rows else 0.0
+    run.federation.transcript.restore(out / "transcript", progress["transcript"])
+    run.state = restore(checkpoint, run.federation, 0 if progress.get("entropy") else number)  # test entropy goes on where it was
+    run.rows, run.admitted, run.stopped = kept_rows(out, progress["rounds"]), progress["admitted"], progress["stopped"]
+    run.started -= sum(row["seconds"] for row in run.rows)
+    run.federation.protection_seconds = run.rows[-1].get("protection_seconds", 0.0) if run.rows else 0.0
     words = "".join(f", {count} {what} of an interrupted round put aside" for what, count in moved.items() if count)
-    say(f"resumed after round {len(s.rows)} of {config.training.rounds}{words}")
-    return _rounds(s, out, say, tick)
+    say(f"resumed after round {len(run.rows)} of {config.training.rounds}{words}")
+    run.backend.welcome(run, progress)
+    return _rounds(run, out, tick)
 
 
-def _same(s: Simulation, out: Path, progress: Mapping[str, Any]) -> None:
+def _same(run: Run, out: Path, progress: Mapping[str, Any]) -> None:
     """`InputError` if the run cannot go on with what is there now: other data, other newcomers, a ledger that has forgotten charges."""
-    if progress["data_digest"] != s.digest:
+    if progress["data_digest"] != run.digest:
         raise InputError(f"{out}: the run was made with other data than are found now; give the same --data-dir")
-    if list(s.newcomers) != progress["newcomers"]:
+    if list(run.newcomers) != progress["newcomers"]:
         raise InputError(
-            f"{out}: the run holds other clients back than this version would as data.newcomers = {len(s.newcomers)} "
-            f"({progress['newcomers']}, now {list(s.newcomers)}); it can only be begun anew"
+            f"{out}: the run holds other clients back than this version would as data.newcomers = {len(run.newcomers)} "
+            f"({progress['newcomers']}, now {list(run.newcomers)}); it can only be begun anew"
         )
-    opened(s.books, out, progress["charges"])
+    opened(run.books, out, progress["charges"])
 
 
-def _rounds(s: Simulation, out: Path, say: Callable[[str], None], tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def _rounds(run: Run, out: Path, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """The rounds that are left, each saved when it is complete, and the finish."""
-    rounds, written = s.config.training.rounds, len(s.federation.transcript.messages)
+    rounds, written = run.config.training.rounds, len(run.federation.transcript.messages)
     with interruptible() as interrupted:
-        while len(s.rows) < rounds and not interrupted() and s.stopped is None:
-            row = advance(s)
-            append(out / "rounds.jsonl", json.dumps(row) + "\n")
-            written = flush(s.federation.transcript, out, written)
-            if len(s.rows) % s.config.run.checkpoint_every == 0 or interrupted():
-                _save(s, out)
+        while len(run.rows) < rounds and not interrupted() and run.stopped is None:
+            row = advance(run)
+            append(out / "rounds.jsonl", json.dumps(plain_json(row)) + "\n")
+            written = flush(run.federation.transcript, out, written)
+            if len(run.rows) % run.backend.save_every == 0 or interrupted():
+                _save(run, out)
             tick(row)
-        if interrupted() and len(s.rows) < rounds:
-            _save(s, out)
-            say(f"interrupted: stopped after round {len(s.rows)} of {rounds}; all of it is saved, --resume goes on")
-        else:
-            if s.stopped is not None:
-                say(f"stopped after round {len(s.rows)} of {rounds}: {s.stopped}")
-            elif s.admitted is None:
-                admit(s)
-            flush(s.federation.transcript, out, written)
-            _save(s, out, "final")
-        _measured(s, out)
-        summary = finish(s) | {"files": file_digests(out)}
-        write_atomically(out / "summary.json", json.dumps(summary, indent=1) + "\n")
-        s.simulated.engine.close()
+        done = len(run.rows) == rounds or not interrupted()
+        if done and run.stopped is not None:
+            run.say(f"stopped after round {len(run.rows)} of {rounds}: {run.stopped}")
+        elif done and run.admitted is None:
+            admit(run)
+        summary = finish(run)
+        flush(run.federation.transcript, out, written)
+        _save(run, out, "final" if done else "")
+        if not done:
+            run.say(f"interrupted: stopped after round {len(run.rows)} of {rounds}; all of it is saved, --resume goes on")
+        run.backend.write(run, out)
+        _measured(run, out)
+        write_atomically(out / "summary.json", json.dumps(plain_json(summary), indent=1) + "\n")
+        seal(out)
+        run.backend.close(run)
     return summary
 
 
-def _save(s: Simulation, out: Path, name: str = "") -> None:
+def _save(run: Run, out: Path, name: str = "") -> None:
     """A checkpoint of the run as it stands, written when all that it counts is on the disk; earlier ones are removed."""
-    folder, name = out / "checkpoints", name or f"round_{len(s.rows):07d}"
+    folder, name = out / "checkpoints", name or f"round_{len(run.rows):07d}"
     progress = {
-        "rounds": len(s.rows),
-        "transcript": s.federation.transcript.saved(),
-        "entropy": {party: source.drawn for party, source in s.entropy.items()} if s.config.run.insecure_test_entropy else {},
-        "online": sorted(s.simulated.online),
-        "engine_paths": [[*way, count] for way, count in sorted(s.simulated.engine.paths.items())],
-        "data_digest": s.digest,
-        "newcomers": list(s.newcomers),
-        "admitted": plain_json(s.admitted),
-        "stopped": s.stopped,
-        "charges": charges(s.books),
+        "rounds": len(run.rows),
+        "transcript": run.federation.transcript.saved(),
+        "data_digest": run.digest,
+        "newcomers": list(run.newcomers),
+        "admitted": plain_json(run.admitted),
+        "stopped": run.stopped,
+        "charges": charges(run.books),
+        **run.backend.saved(run),
     }
-    save_checkpoint(folder, name, s.state, s.federation, progress, s.simulated)
+    save_checkpoint(folder, name, run.state, run.federation, progress, run.parties)
     prune(folder, name)
 
 
@@ -226,56 +235,36 @@ def flush(transcript: Transcript, out: Path, written: int) -> int:
     return len(messages)
 
 
-def file_digests(out: Path) -> dict[str, str]:
-    """BLAKE2b digests of the files that say what a run was, by path in its folder: an audit trusts them only as the run left them.
-
-    The transcript's headers hold those of all payloads. They show accidents and mixed-up folders, not an attacker who computes them afresh.
-    """
-    named = [out / "config.toml", out / "transcript" / "messages.jsonl", *sorted((out / "secrets").glob("*.json"))]
-    return {path.relative_to(out).as_posix(): blake2b(path.read_bytes(), digest_size=16).hexdigest() for path in named if path.is_file()}
-
-
-def idle_notes(config: Config) -> list[str]:
-    """A line for each setting of `[protection]` that differs from its default and does nothing."""
-    asked = config.protection
-    return [f"note: protection.{key} = {getattr(asked, key)!r} does nothing under protection {asked.name}" for key in asked.idle]
-
-
-def _announce(s: Simulation, say: Callable[[str], None]) -> None:
-    described = s.algorithm.describe(s.state)
+def _announce(run: Run) -> None:
+    described, say, count = run.algorithm.describe(run.state), run.say, len(run.expected) + len(run.newcomers)
     clustering = described.get("clustering")
     sizes = "" if clustering is None else f", clusters of {[len(clustering.members(label)) for label in range(clustering.k)]}"
-    say(f"{s.algorithm.name} on {s.population.name}: {len(s.population.clients)} clients, protection {s.config.protection.name}{sizes}")
+    say(f"{run.algorithm.name} on {run.population.name}: {count} clients, protection {run.config.protection.name}{sizes}")
     if described.get("clear") is False:
         say("no clear structure was found in the clients' similarity: one cluster is trained")
-    if s.config.run.release_policy == "off":
+    if run.config.run.release_policy == "off":
         say("note: run.release_policy = 'off': clients release what deployed clients may refuse")
-    for note in s.population.notes:
+    for note in run.population.notes:
         say(f"note: {note}")
-    for note in idle_notes(s.config):
-        say(note)
-    if s.config.privacy.unit == "sample" and s.config.data.source in TEXTS:
-        length = s.config.data.sequence_length
+    for key in run.config.protection.idle:
+        value, name = getattr(run.config.protection, key), run.config.protection.name
+        say(f"note: protection.{key} = {value!r} does nothing under protection {name}")
+    if run.config.privacy.unit == "sample" and run.config.data.source in TEXTS:
+        length = run.config.data.sequence_length
         say(f"note: a sample is a window of {length} words and the next; a word is in {length + 1} of them, and epsilon is that of one")
-    if s.config.run.record != "headers":
-        say(f"recording payloads: about {estimate_record_bytes(s.config, s.population) / 1e6:.1f} MB")
+    if run.config.run.record != "headers":
+        say(f"recording payloads: about {estimate_record_bytes(run.config, run.population, count) / 1e6:.1f} MB")
 
 
-def _measured(s: Simulation, out: Path) -> None:
-    """What only the experimenter sees. Evidence that the release withheld is computed again, in the clear."""
-    described = dict(s.algorithm.describe(s.state))
-    source = "server"
-    if described.get("evidence") is None and "gram" in s.algorithm.verbs:
-        early = [client for client in s.federation.clients if client not in s.newcomers]
-        described["evidence"], source = recomputed(s.algorithm, s.simulated, early), "recomputed"
-    truth = {client.id: int(group) for client, group in sorted(zip(s.population.clients, s.population.groups, strict=True), key=_by_id)}
-    write_measured(out, described, truth, source)
+def _measured(run: Run, out: Path) -> None:
+    """measured.json and evidence.npz, which only the experimenter sees: truth, clusters and evidence. No adversary's view reads them.
 
-
-def write_measured(out: Path, described: Mapping[str, Any], truth: Mapping[int, int], source: str = "server") -> None:
-    """measured.json and evidence.npz: truth, clusters and evidence of what an algorithm described. No adversary's view reads them."""
-    rest = dict(described)
-    clustering, evidence = rest.pop("clustering", None), rest.pop("evidence", None)
+    Evidence that the release withheld is computed again, in the clear, where the clients are here.
+    """
+    rest = dict(run.algorithm.describe(run.state))
+    clustering, evidence, source = rest.pop("clustering", None), rest.pop("evidence", None), "server"
+    if evidence is None and "gram" in run.algorithm.verbs:
+        evidence, source = run.backend.evidence(run), "recomputed"
     labels = None if clustering is None else {str(client): int(clustering[client]) for client in clustering.clients}
     arrays = {name: np.asarray(evidence[name]) for name in ("distance", "tree") if evidence and name in evidence}
     scalars = {name: value for name, value in (evidence or {}).items() if name not in arrays}
@@ -283,12 +272,9 @@ def write_measured(out: Path, described: Mapping[str, Any], truth: Mapping[int, 
         packed = io.BytesIO()
         np.savez(packed, allow_pickle=False, **arrays)
         write_atomically(out / "evidence.npz", packed.getvalue())
+    truth = {client: int(group) for client, group in sorted(run.truth.items())}
     measured = {"truth": truth, "labels": labels, "evidence_source": source if evidence else None, "evidence": scalars, **rest}
     write_atomically(out / "measured.json", json.dumps(plain_json(measured), indent=1, allow_nan=False) + "\n")
-
-
-def _by_id(pair: tuple[ClientData, int]) -> int:
-    return pair[0].id
 
 
 def plain_json(value: Any) -> Any:

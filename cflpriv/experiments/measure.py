@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from ..algorithms.interface import Algorithm, Served
+from ..algorithms.interface import Served
 from ..engine import Streams, TaskInput, Value
 from ..engine.models import Model
 from ..tasks.evaluation import Evaluate
 from ..transports.simulation import Simulated, simulate
 from ..types import Array
+from .loop import Run
 
 __all__ = ["local_scores", "recomputed", "served_accuracy", "served_scores"]
 
@@ -43,10 +44,11 @@ def local_scores(simulated: Simulated, model: Model, clients: Sequence[int]) -> 
     return _scores(simulated.engine.run(Evaluate(model), inputs))
 
 
-def recomputed(algorithm: Algorithm, simulated: Simulated, clients: Sequence[int]) -> Mapping[str, Any] | None:
-    """The evidence of a clustering that a release withheld: the algorithm's start, run again on the same clients in the clear."""
-    clear = simulate([simulated.data[client] for client in clients], seed=simulated.federation.seed).federation
-    evidence: Mapping[str, Any] | None = algorithm.describe(algorithm.init(clear)).get("evidence")
+def recomputed(run: Run) -> Mapping[str, Any] | None:
+    """The evidence of a clustering that a release withheld: the algorithm's start, run again on the clients that trained in the clear."""
+    trained = [run.simulated.data[client] for client in run.federation.clients if client not in run.newcomers]
+    clear = simulate(trained, seed=run.federation.seed).federation
+    evidence: Mapping[str, Any] | None = run.algorithm.describe(run.algorithm.init(clear)).get("evidence")
     return evidence
 
 

@@ -26,11 +26,12 @@ from ..contract.protection import ROBUST, listed
 from ..errors import InputError
 from ..types import Array
 from . import pictures
-from .audit_report import STATUS, attack_matrix, label_histograms, metric_words
+from .audit_report import ACTIVE_STATUS, STATUS, attack_matrix, label_histograms, metric_words
 from .checkpoint import write_atomically
 from .front import section, write_tables
 from .privacy_report import privacy_section
 from .sweep import Sweep, sweep_of
+from .verify import verify
 
 __all__ = ["Run", "read_run", "write_report"]
 
@@ -63,6 +64,8 @@ class Run:
     config: Mapping[str, Any]
     texts: Mapping[str, str]
     label: str = ""
+    problems: tuple[str, ...] = ()
+    active: Sequence[Mapping[str, Any]] = ()
 
     @property
     def name(self) -> str:
@@ -93,9 +96,12 @@ def write_report(folder: Path) -> Path:
         sweep=None if sweep is None else Markup(_sweep_section(environment, folder, sweep)),
         runs=runs,
         unfinished=unfinished,
+        unverified=[(run.label, run.problems) for run in runs if run.problems],
         unpoliced=[run.label for run in runs if run.summary.get("release_policy") == "off"],
         undetailed=runs[DETAILED:],
         leakage=_leakage(runs),
+        actives=[run for run in runs if run.active],
+        active_words=ACTIVE_STATUS,
         recovered=[shown for run in detailed for shown in _recovered(run)],
         histograms=[shown for run in detailed for shown in _histograms(run)],
         rocs=[shown for run in detailed for shown in _rocs(run)],
@@ -173,6 +179,7 @@ def read_run(folder: Path) -> Run:
     for cell in audit if isinstance(audit, list) else []:
         _check_cell(cell, folder / "audit.json")
     _require(audit is None or isinstance(audit, list), folder / "audit.json", "is not a list of cells")
+    active = _active(folder / "active_audit.json")
     measured = _parsed(folder / "measured.json") if (folder / "measured.json").exists() else None
     config = _parsed(folder / "config.toml", tomllib.loads)
     evidence, path = None, folder / "measured.json"
@@ -185,7 +192,24 @@ def read_run(folder: Path) -> Run:
             raise
         raise InputError(f"{path}: is damaged ({type(error).__name__}: {error})") from None
     texts = {name: _text(folder / name) for name in ("config.toml", "environment.json")}
-    return Run(folder, summary, _rounds(folder / "rounds.jsonl"), measured, evidence, audit, config, texts)
+    rows, problems = _rounds(folder / "rounds.jsonl"), verify(folder, payloads=False).problems
+    return Run(folder, summary, rows, measured, evidence, audit, config, texts, problems=problems, active=active)
+
+
+def _active(path: Path) -> list[Mapping[str, Any]]:
+    """What an active audit of the same configuration left, if there was one."""
+    if not path.exists():
+        return []
+    rows = _parsed(path)
+    _require(isinstance(rows, list), path, "is not a list of attacks")
+    for row in rows:
+        _require(isinstance(row, dict), path, "holds something that is no attack")
+        for key in ("attack", "status", "claimed", "code", "stage", "metric", "value", "baseline", "guarantee", "note"):
+            _require(key in row, path, f"an attack has no {key!r}")
+        for key in ("value", "baseline"):
+            _require(isinstance(row[key], float | int | None), path, f"{key} = {row[key]!r} is no number")
+        _require(row["status"] in ACTIVE_STATUS, path, f"status = {row['status']!r} is not known; known are {', '.join(ACTIVE_STATUS)}")
+    return sorted(rows, key=lambda row: (list(ACTIVE_STATUS).index(row["status"]), not row["claimed"]))
 
 
 def _rounds(path: Path) -> list[Mapping[str, Any]]:

@@ -26,17 +26,9 @@ from .checkpoint import Checkpoint, latest, load_checkpoint
 from .config import Config, load_config, read_tree
 
 __all__ = [
-    "Counted",
-    "check_same_config",
-    "holds_nothing",
-    "kept_rows",
-    "last_checkpoint",
-    "locked",
-    "note_resume",
-    "plugins_of",
-    "put_aside",
+    "Counted", "check_same_config", "holds_nothing", "kept_rows", "last_checkpoint", "locked", "note_resume", "plugins_of", "put_aside",
     "put_audit_aside",
-]
+]  # fmt: skip
 
 
 class Counted:

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from threadpoolctl import threadpool_limits
 
 from ..algorithms.cfl import gaps
 from ..clustering.similarity import Gram, angles
 from ..data import DataSpec, build_population
 from ..engine import Engine, Streams, TaskInput
 from ..engine.models import Model
+from ..engine.threads import one_thread
 from ..randomness import stream
 from ..tasks.evaluation import Evaluate
 from ..tasks.signatures import principal_vectors
@@ -79,7 +79,7 @@ def _mmd(x: Array, y: Array) -> float:
 
 def regression_success(seed: int, data_dir: str | Path | None, settings: Mapping[str, Any]) -> Mapping[str, float | None]:
     """IFCA, Fig. 3: whether a trial succeeds (1 or 0) at the point that `settings` gives (see `regression.Point`). In float32."""
-    with threadpool_limits(1):
+    with one_thread():
         return {"success": success_rate(Point(**settings, trials=1), seed, dtype=torch.float32)}
 
 
@@ -144,7 +144,7 @@ def influence_speed(seed: int, data_dir: str | Path | None, settings: Mapping[st
             before = now
         return vector
 
-    with threadpool_limits(1):
+    with one_thread():
         base = converged(size)
         began = time.perf_counter()
         loss(converged(size + batch), u, v)

@@ -62,7 +62,8 @@ class RemoteClient:
     @cached_property
     def _parts(self) -> ClientParts:
         return ClientParts(
-            self._settings, self._store, self.values, self._spending, self._entropy, self._group.transforms, self._allowed,
+            self._settings, self._store, self.values, self._spending, self._entropy, self._group.transforms,
+            self._group.compared, self._allowed,
             lambda: self._data().samples,
         )  # fmt: skip
 

@@ -8,16 +8,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..protocols import group
+from ..errors import InputError
+from ..protocols import codec, group
 from ..protocols.entropy import Entropy
-from ..protocols.errors import LocalError, RemoteError, TooFewClients
+from ..protocols.errors import LocalError, MalformedMessage, RemoteError, TooFewClients
 from ..protocols.keys import Roster
-from ..protocols.orthonormal import TRANSFORMS
+from ..protocols.orthonormal import TRANSFORMS, Transform
 from . import messages as m
 from .registry import Roll
 from .settings import Settings
 from .store import Store
-from .transforms import TransformCache, Transforms
+from .transforms import ClusteringName, TransformCache, Transforms, check_secret, group_epoch
 
 __all__ = ["Agreement", "GroupMember"]
 
@@ -25,11 +26,29 @@ __all__ = ["Agreement", "GroupMember"]
 PURPOSE = "transforms"
 SECRETS = "group-secrets"
 """The store's name for what a client derived from the group's secret, by group epoch."""
-_read_secrets = msgspec.msgpack.Decoder(dict[int, bytes]).decode
+
+
+class _Secret(codec.Redacted, msgspec.Struct, frozen=True, array_like=True):
+    """What a client has of one group epoch: the key of sums' transforms, and of an epoch that is over the numbered keys that are left."""
+
+    sums: bytes
+    ratchet: group.Ratchet | None = None
+
+
+_Secrets = dict[int, _Secret]
+_decoder = msgspec.msgpack.Decoder(_Secrets)
 
 
 class GroupMember:
-    """A client's part: it agrees on the secret with the others, and makes the transforms that they share from it."""
+    """A client's part: it agrees on the secret with the others, and makes the transforms that they share from it.
+
+    Guarantee: each clustering epoch has a numbered key of `protocols.group`. When this client is asked for a later epoch, it erases the
+    keys of all earlier ones but those that the server names as still open: whoever steals its stored state then opens none of these. A
+    number whose key is erased is refused. Reveals: a stolen state opens the latest clustering epoch, those that are open, all later ones of
+    this group epoch, **and every sum of it**: means are opened long after they were made, so what hides them lasts. A server that lies can
+    name up to 28 epochs as open that are not, and can use up all numbers. Copies of a store (backups, checkpoints) open what they could
+    when they were made.
+    """
 
     def __init__(self, settings: Settings, store: Store, entropy: Entropy, cache: TransformCache) -> None:
         self._settings, self._store, self._entropy, self._cache = settings, store, entropy, cache
@@ -39,33 +58,90 @@ class GroupMember:
         settings = self._settings
         if not settings.protection.transformed or settings.roster is None:
             raise RemoteError("forbidden")
-        read = partial(group.Member.from_bytes, identity=settings.identity, roster=settings.roster, entropy=self._entropy)
-        member = self._store.load("group", read)
+        member = self._member()
         if member is None:
             smallest = len(settings.roster.keys) // 2 + 1
             member = group.Member(settings.identity, settings.roster, ask.session, smallest=smallest, entropy=self._entropy)
+        before, ratchet = member.epoch, member.ratchet
         try:
             said = member.receive(ask.said)
         except LocalError:  # it is dead, and its secrets are gone
             self._store.drop("group")
             raise
-        self._store.keep("group", member, group.Member.to_bytes)
-        secrets = self._store.load(SECRETS, _read_secrets) or {}
+        secrets = self._secrets()
         if member.epoch is not None and member.epoch not in secrets:
-            self._store.keep(SECRETS, {**secrets, member.epoch: member.derive(PURPOSE)}, msgspec.msgpack.encode)
+            if before is not None and before in secrets:  # its open clustering epochs go on
+                secrets = {**secrets, before: _Secret(secrets[before].sums, ratchet)}
+            self._store.keep(SECRETS, {**secrets, member.epoch: _Secret(member.derive(PURPOSE))}, msgspec.msgpack.encode)
+        self._store.keep("group", member, group.Member.to_bytes)
         return m.Stepped(said or b"")
 
     def transforms(self) -> Transforms:
-        """The clients' transforms. Raises `RemoteError` "no-secret"."""
-        secrets, kind = self._store.load(SECRETS, _read_secrets), self._settings.protection.sum
-        if secrets is None:
+        """The transforms of clients' sums. Raises `RemoteError` "no-secret"."""
+        secrets, kind = self._secrets(), self._settings.protection.sum
+        if not secrets:
             raise RemoteError("no-secret")
-        return self._cache.shared(secrets, kind if kind in TRANSFORMS else "haar")
+        return self._cache.shared({epoch: one.sums for epoch, one in secrets.items()}, kind if kind in TRANSFORMS else "haar")
+
+    def compared(self, named: ClusteringName, dimension: int, kind: str) -> Transform:
+        """The transform of a clustering epoch; the keys of those that are over are erased before it is given.
+
+        Raises:
+            RemoteError: "no-secret"; "used-transform" for an epoch whose key is erased.
+            InputError: for a group epoch whose secret is not held and will not be, and for numbers beyond the last one.
+        """
+        secrets, member = self._secrets(), self._member()
+        if not secrets:
+            raise RemoteError("no-secret")
+        check_secret(named.purpose, secrets)
+        try:
+            ratchets = {epoch: one.ratchet.moved(named.number, named.open) for epoch, one in secrets.items() if one.ratchet is not None}
+            if member is not None and member.epoch is not None:
+                ratchets[member.epoch] = member.advance(named.number, named.open)
+        except RemoteError:
+            raise InputError(f"gram: clustering epoch {named.number} is beyond the last of a session, {group.NUMBERS - 1}") from None
+        over = {epoch: _Secret(one.sums, one.ratchet and ratchets[epoch]) for epoch, one in secrets.items()}
+        if over != secrets:
+            self._store.keep(SECRETS, over, msgspec.msgpack.encode)
+        if member is not None:
+            self._store.keep("group", member, group.Member.to_bytes)
+        self._cache.erase_compared({key for ratchet in ratchets.values() for _, key in ratchet.kept})
+        epoch = group_epoch(named.purpose)
+        if epoch not in ratchets:  # the agreement came to an end within
+            raise RemoteError("no-secret")
+        key = ratchets[epoch].key(named.number)
+        if key is None:
+            raise RemoteError("used-transform")
+        return self._cache.transform(kind, key, named.purpose, dimension)
 
     def secrets(self) -> dict[str, str]:
-        """What the transforms are made from, as hexadecimal digits."""
-        secrets = self._store.load(SECRETS, _read_secrets) or {}
-        return {f"group_secret@{epoch}" if epoch else "group_secret": secret.hex() for epoch, secret in secrets.items()}
+        """What the transforms are made from, as hexadecimal digits: of sums, and of clustering epochs as far as nothing is erased."""
+        found, member = {}, self._member()
+        for epoch, one in self._secrets().items():
+            suffix = f"@{epoch}" if epoch else ""
+            found[f"group_secret{suffix}"] = one.sums.hex()
+            ratchet = member.ratchet if member is not None and member.epoch == epoch else one.ratchet
+            if ratchet is not None:
+                found[f"epoch_secrets{suffix}"] = codec.encode(ratchet).hex()
+        return found
+
+    def _secrets(self) -> _Secrets:
+        return self._store.load(SECRETS, _read_secrets) or {}
+
+    def _member(self) -> group.Member | None:
+        settings = self._settings
+        if settings.roster is None:
+            return None
+        return self._store.load(
+            "group", partial(group.Member.from_bytes, identity=settings.identity, roster=settings.roster, entropy=self._entropy)
+        )
+
+
+def _read_secrets(data: bytes) -> _Secrets:
+    try:
+        return _decoder.decode(data)
+    except msgspec.MsgspecError:
+        raise MalformedMessage from None
 
 
 class Agreement:
@@ -84,6 +160,14 @@ class Agreement:
         """The name of a purpose's transform under the secret that is in force."""
         epoch = 0 if self._server is None else self._server.terms.epoch
         return f"{purpose}@{epoch}" if epoch else purpose
+
+    @property
+    def lacking(self) -> str:
+        """Why there is no secret yet; empty where there is one."""
+        if self._server is not None:
+            return ""
+        there, everybody = len(self._roll.present), len(self._roster.keys)
+        return f"{there} of {everybody} clients are there; to agree on the secret of their transform {everybody // 2 + 1} are needed"
 
     def renew(self, record: Callable[..., None]) -> None:
         """A new epoch among those who are present, with a fresh secret that removed clients never get. Raises `TooFewClients`."""

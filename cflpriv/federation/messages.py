@@ -40,6 +40,7 @@ REFUSALS: dict[str, str] = {
     "bad-dealing": "the nonces and commitments of a dealing into buckets do not fit each other, or the list that the client was shown",
     "wrong-bucket": "the cohort of a secure sum is not within the bucket that this client was dealt into",
     "over-budget": "the client has released all that its own privacy budget allows",
+    "second-sum": "the client has contributed a value of this round to a sum already, and the server asks for another over other clients",
     "used-transform": "the client has used this transform already: each serves one clustering epoch or one sum",
     "no-secret": "the client has no part in the agreement on the clients' secret yet",
     "not-held": "the client does not hold the value asked for (it lost its state, or the value was dropped)",

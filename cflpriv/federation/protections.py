@@ -14,6 +14,7 @@ from ..privacy.client_level import ClippedMean, LocalGram
 from ..protocols.entropy import Entropy
 from ..protocols.errors import RemoteError
 from ..protocols.keys import Roster
+from ..protocols.orthonormal import Transform
 from . import messages as m
 from .client_ledger import Spending
 from .epochs import Epochs
@@ -22,7 +23,7 @@ from .registry import Roll
 from .release_policy import Verb
 from .settings import Settings
 from .store import Store
-from .transforms import Transforms
+from .transforms import ClusteringName, Transforms
 from .values import Values
 
 __all__ = [
@@ -38,7 +39,8 @@ Allowed = Callable[[Verb, int, tuple[str, ...]], dict[str, Any]]
 
 @dataclass(frozen=True)
 class ClientParts:
-    """What a client half works with. `transforms` gives those that clients share, `samples` the client's number of samples."""
+    """What a client half works with. `transforms` gives those of sums that clients share, `compared` that of a clustering epoch, once this
+    client has erased those that are over; `samples` is the client's number of samples."""
 
     settings: Settings
     store: Store
@@ -46,6 +48,7 @@ class ClientParts:
     ledger: Spending
     entropy: Entropy
     transforms: Callable[[], Transforms]
+    compared: Callable[[ClusteringName, int, str], Transform]
     allowed: Allowed
     samples: Callable[[], int]
 

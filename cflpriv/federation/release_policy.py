@@ -10,8 +10,9 @@ hidden leaves by the verb that hides it, and by no other:
     choice, request                     | not by `gram`                 | `gather`, whole numbers *; if oblivious, requests only
     score                               | not by `gram`                 | `gather` *
     measure                             | not by `gram`                 | `gather`, single numbers; under secure sums not at all
-    summed: updates, models, …          | as `sum` says; by `gram`      | `sum`, `relay`, and `gram` where that hides what is compared
+    summed: updates, models, …          | as `sum` says; by `gram`      | `sum`, `relay` **, and `gram` where that hides what is compared
 
+** under secure sums only where the client's own `relay_updates` says so
 * if they are fewer than the smallest model has that they were computed at.
 
 Kinds are declared by task classes (`parts`), as the client has them installed. What is kept is kept by the kind of a part and by what it
@@ -54,8 +55,10 @@ def may_leave(protection: Protection, verb: Verb, part: str, value: Any, origin:
     kind, compared, hidden = origin.kind(part), origin.is_compared(part), protection.comparison.hides
     if compared and hidden:
         return verb == "gram"
-    if verb in ("sum", "relay"):
+    if verb == "sum":
         return True
+    if verb == "relay":  # the server names the recipients, and one may be its accomplice
+        return kind != "summed" or not protection.secure or protection.relay_updates
     if verb == "gram" and hidden:
         return kind in ("compared", "summed")
     if not protection.sums.hides and protection.min_cohort <= 1:

@@ -123,6 +123,9 @@ class RemoteFederation:
         self.bare = Bare()  # what would travel without any protection
         self.protection_seconds = 0.0
         self._strict, self._witness = strict, witness
+        self._without_form: tuple[str, ...] = ()
+        if clipped is not None:
+            self._without_form = ("gather", "relay") if local is not None else ("gather", "relay", "gram")
         self._round = self._turn = -1
         self._calls = self._numbers = 0
         self._restored = False
@@ -138,6 +141,11 @@ class RemoteFederation:
     @property
     def _here(self) -> frozenset[int]:
         return self._roll.present if self._agreement is None else self._roll.present & self._agreement.members
+
+    @property
+    def disagreement(self) -> str:
+        """Why clients have no common transform yet, where they need one; empty otherwise."""
+        return "" if self._agreement is None else self._agreement.lacking
 
     @property
     def holder_missing(self) -> bool:
@@ -606,7 +614,12 @@ class RemoteFederation:
         return self._sums.folded(self.clients, blind, times, on, place, verb, record)
 
     def _settle(self, held: Held, clients: Sequence[int], verb: str) -> None:
-        """Ask the ledger, before anybody is asked."""
+        """Ask the ledger, before anybody is asked. `InputError` for what has no private form."""
+        if verb in self._without_form:
+            raise InputError(
+                f"{verb}: releases single clients' values, which have no private form under privacy.unit = 'client'; means have, and rows "
+                "to be compared with privacy.local = ['gram']"
+            )
         if self.accounts is not None and clients:
             self.accounts.settle(held, clients, verb, self._round)
 

@@ -13,7 +13,7 @@ from .payloads import closed
 from .store import ObjectStore, Store
 from .transforms import Transforms
 
-__all__ = ["UNTRACED", "Exchange", "Origin", "Values", "from_bytes", "keep_values", "kept_values", "to_bytes", "trace"]
+__all__ = ["LATEST", "UNTRACED", "Exchange", "Origin", "Values", "from_bytes", "keep_values", "kept_values", "to_bytes", "trace"]
 
 T = TypeVar("T")
 
@@ -25,17 +25,22 @@ UNTRACED = sha256(b"cflpriv: what other clients made, or what a client has of it
 """The name of what no one told a client alone, and of all that is computed from it."""
 
 
+LATEST = 1 << 62
+"""The round of what other clients made: later than all."""
+
+
 class Origin(m.Message, frozen=True):
     """What a value was computed from: the name of all that the client was told, and how many numbers the smallest model has (0: none).
 
     `compared` says that something is in it that clients compare, such as a signature. `kinds` are those of its parts that are not summed,
-    as the task declared them that was run here.
+    as the task declared them that was run here. `round` is the earliest in which anything held that went into it was computed.
     """
 
     received: bytes = b""
     size: m.Count = 0
     compared: bool = False
     kinds: tuple[tuple[str, PartKind], ...] = ()
+    round: int = LATEST
 
     def kind(self, part: str) -> PartKind:
         """What kind a part is; one that nothing declared is summed."""

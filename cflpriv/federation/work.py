@@ -140,7 +140,8 @@ class Work:
         if not result:
             return m.Computed(False, ())
         kinds = exchange.once(lambda: tuple((part, kind) for part, kind in kinds_of(task).items() if kind != "summed"), task, kinds_of)
-        origin = Origin(trace(received) if received else b"", smallest(sizes), compared, kinds)
+        since = min((self._values.origin(one.held).round for one in held), default=ask.round)
+        origin = Origin(trace(received) if received else b"", smallest(sizes), compared, kinds, min(since, ask.round))
         for name in task.keeps:
             self._values.remember(name, result[name], origin)
         made = {part: owned(result[part]) for part in task.parts}
@@ -167,7 +168,9 @@ class Work:
         compared = any(origin.is_compared(part) for part, origin in origins)
         self._values.drop(ask.held)
         self._spending.derive(ask.held, "own", mine)
-        self._values.hold(ask.held, {"own": total}, Origin(UNTRACED, smallest(origin.size for _, origin in origins), compared))
+        since = min(origin.round for _, origin in origins)
+        made = Origin(UNTRACED, smallest(origin.size for _, origin in origins), compared, (), since)
+        self._values.hold(ask.held, {"own": total}, made)
         return m.Computed(True, (m.Described("own", total.dtype.str, total.shape),))
 
     def _given(

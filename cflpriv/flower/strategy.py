@@ -127,12 +127,7 @@ class ClusteredAveraging:
             roster=self.roster,
             entropy=self.entropy,
         )
-        transport.welcome(federation, self.clients, self.wait_seconds)
-        if len(federation.clients) < self.clients:
-            words = sorted({code for _, _, code in federation.refusals})
-            raise InputError(f"{len(federation.clients)} of {self.clients} clients answered; refusals: {words or 'none'}")
-        if federation.holder_missing:
-            raise InputError("the key holder of encrypted similarity did not answer")
+        transport.welcome_all(federation, self.clients, self.wait_seconds)
         labels, evidence = self._clusters(federation)
         first = Shared(flat(initial_arrays, layout))
         longest = self._longest(len(first.value()), len(labels)) if self.noise_multiplier else 0.0

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from ..errors import InputError
+
 if TYPE_CHECKING:
     from ..federation.server import RemoteFederation
 
@@ -43,26 +45,30 @@ class GridTransport:
     def places(self) -> Sequence[int]:
         return sorted(int(node) for node in self._grid.get_node_ids())
 
-    def wait_for(self, count: int, seconds: float) -> Sequence[int]:
-        """The nodes, once there are `count`, or those there are after `seconds`. A run may start before its nodes are known."""
-        until = self._clock() + seconds
-        while len(self.places()) < count and self._clock() < until:
-            time.sleep(min(0.5, self._poll * 4))
-        return self.places()
-
     def welcome(self, federation: "RemoteFederation", count: int, seconds: float) -> set[int]:
         """Greet nodes until `count` clients are there (and the key holder, where one is needed), or for `seconds`; who came.
 
         Who is slow is greeted again, with twice the time.
         """
         until = self._clock() + seconds
-        self.wait_for(count, seconds)
+        while len(self.places()) < count and self._clock() < until:  # a run may start before its nodes are known
+            time.sleep(min(0.5, self._poll * 4))
         came = set(federation.enrol())
         while (len(federation.clients) < count or federation.holder_missing) and self._clock() < until:
             time.sleep(min(0.5, self._poll * 4))
             self._deadlines["enrol"] *= 2
             came |= set(federation.enrol())
         return came
+
+    def welcome_all(self, federation: "RemoteFederation", count: int, seconds: float) -> None:
+        """The same, or `InputError` where fewer come in time, or no key holder."""
+        self.welcome(federation, count, seconds)
+        codes = sorted({code for _, _, code in federation.refusals}) or "none"
+        why = f"; {federation.disagreement}" if federation.disagreement else ""
+        if len(federation.clients) < count:
+            raise InputError(f"{len(federation.clients)} of {count} clients answered within {seconds:g} s; refusals: {codes}{why}")
+        if federation.holder_missing:
+            raise InputError(f"the key holder did not answer within {seconds:g} s; refusals: {codes}")
 
     def exchange(self, requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
         if not requests:

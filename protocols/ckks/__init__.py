@@ -4,6 +4,7 @@ Clients encrypt under the public key of a *key holder*; the server multiplies ci
 server learns of them what the release says.
 
     parameters  rings, packing, errors, release noise: public numbers      seal        exact polynomials in and out of SEAL
+    public_key  a key of which nobody chooses one half
     messages    what is said, signed                                       client      quantise, pack, encrypt
     server      keeps ciphertexts, asks for each pair once                 products    multiply, mask: the trap is described there
     holder      keys, capped decryption, noise                             completion  from blocks to a Gram matrix; landmarks
@@ -12,7 +13,8 @@ server learns of them what the release says.
 **Guarantee.** The server, alone or with clients, all of whom follow the protocol, learns no vector of another client and no inner product
 beyond the release: what it sees are encryptions under a key that it lacks (RLWE, 128 bits; public-key mode). The key holder, if it follows
 the protocol and does not collude with the server, learns the inner products it decrypts and not the vectors: every output is rerandomised.
-That last part is an argument, not a proof (`products`).
+That last part is an argument, not a proof (`products`). Half of the key is a hash of the terms (`public_key`); that the other half was made
+honestly is trusted.
 
 **Reveals.** To the key holder: the Gram matrix. To the server: under "labels" labels only, under "distances" noised distances, under "gram"
 the noised and rounded Gram. Server and key holder together: everything. A client and the key holder together: inner products with

@@ -1,6 +1,6 @@
 """The key holder's machine of one clustering epoch: it makes keys, decrypts what it is asked for, no more, and noises what will be seen."""
 
-from copy import copy
+from threading import RLock
 from typing import Annotated
 
 import msgspec
@@ -11,8 +11,10 @@ from .. import codec
 from ..entropy import Entropy, gaussians, system_entropy
 from ..errors import LocalError, MalformedMessage, RemoteError
 from ..keys import Identity, Roster, sign, verify, verify_key
+from ..uncopied import uncopied
 from .messages import LABEL, Announcement, Enrolment, Request, Setup, decode, encode, signed_request, signed_upload
 from .parameters import release_grid, release_std
+from .public_key import fresh_key
 from .seal import arithmetic
 
 __all__ = ["KeyHolder"]
@@ -22,6 +24,7 @@ _LARGEST_NOISE = 0.25
 _LARGEST_STATE_BYTES = 1 << 31
 
 
+@uncopied("it has the secret key of an epoch")
 class _State(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="ckks-holder"):
     """A machine between two messages: as secret as the key in it. `blocks` are p² float64 each, little-endian."""
 
@@ -32,6 +35,7 @@ class _State(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     blocks: tuple[tuple[int, int, bytes], ...]
 
 
+@uncopied("it has the secret key of an epoch, and a copy would answer again; see fork and to_bytes")
 class KeyHolder:
     """Fresh keys for one epoch, the enrolled clients, and the blocks decrypted so far: `blocks[left, right]` (p, p).
 
@@ -68,14 +72,11 @@ class KeyHolder:
             self._secret = ring.load_secret_key(saved.secret)
             self.announcement = saved.announcement
         else:
-            generator = ring.seal.KeyGenerator(ring.context)
-            self._secret = generator.secret_key()
-            public = ring.seal.PublicKey()
-            generator.create_public_key(public)
-            key = ring.save(public)
+            self._secret, key = fresh_key(setup, identity.public())
             self.announcement = encode(Announcement(setup.digest, key, sign(identity, LABEL + "key", setup.digest, key)))
         self._public_key = decode(self.announcement, Announcement, setup).public_key
         self._decryptor = ring.seal.Decryptor(ring.context, self._secret)
+        self._lock = RLock()
         self._server = server
         self._roster = roster
         self._entropy = entropy
@@ -84,10 +85,11 @@ class KeyHolder:
         for left, right, values in () if saved is None else saved.blocks:
             self.blocks[left, right] = np.frombuffer(values, "<f8").reshape(setup.p, setup.p)
 
-    def copy(self) -> "KeyHolder":
-        """The same keys; what is enrolled or answered with one of the two is not with the other."""
-        twin = copy(self)
-        twin.enrolled, twin.blocks = set(self.enrolled), dict(self.blocks)
+    def fork(self) -> "KeyHolder":
+        """The same keys; what is enrolled or answered with one of the two is not with the other. The caller keeps one of them only."""
+        with self._lock:
+            twin = object.__new__(KeyHolder)
+            vars(twin).update(vars(self), _lock=RLock(), enrolled=set(self.enrolled), blocks=dict(self.blocks))
         return twin
 
     def to_bytes(self) -> bytes:
@@ -115,15 +117,16 @@ class KeyHolder:
         client = message.client
         statement = signed_upload(self._public_key, client, message.ciphertexts)
         verify(self._roster, client, message.signature, LABEL + "upload", message.setup, statement)
-        if client in self.enrolled:
-            raise RemoteError("enrolled-before", client)
-        if len(self.enrolled) >= self.setup.most_clients:
-            raise RemoteError("over-cap", client)
-        self.enrolled.add(client)
+        with self._lock:
+            if client in self.enrolled:
+                raise RemoteError("enrolled-before", client)
+            if len(self.enrolled) >= self.setup.most_clients:
+                raise RemoteError("over-cap", client)
+            self.enrolled.add(client)
         return client
 
     def answer(self, data: bytes) -> tuple[tuple[int, int], ...]:
-        """Decrypt the blocks of a request; which pairs they are. A refused one changes nothing.
+        """Decrypt the blocks of a request; which pairs they are. A refused one changes nothing. Threads come one after the other.
 
         Raises:
             RemoteError: "malformed", "bad-signature" (not the server's, or under another key), "not-enrolled", "answered-before".
@@ -136,18 +139,19 @@ class KeyHolder:
         pairs = [pair for _, pair in asked]
         if not pairs or len(request.rights) > self.setup.group or len({frozenset(pair) for pair in pairs}) != len(pairs):
             raise MalformedMessage
-        for left, right in pairs:
-            for client in (left, right):
-                if client not in self.enrolled:
-                    raise RemoteError("not-enrolled", client)
-            if (left, right) in self.blocks or (right, left) in self.blocks:
-                raise RemoteError("answered-before", left)
-        plain = ring.seal.Plaintext()
-        self._decryptor.decrypt(ring.load(request.ciphertext, 3), plain)
-        positions = [at for slot, _ in asked for at in packing.targets(slot)]
-        values = np.array(ring.coefficients(plain, positions), dtype=np.float64) / packing.scale**2
-        for pair, block in zip(pairs, values.reshape(-1, packing.p, packing.p), strict=True):
-            self.blocks[pair] = self._shown(block, own=pair[0] == pair[1])
+        with self._lock:
+            for left, right in pairs:
+                for client in (left, right):
+                    if client not in self.enrolled:
+                        raise RemoteError("not-enrolled", client)
+                if (left, right) in self.blocks or (right, left) in self.blocks:
+                    raise RemoteError("answered-before", left)
+            plain = ring.seal.Plaintext()
+            self._decryptor.decrypt(ring.load(request.ciphertext, 3), plain)
+            positions = [at for slot, _ in asked for at in packing.targets(slot)]
+            values = np.array(ring.coefficients(plain, positions), dtype=np.float64) / packing.scale**2
+            for pair, block in zip(pairs, values.reshape(-1, packing.p, packing.p), strict=True):
+                self.blocks[pair] = self._shown(block, own=pair[0] == pair[1])
         return tuple(pairs)
 
     def _shown(self, block: Block, *, own: bool) -> Block:

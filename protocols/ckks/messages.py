@@ -1,11 +1,12 @@
 """What client, server and key holder say to each other, as typed, bounded, canonical, signed bytes.
 
 Guarantee: a decoder returns a well-formed message or raises `MalformedMessage`. Everything carries the digest of the epoch's `Setup`, so a
-message of another epoch, packing or roster does not fit; everything is signed by who says it, over the epoch's public key as well, so one
-made under another key has a bad signature, also where an epoch's number comes back. Reveals: who takes part; ciphertext lengths, which say
-nothing of the content.
+message of another epoch, packing or roster does not fit; everything is signed by who says it, over what was announced of the epoch's public
+key as well, so one made under another key has a bad signature, also where an epoch's number comes back. Reveals: who takes part; ciphertext
+lengths, which say nothing of the content.
 """
 
+from functools import lru_cache
 from hashlib import sha256
 from typing import Annotated, Literal, TypeVar
 
@@ -23,7 +24,7 @@ __all__ = [
     "signed_upload",
 ]  # fmt: skip
 
-LABEL = "cflpriv ckks v1 "
+LABEL = "cflpriv ckks v2 "
 """Starts every signature of this protocol version."""
 
 Id = Annotated[int, Meta(ge=0, lt=1 << 32)]
@@ -71,7 +72,7 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Announcement(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="announcement"):
-    """Key holder to all: the epoch's public key (a SEAL object), signed by the pinned key holder."""
+    """Key holder to all: its half p₀ of the epoch's public key (`public_key`), signed by the pinned key holder."""
 
     setup: Digest
     public_key: bytes
@@ -120,13 +121,19 @@ def ciphertexts_digest(left: tuple[bytes, ...], right: tuple[bytes, ...]) -> byt
 
 def signed_upload(public_key: bytes, client: int, ciphertexts: bytes) -> bytes:
     """What a client signs of an upload of these ciphertexts (their digest), hence of its enrolment: under which key they are, too."""
-    return frame("upload", sha256(public_key).digest(), client.to_bytes(8, "big"), ciphertexts)
+    return frame("upload", _named(public_key), client.to_bytes(8, "big"), ciphertexts)
 
 
 def signed_request(public_key: bytes, left: int, rights: tuple[int | None, ...], ciphertext: bytes) -> bytes:
     """What the server signs of a request."""
     slots = b"".join((2**40 if right is None else right).to_bytes(8, "big") for right in rights)
-    return frame("request", sha256(public_key).digest(), left.to_bytes(8, "big"), slots, sha256(ciphertext).digest())
+    return frame("request", _named(public_key), left.to_bytes(8, "big"), slots, sha256(ciphertext).digest())
+
+
+@lru_cache(maxsize=4)
+def _named(public_key: bytes) -> bytes:
+    """A public key's hash, remembered: every request of an epoch is signed over it."""
+    return sha256(public_key).digest()
 
 
 encode = codec.encode
@@ -139,7 +146,7 @@ def decode(data: bytes, kind: type[Kind], setup: Setup) -> Kind:
     """A message of this epoch. Raises `MalformedMessage`."""
     parameters, packing = setup.parameters, setup.packing
     limits: dict[type, int] = {
-        Announcement: 2 * len(parameters.bits) * parameters.ring * 8 + 4096,
+        Announcement: len(parameters.bits) * parameters.ring * 8 + 4096,
         Upload: 2 * packing.chunks * largest_bytes(parameters, 2) + 4096,
         Enrolment: 1024,
         Request: largest_bytes(parameters, 3) + 16 * packing.group + 4096,

@@ -3,22 +3,33 @@
 **The trap.** A product (c₀, c₁, c₂) that was not rerandomised tells the key holder far more than it decrypts to. With c₁ and c₂ of a few
 pairs it solves linear equations for every full product polynomial, however c₀ is masked; `tests/protocols/test_ckks_trap.py` does. So
 every output gets a fresh public-key *encryption* of a mask that is uniform modulo q on all coefficients but the wanted ones: c₀ and c₁ then
-look uniform to someone who does not know that encryption's randomness, also to the key holder. c₂ stays as it is: a product of the second
-parts of two fresh ciphertexts, pseudo-random without their randomness. This is an argument, not a proof.
+look uniform to someone who does not know that encryption's randomness, also to the key holder, as long as its own key is as it should be.
+
+c₂ stays as it is, and **what the key holder sees of it is not pseudo-random**. With one chunk it is xᵢ yⱼ, the product of the second parts
+of the two clients' ciphertexts: over all pairs, a matrix of rank one at each root (of rank `chunks` otherwise). One value more, such as the
+x of one client that tells it, gives the key holder all xᵢ and yⱼ: the second parts of everybody's ciphertexts. These alone, a u + e, tell
+nothing of the messages; with the first parts, p₀ u + e + m, its key would open them. Those are in c₀ and c₁ only, under the mask's
+encryption. No attack is known that gets from c₂ and the wanted coefficients to anything else, nor a proof that there is none: RLWE with
+these hints is what it would rest on.
 """
 
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from threading import Event, Thread
 from typing import Any
 
 import msgspec
 
-from ..entropy import Entropy, system_entropy
+from ..entropy import Entropy, derive, keystream, system_entropy
 from ..errors import LocalError
 from .messages import Setup
 from .parameters import Packing
+from .public_key import public_key
 from .seal import Arithmetic, Cipher, arithmetic
 
-__all__ = ["Job", "Output", "compute", "grouped", "mask", "product", "rerandomised"]
+__all__ = ["Job", "Output", "Products", "grouped", "mask", "product", "rerandomised"]
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True):
@@ -85,26 +96,89 @@ def rerandomised(ring: Arithmetic, bare: Cipher, fresh_mask: Cipher) -> Cipher:
     return bare
 
 
-def compute(
-    setup: Setup, public_key: bytes, job: Job, entropy: Entropy = system_entropy, tick: Callable[[], None] = lambda: None
-) -> list[Output]:
-    """All outputs of a job, one for each left client that has a wanted pair.
+class Products:
+    """The server's arithmetic of one epoch, under the key that `holder` announced. What serves many jobs is made once: the key as masks
+    take it, monomials, and ciphertexts as SEAL has them, by their bytes, as many as fit into `keep_bytes`.
+
+    Masks may be made `ahead`, and each serves one output. Their randomness is of a seed drawn once, a fresh number each time.
 
     Raises:
-        MalformedMessage: for ciphertexts that are none of this epoch's parameters.
+        MalformedMessage: for an announced half that is none.
     """
-    ring, packing = arithmetic(setup.parameters), setup.packing
-    masker = ring.masker(ring.load_public_key(public_key))
-    monomials = [None, *(ring.monomial(slot * packing.span) for slot in range(1, len(job.rights)))]
-    rights = [[ring.load(data, 2) for data in ciphers] for _, ciphers in job.rights]
-    together = grouped(ring, packing, rights, monomials)
-    outputs = []
-    for (client, ciphers), wanted in zip(job.lefts, job.wanted, strict=True):
-        if not any(wanted):
-            continue
-        bare = product(ring, [ring.load(data, 2) for data in ciphers], together)
-        output = rerandomised(ring, bare, mask(ring, masker, packing, wanted, entropy))
-        slots = tuple(right if asked else None for (right, _), asked in zip(job.rights, wanted, strict=True))
-        outputs.append(Output(client, slots, ring.save(output)))
-        tick()
-    return outputs
+
+    def __init__(
+        self, setup: Setup, holder: bytes, announced: bytes, *, entropy: Entropy = system_entropy, keep_bytes: int = 1 << 28
+    ) -> None:
+        self._ring, self._packing, self._group = arithmetic(setup.parameters), setup.packing, setup.group
+        self._seed, self._masks, self._numbers = entropy(32), deque[Cipher](), count()
+        self._most_masks = keep_bytes // setup.parameters.ciphertext_bytes
+        self._masker = self._ring.masker(public_key(setup, holder, announced))
+        self._monomials: list[Any] = [None]
+        self._loaded: OrderedDict[bytes, Cipher] = OrderedDict()
+        self._most_loaded = max(1, keep_bytes // setup.parameters.ciphertext_bytes)
+
+    def load(self, data: bytes) -> Cipher:
+        """A client's ciphertext, not to be changed. Raises `MalformedMessage`."""
+        found = self._loaded.get(data)
+        if found is None:
+            found = self._loaded[data] = self._ring.load(data, 2)
+            if len(self._loaded) > self._most_loaded:
+                self._loaded.popitem(last=False)
+        else:
+            self._loaded.move_to_end(data)
+        return found
+
+    @contextmanager
+    def ahead(self, masks: int) -> Iterator[None]:
+        """Make masks for so many outputs, with all slots asked for, while the caller waits for something else."""
+        done = Event()
+
+        def make() -> None:
+            while len(self._masks) < min(masks, self._most_masks) and not done.is_set():
+                self._masks.append(self._mask([True] * self._group))
+
+        thread = Thread(target=make, name="masks", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    @property
+    def masks(self) -> int:
+        """How many masks are ready."""
+        return len(self._masks)
+
+    def _mask(self, slots: Sequence[bool]) -> Cipher:
+        return mask(self._ring, self._masker, self._packing, slots, self._draw)
+
+    def _draw(self, size: int) -> bytes:
+        """Another thread may draw at the same time, so it is not `entropy` that is asked."""
+        return keystream(derive(self._seed, "masks", next(self._numbers)), size)
+
+    def _ready_mask(self, slots: Sequence[bool]) -> Cipher:
+        if self._masks and len(slots) == self._group and all(slots):
+            return self._masks.popleft()
+        return self._mask(slots)
+
+    def compute(self, job: Job) -> list[Output]:
+        """All outputs of a job, one for each left client that has a wanted pair.
+
+        Raises:
+            MalformedMessage: for ciphertexts that are none of this epoch's parameters.
+        """
+        ring, packing = self._ring, self._packing
+        for slot in range(len(self._monomials), len(job.rights)):
+            self._monomials.append(ring.monomial(slot * packing.span))
+        rights = [[self.load(data) for data in ciphers] for _, ciphers in job.rights]
+        together = grouped(ring, packing, rights, self._monomials)
+        outputs = []
+        for (client, ciphers), wanted in zip(job.lefts, job.wanted, strict=True):
+            if not any(wanted):
+                continue
+            bare = product(ring, [self.load(data) for data in ciphers], together)
+            output = rerandomised(ring, bare, self._ready_mask(wanted))
+            slots = tuple(right if asked else None for (right, _), asked in zip(job.rights, wanted, strict=True))
+            outputs.append(Output(client, slots, ring.save(output)))
+        return outputs

@@ -106,7 +106,8 @@ class Arithmetic:
         if not self.context.parameters_set():
             raise LocalError("bad-parameters", str(self.context.parameters_error_message()))
         self.moduli = [int(one.value()) for one in self.context.first_context_data().parms().coeff_modulus()]
-        self._id = tuple(self.context.first_parms_id())
+        self.key_moduli = [int(one.value()) for one in self.context.key_context_data().parms().coeff_modulus()]
+        self._id, self._key_id = tuple(self.context.first_parms_id()), tuple(self.context.key_parms_id())
         self.evaluator = seal.Evaluator(self.context)
         self._encoder = seal.CKKSEncoder(self.context)
         self._short = None  # the same modulus q without the prime that carries keys: encrypting there costs half
@@ -139,12 +140,16 @@ class Arithmetic:
             raise MalformedMessage
         return found
 
-    def load_public_key(self, data: bytes) -> Any:
-        """A public key from bytes that may come from an enemy. Raises `MalformedMessage`."""
-        check_outside(data, 2 * len(self.parameters.bits) * self.parameters.ring * 8)
+    def key_literal(self, residues: Residues) -> Any:
+        """A public key with given parts, shape (2, key primes, N), transformed."""
         key = self.seal.PublicKey()
-        self._load(key, data)
+        self._load(key, self._written(residues, self._key_id, transformed=True))
         return key
+
+    def values(self, thing: Any) -> Residues:
+        """The residues of a SEAL ciphertext or plaintext, flat, as it has them."""
+        array = thing.dyn_array()
+        return np.array([array.at(i) for i in range(array.size())], dtype=np.uint64)
 
     def load_secret_key(self, data: bytes) -> Any:
         """A secret key. Raises `MalformedMessage`."""
@@ -163,14 +168,17 @@ class Arithmetic:
 
     def _literal(self, residues: Residues, *, transformed: bool) -> Cipher:
         """A ciphertext with given parts, shape (parts, primes, N)."""
-        parts = len(residues)
+        found = self.seal.Ciphertext()
+        self._load(found, self._written(residues, self._id, transformed=transformed))
+        return found
+
+    def _written(self, residues: Residues, parameters: tuple[int, ...], *, transformed: bool) -> bytes:
+        """SEAL's encoding, uncompressed, of parts (parts, primes, N) under the parameters of this id."""
+        parts, primes, n = residues.shape
         values = residues.astype("<u8").tobytes()
         inner = _HEADER.pack(_MAGIC, _HEADER.size, *_VERSION, _PLAIN, 0, _HEADER.size + 8 + len(values)) + struct.pack("<Q", residues.size)
-        meta = _META.pack(*self._id, transformed, parts, self.parameters.ring, self.parameters.primes, 1.0, 1)
-        body = meta + inner + values
-        found = self.seal.Ciphertext()
-        self._load(found, _HEADER.pack(_MAGIC, _HEADER.size, *_VERSION, _PLAIN, 0, _HEADER.size + len(body)) + body)
-        return found
+        body = _META.pack(*parameters, transformed, parts, n, primes, 1.0, 1) + inner + values
+        return _HEADER.pack(_MAGIC, _HEADER.size, *_VERSION, _PLAIN, 0, _HEADER.size + len(body)) + body
 
     # --- polynomials
 
@@ -217,8 +225,7 @@ class Arithmetic:
         if self._short is None:
             return self.seal.Encryptor(self.context, public_key)
         n, primes = self.parameters.ring, self.parameters.primes
-        values = public_key.data().dyn_array()
-        whole = np.array([values.at(i) for i in range(values.size())], dtype=np.uint64).reshape(2, -1, n)
+        whole = self.values(public_key.data()).reshape(2, -1, n)
         short = self.seal.PublicKey()
         self._load(short, self.save(self._literal(whole[:, :primes], transformed=True)), self._short)
         return self.seal.Encryptor(self._short, short)

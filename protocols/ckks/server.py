@@ -1,14 +1,16 @@
 """The server's machine of one clustering epoch: it keeps ciphertexts and asks the key holder for blocks of the Gram matrix, each once."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from hashlib import sha256
+from threading import RLock
 
 from ..entropy import Entropy, system_entropy
 from ..errors import RemoteError
 from ..keys import Identity, Roster, frame, sign, verify, verify_key
+from ..uncopied import uncopied
 from .messages import LABEL, Announcement, Request, Setup, Upload, decode, encode, signed_request, signed_upload
-from .products import Job, Output, compute
-from .seal import arithmetic
+from .products import Job, Output, Products
 from .workers import Workers
 
 __all__ = ["Server", "landmarks_of"]
@@ -22,6 +24,7 @@ def landmarks_of(setup: Setup, first: Sequence[int], most: int) -> tuple[int, ..
     return tuple(sorted(keyed[:most]))
 
 
+@uncopied("it has the server's identity, and answers each client once")
 class Server:
     """Takes uploads, makes requests.
 
@@ -37,13 +40,12 @@ class Server:
     ) -> None:  # fmt: skip
         message = decode(announcement, Announcement, setup)
         verify_key(holder, 0, message.signature, LABEL + "key", message.setup, message.public_key)
-        arithmetic(setup.parameters).load_public_key(message.public_key)
         self.setup = setup
-        self.public_key = message.public_key
+        self.products = Products(setup, holder, message.public_key, entropy=entropy)
+        self.public_key, self._holder, self._lock = message.public_key, holder, RLock()
         self._roster = roster
         self._identity = identity
         self._most_landmarks = landmarks
-        self._entropy = entropy
         self._uploads: dict[int, Upload] = {}
         self.landmarks: tuple[int, ...] = ()
 
@@ -53,15 +55,16 @@ class Server:
         return tuple(self._uploads)
 
     def receive(self, data: bytes) -> bytes:
-        """A client's upload; the enrolment for the key holder. A refused one changes nothing.
+        """A client's upload; the enrolment for the key holder. A refused one changes nothing. Threads come one after the other.
 
         Raises:
             RemoteError: "malformed" for anything but ciphertexts of this epoch (among them: random bytes, cut ones, other parameters, too
             long ones, ones that would inflate), "bad-signature" for others than the roster's clients and for ones under another key,
             "enrolled-before" for a second one.
         """
-        upload = self._checked(data)
-        self._uploads[upload.client] = upload
+        with self._lock:
+            upload = self._checked(data)
+            self._uploads[upload.client] = upload
         return encode(upload.enrolment())
 
     def check(self, data: bytes, client: int) -> None:
@@ -76,17 +79,23 @@ class Server:
         verify(self._roster, client, upload.signature, LABEL + "upload", upload.setup, statement)
         if client in self._uploads:
             raise RemoteError("enrolled-before", client)
-        ring, chunks = arithmetic(self.setup.parameters), self.setup.packing.chunks
+        chunks = self.setup.packing.chunks
         if (len(upload.left), len(upload.right)) != (chunks, chunks):
             raise RemoteError("malformed", client)
         for ciphertext in (*upload.left, *upload.right):
-            ring.load(ciphertext, 2)
+            self.products.load(ciphertext)
         return upload
 
     def withdraw(self, clients: Iterable[int]) -> None:
         """Forget uploads, for a step that is not finished and is taken again with other ones."""
         for client in clients:
             self._uploads.pop(client, None)
+
+    def ahead(self, new: int) -> AbstractContextManager[None]:
+        """Make masks for the outputs that so many `new` clients will lead to while the caller waits for their uploads."""
+        blocks, size, before = new // self.setup.group, self.setup.group, len(self._uploads)
+        outputs = blocks * before + size * blocks * (blocks - 1) // 2 + blocks  # of those with all slots asked for
+        return self.products.ahead(min(outputs, blocks * self._most_landmarks) if self._most_landmarks else outputs)
 
     def jobs(self, new: Sequence[int]) -> list[Job]:
         """What is to be computed for `new` clients: their blocks with those before them (or with the landmarks), and with themselves."""
@@ -119,9 +128,9 @@ class Server:
         """The signed requests of some jobs, as they get done, in their order, computed here or in worker processes."""
         if workers is None:
             for job in jobs:
-                yield from map(self._request, compute(self.setup, self.public_key, job, self._entropy))
+                yield from map(self._request, self.products.compute(job))
         else:
-            for outputs in workers.map(self.setup, self.public_key, jobs):
+            for outputs in workers.map(self.setup, self._holder, self.public_key, jobs):
                 yield from map(self._request, outputs)
 
     def _request(self, output: Output) -> bytes:

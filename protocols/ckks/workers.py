@@ -12,7 +12,7 @@ import msgspec
 
 from ..errors import LocalError
 from .messages import Setup
-from .products import Job, Output, compute
+from .products import Job, Output, Products
 
 __all__ = ["Workers", "serve"]
 
@@ -21,6 +21,7 @@ _AHEAD = 2
 
 class _Task(msgspec.Struct, frozen=True, array_like=True):
     setup: Setup
+    holder: bytes
     public_key: bytes
     job: Job
 
@@ -43,22 +44,22 @@ class Workers:
             self._free.put(process)
         self._threads = ThreadPoolExecutor(len(self._processes))
 
-    def map(self, setup: Setup, public_key: bytes, jobs: Sequence[Job]) -> Iterator[list[Output]]:
+    def map(self, setup: Setup, holder: bytes, public_key: bytes, jobs: Sequence[Job]) -> Iterator[list[Output]]:
         """Each job's outputs. Raises `LocalError` "worker-ended" if a process ends."""
         at_once = _AHEAD * len(self._processes)
-        waiting = [self._threads.submit(self._run, setup, public_key, job) for job in jobs[:at_once]]
+        waiting = [self._threads.submit(self._run, setup, holder, public_key, job) for job in jobs[:at_once]]
         for number in range(len(jobs)):
             outputs = waiting.pop(0).result()
             if number + at_once < len(jobs):
-                waiting.append(self._threads.submit(self._run, setup, public_key, jobs[number + at_once]))
+                waiting.append(self._threads.submit(self._run, setup, holder, public_key, jobs[number + at_once]))
             yield outputs
 
-    def _run(self, setup: Setup, public_key: bytes, job: Job) -> list[Output]:
+    def _run(self, setup: Setup, holder: bytes, public_key: bytes, job: Job) -> list[Output]:
         process = self._free.get()
         try:
             assert process.stdin is not None
             assert process.stdout is not None
-            _write(process.stdin, msgspec.msgpack.encode(_Task(setup, public_key, job)))
+            _write(process.stdin, msgspec.msgpack.encode(_Task(setup, holder, public_key, job)))
             answer = _read(process.stdout)
         except OSError:
             answer = None
@@ -90,9 +91,13 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # nothing a library prints may come between the frames
+    of: tuple[bytes, bytes, bytes] | None = None
     while (data := _read(sys.stdin.buffer)) is not None:
         task = _task.decode(data)
-        _write(out, msgspec.msgpack.encode(compute(task.setup, task.public_key, task.job)))
+        epoch = (task.setup.digest, task.holder, task.public_key)
+        if epoch != of:
+            of, products = epoch, Products(task.setup, task.holder, task.public_key)
+        _write(out, msgspec.msgpack.encode(products.compute(task.job)))
 
 
 def _write(pipe: IO[bytes], data: bytes) -> None:

@@ -6,7 +6,7 @@ a removal a new epoch starts with a fresh secret.
 
     messages   the public terms of an epoch, and what is said     states     which message may come when, as tables
     member     one client's machine                               server     the server's machine
-    simulation all parties in one process, over real bytes
+    ratchet    keys with numbers, erased behind    simulation all parties in one process, over real bytes
 
     Invite   →  Advert                  a fresh X25519 key each, signed (Ed25519, pinned roster)
     Adverts  →  Offer                   one client leads: header with a commitment to the secret, signed; a sealed box for each
@@ -20,15 +20,19 @@ the group (no key on the roster, no signature), nor hand an old message to anoth
 the hash of the terms). **Among clients that were shown the same terms, and follow the protocol, at most one secret comes into force**: it
 takes the signatures of a majority of the invited under one header, and a client signs one header per epoch. Members that were shown
 *different* lists for one epoch could be kept apart in two groups, each of which sees a list without the others; a client's `smallest` above
-half of the roster rules that out. Keys by which a secret came are forgotten when it is in force.
+half of the roster rules that out. Keys by which a secret came are forgotten when it is in force. Beside the secret comes a **ratchet**:
+keys with numbers, of which a stolen state opens those that it kept and later ones, none that it has erased (`ratchet`). A newcomer is given
+the ratchet as far as its sponsor went, and nothing before.
 
 **Reveals.** Who takes part, who leads, who joins and leaves when. **One member that colludes with the server tells it everything**: the
 secret is one for all, and no protocol changes that. A leader that follows the protocol but has a bad source of randomness weakens the
 secret for all (it is leader-made, not contributory: a malicious leader could give a contributory secret away as well). A malicious leader
 can spoil an epoch (boxes that do not open, found at once). A member that signs two headers can, together with a lying server, keep two
-halves of the group under two secrets: it is in both, and could tell both. A malicious sponsor can refuse, not hand out a wrong secret: the
-leader signed a commitment. Who is removed is the server's word: members check that those named get nothing from them. A removed client
-keeps the secrets of the epochs it was in. The server can stop any agreement by not carrying messages.
+halves of the group under two secrets: it is in both, and could tell both. A malicious sponsor can refuse, not hand out a wrong secret or
+chain: the leader signed a commitment. The keys that it kept of numbers it has passed are its word: with a wrong one a newcomer's values fit
+nobody's. Who is removed is the server's word: members check that those named get nothing from them. A removed client keeps the secrets of
+the epochs it was in. What is derived from the lasting secret (`derive`) is opened by a state stolen at any time in the epoch. The server
+can stop any agreement by not carrying messages.
 
 **Source.** Ours, of standard parts: X25519 (RFC 7748), HKDF (RFC 5869), AES-256-GCM, Ed25519 (RFC 8032); the leader's role is that of the
 key-generating client which Sattler et al. 2019, Algorithm 5, presuppose.
@@ -40,12 +44,14 @@ from ..errors import LocalError, MalformedMessage, ProtocolError, RemoteError, T
 from ..keys import Identity, Roster
 from .member import Member
 from .messages import Terms, decode_member, decode_server, make_terms, needed
+from .ratchet import NUMBERS, Ratchet
 from .server import Server
 from .simulation import STAGES, agree_all, hand_over
 from .states import MEMBER, SERVER, MemberStage, ServerStage, diagram
 
 __all__ = [
     "MEMBER",
+    "NUMBERS",
     "SERVER",
     "STAGES",
     "Identity",
@@ -55,6 +61,7 @@ __all__ = [
     "MemberStage",
     "ProtocolError",
     "RemoteError",
+    "Ratchet",
     "Roster",
     "Server",
     "ServerStage",

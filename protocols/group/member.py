@@ -11,8 +11,10 @@ Guarantee and Reveals: see the package. What leaves this machine tells a server 
 group's secret. A stored state is as secret as the identity.
 """
 
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
+from threading import RLock
+from typing import Annotated, Any
 
 import msgspec
 
@@ -20,6 +22,7 @@ from .. import codec, keys
 from ..entropy import Entropy, system_entropy
 from ..errors import LocalError, RemoteError, TooFewClients
 from ..keys import Identity, Roster, agree, check_public_key, public_key, seal, sign, unseal, verify
+from ..uncopied import uncopied
 from . import messages
 from .messages import (
     LABEL,
@@ -43,6 +46,7 @@ from .messages import (
     names,
     needed,
 )
+from .ratchet import Ratchet
 from .states import MEMBER, MemberStage
 
 __all__ = ["Member", "check_advert"]
@@ -51,8 +55,17 @@ _STATE_LIMIT_BYTES = 1 << 22
 _Change = tuple[dict[str, Any], msgspec.Struct | None]
 
 
+@uncopied("it is what members share")
+class _Shared(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What members share, as it is sealed for others: the lasting secret, and the ratchet as far as the sender went."""
+
+    secret: Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
+    ratchet: Ratchet
+
+
+@uncopied("it has a member's secrets")
 class _State(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """`epoch` and `secret`, with `group`, their context, are those in force; the rest belongs to the epoch that is being agreed."""
+    """`epoch`, `secret` and `ratchet`, with `group`, their context, are those in force; the rest is of the epoch that is being agreed."""
 
     _shown = ("stage", "client")
 
@@ -63,13 +76,15 @@ class _State(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forbi
     terms: Terms | None = None
     seed: bytes = b""
     header: Header | None = None
-    coming: bytes = b""
+    coming: _Shared | None = None
     epoch: int = -1
     group: bytes = b""
     removed: bytes = b""
     secret: bytes = b""
+    ratchet: Ratchet | None = None
 
 
+@uncopied("a copy would answer a second time; see to_bytes")
 class Member:
     """One client's part in the group of a session.
 
@@ -87,7 +102,7 @@ class Member:
 
     def __init__(self, identity: Identity, roster: Roster, session: bytes, *, smallest: int = 1, entropy: Entropy = system_entropy) -> None:
         _check_identity(identity, roster)
-        self._identity, self._roster, self._entropy = identity, roster, entropy
+        self._identity, self._roster, self._entropy, self._lock = identity, roster, entropy, RLock()
         self._state = _State(MemberStage.OUTSIDE, identity.client, session, smallest)
 
     def __repr__(self) -> str:
@@ -106,6 +121,8 @@ class Member:
     def derive(self, *purpose: str | int) -> bytes:
         """The 32-byte key of the epoch in force for one purpose, the same at every member; keys for different purposes are independent.
 
+        It lasts as long as the epoch: a stolen state opens everything that was under it. What need not last has a number, see `ratchet`.
+
         Raises:
             LocalError: "no-secret" before there is one (the machine lives on).
         """
@@ -114,29 +131,48 @@ class Member:
             raise LocalError("no-secret", "the group has not agreed yet")
         return keys.derive(state.secret, LABEL + "purpose", state.group, *(str(part).encode() for part in purpose))
 
+    @property
+    def ratchet(self) -> Ratchet | None:
+        """The numbered keys of the epoch in force, as far as this client went; None without an epoch."""
+        return self._state.ratchet
+
+    def advance(self, number: int, keep: Iterable[int] = ()) -> Ratchet:
+        """Go on to `number` and erase the keys of earlier numbers but those in `keep`, see `Ratchet.moved`; the ratchet as it is then.
+
+        Raises:
+            LocalError: "no-secret" before there is one; RemoteError: as `Ratchet.moved`. Nothing has changed.
+        """
+        with self._lock:
+            if self._state.ratchet is None:
+                raise LocalError("no-secret", "the group has not agreed yet")
+            moved = self._state.ratchet.moved(number, keep)
+            self._state = msgspec.structs.replace(self._state, ratchet=moved)
+            return moved
+
     def receive(self, data: bytes) -> bytes | None:
-        """Takes the server's next message and gives the reply to send, None where there is none.
+        """Takes the server's next message and gives the reply to send, None where there is none. Threads come one after the other.
 
         Raises:
             RemoteError: the message was refused (MalformedMessage is one); nothing has changed.
             TooFewClients: the group would be too small; nothing has changed.
             LocalError: see the module; the machine is dead.
         """
-        if self.stage is MemberStage.DEAD:
-            raise LocalError("dead", "an earlier local error stopped this machine")
-        try:
-            state, reply = self._step(messages.decode_server(data))
-        except (RemoteError, TooFewClients):
-            raise
-        except LocalError:
-            self._die()
-            raise
-        except Exception:
-            # Whatever it says might name a secret, so neither it nor its traceback travels on.
-            self._die()
-            raise LocalError("internal") from None
-        self._state = state
-        return None if reply is None else messages.encode(reply)
+        with self._lock:
+            if self.stage is MemberStage.DEAD:
+                raise LocalError("dead", "an earlier local error stopped this machine")
+            try:
+                state, reply = self._step(messages.decode_server(data))
+            except (RemoteError, TooFewClients):
+                raise
+            except LocalError:
+                self._die()
+                raise
+            except Exception:
+                # Whatever it says might name a secret, so neither it nor its traceback travels on.
+                self._die()
+                raise LocalError("internal") from None
+            self._state = state
+            return None if reply is None else messages.encode(reply)
 
     def to_bytes(self) -> bytes:
         """The whole state, secrets included (not the identity). Replace, never keep, older copies."""
@@ -155,7 +191,8 @@ class Member:
             raise LocalError("wrong-identity")
         _check_identity(identity, roster)
         member = object.__new__(Member)
-        member._identity, member._roster, member._entropy, member._state = identity, roster, entropy, state
+        member._identity, member._roster, member._entropy, member._lock = identity, roster, entropy, RLock()
+        member._state = state
         return member
 
     def _die(self) -> None:
@@ -210,7 +247,7 @@ class Member:
         if state.client in names(terms.removed):
             raise RemoteError("not-invited")
         seed = self._draw(32)
-        return {"terms": terms, "seed": seed, "header": None, "coming": b""}, self._advert(terms, seed)
+        return {"terms": terms, "seed": seed, "header": None, "coming": None}, self._advert(terms, seed)
 
     def _advert(self, terms: Terms, seed: bytes) -> Advert:
         me, agreed, key = self._state.client, context(terms), public_key(seed)
@@ -231,8 +268,8 @@ class Member:
         if len({advert.key for advert in message.adverts}) != len(members):
             raise RemoteError("repeated-key")
         _enough(len(members), terms)
-        secret = self._draw(SECRET_BYTES)
-        unsigned = Header(agreed, me, own, messages.ids(members), _commitment(secret, agreed), bytes(SIGNATURE_BYTES))
+        shared = _Shared(self._draw(SECRET_BYTES), Ratchet(0, self._draw(SECRET_BYTES)))
+        unsigned = Header(agreed, me, own, messages.ids(members), _commitment(shared, agreed), bytes(SIGNATURE_BYTES))
         signature = sign(self._identity, LABEL + "header", digest(unsigned))
         header = msgspec.structs.replace(unsigned, signature=signature)
         seed = keys.private_key(self._state.seed)
@@ -240,8 +277,8 @@ class Member:
         for advert in message.adverts:
             if advert.client != me:
                 key = agree(seed, advert.key, LABEL + "box", agreed, own, advert.key)
-                boxes.append(Box(advert.client, seal(key, secret, _associated(header, me, advert.client), self._draw)))
-        return {"header": header, "coming": secret}, Offer(header, tuple(boxes))
+                boxes.append(Box(advert.client, seal(key, codec.encode(shared), _associated(header, me, advert.client), self._draw)))
+        return {"header": header, "coming": shared}, Offer(header, tuple(boxes))
 
     # Accept, confirm, enter. ----------------------------------------------------------------------------------------------------------
 
@@ -250,15 +287,16 @@ class Member:
         self._check_header(header)
         if me not in names(header.members):
             raise RemoteError("bad-members")
-        secret = self._open(header, header.leader, header.key, message.box)
+        shared = self._open(header, header.leader, header.key, message.box)
         signature = sign(self._identity, LABEL + "confirm", digest(header))
-        return {"header": header, "coming": secret}, Confirm(me, header.context, signature)
+        return {"header": header, "coming": shared}, Confirm(me, header.context, signature)
 
     def _enter(self, message: Confirmed) -> _Change:
         header = self._state.header
         assert header is not None
         self._agreed(message.context)
         self._check_confirmed(header, message)
+        assert self._state.coming is not None
         return self._in_force(header.context, self._state.coming), None
 
     # A newcomer: one member gives, the newcomer takes. --------------------------------------------------------------------------------
@@ -272,10 +310,11 @@ class Member:
         check_advert(newcomer, state.group, self._roster)
         header = state.header
         assert header is not None
+        assert state.ratchet is not None
         seed = self._draw(32)
         own = public_key(seed)
         key = agree(seed, newcomer.key, LABEL + "box", state.group, own, newcomer.key)
-        box = seal(key, state.secret, _associated(header, state.client, newcomer.client), self._draw)
+        box = seal(key, codec.encode(_Shared(state.secret, state.ratchet)), _associated(header, state.client, newcomer.client), self._draw)
         return {}, Grant(state.client, state.group, newcomer.client, own, box)
 
     def _join(self, message: Handover) -> _Change:
@@ -284,8 +323,8 @@ class Member:
         self._check_confirmed(header, message.confirmed)
         if grant.context != header.context or grant.newcomer != self._state.client or grant.client == self._state.client:
             raise RemoteError("wrong-context")
-        secret = self._open(header, grant.client, grant.key, grant.box)
-        return {**self._in_force(header.context, secret), "header": header}, None
+        shared = self._open(header, grant.client, grant.key, grant.box)
+        return {**self._in_force(header.context, shared), "header": header}, None
 
     # Inside. ----------------------------------------------------------------------------------------------------------------------
 
@@ -315,23 +354,24 @@ class Member:
         _enough(len({header.leader, *clients}), terms)
         _check_signatures(self._roster, clients, message.signatures, signed)
 
-    def _open(self, header: Header, sender: int, key: bytes, box: bytes) -> bytes:
-        """The secret in a box, if it is the one that the leader committed to."""
+    def _open(self, header: Header, sender: int, key: bytes, box: bytes) -> _Shared:
+        """What is in a box, if it is what the leader committed to: the secret, and any place on the chain."""
         own = public_key(self._state.seed)
         opening = agree(self._state.seed, key, LABEL + "box", header.context, key, own)
         try:
-            secret = unseal(opening, box, _associated(header, sender, self._state.client))
+            shared = codec.decode(unseal(opening, box, _associated(header, sender, self._state.client)), _Shared, len(box))
         except RemoteError:
             raise RemoteError("bad-box", sender) from None
-        if _commitment(secret, header.context) != header.commitment:
+        if _commitment(shared, header.context) != header.commitment:
             raise RemoteError("bad-box", sender)
-        return secret
+        return shared
 
-    def _in_force(self, agreed: bytes, secret: bytes) -> dict[str, Any]:
+    def _in_force(self, agreed: bytes, shared: _Shared) -> dict[str, Any]:
         """What changes when an epoch's secret comes into force: the old one and the keys it came by are forgotten."""
         terms = self._state.terms
         assert terms is not None
-        return {"epoch": terms.epoch, "group": agreed, "removed": terms.removed, "secret": secret, "seed": b"", "coming": b""}
+        entered = {"epoch": terms.epoch, "group": agreed, "removed": terms.removed, "secret": shared.secret, "ratchet": shared.ratchet}
+        return {**entered, "seed": b"", "coming": None}
 
 
 def check_advert(advert: Advert, agreed: bytes, roster: Roster) -> None:
@@ -366,9 +406,12 @@ def _name(client: int) -> bytes:
     return client.to_bytes(4, "little")
 
 
-def _commitment(secret: bytes, agreed: bytes) -> bytes:
-    """32 bytes that only this secret gives, and that tell nothing of it: it has 256 bits that nobody can try."""
-    return keys.derive(secret, LABEL + "commitment", agreed)
+def _commitment(shared: _Shared, agreed: bytes) -> bytes:
+    """32 bytes that only this secret and this chain give, from any place on it, and that tell nothing of them.
+
+    The keys that were kept of numbers that were passed are not in it: of those a newcomer has the sponsor's word.
+    """
+    return keys.derive(shared.secret, LABEL + "commitment", agreed, shared.ratchet.end())
 
 
 def _associated(header: Header, sender: int, recipient: int) -> bytes:

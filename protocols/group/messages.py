@@ -44,7 +44,7 @@ __all__ = [
     "needed",
 ]
 
-LABEL = "cflpriv group v1 "
+LABEL = "cflpriv group v2 "
 """Starts every key derivation, associated datum and signature of this protocol version."""
 
 SECRET_BYTES = 32
@@ -59,8 +59,8 @@ Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Signature = Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
 Signatures = Annotated[bytes, Meta(max_length=SIGNATURE_BYTES * _MOST_CLIENTS)]
-_BOX = SECRET_BYTES + SEAL_OVERHEAD_BYTES
-Sealed = Annotated[bytes, Meta(min_length=_BOX, max_length=_BOX)]
+_LARGEST_BOX_BYTES = 1 << 12
+Sealed = Annotated[bytes, Meta(min_length=2 * SECRET_BYTES + SEAL_OVERHEAD_BYTES, max_length=_LARGEST_BOX_BYTES)]
 
 
 class Terms(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

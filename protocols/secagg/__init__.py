@@ -7,7 +7,9 @@ secrets (the self-mask seed, and the seed of the mask key) are split among its n
 rebuild them. At the end the survivors reveal, for each client, *either* shares of the self-mask seed (it is
 in the sum) *or* shares of its mask-key seed (it is not), never both: with both, its input would lie open.
 
-    messages   the public terms of a sum, and what is said         states   which message may come when, as tables
+    terms      the public terms of a sum                           messages what is sent
+    states     which message may come when, as tables              shares   dealing and checking shares
+    complaints what happens if a keeper cannot use its shares      unmasking  the masks to take off
     client     one client's machine                                server   the server's machine
     graph      who masks with whom, and the threshold              shamir   splitting a secret
     masks      keys to keystreams                                  bindings    what keys, boxes and signatures are bound to
@@ -25,11 +27,10 @@ models (so that one would be isolated, Pasquini et al. 2022) end with a sum that
 overlapping groups can be subtracted from each other. Colluders know their own inputs and subtract them: a
 floor of f with c colluders among the survivors protects like f − c. Sybils count; only the roster keeps them
 out. Where the list has k models, a server that plants a private one as one of the k is not stopped. A
-malicious client can spoil a sum or stop it (wrong values, wrong shares); of one sum it cannot read others, but
-in an oblivious pair of sums its word counts in the counts: it can open the block of a cluster below the floor.
-The passive
-mode does nothing against a server that lies: it could draw the neighbours, swap the keys, or tell two stories
-about who survived.
+malicious client can put any vector into a sum, and can make a sum fail, in most cases with its name (see `server`);
+of one sum it cannot read others, but in an oblivious pair of sums its count is taken as it is: it can open the block
+of a cluster below the floor. The passive mode does nothing against a server that lies: it could draw the neighbours,
+swap the keys, or tell two stories about who survived.
 
 **Source.** Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine learning",
 figure 4 (all rounds, active variant); Bell et al. 2020, "Secure single-server aggregation with
@@ -37,26 +38,29 @@ figure 4 (all rounds, active variant); Bell et al. 2020, "Secure single-server a
 keys are made for one sum only, advertised with the previous upload; all derivations bind to the terms and the
 models; boxes of shares name both mask keys (key confirmation before anything is masked); U2 is signed
 together with U3; AES-256-CTR as generator; masks modulo 2^16 or 2^32; in active mode, boxes and masked
-vectors themselves are not signed (a forged one spoils the sum and shows nothing).
+vectors themselves are not signed (the transport says who sent them); digests of all shares, a commitment to the self
+seed, and shares opened where a keeper complains about them, so that one dishonest client is found out.
 
 Unaudited research code.
 """
 
-from ..errors import LocalError, MalformedMessage, ProtocolError, RemoteError, TooFewClients
+from ..errors import LocalError, MalformedMessage, ProtocolError, RemoteError, SumFailed, TooFewClients
 from ..keys import Identity, Roster
 from .client import Client
 from .inputs import Contribution
-from .messages import Slot, Terms, make_terms, survivor_floor
 from .oblivious import ObliviousOutcome, block_terms, count_terms, counts_of, membership, open_blocks, simulate_oblivious
 from .policy import MaskKey, Policy
 from .result import Sum
 from .server import Server
 from .simulation import STAGES, Outcome, simulate
-from .states import CLIENT, SERVER, ClientStage, ServerStage, diagram
+from .states import CLIENT, CLIENT_COMPLAINTS, SERVER, SERVER_COMPLAINTS, ClientStage, ServerStage, diagram
+from .terms import Slot, Terms, make_terms, retaken, survivor_floor
 
 __all__ = [
     "CLIENT",
+    "CLIENT_COMPLAINTS",
     "SERVER",
+    "SERVER_COMPLAINTS",
     "STAGES",
     "Client",
     "ClientStage",
@@ -75,6 +79,7 @@ __all__ = [
     "ServerStage",
     "Slot",
     "Sum",
+    "SumFailed",
     "Terms",
     "TooFewClients",
     "block_terms",
@@ -84,6 +89,7 @@ __all__ = [
     "make_terms",
     "membership",
     "open_blocks",
+    "retaken",
     "simulate",
     "simulate_oblivious",
     "survivor_floor",

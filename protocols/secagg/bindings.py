@@ -1,4 +1,4 @@
-"""What is every key, box and signature of a sum bound to?
+"""What is every key, box, digest and signature of a sum bound to?
 
 One place for all labels. Each label is used for one purpose; each binds to the context (a hash of all public
 terms), and the mask keys name the session, the slot and the hash of the list of models once more.
@@ -8,23 +8,30 @@ Bonawitz et al. 2017, figure 4, where keys and signatures are bound to nothing b
 ours.
 """
 
+from hashlib import sha256
+from typing import Literal
+
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from ..errors import RemoteError
-from ..keys import Roster, agree, derive, frame, verify
+from ..keys import Roster, agree, derive, exchange, frame, verify
 from . import messages
 from .messages import LABEL, Advert, Slot, Terms
 
 __all__ = [
     "ADVERT",
     "CONSISTENT",
+    "OPENED",
     "advert_parts",
     "binding",
-    "box_key",
+    "box_keys",
     "check_advert",
+    "opened_parts",
     "pair_key",
+    "seed_commitment",
     "self_key",
     "share_associated_data",
+    "share_digest",
 ]
 
 ADVERT = LABEL + "advert"
@@ -32,6 +39,9 @@ ADVERT = LABEL + "advert"
 
 CONSISTENT = LABEL + "consistent"
 """Label of the signature over (context, U2, U3)."""
+
+OPENED = LABEL + "opened"
+"""Label of the signature over `opened_parts`."""
 
 
 def advert_parts(session: bytes, slot: Slot, client: int, encryption_key: bytes, mask_key: bytes) -> tuple[bytes, ...]:
@@ -61,10 +71,35 @@ def share_associated_data(agreed: bytes, source: int, target: int, source_key: b
     return frame(LABEL + "shares", agreed, source.to_bytes(8, "big"), target.to_bytes(8, "big"), source_key, target_key)
 
 
-def box_key(own: X25519PrivateKey, other: bytes, agreed: bytes, source: int, target: int) -> bytes:
-    """The key of the box of shares from `source` to `target`; `own` and `other` are the encryption keys of the two."""
-    direction = source.to_bytes(8, "big") + target.to_bytes(8, "big")
-    return agree(own, other, LABEL + "box", agreed, direction)
+def box_keys(own: X25519PrivateKey, other: bytes, agreed: bytes, me: int, peer: int) -> tuple[bytes, bytes]:
+    """The keys of the boxes of shares from `me` to `peer` and from `peer` to `me`; `own` and `other` are the encryption keys of the two.
+
+    Raises:
+        RemoteError: "bad-key" for a public key of small order.
+    """
+    secret = exchange(own, other)
+    mine, theirs = me.to_bytes(8, "big"), peer.to_bytes(8, "big")
+    return derive(secret, LABEL + "box", agreed, mine + theirs), derive(secret, LABEL + "box", agreed, theirs + mine)
+
+
+def share_digest(kind: Literal["self", "key"], agreed: bytes, owner: int, keeper: int, share: bytes) -> bytes:
+    """32 bytes that bind `owner` to the share that `keeper` holds of its self-mask seed ("self") or of its mask-key seed ("key").
+
+    One share is uniform over 2^256 numbers, so the digest hides it (SHA-256 as a random oracle).
+    """
+    pair = owner.to_bytes(8, "big") + keeper.to_bytes(8, "big")
+    return sha256(frame(LABEL + kind + " share", agreed, pair, share)).digest()
+
+
+def seed_commitment(agreed: bytes, owner: int, self_seed: bytes) -> bytes:
+    """32 bytes that bind `owner` to the seed of its self mask. (Its public mask key binds it to the other seed.)"""
+    return sha256(frame(LABEL + "self seed", agreed, owner.to_bytes(8, "big"), self_seed)).digest()
+
+
+def opened_parts(agreed: bytes, owner: int, keeper: int, owner_key: bytes, keeper_key: bytes, shares: bytes) -> tuple[bytes, ...]:
+    """What the signature covers of `owner` that opens the shares which it dealt to `keeper`: with the mask keys as the owner saw them."""
+    pair = owner.to_bytes(8, "big") + keeper.to_bytes(8, "big")
+    return agreed, pair, owner_key, keeper_key, shares
 
 
 def binding(terms: Terms) -> tuple[bytes, ...]:

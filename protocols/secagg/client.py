@@ -10,12 +10,20 @@ source that fails, use after death); the machine forgets its secrets and is dead
 
 Guarantee: in active mode, against a server together with fewer than n/3 of the cohort (and in passive mode
 against an honest-but-curious one with fewer than t): what leaves this machine shows no more than the sum over
-at least `floor` survivors (fewer honest ones, if some survivors collude). Reveals: that the client takes
-part, when it drops out, its public keys; the sum. A state restored from an old copy can be made to answer
-twice, so a stored state must be replaced, never kept.
+at least `floor` survivors (fewer honest ones, if some survivors collude). One object answers a message once,
+whichever threads call it, and is neither copied nor pickled. Reveals: that the client takes part, when it drops
+out, its public keys; the sum; whose shares it complained about. A state restored from an old copy can be made to
+answer twice, so a stored state must be replaced, never kept.
+
+One value in two attempts. A sum that failed before any share was revealed may be taken again (`SumFailed`). A
+client that joins a later attempt must erase its machine of the earlier one, and a client that has revealed shares
+for a value must refuse to join (both are the caller's to see to). Then no server that lies gets two sums that
+differ by one client: who revealed shares in the first attempt is in no later one, and the first is opened only
+by t such survivors, at least t − c > n/3 of them honest, who are all in the first sum and not in the second.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from threading import Lock
 from typing import Any
 
 import msgspec
@@ -23,31 +31,35 @@ import msgspec
 from .. import codec, fixedpoint
 from ..entropy import Entropy, system_entropy
 from ..errors import LocalError, RemoteError, TooFewClients
-from ..keys import Identity, Roster, private_key, public_key, seal, sign, unseal, verify
+from ..keys import Identity, Roster, private_key, public_key, sign, verify
+from ..uncopied import uncopied
 from . import messages
 from .bindings import (
     ADVERT,
     CONSISTENT,
     advert_parts,
     binding,
-    box_key,
+    box_keys,
     check_advert,
     pair_key,
     self_key,
-    share_associated_data,
 )
+from .complaints import check_opened, open_dealt
 from .graph import neighbours
 from .inputs import Contribution, encode_inputs
 from .masks import Mask, add_masks
 from .messages import (
     Advert,
     Adverts,
+    Challenge,
+    Complaint,
     Consistent,
     Deliver,
     Invite,
     Masked,
+    Opening,
     Reveal,
-    Sealed,
+    Settle,
     Share,
     Shares,
     Slot,
@@ -56,22 +68,12 @@ from .messages import (
     Unmask,
 )
 from .policy import MaskKey, Policy, check_proposal, check_roster, enough
-from .shamir import SHARE_BYTES, split
-from .states import CLIENT, ClientStage
+from .shares import Pair, deal, open_box
+from .states import CLIENT, CLIENT_COMPLAINTS, ClientStage
 
 __all__ = ["Client"]
 
-_STATE_LIMIT_BYTES = 1 << 26
-
-
-class _Held(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What `peer` entrusted to this client: a share of its self-mask seed, a share of its mask-key seed."""
-
-    _shown = ("peer",)
-
-    peer: int
-    self_share: bytes
-    key_share: bytes
+_STATE_LIMIT_BYTES = 1 << 34
 
 
 class _State(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -86,12 +88,18 @@ class _State(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forbi
     self_seed: bytes = b""
     next_seeds: tuple[bytes, bytes] | None = None
     peers: tuple[Advert, ...] = ()
-    held: tuple[_Held, ...] = ()
+    inward: tuple[bytes, ...] = ()
+    dealt: tuple[Pair, ...] = ()
+    held: tuple[Pair, ...] = ()
+    accused: tuple[int, ...] = ()
+    withheld: bytes = b""
+    mask_key: bytes = b""
     members: tuple[int, ...] = ()
     survivors: tuple[int, ...] = ()
     clipped: int = 0
 
 
+@uncopied("it answers each message once; see to_bytes")
 class Client:
     """One client's part in one sum.
 
@@ -116,7 +124,7 @@ class Client:
         entropy: Entropy = system_entropy,
     ) -> None:
         check_roster(identity, policy, roster)
-        self._identity, self._roster, self._entropy = identity, roster, entropy
+        self._identity, self._roster, self._entropy, self._lock = identity, roster, entropy, Lock()
         stage = ClientStage.NEW if mask_key is None else ClientStage.ADVERTISED
         slot = None if mask_key is None else mask_key.slot
         mask_seed, box_seed = (b"", b"") if mask_key is None else mask_key.take()
@@ -152,14 +160,15 @@ class Client:
 
     def next_mask_key(self) -> MaskKey | None:
         """The key advertised for the following slot; once, after the upload. None if there is none (or it was taken)."""
-        state = self._state
-        if state.next_seeds is None or state.terms is None or state.terms.following is None:
-            return None
-        self._state = msgspec.structs.replace(state, next_seeds=None)
-        return MaskKey(*state.next_seeds, state.terms.following)
+        with self._lock:
+            state = self._state
+            if state.next_seeds is None or state.terms is None or state.terms.following is None:
+                return None
+            self._state = msgspec.structs.replace(state, next_seeds=None)
+            return MaskKey(*state.next_seeds, state.terms.following)
 
     def receive(self, data: bytes, *contributions: Contribution) -> bytes:
-        """Takes the server's next message and gives the reply to send.
+        """Takes the server's next message and gives the reply to send. Of two threads with one message, one gets the reply.
 
         Args:
             data: what arrived, trusted in nothing.
@@ -171,6 +180,10 @@ class Client:
             TooFewClients: answering would show individuals; nothing has changed.
             LocalError: see the module; the machine is dead.
         """
+        with self._lock:
+            return self._receive(data, contributions)
+
+    def _receive(self, data: bytes, contributions: Sequence[Contribution]) -> bytes:
         if self.stage is ClientStage.DEAD:
             raise LocalError("dead", "an earlier local error stopped this machine")
         try:
@@ -210,7 +223,7 @@ class Client:
             raise LocalError("wrong-identity")
         check_roster(identity, state.policy, roster)
         client = object.__new__(Client)
-        client._identity, client._roster, client._entropy, client._state = identity, roster, entropy, state
+        client._identity, client._roster, client._entropy, client._lock, client._state = identity, roster, entropy, Lock(), state
         return client
 
     def _die(self) -> None:
@@ -223,9 +236,10 @@ class Client:
         return drawn
 
     def _step(self, message: messages.ServerMessage, contributions: Sequence[Contribution]) -> tuple[_State, msgspec.Struct]:
-        state = self._state
-        row = CLIENT[state.policy.mode].get(self.stage)
-        if row is None or row[0] != type(message).__name__:
+        state, kind = self._state, type(message).__name__
+        main = CLIENT[state.policy.mode].get(self.stage)
+        rows = [row for row in (main, *(row for stage, *row in CLIENT_COMPLAINTS if stage is self.stage)) if row and row[0] == kind]
+        if not rows:
             raise RemoteError("wrong-stage")
         if isinstance(message, Invite | Adverts):
             if state.terms is None:
@@ -244,12 +258,17 @@ class Client:
                 changed, reply = self._share(message)
             case Deliver():
                 changed, reply = self._mask(message, contributions)
+            case Challenge():
+                changed, reply = self._open(message)
+            case Settle():
+                changed, reply = self._settle(message)
             case Survivors():
                 changed, reply = self._agree(message)
             case Unmask():
                 changed, reply = self._reveal(message)
-        assert type(reply).__name__ == row[1], "the step does not follow the table"
-        return msgspec.structs.replace(state, stage=row[2], **changed), reply
+        following = [row[2] for row in rows if row[1] == type(reply).__name__]
+        assert len(following) == 1, "the step does not follow the tables"
+        return msgspec.structs.replace(state, stage=following[0], **changed), reply
 
     # Stage 1: advertise. -----------------------------------------------------------------------------------------------------
 
@@ -278,30 +297,28 @@ class Client:
             known |= {advert.encryption_key, advert.mask_key}
         if len(known) != 2 * (len(message.adverts) + 1):
             raise RemoteError("repeated-key")
-        holders = sorted([me, *(advert.client for advert in message.adverts)])
-        enough(len(holders), max(terms.threshold, messages.survivor_floor(terms) if _complete(terms) else 0))
+        enough(len(message.adverts) + 1, max(terms.threshold, messages.survivor_floor(terms) if _complete(terms) else 0))
         agreed = messages.context(terms)
-        place = {member: number for number, member in enumerate(terms.cohort, 1)}
-
-        # b_u, the seed of the self mask; f and g, the polynomials of b_u and of the seed of the mask key.
-        self_seed = self._draw(32)
-        keepers = [place[holder] for holder in holders]
-        self_shares = dict(zip(holders, split(self_seed, terms.threshold, keepers, self._draw), strict=True))
-        key_shares = dict(zip(holders, split(self._state.mask_seed, terms.threshold, keepers, self._draw), strict=True))
         encryption = private_key(self._state.box_seed)
-        boxes = []
-        for peer in message.adverts:
-            key = box_key(encryption, peer.encryption_key, agreed, me, peer.client)
-            associated = share_associated_data(agreed, me, peer.client, own[1], peer.mask_key)
-            plaintext = self_shares[peer.client] + key_shares[peer.client]
-            boxes.append(Sealed(peer.client, seal(key, plaintext, associated, self._draw)))
-        mine = _Held(me, self_shares[me], key_shares[me])
-        changed = {"terms": terms, "self_seed": self_seed, "peers": message.adverts, "held": (mine,)}
-        return changed, Shares(me, agreed, tuple(boxes))
+        keys = {peer.client: box_keys(encryption, peer.encryption_key, agreed, me, peer.client) for peer in message.adverts}
+        self_seed = self._draw(32)  # b_u
+        outward = {peer: key for peer, (key, _) in keys.items()}
+        reply, dealt = deal(terms, agreed, me, message.adverts, outward, (self_seed, self._state.mask_seed), own[1], self._draw)
+        changed = {
+            "terms": terms,
+            "self_seed": self_seed,
+            "box_seed": b"",  # only the boxes to this client are left to open
+            "mask_key": own[1],
+            "peers": message.adverts,
+            "inward": tuple(keys[peer.client][1] for peer in message.adverts),
+            "dealt": tuple(pair for pair in dealt if pair.peer != me),
+            "held": tuple(pair for pair in dealt if pair.peer == me),
+        }
+        return changed, reply
 
-    # Stage 3: mask. -------------------------------------------------------------------------------------------------------
+    # Stage 3: mask, or complain about shares. --------------------------------------------------------------------------------
 
-    def _mask(self, message: Deliver, contributions: Sequence[Contribution]) -> tuple[dict[str, Any], Masked]:
+    def _mask(self, message: Deliver, contributions: Sequence[Contribution]) -> tuple[dict[str, Any], Masked | Complaint]:
         state, me = self._state, self._state.client
         terms = state.terms
         assert terms is not None
@@ -315,19 +332,12 @@ class Client:
         enough(len(members), messages.survivor_floor(terms))
         enough(len(near) + 1, terms.threshold)
         agreed = messages.context(terms)
-        my_key = public_key(state.mask_seed)
-        encryption = private_key(state.box_seed)
-        held = list(state.held)
-        for sealed in message.boxes:
-            # The associated data names both mask keys: the box opens only if the two of us were shown the same ones.
-            peer = peers[sealed.peer]
-            inward = box_key(encryption, peer.encryption_key, agreed, peer.client, me)
-            associated = share_associated_data(agreed, peer.client, me, peer.mask_key, my_key)
-            try:
-                opened = unseal(inward, sealed.box, associated)
-            except RemoteError:
-                raise RemoteError("bad-box", peer.client) from None
-            held.append(_Held(peer.client, opened[:SHARE_BYTES], opened[SHARE_BYTES:]))
+        my_key = state.mask_key
+        inward = dict(zip(peers, state.inward, strict=True))
+        # A box opens only if its dealer and this client were shown the same mask keys.
+        boxes = {box.peer: open_box(agreed, box, me, inward[box.peer], peers[box.peer].mask_key, my_key) for box in message.boxes}
+        accused = tuple(sorted(peer for peer, pair in boxes.items() if pair is None))
+        held = [*state.held, *(pair for pair in boxes.values() if pair)]
 
         # y_u = x_u + PRG(b_u) + Σ_{v in U2, u<v} PRG(s_uv) − Σ_{v in U2, u>v} PRG(s_uv)   mod 2^b
         bound, mask_secret = binding(terms), private_key(state.mask_seed)
@@ -340,16 +350,43 @@ class Client:
         add_masks(y, masks)
         seeds = (self._draw(32), self._draw(32)) if terms.following else None
         following = self._advert(terms.following, *seeds) if terms.following and seeds else None
+        masked = Masked(me, agreed, y.tobytes(), following)
         changed = {
-            "held": tuple(sorted(held, key=lambda h: h.peer)),
+            "held": _by_peer(held),
             "members": members,
             "self_seed": b"",
             "mask_seed": b"",
-            "box_seed": b"",  # of what passed the server, nobody can open the boxes of shares from here on
+            "inward": (),  # of what passed the server, nobody can open the boxes of shares from here on
             "next_seeds": seeds,
             "clipped": clipped,
+            "accused": accused,
+            "withheld": messages.encode(masked) if accused else b"",  # the vector leaves when all boxes have confirmed the keys
         }
-        return changed, Masked(me, agreed, y.tobytes(), following)
+        return changed, Complaint(me, agreed, messages.ids(accused)) if accused else masked
+
+    def _open(self, message: Challenge) -> tuple[dict[str, Any], Opening]:
+        """Open, once, the shares dealt to those who complained."""
+        state = self._state
+        assert state.terms is not None
+        if not state.dealt:
+            raise RemoteError("wrong-stage")
+        accusers = messages.names(message.accusers)
+        opening = open_dealt(state.terms, message.context, self._identity, state.mask_key, state.peers, state.dealt, accusers)
+        return {"dealt": ()}, opening
+
+    def _settle(self, message: Settle) -> tuple[dict[str, Any], Masked]:
+        """Take the shares that their dealers opened, and send the masked vector."""
+        state = self._state
+        if tuple(opened.peer for opened in message.shares) != state.accused:
+            raise RemoteError("wrong-shares")
+        peers = {advert.client: advert for advert in state.peers}
+        roster = self._roster if state.policy.mode == "active" else None
+        for opened in message.shares:
+            check_opened(message.context, peers[opened.peer], state.client, state.mask_key, opened, roster)
+        held = [*state.held, *(Pair(opened.peer, opened.self_share, opened.key_share) for opened in message.shares)]
+        masked = messages.decode_client(state.withheld, len(state.withheld))
+        assert isinstance(masked, Masked)
+        return {"held": _by_peer(held), "accused": (), "withheld": b""}, masked
 
     # Stage 4: agree on who survived. ------------------------------------------------------------------------------------------
 
@@ -367,7 +404,7 @@ class Client:
         survivors = self._check_survivors(message.survivors)
         parts = (message.context, messages.ids(state.members), message.survivors)
         signature = sign(self._identity, CONSISTENT, *parts)
-        return {"survivors": survivors}, Consistent(state.client, message.context, signature)
+        return {"survivors": survivors, "dealt": ()}, Consistent(state.client, message.context, signature)
 
     # Stage 5: reveal one kind of share per peer. ----------------------------------------------------------------------------
 
@@ -391,7 +428,11 @@ class Client:
         alive = set(survivors)
         self_shares = tuple(Share(held.peer, held.self_share) for held in state.held if held.peer in alive)
         key_shares = tuple(Share(held.peer, held.key_share) for held in state.held if held.peer not in alive)
-        return {"survivors": survivors, "held": ()}, Reveal(state.client, message.context, self_shares, key_shares)
+        return {"survivors": survivors, "held": (), "dealt": ()}, Reveal(state.client, message.context, self_shares, key_shares)
+
+
+def _by_peer(pairs: Iterable[Pair]) -> tuple[Pair, ...]:
+    return tuple(sorted(pairs, key=lambda pair: pair.peer))
 
 
 def _complete(terms: Terms) -> bool:

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..entropy import Entropy, system_entropy
-from ..errors import TooFewClients
+from ..errors import SumFailed, TooFewClients
 from ..fixedpoint import Bits
 from ..keys import Identity, Roster
 from .inputs import Contribution
@@ -74,8 +74,15 @@ def membership(clusters: int, mine: Sequence[int]) -> Contribution:
 
 
 def counts_of(result: Sum) -> tuple[int, ...]:
-    """Members of each cluster among the survivors of the counts."""
-    return tuple(int(count) for count in result.block())
+    """Members of each cluster among the survivors of the counts.
+
+    Raises:
+        SumFailed: "out-of-range" for a count below zero or above the number of survivors.
+    """
+    counts = tuple(int(count) for count in result.block())
+    if any(not 0 <= count <= len(result.survivors) for count in counts):
+        raise SumFailed("out-of-range")
+    return counts
 
 
 def open_blocks(counts: Sequence[int], floor: int, spare: int = 0) -> tuple[tuple[int, int], ...]:

@@ -1,19 +1,22 @@
 """What does a client insist on before it takes part, and how long may a mask key live?
 
 Guarantee: a client accepts only terms of its own session, mode, roster and later slots, that invite it, list
-its model among as many models as it expects, keep at least its floor, and satisfy everything that honest
-terms satisfy (the overflow proof among it). A mask key, and the key of the boxes beside it, serve one slot, once.
+its model among as many models as it expects, keep at least its floor, quantise as it allows, are no larger than it
+allows, and satisfy everything that honest terms satisfy (the overflow proof among it). A mask key, and the key of
+the boxes beside it, serve one slot, once.
 """
 
-from typing import Any, Literal
+from threading import Lock
+from typing import Literal
 
 import msgspec
 
 from .. import codec
 from ..errors import LocalError, RemoteError, TooFewClients
 from ..keys import Identity, Roster
+from ..uncopied import uncopied
 from . import messages
-from .messages import Slot, Terms
+from .terms import Bytes32, Slot, Terms
 
 __all__ = ["MaskKey", "Policy", "check_proposal", "check_roster", "enough"]
 
@@ -28,6 +31,10 @@ class Policy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     floor: the fewest survivors.
     after: the last slot this client took part in; later ones only.
     dimension: values per block, None for any.
+    clip: the smallest and the largest clip: values are cut off at a smaller one, and lost in rounding under a larger one.
+    levels: the fewest levels of the quantiser (1 for counts).
+    clients: the largest cohort, which is as many key agreements.
+    length: the longest masked vector, in coordinates.
     """
 
     session: bytes
@@ -37,22 +44,25 @@ class Policy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     floor: int = 3
     after: Slot | None = None
     dimension: int | None = None
+    clip: tuple[float, float] = (1e-6, 1e6)
+    levels: int = 16
+    clients: int = 1 << 12
+    length: int = 1 << 28
 
 
+@uncopied("it may be used once; see to_bytes")
 class MaskKey:
     """The secret keys advertised with an earlier upload for one slot, as seeds: of the masks, and of the boxes of shares.
 
     They can be taken once: by a `Client`, or by `to_bytes`.
     """
 
-    __slots__ = ("_seeds", "slot")
+    __slots__ = ("_lock", "_seeds", "slot")
 
     def __init__(self, mask_seed: bytes, box_seed: bytes, slot: Slot) -> None:
+        self._lock = Lock()
         self._seeds: tuple[bytes, bytes] | None = (mask_seed, box_seed)
         self.slot = slot
-
-    def __reduce_ex__(self, protocol: object) -> Any:
-        raise TypeError("a MaskKey is neither copied nor pickled: it may be used once; see to_bytes")
 
     def __repr__(self) -> str:
         return f"MaskKey(slot={self.slot}{', used' if self._seeds is None else ''})"
@@ -64,9 +74,10 @@ class MaskKey:
             LocalError: "mask-key-used" the second time: a key used for two sums gives, with one dropout, an
             earlier input away.
         """
-        if self._seeds is None:
+        with self._lock:
+            seeds, self._seeds = self._seeds, None
+        if seeds is None:
             raise LocalError("mask-key-used", "a second sum under it, with one dropout, would unmask an earlier input")
-        seeds, self._seeds = self._seeds, None
         return seeds
 
     def to_bytes(self) -> bytes:
@@ -86,8 +97,8 @@ class MaskKey:
 
 class _StoredKey(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     slot: Slot
-    mask_seed: messages.Bytes32
-    box_seed: messages.Bytes32
+    mask_seed: Bytes32
+    box_seed: Bytes32
 
 
 def check_proposal(terms: Terms, policy: Policy, client: int, slot: Slot | None, roster: Roster | None) -> None:
@@ -111,6 +122,10 @@ def check_proposal(terms: Terms, policy: Policy, client: int, slot: Slot | None,
     if terms.floor < policy.floor:
         raise RemoteError("floor-too-low")
     if policy.dimension is not None and terms.dimension != policy.dimension:
+        raise RemoteError("bad-terms")
+    if not policy.clip[0] <= terms.clip <= policy.clip[1] or terms.levels < policy.levels:
+        raise RemoteError("bad-terms")
+    if len(terms.cohort) > policy.clients or messages.vector_length(terms) > policy.length:
         raise RemoteError("bad-terms")
     try:
         messages.check_terms(terms)

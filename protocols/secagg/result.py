@@ -1,4 +1,8 @@
-"""What does the server end up with? The exact integer sum of the survivors' levels, and how to read it."""
+"""What does the server end up with? The exact integer sum of the survivors' levels, and how to read it.
+
+Guarantee: a sum lies within the range of its terms and survivors. Reveals: see the package. Within that range a client can put in any
+vector; nothing here bounds a single one.
+"""
 
 from dataclasses import dataclass, field
 
@@ -18,11 +22,29 @@ class Sum:
     terms: of the sum.
     survivors: the clients in it (U3).
     levels: the exact integer sum, int32, shape (vector_length(terms),).
+
+    Raises:
+        ValueError: for a sum that no vectors within the terms have: a value outside ± survivors · levels, a weight or the
+        number of clients that clipped outside their range.
     """
 
     terms: Terms
     survivors: tuple[int, ...]
     levels: NDArray[np.int32] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        most = len(self.survivors) * self.terms.levels
+        weights = [self.levels[self._start(cluster) + self.terms.dimension] for cluster in self._clusters if self.terms.weight_limit]
+        if not 0 <= self.levels[-1] <= len(self.survivors):
+            raise ValueError("sum: more clients clipped than took part, or fewer than none")
+        if any(not 0 <= weight <= most for weight in weights):
+            raise ValueError("sum: weights outside their range")
+        if int(self.levels.min()) < -most or int(self.levels.max()) > most:
+            raise ValueError("sum: values outside their range")
+
+    @property
+    def _clusters(self) -> list[int | None]:
+        return [named for named, _ in self.terms.blocks] or [None]
 
     @property
     def clipped_clients(self) -> int:
@@ -57,7 +79,6 @@ class Sum:
         return self.total(cluster) * ((self.terms.weight_limit or 1.0) / weight)
 
     def _start(self, cluster: int | None) -> int:
-        clusters: list[int | None] = [named for named, _ in self.terms.blocks] or [None]
-        if cluster not in clusters:
+        if cluster not in self._clusters:
             raise ValueError(f"cluster: {cluster} is not one of the blocks of this sum")
-        return clusters.index(cluster) * (self.terms.dimension + (self.terms.weight_limit > 0))
+        return self._clusters.index(cluster) * (self.terms.dimension + (self.terms.weight_limit > 0))

@@ -4,15 +4,22 @@ A single-use machine: the caller hands it what arrives (`receive`), decides when
 whoever has not answered is a dropout) and sends what `advance` returns. No I/O, no clock. Masked vectors are
 added up as they arrive and never kept.
 
-Errors. `RemoteError` from `receive`: that message was refused and nothing has changed. `TooFewClients` and
-`LocalError` from `advance`: the sum has failed, the machine is dead; what it has learnt shows no individual.
+Errors. `RemoteError` from `receive`: that message was refused and nothing has changed. `TooFewClients`,
+`SumFailed` and `LocalError` from `advance`: the sum has failed, the machine is dead; what it has learnt shows no
+individual.
 
-Guarantee: `result` is the exact integer sum of the levels of the survivors (U3), or there is none. Reveals:
-see the package. Source: Bonawitz et al. 2017, figure 4 (all rounds); Bell et al. 2020, algorithm 2 (sparse
-graph).
+Guarantee: `result` is the exact integer sum, modulo 2^bits, of the vectors that the survivors (U3) masked, or there
+is none: every revealed share is held against its dealer's digest, every rebuilt secret against its commitment. It is
+the sum of the survivors' levels if they kept to the terms. A survivor may put any vector in: what shows is a sum
+outside the range that the terms allow, which is refused. A client that breaks the protocol in another way is refused
+by name, or named by `SumFailed`; without proof, nobody is. At most one sum of given values fails through a client
+that deals shares of another secret than it committed to; all else that one client does costs at most a new attempt,
+as long as without it enough survivors (the threshold) are left. Reveals: see the package. Source: Bonawitz et al. 2017,
+figure 4 (all rounds); Bell et al. 2020, algorithm 2 (sparse graph); `shares` for the complaints.
 """
 
 from collections.abc import Mapping
+from threading import RLock
 from typing import Any
 
 import msgspec
@@ -20,21 +27,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import codec, fixedpoint
-from ..errors import LocalError, MalformedMessage, ProtocolError, RemoteError
-from ..keys import Roster, check_public_key, private_key, public_key, verify
+from ..errors import LocalError, MalformedMessage, ProtocolError, RemoteError, SumFailed
+from ..keys import Roster, check_public_key, verify
+from ..uncopied import uncopied
 from . import messages
-from .bindings import CONSISTENT, binding, check_advert, pair_key, self_key
+from .bindings import CONSISTENT, check_advert, share_digest
+from .complaints import by_dealer, settled
 from .graph import neighbours
-from .masks import MapJobs, Mask, total_mask
+from .masks import MapJobs, total_mask
 from .messages import (
     Advert,
     Adverts,
+    Challenge,
+    Complaint,
     Consistent,
     Deliver,
     Invite,
     Masked,
+    Opened,
+    Opening,
     Reveal,
     Sealed,
+    Settle,
     Shares,
     Signed,
     Survivors,
@@ -43,8 +57,8 @@ from .messages import (
 )
 from .policy import enough
 from .result import Sum
-from .shamir import combine
-from .states import SERVER, ServerStage
+from .states import SERVER, SERVER_COMPLAINTS, ServerStage, collected, sent
+from .unmasking import masks_of
 
 __all__ = ["Server"]
 
@@ -59,18 +73,24 @@ class _State(codec.Redacted, msgspec.Struct, array_like=True, forbid_unknown_fie
     stage: str
     terms: Terms
     adverts: dict[int, Advert] = {}
-    boxes: dict[int, tuple[Sealed, ...]] = {}
+    shares: dict[int, Shares] = {}
+    commitments: dict[int, bytes] = {}
+    digests: dict[int, dict[int, tuple[bytes, bytes]]] = {}
+    complaints: dict[int, tuple[int, ...]] = {}
+    openings: dict[int, tuple[Opened, ...]] = {}
     advertised: tuple[int, ...] = ()
     members: tuple[int, ...] = ()
     survivors: tuple[int, ...] = ()
     expected: tuple[int, ...] = ()
     answered: list[int] = []
+    masked: list[int] = []
     vector: bytes = b""
     signatures: dict[int, bytes] = {}
     reveals: dict[int, Reveal] = {}
     following: dict[int, Advert] = {}
 
 
+@uncopied("it collects one sum; see to_bytes")
 class Server:
     """The server's part in one sum.
 
@@ -91,7 +111,7 @@ class Server:
             raise LocalError("bad-terms", str(error)) from None
         if terms.mode == "active" and (roster is None or roster.digest != terms.roster):
             raise LocalError("no-roster", "active mode needs the pinned roster that the terms name")
-        self._roster = roster
+        self._roster, self._lock = roster, RLock()
         self._state = _State(ServerStage.NEW, terms)
         self._agreed = messages.context(terms)
         self._sum: NDArray[Any] | None = None
@@ -122,6 +142,16 @@ class Server:
         return self._state.terms
 
     @property
+    def sent(self) -> str:
+        """The kind of the messages that `advance` gave last, "" if there were none."""
+        return sent(self._state.terms.mode, self.stage)
+
+    @property
+    def collected(self) -> tuple[str, ...]:
+        """The kinds of message that this stage collects."""
+        return collected(self._state.terms.mode, self.stage)
+
+    @property
     def waiting(self) -> frozenset[int]:
         """The clients whose answer in this stage has not come."""
         return frozenset(self._state.expected) - frozenset(self._state.answered)
@@ -142,18 +172,22 @@ class Server:
         """The adverts for the following slot that came with the uploads, by client."""
         return {client: messages.encode(advert) for client, advert in self._state.following.items()}
 
-    def receive(self, client: int, data: bytes) -> None:
-        """Takes what the transport says came from `client`.
+    def receive(self, client: int, data: bytes) -> str:
+        """Takes what the transport says came from `client`; the kind of message that it is. Of two answers of one client one is taken.
 
         Raises:
-            RemoteError: it was refused (MalformedMessage is one); nothing has changed.
+            RemoteError: it was refused (MalformedMessage is one); nothing has changed. The code "wrong-share" proves that
+                the client revealed another share than it was dealt.
         """
+        with self._lock:
+            return self._receive(client, data)
+
+    def _receive(self, client: int, data: bytes) -> str:
         state, terms = self._state, self._state.terms
         if client not in terms.cohort:
             raise RemoteError("unknown-client")
-        row = SERVER[terms.mode].get(self.stage)
-        message = messages.decode_client(data, self._vector_bytes if self.stage is ServerStage.MASKING else 0)
-        if row is None or row[0] != type(message).__name__:
+        message = messages.decode_client(data, self._vector_bytes if "Masked" in self.collected else 0)
+        if type(message).__name__ not in self.collected:
             raise RemoteError("wrong-stage", client)
         if message.client != client:
             raise RemoteError("wrong-sender", client)
@@ -170,9 +204,17 @@ class Server:
             case Shares():
                 if {sealed.peer for sealed in message.boxes} != self._near(client, state.advertised):
                     raise RemoteError("wrong-shares", client)
-                state.boxes[client] = message.boxes
+                state.shares[client] = message
             case Masked():
                 self._add(client, message)
+                state.masked.append(client)
+            case Complaint():
+                accused = messages.names(message.accused)
+                if not accused or not set(accused) <= self._near(client, state.members):
+                    raise RemoteError("wrong-complaint", client)
+                state.complaints[client] = accused
+            case Opening():
+                state.openings[client] = message.shares
             case Consistent():
                 assert self._roster is not None
                 parts = (self._agreed, messages.ids(state.members), messages.ids(state.survivors))
@@ -183,8 +225,10 @@ class Server:
                 alive = near & frozenset(state.survivors)
                 if {share.peer for share in message.self_shares} != alive or {share.peer for share in message.key_shares} != near - alive:
                     raise RemoteError("wrong-shares", client)
+                self._check_revealed(client, message)
                 state.reveals[client] = message
         state.answered.append(client)
+        return type(message).__name__
 
     def advance(self, mapper: MapJobs = map) -> dict[int, bytes]:
         """Closes the stage: what to send to whom now ({} when the sum is done, or nobody had to be invited).
@@ -194,20 +238,27 @@ class Server:
 
         Raises:
             TooFewClients: too few are left; the machine is dead.
-            LocalError: "finished" or "dead"; "bad-shares" if what the clients revealed does not fit together.
+            SumFailed: clients broke the protocol, or the result is none; the machine is dead. If `repeatable`, the sum
+                may be taken again without those that it names, by new machines under a later slot.
+            LocalError: "finished" or "dead".
         """
-        row = SERVER[self._state.terms.mode].get(self.stage)
+        with self._lock:
+            return self._advance(mapper)
+
+    def _advance(self, mapper: MapJobs) -> dict[int, bytes]:
+        state = self._state
+        disputed = self.stage is not ServerStage.MASKING or bool(state.complaints)
+        row = (SERVER_COMPLAINTS if disputed else SERVER)[state.terms.mode].get(self.stage) or SERVER[state.terms.mode].get(self.stage)
         if row is None:
             raise LocalError("dead" if self.stage is ServerStage.DEAD else "finished")
         try:
-            sent = self._close(mapper)
+            outbox = self._close(mapper)
         except ProtocolError:
             self._die()
             raise
-        state = self._state
-        assert all(type(message).__name__ == row[1] for message in sent.values()), "the step does not follow the table"
-        state.stage, state.expected, state.answered = row[2], tuple(sorted(sent)), []
-        return {client: messages.encode(message) for client, message in sent.items()}
+        assert all(type(message).__name__ == row[1] for message in outbox.values()), "the step does not follow the table"
+        state.stage, state.expected, state.answered = row[2], tuple(sorted(outbox)), []
+        return {client: messages.encode(message) for client, message in outbox.items()}
 
     def to_bytes(self) -> bytes:
         """The whole state, for a later process. Call it between stages or within one; not after the end."""
@@ -237,6 +288,11 @@ class Server:
     def _die(self) -> None:
         self._state = _State(ServerStage.DEAD, self._state.terms)
         self._sum = None
+
+    @property
+    def _signed(self) -> Roster | None:
+        """The roster where messages are signed, else None."""
+        return self._roster if self._state.terms.mode == "active" else None
 
     @property
     def _dtype(self) -> str:
@@ -295,7 +351,7 @@ class Server:
     def _close(self, mapper: MapJobs) -> dict[int, msgspec.Struct]:
         state, terms = self._state, self._state.terms
         floor = messages.survivor_floor(terms)
-        sent: dict[int, msgspec.Struct]
+        outbox: dict[int, msgspec.Struct]
         match self.stage:
             case ServerStage.NEW:
                 enough(len(terms.cohort), floor)
@@ -311,23 +367,22 @@ class Server:
                 # U2: who shared. All masks and shares are confined to it from here on.
                 state.members = self._connected(tuple(sorted(state.answered)))
                 enough(len(state.members), floor)
-                packed = messages.ids(state.members)
-                inbox: dict[int, list[Sealed]] = {client: [] for client in state.members}
-                for source in state.members:
-                    for sealed in state.boxes[source]:
-                        if sealed.peer in inbox:
-                            inbox[sealed.peer].append(Sealed(source, sealed.box))
-                state.boxes = {}
-                return {client: Deliver(self._agreed, packed, tuple(boxes)) for client, boxes in inbox.items()}
-            case ServerStage.MASKING:
-                state.survivors = tuple(sorted(state.answered))
+                return self._deliver()
+            case ServerStage.MASKING if state.complaints:
+                enough(len(state.answered), floor)
+                return {dealer: Challenge(self._agreed, messages.ids(accusers)) for dealer, accusers in by_dealer(state.complaints).items()}
+            case ServerStage.OPENING:
+                shares = settled(self._agreed, state.complaints, state.openings, state.adverts, state.digests, self._signed)
+                return {client: Settle(self._agreed, opened) for client, opened in shares.items()}
+            case ServerStage.MASKING | ServerStage.SETTLING:
+                state.survivors = tuple(sorted(state.masked))
                 enough(len(state.survivors), floor)
                 packed = messages.ids(state.survivors)
-                sent = {
+                outbox = {
                     client: Survivors(self._agreed, packed) if terms.mode == "active" else Unmask(self._agreed, packed, ())
                     for client in state.survivors
                 }
-                return sent
+                return outbox
             case ServerStage.CONSISTENCY:
                 enough(len(state.signatures), terms.threshold)
                 signed = tuple(Signed(client, signature) for client, signature in sorted(state.signatures.items()))
@@ -336,6 +391,34 @@ class Server:
             case _:
                 self._result = self._unmask(mapper)
                 return {}
+
+    def _deliver(self) -> dict[int, msgspec.Struct]:
+        """The boxes to everybody; of the messages that brought them, commitments and digests are kept."""
+        state = self._state
+        packed = messages.ids(state.members)
+        inbox: dict[int, list[Sealed]] = {client: [] for client in state.members}
+        for dealer in state.members:
+            message = state.shares[dealer]
+            state.commitments[dealer] = message.commitment
+            state.digests[dealer] = {dealer: (message.self_digest, message.key_digest)}
+            for sealed in message.boxes:
+                if sealed.peer in inbox:
+                    inbox[sealed.peer].append(msgspec.structs.replace(sealed, peer=dealer))
+                    state.digests[dealer][sealed.peer] = (sealed.self_digest, sealed.key_digest)
+        state.shares = {}
+        return {client: Deliver(self._agreed, packed, tuple(boxes)) for client, boxes in inbox.items()}
+
+    def _check_revealed(self, keeper: int, message: Reveal) -> None:
+        digests = self._state.digests
+        good = all(
+            share_digest("self", self._agreed, share.peer, keeper, share.share) == digests[share.peer][keeper][0]
+            for share in message.self_shares
+        ) and all(
+            share_digest("key", self._agreed, share.peer, keeper, share.share) == digests[share.peer][keeper][1]
+            for share in message.key_shares
+        )
+        if not good:
+            raise RemoteError("wrong-share", keeper)
 
     def _connected(self, clients: tuple[int, ...]) -> tuple[int, ...]:
         """Those of `clients` with at least t keepers (neighbours among them, and themselves): the others could not be unmasked."""
@@ -347,40 +430,14 @@ class Server:
 
     def _unmask(self, mapper: MapJobs) -> Sum:
         state, terms = self._state, self._state.terms
-        place = {member: number for number, member in enumerate(terms.cohort, 1)}
-        alive = frozenset(state.survivors)
-        points: dict[int, list[tuple[int, bytes]]] = {client: [] for client in state.members}
-        for keeper, reveal in sorted(state.reveals.items()):
-            for share in (*reveal.self_shares, *reveal.key_shares):
-                points[share.peer].append((place[keeper], share.share))
-
-        # Σ_{u in U3} x_u = Σ_{u in U3} y_u − Σ_{u in U3} PRG(b_u) − Σ_{u in U3, v in U2∖U3, u~v} ±PRG(s_uv)   mod 2^b
-        bound = binding(terms)
-        masks: list[Mask] = []
-        for client in state.members:
-            near = self._near(client, state.survivors)
-            if client not in alive and not near:
-                continue
-            enough(len(points[client]), terms.threshold)
-            keepers, shares = zip(*points[client][: terms.threshold], strict=True)
-            try:
-                secret = combine(keepers, shares)
-            except ValueError:
-                raise LocalError("bad-shares", f"of client {client}") from None
-            if client in alive:
-                masks.append((self_key(secret, bound, client), -1))
-                continue
-            own = state.adverts[client].mask_key
-            if public_key(secret) != own:
-                raise LocalError("bad-shares", f"of client {client}")
-            mask_secret = private_key(secret)
-            for u in sorted(near):
-                key = pair_key(mask_secret, own, state.adverts[u].mask_key, bound, client, u)
-                masks.append((key, -1 if u < client else 1))
+        masks = masks_of(terms, self._agreed, state.adverts, state.commitments, state.members, state.survivors, state.reveals, self._near)
         assert self._sum is not None
         jobs = [(masks[start : start + _MASKS_PER_JOB], self._sum.size, self._dtype) for start in range(0, len(masks), _MASKS_PER_JOB)]
         # Into a copy: if the caller's mapper fails half-way, the stage can be closed again.
         total = self._sum.copy()
         for part in mapper(total_mask, jobs):
             total += part
-        return Sum(terms, state.survivors, fixedpoint.unwrap(total, terms.bits))
+        try:
+            return Sum(terms, state.survivors, fixedpoint.unwrap(total, terms.bits))
+        except ValueError:
+            raise SumFailed("out-of-range") from None

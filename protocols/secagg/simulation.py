@@ -16,7 +16,7 @@ from .messages import Terms
 from .policy import MaskKey, Policy
 from .result import Sum
 from .server import Server
-from .states import SERVER
+from .states import ServerStage
 
 __all__ = ["STAGES", "Outcome", "simulate"]
 
@@ -76,7 +76,7 @@ def simulate(
 
     Raises:
         TooFewClients: too few were left at some stage.
-        RemoteError, LocalError: as the machines do.
+        RemoteError, LocalError, SumFailed: as the machines do.
         ValueError: for a drop at an unknown stage.
     """
     drops = drops or {}
@@ -90,7 +90,17 @@ def simulate(
         wants = (
             policy(number)
             if policy
-            else Policy(terms.session, terms.mode, terms.models[0], len(terms.models), terms.floor, None, terms.dimension)
+            else Policy(
+                terms.session,
+                terms.mode,
+                terms.models[0],
+                len(terms.models),
+                terms.floor,
+                None,
+                terms.dimension,
+                (terms.clip, terms.clip),
+                terms.levels,
+            )
         )
         clients[number] = Client(identities[number], wants, roster=roster, mask_key=ready.get(number), entropy=entropy)
     sent = {"up": 0, "down": 0}
@@ -101,13 +111,12 @@ def simulate(
             record(direction, client, kind or "", data)
 
     clipped: dict[int, int] = {}
-    for stage, (_, kind, _) in SERVER[terms.mode].items():
-        assert server.stage is stage, "the rows of the table stand in the order of the stages"
+    while server.stage is not ServerStage.DONE:
         outbox = server.advance(mapper)
-        reply_kind = SERVER[terms.mode][server.stage][0] if outbox else None
+        reply_kind = server.collected[0] if outbox else None
         for number in sorted(outbox):
             client, data = clients[number], outbox.pop(number)
-            note("down", number, kind, data)
+            note("down", number, server.sent, data)
             # A dropout is gone from its stage on, whatever else would have come.
             if number in drops and STAGES.index(drops[number]) <= STAGES.index(str(reply_kind)):
                 continue

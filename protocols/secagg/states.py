@@ -2,12 +2,12 @@
 
 A client sits in a state and waits for one kind of message; a server stage first collects one kind of message
 from the clients and, when the caller closes it, sends the next kind to those who are still there. Whoever did
-not answer before the closing is a dropout.
+not answer before the closing is a dropout. Complaints about shares take the rows of the second pair of tables.
 """
 
 from enum import StrEnum
 
-__all__ = ["CLIENT", "SERVER", "ClientStage", "ServerStage", "diagram"]
+__all__ = ["CLIENT", "CLIENT_COMPLAINTS", "SERVER", "SERVER_COMPLAINTS", "ClientStage", "ServerStage", "collected", "diagram", "sent"]
 
 
 class ClientStage(StrEnum):
@@ -16,6 +16,7 @@ class ClientStage(StrEnum):
     NEW = "new"
     ADVERTISED = "advertised"
     SHARED = "shared"
+    COMPLAINED = "complained"
     MASKED = "masked"
     SIGNED = "signed"
     DONE = "done"
@@ -29,6 +30,8 @@ class ServerStage(StrEnum):
     ADVERTISING = "advertising"
     SHARING = "sharing"
     MASKING = "masking"
+    OPENING = "opening"
+    SETTLING = "settling"
     CONSISTENCY = "consistency"
     UNMASKING = "unmasking"
     DONE = "done"
@@ -72,12 +75,46 @@ SERVER: dict[str, dict[ServerStage, tuple[str | None, str | None, ServerStage]]]
 }
 """mode -> server state -> (message collected, message sent when the stage is closed, next state)."""
 
+CLIENT_COMPLAINTS: tuple[tuple[ClientStage, str, str, ClientStage], ...] = (
+    (ClientStage.SHARED, "Deliver", "Complaint", ClientStage.COMPLAINED),
+    (ClientStage.COMPLAINED, "Challenge", "Opening", ClientStage.COMPLAINED),
+    (ClientStage.COMPLAINED, "Settle", "Masked", ClientStage.MASKED),
+    (ClientStage.MASKED, "Challenge", "Opening", ClientStage.MASKED),
+)
+"""(client state, message accepted, reply, next state): the rows besides `CLIENT` where shares are in dispute. One Challenge a sum."""
+
+SERVER_COMPLAINTS: dict[str, dict[ServerStage, tuple[str | None, str | None, ServerStage]]] = {
+    mode: {
+        ServerStage.MASKING: ("Complaint", "Challenge", ServerStage.OPENING),
+        ServerStage.OPENING: ("Opening", "Settle", ServerStage.SETTLING),
+        ServerStage.SETTLING: rows[ServerStage.MASKING],
+    }
+    for mode, rows in SERVER.items()
+}
+"""As `SERVER`, where somebody complained: MASKING collects both kinds of message, and one complaint leads here."""
+
+
+def collected(mode: str, stage: ServerStage) -> tuple[str, ...]:
+    """The kinds of message that the server takes in a stage."""
+    return tuple(table[mode][stage][0] or "" for table in (SERVER, SERVER_COMPLAINTS) if stage in table[mode])
+
+
+def sent(mode: str, stage: ServerStage) -> str:
+    """The kind of message with which the server entered a stage, "" for the first and the last."""
+    rows = (*SERVER[mode].values(), *SERVER_COMPLAINTS[mode].values())
+    return next((kind or "" for _, kind, entered in rows if entered is stage), "")
+
+
 _SAYS = {
     "Invite": "the terms of the sum",
     "Advert": "encryption and mask key (signed if active)",
     "Adverts": "the terms, keys of the neighbours",
-    "Shares": "sealed shares of both secrets, one box per neighbour",
-    "Deliver": "U2 and the boxes for this client",
+    "Shares": "sealed shares of both secrets, one box per neighbour, and digests",
+    "Deliver": "U2, the boxes for this client, and their digests",
+    "Complaint": "whose shares do not fit their digests",
+    "Challenge": "who complained about this client",
+    "Opening": "the shares dealt to these (signed if active)",
+    "Settle": "the shares that were complained about",
     "Masked": "masked vector, key for the next sum",
     "Survivors": "U3",
     "Consistent": "signature over (terms, U2, U3)",
@@ -102,5 +139,10 @@ def diagram(mode: str) -> str:
             f"    C->>S: {reply}: {_SAYS[reply]}",
             f"    Note over S: {stage}",
         ]
+        if stage is ServerStage.MASKING:
+            lines.append("    opt shares are in dispute")
+            for _, kind, answer, _ in CLIENT_COMPLAINTS[:3]:
+                lines += [f"    S->>C: {kind}: {_SAYS[kind]}"] * (kind != sends) + [f"    C->>S: {answer}: {_SAYS[answer]}"]
+            lines.append("    end")
     lines.append(f"    Note over S: {stage}: the sum")
     return "\n".join(lines) + "\n"

@@ -21,6 +21,7 @@ from cflpriv.cli import app, main
 from cflpriv.errors import InputError
 from cflpriv.experiments import run_experiment
 from cflpriv.experiments.resume import locked
+from cflpriv.experiments.verify import seal
 
 FEW = ("signature_inversion", "label_inference", "cluster_identity")
 PROTECTED = {"gram": ["haar"], "sum": "secagg"}
@@ -214,9 +215,12 @@ def swapped(name: str, old: str, new: str) -> Callable[[Path], None]:
 
 
 def in_summary(**values: Any) -> Callable[[Path], None]:
+    """A summary that is another from the start, digests and all."""
+
     def change(folder: Path) -> None:
         path = folder / "summary.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | values))
+        seal(folder)
 
     return change
 
@@ -261,7 +265,9 @@ def added_secret(folder: Path) -> None:
         (in_summary(rounds="two"), "summary.json", "rounds = 'two' is of a wrong type"),
         (in_summary(rounds=10**9), "summary.json", "one of them was changed"),
         (in_summary(seconds=float("nan")), "summary.json", "seconds = nan is no duration"),
-        (in_summary(files=[]), "summary.json", "files = [] is of a wrong type"),
+        (swapped("summary.json", '"accuracy_mean"', '"accuracy_mode"'), "summary.json", "is not as the run left it"),
+        (lambda folder: (folder / "digests.json").unlink(), "digests.json", "is missing"),
+        (lambda folder: (folder / "digests.json").write_text("[]"), "digests.json", "is no table of digests"),
         (in_summary(data_digest="0" * 32), "summary.json", "made with other data"),
         (bit_flipped, "messages.jsonl", "does not match its digest"),
         (lambda folder: sorted((folder / "transcript").glob("payloads_*"))[0].write_bytes(b"short"), "payloads_", "safetensors"),

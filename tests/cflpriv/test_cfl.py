@@ -506,12 +506,23 @@ def test_a_newcomer_whose_training_diverges_goes_to_the_larger_side() -> None:
 # --- protections
 
 
-@pytest.mark.parametrize("name", ["cfl", "stocfl", "pfedlia"])
-def test_sums_that_keep_groups_private_are_refused_before_anything_runs(name: str) -> None:
-    """Each would run until its groups are two, pFedLIA through the whole warm-up."""
-    config = parse_config({"protection": {"sum": "secagg-oblivious"}, "training": {"weights": "equal"}, "algorithm": {"name": name}})
-    with pytest.raises(InputError, match=f"'secagg-oblivious': .* '{name}'"):
-        prepare(config)
+@pytest.mark.parametrize(
+    ("name", "protection", "words"),
+    [
+        ("cfl", {"sum": "secagg"}, r"protection\.gram = \[\]: what 'cfl' compares .* protection\.sum = 'secagg', min_cohort = 3; name"),
+        ("cfl", {"sum": "hadamard", "gram": ["sketch"]}, r"protection\.gram = \['sketch'\]: .* protection\.sum = 'hadamard', min_coh"),
+        ("stocfl", {"min_cohort": 2}, r"protection\.gram = \[\]: 'stocfl' .* protection\.sum = 'none', min_cohort = 2; name"),
+    ],
+)
+def test_updates_that_sums_hide_are_compared_in_the_clear_by_nobody(name: str, protection: dict[str, Any], words: str) -> None:
+    """CFL would run until its first split, where every client refuses."""
+    tree = {"training": {"weights": "equal"}, "algorithm": {"name": name}}
+    with pytest.raises(InputError, match=words):
+        prepare(parse_config({**tree, "protection": protection}))
+    for allowed in ({**protection, "gram": ["haar"]}, protection | {"sum": "none", "min_cohort": 1}):
+        prepare(parse_config({**tree, "protection": allowed}))
+    prepare(parse_config({**tree, "protection": protection, "run": {"release_policy": "off"}}))
+    prepare(parse_config({**tree, "protection": protection, "algorithm": {"name": "pacfl"}}))
 
 
 def test_it_splits_alike_under_protections() -> None:

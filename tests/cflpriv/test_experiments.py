@@ -26,7 +26,7 @@ from cflpriv.contract.handles import Held
 from cflpriv.data import build_population
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.errors import InputError
-from cflpriv.experiments import Config, Simulation, load_config, parse_config, run_experiment, start
+from cflpriv.experiments import Config, Run, load_config, parse_config, run_experiment, start
 from cflpriv.experiments.run import admit, advance, begin, estimate_record_bytes, finish
 from cflpriv.tasks.training import Gradient
 
@@ -240,7 +240,7 @@ def test_runs_with_and_without_protection_draw_the_same() -> None:
             {"min_cohort": 3},
             r"client \d refuses \(sum, 'forbidden'\): .* min_cohort = 3 keeps updates from leaving in the clear: use",
         ),
-        ("stocfl", {"sum": "secagg"}, r"gram: representation would be compared in the clear, which clients refuse under protection\.sum"),
+        ("stocfl", {"sum": "secagg"}, r"gram = \[\]: what 'stocfl' compares would be seen in the clear, .* refuse under protection\.sum"),
     ],
 )
 def test_what_deployed_clients_refuse_is_refused_in_one_line_unless_the_policy_is_off(
@@ -375,8 +375,19 @@ def test_newcomers_do_not_disturb_the_training() -> None:
     assert isinstance(with_.state.signatures, Held)
 
 
+@pytest.mark.parametrize("name", ["pacfl", "fedavg"])
+def test_too_few_clients_to_agree_on_a_transform_end_the_run_at_its_start(name: str, tmp_path: Path) -> None:
+    """FedAvg would skip every round for want of clients."""
+    config = small(data={"clients": 6, "newcomers": 3}, protection=HAAR, algorithm={"name": name})
+    words = r"protection haar: 3 of 6 clients are there; to agree on the secret of their transform 4 are needed \(data\.newcomers = 3"
+    with pytest.raises(InputError, match=words):
+        run_experiment(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert run_experiment(config.with_("data", newcomers=2), tmp_path / "run")["rounds_skipped"] == 0
+
+
 def test_withheld_evidence_is_recomputed_and_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def withheld(simulation: Simulation) -> None:
+    def withheld(simulation: Run) -> None:
         begin(simulation)
         simulation.state = replace(simulation.state, evidence=None)
 

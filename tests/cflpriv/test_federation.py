@@ -1,7 +1,8 @@
 """The contract of the verbs, shown with small fakes: what later protections and algorithms rely on."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -17,8 +18,20 @@ from cflpriv.contract.transcript import Transcript
 from cflpriv.engine import TaskInput
 from cflpriv.errors import InputError
 from cflpriv.federation.values import to_bytes
+from cflpriv.plugins import TASKS
 from cflpriv.protocols.errors import TooFewClients
 from cflpriv.types import Array, Parts
+
+
+@pytest.fixture(scope="module", params=["memory", "bytes"], autouse=True)
+def _transport(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything here holds over both transports: clients are in this process under either, so a test can look at what they have."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, kind in vars(request.module).items():
+            if hasattr(kind, "run") and hasattr(kind, "parts"):
+                patch.setitem(TASKS, name, kind)
+        patch.setattr(request.module, "federation", partial(federation, transport=request.param))
+        yield
 
 
 def looked_at(view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -20,8 +20,10 @@ from cflpriv.experiments.checkpoint import load_checkpoint, restore, save_checkp
 from cflpriv.experiments.config import Config, parse_config
 from cflpriv.experiments.run import advance, start
 from cflpriv.federation.server import ClientsLost, RemoteFederation
-from cflpriv.federation.transforms import TransformCache, Transforms
+from cflpriv.federation.transforms import MOST_OPEN, TransformCache, Transforms, clustering_name
+from cflpriv.protocols import codec
 from cflpriv.protocols.errors import RemoteError
+from cflpriv.protocols.group import NUMBERS, Ratchet
 from cflpriv.protocols.orthonormal import HAAR_LIMIT, TRANSFORMS, Haar, transform
 from cflpriv.protocols.sketch import public_seed, sketch
 from cflpriv.types import Array, Parts, Population
@@ -157,8 +159,9 @@ def test_the_server_reads_transformed_rows_that_only_the_secret_opens(kind: str)
     assert message.payload is not None
     sent, plain = message.payload["rows"][:, 0], rows_of(fed, held["vector"], *fed.clients)
     assert not np.isclose(sent[:, :10], plain).all(axis=1).any()
-    (secret,) = {eye(fed).secrets(f"client:{client}")["group_secret"] for client in fed.clients}
-    opened = transform(kind, bytes.fromhex(secret), f"gram/{message.context['epoch']}", 10).invert(sent)
+    (secrets,) = {eye(fed).secrets(f"client:{client}")["epoch_secrets"] for client in fed.clients}
+    number = message.context["epoch"]
+    opened = transform(kind, ratchet_of(secrets).key(number) or b"", f"gram/{number}", 10).invert(sent)
     np.testing.assert_allclose(opened, plain, atol=1e-9)
 
 
@@ -298,9 +301,129 @@ def test_coming_and_going_changes_nothing_for_members() -> None:
     fed.compute(Make())
     eye(fed).leave([1, 2])
     eye(fed).join([1, 2])
+    assert [eye(fed).secrets(f"client:{client}") for client in range(8)] == before
     fed.gram(fed.compute(Make())["rows"], then=everything)
     assert len(group_messages(fed)) == 7
-    assert [eye(fed).secrets(f"client:{client}") for client in range(8)] == before
+    after = [eye(fed).secrets(f"client:{client}") for client in range(8)]
+    assert [one["group_secret"] for one in after] == [one["group_secret"] for one in before]
+    assert {one["epoch_secrets"] for one in after} == {codec.encode(ratchet_of(before[0]["epoch_secrets"]).moved(0)).hex()}
+
+
+# --- what a stolen state opens
+
+
+def ratchet_of(secrets: str) -> Ratchet:
+    return codec.decode(bytes.fromhex(secrets), Ratchet, 1 << 14)
+
+
+def opened_by(fed: RemoteFederation, client: int, number: int) -> bool:
+    """Whether the secrets that this client has now open the recorded vectors of a clustering epoch."""
+    (message,) = (m for m in fed.transcript.messages if m.verb == "gram" and m.kind == "vector" and m.context["epoch"] == number)
+    assert message.payload is not None
+    plain = rows_of(fed, HELD[number], *message.clients)
+    for one in eye(fed).secrets(f"client:{client}").values():
+        ways = [bytes.fromhex(one)]
+        if len(one) > 64:
+            ratchet = ratchet_of(one)
+            ways = [key for _, key in ratchet.kept] + [ratchet.chain, ratchet.moved(number).key(number) or b"none"]
+        for secret in ways:
+            made = transform("haar", secret, f"gram/{number}", 10)
+            if np.allclose(made.invert(message.payload["rows"][:, 0]), plain):
+                return True
+    return False
+
+
+HELD: dict[int, Held] = {}
+
+
+def test_a_state_that_is_stolen_after_an_epoch_opens_none_of_those_that_are_over() -> None:
+    """Every client's: also those of who had no part in an epoch, and was asked for a later one."""
+    fed = federation(population(), shared("haar"), present=range(7))
+    for number in range(4):
+        HELD[number] = fed.compute(Make())["vector"]
+        fed.gram(HELD[number], then=everything, on=[0, 1, 2, 3, 4] if number < 3 else None)
+        if number != 1:  # which goes on
+            fed.close(HELD[number])
+    assert {number: {opened_by(fed, client, number) for client in fed.clients} for number in range(4)} == {
+        0: {False}, 1: {True}, 2: {False}, 3: {True},
+    }  # fmt: skip
+    eye(fed).join([7])  # who comes is given as much
+    assert [opened_by(fed, 7, number) for number in range(4)] == [False, True, False, True]
+
+
+def test_whoever_missed_epochs_enters_later_ones_and_those_that_are_open() -> None:
+    """As a newcomer walks down a tree of epochs, none of which its sponsor need be in."""
+    fed = federation(population(), shared("haar"), present=range(6))
+    everybody = fed.compute(Make())["rows"]
+    first = fed.gram(everybody, then=everything, on=[0, 1, 2, 3])
+    left, right = fed.compute(Make())["rows"], fed.compute(Make())["rows"]
+    fed.gram(left, then=everything, on=[0, 1])
+    fed.gram(right, then=everything, on=[2, 3])
+    latest = fed.compute(Make())["rows"]
+    fed.gram(latest, then=everything, on=[0, 1, 2, 3])
+    eye(fed).join([6, 7])
+    late = fed.compute(Make())["rows"]
+    assert first.evidence is not None
+    for against, there in ((everybody, [0, 1, 2, 3]), (right, [2, 3]), (latest, [0, 1, 2, 3])):
+        for newcomers in ([6, 7], [4]):  # 4 was there, and in no epoch
+            grown = fed.gram(late, then=everything, against=against, on=newcomers)
+            assert grown.evidence is not None
+            there += newcomers
+            exact = rows_of(fed, against, *there[: -3 if 4 in there else -2])
+            exact = np.concatenate([exact, rows_of(fed, late, *[one for one in there if one in (6, 7, 4)])])
+            np.testing.assert_allclose(grown.evidence["gram"], exact @ exact.T, atol=1e-9)
+    assert [m.clients for m in fed.transcript.messages if m.verb == "gram" and m.kind == "rows"][4:] == [(6, 7), (4,)] * 3
+
+
+def test_an_epoch_that_is_over_is_refused_and_one_that_is_not_is_served_again() -> None:
+    """A server that goes on from an earlier checkpoint than its clients asks for numbers that these have passed."""
+    fed = federation(population(), shared("haar"))
+    held = fed.compute(Make())
+    comparison = fed._comparisons
+    for _ in range(3):
+        fed.gram(fed.compute(Make())["rows"], then=everything)
+    comparison.epochs.count = 1
+    eye(fed).transport.on_error = "refuse"
+    with pytest.raises(ClientsLost) as lost:
+        fed.gram(held["rows"], then=everything)
+    assert lost.value.clients == tuple(range(8))
+    assert {word for _, _, word in fed.refusals} == {"used-transform"}
+    eye(fed).join(range(8))
+    with pytest.raises(ClientsLost):  # the latest number: its transform is there, and has served another value
+        fed.gram(held["vector"], then=everything)
+    eye(fed).join(range(8))
+    comparison.epochs.count = 2
+    assert fed.gram(held["rows"], then=everything).result == {"n": 8}  # the same one
+    assert fed.gram(held["vector"], then=everything).result == {"n": 8}
+
+
+def test_too_many_open_epochs_and_too_high_numbers_are_refused_by_name() -> None:
+    fed = federation(population(), shared("hadamard"))
+    opened = [fed.compute(Make())["rows"] for _ in range(MOST_OPEN + 2)]
+    for one in opened[:-1]:
+        fed.gram(one, then=everything, on=[0, 1])
+    with pytest.raises(InputError, match=f"{MOST_OPEN + 1} clustering epochs are open"):
+        fed.gram(opened[-1], then=everything, on=[0, 1])
+    fed.close(opened[3])
+    fed.gram(opened[-1], then=everything, on=[0, 1])
+    fed.close(opened[4])
+    fed._comparisons.epochs.count = NUMBERS
+    with pytest.raises(InputError, match=f"epoch {NUMBERS} is beyond the last"):
+        fed.gram(fed.compute(Make())["rows"], then=everything, on=[0, 1])
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("gram/0", (0, (), "gram/0")), ("gram/7@12", (7, (), "gram/7@12")), ("gram/7+3+5@1", (7, (3, 5), "gram/7@1")),
+        ("gram/07", None), ("gram/7+5+3", None), ("gram/7+3+3", None), ("gram/7+7", None), ("gram/7+8", None), ("gram/7+03", None),
+        ("gram/7@0", None), ("gram/7@", None), ("gram/7@1+3", None), ("gram/7+", None), ("gram/", None), ("sum/7", None), ("gram/7 ", None),
+        ("gram/99+" + "+".join(map(str, range(MOST_OPEN + 1))), None),
+    ],
+)  # fmt: skip
+def test_a_clustering_epoch_is_named_in_one_way(name: str, says: Any) -> None:
+    found = clustering_name(name)
+    assert (None if found is None else (found.number, found.open, found.purpose)) == says
 
 
 @pytest.mark.parametrize("protection", [Protection(), shared("haar")])
@@ -333,8 +456,9 @@ def test_after_a_removal_the_removed_client_has_no_key_to_what_comes() -> None:
     blind = Shared(np.zeros(10)) + mean.parts["vector"]
     fed.remove([0])
     old, new = eye(fed).secrets("client:0"), eye(fed).secrets("client:1")
-    assert set(old) == {"group_secret"}
-    assert set(new) == {"group_secret", "group_secret@1"}
+    assert set(old) == {"group_secret", "epoch_secrets"}
+    assert set(new) == {"group_secret", "epoch_secrets", "group_secret@1", "epoch_secrets@1"}
+    assert new["epoch_secrets"] == old["epoch_secrets"] != new["epoch_secrets@1"]
     assert new["group_secret"] == old["group_secret"] != new["group_secret@1"]
     with pytest.raises(InputError, match=r"\[0\] were removed"):
         eye(fed).join([0])
@@ -348,7 +472,7 @@ def test_after_a_removal_the_removed_client_has_no_key_to_what_comes() -> None:
     )
     # who comes now has the running secret only
     eye(fed).join([6])
-    assert set(eye(fed).secrets("client:6")) == {"group_secret@1"}
+    assert set(eye(fed).secrets("client:6")) == {"group_secret@1", "epoch_secrets@1"}
     late = fed.compute(Make(), on=[6])
     with pytest.raises(InputError, match=r"came after a removal .* 'gram/0'"):
         fed.gram(late["rows"], then=everything, against=held["rows"])
@@ -408,7 +532,7 @@ def test_after_a_restart_removed_clients_stay_out_and_open_epochs_keep_their_tra
         eye(other).join([7])
     assert other.begin_round(0) == ()
     assert other.clients == tuple(range(7))
-    assert set(eye(other).secrets("client:7")) == {"group_secret"}
+    assert set(eye(other).secrets("client:7")) == {"group_secret", "epoch_secrets"}
     grown = other.gram(held["rows"], then=everything, against=held["rows"], on=[4, 5])
     assert grown.evidence is not None
     exact = rows_of(other, held["rows"], *range(6))

@@ -32,6 +32,7 @@ from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.errors import TooFewClients
 from cflpriv.protocols.keys import Identity, Roster
 from cflpriv.protocols.ledger import Ledger
+from cflpriv.protocols.secagg import messages
 from cflpriv.protocols.secagg.messages import decode_client, encode
 from cflpriv.types import Population
 
@@ -249,8 +250,8 @@ def test_every_word_of_a_refusal_is_in_the_docs() -> None:
 
 
 def test_what_the_server_refuses_is_noted_and_lies_cost_a_sum_not_the_run() -> None:
-    """A client that signs for another is out of the sum; one whose shares of a lost client's key are wrong leaves none, and no more."""
-    scene, transport, fed = federation(Protection(sum="secagg", min_cohort=2))
+    """A client that signs for another is out of the sum; one that reveals wrong shares leaves none, and is out of later ones."""
+    scene, transport, fed = federation(Protection(sum="secagg", min_cohort=2, secagg_mode="passive"))
     exchange = transport.exchange
 
     def lying(requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
@@ -270,9 +271,98 @@ def test_what_the_server_refuses_is_noted_and_lies_cost_a_sum_not_the_run() -> N
     held = fed.compute(task, {"model": task.model.init(0)})
     with pytest.raises(TooFewClients):
         fed.mean(held["update"])
-    assert fed.refusals == [(1, "secagg Invite", "wrong-sender")]
+    assert fed.refusals == [(1, "secagg Invite", "wrong-sender"), (0, "secagg Unmask", "wrong-share")]
     transport.exchange = exchange  # type: ignore[method-assign]
-    one_round(scene, fed, 1, range(5))
+    one_round(scene, fed, 1, range(1, 5))
+
+
+def changed(transport: Lossy, changes: Mapping[str, Any], client: int = 3) -> None:
+    """What `client` sends at a stage goes through a change of the protocol's message; what it was sent is not changed."""
+    exchange = transport.exchange
+
+    def lying(requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
+        answers = dict(exchange(requests, stage))
+        if stage in changes and client in answers:
+            said = decode_client(m.decode_answer(answers[client]).said, 1 << 20)  # type: ignore[union-attr]
+            answers[client] = m.encode(m.Stepped(encode(changes[stage](said))))
+        return answers
+
+    transport.exchange = lying  # type: ignore[method-assign]
+
+
+def bad_boxes(shares: Any) -> Any:
+    return msgspec.structs.replace(shares, boxes=tuple(msgspec.structs.replace(box, box=bytes(len(box.box))) for box in shares.boxes))
+
+
+def zeros(opening: Any) -> Any:
+    return msgspec.structs.replace(opening, shares=tuple(msgspec.structs.replace(one, self_share=bytes(33)) for one in opening.shares))
+
+
+@pytest.mark.parametrize("mode", ["active", "passive"])
+def test_who_deals_shares_that_are_none_is_named_and_the_sum_is_taken_again_in_the_round(mode: Any) -> None:
+    """Before, one client with bad boxes stopped every round, and the refusals named all others."""
+    scene, transport, fed = federation(Protection(sum="secagg", min_cohort=2, secagg_mode=mode), 7)
+    original = transport.exchange
+    # Two keepers get no shares: as many as an honest dealer opens to in a cohort of seven.
+    spoil = lambda shares: msgspec.structs.replace(shares, boxes=(*bad_boxes(shares).boxes[:2], *shares.boxes[2:]))  # noqa: E731
+    changed(transport, {"secagg Adverts": spoil, "secagg Challenge": zeros})
+    one_round(scene, fed, 0, [0, 1, 2, 4, 5, 6])
+    assert fed.refusals == [(3, "secagg Challenge", "false-shares")]
+    assert transport.stages.count("secagg Deliver") == 2
+    transport.exchange = original  # type: ignore[method-assign]
+    one_round(scene, fed, 1, [0, 1, 2, 4, 5, 6])
+    assert fed.refusals == [(3, "secagg Challenge", "false-shares")]
+
+
+@pytest.mark.parametrize("mode", ["active", "passive"])
+def test_bad_boxes_whose_shares_are_opened_cost_nobody_anything(mode: Any) -> None:
+    scene, transport, fed = federation(Protection(sum="secagg", min_cohort=2, secagg_mode=mode), 7)
+    changed(
+        transport,
+        {"secagg Adverts": lambda shares: msgspec.structs.replace(shares, boxes=(*bad_boxes(shares).boxes[:2], *shares.boxes[2:]))},
+    )
+    for number in range(2):
+        one_round(scene, fed, number, range(7))
+    assert fed.refusals == []
+
+
+def test_a_dealer_that_everybody_accuses_is_left_out_of_this_sum() -> None:
+    scene, transport, fed = federation(Protection(sum="secagg", min_cohort=2), 7)
+    changed(transport, {"secagg Adverts": bad_boxes})
+    one_round(scene, fed, 0, [0, 1, 2, 4, 5, 6])
+    assert fed.refusals == [(3, "secagg Challenge", "too-many-complaints")]
+
+
+def test_a_false_complaint_costs_the_one_that_cannot_go_on() -> None:
+    scene, transport, fed = federation(Protection(sum="secagg", min_cohort=2), 7)
+    changed(transport, {"secagg Deliver": lambda masked: messages.Complaint(3, masked.context, messages.ids([0, 5]))})
+    one_round(scene, fed, 0, [0, 1, 2, 4, 5, 6])
+    assert fed.refusals == [(3, "secagg Settle", "wrong-stage")]
+
+
+def test_oblivious_sums_are_taken_again_too() -> None:
+    scene, transport, fed = federation(Protection(sum="secagg-oblivious", min_cohort=2), 7)
+    spoil = lambda shares: msgspec.structs.replace(shares, boxes=(*bad_boxes(shares).boxes[:2], *shares.boxes[2:]))  # noqa: E731
+    changed(transport, {"secagg Adverts": spoil, "secagg Challenge": zeros})
+    made: Any = ALGORITHMS["ifca"].make(training(scene), k=2, weights="equal")
+    state = made.init(fed)
+    fed.begin_round(0)
+    after, _ = made.round(fed, state)
+    assert fed.refusals == [(3, "secagg Challenge", "false-shares")]
+    assert transport.stages.count("secagg Deliver") == 3, "the counts twice, the blocks once"
+    before = [model.value() for model in state.restarts[0].models]
+    assert any(np.any(model.value() != old) for model, old in zip(after.restarts[0].models, before, strict=True))
+
+
+def test_shares_of_another_secret_cost_one_sum_and_their_dealer_the_session() -> None:
+    scene, transport, fed = federation(Protection(sum="secagg", min_cohort=2), 5)
+    changed(transport, {"secagg Adverts": lambda shares: msgspec.structs.replace(shares, commitment=bytes(32))})
+    fed.begin_round(0)
+    task = training(scene)
+    with pytest.raises(TooFewClients):
+        fed.mean(fed.compute(task, {"model": task.model.init(0)})["update"])
+    assert fed.refusals == [(3, "secagg Unmask", "false-secret")]
+    one_round(scene, fed, 1, [0, 1, 2, 4])
 
 
 # --- the clients' secret ---------------------------------------------------------------------------------------------------------------

@@ -444,6 +444,24 @@ def test_rows_by_local_noise_are_charged_every_time_and_carry_the_clients_own() 
     assert words(strict) == {"forbidden"}, "its settings do not ask for it"
 
 
+@pytest.mark.parametrize("operation", ["gather", "relay", "gram"])
+def test_a_server_refuses_to_release_what_has_no_private_form(operation: str) -> None:
+    """Whatever an algorithm declares. Nobody is asked, and the clients, which would refuse, spend nothing."""
+    transport, fed, ledger = client_level(population(clients_per_group=3), CLIENT)
+    fed.begin_round(0)
+    task = training(population())
+    held = fed.compute(task, {"model": task.model.init(0)})["update"]
+    asked = len(transport.stages)
+    calls: dict[str, Any] = {
+        "gather": lambda: fed.gather(held), "relay": lambda: fed.relay(held), "gram": lambda: fed.gram(held, then=lambda view: ({}, {})),
+    }  # fmt: skip
+    with pytest.raises(InputError, match=f"^{operation}: releases single clients' values, which have no private form"):
+        calls[operation]()
+    assert len(transport.stages) == asked
+    assert not ledger.charges
+    assert set(own_ledgers(transport).values()) == {0.0}
+
+
 def test_a_client_whose_whole_is_private_gives_nothing_else() -> None:
     scene = population(clients_per_group=3)
     transport, fed, _ = client_level(scene, CLIENT)

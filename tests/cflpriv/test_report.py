@@ -3,9 +3,11 @@
 import base64
 import csv
 import json
+import pickle
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from scipy.spatial.distance import squareform
 
 from cflpriv.clustering.cuts import LINKAGES, Linkage
 from cflpriv.errors import InputError
-from cflpriv.experiments import parse_config, run_experiment
+from cflpriv.experiments import parse_config, pictures, run_experiment
 from cflpriv.experiments.pictures import brackets, shrunk
 from cflpriv.experiments.report import DETAILED, _lost, _read_runs, read_run, write_report
 from cflpriv.types import Array
@@ -140,6 +142,27 @@ def whole(made: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, P
     folder = tmp_path_factory.mktemp("whole") / "runs"
     shutil.copytree(made, folder)
     return folder, page_of(folder)
+
+
+DRAWN: dict[bytes, str] = {}
+
+
+@pytest.fixture(autouse=True)
+def _drawn_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A picture follows from what it shows, as `test_the_same_runs_give_the_same_bytes` finds; so here each is drawn once."""
+
+    def once(draw: Callable[..., str], *given: Any) -> str:
+        key = pickle.dumps((draw.__name__, given))
+        if key not in DRAWN:
+            DRAWN[key] = draw(*given)
+        return DRAWN[key]
+
+    if request.node.name != "test_the_same_runs_give_the_same_bytes":
+        for draw in (
+            pictures.heatmap, pictures.dendrogram, pictures.by_clusters, pictures.rounds_picture, pictures.clients_picture,
+            pictures.recovered_images,
+        ):  # fmt: skip
+            monkeypatch.setattr(pictures, draw.__name__, partial(once, draw))
 
 
 @pytest.fixture

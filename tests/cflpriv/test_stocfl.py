@@ -403,7 +403,7 @@ def test_the_global_model_is_fedavgs_and_no_chain() -> None:
     sampling = Sampling("global", 0.5)
     one, two, three = (federation(scene.clients, sampling=sampling, seed=3) for _ in range(3))
     a, b = run(stocfl(train_on(scene)), one, 4), run(fedavg(train_on(scene)), two, 4)
-    np.testing.assert_array_equal(a.global_model.value(), b.model.value())
+    np.testing.assert_allclose(a.global_model.value(), b.model.value(), rtol=0, atol=1e-7)  # rounding: the mean is made of clusters' means
     chained = run(stocfl(train_on(scene), variant="authors"), three, 4)
     assert np.abs(chained.global_model.value() - b.model.value()).max() > 1e-3
 
@@ -776,7 +776,7 @@ def test_representations_are_sent_once_and_updates_never_models() -> None:
     assert [message.clients for message in grams] == [tuple(range(8))]
     models = {vector.tobytes() for client in fed.clients if (vector := eye(fed).recall(client, "trained")) is not None}
     sent = [message for message in fed.transcript.messages if message.source == "clients" and message.verb == "mean"]
-    assert len(sent) == 6
+    assert len(sent) == 3  # both movements of a round travel together
     rows = {row.tobytes() for message in sent for value in (message.payload or {}).values() for row in np.atleast_2d(value)}
     assert not models & rows
 

@@ -1,6 +1,8 @@
 """The verbs on Flower's messages: transport, client app, settings, strategy, mod, accountant. Deployments are in test_deployment."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,8 +27,10 @@ from cflpriv.algorithms import ALGORITHMS
 from cflpriv.attacks.audit import audit_run
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import read_transcript
+from cflpriv.data import build_population
 from cflpriv.errors import InputError
-from cflpriv.experiments import load_config
+from cflpriv.experiments import Config, load_config
+from cflpriv.experiments.checkpoint import digest_of
 from cflpriv.experiments.report import write_report
 from cflpriv.federation import messages as m
 from cflpriv.federation.server import KeyHolderLost, RemoteFederation
@@ -115,8 +119,6 @@ def test_serve_writes_the_run_folder_of_a_local_run(tmp_path: Path) -> None:
     config = load_config(
         Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml", ["training.rounds=1", "protection.sum=none"]
     )
-    from cflpriv.data import build_population
-
     scene = build_population(config.data)
     grid = deployment(tmp_path, scene, "min_cohort = 2")
     truth = {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
@@ -164,7 +166,6 @@ def test_a_restarted_server_goes_on_from_its_last_round(tmp_path: Path, protecti
 
     from safetensors.numpy import load_file
 
-    from cflpriv.data import build_population
     from cflpriv.experiments.config import parse_config
 
     example = Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml"
@@ -234,7 +235,6 @@ def test_a_private_run_costs_what_a_local_one_does_and_a_restart_forgets_no_char
 ) -> None:
     import tomllib
 
-    from cflpriv.data import build_population
     from cflpriv.experiments import run_experiment
     from cflpriv.experiments.config import Config, parse_config
 
@@ -272,14 +272,16 @@ def test_a_private_run_costs_what_a_local_one_does_and_a_restart_forgets_no_char
     with pytest.raises(Cut):
         serve(grid, config, tmp_path / "r", scene, clients=4, roster=roster, say=str)  # type: ignore[arg-type]
     grid.push_messages = push  # type: ignore[method-assign]
+    kept = (tmp_path / "r" / "ledger.json").read_bytes()
+    (tmp_path / "r" / "ledger.json").unlink()
+    with pytest.raises(InputError, match=r"ledger\.json: is not there, where the checkpoint knows of"):
+        serve(grid, config, tmp_path / "r", scene, clients=4, roster=roster, resume=True, say=str)  # type: ignore[arg-type]
+    (tmp_path / "r" / "ledger.json").write_bytes(kept)
     again = serve(grid, config, tmp_path / "r", scene, clients=4, roster=roster, resume=True, say=str)  # type: ignore[arg-type]
     charges = json.loads((tmp_path / "r" / "ledger.json").read_text())["charges"]
     assert charges == ledgers[1], "the round that was cut is paid, and another would be too dear"
     assert "refused by the privacy ledger" in again["stopped"]
     assert again["epsilon"] == summary["epsilon"]
-    (tmp_path / "r" / "ledger.json").unlink()
-    with pytest.raises(InputError, match=r"ledger\.json: is not there, where the checkpoint knows of"):
-        serve(grid, config, tmp_path / "r", scene, clients=4, roster=roster, resume=True, say=str)  # type: ignore[arg-type]
 
 
 def test_bad_settings_get_a_word_and_no_text(tmp_path: Path) -> None:
@@ -526,8 +528,6 @@ def test_encrypted_similarity_with_a_key_holder_at_a_node_of_its_own(tmp_path: P
 
 def test_serve_runs_encrypted_similarity(tmp_path: Path) -> None:
     pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
-    from cflpriv.data import build_population
-
     said = ["training.rounds=1", "protection.sum=none", 'protection.gram=["ckks"]', "protection.min_cohort=0"]
     config = load_config(Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml", said)
     scene = build_population(config.data)
@@ -550,7 +550,6 @@ def test_a_server_that_is_stopped_twice_in_one_round_goes_on(tmp_path: Path) -> 
     """Each restart asks clients for sums that none before it has asked for, also if it completed no round."""
     import tomllib
 
-    from cflpriv.data import build_population
     from cflpriv.experiments.config import parse_config
 
     tree = tomllib.loads((Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml").read_text())
@@ -574,15 +573,90 @@ def test_a_server_that_is_stopped_twice_in_one_round_goes_on(tmp_path: Path) -> 
         with suppress(Cut):
             summary = serve(grid, config, tmp_path / "r", scene, clients=4, roster=roster, resume=turn > 0, say=str)  # type: ignore[arg-type]
             assert turn == 3
+        names = {path.stem for path in (tmp_path / "r" / "checkpoints").glob("*.json")}
+        assert names == {"round_0000001" if turn < 3 else "final"}, "only the last is kept"
     assert not summary["refusals"]
     assert summary["rounds_skipped"] == 0
-    assert len({path.name.split(".")[0] for path in (tmp_path / "r" / "checkpoints").glob("round_*")}) == 1
+    restarts = [json.loads(line) for line in (tmp_path / "r" / "resumes.jsonl").read_text().splitlines()]
+    assert restarts == [{"number": number, "from": "round_0000001"} for number in (1, 2, 3)]
     assert not list((tmp_path / "r" / "checkpoints").glob("*.clients.*")), "no client's side of it is here"
 
 
-def test_an_evaluation_that_is_none_costs_its_client_a_score_and_not_the_run(tmp_path: Path) -> None:
-    from cflpriv.data import build_population
+def clustered(tmp_path: Path, rounds: int) -> tuple[Config, Population, FakeGrid]:
+    """The example in the clear, and its nodes."""
+    config = load_config(APP / "experiment.toml", [f"training.rounds={rounds}", "protection.sum=none", "protection.min_cohort=0"])
+    scene = build_population(config.data)
+    return config, scene, deployment(tmp_path, scene, state=True)
 
+
+def test_a_run_that_ctrl_c_ended_goes_on_and_one_that_is_done_asks_nobody(tmp_path: Path) -> None:
+    config, scene, grid = clustered(tmp_path, 3)
+    out, lines = tmp_path / "r", []
+
+    def says(line: str) -> None:
+        lines.append(line)
+        if line.startswith("round 0"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    cut = serve(grid, config, out, scene, clients=4, say=says)  # type: ignore[arg-type]
+    assert cut["rounds"] == 1
+    assert cut["rounds_planned"] == 3
+    assert "interrupted: stopped after round 1 of 3" in lines[-1]
+    whole = serve(grid, config, out, scene, clients=4, resume=True, say=str)  # type: ignore[arg-type]
+    assert whole["rounds"] == 3
+    assert not whole["refusals"]
+    before = {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+    assert serve(FakeGrid({}), config, out, scene, clients=4, resume=True, say=str) == json.loads(json.dumps(whole))  # type: ignore[arg-type]
+    assert {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()} == before
+
+
+def test_a_deployment_nobody_came_to_leaves_nothing_and_can_be_started_again(tmp_path: Path) -> None:
+    config, scene, grid = clustered(tmp_path, 1)
+    with pytest.raises(InputError, match=r"0 of 4 clients answered"):
+        serve(FakeGrid({}), config, tmp_path / "r", scene, clients=4, wait_seconds=0.1, say=str)  # type: ignore[arg-type]
+    assert not (tmp_path / "r").exists()
+    with pytest.raises(InputError, match=r"protection\.min_cohort = 5: there are only 4 clients"):
+        serve(grid, config.with_("protection", min_cohort=5), tmp_path / "r", scene, clients=4, say=str)  # type: ignore[arg-type]
+    assert serve(grid, config, tmp_path / "r", scene, clients=4, say=str)["rounds"] == 1  # type: ignore[arg-type]
+
+
+def test_a_deployment_waits_for_enough_to_agree_on_a_transform_and_says_how_many_it_needs(tmp_path: Path) -> None:
+    config, scene, _ = clustered(tmp_path / "open", 1)
+    haar = config.with_("protection", gram=("haar",))
+    grid = deployment(tmp_path, scene, 'gram = ["haar"]', state=True)
+    roster = read_roster(tmp_path / "keys" / "roster.txt")
+    grid.dead = {1001, 1002}
+    words = r"0 of 2 clients answered .*; 2 of 4 clients are there; to agree on the secret of their transform 3 are needed"
+    with pytest.raises(InputError, match=words):
+        serve(grid, haar, tmp_path / "r", scene, clients=2, roster=roster, wait_seconds=0.1, say=str)  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_with_the_fewer_keys_of_an_early_version_is_gone_on_from(tmp_path: Path) -> None:
+    config, scene, grid = clustered(tmp_path, 3)
+
+    def says(line: str) -> None:
+        if line.startswith("round 1"):
+            raise Cut
+
+    with pytest.raises(Cut):
+        serve(grid, config, tmp_path / "r", scene, clients=4, say=says)  # type: ignore[arg-type]
+    folder = tmp_path / "r" / "checkpoints"
+    (path,) = folder.glob("round_*.json")
+    tree = json.loads(path.read_text())
+    tree["progress"] = {key: tree["progress"][key] for key in ("rounds", "transcript", "charges")}
+    tree["files"] = {f"{path.stem}_0000002.safetensors": digest for digest in tree["files"].values()}
+    (folder / f"{path.stem}.safetensors").rename(folder / f"{path.stem}_0000002.safetensors")
+    path.unlink()
+    (folder / f"{path.stem}_0000002.json").write_text(json.dumps(tree | {"digest": digest_of(tree)}))
+    rows = [json.loads(line) for line in (tmp_path / "r" / "rounds.jsonl").read_text().splitlines()]
+    kept = [{key: value for key, value in row.items() if key != "protection_seconds"} for row in rows]
+    (tmp_path / "r" / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    summary = serve(grid, config, tmp_path / "r", scene, clients=4, resume=True, say=str)  # type: ignore[arg-type]
+    assert summary["rounds"] == 3
+    assert not summary["refusals"]
+
+
+def test_an_evaluation_that_is_none_costs_its_client_a_score_and_not_the_run(tmp_path: Path) -> None:
     config = load_config(
         Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml", ["training.rounds=1", "protection.sum=none"]
     ).with_("protection", min_cohort=0)

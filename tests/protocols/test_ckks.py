@@ -1,10 +1,13 @@
 """CKKS similarity: packing and arithmetic against exact integers, release noise, what is refused, what grows, what hostile clients gain."""
 
+import copy
+import pickle
 import struct
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import sleep, time
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +23,8 @@ from cflpriv.protocols.ckks.client import packed
 from cflpriv.protocols.ckks.messages import LABEL, Announcement, Request, Upload, ciphertexts_digest, decode, encode, signed_request
 from cflpriv.protocols.ckks.messages import signed_upload as statement_of
 from cflpriv.protocols.ckks.parameters import Packing, error_std, plan, release_grid
+from cflpriv.protocols.ckks.products import Products
+from cflpriv.protocols.ckks.public_key import announced_bytes, fresh_key, public_key, shared_half
 from cflpriv.protocols.ckks.reference import naive_block, naive_context
 from cflpriv.protocols.ckks.seal import check_outside, largest_bytes
 from cflpriv.protocols.entropy import public_entropy
@@ -215,6 +220,59 @@ def test_workers_change_nothing_but_their_masks() -> None:
         assert np.abs(said[count][1] - said[0][1]).max() < 1e-9  # fresh masks only: their noise is that of one encryption
 
 
+@pytest.mark.parametrize("group", [1, 3])
+def test_masks_made_ahead_serve_one_output_each(group: int) -> None:
+    epoch = Epoch.of(vectors(7, 2, 20), group=group)
+    for client in range(7):
+        epoch.holder.enrol(epoch.server.receive(epoch.upload(client)))
+    products = epoch.server.products
+    with epoch.server.ahead(0):
+        pass
+    assert products.masks == 0
+    before = epoch.server
+    before.withdraw(range(7))
+    with before.ahead(7):
+        until = time() + 30
+        while products.masks < (28 if group == 1 else 5) and time() < until:
+            sleep(0.01)
+    for client in range(7):
+        before.receive(epoch.upload(client))
+    assert products.masks == (28 if group == 1 else 5)  # one for each output in which all slots are asked for
+    fresh: list[bytes] = []
+    for request in before.requests(before.jobs(range(7))):
+        epoch.holder.answer(request)
+        fresh.append(request)
+    assert products.masks == 0
+    assert len(set(fresh)) == len(fresh)
+    assert np.abs(epoch.gram() - epoch.truth()).max() < 2e-5
+    assert len({products._draw(32) for _ in range(50)}) == 50
+
+
+def test_a_ciphertext_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    epoch = Epoch.of(vectors(20, 1, 8))
+    ring = ckks.arithmetic(SMALL)
+    loaded, count = ring.load, 0
+
+    def counted(data: bytes, parts: int) -> object:
+        nonlocal count
+        count += 1
+        return loaded(data, parts)
+
+    monkeypatch.setattr(ring, "load", counted)
+    assert len(epoch.join(range(20))) == 210
+    assert count == 40
+
+
+def test_few_ciphertexts_are_kept_where_many_do_not_fit() -> None:
+    epoch = Epoch.of(vectors(3, 1, 8))
+    holder, uploads = epoch.holder_identity.public(), [decode(epoch.upload(client), Upload, epoch.setup) for client in range(3)]
+    products = Products(epoch.setup, holder, epoch.server.public_key, keep_bytes=2 * SMALL.ciphertext_bytes)
+    for upload in (*uploads, *uploads):
+        products.load(upload.left[0])
+        assert products.load(upload.left[0]) is products.load(upload.left[0])
+        assert len(products._loaded) <= 2
+
+
 def test_an_epoch_grows_by_new_rows_only() -> None:
     epoch = Epoch.of(vectors(6, 2, 20))
     for request in epoch.join(range(4)):
@@ -256,6 +314,118 @@ def test_slots_that_were_not_asked_for_are_masked_too() -> None:
             assert off < 2e-5 if right is not None else off > 1e-4
 
 
+# --- the public key
+
+
+def announcing(epoch: Epoch, half: bytes) -> bytes:
+    """An announcement of a key holder that signs what it likes."""
+    signature = sign(epoch.holder_identity, LABEL + "key", epoch.setup.digest, half)
+    return encode(Announcement(epoch.setup.digest, half, signature))
+
+
+def seen_by_the_server(epoch: Epoch, announcement: bytes) -> Array:
+    """Client 0's first vector as anybody reads it off the first part of a ciphertext."""
+    ring, packing = ckks.arithmetic(epoch.setup.parameters), epoch.setup.packing
+    upload = ckks.encrypt(epoch.setup, announcement, epoch.holder_identity.public(), epoch.identities[0], epoch.rows[0])
+    cipher = ring.load(decode(upload, Upload, epoch.setup).left[0], 2)
+    ring.evaluator.transform_from_ntt_inplace(cipher)
+    values = [int(value) for value in ring.values(cipher)[: packing.dimension]]
+    return np.array([value if 2 * value < ring.moduli[0] else value - ring.moduli[0] for value in values]) / packing.scale
+
+
+def test_degenerate_public_keys_are_refused() -> None:
+    """A key holder that signs p₀ = 0, p₁ = P would make every upload readable to the server."""
+    epoch = Epoch.of(vectors(1, 2, 20))
+    ring = ckks.arithmetic(SMALL)
+    width = announced_bytes(epoch.setup)
+    good = decode(epoch.holder.announcement, Announcement, epoch.setup).public_key
+    degenerate = ring.seal.PublicKey()
+    ring._load(degenerate, ring._written(np.zeros((2, 2, SMALL.ring), dtype=np.uint64), ring._key_id, transformed=True))
+    per_prime = width // 2
+    bad = {
+        "a whole key of the signer's choice": ring.save(degenerate),
+        "zeros": bytes(width),
+        "one zero": bytes(7) + good[7:],
+        "zeros for the prime of ciphertexts": bytes(per_prime) + good[per_prime:],
+        "zeros for the prime of keys": good[:per_prime] + bytes(per_prime),
+        "residues above the primes": b"\xff" * width,
+        "one residue that is its prime": ring.key_moduli[0].to_bytes(7, "little") + good[7:],
+        "short": good[:-1],
+        "long": good + b"\x00",
+        "empty": b"",
+    }
+    assert np.abs(seen_by_the_server(epoch, epoch.holder.announcement) - epoch.rows[0, 0]).max() > 1
+    for half in bad.values():
+        said = announcing(epoch, half)
+        with pytest.raises(MalformedMessage):
+            seen_by_the_server(epoch, said)
+        with pytest.raises(MalformedMessage):
+            Server(epoch.setup, said, epoch.holder_identity.public(), epoch.roster, epoch.server_identity)
+
+
+def test_what_remains_trusted_is_that_the_key_holder_made_its_key_honestly() -> None:
+    """A key whose secret everybody knows, s = 0 here, passes, and anybody reads under it. The guarantee says so."""
+    one_prime = Parameters(4096, (54,))
+    epoch = Epoch.of(vectors(1, 2, 20), one_prime)
+    ring = ckks.arithmetic(one_prime)
+    both = np.zeros((2, 1, 4096), dtype=np.uint64)
+    both[0], both[1, :, 0] = ring.residues(np.random.default_rng(0).integers(-3, 4, 4096)), 1
+    literal = ring._literal(both, transformed=False)
+    ring.evaluator.transform_to_ntt_inplace(literal)
+    short = ring.values(literal)[:4096].astype("<u8").view(np.uint8).reshape(-1, 8)[:, :7].tobytes()
+    assert np.abs(seen_by_the_server(epoch, epoch.holder.announcement) - epoch.rows[0, 0]).max() > 1
+    assert np.abs(seen_by_the_server(epoch, announcing(epoch, short)) - epoch.rows[0, 0]).max() < 0.01
+
+
+@pytest.mark.parametrize("parameters", [PARAMETERS[4096], PARAMETERS[8192], SYMMETRIC_PARAMETERS[2048]], ids=["4096", "8192", "2048"])
+def test_the_shared_half_is_uniform_and_everybodys_own(parameters: Parameters) -> None:
+    epoch = Epoch.of(vectors(1, 1, 8), parameters)
+    holder = epoch.holder_identity.public()
+    ring = ckks.arithmetic(parameters)
+    shared = shared_half(epoch.setup, holder)
+    shared_half.cache_clear()
+    assert (shared_half(epoch.setup, holder) == shared).all()
+    assert shared.shape == (len(parameters.bits), parameters.ring)
+    for row, q in zip(shared, ring.key_moduli, strict=True):
+        assert row.max() < q
+        # the mean of N uniforms is within 6 std of 1/2 but for 1 in 10^8, and so is the mean of their squares' distance to 1/3
+        unit = row / q
+        assert abs(unit.mean() - 0.5) < 6 / np.sqrt(12 * len(row))
+        assert abs((unit**2).mean() - 1 / 3) < 6 * np.sqrt(4 / 45 / len(row))
+        assert len(set(row.tolist())) > len(row) - 3  # two of N alike: fewer than 2^-30
+    for other in (
+        structs.replace(epoch.setup, epoch=1),
+        structs.replace(epoch.setup, session=b"\1" * 16),
+        structs.replace(epoch.setup, p=2),
+    ):
+        assert not (shared_half(other, holder) == shared).any()
+    assert not (shared_half(epoch.setup, epoch.server_identity.public()) == shared).any()
+    assert len(decode(epoch.holder.announcement, Announcement, epoch.setup).public_key) == announced_bytes(epoch.setup)
+    assert announced_bytes(epoch.setup) <= len(parameters.bits) * parameters.ring * 8
+
+
+def test_the_error_of_a_key_is_short() -> None:
+    """p₀ + a s is −e: of std 3.2, in both primes the same small numbers."""
+    setup = Epoch.of(vectors(1, 1, 8)).setup
+    ring, holder = ckks.arithmetic(SMALL), bytes(32)
+    secret, announced = fresh_key(setup, holder)
+    key = public_key(setup, holder, announced)
+    first, second = ring.values(key.data()).reshape(2, 2, SMALL.ring).astype(object)
+    assert (second == shared_half(setup, holder)).all()
+    s = ring.values(secret.data()).reshape(2, SMALL.ring).astype(object)
+    error = (first + second * s)[:1] % ring.moduli[0]
+    literal = ring._literal(np.stack([error, np.ones_like(error)]).astype(np.uint64), transformed=True)
+    ring.evaluator.transform_from_ntt_inplace(literal)
+    q = ring.moduli[0]
+    found = ring.values(literal)[: SMALL.ring].astype(object)
+    found = np.array([value if 2 * value < q else value - q for value in found], dtype=float)
+    assert np.abs(found).max() < 30  # SEAL clips or bounds its noise at 21 or less
+    assert 2.5 < found.std() < 4
+    other, again = fresh_key(setup, holder)
+    assert again != announced
+    assert ring.save(other) != ring.save(secret)
+
+
 # --- release
 
 
@@ -294,7 +464,7 @@ def test_clients_that_encrypt_what_they_like_read_errors_through_the_noise() -> 
     polynomial = np.zeros((2, parameters.ring), dtype=np.uint64)
     polynomial[:, 0] = [large % one for one in ring.moduli]
     announcement = decode(epoch.holder.announcement, Announcement, epoch.setup)
-    encryptor = ring.seal.Encryptor(ring.context, ring.load_public_key(announcement.public_key))
+    encryptor = ring.seal.Encryptor(ring.context, public_key(epoch.setup, epoch.holder_identity.public(), announcement.public_key))
     sides = []
     for _ in range(2):
         cipher = ring.zero(encryptor, public=True)
@@ -320,7 +490,7 @@ def test_clients_that_encrypt_what_they_like_read_errors_through_the_noise() -> 
 def crafted(epoch: Epoch, client: int, left: dict[int, float], right: dict[int, float], *, by_key: bool = False) -> bytes:
     """An upload of polynomials, coefficients by exponent, of a client's choice; `by_key` multiplies the right one by the secret key."""
     ring = ckks.arithmetic(epoch.setup.parameters)
-    encryptor = ring.seal.Encryptor(ring.context, ring.load_public_key(epoch.server.public_key))
+    encryptor = ring.seal.Encryptor(ring.context, public_key(epoch.setup, epoch.holder_identity.public(), epoch.server.public_key))
     ciphers = [ring.zero(encryptor, public=True) for _ in range(2)]
     ring.add_polynomial(ciphers[0], residues(epoch, left))
     if by_key:  # without knowing it: decryption multiplies the second part by it
@@ -667,6 +837,47 @@ def test_no_secret_is_shown() -> None:
     wrong = Roster(tuple(Identity.create(number).public() for number in range(2)))
     with pytest.raises(LocalError, match="wrong-roster"):
         KeyHolder(epoch.setup, epoch.holder_identity, epoch.server_identity.public(), wrong)
+
+
+def test_machines_are_neither_copied_nor_pickled() -> None:
+    """A copied key holder would answer a request twice, a pickle has the secret key in it."""
+    epoch = Epoch.of(vectors(2, 1, 10))
+    for machine in (epoch.holder, epoch.server):
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="neither copied nor pickled"):
+                copied(machine)
+    twin = epoch.holder.fork()
+    enrolment = epoch.server.receive(epoch.upload(0))
+    assert twin.enrol(enrolment) == 0
+    assert epoch.holder.enrolled == set()
+    assert twin.secret_key() == epoch.holder.secret_key()
+
+
+def test_of_many_threads_with_one_request_one_gets_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    epoch = Epoch.of(vectors(1, 2, 20))
+    (request,) = epoch.join([0])
+    ring = ckks.arithmetic(SMALL)
+    loaded = ring.load
+
+    def slow(data: bytes, parts: int) -> object:
+        sleep(0.01)  # lets the other threads in
+        return loaded(data, parts)
+
+    monkeypatch.setattr(ring, "load", slow)
+    said: list[object] = []
+
+    def ask() -> None:
+        try:
+            said.append(epoch.holder.answer(request))
+        except RemoteError as error:
+            said.append(error.code)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(said, key=str) == [((0, 0),)] + ["answered-before"] * 3
 
 
 def test_a_packing_says_how_much_shares_an_output() -> None:

@@ -1,12 +1,15 @@
 """The group secret: one for all members and nobody else, whatever comes and goes, and whatever a server tries."""
 
+import copy
 import json
+import pickle
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from time import process_time
+from time import process_time, sleep
 from typing import Any
 
 import msgspec
@@ -14,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cflpriv.protocols import group, keys
+from cflpriv.protocols import codec, group, keys
 from cflpriv.protocols.entropy import Entropy, public_entropy
 from cflpriv.protocols.group import (
     MEMBER,
@@ -38,6 +41,8 @@ from cflpriv.protocols.group import (
     needed,
 )
 from cflpriv.protocols.group import messages as m
+from cflpriv.protocols.group.member import _Shared
+from cflpriv.protocols.group.ratchet import MOST_KEPT, NUMBERS, Ratchet
 
 SESSION = bytes(range(16))
 ENTROPY = public_entropy("group tests")
@@ -456,7 +461,8 @@ def test_a_newcomer_takes_no_secret_but_that_of_the_group() -> None:
     own = keys.public_key(seed)
     sealing = keys.agree(seed, decoded.advert.key, m.LABEL + "box", good.header.context, own, decoded.advert.key)
     associated = keys.frame(m.LABEL + "box", m.digest(good.header), (1).to_bytes(4, "little"), (5).to_bytes(4, "little"))
-    planted = replace(good.grant, key=own, box=keys.seal(sealing, bytes(32), associated, ENTROPY))
+    made_up = codec.encode(_Shared(bytes(32), Ratchet(0, bytes(32))))
+    planted = replace(good.grant, key=own, box=keys.seal(sealing, made_up, associated, ENTROPY))
     unchanged(newcomer, changed(good, grant=planted), "bad-box")
     unchanged(newcomer, changed(good, grant=replace(good.grant, newcomer=4)), "wrong-context")
     unchanged(newcomer, changed(good, grant=replace(good.grant, client=2)), "bad-box")
@@ -530,6 +536,151 @@ def test_the_server_refuses_what_a_bad_client_sends() -> None:
         scene.server.admit(5, 0)
 
 
+# --- numbered keys
+
+
+def opened(stolen: bytes, client: int) -> set[bytes]:
+    """All numbered keys up to 12 that whoever stole a stored state works out from it."""
+    thief = Member.from_bytes(stolen, IDENTITIES[client], ROSTER)
+    assert thief.ratchet is not None
+    found = {key for _, key in thief.ratchet.kept}
+    for number in range(13):
+        key = thief.ratchet.moved(number).key(number)
+        found |= set() if key is None else {key}
+    return found
+
+
+def test_a_state_that_is_stolen_after_a_number_opens_none_before() -> None:
+    scene = agreed()
+    one = scene.members[1]
+    made = [one.advance(number).key(number) for number in range(6)]
+    assert None not in made
+    assert len(set(made)) == 6
+    stolen = opened(one.to_bytes(), 1)
+    assert made[5] in stolen
+    assert not stolen & set(made[:5])
+    again = one.advance(3)  # nothing goes backward
+    assert [again.key(number) for number in range(6)] == [None] * 5 + [made[5]]
+    assert one.derive("lasting") == scene.members[2].derive("lasting")
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.frozensets(st.integers(0, 9))), max_size=12), st.integers(0, 3))
+@settings(max_examples=25, deadline=None)
+def test_members_have_the_same_numbered_keys_whatever_they_missed(steps: list[tuple[int, int, frozenset[int]]], sponsor: int) -> None:
+    """Each goes on by itself, forward only; a newcomer goes on from where its sponsor is. Against a table of all keys."""
+    scene = agreed()
+    start = scene.members[0].ratchet
+    assert start is not None
+    table = {number: start.moved(number).key(number) for number in range(10)}
+    scene.members[5] = member(5)
+    have: dict[int, tuple[int, set[int]]] = dict.fromkeys(range(4), (0, set()))
+    for client, number, keep in steps:
+        ratchet = scene.members[client].advance(number, keep)
+        position, kept = have[client]
+        if number >= position:
+            passed = set(range(position, number + 1))
+            have[client] = (number + 1, (kept | passed) & {number, *(one for one in keep if one < number)})
+        assert {at for at, _ in ratchet.kept} == have[client][1]
+        assert all(table[at] == key for at, key in ratchet.kept)
+    hand_over(scene.server, 5, sponsor, scene.members)
+    assert scene.members[5].ratchet == scene.members[sponsor].ratchet
+    latest = max(position for position, _ in have.values())
+    for client in (0, 1, 2, 3, 5):
+        assert scene.members[client].advance(latest).key(latest) == start.moved(latest).key(latest)
+
+
+def test_a_newcomer_is_not_given_what_its_sponsor_has_erased() -> None:
+    scene = agreed()
+    made = [scene.members[1].advance(number, [1]).key(number) for number in range(4)]
+    scene.members[5] = member(5)
+    hand_over(scene.server, 5, 1, scene.members)
+    stolen = opened(scene.members[5].to_bytes(), 5)
+    assert {made[1], made[3]} <= stolen
+    assert not stolen & {made[0], made[2]}
+
+
+def test_numbers_are_bounded() -> None:
+    one = agreed().members[1]
+    before = one.to_bytes()
+    for number, keep in ((NUMBERS, ()), (100, range(MOST_KEPT + 1))):
+        with pytest.raises(RemoteError, match="too-far"):
+            one.advance(number, keep)
+    assert one.to_bytes() == before
+    with pytest.raises(LocalError, match="no-secret"):
+        member(1).advance(0)
+    last = one.advance(NUMBERS - 1, range(MOST_KEPT - 1))
+    assert last.end() == agreed_end(before)
+    assert len(last.kept) == MOST_KEPT
+    for kept in (((0, bytes(32)), (0, bytes(32))), ((1, bytes(32)), (0, bytes(32))), ((5, bytes(32)),)):
+        with pytest.raises(ValueError, match="ascending"):
+            Ratchet(5, bytes(32), kept)
+
+
+def agreed_end(stored: bytes) -> bytes:
+    """The chain's end, hashed without remembering anything."""
+    ratchet = Member.from_bytes(stored, IDENTITIES[1], ROSTER).ratchet
+    assert ratchet is not None
+    chain = ratchet.chain
+    for _ in range(NUMBERS):
+        chain = sha256((m.LABEL + "step").encode() + chain).digest()
+    return chain
+
+
+def test_a_sponsor_cannot_hand_out_another_chain() -> None:
+    scene = agreed()
+    scene.members[5] = member(5)
+    ours = scene.members[1]._state
+    scene.members[1]._state = msgspec.structs.replace(ours, ratchet=Ratchet(3, bytes(32)))
+    with pytest.raises(RemoteError, match="bad-box"):
+        hand_over(scene.server, 5, 1, scene.members)
+    assert scene.members[5].epoch is None
+
+
+# --- copies and threads
+
+
+def test_a_member_is_neither_copied_nor_pickled() -> None:
+    one = agreed().members[1]
+    one.advance(3)
+    for secret in (one, one.ratchet, one._state):
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="neither copied nor pickled"):
+                copied(secret)
+
+
+def test_of_many_threads_with_one_message_one_gets_the_answer() -> None:
+    """A leader asked twice at once would seal two secrets."""
+    scene = Scene({client: member(client) for client in range(4)}, Server(terms(), ROSTER))
+    for number, data in scene.server.advance().items():
+        scene.server.receive(number, scene.members[number].receive(data) or b"")
+    ((leader, asked),) = scene.server.advance().items()
+    said: list[bytes | Exception | None] = []
+    together = threading.Barrier(8)
+    slow = scene.members[leader]
+    drawn = slow._entropy
+
+    def pausing(count: int) -> bytes:
+        sleep(0.001)  # lets the other threads in
+        return drawn(count)
+
+    slow._entropy = pausing
+
+    def ask() -> None:
+        together.wait()
+        try:
+            said.append(slow.receive(asked))
+        except RemoteError as error:
+            said.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(isinstance(one, bytes) for one in said) == 1
+    assert sorted(getattr(one, "code", "") for one in said) == [""] + ["wrong-stage"] * 7
+
+
 # --- secrets stay secret
 
 
@@ -558,7 +709,8 @@ def test_no_secret_is_in_what_is_said_shown_or_raised() -> None:
         except RemoteError as error:
             shown.append("".join(traceback.format_exception(error)))
     secrets = [data for data in drawn if len(data) == 32] + [identity.signing_seed for identity in IDENTITIES]
-    secrets += [members[0].derive("x"), members[0]._state.secret]
+    ratchet = members[0].advance(2, [1])
+    secrets += [members[0].derive("x"), members[0]._state.secret, ratchet.chain, *(key for _, key in ratchet.kept)]
     assert len(secrets) > 8
     for secret in secrets:
         assert not any(secret in data for data in said)
@@ -570,7 +722,8 @@ def test_keys_by_which_a_secret_came_are_forgotten() -> None:
     scene = agreed()
     hand_over(scene.server, 5, 1, scene.members | {5: member(5)})
     for one in scene.members.values():
-        assert one._state.seed == one._state.coming == b""
+        assert one._state.seed == b""
+        assert one._state.coming is None
 
 
 def test_a_dead_source_of_randomness_kills_the_machine_and_its_secrets() -> None:
@@ -639,6 +792,7 @@ def test_vectors() -> None:
     assert said == VECTORS["messages"]
     for one in members.values():
         assert {purpose: one.derive(*purpose.split("|")).hex() for purpose in VECTORS["keys"]} == VECTORS["keys"]
+        assert [(one.advance(number).key(number) or b"").hex() for number in range(3)] == VECTORS["numbered"]
 
 
 def test_the_package_says_what_it_exports() -> None:

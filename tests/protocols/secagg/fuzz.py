@@ -18,6 +18,7 @@ from cflpriv.protocols.errors import MalformedMessage, RemoteError, TooFewClient
 from cflpriv.protocols.secagg import Client, Contribution, MaskKey, Server
 from cflpriv.protocols.secagg import messages as m
 
+from .make_vectors import play as vector_play
 from .scene import Play, identities, resealed, roster, terms
 
 __all__ = ["corpus", "fuzz_decoders", "fuzz_machines", "mutants"]
@@ -25,7 +26,7 @@ __all__ = ["corpus", "fuzz_decoders", "fuzz_machines", "mutants"]
 
 def corpus() -> list[bytes]:
     """Every kind of message of both modes, and stored states."""
-    found: list[bytes] = []
+    found: list[bytes] = [*(run := vector_play("complaint")).down.values(), *run.up.values()]
     for mode in ("active", "passive"):
         play = Play.of(terms(3, mode, dimension=3, following=(6, 0)))
         play.finish({2: "Reveal"} if mode == "passive" else {})

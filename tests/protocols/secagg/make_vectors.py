@@ -15,7 +15,7 @@ from cflpriv.protocols.codec import HEADER
 from cflpriv.protocols.entropy import keystream, public_entropy
 from cflpriv.protocols.secagg import Server, ServerStage, Terms
 from cflpriv.protocols.secagg import messages as m
-from cflpriv.protocols.secagg.bindings import binding, box_key, pair_key, self_key, share_associated_data
+from cflpriv.protocols.secagg.bindings import binding, box_keys, pair_key, seed_commitment, self_key, share_associated_data, share_digest
 from cflpriv.protocols.secagg.shamir import split
 
 from .scene import Play, resealed, roster, terms
@@ -26,7 +26,18 @@ PATH = Path(__file__).parents[2] / "vectors" / "secagg.json"
 
 
 def play(mode: str) -> Play:
-    """The run whose messages are in the file."""
+    """The run whose messages are in the file: of a mode, or ("complaint") an active one in which client 0 gets a box that does not open."""
+    if mode == "complaint":
+        run = Play.of(terms(4, "active", dimension=2, following=(6, 0)), "vectors")
+        outbox = run.until("Deliver")
+        message = m.decode_server(outbox[0])
+        assert isinstance(message, m.Deliver)
+        first, *others = message.boxes
+        spoilt = (msgspec.structs.replace(first, box=bytes(len(first.box))), *others)
+        outbox[0] = run.down["Deliver", 0] = m.encode(msgspec.structs.replace(message, boxes=spoilt))
+        run.close(outbox, {})
+        run.finish()
+        return run
     run = Play.of(terms(3, mode, dimension=2, following=(6, 0)), "vectors")
     run.finish({2: "Reveal"} if mode == "passive" else {})
     return run
@@ -59,8 +70,11 @@ def vectors() -> dict[str, Any]:
             "public_b": keys.public_key(b).hex(),
             "self_of_a_as_client_0": self_key(a, bound, 0).hex(),
             "pair_of_0_and_1": pair_key(a, keys.public_key(a), keys.public_key(b), bound, 0, 1).hex(),
-            "box_from_0_to_1": box_key(keys.private_key(a), keys.public_key(b), context, 0, 1).hex(),
-            "box_from_1_to_0": box_key(keys.private_key(a), keys.public_key(b), context, 1, 0).hex(),
+            "box_from_0_to_1": box_keys(keys.private_key(a), keys.public_key(b), context, 0, 1)[0].hex(),
+            "box_from_1_to_0": box_keys(keys.private_key(a), keys.public_key(b), context, 0, 1)[1].hex(),
+            "commitment_of_0_to_a": seed_commitment(context, 0, a).hex(),
+            "digest_of_self_share_from_0_to_1": share_digest("self", context, 0, 1, bytes(33)).hex(),
+            "digest_of_key_share_from_0_to_1": share_digest("key", context, 0, 1, bytes(33)).hex(),
             "associated_data_0_to_1": share_associated_data(context, 0, 1, keys.public_key(a), keys.public_key(b)).hex(),
         },
         "runs": {
@@ -72,7 +86,7 @@ def vectors() -> dict[str, Any]:
                 ],
                 "sum": run.server.result.levels.tolist(),
             }
-            for mode, run in (("active", play("active")), ("passive", play("passive")))
+            for mode, run in ((mode, play(mode)) for mode in ("active", "passive", "complaint"))
         },
         "refused": refused(),
     }
@@ -133,11 +147,14 @@ def refused() -> list[dict[str, str]]:
     case("client", "advertised", "a peer twice", m.encode(replace(adverts, adverts=(first, first))), "malformed")
     case("client", "advertised", "too few", m.encode(replace(adverts, adverts=(first,))), "too-few-clients")
     boxes = deliver.boxes
-    swapped = (m.Sealed(1, boxes[1].box), m.Sealed(2, boxes[0].box))
-    case("client", "shared", "boxes swapped", m.encode(replace(deliver, boxes=swapped)), "bad-box")
     case("client", "shared", "a box missing", m.encode(replace(deliver, boxes=boxes[:1])), "bad-members")
     case("client", "shared", "own number missing", m.encode(replace(deliver, members=m.ids([1, 2]))), "bad-members")
     case("client", "shared", "another context", m.encode(replace(deliver, context=bytes(32))), "wrong-context")
+    context = m.context(run.agreed)
+    case("client", "masked", "challenged by nobody", m.encode(m.Challenge(context, b"")), "unknown-client")
+    case("client", "masked", "challenged by a stranger", m.encode(m.Challenge(context, m.ids([1, 9]))), "unknown-client")
+    case("client", "masked", "settled without a complaint", m.encode(m.Settle(context, ())), "wrong-stage")
+    case("client", "signed", "challenged too late", m.encode(m.Challenge(context, m.ids([1]))), "wrong-stage")
     case("client", "masked", "itself not among the survivors", m.encode(replace(survivors, survivors=m.ids([1, 2]))), "bad-survivors")
     case("client", "masked", "a stranger among them", m.encode(replace(survivors, survivors=m.ids([0, 1, 9]))), "bad-survivors")
     case("client", "masked", "too few", m.encode(replace(survivors, survivors=m.ids([0, 1]))), "too-few-clients")
@@ -152,6 +169,11 @@ def refused() -> list[dict[str, str]]:
     case("server", "advertising", "a stage ahead", run.up["Shares", 0], "wrong-stage")
     reveal = m.decode_client(run.up["Reveal", 0])
     assert isinstance(reveal, m.Reveal)
+    case("server", "masking", "a complaint about nobody", m.encode(m.Complaint(0, context, b"")), "wrong-complaint")
+    case("server", "masking", "a complaint about a stranger", m.encode(m.Complaint(0, context, m.ids([1, 9]))), "wrong-complaint")
+    share, *rest = reveal.self_shares
+    wrong = replace(reveal, self_shares=(m.Share(share.peer, bytes(33)), *rest))
+    case("server", "unmasking", "another share than was dealt", m.encode(wrong), "wrong-share")
     both = replace(reveal, key_shares=(m.Share(1, bytes(33)),))
     case("server", "unmasking", "both shares of client 1", m.encode(both), "wrong-shares")
     case("server", "unmasking", "a share missing", m.encode(replace(reveal, self_shares=reveal.self_shares[1:])), "wrong-shares")

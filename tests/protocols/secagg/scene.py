@@ -11,7 +11,8 @@ import numpy as np
 from cflpriv.protocols.codec import CHECKSUM_BYTES
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.keys import Identity, Roster
-from cflpriv.protocols.secagg import SERVER, STAGES, Client, Contribution, Policy, Server, ServerStage, Terms, make_terms
+from cflpriv.protocols.secagg import STAGES, Client, ClientStage, Contribution, Policy, Server, ServerStage, Terms, make_terms
+from cflpriv.protocols.secagg import messages as m
 
 SESSION = b"session-of-tests"
 MODEL = sha256(b"the model").digest()
@@ -55,6 +56,8 @@ def policy(agreed: Terms, **changes: Any) -> Policy:
         "models": len(agreed.models),
         "floor": agreed.floor,
         "dimension": agreed.dimension,
+        "clip": (agreed.clip, agreed.clip),
+        "levels": agreed.levels,
     }
     return Policy(**{**given, **changes})
 
@@ -82,6 +85,16 @@ def resealed(data: bytes) -> bytes:
     return data[:-CHECKSUM_BYTES] + sha256(data[:-CHECKSUM_BYTES]).digest()[:CHECKSUM_BYTES]
 
 
+def complaint(machine: Client, data: bytes) -> tuple[int, ...]:
+    """Whom the client names when it is sent `data`, instead of a masked vector."""
+    terms_ = machine.terms
+    assert terms_ is not None
+    message = m.decode_client(machine.receive(data, Contribution(np.zeros(terms_.dimension))), 1 << 24)
+    assert isinstance(message, m.Complaint), type(message).__name__
+    assert machine.stage is ClientStage.COMPLAINED
+    return m.names(message.accused)
+
+
 @dataclass
 class Play:
     """One run, stage by stage. `down` and `up` keep the messages by (kind, client)."""
@@ -107,29 +120,27 @@ class Play:
         """Runs up to the point where the server has made its messages of this kind, and returns them undelivered."""
         while True:
             outbox = self.open()
-            if SERVER[self.agreed.mode][self.server.stage][0] is None:
+            if self.server.stage is ServerStage.DONE:
                 raise AssertionError(f"no message {kind}")
-            name = next(row[1] for row in SERVER[self.agreed.mode].values() if row[2] == self.server.stage)
-            if name == kind:
+            if self.server.sent == kind:
                 return outbox
             self.close(outbox, drops or {})
 
     def open(self) -> dict[int, bytes]:
         """Closes the server's stage and keeps what it sends."""
         outbox = self.server.advance()
-        sent = next((row[1] for row in SERVER[self.agreed.mode].values() if row[2] == self.server.stage), None)
-        self.down |= {(str(sent), number): data for number, data in outbox.items()}
+        self.down |= {(self.server.sent, number): data for number, data in outbox.items()}
         return outbox
 
     def close(self, outbox: Mapping[int, bytes], drops: Mapping[int, str]) -> None:
         """Delivers, and takes the answers of those who are still there."""
-        expected = str(SERVER[self.agreed.mode][self.server.stage][0])
+        expected = self.server.collected[0]
         for number, data in outbox.items():
-            if number in drops and STAGES.index(drops[number]) <= STAGES.index(expected):
+            if number in drops and expected in STAGES and STAGES.index(drops[number]) <= STAGES.index(expected):
                 continue
             machine = self.clients[number]
             reply = machine.receive(data, *(self.values(number) if machine.wants_values else ()))
-            self.up[expected, number] = reply
+            self.up[type(m.decode_client(reply, 1 << 24)).__name__, number] = reply
             self.server.receive(number, reply)
 
     def finish(self, drops: Mapping[int, str] | None = None) -> None:

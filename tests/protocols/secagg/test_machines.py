@@ -11,8 +11,21 @@ import numpy as np
 import pytest
 
 from cflpriv.protocols.errors import LocalError, MalformedMessage
-from cflpriv.protocols.secagg import CLIENT, SERVER, Client, ClientStage, Contribution, Policy, Server, ServerStage, diagram
+from cflpriv.protocols.secagg import (
+    CLIENT,
+    CLIENT_COMPLAINTS,
+    SERVER,
+    SERVER_COMPLAINTS,
+    Client,
+    ClientStage,
+    Contribution,
+    Policy,
+    Server,
+    ServerStage,
+    diagram,
+)
 from cflpriv.protocols.secagg import messages as m
+from cflpriv.protocols.secagg.states import collected, sent
 
 from .scene import SESSION, Play, client, identities, levels, policy, roster, terms
 
@@ -21,13 +34,28 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.parametrize("mode", ["active", "passive"])
 def test_the_two_tables_fit_together(mode: str) -> None:
-    sent = [row[1] for row in SERVER[mode].values() if row[1]]
-    collected = [row[0] for row in SERVER[mode].values() if row[0]]
-    assert [row[0] for row in CLIENT[mode].values()] == sent
-    assert [row[1] for row in CLIENT[mode].values()] == collected
+    asked = [row[1] for row in SERVER[mode].values() if row[1]]
+    answered = [row[0] for row in SERVER[mode].values() if row[0]]
+    assert [row[0] for row in CLIENT[mode].values()] == asked
+    assert [row[1] for row in CLIENT[mode].values()] == answered
     for table, end in ((CLIENT[mode], ClientStage.DONE), (SERVER[mode], ServerStage.DONE)):
         assert [row[-1] for row in table.values()] == [*list(table)[1:], end]
-    assert {*sent, *collected} <= set(m.__all__)
+    assert {*asked, *answered} <= set(m.__all__)
+
+
+@pytest.mark.parametrize("mode", ["active", "passive"])
+def test_the_tables_of_complaints_fit_together_and_lead_back(mode: str) -> None:
+    rows = SERVER_COMPLAINTS[mode]
+    assert rows[ServerStage.MASKING][2] is ServerStage.OPENING
+    assert rows[ServerStage.OPENING][2] is ServerStage.SETTLING
+    assert rows[ServerStage.SETTLING] == SERVER[mode][ServerStage.MASKING]
+    answers = {(accepted, reply) for _, accepted, reply, _ in CLIENT_COMPLAINTS}
+    for stage in (ServerStage.OPENING, ServerStage.SETTLING):
+        (reply,) = collected(mode, stage)
+        assert (sent(mode, stage), reply) in answers
+    assert collected(mode, ServerStage.MASKING) == ("Masked", "Complaint")
+    assert {word for pair in answers for word in pair} <= set(m.__all__)
+    assert [sent(mode, stage) for stage in (ServerStage.NEW, ServerStage.DONE)] == ["", ""]
 
 
 @pytest.mark.parametrize("mode", ["active", "passive"])
@@ -102,8 +130,11 @@ def test_secrets_leave_the_state_as_soon_as_they_are_not_needed() -> None:
     play.close(outbox, {})
     assert mask_seed not in machine.to_bytes()
     assert self_seed not in machine.to_bytes()
+    dealt = [pair.self_share for pair in machine._state.dealt]
+    assert len(dealt) == 3
     outbox = play.open()
     play.close(outbox, {})
+    assert not any(share in machine.to_bytes() for share in dealt), "shares that it dealt, when it knows who survived"
     shares = [held.self_share for held in machine._state.held]
     assert len(shares) == 4
     play.close(play.open(), {})

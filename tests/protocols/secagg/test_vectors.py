@@ -69,7 +69,7 @@ def test_keys_of_a_sum() -> None:
     """The whole key schedule, written again with the standard library only."""
     agreed, row = VECTORS["terms"], VECTORS["keys"]
     context = bytes.fromhex(agreed["context"])
-    label = "cflpriv secagg v1 "
+    label = "cflpriv secagg v2 "
     body = bytes.fromhex(agreed["bytes"])
     framed = b"".join(len(part).to_bytes(4, "big") + part for part in ((label + "context").encode(), body))
     assert hashlib.sha256(framed).digest() == context
@@ -86,6 +86,13 @@ def test_keys_of_a_sum() -> None:
     assert hkdf(shared, label + "pair mask", *bound, zero + one, public_a, public_b).hex() == row["pair_of_0_and_1"]
     assert hkdf(shared, label + "box", context, zero + one).hex() == row["box_from_0_to_1"]
     assert hkdf(shared, label + "box", context, one + zero).hex() == row["box_from_1_to_0"]
+    for name, what, said in (
+        ("commitment_of_0_to_a", "self seed", (zero, a)),
+        ("digest_of_self_share_from_0_to_1", "self share", (zero + one, bytes(33))),
+        ("digest_of_key_share_from_0_to_1", "key share", (zero + one, bytes(33))),
+    ):
+        framed = b"".join(len(part).to_bytes(4, "big") + part for part in ((label + what).encode(), context, *said))
+        assert hashlib.sha256(framed).hexdigest() == row[name]
     parts = ((label + "shares").encode(), context, zero, one, public_a, public_b)
     assert b"".join(len(part).to_bytes(4, "big") + part for part in parts).hex() == row["associated_data_0_to_1"]
 

@@ -1,0 +1,67 @@
+"""What does a server learn that lies? Attacks that are played against clients that were just started.
+
+The attacks of `cflpriv.attacks` read recordings, of servers that follow the protocol. These take the server's side themselves, over any
+transport (`federation.transport`), and deviate: each tells what honest clients answered, and what the server has in hand then, beside the
+best guess without the deviation. `audit` plays all of them; `cflpriv audit --active CONFIG` calls it.
+
+Writing one
+-----------
+A function of a `scene.Play` that returns a `Guess` (of the victim's update or signature) or a `Figure`; an `ActiveAttack` that names the
+sentence which it checks; and one line below. `Play.fed` is an honest server over `Play.liar`: what it says to clients can be changed
+(`liar.say`), so can what it hears (`liar.hear`), and anything can be asked directly (`liar.ask`). A guess is scored by `outcome.judged`,
+which alone knows the truth; an attack with a `Figure` of its own takes the truth last, when its guess is made. A test plants the hole that
+the attack is about, by taking the client's check away, and sees the figure.
+
+    liar         the line on which the server lies, and accomplices answer
+    scene        fresh clients, the server, the truth        outcome      statuses and figures
+    halted       a secure sum that is finished by hand       audit        all attacks, the folder that is written
+
+A status: `refused` (by which check: code and stage), `no_gain` (accepted, and no better than without), `learned` (a figure, better than
+without by a margin), `not_applicable` (why), `failed` (could not be played, which is neither). `claimed` says whether the guarantee of the
+configuration speaks of a server that lies at all.
+"""
+
+from ...plugins import Registry
+from . import cohorts, epochs, key_holder, operations, releases, second_sum, survivors, unequal
+from .outcome import ActiveAttack
+
+__all__ = ["ACTIVE_ATTACKS", "ActiveAttack"]
+
+ACTIVE_ATTACKS: Registry[ActiveAttack] = Registry("active attack", lambda attack: attack.play)
+"""Name -> `ActiveAttack`."""
+
+for _name, _attack in {
+    "second_sum": second_sum.SECOND_SUM,
+    "computed_again": second_sum.COMPUTED_AGAIN,
+    "derived_copy": second_sum.DERIVED,
+    "next_round": second_sum.NEXT_ROUND,
+    "stale_slot": second_sum.STALE_SLOT,
+    "accomplices": cohorts.ACCOMPLICES,
+    "smaller_minimum": cohorts.SMALLER_MINIMUM,
+    "sybils": cohorts.SYBILS,
+    "sybil_group": cohorts.SYBIL_GROUP,
+    "other_model": unequal.OTHER_MODEL,
+    "listed_model": unequal.LISTED_MODEL,
+    "other_task": unequal.OTHER_TASK,
+    "switched_value": unequal.SWITCHED_VALUE,
+    "unequal_weights": unequal.UNEQUAL_WEIGHTS,
+    "split_survivors": survivors.SPLIT_SURVIVORS,
+    "few_survivors": survivors.FEW_SURVIVORS,
+    "second_unmasking": survivors.SECOND_UNMASKING,
+    "mode_downgrade": survivors.MODE_DOWNGRADE,
+    "false_complaints": survivors.FALSE_COMPLAINTS,
+    "false_accusation": survivors.FALSE_ACCUSATION,
+    "other_operation": operations.OTHER_OPERATION,
+    "other_operation_compared": operations.OTHER_OPERATION_COMPARED,
+    "dressed_task": operations.DRESSED_TASK,
+    "relay_to_accomplice": operations.RELAY,
+    "choices_as_probes": operations.CHOICES,
+    "repeated_epoch": epochs.REPEATED_EPOCH,
+    "opened_by_another": epochs.OPENED_BY_ANOTHER,
+    "chosen_rows": epochs.CHOSEN_ROWS,
+    "swapped_holder": key_holder.SWAPPED_HOLDER,
+    "other_function": key_holder.OTHER_FUNCTION,
+    "repeated_step": key_holder.REPEATED_STEP,
+    "repeated_release": releases.REPEATED_RELEASE,
+}.items():
+    ACTIVE_ATTACKS.add(_name, _attack)

@@ -1,0 +1,104 @@
+"""All active attacks against freshly started clients of one configuration, and the folder that tells what came of them.
+
+A recording is never attacked: of a run folder the configuration alone is read.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ...data import build_population
+from ...errors import InputError
+from ...experiments.audit_report import ACTIVE_STATUS
+from ...experiments.config import Config, load_config
+from ...experiments.folder import environment
+from ...experiments.verify import OF_AUDITS, OF_RUN, seal
+from ...files import write_atomically
+from ...protocols.errors import ProtocolError
+from ...types import Population
+from . import ACTIVE_ATTACKS
+from .outcome import ActiveAttack, Figure, Guess, Row, judged
+from .scene import Play, Scene, scene_of
+
+__all__ = ["FILE", "active_audit", "play_all", "played", "table", "written"]
+
+FILE = "active_audit.json"
+
+
+def active_audit(
+    config: Config, data_dir: str | Path | None = None, *, attacks: Sequence[str] | None = None, population: Population | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[Row]:  # fmt: skip
+    """Play the catalogue against clients in this process. `population` replaces the data that the configuration names.
+
+    Clients are new for each attack: new identities, empty stores, system entropy, the strict release policy, whatever `[run]` says of
+    these. Raises `InputError` for an unknown attack.
+    """
+    return play_all(scene_of(config, population or build_population(config.data, data_dir)), attacks, say)
+
+
+def play_all(scene: Scene, attacks: Sequence[str] | None = None, say: Callable[[str], None] = lambda line: None) -> list[Row]:
+    """The same against the clients that a scene starts, over whatever transport. Raises `InputError` for an unknown attack."""
+    if attacks is not None and not attacks:
+        raise InputError(f"--attacks: names none; known are {', '.join(ACTIVE_ATTACKS)}")
+    for name in attacks or ():
+        if ACTIVE_ATTACKS.find(name) is None:
+            raise InputError(f"--attacks {name}: is not known; known are {', '.join(ACTIVE_ATTACKS.names())}")
+    rows = []
+    for name in attacks or list(ACTIVE_ATTACKS):
+        rows.append(played(name, ACTIVE_ATTACKS[name], scene))
+        say(f"{name}: {rows[-1].result()}")
+    return rows
+
+
+def played(name: str, attack: ActiveAttack, scene: Scene) -> Row:
+    """The line of one attack."""
+    config, why = scene.config, attack.applies(scene.config)
+    nothing = Row(name, config.protection.name, "not_applicable", attack.guarantee, attack.claimed(config), clients=len(scene.clients))
+    if why:
+        return replace(nothing, note=why)
+    play = None
+    try:
+        play = Play(scene, attack.server(config.protection), accomplices=attack.accomplices, sybils=attack.sybils)
+        reading: Guess | Figure = attack.play(play)
+    except (InputError, ProtocolError) as error:
+        if play is None or not play.liar.refused or isinstance(error, InputError):
+            return replace(nothing, status="failed", note=f"{type(error).__name__}: {error}")
+        reading = Guess(None, "update")  # so many refused that the server could not go on
+    return judged(name, attack, scene, reading, play, play.liar.refused)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The result as a table in plain text, one line an attack, what was learned first."""
+    order = list(ACTIVE_STATUS)
+    width = max((len(row.attack) for row in rows), default=0)
+    lines = []
+    for row in sorted(rows, key=lambda row: (order.index(row.status), not row.claimed)):
+        why = f" ({row.note})" if row.note and row.status in ("not_applicable", "failed", "learned") else ""
+        lines.append(f"{row.attack:<{width}}  {row.result()}{why}")
+    return "\n".join(lines)
+
+
+def written(rows: Sequence[Row], config: Config, folder: Path) -> Path:
+    """Write the result into a folder: that of a run of this configuration, or one of its own; the path of its JSON.
+
+    Raises `InputError` for a folder that holds something else, or cannot be written.
+    """
+    try:
+        mine = not folder.exists() or not any(folder.iterdir())
+        if not mine and not (folder / "config.toml").is_file():
+            raise InputError(f"{folder}: holds something else than a run or an audit; choose another with --out")
+        if not mine and load_config(folder / "config.toml") != config:
+            raise InputError(f"{folder / 'config.toml'}: is another experiment; choose another folder with --out")
+        folder.mkdir(parents=True, exist_ok=True)
+        if mine:
+            write_atomically(folder / "config.toml", config.to_toml())
+            write_atomically(folder / "environment.json", json.dumps(environment(), indent=1) + "\n")
+        path = folder / FILE
+        write_atomically(path, json.dumps([row.as_json() for row in rows], indent=1, allow_nan=False) + "\n")
+        write_atomically(folder / "active_audit.txt", table(rows) + "\n")
+        seal(folder, (*OF_RUN, *OF_AUDITS) if mine else OF_AUDITS)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written ({error.strerror})") from None
+    return path

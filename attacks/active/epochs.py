@@ -1,0 +1,152 @@
+"""Two comparisons under one shared transform, and one comparison into which other clients are made to put vectors of the server's choice.
+
+A training with learning rate r and weight decay 1/r, one step over all data, ends near zero: its update is the model that the server sent,
+with the other sign, whatever the data. So a client can be made to send any vector, such as a multiple of a unit vector e_i; under an
+orthonormal transform its inner product with another row is that row's coordinate i.
+
+Checks: "each transform serves one epoch, sum or fold, and changes one value of a client in its life" (aggregation/transformed.py,
+Guarantee). `chosen_rows` checks what is written beside it: a server that lies "may get everybody's inner product with vectors of its
+choice, one for each row that it makes another client send" (docs/guarantees.md).
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ...contract.handles import Held, HeldKey
+from ...experiments.config import Config
+from ...federation import messages as m
+from ...federation.values import trace
+from ...federation.work import told
+from ...tasks.training import Train
+from ...types import Array
+from .outcome import ActiveAttack, Guess
+from .scene import Play
+
+__all__ = ["CHOSEN_ROWS", "OPENED_BY_ANOTHER", "REPEATED_EPOCH"]
+
+RATE = 1e-6
+SIZE = 1.0
+MOST = 64
+"""So many coordinates of an update are read at most."""
+NUMBER = 1 << 30
+ALIASES = ("gram/0", "gram/00", "gram/0@0", "gram/0@1", "gram/+0")
+
+
+def unit_row(play: Play, client: int, coordinate: int, number: int) -> bool:
+    """Have a client hold −SIZE times a unit vector as its update; whether it does."""
+    model = np.zeros_like(play.scene.model)
+    model[coordinate] = SIZE
+    sent = m.Parameter("model", m.One(m.Addends((model,), (), ())))
+    ask = m.Compute(play.fed.session, 0, play.scene.config.run.seed, number, (number, FIRST), m.Carried(_to_zero(play)), (sent,), None)
+    answer = play.liar.ask({client: ask}, "compute").get(client)
+    return isinstance(answer, m.Computed) and answer.result
+
+
+def _to_zero(play: Play) -> Train:
+    """The training whose update is the given model with the other sign."""
+    return replace(play.scene.train, epochs=1, batch_size=0, lr=RATE, weight_decay=1 / RATE, momentum=0.0, optimizer="sgd")
+
+
+FIRST = NUMBER - 1
+"""The number of the update that is to be read."""
+
+
+def row_of(play: Play, client: int, number: int, transform: str) -> Array | None:
+    """What a client gives of a value for comparison under a transform."""
+    ask = m.Give(play.fed.session, "gram", number, ("update",), transform, False)
+    answer = play.liar.ask({client: ask}, "gram").get(client)
+    if not isinstance(answer, m.Given) or len(answer.values) != 1:
+        return None
+    return np.ravel(np.asarray(answer.values[0].value, np.float64))
+
+
+def _first_row(play: Play) -> Array | None:
+    """The victim's update, trained from the honest model, under the epoch's transform."""
+    sent = m.Parameter("model", m.One(m.Addends((play.scene.model,), (), ())))
+    ask = m.Compute(play.fed.session, 0, play.scene.config.run.seed, FIRST, (), m.Carried(play.scene.train), (sent,), None)
+    play.liar.ask({play.victim: ask}, "compute")
+    return row_of(play, play.victim, FIRST, ALIASES[0])
+
+
+def repeated_epoch(play: Play) -> Guess:
+    """The victim is asked for its update and then, under the same transform or another name of it, for unit vectors."""
+    wanted, dimension = _first_row(play), play.scene.train.model.dimension
+    guess, names = np.zeros(dimension), list(ALIASES)
+    found = 0
+    for coordinate in range(min(dimension, MOST)) if wanted is not None else ():
+        if not unit_row(play, play.victim, coordinate, NUMBER):
+            break
+        row = None
+        for name in names:
+            row = row_of(play, play.victim, NUMBER, name)
+            if row is not None and wanted is not None and row.shape == wanted.shape:
+                guess[coordinate] = -float(row @ wanted) / SIZE
+                found, names = found + 1, [name]
+                break
+        if row is None:
+            break
+    return Guess(guess if found else None, "update", note=f"{found} of {dimension} coordinates", at=range(found))
+
+
+def chosen_rows(play: Play) -> Guess:
+    """Each other client is made to send one unit vector into the victim's epoch."""
+    wanted, dimension = _first_row(play), play.scene.train.model.dimension
+    guess, found = np.zeros(dimension), 0
+    for client in play.others[:dimension] if wanted is not None else ():
+        if unit_row(play, client, found, NUMBER):
+            row = row_of(play, client, NUMBER, ALIASES[0])
+            if row is not None and wanted is not None and row.shape == wanted.shape:
+                guess[found], found = -float(row @ wanted) / SIZE, found + 1
+    note = f"{found} of {dimension} coordinates, one for each other client"
+    return Guess(guess if found else None, "update", note=note, at=range(found))
+
+
+def opened_by_another(play: Play) -> Guess:
+    """What the victim gave for comparison is sent to all others as a model, whose negative they are to hold as an update and add up."""
+    row, dimension = _first_row(play), play.scene.train.model.dimension
+    guess = None
+    if row is not None:
+        sent = m.BlindPart(ALIASES[0], row.astype(play.scene.model.dtype), 0, dimension, (dimension,), dimension)
+        model = m.Parameter("model", m.One(m.Addends((), (sent,), ())))
+        ask = m.Compute(play.fed.session, 0, play.scene.config.run.seed, NUMBER, (), m.Carried(_to_zero(play)), (model,), None)
+        answers = play.liar.ask(dict.fromkeys(play.others, ask), "compute")
+        clients = tuple(sorted(one for one, answer in answers.items() if isinstance(answer, m.Computed) and answer.result))
+        if clients:
+            layout = [["update", play.scene.model.dtype.str, [dimension]]]
+            held = Held(HeldKey("opened"), clients, ("update",))
+            play.fed.know(held.key, {"number": NUMBER, "layout": layout, "models": [[one, trace([told(ask)]).hex()] for one in clients]})
+            summed = play.sum(held, clients)
+            guess = None if summed is None else -summed.total / len(summed.survivors)
+    return Guess(guess, "update")
+
+
+def _summed_securely(config: Config) -> str:
+    if not config.protection.secure:
+        return "what another client opens leaves it under a transform again, or is not hidden in the first place"
+    return transformed_comparisons(config)
+
+
+def transformed_comparisons(config: Config) -> str:
+    """Why there is no shared transform to work out."""
+    if not config.protection.comparison.transformed:
+        return f"what is compared travels under no shared transform (gram = {list(config.protection.gram)})"
+    if config.privacy.unit != "none":
+        return "clients demand noise in all that they send; a training with a weight decay of the server's choice has none"
+    return ""
+
+
+REPEATED_EPOCH = ActiveAttack(
+    "a second value of a client under the transform of an epoch",
+    "transformed: each transform changes one value of a client in its life", repeated_epoch, transformed_comparisons,
+    claimed=lambda config: True, accomplices=False,
+)  # fmt: skip
+OPENED_BY_ANOTHER = ActiveAttack(
+    "what a client gave for comparison, opened by the others", "docs/guarantees.md: a server that lies cannot have a signature opened by "
+    "another client", opened_by_another, _summed_securely, claimed=lambda config: True, accomplices=False,
+)  # fmt: skip
+CHOSEN_ROWS = ActiveAttack(
+    "coordinates of an update from vectors that other clients are made to send",
+    "docs/guarantees.md: a server that lies may get inner products with vectors of its choice, one for each row", chosen_rows,
+    transformed_comparisons, claimed=lambda config: False, accomplices=False,
+)  # fmt: skip

@@ -1,0 +1,174 @@
+"""A secure sum that the server stops when all masked vectors are in, to ask for its end by hand, with lists of survivors of its choice."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from ...contract.handles import Held
+from ...federation import messages as m
+from ...protocols import fixedpoint, secagg
+from ...protocols.keys import public_key
+from ...protocols.secagg.bindings import binding, pair_key, self_key
+from ...protocols.secagg.graph import neighbours
+from ...protocols.secagg.masks import Mask, total_mask
+from ...protocols.secagg.messages import (
+    Advert,
+    Adverts,
+    Challenge,
+    Consistent,
+    Deliver,
+    Masked,
+    Opening,
+    Reveal,
+    Signed,
+    Survivors,
+    Unmask,
+    decode_client,
+    decode_server,
+    encode,
+    ids,
+    names,
+)
+from ...protocols.secagg.shamir import combine
+from ...types import Array
+from .liar import honest_answer
+from .scene import Play
+
+__all__ = ["Halted", "halted"]
+
+LARGEST = 1 << 31
+
+
+@dataclass(eq=False)
+class Halted:
+    """A sum after masking. `members` masked (U2), `uploads` are the vectors of those whose upload came.
+
+    `self_shares` and `key_shares` are what was revealed so far: by client, what each keeper gave.
+    """
+
+    play: Play
+    terms: secagg.Terms
+    context: bytes
+    members: tuple[int, ...]
+    steps: Mapping[int, m.Step]
+    adverts: Mapping[int, Advert]
+    uploads: Mapping[int, bytes]
+    self_shares: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    key_shares: dict[int, dict[int, bytes]] = field(default_factory=dict)
+
+    def challenge(self, dealer: int, accusers: Collection[int]) -> bool:
+        """Tell a client that these complained of the shares that it dealt them; whether it opened them."""
+        answer = self.ask({dealer: Challenge(self.context, ids(accusers))}).get(dealer)
+        opened = None if answer is None else decode_client(answer)
+        for one in opened.shares if isinstance(opened, Opening) else ():
+            self.self_shares.setdefault(dealer, {})[one.peer] = one.self_share
+            self.key_shares.setdefault(dealer, {})[one.peer] = one.key_share
+        return isinstance(opened, Opening)
+
+    def ask(self, said: Mapping[int, Survivors | Unmask | Challenge]) -> dict[int, bytes]:
+        """Say these to clients; what they answer. Accomplices forget that they were asked, and answer each list as if it were the first."""
+        kinds = {type(one).__name__ for one in said.values()}
+        kept = {one: dict(self.play.stores[one]) for one in said if one in self.play.stores}
+        asks: dict[int, m.Ask] = {
+            client: msgspec.structs.replace(self.steps[client], said=encode(one)) for client, one in said.items() if client in self.steps
+        }  # fmt: skip
+        answers = self.play.liar.ask(asks, f"secagg {'+'.join(sorted(kinds))}") if asks else {}
+        if "Unmask" in kinds:
+            for one, before in kept.items():
+                self.play.stores[one].clear()
+                self.play.stores[one].update(before)
+        return {client: answer.said for client, answer in answers.items() if isinstance(answer, m.Stepped) and answer.said}
+
+    def agree(self, lists: Mapping[int, Collection[int]]) -> dict[int, bytes]:
+        """Tell each client its list of survivors; the signatures of those who agree. In passive mode nobody is asked."""
+        if self.terms.mode != "active":
+            return {}
+        said = self.ask({client: Survivors(self.context, ids(survivors)) for client, survivors in lists.items()})
+        signed = {client: decode_client(one) for client, one in said.items()}
+        return {client: one.signature for client, one in signed.items() if isinstance(one, Consistent)}
+
+    def reveal(self, lists: Mapping[int, Collection[int]], signatures: Mapping[int, bytes]) -> None:
+        """Ask each client for the shares that its list of survivors gives, with the signatures of those of `signatures` on that list."""
+        said: dict[int, Unmask] = {}
+        for client, survivors in lists.items():
+            alike = [one for one in sorted(signatures) if one in survivors and set(lists.get(one, ())) == set(survivors)]
+            said[client] = Unmask(self.context, ids(survivors), tuple(Signed(one, signatures[one]) for one in alike))
+        for keeper, answer in self.ask(said).items():
+            revealed = decode_client(answer)
+            if isinstance(revealed, Reveal):
+                for shares, into in ((revealed.self_shares, self.self_shares), (revealed.key_shares, self.key_shares)):
+                    for share in shares:
+                        into.setdefault(share.peer, {})[keeper] = share.share
+
+    def opened(self, survivors: Sequence[int]) -> Array | None:
+        """The mean (d,) over some of those whose upload came, as far as the shares that were revealed go; None if they do not."""
+        bound, left = binding(self.terms), [one for one in self.members if one not in survivors]
+        masks: list[Mask] = []
+        keys = {one: seed for one in self.members if (seed := self._secret(self.key_shares, one)) is not None}
+        for one in survivors:
+            seed = self._secret(self.self_shares, one)
+            if seed is None or one not in self.uploads:
+                return None
+            masks.append((self_key(seed, bound, one), -1))
+            near = neighbours(self.terms.graph_seed, self.terms.cohort, self.terms.degree, one)
+            for other in (other for other in left if other in near):
+                if one in keys:
+                    key = pair_key(keys[one], public_key(keys[one]), self.adverts[other].mask_key, bound, one, other)
+                elif other in keys:
+                    key = pair_key(keys[other], public_key(keys[other]), self.adverts[one].mask_key, bound, other, one)
+                else:
+                    return None
+                masks.append((key, -1 if one < other else 1))
+        dtype = "<u2" if self.terms.bits == 16 else "<u4"
+        total = np.sum([np.frombuffer(self.uploads[one], dtype) for one in survivors], axis=0, dtype=dtype)
+        total += total_mask((masks, total.size, dtype))
+        levels = fixedpoint.unwrap(total, self.terms.bits)
+        cluster = self.terms.blocks[0][0] if self.terms.blocks else None  # of an oblivious sum over one group
+        return np.asarray(secagg.Sum(self.terms, tuple(survivors), levels).mean(cluster))
+
+    def _secret(self, shares: Mapping[int, Mapping[int, bytes]], client: int) -> bytes | None:
+        """What enough shares of a client's secret make."""
+        given = shares.get(client, {})
+        if len(given) < self.terms.threshold:
+            return None
+        keepers = sorted(given)[: self.terms.threshold]
+        place = {member: number for number, member in enumerate(self.terms.cohort, 1)}
+        try:
+            return combine([place[keeper] for keeper in keepers], [given[keeper] for keeper in keepers])
+        except ValueError:
+            return None
+
+
+def halted(play: Play, held: Held, on: Collection[int]) -> Halted | None:
+    """Have clients mask what they hold, and stop there: the server's honest part is told that nothing came. None if too few masked."""
+
+    def hear(client: int, ask: m.Ask, answer: m.Answer, stage: str) -> m.Answer:
+        if stage == "secagg Deliver" and isinstance(ask, m.Step) and ask.kind != "counts" and isinstance(answer, m.Stepped):
+            return m.Stepped(b"")
+        return answer
+
+    first = len(play.liar.said)
+    play.liar.hear = hear
+    play.sum(held, on)
+    play.liar.hear = honest_answer
+    asked = [one for one in play.liar.said[first:] if isinstance(one.ask, m.Step) and one.ask.kind != "counts"]
+    steps: dict[int, m.Step] = {}
+    uploads: dict[int, bytes] = {}
+    adverts: dict[int, Advert] = {}
+    terms, context, members = None, b"", b""
+    for one in asked:
+        assert isinstance(one.ask, m.Step)
+        said = decode_server(one.ask.said)
+        if isinstance(said, Adverts):
+            terms = said.terms
+            adverts |= {advert.client: advert for advert in said.adverts}
+        elif isinstance(said, Deliver) and isinstance(one.answer, m.Stepped):
+            masked = decode_client(one.answer.said, LARGEST)
+            if isinstance(masked, Masked):
+                steps[one.client], uploads[one.client] = one.ask, masked.vector
+                context, members = said.context, said.members
+    if terms is None or not uploads:
+        return None
+    return Halted(play, terms, context, names(members), steps, adverts, uploads)

@@ -1,0 +1,167 @@
+"""Encrypted comparisons: a key of the server's own in place of the key holder's, and other functions for the key holder to run.
+
+Checks: "Clients check for themselves whose key they encrypt under" (aggregation/ckks.py, Guarantee); "an epoch answers the server's key
+that opened it, at most as many steps as the roster has clients, each once" (aggregation/key_holder.py, Guarantee). What `other_function`
+learns is written there under Reveals: a threshold of the server's choice.
+"""
+
+import math
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ...aggregation.ckks_settings import CkksSettings
+from ...algorithms.pacfl import ClusterByAngles
+from ...clustering.similarity import Gram, angles
+from ...contract.handles import Held
+from ...errors import InputError
+from ...experiments.config import Config
+from ...federation import messages as m
+from ...protocols import ckks
+from ...protocols.ckks.messages import LABEL, Announcement, Upload, decode, encode
+from ...protocols.ckks.public_key import fresh_key
+from ...protocols.ckks.seal import arithmetic
+from ...protocols.errors import MalformedMessage, ProtocolError
+from ...protocols.keys import Identity, sign
+from ...types import Array
+from .liar import HOLDER
+from .outcome import ActiveAttack, Figure, Guess
+from .scene import Play
+
+__all__ = ["OTHER_FUNCTION", "REPEATED_STEP", "SWAPPED_HOLDER"]
+
+RIGHT_ANGLE = 90.0
+
+
+def swapped_holder(play: Play) -> Guess:
+    """The victim is told that a key which the server made is the key holder's."""
+    held = play.fed.compute(play.scene.signature)["signature"]
+    made: list[tuple[ckks.Setup, Any]] = []
+    uploads: list[bytes] = []
+
+    def say(client: int, ask: m.Ask, stage: str) -> m.Ask:
+        if client != play.victim or not isinstance(ask, m.Give) or ask.epoch is None:
+            return ask
+        p, dimension = play.scene.signature.width, math.prod(play.scene.population.shape)
+        setup = CkksSettings.of(play.scene.config.protection).setup(ask.session, ask.epoch.number, play.roster, p, dimension)
+        secret, key = fresh_key(setup, play.roster.holder)
+        made.append((setup, secret))
+        announcement = encode(Announcement(setup.digest, key, sign(Identity.create(0), LABEL + "key", setup.digest, key)))
+        return msgspec.structs.replace(ask, epoch=m.Epoch(ask.epoch.number, setup.digest, announcement))
+
+    def hear(client: int, ask: m.Ask, answer: m.Answer, stage: str) -> m.Answer:
+        if client == play.victim and stage == "gram" and isinstance(answer, m.Given) and len(answer.values) == 1:
+            uploads.append(np.asarray(answer.values[0].value).tobytes())
+        return answer
+
+    play.liar.say, play.liar.hear = say, hear
+    _compared(play, held)
+    guess = None
+    for (setup, secret), upload in zip(made, uploads, strict=False):
+        guess = _decrypted(setup, secret, upload)
+    return Guess(guess, "signature")
+
+
+def _compared(play: Play, held: Held) -> None:
+    """Compare what clients hold; that it comes to nothing is no matter."""
+    with suppress(ProtocolError, InputError):
+        play.fed.gram(held, ClusterByAngles())
+
+
+def _decrypted(setup: ckks.Setup, secret: Any, upload: bytes) -> Array | None:
+    """The vectors (p·d,) of an upload under a key of one's own."""
+    ring, packing = arithmetic(setup.parameters), setup.packing
+    try:
+        message = decode(upload, Upload, setup)
+        decryptor = ring.seal.Decryptor(ring.context, secret)
+        chunks = []
+        for data in message.left:
+            plain = ring.seal.Plaintext()
+            decryptor.decrypt(ring.load(data, 2), plain)
+            numbers = np.array(ring.coefficients(plain, list(range(packing.p * packing.r))), dtype=np.float64)
+            chunks.append(numbers.reshape(packing.p, packing.r) / packing.scale)
+    except MalformedMessage:
+        return None
+    return np.ravel(np.concatenate(chunks, axis=1)[:, : setup.dimension])
+
+
+def other_function(play: Play) -> Figure:
+    """The clustering is run again with thresholds of the server's choice: bisection for the smallest angle between any two clients.
+
+    Two clients merge if their angle is below the threshold, so there are as many clusters as clients while it is above all angles' least.
+    """
+    held = play.fed.compute(play.scene.signature)["signature"]
+    low, high, asked = 0.0, RIGHT_ANGLE, 0
+    first = True
+    while True:
+        middle = (low + high) / 2
+        try:
+            by = ClusterByAngles(linkage="single", beta=middle)
+            released = play.fed.gram(held, by) if first else play.fed.gram(held, by, against=held, on=())
+        except (ProtocolError, InputError):
+            break
+        first, asked = False, asked + 1
+        if int(released.result["k"]) < len(play.clients):
+            high = middle
+        else:
+            low = middle
+        if asked > 4 * len(play.clients):  # nobody counts
+            break
+    p = play.scene.signature.width
+    rows = np.stack([play.scene.truth("signature", one).reshape(p, -1) for one in play.scene.clients])
+    distances = angles(Gram.of_vectors(list(play.scene.clients), rows), "smallest_angle").values
+    least = float(distances[~np.eye(len(distances), dtype=bool)].min())
+    value = abs((low + high) / 2 - least) if asked else None
+    return Figure(
+        "least_angle_error_degrees", value, abs(RIGHT_ANGLE / 2 - least), margin=1.0, note=f"{asked} thresholds in one epoch"
+    )  # fmt: skip
+
+
+def repeated_step(play: Play) -> Figure:
+    """Each step of the key holder is asked for a second time, with the victim's enrolment and products in it again.
+
+    The figure is how many products the holder decrypted a second time.
+    """
+    held = play.fed.compute(play.scene.signature)["signature"]
+    _compared(play, held)
+    asks = [one.ask for one in play.liar.said if one.client == HOLDER and isinstance(one.ask, m.Decrypt)]
+    again = 0
+    for ask in asks:
+        for first in (True, False):
+            for step in (ask.step, ask.step + 1):
+                repeated = msgspec.structs.replace(ask, first=first, step=step)
+                answer = play.liar.ask({HOLDER: repeated}, "ckks decrypt").get(HOLDER)
+                again += len(ask.requests) if isinstance(answer, m.Done) else 0
+    return Figure("products_decrypted_again", float(again) if again else None, 0.0, lower_is_better=False, margin=0.5)
+
+
+def encrypted_comparisons(config: Config) -> str:
+    """Why there is no key holder."""
+    if not config.protection.encrypted:
+        return f"there is no key holder under gram = {list(config.protection.gram)}"
+    if config.privacy.unit != "none":
+        return "clients demand noise in what is compared, which this attack does not play"
+    return ""
+
+
+def _labels(config: Config) -> str:
+    return encrypted_comparisons(config) or (
+        "" if config.protection.ckks_release == "labels" else "the server is shown similarities by this release"
+    )
+
+
+SWAPPED_HOLDER = ActiveAttack(
+    "a key of the server's own in place of the key holder's", "ckks: clients check for themselves whose key they encrypt under",
+    swapped_holder, encrypted_comparisons, claimed=lambda config: True, accomplices=False,
+)  # fmt: skip
+OTHER_FUNCTION = ActiveAttack(
+    "similarities from thresholds of the server's choice, run by the key holder",
+    "key_holder, Reveals: a server that lies may ask for other functions than the algorithm's, such as a threshold of its choice",
+    other_function, _labels, claimed=lambda config: False, accomplices=False,
+)  # fmt: skip
+REPEATED_STEP = ActiveAttack(
+    "a step of the key holder asked for twice", "key_holder: an epoch answers at most as many steps as the roster has clients, each once",
+    repeated_step, encrypted_comparisons, claimed=lambda config: True, accomplices=False,
+)  # fmt: skip

@@ -1,0 +1,170 @@
+"""What an active attack came to: refused, accepted without gain, or a figure beside the best guess without the deviation."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ...contract.protection import Protection
+from ...experiments.audit_report import ACTIVE_STATUS
+from ...experiments.config import Config
+from ...types import Array
+from .liar import Refusal
+from .scene import Play, Scene, Value
+
+__all__ = ["ActiveAttack", "Figure", "Guess", "Row", "judged", "lies_claimed", "same", "secure_sums"]
+
+Status = Literal["learned", "no_gain", "refused", "not_applicable", "failed"]
+RIGHT = 1e-2
+"""A coordinate is right to this share of the largest."""
+MARGIN = 0.1
+"""A guess is a gain if its relative error is below that of the best guess without the deviation by more than this."""
+
+
+@dataclass(frozen=True, eq=False)
+class Guess:
+    """What the server takes for a value of the victim's, None where it has nothing in hand.
+
+    The best guess without the deviation is the mean of what the clients `beside` hold (the victim and honest others), or nothing (zero)
+    where no sum is shown. With `at`, only these coordinates are meant, and the figure is how many of them are right.
+    """
+
+    value: Array | None
+    of: Value
+    beside: Sequence[int] = ()
+    note: str = ""
+    at: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of another kind, beside what it would be without the deviation; `value` is None where there is nothing in hand."""
+
+    metric: str
+    value: float | None
+    baseline: float
+    lower_is_better: bool = True
+    margin: float = MARGIN
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One attack's line of the result.
+
+    `code` and `stage` are those of the first refusal, `refusals` is how many of the honest parties refused by which code at which stage.
+    `claimed` says whether the guarantee of this protection speaks of such a server at all.
+    """
+
+    attack: str
+    protection: str
+    status: Status
+    guarantee: str
+    claimed: bool
+    code: str = ""
+    stage: str = ""
+    refusals: str = ""
+    metric: str = ""
+    value: float | None = None
+    baseline: float | None = None
+    lower_is_better: bool = True
+    accomplices: int = 0
+    clients: int = 0
+    note: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def result(self) -> str:
+        """What it came to, in words."""
+        words = ACTIVE_STATUS[self.status]
+        if self.status == "refused":
+            words += f": {self.code} ({self.stage})"
+        if self.value is not None and self.baseline is not None:
+            words += f": {self.metric} {self.value:.3g}, without the deviation {self.baseline:.3g}"
+        if self.status == "learned" and not self.claimed:
+            words += "; outside the guarantee"
+        return words
+
+
+def same(protection: Protection) -> Protection:
+    """The server goes by clients' own protection."""
+    return protection
+
+
+def lies_claimed(config: Config) -> bool:
+    """Whether the sums' guarantee speaks of a server that lies."""
+    return config.protection.sum == "secagg" and config.protection.secagg_mode == "active"
+
+
+def secure_sums(config: Config) -> str:
+    """Why an attack on secure sums does not apply, empty if it does."""
+    if not config.protection.secure:
+        return f"there are no secure sums under sum = {config.protection.sum!r}"
+    return ""
+
+
+@dataclass(frozen=True)
+class ActiveAttack:
+    """A deviation of the server's.
+
+    summary: a line for `cflpriv list`. guarantee: the sentence that it checks, and where that stands. play: takes the server's side.
+    applies: why it does not apply under a configuration, empty if it does. claimed: whether the guarantee speaks of such a server there.
+    server: the protection that the server goes by, made from clients' own. accomplices: whether it has some. sybils: whether all clients
+    but the victim are inventions of the server.
+    """
+
+    summary: str
+    guarantee: str
+    play: Callable[[Play], Guess | Figure]
+    applies: Callable[[Config], str] = secure_sums
+    claimed: Callable[[Config], bool] = lies_claimed
+    server: Callable[[Protection], Protection] = same
+    accomplices: bool = True
+    sybils: bool = False
+
+
+def judged(
+    name: str, attack: ActiveAttack, scene: Scene, reading: Guess | Figure, play: Play, refused: Sequence[Refusal]
+) -> Row:  # fmt: skip
+    """The line of an attack that was played."""
+    figure = scored(scene, reading, play.victim) if isinstance(reading, Guess) else reading
+    gained = False
+    if figure.value is not None:
+        gain = figure.baseline - figure.value if figure.lower_is_better else figure.value - figure.baseline
+        gained = gain > figure.margin
+    status: Status = "learned" if gained else "refused" if refused else "failed" if figure.value is None else "no_gain"
+    first = refused[0] if refused else None
+    counts = Counter((one.code, one.stage) for one in dict.fromkeys(refused))
+    words = "; ".join(f"{code} at {stage} ({count} of {len(play.honest)})" for (code, stage), count in counts.items())
+    shown, note = figure.value is not None, figure.note
+    if status == "failed":
+        note = "; ".join([*([note] if note else []), "nothing came of it, and nobody refused"])
+    return Row(
+        name, scene.config.protection.name, status, attack.guarantee, attack.claimed(scene.config),
+        code=first.code if first else "", stage=first.stage if first else "", refusals=words, metric=figure.metric if shown else "",
+        value=figure.value, baseline=figure.baseline if shown else None, lower_is_better=figure.lower_is_better,
+        accomplices=0 if attack.sybils else len(play.accomplices), clients=len(scene.clients), note=note,
+    )  # fmt: skip
+
+
+def scored(scene: Scene, guess: Guess, victim: int) -> Figure:
+    """The relative error ‖û − u‖ / ‖u‖ of a guess, and of the best one without the deviation."""
+    truth = scene.truth(guess.of, victim)
+    if guess.at and guess.value is not None:
+        exact = RIGHT * float(np.abs(truth).max())
+        right = int((np.abs(guess.value - truth)[list(guess.at)] <= exact).sum())
+        return Figure(f"{guess.of}_coordinates_read", float(right), 0.0, lower_is_better=False, margin=0.5, note=guess.note)
+    blank = np.mean([scene.truth(guess.of, one) for one in guess.beside], axis=0) if guess.beside else np.zeros_like(truth)
+    value, note = None, guess.note
+    if guess.value is not None and guess.value.shape == truth.shape:
+        value = _error(guess.value, truth)
+        cosine = float(guess.value @ truth) / max(float(np.linalg.norm(guess.value) * np.linalg.norm(truth)), 1e-300)
+        note = "; ".join([*([note] if note else []), f"cosine {cosine:.4f}"])
+    return Figure(f"{guess.of}_relative_error", value, _error(blank, truth), note=note)
+
+
+def _error(guess: Array, truth: Array) -> float:
+    return float(np.linalg.norm(guess - truth)) / max(float(np.linalg.norm(truth)), 1e-300)

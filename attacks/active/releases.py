@@ -1,0 +1,45 @@
+"""A private step asked for again and again: does the client's own ledger count it?
+
+Checks: "what the client releases under unit = "sample", or into secure sums … under unit = "client", is private as its settings say,
+(ε, δ), whatever a server asks for" (federation/client_ledger.py, Guarantee). The figure is the ε of all that the server got, by the
+project's accountant, beside the ε that the client's settings allow.
+"""
+
+from ...errors import InputError
+from ...experiments.config import Config
+from ...protocols.errors import ProtocolError
+from .outcome import ActiveAttack, Figure
+from .scene import Play
+
+__all__ = ["REPEATED_RELEASE"]
+
+MOST = 200
+
+
+def repeated_release(play: Play) -> Figure:
+    """The first round's training and its sum, three times as often as the run has rounds."""
+    rounds, ledger, budget = play.scene.config.training.rounds, play.ledger, play.scene.config.privacy.epsilon
+    assert ledger is not None  # `_private` says so
+    spent = 0.0
+    asked = 0
+    while asked < min(MOST, 3 * max(1, rounds)) and not play.liar.refused:
+        asked += 1
+        try:
+            summed = play.sum(play.compute(), play.clients)
+        except (ProtocolError, InputError):
+            break
+        if summed is not None and not play.liar.refused:
+            spent = ledger.spent(play.victim)
+    note = f"{asked} releases asked for, of a run of {rounds} rounds"
+    return Figure("epsilon", spent or None, budget, lower_is_better=False, margin=1e-6 * budget, note=note)
+
+
+def _private(config: Config) -> str:
+    return "clients demand no privacy" if config.privacy.unit == "none" else ""
+
+
+REPEATED_RELEASE = ActiveAttack(
+    "a private training and its sum, again and again",
+    "client_ledger: what a client releases is private as its settings say, whatever a server asks for", repeated_release, _private,
+    claimed=lambda config: True, accomplices=False,
+)  # fmt: skip

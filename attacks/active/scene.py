@@ -1,0 +1,272 @@
+"""What an active attack is played on: clients that were just started, the server that lies to them, and what only the scorer knows."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from ...aggregation.key_holder import RemoteHolder
+from ...contract.handles import GroupMean, Held
+from ...contract.protection import Protection
+from ...engine import Engine, Streams, Task, TaskInput
+from ...errors import InputError
+from ...experiments.config import Config
+from ...federation.client import RemoteClient
+from ...federation.host import ClientHost, Party
+from ...federation.server import RemoteFederation
+from ...federation.settings import Settings
+from ...federation.store import MemoryStore, ObjectStore
+from ...federation.transport import Transport
+from ...privacy.client_level import client_noise
+from ...privacy.receipts import Accounts
+from ...privacy.settings import Releases
+from ...protocols.entropy import system_entropy
+from ...protocols.errors import ProtocolError
+from ...protocols.keys import Identity, Roster
+from ...protocols.ledger import Ledger
+from ...tasks.signatures import PrincipalVectors
+from ...tasks.training import Train
+from ...transports.memory import BytesTransport, MemoryTransport
+from ...types import Array, ClientData, Population
+from .liar import Liar
+
+__all__ = ["WHOLE", "Clients", "Play", "Scene", "Summed", "Value", "in_memory", "scene_of"]
+
+COHORT = 8
+"""So many clients are started, or two more than a sum needs: attacks on more of them show the same."""
+HOLDER_PLACE = -2
+BOUNDLESS = 1e9
+"""The ε that a server allows itself that does not care."""
+WHOLE: dict[str, Any] = {"epochs": 1, "batch_size": 0, "momentum": 0.0}
+"""What makes a training one step over all of a client's data: the same whatever the round."""
+Value = Literal["update", "whole_batch_update", "signature"]
+"""What may be read of a client: its update from the honest model in round 0, the same of one step over all data, its signature."""
+
+
+@dataclass(frozen=True, eq=False)
+class Clients:
+    """Clients that were just started, or joined a session that is new to them: a line to them, and their pinned roster.
+
+    `identities` are those of clients that may be made accomplices: the server has their secrets.
+    """
+
+    transport: Transport
+    roster: Roster
+    identities: Mapping[int, Identity]
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """What is audited: a configuration, fresh clients of it for each attack (`start`), and their data, for the scorer and accomplices.
+
+    Client i of the `population` has the id i.
+    """
+
+    config: Config
+    population: Population
+    start: Callable[[], Clients]
+
+    @cached_property
+    def train(self) -> Train:
+        """The local training of the configuration's first round."""
+        return self.config.train_for(self.population).at(0)
+
+    @cached_property
+    def model(self) -> Array:
+        """The model (d,) that all clients of an honest run begin from."""
+        return self.train.model.init(self.config.run.seed)
+
+    @cached_property
+    def signature(self) -> PrincipalVectors:
+        """What clients have compared: as many principal vectors as the algorithm's signatures have, where it has such."""
+        compared = self.config.spec.compared(self.config.algorithm)
+        return PrincipalVectors(compared.rows if compared.of_samples and not compared.per_label else 1)
+
+    @cached_property
+    def _truths(self) -> dict[tuple[Value, int], Array]:
+        return {}
+
+    def truth(self, what: Value, client: int) -> Array:
+        """A client's value (d,) or (p·d,), without noise. For the scorer alone."""
+        if (what, client) not in self._truths:
+            task: Task = self.signature if what == "signature" else self.train if what == "update" else replace(self.train, **WHOLE)
+            part = "signature" if what == "signature" else "update"
+            one = TaskInput(self.data(client), {"model": self.model}, {}, Streams(self.config.run.seed, 0, client))
+            self._truths[what, client] = np.ravel(np.asarray(Engine().run(task, [one])[0][part], np.float64))
+        return self._truths[what, client]
+
+    def data(self, client: int) -> ClientData:
+        """The data of a client."""
+        return self.population.clients[client]
+
+    @property
+    def clients(self) -> range:
+        return range(len(self.population.clients))
+
+
+def scene_of(config: Config, population: Population) -> Scene:
+    """A few clients of a population in this process, started anew for each attack, as a deployed client would be."""
+    most = max(COHORT, config.protection.smallest_sum + 2)
+    chosen = sorted(population.clients, key=lambda one: one.id)[:most]
+    people = replace(
+        population, clients=tuple(replace(one, id=number) for number, one in enumerate(chosen)), groups=(0,) * len(chosen)
+    )  # fmt: skip
+    return Scene(config, people, lambda: in_memory(config, people))
+
+
+def in_memory(config: Config, population: Population) -> Clients:
+    """Clients in this process with new identities and stores, system entropy, the strict release policy, and the settings of `config`."""
+    protection, clients = config.protection, population.clients
+    identities = {one.id: Identity.create(one.id) for one in clients}
+    holder = Identity.create(0) if protection.encrypted else None
+    roster = Roster(tuple(identities[one.id].public() for one in clients), b"" if holder is None else holder.public())
+    parties: dict[int, Party] = {
+        one.id: RemoteClient(Settings(identities[one.id], protection, roster, config.privacy), _same(one), ObjectStore())
+        for one in clients
+    }  # fmt: skip
+    if holder is not None:
+        parties[HOLDER_PLACE] = RemoteHolder(Settings(holder, protection, roster, role="key-holder"), ObjectStore())
+    memory = MemoryTransport(ClientHost(parties), on_error="refuse", online=set(parties))
+    return Clients(memory if config.run.transport == "memory" else BytesTransport(memory), roster, identities)
+
+
+def _same(one: ClientData) -> Callable[[], ClientData]:
+    return lambda: one
+
+
+@dataclass(frozen=True)
+class _Claimed:
+    """A roster that goes by the digest of another: for a server and puppets that nobody can keep from using it."""
+
+    keys: tuple[bytes, ...]
+    holder: bytes
+    digest: bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Summed:
+    """What came of a secure sum: the total (d,), and over whom."""
+
+    total: Array
+    survivors: tuple[int, ...]
+
+
+class Play:
+    """One attack's server and its fresh clients.
+
+    `victim` is an honest client, `accomplices` are those whose side the server plays: fewer than a third of all where sums are for a server
+    that lies, fewer than the threshold else. With `sybils` all others are inventions of the server, with keys that are on no roster.
+    `protection` is what the server goes by, whatever clients' own settings say. `fed` is an honest server over a `liar`.
+    """
+
+    def __init__(self, scene: Scene, protection: Protection, *, accomplices: bool = True, sybils: bool = False) -> None:
+        self.scene, self.victim = scene, 0
+        if scene.config.protection.secure and len(scene.clients) <= scene.config.protection.smallest_sum:
+            raise InputError(
+                f"active audit: there are {len(scene.clients)} clients, and a sum needs {scene.config.protection.smallest_sum}; sums that "
+                "differ by one client need one more"
+            )
+        met = scene.start()
+        everyone, clients = list(scene.clients), len(scene.clients)
+        lying = scene.config.protection.secagg_mode == "active"
+        few = [*everyone[clients - ((clients - 1) // 3 if lying else clients // 2) :]] if accomplices else []
+        roster: Any = met.roster
+        identities = {one: met.identities[one] for one in few if one in met.identities}
+        people = {one: scene.data(one) for one in identities}
+        if sybils:
+            identities = {one: Identity.create(one) for one in everyone if one != self.victim}
+            people = {one: _made_up(scene.data(self.victim), one) for one in identities}
+            keys = tuple(identities[one].public() if one in identities else met.roster.keys[one] for one in everyone)
+            roster = _Claimed(keys, met.roster.holder, met.roster.digest)
+        self.accomplices = tuple(identities)
+        self.stores = {one: MemoryStore() for one in identities}
+        puppets = {
+            one: RemoteClient(Settings(identity, protection, roster, scene.config.privacy), _same(people[one]), self.stores[one])
+            for one, identity in identities.items()
+        }  # fmt: skip
+        self.identities, self.puppets, self.roster = identities, puppets, met.roster
+        self.liar = Liar(met.transport, puppets)
+        self.ledger: Ledger | None = None
+        pinned = protection.secure or protection.transformed or protection.encrypted
+        self.fed = RemoteFederation(
+            self.liar, protection=protection, seed=scene.config.run.seed, roster=roster if pinned else None, strict=False,
+            **self._private(protection, clients),
+        )  # fmt: skip
+        self.fed.enrol()
+        self.fed.begin_round(0)
+
+    def _private(self, protection: Protection, clients: int) -> dict[str, Any]:
+        """What the server does about `[privacy]`, with a ledger of its own that allows anything."""
+        config, privacy = self.scene.config, self.scene.config.privacy
+        if privacy.unit == "none":
+            return {}
+        self.ledger = Ledger(replace(privacy.budget, epsilon=BOUNDLESS))
+        noise = config.noise()
+        if noise is not None:
+            return {"accounts": Accounts(noise, self.ledger)}
+        releases = Releases(trainings=max(1, config.training.rounds))
+        clipped, local = client_noise(privacy, releases, protection, self.ledger, clients, config.run.seed, system_entropy)
+        return {"clipped": clipped, "local": local}
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """All clients, accomplices included."""
+        return self.fed.clients
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """All clients but the victim."""
+        return tuple(one for one in self.fed.clients if one != self.victim)
+
+    @property
+    def honest(self) -> tuple[int, ...]:
+        """The clients that follow the protocol."""
+        return tuple(one for one in self.fed.clients if one not in self.accomplices)
+
+    def compute(self, on: Sequence[int] | None = None, **changes: Any) -> Held:
+        """Have clients train from the honest model; with `changes` another training. The handle of "update"."""
+        return self.fed.compute(replace(self.scene.train, **changes), {"model": self.scene.model}, on=on)["update"]
+
+    def number(self, held: Held) -> int:
+        """The number that clients know a value by."""
+        return int(self.fed.known(held.key)["number"])
+
+    def sum(self, held: Held, on: Collection[int], **options: Any) -> Summed | None:
+        """The sum of what some clients hold, None where there is none because clients refused or were too few."""
+        before = len(self.liar.refused)
+        try:
+            (mean,) = self.fed.mean(held, on=sorted(on), **options)
+        except ProtocolError:
+            return None
+        except InputError:
+            if len(self.liar.refused) == before:
+                raise
+            return None
+        return None if mean is None else self._summed(mean)
+
+    def _summed(self, mean: GroupMean) -> Summed:
+        (value,) = mean.parts.values()
+        count = mean.count if mean.weight is None else len(mean.heard)
+        return Summed(np.ravel(np.asarray(value.value(), np.float64)) * count, mean.heard)
+
+    def known(self, client: int, held: Held) -> Array:
+        """What an accomplice holds."""
+        return np.ravel(np.asarray(self.puppets[client].values.parts(self.number(held), held.parts)[held.part], np.float64))
+
+    def without_known(self, summed: Summed | None, held: Held) -> Array | None:
+        """The mean over the honest clients in a sum that has the victim in it, accomplices' own values taken off."""
+        if summed is None or self.victim not in summed.survivors:
+            return None
+        honest = [one for one in summed.survivors if one not in self.accomplices]
+        theirs = [self.known(one, held) for one in summed.survivors if one in self.accomplices]
+        return np.asarray((summed.total - np.sum([np.zeros_like(summed.total), *theirs], axis=0)) / len(honest))
+
+
+def _made_up(like: ClientData, client: int) -> ClientData:
+    """Data of a client that does not exist: as many samples as `like` has, of noise."""
+    rng = np.random.default_rng(client)
+    x = rng.normal(size=like.x_train.shape).astype(like.x_train.dtype)
+    y = np.zeros_like(like.y_train)
+    return ClientData(client, x, y, x[:0], y[:0])

@@ -1,0 +1,107 @@
+"""Two sums that differ by the victim, of one value or of values that are nearly one: the difference is the victim's update.
+
+Checks: "of the values that a client computes in one round of a session, and of all that is computed from these, only sums over the same
+survivors are opened" (aggregation/summed_once.py, Guarantee); "the server learns each group's sum over its survivors … and nothing else
+about a value" (aggregation/secagg.py, Guarantee), "with `secagg_mode = "active"` also a server that lies" (docs/guarantees.md, Averaging).
+`next_round` checks what is written beside it: two sums whose groups differ by one client, in two rounds that begin from one model, differ
+by about its update, and no client can know.
+"""
+
+from collections.abc import Callable
+
+from ...contract.handles import Held, HeldKey
+from ...federation import messages as m
+from ...federation.values import UNTRACED
+from .outcome import ActiveAttack, Guess
+from .scene import WHOLE, Play, Value
+
+__all__ = ["COMPUTED_AGAIN", "DERIVED", "NEXT_ROUND", "SECOND_SUM", "STALE_SLOT"]
+
+GUARANTEE = "secagg: the server learns each group's sum over its survivors and nothing else about a value"
+MADE_NUMBER = 1 << 30
+"""The number of a value that the server has clients make; far from those that its honest part gives."""
+
+
+def difference(play: Play, first: Held, second: Callable[[], Held], of: Value = "update", note: str = "") -> Guess:
+    """A sum of `first` over all, then one of `second` over all but the victim. An honest server refuses two such sums of one turn."""
+    whole = play.sum(first, play.clients)
+    play.fed.begin_round(play.fed.round)
+    rest = None if whole is None else play.sum(second(), play.others)
+    guess = None
+    if whole is not None and rest is not None and set(whole.survivors) - set(rest.survivors) == {play.victim}:
+        guess = whole.total - rest.total
+    return Guess(guess, of, play.honest, note)
+
+
+def second_sum(play: Play) -> Guess:
+    """The same held value is summed again."""
+    held = play.compute()
+    return difference(play, held, lambda: held)
+
+
+def computed_again(play: Play) -> Guess:
+    """The same training from the same model in the same round, as another held value."""
+    return difference(play, play.compute(), play.compute)
+
+
+def derived(play: Play) -> Guess:
+    """A copy of the held value, which clients make when they add up their own parts."""
+    held = play.compute()
+
+    def copied() -> Held:
+        ask = m.AddUp(play.fed.session, MADE_NUMBER, (m.OwnPart(play.number(held), held.part, 1.0),))
+        play.liar.ask(dict.fromkeys(play.clients, ask), "add up")
+        key, known = HeldKey("copy"), play.fed.known(held.key)
+        models, layout = known["models"], [["own", *rest] for name, *rest in known["layout"] if name == held.part]
+        if play.fed.protection.secagg_mode == "passive":  # where clients let in what can be traced to nothing
+            models = [[client, UNTRACED.hex()] for client in play.clients]
+        play.fed.know(key, {**known, "number": MADE_NUMBER, "layout": layout, "models": models})
+        copy = Held(key, play.clients, ("own",))
+        if play.fed.accounts is not None:  # the server's own books, which keep nobody from anything
+            play.fed.accounts.derive(copy, [held])
+        return copy
+
+    return difference(play, held, copied)
+
+
+def next_round(play: Play) -> Guess:
+    """All clients in one round, all but the victim in the next, which begins from the same model; one step over all data in each."""
+    held = play.compute(**WHOLE)
+
+    def later() -> Held:
+        play.fed.begin_round(1)
+        return play.compute(**WHOLE)
+
+    return difference(play, held, later, "whole_batch_update", "one step over all data, from the same model in both rounds")
+
+
+def stale_slot(play: Play) -> Guess:
+    """The second round's sum at a slot before that of the first's: turns are counted anew."""
+    held, before = play.compute(**WHOLE), play.fed.saved()
+    for _ in range(2):
+        play.fed.begin_round(0)
+
+    def earlier() -> Held:
+        play.fed.restore(before, 0)
+        play.fed.begin_round(1)
+        return play.compute(**WHOLE)
+
+    return difference(play, held, earlier, "whole_batch_update", "one step over all data, from the same model in both rounds")
+
+
+SECOND_SUM = ActiveAttack(
+    "one update from two sums of one held value over cohorts that differ by its client", GUARANTEE, second_sum, accomplices=False
+)
+COMPUTED_AGAIN = ActiveAttack(
+    "the same with the value computed a second time from the round's model", GUARANTEE, computed_again, accomplices=False
+)
+DERIVED = ActiveAttack("the same with a copy that clients make of the value", GUARANTEE, derived, accomplices=False)
+NEXT_ROUND = ActiveAttack(
+    "one update from the sums of two rounds that begin from one model, over cohorts that differ by its client",
+    "secagg, Reveals: sums of successive rounds over clients that differ by one show what nearly equal models make of its data",
+    next_round, claimed=lambda config: False, accomplices=False,
+)  # fmt: skip
+STALE_SLOT = ActiveAttack(
+    "a later round's sum at a slot that has passed", "protocols/secagg/policy.py: a client accepts only terms of later slots", stale_slot,
+    accomplices=False,
+)  # fmt: skip

@@ -1,0 +1,143 @@
+"""The end of a secure sum with lists of survivors of the server's choice.
+
+With both kinds of a client's shares its masks come off. So: two lists, to two parts of the clients or one after the other to all; a list
+shorter than the minimum cohort size; the passive mode, in which nobody compares lists; a client accused so that the sum is taken again
+without it, after which the first sum is finished as well; complaints that nobody made, so that a client opens its shares.
+
+Checks: "what leaves this machine shows no more than the sum over at least `floor` survivors" (protocols/secagg/client.py, Guarantee), and
+the rows "two stories about who survived" and "asks for both shares of a client" of docs/secure_aggregation.md.
+"""
+
+from dataclasses import replace
+
+from ...contract.protection import Protection
+from ...experiments.config import Config
+from .halted import Halted, halted
+from .outcome import ActiveAttack, Guess, secure_sums
+from .scene import Play
+
+__all__ = ["FALSE_ACCUSATION", "FALSE_COMPLAINTS", "FEW_SURVIVORS", "MODE_DOWNGRADE", "SECOND_UNMASKING", "SPLIT_SURVIVORS"]
+
+GUARANTEE = "protocols/secagg: what leaves a client shows no more than the sum over at least the minimum cohort size of survivors"
+
+
+def split_survivors(play: Play) -> Guess:
+    """One part of the clients is told that the victim survived, the other that it did not; accomplices answer both parts."""
+    stopped = halted(play, play.compute(), play.clients)
+    if stopped is not None:
+        everyone = [one for one in play.clients if one in stopped.uploads]
+        honest = [one for one in everyone if one not in (*play.accomplices, play.victim)]
+        few = max(0, stopped.terms.threshold - 1 - len(play.accomplices))
+        told = {play.victim: everyone, **dict.fromkeys(honest[:few], everyone)}
+        _told(stopped, {**told, **dict.fromkeys(play.accomplices, everyone)})
+        without = [one for one in everyone if one != play.victim]
+        _told(stopped, dict.fromkeys([*honest[few:], *play.accomplices], without))
+    return _read(play, stopped)
+
+
+def second_unmasking(play: Play) -> Guess:
+    """All reveal shares for the sum over all, and are asked once more, for the sum without the victim."""
+    stopped = halted(play, play.compute(), play.clients)
+    if stopped is not None:
+        everyone = [one for one in play.clients if one in stopped.uploads]
+        without = [one for one in everyone if one != play.victim]
+        _told(stopped, dict.fromkeys(everyone, everyone))
+        _told(stopped, dict.fromkeys(without, without))
+    return _read(play, stopped)
+
+
+def _told(stopped: Halted, lists: dict[int, list[int]]) -> None:
+    signatures = stopped.agree(lists)
+    stopped.reveal(lists, signatures)
+
+
+def _read(play: Play, stopped: Halted | None) -> Guess:
+    return Guess(None if stopped is None else stopped.opened([play.victim]), "update", play.honest)
+
+
+def few_survivors(play: Play) -> Guess:
+    """All but the victim, accomplices and as few others as hold enough shares are said to have dropped out."""
+    held = play.compute()
+    stopped = halted(play, held, play.clients)
+    guess, few = None, []
+    if stopped is not None:
+        smallest = play.scene.config.protection.smallest_sum
+        most = max(1, min(smallest - 1, stopped.terms.threshold))  # below the minimum, or at least as few as can be opened
+        honest = [one for one in play.honest if one != play.victim]
+        few = sorted([play.victim, *play.accomplices, *honest][:most])
+        _told(stopped, dict.fromkeys(few, few))
+        mean = stopped.opened(few)
+        if mean is not None:
+            theirs = sum((play.known(one, held) for one in few if one in play.accomplices), start=0 * mean)
+            guess = (mean * len(few) - theirs) / len([one for one in few if one not in play.accomplices])
+    return Guess(guess, "update", play.honest, f"{len(few)} said to have survived of {len(play.clients)}")
+
+
+def false_accusation(play: Play) -> Guess:
+    """A sum is stopped and taken again without the victim, as if it had misbehaved; then the first is finished, too."""
+    held = play.compute()
+    first = halted(play, held, play.clients)
+    whole = None
+    rest = None if first is None else play.sum(held, play.others)
+    if first is not None:
+        everyone = [one for one in play.clients if one in first.uploads]
+        _told(first, dict.fromkeys(everyone, everyone))
+        whole = first.opened(everyone)
+    guess = None
+    if first is not None and whole is not None and rest is not None and set(first.uploads) - set(rest.survivors) == {play.victim}:
+        guess = whole * len(first.uploads) - rest.total
+    return Guess(guess, "update", play.honest, "the first sum was stopped before any share was revealed")
+
+
+def false_complaints(play: Play) -> Guess:
+    """The victim is told that all others complained of its shares, then that half of them did, then the rest; then the sum is finished.
+
+    What it opens are shares of both its secrets. It is in the sum, so that the others reveal theirs of its self mask.
+    """
+    stopped = halted(play, play.compute(), play.clients)
+    if stopped is not None:
+        everyone = [one for one in play.clients if one in stopped.uploads]
+        others = [one for one in everyone if one != play.victim]
+        half = len(others) // 2
+        if not stopped.challenge(play.victim, others):
+            for accusers in (others[:half], others[half:]):
+                stopped.challenge(play.victim, accusers)
+        _told(stopped, dict.fromkeys(everyone, everyone))
+    return _read(play, stopped)
+
+
+def _plain_values(config: Config) -> str:
+    if config.privacy.unit == "client":
+        return "sums carry clients' shares of noise, which this attack does not decode"
+    return secure_sums(config)
+
+
+def _active(config: Config) -> str:
+    if not config.protection.secure or config.protection.secagg_mode != "active":
+        return "clients' own settings name no active mode"
+    return _plain_values(config)
+
+
+def _passive(protection: Protection) -> Protection:
+    return replace(protection, secagg_mode="passive")
+
+
+SPLIT_SURVIVORS = ActiveAttack("two lists of survivors for two parts of the clients", GUARANTEE, split_survivors, _plain_values)
+SECOND_UNMASKING = ActiveAttack(
+    "a second list of survivors after the first was answered", "protocols/secagg: the machine answers one question, then erases the shares",
+    second_unmasking, _plain_values,
+)  # fmt: skip
+FEW_SURVIVORS = ActiveAttack("a list of survivors below the minimum cohort size", GUARANTEE, few_survivors, _plain_values)
+MODE_DOWNGRADE = ActiveAttack(
+    "terms of the passive mode, and then two lists of survivors", "protocols/secagg/policy.py: a client accepts only terms of its own mode",
+    split_survivors, _active, server=_passive,
+)  # fmt: skip
+FALSE_COMPLAINTS = ActiveAttack(
+    "shares of a client's secrets, from complaints that nobody made",
+    "protocols/secagg/complaints.py: with the shares of colluding clients, those that a dealer opens are fewer than the threshold",
+    false_complaints, _plain_values,
+)  # fmt: skip
+FALSE_ACCUSATION = ActiveAttack(
+    "a sum taken again without an accused client, and the first one finished as well",
+    "secagg: the server learns each group's sum over its survivors and nothing else about a value", false_accusation, _plain_values,
+)  # fmt: skip

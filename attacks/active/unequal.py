@@ -1,0 +1,124 @@
+"""Members of one sum that are not told the same: another model, another task, another value at the upload, another weight.
+
+All but the victim are made to add next to nothing, so that the sum is the victim's update.
+
+Checks: "Every sum binds to the list of what its members were sent, which is one model unless the algorithm says in public that there are
+more" (aggregation/secagg.py, Guarantee); "a server that hands one client a private model gets no sum" (docs/guarantees.md, Averaging,
+"binds to"). Source: Pasquini, Francati & Ateniese 2022. Where clients' settings allow several models a sum, one can be planted.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from ...aggregation.secagg import kind_of
+from ...contract.handles import Held
+from ...errors import InputError
+from ...experiments.config import Config
+from ...federation import messages as m
+from ...types import Array
+from ..model_inconsistency import deadened
+from .liar import honest_ask
+from .outcome import ActiveAttack, Guess, secure_sums
+from .scene import Play, Summed
+
+__all__ = ["LISTED_MODEL", "OTHER_MODEL", "OTHER_TASK", "SWITCHED_VALUE", "UNEQUAL_WEIGHTS"]
+
+BOUND = "secagg: every sum binds to the list of what its members were sent"
+WEIGHED = "secagg: no client has more than its share of a sum (aggregation/secagg.py, `weighed` and `balanced`)"
+STUCK = 1e8
+"""Parameters so large that a step of training is lost in rounding (float32); alike for all classes, so that losses stay finite."""
+SLOW = 1e-30
+
+
+def useless(play: Play) -> Array:
+    """A model (d,) from which training leads nowhere."""
+    try:
+        return deadened(play.scene.train.model, play.scene.model)
+    except InputError:  # no hidden units to silence
+        return np.full_like(play.scene.model, STUCK)
+
+
+def isolated(play: Play, change: Callable[[m.Compute], m.Compute]) -> Guess:
+    """All but the victim compute something else than the server's part of the sum knows of."""
+
+    def say(client: int, ask: m.Ask, stage: str) -> m.Ask:
+        return change(ask) if isinstance(ask, m.Compute) and client != play.victim else ask
+
+    play.liar.say = say
+    held = play.compute()
+    return _among_next_to_nothing(play, held, play.sum(held, play.clients))
+
+
+def _among_next_to_nothing(play: Play, held: Held, summed: Summed | None) -> Guess:
+    guess = None
+    if summed is not None and play.victim in summed.survivors:
+        theirs = [play.known(one, held) for one in summed.survivors if one in play.accomplices]
+        guess = summed.total - np.sum([np.zeros_like(summed.total), *theirs], axis=0)
+    return Guess(guess, "update", play.honest)
+
+
+def other_model(play: Play) -> Guess:
+    """All but the victim are sent a model that training does not move; the sum names the victim's."""
+    sent = m.Parameter("model", m.One(m.Addends((useless(play),), (), ())))
+    return isolated(play, lambda ask: msgspec.structs.replace(ask, params=(sent,)))
+
+
+def listed_model(play: Play) -> Guess:
+    """The same, and the sum names both."""
+    models = [play.scene.model, useless(play)]
+    which = {client: int(client != play.victim) for client in play.clients}
+    held = play.fed.compute(play.scene.train, {"model": models}, which=which)["update"]
+    return _among_next_to_nothing(play, held, play.sum(held, play.clients, models=2))
+
+
+def other_task(play: Play) -> Guess:
+    """All but the victim train at a rate of next to nothing."""
+    slow = m.Carried(replace(play.scene.train, lr=SLOW))
+    return isolated(play, lambda ask: msgspec.structs.replace(ask, task=slow))
+
+
+def switched_value(play: Play) -> Guess:
+    """All were invited for one value, and all but the victim are asked to upload another, of next to nothing."""
+    held, nothing = play.compute(), play.compute(lr=SLOW)
+    number = play.number(nothing)
+
+    def say(client: int, ask: m.Ask, stage: str) -> m.Ask:
+        late = isinstance(ask, m.Step) and client != play.victim and kind_of(ask.said) == "Deliver"
+        return msgspec.structs.replace(ask, held=number) if late and isinstance(ask, m.Step) else ask
+
+    play.liar.say = say
+    summed = play.sum(held, play.clients)
+    play.liar.say = honest_ask
+    return _among_next_to_nothing(play, nothing, summed)
+
+
+def unequal_weights(play: Play) -> Guess:
+    """The victim is told all of the weight that the terms allow, the others next to none."""
+
+    def say(client: int, ask: m.Ask, stage: str) -> m.Ask:
+        return msgspec.structs.replace(ask, weight=SLOW) if isinstance(ask, m.Step) and client != play.victim else ask
+
+    play.liar.say = say
+    weights = {client: 1.0 if client == play.victim else 0.9 for client in play.clients}
+    held = play.compute()
+    summed = play.sum(held, play.clients, weights=weights)
+    guess = None
+    if summed is not None and play.victim in summed.survivors:
+        guess = summed.total / len(summed.survivors)
+    return Guess(guess, "update", play.honest)
+
+
+def _weights(config: Config) -> str:
+    if config.privacy.unit == "client":
+        return "sums with shares of noise are not weighted"
+    return secure_sums(config)
+
+
+OTHER_MODEL = ActiveAttack("another model for all but one client of a sum, which names that one's", BOUND, other_model)
+LISTED_MODEL = ActiveAttack("another model for all but one client of a sum, which names both", BOUND, listed_model)
+OTHER_TASK = ActiveAttack("another task, a learning rate of nothing, for all but one client of a sum", BOUND, other_task)
+SWITCHED_VALUE = ActiveAttack("another value at the upload than at the invitation", BOUND, switched_value)
+UNEQUAL_WEIGHTS = ActiveAttack("all of the weight of a sum for one client", WEIGHED, unequal_weights, _weights)

@@ -1,0 +1,21 @@
+"""Linear algebra on one thread: processes compute side by side, and a sum is added up in the same order everywhere."""
+
+import sys
+from contextlib import AbstractContextManager
+from functools import lru_cache
+
+from threadpoolctl import ThreadpoolController
+
+__all__ = ["one_thread"]
+
+
+def one_thread() -> AbstractContextManager[object]:
+    """Inside, the thread pools of the libraries that are loaded by now have one thread each."""
+    limit: AbstractContextManager[object] = _pools(len(sys.modules)).limit(limits=1)
+    return limit
+
+
+@lru_cache(maxsize=1)
+def _pools(imported: int) -> ThreadpoolController:
+    """The pools there are. To look for them takes 10 ms and more, so it is done again only where more has been imported."""
+    return ThreadpoolController()

@@ -1,0 +1,234 @@
+"""The loop of rounds over any federation: an experiment under way, its beginning, its next round, its summary. `folder` writes it down.
+
+Simulations (`run`) and deployments (`cflpriv.flower.server`) differ in their `Backend` alone.
+"""
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..algorithms.interface import Algorithm
+from ..clustering.scores import ari
+from ..engine.threads import one_thread
+from ..errors import InputError
+from ..federation.server import ClientsLost, RemoteFederation
+from ..protocols.ledger import BudgetExceeded
+from ..transports.simulation import Simulated
+from ..types import Array, Population
+from .communication import traffic_so_far, traffic_summary
+from .config import Config
+from .private import Books, spent, summed_up
+
+__all__ = ["LAST", "Backend", "Run", "advance", "begin", "finish", "population_digest"]
+
+LAST = 10
+"""Accuracies are also averaged over those of this many last rounds that were evaluated: one round moves by points."""
+MOST_RETRIES = 5
+Done = TypeVar("Done")
+
+
+@dataclass(frozen=True, eq=False)
+class Backend:
+    """How a run reaches its clients, and what is known of them beside what they send: all in which simulations and deployments differ.
+
+    welcome(run, progress): clients come, before the beginning or, with the `progress` of its checkpoint, before a resumed run goes on;
+    raises `InputError` where too few come. begin_round(run, number): begins the round; those who came meanwhile and are to be admitted.
+    scores(run, clients): accuracies, for a round's row. evidence(run): that of a clustering whose release withheld it.
+    saved(run): what a checkpoint of its progress has besides. summary(run): keys of the summary besides, or in place of those of `finish`.
+    write(run, out): files that others do not have, after the beginning and at the end. close(run): nothing is asked of clients any more.
+    skips: the errors that end a round and not the run. save_every: rounds from one checkpoint to the next.
+    """
+
+    welcome: Callable[["Run", Mapping[str, Any] | None], None]
+    begin_round: Callable[["Run", int], Collection[int]]
+    scores: Callable[["Run", tuple[int, ...]], Mapping[str, Any]]
+    evidence: Callable[["Run"], Mapping[str, Any] | None]
+    saved: Callable[["Run"], Mapping[str, Any]]
+    summary: Callable[["Run"], Mapping[str, Any]]
+    write: Callable[["Run", Path], None]
+    close: Callable[["Run"], None]
+    skips: tuple[type[Exception], ...]
+    save_every: int
+
+
+@dataclass
+class Run:
+    """An experiment under way. `rows` has one mapping per round, as in rounds.jsonl.
+
+    `expected` are the clients that take part from the start, `truth` has the true group of those whose group is known. `parties` are all
+    clients, where they are in this process.
+    """
+
+    config: Config
+    population: Population
+    algorithm: Algorithm
+    federation: RemoteFederation
+    backend: Backend
+    expected: tuple[int, ...]
+    truth: Mapping[int, int]
+    books: Books | None = None
+    newcomers: tuple[int, ...] = ()
+    parties: Simulated | None = None
+    state: Any = None
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    admitted: Mapping[str, Any] | None = None
+    digest: str = ""
+    stopped: str | None = None
+    say: Callable[[str], None] = lambda line: None
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def simulated(self) -> Simulated:
+        """The clients of a simulation. Raises `InputError` for a deployment."""
+        if self.parties is None:
+            raise InputError("the clients of this run are not in this process")
+        return self.parties
+
+
+def begin(run: Run) -> None:
+    """Run the algorithm's beginning. Raises `InputError` where clients cannot agree on their transform, or it is beyond the budget."""
+    if run.federation.disagreement:
+        later = f" (data.newcomers = {len(run.newcomers)} come after training)" if run.newcomers else ""
+        raise InputError(f"protection {run.config.protection.name}: {run.federation.disagreement}{later}")
+    with one_thread():
+        try:
+            run.state = _retried(run, lambda: run.algorithm.init(run.federation))
+        except BudgetExceeded as error:
+            raise InputError(f"privacy.epsilon = {run.config.privacy.epsilon}: the beginning alone costs more ({error})") from None
+
+
+def advance(run: Run) -> dict[str, Any]:
+    """Run and measure one round; the new row. A round in which no group reaches the minimum cohort size changes nothing, and says so."""
+    number, began = len(run.rows), time.perf_counter()
+    if run.books is not None:
+        run.books.ledger.round = number
+    came = run.backend.begin_round(run, number)
+    row: dict[str, Any] = {"round": number, "cohort": [], "admitted": [], "skipped": None}
+    with one_thread():
+        try:
+            row["admitted"] = _admitted(run, came)
+            run.state, record = _retried(run, lambda: run.algorithm.round(run.federation, run.state))
+            row |= {"cohort": list(record.cohort), "labels": None if record.labels is None else list(record.labels), **record.notes}
+        except run.backend.skips as error:
+            row["skipped"] = str(error)
+        except BudgetExceeded as error:  # the run ends with what it has
+            run.stopped = row["skipped"] = str(error)
+        if number % run.config.run.evaluate_every == 0 or number >= run.config.training.rounds - LAST or run.stopped:
+            row |= run.backend.scores(run, run.federation.clients)
+    row["upload_bytes"], row["download_bytes"] = run.federation.transcript.upload_bytes, run.federation.transcript.download_bytes
+    row |= traffic_so_far(run.federation, number)
+    row |= spent(run.books, run.federation.clients)
+    row["lost"] = sorted(set(run.expected).difference(run.federation.clients))
+    row["seconds"] = time.perf_counter() - began
+    row["protection_seconds"] = run.federation.protection_seconds  # since the start: gram and mean, computing and recording
+    run.rows.append(row)
+    return row
+
+
+def _retried(run: Run, step: Callable[[], Done]) -> Done:
+    """A step of the algorithm, taken again without clients that dropped out while they were compared: it is a function of the state."""
+    for _ in range(MOST_RETRIES):
+        try:
+            return step()
+        except ClientsLost as error:
+            run.say(str(error))
+    return step()
+
+
+def _admitted(run: Run, came: Collection[int]) -> list[int]:
+    """Take in clients that the clustering has not seen, where the algorithm can. Who drops out meanwhile is asked when it is back."""
+    admit = run.algorithm.admit
+    clustering = run.algorithm.describe(run.state).get("clustering") if came and admit is not None else None
+    fresh = [client for client in sorted(came) if clustering is not None and client not in clustering.clients]
+    if not fresh or admit is None:
+        return []
+    later: tuple[type[Exception], ...] = (*run.backend.skips, BudgetExceeded)
+    try:
+        run.state, _ = _retried(run, lambda: admit(run.federation, run.state, fresh))
+    except later as error:
+        run.say(f"clients {fresh} were not admitted: {error}")
+    known = run.algorithm.describe(run.state)["clustering"].clients
+    return [client for client in fresh if client in known]
+
+
+def finish(run: Run) -> dict[str, Any]:
+    """The summary of what has run so far, as in summary.json.
+
+    Newcomers count in what is said of "newcomers" and in traffic only: accuracies, `ari` and `clusters` are those of the clients that
+    trained. `clusters` that nobody is in do not count. What nobody knows is None: local accuracies of remote clients, `ari` without truth.
+    """
+    described = run.algorithm.describe(run.state)
+    clustering = described.get("clustering")
+    trained = () if clustering is None else zip(clustering.clients, clustering.labels, strict=True)
+    labels = {client: label for client, label in trained if client not in run.newcomers}
+    known = [client for client in labels if client in run.truth]
+    evaluated = [row for row in run.rows if row.get("accuracy_mean") is not None]
+    last = [row for row in evaluated if row["round"] > evaluated[-1]["round"] - LAST]
+    present = tuple(client for client in run.federation.clients if client not in run.newcomers)
+    final = evaluated[-1] if evaluated else run.backend.scores(run, present)
+    names = [f"{kind}_{what}" for kind in ("accuracy", "local_accuracy") for what in ("mean", "std", "worst")]
+    models = run.algorithm.serve(run.state).params.values()  # of several, without a clustering, nobody knows how many are in use
+    several = any(isinstance(value, list | tuple) and len(value) > 1 for value in models)
+    transcript = run.federation.transcript
+    return {
+        "algorithm": run.algorithm.name,
+        "dataset": run.population.name,
+        "protection": run.config.protection.name,
+        "release_policy": run.config.run.release_policy,
+        **{name: final.get(name) for name in names},
+        **{name: value for name, value in final.items() if "perplexity" in name},
+        "accuracy_mean_last_rounds": _mean([row["accuracy_mean"] for row in last]),
+        "local_accuracy_mean_last_rounds": _mean([row.get("local_accuracy_mean") for row in last]),
+        "last_rounds": len(last),
+        "ari": ari([run.truth[client] for client in known], [labels[client] for client in known]) if known else None,
+        "clusters": len(set(labels.values())) or (1 if "mean" in run.algorithm.verbs and not several else None),
+        "true_groups": len(set(run.truth.values())),
+        "clear_structure": described.get("clear"),
+        "cut_rule": described.get("rule"),
+        "rounds": len(run.rows),
+        "rounds_planned": run.config.training.rounds,
+        "rounds_skipped": sum(row["skipped"] is not None for row in run.rows),
+        "group_rounds_without_sum": sum(len(row.get("unchanged_clusters", ())) for row in run.rows),
+        "clipped_client_rounds": sum(row.get("clipped_clients", 0) for row in run.rows),
+        "clients": len(run.expected) + len(run.newcomers),
+        "parameters": run.config.model_for(run.population).dimension,
+        "upload_bytes": transcript.upload_bytes,
+        "download_bytes": transcript.download_bytes,
+        **traffic_summary(run.federation, run.rows, run.config.run.target_accuracy, len(run.expected)),
+        "newcomers": run.admitted,
+        **summed_up(run.books, run.stopped),
+        "messages": len(transcript.messages),
+        "data_digest": run.digest or population_digest(run.population),
+        "notes": list(run.population.notes),
+        "seconds": time.perf_counter() - run.started,
+        **run.backend.summary(run),
+    }
+
+
+def _mean(values: list[float | None]) -> float | None:
+    kept = [value for value in values if value is not None]
+    return float(np.mean(kept)) if kept else None
+
+
+def population_digest(population: Population) -> str:
+    """A digest of all clients' data, whatever their order, by which an audit knows that it sees the same."""
+    seen: dict[int, bytes] = {}
+
+    def of(array: Array) -> bytes:
+        if id(array) not in seen:
+            seen[id(array)] = blake2b(
+                f"{array.dtype.str}{array.shape}".encode() + np.ascontiguousarray(array).data, digest_size=16
+            ).digest()
+        return seen[id(array)]
+
+    whole = blake2b(digest_size=16)
+    for client in sorted(population.clients, key=lambda client: client.id):
+        whole.update(f"{client.id}|".encode())
+        for array in (client.x_train, client.y_train, client.x_test, client.y_test):
+            whole.update(of(array))
+    return whole.hexdigest()

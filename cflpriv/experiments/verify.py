@@ -1,0 +1,152 @@
+"""Whether a run folder is as its run and its audits left it, and whether its figures follow from its rows.
+
+`digests.json` holds a digest of every file that a report or an audit reads. It shows accidents, mixed-up folders and edits. Whoever edits a
+file can compute the digests afresh, so a run prints the digest of `digests.json` at its end: noted elsewhere, it settles that as well.
+Figures of the summary that follow from the rounds, the transcript or the clustering are computed again.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import partial
+from hashlib import blake2b, file_digest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..clustering.scores import ari
+from ..contract.transcript import read_transcript
+from ..errors import InputError
+from ..files import write_atomically
+from .loop import LAST
+
+__all__ = ["OF_AUDITS", "OF_RUN", "Verified", "changed_files", "digest_of", "seal", "sealed", "verify"]
+
+FILE = "digests.json"
+OF_RUN = (
+    "config.toml", "environment.json", "rounds.jsonl", "summary.json", "measured.json", "evidence.npz", "ledger.json", "resumes.jsonl",
+    "stages.jsonl", "transcript/messages.jsonl", "secrets/*.json",
+)  # fmt: skip
+"""What a run leaves that reports and audits read. The transcript's headers hold the digests of all payloads."""
+OF_AUDITS = ("audit.json", "audit/*", "active_audit.json", "active_audit.txt")
+"""What audits add to it."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What `verify` found: the digest of the run folder, and each thing that is not as it should be, in words."""
+
+    digest: str
+    problems: tuple[str, ...]
+
+
+def seal(folder: Path, what: Sequence[str] = (*OF_RUN, *OF_AUDITS)) -> str:
+    """Write down what the files are now that match `what`, others as they were written down; the digest of the folder."""
+    known = {name: digest for name, digest in _known(folder).items() if not any(fnmatch(name, pattern) for pattern in what)}
+    write_atomically(folder / FILE, json.dumps(dict(sorted((known | dict(_found(folder, what))).items())), indent=1) + "\n")
+    return digest_of(folder)
+
+
+def digest_of(folder: Path) -> str:
+    """The digest of a run folder, as 32 hexadecimal digits; empty for one that is not complete."""
+    path = folder / FILE
+    return blake2b(path.read_bytes(), digest_size=16).hexdigest() if path.is_file() else ""
+
+
+def changed_files(folder: Path, what: Sequence[str] = (*OF_RUN, *OF_AUDITS)) -> list[str]:
+    """Each file among `what` that is missing, changed, or was not there when the run or its audit ended, in words."""
+    if not (folder / FILE).is_file():
+        return [f"{folder / FILE}: is missing; the run is not complete, or an earlier version made it"]
+    try:
+        known = sealed(folder, what)
+    except InputError as error:
+        return [str(error)]
+    found = dict(_found(folder, what))
+    words = []
+    for name in sorted(known | found):
+        if name not in found:
+            words.append(f"{folder / name}: is missing; the run wrote it")
+        elif found[name] != known.get(name):
+            words.append(
+                f"{folder / name}: is not as the run left it; it was changed, is of another run, or a resumed run ended before its last "
+                "round (then finish it with --resume)"
+            )
+    return words
+
+
+def verify(folder: Path, *, payloads: bool = True) -> Verified:
+    """Check a run folder, with `payloads` also those of the transcript. Raises `InputError` for a folder that is none."""
+    if not (folder / "config.toml").is_file():
+        raise InputError(f"{folder}: is not a run folder (no config.toml)")
+    return Verified(digest_of(folder), (*changed_files(folder), *_contradictions(folder, payloads)))
+
+
+def sealed(folder: Path, what: Sequence[str] = (*OF_RUN, *OF_AUDITS)) -> dict[str, str]:
+    """The digests that were written down of the files that match `what`. Raises `InputError` for a table that is damaged."""
+    return {name: digest for name, digest in _known(folder).items() if any(fnmatch(name, pattern) for pattern in what)}
+
+
+def _known(folder: Path) -> dict[str, str]:
+    path = folder / FILE
+    if not path.is_file():
+        return {}
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path}: is damaged ({error})") from None
+    if not isinstance(known, dict) or not all(isinstance(digest, str) for digest in known.values()):
+        raise InputError(f"{path}: is no table of digests")
+    return known
+
+
+def _found(folder: Path, what: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for pattern in what:
+        for path in sorted(folder.glob(pattern)):
+            if path.is_file() and path.suffix != ".part":
+                with path.open("rb") as data:
+                    yield path.relative_to(folder).as_posix(), file_digest(data, partial(blake2b, digest_size=16)).hexdigest()
+
+
+def _contradictions(folder: Path, payloads: bool) -> Iterator[str]:
+    """Figures of the summary that do not follow from what the run wrote beside it."""
+    path = folder / "summary.json"
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
+        expected = _from_rows(rows) | _from_clustering(folder, summary)
+        if payloads:
+            expected["messages"] = len(read_transcript(folder / "transcript")) if (folder / "transcript").is_dir() else 0
+    except InputError as error:
+        yield str(error)
+        return
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        yield f"{path}: cannot be compared with the run's rounds ({type(error).__name__}: {error})"
+        return
+    for name, value in expected.items():
+        if summary.get(name) != value:
+            yield f"{path}: {name} = {summary.get(name)!r}, where the run's files give {value!r}"
+
+
+def _from_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    expected: dict[str, Any] = {"rounds": len(rows), "rounds_skipped": sum(row["skipped"] is not None for row in rows)}
+    expected["clipped_client_rounds"] = sum(row.get("clipped_clients", 0) for row in rows)
+    expected["group_rounds_without_sum"] = sum(len(row.get("unchanged_clusters", ())) for row in rows)
+    measured = [row for row in rows if row.get("accuracy_mean") is not None]
+    if measured:
+        names = [f"{kind}_{what}" for kind in ("accuracy", "local_accuracy") for what in ("mean", "std", "worst")]
+        expected |= {name: measured[-1].get(name) for name in names}
+        last = [row["accuracy_mean"] for row in measured if row["round"] > measured[-1]["round"] - LAST]
+        expected |= {"last_rounds": len(last), "accuracy_mean_last_rounds": float(np.mean(last))}
+    return expected
+
+
+def _from_clustering(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
+    path = folder / "measured.json"
+    if not path.is_file() or summary["newcomers"] is not None:
+        return {}
+    measured = json.loads(path.read_text(encoding="utf-8"))
+    labels, truth = measured["labels"] or {}, measured["truth"]
+    known = [client for client in labels if client in truth]
+    return {"ari": ari([truth[client] for client in known], [labels[client] for client in known])} if known else {}

@@ -1,0 +1,26 @@
+"""Values that a client holds, put together so that one sum takes them all."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..engine import Result, TaskInput
+from ..types import Parts
+
+__all__ = ["Join"]
+
+
+@dataclass(frozen=True)
+class Join:
+    """The given values under the same names, as the parts of one held value. Parts: `names`, each of the shape given."""
+
+    names: tuple[str, ...]
+
+    uses_data: ClassVar[bool] = False
+    keeps: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def parts(self) -> Parts:
+        return dict.fromkeys(self.names, "summed")
+
+    def run(self, given: TaskInput) -> Result:
+        return {name: given.array(name) for name in self.names}

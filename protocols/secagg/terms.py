@@ -1,0 +1,243 @@
+"""What is public about one sum, and what must honest terms satisfy?
+
+Guarantee: `check_terms` refuses terms under which the sum of honest inputs could overflow, a cohort or a graph without the thresholds that
+the protocol needs, and a floor of one. `context(terms)` is a hash of everything that was agreed in public; keys, boxes, digests and
+signatures are bound to it. Reveals: terms are public. Source: ours.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from itertools import pairwise
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from .. import codec
+from ..entropy import Entropy, system_entropy
+from ..errors import MalformedMessage, TooFewClients
+from ..fixedpoint import Bits, FixedPoint, check_no_overflow, largest_levels
+from ..keys import Roster, frame
+from .graph import COMPLETE_UP_TO, complete_threshold, sparse_parameters
+
+__all__ = [
+    "LABEL", "MOST_CLIENTS", "SMALL_LIMIT_BYTES", "Bytes16", "Bytes32", "Count", "Id", "Mode", "Slot", "Terms", "check_terms", "context",
+    "make_terms", "model_list", "retaken", "survivor_floor", "vector_length",
+]  # fmt: skip
+
+LABEL = "cflpriv secagg v2 "
+"""Starts every key derivation, associated datum and signature of this protocol version."""
+
+Id = Annotated[int, Meta(ge=0, lt=1 << 32)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 48)]
+Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Mode = Literal["active", "passive"]
+Slot = tuple[Count, Count]
+"""(round, sum): a client takes part in at most one sum per slot, and slots only go up."""
+
+
+MOST_CLIENTS = 1 << 14
+SMALL_LIMIT_BYTES = 1 << 25
+"""Of a message without a masked vector."""
+
+
+class Terms(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Everything public about one sum. All who take part must see exactly the same terms, or nothing unmasks.
+
+    session: 16 bytes naming the training run; round, sum: the slot.
+    mode: what the server may do: "passive" (it follows the protocol) or "active" (it may lie).
+    cohort: the invited clients, increasing.
+    degree, threshold: (k, t) of the graph; graph_seed: 16 bytes for the sparse one, else empty.
+    floor: the fewest survivors whose sum may be seen.
+    models: SHA-256 of every model that members may hold, increasing.
+    roster: digest of the pinned roster (active mode), else empty.
+    bits, clip, levels: the quantiser.
+    dimension: values per block.
+    weight_limit: public maximum of a weight, 0 for unweighted sums.
+    blocks: for an oblivious sum, (cluster, contributors counted) of every open block; else empty.
+    following: the next slot, for which mask keys are advertised with the upload; None if there is none.
+    """
+
+    session: Bytes16
+    round: Count
+    sum: Count
+    mode: Mode
+    cohort: tuple[Id, ...]
+    degree: Count
+    threshold: Count
+    graph_seed: Annotated[bytes, Meta(max_length=16)]
+    floor: Count
+    models: tuple[Bytes32, ...]
+    roster: Annotated[bytes, Meta(max_length=32)]
+    bits: Literal[16, 32]
+    clip: float
+    levels: Count
+    dimension: Annotated[int, Meta(ge=1, le=1 << 30)]
+    weight_limit: float
+    blocks: tuple[tuple[Id, Count], ...]
+    following: Slot | None
+
+    @property
+    def slot(self) -> Slot:
+        """(round, sum)."""
+        return self.round, self.sum
+
+    @property
+    def fixed(self) -> FixedPoint:
+        """The quantiser."""
+        return FixedPoint(self.bits, self.clip, self.levels)
+
+
+def vector_length(terms: Terms) -> int:
+    """Coordinates of a masked vector: per block the values (and the weight), then one for "did this client clip anything"."""
+    return max(1, len(terms.blocks)) * (terms.dimension + (terms.weight_limit > 0)) + 1
+
+
+def survivor_floor(terms: Terms) -> int:
+    """The fewest survivors that may be unmasked.
+
+    In an oblivious sum every dropout might have belonged to the smallest open block, so as many must survive
+    as leave `floor` contributors there.
+    """
+    spare = min((count - terms.floor for _, count in terms.blocks), default=len(terms.cohort))
+    return max(terms.floor, terms.threshold if terms.degree == len(terms.cohort) - 1 else 0, len(terms.cohort) - spare)
+
+
+def context(terms: Terms) -> bytes:
+    """32 bytes that name these terms and no others."""
+    return sha256(frame(LABEL + "context", codec.encode(terms))).digest()
+
+
+def model_list(terms: Terms) -> bytes:
+    """The hash of the list of all model hashes that belong to this sum."""
+    return sha256(frame(LABEL + "models", *terms.models)).digest()
+
+
+def check_terms(terms: Terms) -> None:
+    """Holds everything that honest terms must satisfy, the overflow proof among it.
+
+    Raises:
+        ValueError: naming the field.
+    """
+    n = len(terms.cohort)
+    if n < 1 or any(a >= b for a, b in pairwise(terms.cohort)) or n > MOST_CLIENTS:
+        raise ValueError("cohort: expected distinct clients in increasing order")
+    if terms.floor < 2:
+        raise ValueError("floor: a sum over one client is that client's input; expected at least 2")
+    complete = terms.degree == n - 1 and terms.threshold == complete_threshold(n, terms.mode)
+    if complete and terms.graph_seed:
+        raise ValueError("graph_seed: the complete graph has none")
+    if not complete:
+        if terms.mode == "active":
+            raise ValueError("degree: against an active server only the complete graph, with t = 2n//3 + 1, will do")
+        if n <= COMPLETE_UP_TO or (terms.degree, terms.threshold) != sparse_parameters(n):
+            raise ValueError("degree: expected the complete graph, or the sparse one for more than 32 clients, with its threshold")
+        if len(terms.graph_seed) != 16:
+            raise ValueError("graph_seed: expected 16 bytes")
+    if len(terms.roster) != (32 if terms.mode == "active" else 0):
+        raise ValueError("roster: expected its digest in active mode, and nothing in passive mode")
+    if not terms.models or any(a >= b for a, b in pairwise(terms.models)):
+        raise ValueError("models: expected distinct hashes in increasing order")
+    check_no_overflow(n, terms.fixed)
+    if not math.isfinite(terms.weight_limit) or math.copysign(1.0, terms.weight_limit) < 0:
+        raise ValueError("weight_limit: expected a finite number, 0 for unweighted sums")
+    if any(a >= b for (a, _), (b, _) in pairwise(terms.blocks)):
+        raise ValueError("blocks: expected distinct clusters in increasing order")
+    if any(not terms.floor <= count <= n for _, count in terms.blocks):
+        raise ValueError("blocks: every open block needs at least `floor` contributors of the cohort")
+    if vector_length(terms) > 1 << 30:
+        raise ValueError("dimension: too large")
+    if terms.following is not None and terms.following <= terms.slot:
+        raise ValueError("following: the next slot must come after this one")
+
+
+def make_terms(
+    *,
+    session: bytes,
+    slot: Slot,
+    cohort: Iterable[int],
+    models: Iterable[bytes],
+    dimension: int,
+    clip: float,
+    bits: Bits = 32,
+    levels: int | None = None,
+    weight_limit: float = 0.0,
+    floor: int = 3,
+    roster: Roster | None = None,
+    sparse: bool | None = None,
+    blocks: Sequence[tuple[int, int]] = (),
+    following: Slot | None = None,
+    entropy: Entropy = system_entropy,
+) -> Terms:
+    """Valid terms, with everything that follows from the rest filled in.
+
+    Args:
+        roster: given, the mode is "active"; without one it is "passive".
+        sparse: the k-regular graph; by default where the mode allows it and the cohort has more than 32 clients.
+        levels: by default the finest quantiser that cannot overflow.
+        entropy: draws the seed of the sparse graph.
+        The others as in `Terms`.
+
+    Raises:
+        ValueError: naming the field that is wrong; "levels" where the sum could overflow.
+    """
+    members = tuple(sorted(cohort))
+    n = len(members)
+    mode: Mode = "passive" if roster is None else "active"
+    if sparse is None:
+        sparse = mode == "passive" and n > COMPLETE_UP_TO
+    degree, threshold = sparse_parameters(n) if sparse else (n - 1, complete_threshold(n, mode))
+    terms = Terms(
+        session=session,
+        round=slot[0],
+        sum=slot[1],
+        mode=mode,
+        cohort=members,
+        degree=degree,
+        threshold=threshold,
+        graph_seed=entropy(16) if degree < n - 1 else b"",
+        floor=floor,
+        models=tuple(sorted(set(models))),
+        roster=b"" if roster is None else roster.digest,
+        bits=bits,
+        clip=float(clip),
+        levels=largest_levels(max(n, 1), bits) if levels is None else levels,
+        dimension=dimension,
+        weight_limit=float(weight_limit),
+        blocks=tuple(sorted(blocks)),
+        following=following,
+    )
+    check_terms(terms)
+    try:
+        return codec.decode(codec.encode(terms), Terms, SMALL_LIMIT_BYTES)
+    except MalformedMessage:
+        raise ValueError("terms: a field has the wrong type, length or range") from None
+
+
+def retaken(terms: Terms, without: Iterable[int], entropy: Entropy = system_entropy) -> Terms:
+    """The terms under which a sum is taken again `without` some of its cohort, in the next slot; `SumFailed` says when it may be.
+
+    The quantiser stays. In a sum with blocks nobody knows where those that go belong, so they are taken off the count of every block.
+
+    Args:
+        entropy: draws the seed of the sparse graph.
+
+    Raises:
+        TooFewClients: fewer than `floor` are left, or no block keeps that many.
+    """
+    gone = set(without)
+    cohort = tuple(client for client in terms.cohort if client not in gone)
+    n, lost = len(cohort), len(terms.cohort) - len(cohort)
+    blocks = tuple((cluster, count - lost) for cluster, count in terms.blocks if count - lost >= terms.floor)
+    if n < terms.floor or bool(terms.blocks) != bool(blocks):
+        raise TooFewClients((n,), terms.floor)
+    sparse = terms.degree < len(terms.cohort) - 1 and n > COMPLETE_UP_TO
+    degree, threshold = sparse_parameters(n) if sparse else (n - 1, complete_threshold(n, terms.mode))
+    changed = msgspec.structs.replace(
+        terms, sum=terms.sum + 1, cohort=cohort, degree=degree, threshold=threshold, blocks=blocks,
+        graph_seed=entropy(16) if degree < n - 1 else b"",
+    )  # fmt: skip
+    check_terms(changed)
+    return changed

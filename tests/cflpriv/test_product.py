@@ -1,0 +1,206 @@
+"""Every algorithm under every protection over both transports: the same models, clusterings and transcript.
+
+The lists are those of the registries, so what is registered anew is in the product by itself. What is refused follows from what algorithms
+and protections declare.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+import pytest
+from scenes import population
+
+from cflpriv.algorithms import ALGORITHMS
+from cflpriv.algorithms.fednova import STEPS_UNIT
+from cflpriv.algorithms.interface import Algorithm
+from cflpriv.contract.protection import PROTECTIONS, Protection, ProtectionSpec
+from cflpriv.errors import InputError
+from cflpriv.experiments import parse_config
+from cflpriv.experiments.config import Config, own_weights
+from cflpriv.experiments.run import prepare
+from cflpriv.protocols.fixedpoint import largest_levels
+from cflpriv.types import Array, Clustering
+
+SCENE = population(groups=2, clients_per_group=3, samples=12, test_samples=2, shape=(4,), separation=4.0)
+"""Five clients from the start, and a newcomer."""
+ROUNDS = 2
+CLIP = 8.0
+FLOOR = 2
+CKKS_BOUND = 64.0
+SETTINGS: Mapping[str, Mapping[str, Any]] = {"cfl": {"watch": True}, "pfedlia": {"warm_up": 1}}
+"""What makes an algorithm use all its operations within these rounds, where it would not by default."""
+STEPS = {"fednova": STEPS_UNIT}
+"""By how many steps of the fixed point a model may be off, if not one a round: FedNova's numbers of local steps travel in such units."""
+
+
+def registered(of: str) -> list[ProtectionSpec]:
+    return [spec for spec in PROTECTIONS.ready().values() if spec.of == of]
+
+
+def modes(key: str) -> tuple[str, ...]:
+    return get_args(get_type_hints(Protection)[key])
+
+
+def sums() -> list[Mapping[str, Any]]:
+    """`[protection]` of each kind of sum, in each mode that it has."""
+    found: list[Mapping[str, Any]] = []
+    for spec in registered("sum"):
+        more = {"secagg_clip": CLIP, "min_cohort": FLOOR, "relay_updates": True}
+        found += [{"sum": spec.name, "secagg_mode": mode, **more} for mode in modes("secagg_mode")] if spec.secure else [{"sum": spec.name}]
+    return found
+
+
+def grams() -> list[Mapping[str, Any]]:
+    """`[protection]` of each kind of comparison."""
+    return [{"gram": [spec.name], **({"ckks_bound": CKKS_BOUND} if spec.encrypted else {})} for spec in registered("gram")]
+
+
+def config_of(name: str, protection: Mapping[str, Any], **run: Any) -> Config:
+    return parse_config(
+        {
+            "model": {"name": "mlp", "hidden": 8, "dtype": "float64"},
+            "training": {"rounds": ROUNDS, "batch_size": 6, "weights": "equal", "lr": 0.05},
+            "algorithm": {"name": name, **SETTINGS.get(name, {})},
+            "protection": protection,
+            "run": {"insecure_test_entropy": True, **run},
+        }
+    )
+
+
+@cache
+def algorithm_of(name: str) -> Algorithm:
+    return config_of(name, {}, release_policy="off").algorithm_for(SCENE)
+
+
+def compares(name: str) -> bool:
+    return "gram" in algorithm_of(name).verbs
+
+
+def refused(name: str, protection: Protection) -> bool:
+    """Whether declarations rule it out: public groups where sums keep groups private; several groupings in a round where they are secure
+    and do not; vectors of a model in the clear, sums hidden.
+    """
+    shown = compares(name) and not protection.comparison.hides and not ALGORITHMS[name].compared({}).of_samples
+    regrouped = protection.secure and not protection.sums.oblivious and bool(algorithm_of(name).regroups)
+    return (protection.sums.oblivious and algorithm_of(name).public_groups) or regrouped or (shown and protection.sums.hides)
+
+
+def often(of_sum: str, gram: str) -> bool:
+    """Whether a pair is in the default suite: each sum once, with the comparison of its name or else a transform; each comparison."""
+    sums_, grams_ = ({spec.name: spec for spec in registered(of)} for of in ("sum", "gram"))
+    transform = next(spec.name for spec in grams_.values() if spec.transformed)
+    without_sum = gram not in sums_ and of_sum == "none" and not grams_[gram].encrypted
+    return without_sum or gram == (of_sum if of_sum in grams_ else transform)
+
+
+def cells() -> list[Any]:
+    """All that nothing rules out; where clients are compared, most pairs of protections are slow."""
+    found = []
+    for name, of_sum in product(ALGORITHMS.ready(), sums()):
+        for of_gram in grams() if compares(name) else [{"gram": ["none"]}]:
+            options = {**of_sum, **of_gram}
+            protection = config_of(name, options, release_policy="off").protection
+            if not refused(name, protection):
+                marks = () if not compares(name) or often(protection.sum, *protection.gram) else pytest.mark.slow
+                mode = f"-{protection.secagg_mode}" if protection.secure else ""
+                found.append(pytest.param(name, options, id=f"{name}-{protection.name}{mode}", marks=marks))
+    return found
+
+
+@dataclass(frozen=True)
+class Played:
+    """What became of a run: what each client would use, opened, who is with whom, and what was said."""
+
+    models: tuple[Array, ...]
+    clusterings: tuple[Clustering | None, ...]
+    messages: tuple[dict[str, Any], ...]
+
+
+def play(config: Config) -> Played:
+    """The beginning, the rounds, and a newcomer where the algorithm takes one."""
+    newcomers = int(algorithm_of(config.algorithm["name"]).admit is not None)
+    simulation = prepare(config.with_("data", newcomers=newcomers), population=SCENE)
+    algorithm, fed, clusterings = simulation.algorithm, simulation.federation, []
+    state = algorithm.init(fed)
+    for number in range(ROUNDS):
+        fed.begin_round(number)
+        state, _ = algorithm.round(fed, state)
+        clusterings.append(algorithm.describe(state).get("clustering"))
+    if algorithm.admit is not None:
+        simulation.simulated.join(simulation.newcomers)
+        state, _ = algorithm.admit(fed, state, simulation.newcomers)
+        clusterings.append(algorithm.describe(state).get("clustering"))
+    served = algorithm.serve(state)
+    given = simulation.simulated.resolve(served.task, served.params, served.which, fed.clients)
+    arrays = tuple(np.asarray(array) for one in given for array in (*one.params.values(), *one.memory.values()))
+    fed.end()
+    return Played(arrays, tuple(clusterings), tuple(vars(message) for message in fed.transcript.messages))
+
+
+@cache
+def unprotected(name: str, smallest: int) -> Played:
+    return play(config_of(name, {"min_cohort": smallest}, release_policy="off"))
+
+
+@pytest.mark.parametrize(("name", "options"), cells())
+def test_protections_and_transports_change_nothing(name: str, options: Mapping[str, Any]) -> None:
+    config = config_of(name, options)
+    memory, carried = (play(config.with_("run", transport=transport)) for transport in ("memory", "bytes"))
+    # SEAL encrypts with randomness of its own, and compresses what comes of it
+    drawn = ("digest", "bytes_each", "total_bytes") if config.protection.encrypted else ()
+    said = [[{key: value for key, value in one.items() if key not in drawn} for one in run.messages] for run in (memory, carried)]
+    assert said[0] == said[1]
+    assert [one["total_bytes"] for one in carried.messages] == pytest.approx([one["total_bytes"] for one in memory.messages], rel=0.01)
+    assert carried.clusterings == memory.clusterings
+    for one, other in zip(carried.models, memory.models, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+    plain, protection = unprotected(name, config.protection.smallest_sum), config.protection
+    step = CLIP / largest_levels(len(SCENE.clients), protection.secagg_bits)
+    if not protection.sums.oblivious:
+        assert memory.clusterings == plain.clusterings
+    for one, other in zip(memory.models, plain.models, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=STEPS.get(name, ROUNDS) * step if protection.secure else 1e-12)
+    seen = {message["verb"] for message in memory.messages}
+    assert set(algorithm_of(name).verbs) - seen <= ({"gather"} if protection.sums.oblivious else set())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS.ready())
+def test_what_declarations_rule_out_is_refused_before_anything_runs(name: str) -> None:
+    """And nothing else is, but sample counts as weights where sums hide them."""
+    for of_sum, of_gram in product(sums(), grams()):
+        config = config_of(name, {**of_sum, **of_gram})
+        if refused(name, config.protection):
+            with pytest.raises(InputError, match=rf"protection\.(sum|gram) = .*'{name}'"):
+                prepare(config, population=SCENE)
+        else:
+            config.algorithm_for(SCENE)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS.ready())
+def test_updates_are_relayed_under_secure_sums_by_permission_only(name: str) -> None:
+    for options in sums():
+        config = config_of(name, {**options, "gram": ["haar"], "relay_updates": False})
+        if not config.protection.secure or refused(name, config.protection):
+            continue
+        if "relay" in algorithm_of(name).verbs:
+            with pytest.raises(InputError, match=rf"clients of '{name}' send each other .* protection\.relay_updates = true"):
+                config.algorithm_for(SCENE)
+        else:
+            config.algorithm_for(SCENE)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS.ready())
+def test_sample_counts_are_no_weights_where_sums_hide_them(name: str) -> None:
+    for of_sum in sums():
+        protection = Protection(**of_sum)
+        with_own = {"algorithm": {"name": name}, "protection": of_sum}
+        if protection.sums.hides and own_weights(name) == "examples":
+            with pytest.raises(InputError, match=rf"training\.weights = 'examples'.*protection\.sum = '{protection.sum}'"):
+                parse_config(with_own)
+        else:
+            parse_config(with_own)

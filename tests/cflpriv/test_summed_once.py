@@ -1,0 +1,164 @@
+"""No second sum: the values of one round go into sums over one set of clients, whatever a server calls them."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from loopback import Loopback, remote
+from scenes import population, training
+
+from cflpriv.algorithms.attempts import mean_with_overall
+from cflpriv.contract.handles import Held
+from cflpriv.contract.protection import Protection
+from cflpriv.errors import InputError
+from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.transport import OverBytes
+from cflpriv.federation.values import from_bytes
+from cflpriv.protocols.entropy import system_entropy
+from cflpriv.protocols.errors import TooFewClients
+from cflpriv.tasks.joining import Join
+
+SCENE = population(groups=1, clients_per_group=8)
+TASK = training(SCENE)
+VICTIM = 5
+OTHERS = [client for client in range(8) if client != VICTIM]
+
+
+def lying(mode: Any = "active", sum_: str = "secagg") -> tuple[Loopback, RemoteFederation]:
+    """A federation whose server does not check what it asks for."""
+    transport, fed = remote(SCENE, Protection(sum=sum_, min_cohort=3, secagg_clip=8.0, secagg_mode=mode))
+    fed._sums._check_groups = lambda call, groups: None  # type: ignore[attr-defined]
+    fed.begin_round(0)
+    return transport, fed
+
+
+def trained(fed: RemoteFederation) -> Held:
+    return fed.compute(TASK, {"model": TASK.model.init(0)})["update"]
+
+
+def refused(fed: RemoteFederation, held: Held, on: list[int]) -> list[int]:
+    """Who refuses a sum by the rule, where nobody else does; the sum has no result."""
+    before = len(fed.refusals)
+    with pytest.raises(TooFewClients):
+        fed.mean(held, on=on)
+    assert {word for _, _, word in fed.refusals[before:]} == {"second-sum"}
+    return [client for client, _, _ in fed.refusals[before:]]
+
+
+@pytest.mark.parametrize("mode", ["active", "passive"])
+def test_a_value_is_summed_with_eight_and_then_with_seven(mode: str) -> None:
+    _, fed = lying(mode)
+    held = trained(fed)
+    (first,) = fed.mean(held)
+    assert first is not None
+    assert first.count == 8
+    assert refused(fed, held, OTHERS) == OTHERS
+
+
+def derived(fed: RemoteFederation, held: Held) -> Held:
+    return fed.compute(Join(("copy",)), {"copy": held})["copy"]
+
+
+def again(fed: RemoteFederation, held: Held) -> Held:
+    return trained(fed)
+
+
+def with_another_rate(fed: RemoteFederation, held: Held) -> Held:
+    return fed.compute(replace(TASK, lr=TASK.lr * 0.999), {"model": TASK.model.init(0)})["update"]
+
+
+def a_round_later(fed: RemoteFederation, held: Held) -> Held:
+    fed.begin_round(1)
+    return held
+
+
+def derived_a_round_later(fed: RemoteFederation, held: Held) -> Held:
+    fed.begin_round(1)
+    return derived(fed, held)
+
+
+@pytest.mark.parametrize("other", [derived, again, with_another_rate, a_round_later, derived_a_round_later])
+def test_nor_anything_of_the_same_round(other: Any) -> None:
+    _, fed = lying()
+    held = trained(fed)
+    fed.mean(held)
+    assert refused(fed, other(fed, held), OTHERS) == OTHERS
+
+
+def test_a_larger_cohort_is_refused_once_its_survivors_are_named() -> None:
+    _, fed = lying()
+    held = trained(fed)
+    fed.mean(held, on=OTHERS)
+    assert refused(fed, again(fed, held), list(range(8))) == OTHERS
+
+
+def test_the_same_clients_are_summed_again() -> None:
+    """Their difference tells what two sums tell anyway."""
+    _, fed = lying()
+    held = trained(fed)
+    (one,), (two,) = fed.mean(held), fed.mean(with_another_rate(fed, held))
+    assert one is not None
+    assert two is not None
+    assert one.count == two.count == 8
+
+
+def test_a_client_that_dropped_out_of_the_first_sum_may_join_a_later_one() -> None:
+    _, fed = lying()
+    held = trained(fed)
+    fed.mean(held, on=OTHERS[:4])
+    (mean,) = fed.mean(held, on=[*OTHERS[4:], VICTIM])
+    assert mean is not None
+    assert mean.count == 4
+
+
+def test_a_resumed_server_is_refused_as_well() -> None:
+    transport, fed = lying()
+    saved = fed.saved()
+    fed.mean(trained(fed))
+    resumed = RemoteFederation(
+        OverBytes(transport), protection=fed.protection, seed=1, roster=transport.roster, session=saved["session"], entropy=system_entropy
+    )  # fmt: skip
+    resumed.restore(saved)
+    resumed._sums._check_groups = lambda call, groups: None  # type: ignore[attr-defined]
+    resumed.begin_round(0)
+    assert refused(resumed, trained(resumed), OTHERS) == OTHERS
+    resumed.begin_round(1)
+    (mean,) = resumed.mean(trained(resumed), on=OTHERS)  # the next round's values are new ones
+    assert mean is not None
+    assert mean.count == 7
+
+
+def test_an_honest_server_says_what_an_algorithm_does_wrong() -> None:
+    _, fed = remote(SCENE, Protection(sum="secagg", min_cohort=3, secagg_clip=8.0))
+    fed.begin_round(0)
+    held = trained(fed)
+    fed.mean(held)
+    with pytest.raises(InputError, match="client 0 was in a sum over 8 clients in this round, and would be in one over 7 others"):
+        fed.mean(held, on=OTHERS)
+
+
+@pytest.mark.parametrize("sum_", ["none", "secagg"])
+@pytest.mark.parametrize("sizes", [(4, 4), (6, 2), (5, 1, 1, 1), (2, 2, 2, 2)])
+def test_groups_and_everyone_by_one_sum_a_client(sum_: str, sizes: tuple[int, ...]) -> None:
+    """The means are those of two sums; over everyone those count, too, whose groups are too small."""
+    transport, fed = remote(SCENE, Protection(sum=sum_, min_cohort=1 if sum_ == "none" else 3, secagg_clip=8.0))
+    fed.begin_round(0)
+    held = trained(fed)
+    truth = {client: from_bytes(transport.stores[client].get("held/1") or b"")[0]["update"] for client in range(8)}
+    joined = fed.compute(Join(("update", "step")), {"update": held, "step": held})
+    labels = dict(zip(range(8), np.repeat(range(len(sizes)), sizes).tolist(), strict=True))
+    means, everyone = mean_with_overall(fed, joined, held, "equal", labels, len(sizes))
+    smallest = fed.protection.smallest_sum
+    for label, mean in enumerate(means):
+        members = [client for client in labels if labels[client] == label]
+        assert (mean is None) == (len(members) < smallest)
+        if mean is not None:
+            np.testing.assert_allclose(mean.parts["step"].value(), np.mean([truth[c] for c in members], axis=0), atol=1e-6)
+    rest = sum(size for size in sizes if size < smallest)
+    counted = [c for c in labels if sizes[labels[c]] >= smallest or rest >= smallest]
+    assert everyone is not None
+    assert everyone.count == len(counted)
+    np.testing.assert_allclose(everyone.parts["update"].value(), np.mean([truth[c] for c in counted], axis=0), atol=1e-6)
+    sums = [message.clients for message in fed.transcript.messages if message.kind in ("update", "secagg Masked")]
+    assert sorted(client for clients in sums for client in clients) == counted  # each client is in one sum

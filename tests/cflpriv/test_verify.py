@@ -1,0 +1,130 @@
+"""A run folder that was edited is told from one that was not."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command_line import in_process
+
+from cflpriv.errors import InputError
+from cflpriv.experiments import parse_config, run_experiment
+from cflpriv.experiments.report import read_run, write_report
+from cflpriv.experiments.verify import FILE, OF_AUDITS, digest_of, seal, verify
+
+TREE = {
+    "data": {"clients": 6, "samples_per_client": 20},
+    "model": {"hidden": 4},
+    "training": {"rounds": 2},
+    "run": {"record": "full"},
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("verify") / "run"
+    run_experiment(parse_config(TREE), folder)
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+def rewritten(name: str, change: Callable[[dict], None]) -> Callable[[Path], None]:  # type: ignore[type-arg]
+    def edit(folder: Path) -> None:
+        tree = json.loads((folder / name).read_text())
+        change(tree)
+        (folder / name).write_text(json.dumps(tree, indent=1) + "\n")
+
+    return edit
+
+
+def appended(name: str) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        (folder / name).write_bytes((folder / name).read_bytes() + b"\n")
+
+    return edit
+
+
+EDITS: dict[str, Callable[[Path], None]] = {
+    "summary.json": rewritten("summary.json", lambda tree: tree.update(accuracy_mean=0.988)),
+    "measured.json": rewritten("measured.json", lambda tree: tree["truth"].update({"0": 7})),
+    **{name: appended(name) for name in ("config.toml", "environment.json", "rounds.jsonl", "evidence.npz", "transcript/messages.jsonl")},
+}
+
+
+def test_a_folder_as_its_run_left_it_is_verified(folder: Path) -> None:
+    found = verify(folder)
+    assert found.problems == ()
+    assert len(found.digest) == 32
+    assert read_run(folder).problems == ()
+    assert "Verified:" in write_report(folder).read_text()
+    assert verify(folder) == found  # a report changes nothing that it reads
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_each_file_that_a_report_reads_is_checked(folder: Path, name: str) -> None:
+    EDITS[name](folder)
+    assert any(name in problem and "is not as the run left it" in problem for problem in verify(folder).problems)
+
+
+@pytest.mark.parametrize("name", [name for name in EDITS if name != "config.toml"])
+def test_each_file_that_is_missing_is_named(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    assert any(name in problem for problem in verify(folder).problems)
+
+
+def test_a_report_says_what_is_not_verified(folder: Path) -> None:
+    EDITS["summary.json"](folder)
+    page = write_report(folder).read_text()
+    assert "Not verified:" in page
+    assert "summary.json: accuracy_mean = 0.988, where the run" in page
+    assert "Verified:" not in page
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("accuracy_mean", 0.988), ("accuracy_mean_last_rounds", 1.0), ("ari", -0.5), ("rounds_skipped", 7), ("messages", 1)]
+)
+def test_an_edited_figure_is_found_also_where_digests_were_written_anew(folder: Path, key: str, value: float) -> None:
+    before = digest_of(folder)
+    rewritten("summary.json", lambda tree: tree.update({key: value}))(folder)
+    seal(folder)
+    assert verify(folder).digest != before  # and by whoever noted it
+    assert [problem for problem in verify(folder).problems if f"{key} = {value!r}, where" in problem]
+
+
+def test_an_audit_is_sealed_as_well(folder: Path) -> None:
+    (folder / "audit.json").write_text("[]\n")
+    assert any("audit.json" in problem for problem in verify(folder).problems)
+    seal(folder, OF_AUDITS)
+    assert verify(folder).problems == ()
+    EDITS["config.toml"](folder)
+    seal(folder, OF_AUDITS)  # an audit seals what it wrote itself, and nothing else
+    assert any("config.toml" in problem for problem in verify(folder).problems)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"config.toml": 3}', "null"])
+def test_a_damaged_table_of_digests_is_no_crash(folder: Path, content: str) -> None:
+    (folder / FILE).write_text(content)
+    assert verify(folder).problems
+    assert read_run(folder).problems
+
+
+def test_older_and_unfinished_folders_are_not_verified(folder: Path, tmp_path: Path) -> None:
+    (folder / FILE).unlink()
+    assert any("digests.json: is missing" in problem for problem in verify(folder).problems)
+    with pytest.raises(InputError, match="is not a run folder"):
+        verify(tmp_path)
+
+
+def test_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert in_process(monkeypatch, "verify", str(folder), "--digest", digest_of(folder)) == 0
+    assert f"verified: {folder}, digest {digest_of(folder)}" in capsys.readouterr().out
+    assert in_process(monkeypatch, "verify", str(folder), "--digest", "0" * 32) == 1
+    EDITS["summary.json"](folder)
+    assert in_process(monkeypatch, "verify", str(folder)) == 1
+    assert "not verified: " in capsys.readouterr().out
+    assert in_process(monkeypatch, "verify", str(folder / "no")) == 2

@@ -1,0 +1,112 @@
+"""Active attacks on Flower: the same attack code over the Grid, with clients that are started from their settings files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra `flower` is not installed")
+
+from deployments import APP, loopback
+from fake_grid import FakeGrid
+from flwr.app import Context
+from scenes import population
+
+from cflpriv.attacks.active.audit import FILE, active_audit, play_all
+from cflpriv.attacks.active.scene import Clients, Scene
+from cflpriv.data import build_population
+from cflpriv.experiments import parse_config
+from cflpriv.federation.transport import OverBytes
+from cflpriv.flower import GridTransport, client_app, write_identities
+from cflpriv.flower.client import read_identity, read_roster, settings_of
+
+CLIENTS = 5
+SCENE = population(groups=1, clients_per_group=CLIENTS)
+CONFIG = parse_config({
+    "data": {"clients": CLIENTS}, "model": {"name": "linear"}, "training": {"rounds": 1, "weights": "equal", "lr": 0.1},
+    "algorithm": {"name": "fedavg"}, "protection": {"sum": "secagg"},
+})  # fmt: skip
+PLAYED = (
+    "second_sum", "stale_slot", "smaller_minimum", "sybils", "other_model", "switched_value", "split_survivors", "second_unmasking",
+    "mode_downgrade", "other_operation", "dressed_task", "relay_to_accomplice", "next_round",
+)  # fmt: skip
+
+
+def scene(folder: Path) -> Scene:
+    """Nodes in this process, each with a settings file; a session of its own for each attack."""
+    roster = write_identities(folder / "keys", CLIENTS)
+    configs: dict[int, dict[str, Any]] = {}
+    for client in range(CLIENTS):
+        path = folder / f"client{client}.toml"
+        path.write_text(f'identity = "keys/client{client}.key"\nroster = "keys/roster.txt"\n[protection]\nsum = "secagg"\n')
+        configs[1000 + client] = {"settings": str(path)}
+
+    def data(context: Context, tables: dict[str, Any]) -> Any:
+        return SCENE.clients[settings_of(context)[0].identity.client]
+
+    grid: Any = FakeGrid({node: client_app(data) for node in configs}, configs)
+    transport = OverBytes(GridTransport(grid, poll_seconds=0.0))
+    identities = {client: read_identity(folder / "keys" / f"client{client}.key") for client in range(CLIENTS)}
+    return Scene(CONFIG, SCENE, lambda: Clients(transport, read_roster(roster), identities))
+
+
+def test_over_a_grid_clients_answer_as_in_one_process(tmp_path: Path) -> None:
+    there = play_all(scene(tmp_path), PLAYED)
+    here = active_audit(CONFIG, attacks=PLAYED, population=SCENE)
+    for one, two in zip(there, here, strict=True):
+        assert (one.attack, one.status, one.code, one.stage) == (two.attack, two.status, two.code, two.stage)
+        assert (one.refusals, one.accomplices) == (two.refusals, two.accomplices)
+        if two.value is not None:
+            assert one.value == pytest.approx(two.value, abs=1e-5)
+            assert one.baseline == pytest.approx(two.baseline)
+    assert {one.status for one in here} == {"learned", "refused"}
+
+
+SERVER = '''
+"""A SuperLink's app that lies to the clients that it reaches, and writes what they answered."""
+
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from cflpriv import build_population, load_config
+from cflpriv.attacks.active.audit import play_all, written
+from cflpriv.attacks.active.scene import Clients, Scene
+from cflpriv.federation.transport import OverBytes
+from cflpriv.flower import GridTransport
+from cflpriv.flower.client import read_identity, read_roster
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    given = context.run_config
+    config = load_config(str(given["experiment"]))
+    roster = Path(str(given["roster"]))
+    transport = GridTransport(grid)
+    transport.wait_for(int(given["clients"]), 120.0)
+    identities = {client: read_identity(roster.parent / f"client{client}.key") for client in range(int(given["clients"]))}
+    met = Clients(OverBytes(transport), read_roster(roster), identities)
+    rows = play_all(Scene(config, build_population(config.data), lambda: met), ["second_sum", "smaller_minimum"])
+    written(rows, config, Path(str(given["out"])))
+'''
+
+
+@pytest.mark.flower
+@pytest.mark.timeout(1800)
+def test_a_deployment_is_lied_to(tmp_path: Path) -> None:
+    module, out = loopback(), tmp_path / "d"
+    out.mkdir()
+    with module.deploy(out, APP / "experiment.toml", ["protection.min_cohort=3"], 1, 60.0) as machines:
+        (out / "app" / "clustered" / "server.py").write_text(SERVER, encoding="utf-8")
+        assert module.wait(machines, module.submit(machines), 1500) == "finished:completed"
+    there = json.loads((out / "run" / FILE).read_text(encoding="utf-8"))
+    config = module.load_config(out / "experiment.toml")
+    here = active_audit(config, attacks=[row["attack"] for row in there], population=build_population(config.data))
+    assert [(row["attack"], row["status"], row["code"], row["stage"]) for row in there] == [
+        (row.attack, row.status, row.code, row.stage) for row in here
+    ]
+    assert [row["status"] for row in there][1] == "refused"
