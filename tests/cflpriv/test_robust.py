@@ -1,7 +1,10 @@
 """Robust means: the rules against oracles, dealings that nobody chooses, and buckets that never fall below the minimum cohort size."""
 
+import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,12 +16,14 @@ from scenes import Make, eye, federation, population
 from scipy.optimize import minimize
 
 from cflpriv.aggregation.robust import RULES, centred_clipping, geometric_median, trimmed_mean
+from cflpriv.attacks.bad_clients import corrupt, scaled
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError, TooFewClients
 from cflpriv.experiments import parse_config, start
 from cflpriv.experiments.run import advance, finish
 from cflpriv.federation import messages as m
 from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.values import Exchange
 from cflpriv.protocols import dealing
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.errors import RemoteError
@@ -49,7 +54,7 @@ def test_the_trimmed_mean_is_that_of_sorted_lists(seed: int, count: int, dimensi
 
 
 @given(st.integers(0, 10**6), st.integers(3, 12), st.integers(1, 5))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_the_geometric_median_has_the_smallest_sum_of_distances(seed: int, count: int, dimension: int) -> None:
     given_ = points(seed, count, dimension)
 
@@ -462,3 +467,34 @@ def test_groups_of_fewer_than_three_buckets_count_as_small(small: Any) -> None:
     else:
         assert means[1] is not None
         assert means[1].parts["one"].own
+
+
+# --- clients that misbehave ---------------------------------------------------------------------------------------------------------
+
+
+def test_bad_clients_destroy_a_mean_and_not_a_robust_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One cell of the measurement, made small: 10 % of the clients send −10 times their update."""
+    spec = importlib.util.spec_from_file_location("benchmark_robustness", Path(__file__).parents[2] / "benchmarks" / "robustness.py")
+    assert spec is not None
+    assert spec.loader is not None
+    robustness = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, robustness)
+    spec.loader.exec_module(robustness)
+    digits = robustness.SETTINGS["digits"]
+    small = {**digits, "data": {**digits["data"], "clients": 20}, "training": {**digits["training"], "rounds": 3}}
+    monkeypatch.setattr(robustness, "SETTINGS", {"digits": small})
+    accuracy = {
+        method: robustness.cell("digits", "sign flip x10", 0.1, method, 0)["accuracy"] for method in ("mean", "geometric_median, single")
+    }
+    assert accuracy["mean"] < 0.3
+    assert accuracy["geometric_median, single"] > 0.7
+
+
+def test_a_bad_client_changes_what_it_holds_and_no_other_does() -> None:
+    fed = federation(population(), Protection())
+    corrupt(eye(fed), 1, scaled(-2.0, "vector"))
+    held = fed.compute(Make())
+    for client in fed.clients:
+        honest = Make().run(eye(fed).client(client).given(fed.asks(Make(), {}, None, [client])[client], Exchange()))
+        assert eye(fed).peek(client, held["vector"]) == pytest.approx(honest["vector"] * (-2.0 if client == 1 else 1.0))
+        assert eye(fed).peek(client, held["one"]) == client
