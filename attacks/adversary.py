@@ -54,9 +54,9 @@ class AdversaryView:
     coalition: tuple[int, ...] = ()
     protection: Protection = field(default_factory=Protection)
 
-    def select(self, verb: str, kind: str | None = None) -> tuple[Message, ...]:
-        """The messages of a verb (and kind) whose payload is at hand."""
-        return tuple(m for m in self.messages if m.verb == verb and kind in (None, m.kind) and m.payload is not None)
+    def select(self, operation: str, kind: str | None = None) -> tuple[Message, ...]:
+        """The messages of an operation (and kind) whose payload is at hand."""
+        return tuple(m for m in self.messages if m.operation == operation and kind in (None, m.kind) and m.payload is not None)
 
     def until(self, rounds: int) -> "AdversaryView":
         """What was seen before round number `rounds`."""
@@ -78,18 +78,18 @@ UPDATES = ("update", "step", "movement", "direction", "contribution")
 """Parts of which one is a client's update, or what tells it."""
 
 
-def opened(view: AdversaryView, rows: Array, name: str, verb: str, dimension: int) -> Array | None:
+def opened(view: AdversaryView, rows: Array, name: str, operation: str, dimension: int) -> Array | None:
     """Rows (..., size) as the clients had them, (..., dimension), where the coalition has the secret of their transform.
 
     Sketched ones come out as they were sketched. Without the secret rows are as they came; with it they are None if they are not of the
-    transform's size and so stay blind. `name` is the transform's, `verb` ("gram" or "mean") says whose kind it is.
+    transform's size and so stay blind. `name` is the transform's, `operation` ("gram" or "mean") says whose kind it is.
     """
-    stages = view.protection.gram if verb == "gram" else (view.protection.sum,)
+    stages = view.protection.gram if operation == "gram" else (view.protection.sum,)
     kind = next((stage for stage in stages if stage in TRANSFORMS), None)
     secret = view.secret_of(name)
     if secret is None or kind is None:
         return rows
-    if verb == "gram" and "sketch" in stages:  # a transform after it is one of what the sketch leaves
+    if operation == "gram" and "sketch" in stages:  # a transform after it is one of what the sketch leaves
         dimension = min(dimension, view.protection.sketch_dim)
     made = _transform(kind, secret, name, dimension)
     return np.asarray(made.invert(np.asarray(rows, np.float64))) if made.size == rows.shape[-1] else None
@@ -159,7 +159,7 @@ def view_of(
     party = {"key-holder": "key-holder", "client": None}.get(adversary, "server")
     seen = []
     for message in messages:
-        whole = party is not None and (party in (message.source, message.target) or (party == "server" and message.verb == "relay"))
+        whole = party is not None and (party in (message.source, message.target) or (party == "server" and message.operation == "relay"))
         if whole and party in message.readers:
             seen.append(message)
         elif (own := _of_coalition(message, coalition, header=whole)) is not None:
@@ -208,7 +208,7 @@ def _traffic(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Headers as a wire shows them: clients that were sent equally much in one step are not told apart by what they were sent."""
     merged: dict[tuple[int, str, str, str, int], Message] = {}
     for message in messages:
-        key = (message.round, message.verb, message.source, message.target, message.bytes_each)
+        key = (message.round, message.operation, message.source, message.target, message.bytes_each)
         before = merged.get(key)
         clients = message.clients if before is None else tuple(sorted({*before.clients, *message.clients}))
         bare = before or replace(message, kind="", payload=None, digest="", kept_digest="", context={}, peers=(), readers=())

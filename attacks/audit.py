@@ -269,7 +269,7 @@ def _is_open(config: Config) -> bool:
 
 
 def _opened(config: Config) -> Config:
-    """The same without protection: no transform, no secure sum, no floor, no noise."""
+    """The same without protection: no transform, no secure sum, no minimum cohort size, no noise."""
     return replace(config, protection=Protection(), privacy=Privacy()).with_("run", audit_parties=("server",))
 
 
@@ -315,7 +315,7 @@ class _UntilCompared(Transcript):
 
     def add(self, *parts: Any, **more: Any) -> None:
         super().add(*parts, **more)
-        if self.messages[-1].verb == "gram":
+        if self.messages[-1].operation == "gram":
             raise _Upload
 
 
@@ -338,7 +338,7 @@ def simulator(config: Config, population: Population) -> Callable[[Sequence[tupl
             begin(simulation)
             advance(simulation)
         except _Upload:
-            (message,) = [one for one in simulation.federation.transcript.messages if one.verb == "gram"]
+            (message,) = [one for one in simulation.federation.transcript.messages if one.operation == "gram"]
             return None if message.payload is None else compared_rows(config, np.asarray(message.payload["rows"], np.float64))
         except InputError:
             return None

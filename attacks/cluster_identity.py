@@ -42,19 +42,19 @@ def clusters_in(view: AdversaryView) -> dict[int, int]:
     enrolled: dict[int, list[int]] = {}
     for message in view.messages:
         which = message.context.get("which")
-        if message.verb == "compute" and which is not None and len(which) == 1:
+        if message.operation == "compute" and which is not None and len(which) == 1:
             sent |= dict.fromkeys(message.clients, int(which[0]))
-        if message.verb == "mean" and "group" in message.context:
+        if message.operation == "mean" and "group" in message.context:
             summed |= dict.fromkeys(message.clients, int(message.context["group"]))
-        if message.verb == "mean" and "labels" in message.context and len(message.context["labels"]) == len(message.clients):
+        if message.operation == "mean" and "labels" in message.context and len(message.context["labels"]) == len(message.clients):
             labels = message.context["labels"]
             if len({tuple(one) for one in labels}) > 1:
                 summed |= {client: int(one[0]) for client, one in zip(message.clients, labels, strict=True) if one}
-        if message.verb == "gather" and message.payload is not None and "choice" in message.payload:
+        if message.operation == "gather" and message.payload is not None and "choice" in message.payload:
             told |= {client: int(one) for client, one in zip(payload_rows(message), message.payload["choice"], strict=True)}
-        if message.verb == "gram" and message.kind == "ckks enrolment":
+        if message.operation == "gram" and message.kind == "ckks enrolment":
             enrolled.setdefault(int(message.context.get("epoch", 0)), []).extend(message.clients)
-        if message.verb == "gram" and message.kind == "result" and message.payload is not None and "labels" in message.payload:
+        if message.operation == "gram" and message.kind == "result" and message.payload is not None and "labels" in message.payload:
             labels, everyone = message.payload["labels"], enrolled.get(int(message.context.get("epoch", 0)), [])
             if np.ndim(labels) == 1 and len(labels) == len(everyone):
                 made = dict(zip(everyone, np.asarray(labels).astype(int).tolist(), strict=True))
@@ -70,7 +70,7 @@ def linked_clusters(view: AdversaryView) -> dict[int, int]:
     rounds: dict[int, dict[int, int]] = {}
     for message in view.messages:
         which = message.context.get("which")
-        if message.verb == "compute" and which is not None and len(which) == 1:
+        if message.operation == "compute" and which is not None and len(which) == 1:
             rounds.setdefault(message.round, {}).update(dict.fromkeys(message.clients, int(which[0])))
     clients = sorted({client for labels in rounds.values() for client in labels})
     place = {client: i for i, client in enumerate(clients)}
@@ -145,7 +145,9 @@ def guess(view: AdversaryView, clients: Sequence[int], renumbered: bool = False,
 
 def compares(view: AdversaryView) -> bool:
     """Whether clients were compared, or chose, so that a single cluster is a finding and not the only possibility."""
-    return any(message.verb == "gram" or (message.verb == "gather" and "choice" in (message.payload or {})) for message in view.messages)
+    return any(
+        message.operation == "gram" or (message.operation == "gather" and "choice" in (message.payload or {})) for message in view.messages
+    )
 
 
 def score(guessed: Mapping[int, int], truth: Truth, clients: Sequence[int]) -> Array:

@@ -1,8 +1,9 @@
 """What colluding clients take off a sum: their own updates, which each of them knows.
 
-Source: textbook; a floor of m clients is one of m − N clients to a server with N of them in the sum. No transcript holds what a client put
-into a secure sum, and the secrets of a run folder hold no updates. They follow from what the client does have: the model it was sent, its
-data and its batches, so it trains again. That makes the very update that it sent, where the update is plain local training of that model.
+Source: textbook; a minimum cohort size of m clients is one of m − N clients to a server with N of them in the sum. No transcript holds what
+a client put into a secure sum, and the secrets of a run folder hold no updates. They follow from what the client does have: the model it
+was sent, its data and its batches, so it trains again. That makes the very update that it sent, where the update is plain local training of
+that model.
 
 What is left alone: runs in which a client's update holds more than such a training, by the tasks that the transcript records
 (`LocalTraining.alone`), sums of which the view does not have the model (blind ones, oblivious totals, models of which only a part travels),
@@ -40,7 +41,9 @@ def _of_others(case: Case, one: CohortSum) -> CohortSum | None:
     assert case.prior.config is not None  # the caller's
     own = [client for client in one.members if client in case.view.coalition]
     others = tuple(client for client in one.members if client not in case.view.coalition)
-    if not own or one.mean is None or one.start is None or not one.mean.any():  # a sum below the floor leaves the model as it was
+    if (
+        not own or one.mean is None or one.start is None or not one.mean.any()
+    ):  # a sum below the minimum cohort size leaves the model as it was
         return one
     if not others:
         return None

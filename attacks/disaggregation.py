@@ -11,9 +11,9 @@ updates, where a protection leaves these open, are not looked at: there the sums
 
 A server with N colluding clients takes their own updates off a sum first (`coalition`), so that a sum over one client beside them is one.
 
-What it proves: a floor of m stops sums over one client as long as fewer than m − 1 of its members collude, and does not stop differencing;
-fixed cohorts do, since their equations repeat. What it does not: updates at changing models are not static; two rounds' sums give their
-differences only as far as clients move alike.
+What it proves: a minimum cohort size of m stops sums over one client as long as fewer than m − 1 of its members collude, and does not stop
+differencing; fixed cohorts do, since their equations repeat. What it does not: updates at changing models are not static; two rounds' sums
+give their differences only as far as clients move alike.
 """
 
 from collections.abc import Sequence
@@ -98,7 +98,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if not seen[0]:
         why = "no sum over named clients is in this view"
         if sizes_in(view):
-            why = "who is in which sum is hidden, and in every round somebody was in a group below the floor, so not even totals are known"
+            why = "who is in which sum is hidden, and in every round somebody was in too small a group, so not even totals are known"
         return [nothing(case, NAME, metric, why) for metric in ("singleton_exact", "static_value_exact")], None
     blank = np.zeros(len(clients))
     config = case.prior.config
@@ -107,19 +107,19 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     single = [score_single(guess_single(one), truth, clients) for one in seen]
     static = [score_static(one, clients, case.seed) for one in seen]
     figures = []
-    reference_words = "unprotected: the same cohorts' sums in the open, without a floor"
+    reference_words = "unprotected: the same cohorts' sums in the open, without a minimum cohort size"
     if sizes_in(view):
         reference_words = f"here sums are totals over all who took part, since who is in which group is hidden; {reference_words}"
     here, there = static[0][1], static[1][1]
     beside = " and colluders, who take their own updates off" if view.coalition else ""
     for metric, mine, theirs, why, note in (
         (
-            "singleton_exact", single[0], single[1], f"no sum was over one client{beside}, even without a floor",
+            "singleton_exact", single[0], single[1], f"no sum was over one client{beside}, even without a minimum cohort size",
             f"a client's update, from a sum over it alone{beside and f', or over it{beside}'}",
         ),
         (
-            "static_value_exact", static[0][0], static[1][0], f"cohorts tell no client apart, even without a floor: {there}",
-            f"a value that a client would send unchanged in every sum, by differencing; here {here}; without a floor {there}",
+            "static_value_exact", static[0][0], static[1][0], f"cohorts tell no client apart, even without a minimum cohort size: {there}",
+            f"a value that a client would send unchanged in every sum, by differencing; here {here}; without a minimum cohort size {there}",
         ),
     ):  # fmt: skip
         if metric == "static_value_exact" and case.prior.private:

@@ -25,7 +25,7 @@ from ..algorithms.stocfl import Represent
 from ..engine import Engine, Streams, TaskInput
 from ..engine.models import Model
 from ..federation import messages as m
-from ..federation.client import RemoteClient
+from ..federation.client import FederationClient
 from ..federation.handler import driven
 from ..federation.settings import Settings
 from ..federation.store import ObjectStore
@@ -188,7 +188,7 @@ def local(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> G
     rows = [LONG * 2**0.5 * (1.0 if inside else low) * along for inside in coins]
     session, store, noise = bytes(16), ObjectStore(), m.Bounded(event.relation, 1.0, event.noise_multiplier)
     store.put("session", session)
-    client, seen = RemoteClient(Settings(Identity.create(0, entropy)), _no_data, store, entropy), []
+    client, seen = FederationClient(Settings(Identity.create(0, entropy)), _no_data, store, entropy), []
     for number, brought in enumerate(rows):
         client.values.hold(number, {"rows": brought}, Origin())
         given = driven(client.handle(m.Give(session, "gram", number, ("rows",), "", False, noise), Exchange()))

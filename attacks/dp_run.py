@@ -243,9 +243,9 @@ class _Canaries:
             if mean is None:
                 continue
             total = np.concatenate([np.ravel(part.value()) for part in mean.parts.values()]) * mean.count
-            calm = self.norm * np.sum([self.brought(client, len(total)) for client in mean.heard], axis=0)
+            calm = self.norm * np.sum([self.brought(client, len(total)) for client in mean.contributors], axis=0)
             half = self.norm * (1.0 + self.low) / 2
-            for client in mean.heard:
+            for client in mean.contributors:
                 axis = self.axis(client, len(total))
                 self.scores[client] = self.scores.get(client, 0.0) + float(axis @ total) - half
                 self.exact[client] = self.exact.get(client, 0.0) + float(axis @ calm) - half

@@ -68,7 +68,7 @@ def with_opened_uploads(view: AdversaryView, shape: tuple[int, int]) -> Adversar
     messages = []
     for message in view.messages:
         key = keys.get(message.context.get("epoch"))
-        upload = message.verb == "gram" and message.source == "clients" and "bytes" in (message.payload or {})
+        upload = message.operation == "gram" and message.source == "clients" and "bytes" in (message.payload or {})
         if key is not None and upload and view.adversary.startswith("server"):
             assert key.payload is not None  # selected
             secret = np.asarray(key.payload["bytes"], np.uint8).tobytes()

@@ -285,7 +285,7 @@ def _refusal(case: Case) -> str:
     if case.prior.config.training.optimizer == "adam" or any(one.train.optimizer == "adam" for one in trainings.all):
         return "not attempted: Adam's steps keep little of a gradient but its signs, by which no image is sought; that proves nothing"
     if trainings.first is None:
-        passed = any(message.verb == "relay" for message in case.reference.messages)
+        passed = any(message.operation == "relay" for message in case.reference.messages)
         return "not attempted: clients send models to each other, none to be averaged; that proves nothing of them" if passed else ""
     if not all(map(_is_plain, trainings.all)):
         return "not attempted: clients do not take plain steps on all of their samples; that proves nothing of them"

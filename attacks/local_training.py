@@ -128,9 +128,9 @@ def trainings_in(view: AdversaryView) -> Trainings:
     found: list[LocalTraining] = []
     asked: LocalTraining | None = None
     for message in view.messages:
-        if message.verb == "compute" and message.kind == "parameters":
+        if message.operation == "compute" and message.kind == "parameters":
             asked = training_of(message) or asked
-        elif message.verb == "mean" and asked is not None:
+        elif message.operation == "mean" and asked is not None:
             by_round.setdefault(message.round, asked.unanchored())
             found += [] if asked in found else [asked]
     return Trainings(by_round, tuple(found))

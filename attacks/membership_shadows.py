@@ -89,13 +89,13 @@ def turns_in(view: AdversaryView, dimension: int) -> list[Turn]:
             turns.append(Turn(step, at, name, vector, who))
 
     for message in view.messages:
-        if message.verb == "compute" and message.kind == "parameters":
+        if message.operation == "compute" and message.kind == "parameters":
             models = {name: vector for name, vector in models_sent(view, message).items() if vector.shape == (dimension,)}
             if averaged:
                 close()
                 offered, trained, everybody, averaged, step = {}, {}, (), False, step + 1
             offered, at = offered | models, message.round
-        elif message.verb == "mean" and message.source in ("clients", "server"):
+        elif message.operation == "mean" and message.source in ("clients", "server"):
             averaged, labels = True, message.context.get("labels")
             if "group" in message.context:
                 trained[int(message.context["group"])] = message.clients

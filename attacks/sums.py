@@ -92,7 +92,7 @@ def sizes_in(view: AdversaryView) -> list[Sizes]:
         return found
     terms: Terms | None = None
     for message in view.messages:
-        if message.verb != "mean" or "group" in message.context:
+        if message.operation != "mean" or "group" in message.context:
             continue
         if message.kind == TERMS:  # of the counts, which have no blocks, or of the blocks of those who were counted
             terms = _terms(message)
@@ -138,7 +138,7 @@ def _sums(view: AdversaryView) -> list[CohortSum]:
     local: LocalTraining | None = None
     for sent in _calls(view):
         first = sent[0]
-        if first.verb == "mean":
+        if first.operation == "mean":
             for label, members in _groups(first) if whole else []:
                 name = next((key for key in last if key[2] == f"model/{label}"), next((key for key in last if key[2] == "model"), None))
                 number = label if name is not None and name[2] != "model" else -1
@@ -171,7 +171,7 @@ def _calls(view: AdversaryView) -> Iterator[list[Message]]:
     """Models that were sent together, each client one message, and sums, in order."""
     batch: list[Message] = []
     for message in view.messages:
-        if message.verb == "compute" and message.payload is not None:
+        if message.operation == "compute" and message.payload is not None:
             same = batch and (batch[0].round, batch[0].context.get("task")) == (message.round, message.context.get("task"))
             if batch and not (same and {c for one in batch for c in one.clients}.isdisjoint(message.clients)):
                 yield batch
@@ -181,7 +181,7 @@ def _calls(view: AdversaryView) -> Iterator[list[Message]]:
         if batch:
             yield batch
             batch = []
-        if message.verb == "mean" and message.kind in SUMS:
+        if message.operation == "mean" and message.kind in SUMS:
             yield [message]
     if batch:
         yield batch

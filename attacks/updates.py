@@ -82,7 +82,7 @@ def _single_steps(view: AdversaryView, dimension: int) -> dict[int, list[Step]]:
         if message.payload is None:
             continue
         named = {part.partition("/")[0] for part in message.payload}
-        if message.verb == "compute" and message.kind == "parameters" and "model" in named:  # FeSEM's has a label alone in between
+        if message.operation == "compute" and message.kind == "parameters" and "model" in named:  # FeSEM's has a label alone in between
             models, *others = (
                 {name: vector for name, vector in models_sent(view, message, of).items() if vector.shape == (dimension,)}
                 for of in ("model", "origin", "anchor", "control")
@@ -109,7 +109,7 @@ def _single_steps(view: AdversaryView, dimension: int) -> dict[int, list[Step]]:
 def _updates(view: AdversaryView, message: Message, dimension: int) -> list[tuple[int, int, Array]]:
     """(client, group, update) of each client in a message of updates; of what stays blind, as many numbers as a model has."""
     context = message.context
-    if message.payload is None or message.verb != "mean" or message.kind not in ("update", "blind update"):
+    if message.payload is None or message.operation != "mean" or message.kind not in ("update", "blind update"):
         return []
     rows = updates_sent(view, message)
     if rows is None:

@@ -75,7 +75,7 @@ from cflpriv.flower.client import read_roster
 from cflpriv.flower.transport import GridTransport
 from cflpriv.contract.protection import Protection
 from cflpriv.federation.foreign import Foreign
-from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.server import FederationServer
 from cflpriv.federation.transport import OverBytes
 
 app = ServerApp()
@@ -110,7 +110,7 @@ def main(grid, context):
     given = context.run_config
     transport = Beside(grid)
     roster = read_roster(Path(given["roster"]))
-    federation = RemoteFederation(OverBytes(transport), protection=Protection(sum="secagg", min_cohort=2), roster=roster)
+    federation = FederationServer(OverBytes(transport), protection=Protection(sum="secagg", min_cohort=2), roster=roster)
     transport.ours.welcome(federation, given["clients"], 600.0)
     rounds, dimension = json.loads(Path(given["out"] + ".json").read_text())
     task = Foreign("train", ("update",), (("w", (dimension,), "float32"),))

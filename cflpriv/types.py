@@ -73,7 +73,7 @@ class ClientData:
 
     @property
     def samples(self) -> int:
-        """The number of training samples. It is private: no verb releases it unless asked for by `weights="examples"`."""
+        """The number of training samples. It is private: no operation releases it unless asked for by `weights="examples"`."""
         return len(self.x_train)
 
 

@@ -41,7 +41,7 @@ def receive(wire: socket.socket) -> bytes:
 
 
 def run_client(wire: socket.socket, identity: Identity, roster: Roster) -> None:
-    """A client insists on its own policy, whatever the server proposes: session, model, at most one model, a floor."""
+    """A client insists on its own policy, whatever the server proposes: session, model, at most one model, a minimum cohort size."""
     vector = np.random.default_rng(identity.client).normal(size=DIMENSION) * 0.1
     machine = Client(identity, Policy(SESSION, "active", MODEL, models=1, floor=FLOOR), roster=roster)
     while message := receive(wire):

@@ -1,4 +1,4 @@
-"""One clustered round through the verbs themselves: what clients compute, what leaves them, what the server can make of it.
+"""One clustered round through the operations themselves: what clients compute, what leaves them, what the server can make of it.
 
     python examples/one_round_by_hand.py
 
@@ -64,7 +64,7 @@ def main() -> None:
     print("\nEverything that crossed a trust boundary:")
     for message in transcript.messages:
         parties = f"{message.source} → {message.target}"
-        print(f"  {message.verb:<8} {message.kind:<20} {parties:<18} {message.copies:>4} × {message.bytes_each:>7} bytes")
+        print(f"  {message.operation:<8} {message.kind:<20} {parties:<18} {message.copies:>4} × {message.bytes_each:>7} bytes")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class LocalError(ProtocolError):
 
 
 class TooFewClients(ProtocolError):
-    """Fewer clients than the floor take part: their sum would show an individual's contribution, so nothing is sent."""
+    """Fewer clients than the minimum cohort size take part: their sum would show an individual's contribution, so nothing is sent."""
 
     code = "too-few-clients"
 
@@ -53,7 +53,9 @@ class TooFewClients(ProtocolError):
         self.counts = counts
         self.floor = floor
         sizes = ", ".join(str(count) for count in counts) or "none"
-        super().__init__(f"no group reaches the floor of {floor} clients (group sizes: {sizes}); their sums would show individuals")
+        super().__init__(
+            f"no group reaches the minimum cohort size of {floor} clients (group sizes: {sizes}); their sums would show individuals"
+        )
 
 
 class SumFailed(ProtocolError):

@@ -16,7 +16,7 @@ from flwr.app import Context, Message
 from cflpriv.contract.transcript import read_transcript
 from cflpriv.data import build_population
 from cflpriv.experiments import load_config
-from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.server import FederationServer
 from cflpriv.flower.client import client_app, write_identities
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.transports.simulation import simulate
@@ -37,10 +37,10 @@ from pathlib import Path
 from clustered import living as example
 from cflpriv.protocols.secagg.messages import decode_server
 from cflpriv.federation import messages as m
-from cflpriv.federation.client import RemoteClient
+from cflpriv.federation.client import FederationClient
 
 FOLDER = Path(os.environ["CFLPRIV_SETTINGS"])
-living = RemoteClient.receive
+living = FederationClient.receive
 app = example.app
 
 
@@ -49,7 +49,7 @@ def name(ask):
         return type(decode_server(ask.said)).__name__
     if isinstance(ask, m.Compute):
         return json.loads(ask.task.data)[""]
-    return ask.verb if isinstance(ask, m.Give) else type(ask).__name__
+    return ask.operation if isinstance(ask, m.Give) else type(ask).__name__
 
 
 def dying(self, data):
@@ -72,7 +72,7 @@ def dying(self, data):
     return answer
 
 
-RemoteClient.receive = dying
+FederationClient.receive = dying
 '''
 
 
@@ -121,7 +121,7 @@ def loopback() -> Any:
 class Survivors:
     """A federation whose sums are over the clients named for each round."""
 
-    def __init__(self, federation: RemoteFederation, survivors: Mapping[int, Sequence[int]]) -> None:
+    def __init__(self, federation: FederationServer, survivors: Mapping[int, Sequence[int]]) -> None:
         self._federation, self._survivors = federation, survivors
 
     def __getattr__(self, name: str) -> Any:
@@ -164,7 +164,7 @@ def survivors_of(run: Path, messages: int) -> dict[int, tuple[int, ...]]:
     found: dict[int, tuple[int, ...]] = {}
     skipped = {row["round"] for row in rows_of(run) if row["skipped"]}
     for one in read_transcript(run / "transcript", messages):
-        if one.verb == "mean" and one.kind in ("secagg Survivors", "update") and one.round not in skipped:
+        if one.operation == "mean" and one.kind in ("secagg Survivors", "update") and one.round not in skipped:
             found[one.round] = tuple(sorted({*found.get(one.round, ()), *one.clients}))
     return found
 
@@ -202,7 +202,7 @@ def said(run: Path, messages: int) -> list[tuple[Any, ...]]:
     """What was said, its digest last, but for clients' scores, which an experimenter reads off in one process."""
     told = read_transcript(run / "transcript", messages)
     return [
-        (one.round, one.verb, one.kind, one.source, one.target, one.clients, one.digest)
+        (one.round, one.operation, one.kind, one.source, one.target, one.clients, one.digest)
         for one in told
         if one.kind != "correct+count" and one.context.get("task") != "Evaluate"
     ]
@@ -220,9 +220,9 @@ def check_run_folder(there: Path, here: Path, *, exact: bool = True, only_here: 
     """
     one, two = (json.loads((run / "summary.json").read_text(encoding="utf-8")) for run in (there, here))
     assert set(two) <= set(one)
-    heard = [said(run, summary["messages"]) for run, summary in ((there, one), (here, two))]
+    contributors = [said(run, summary["messages"]) for run, summary in ((there, one), (here, two))]
     cut = None if exact else -1
-    assert [message[:cut] for message in heard[0]] == [message[:cut] for message in heard[1]]
+    assert [message[:cut] for message in contributors[0]] == [message[:cut] for message in contributors[1]]
     assert files_of(here) - files_of(there) == only_here
     assert files_of(there) - files_of(here) == {"stages.jsonl"}
     keys = ["algorithm", "dataset", "protection", "clusters", "rounds", "data_digest", "epsilon", "delta", "privacy_unit", "stopped"]

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from cflpriv.aggregation.key_holder import RemoteHolder
+from cflpriv.aggregation.key_holder import KeyHolderParty
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript
 from cflpriv.federation import messages as m
-from cflpriv.federation.client import RemoteClient
-from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.client import FederationClient
+from cflpriv.federation.server import FederationServer
 from cflpriv.federation.settings import Settings
 from cflpriv.federation.store import MemoryStore, Store
 from cflpriv.federation.transport import OverBytes
@@ -66,19 +66,19 @@ class Loopback:
             if client == HOLDER and client not in self.dead:
                 assert self.holder is not None
                 settings = Settings(self.holder, self.protection, self.roster, role="key-holder")
-                answers[place] = self.tamper(client, stage, RemoteHolder(settings, self.stores[HOLDER], ENTROPY).receive(data))
+                answers[place] = self.tamper(client, stage, KeyHolderParty(settings, self.stores[HOLDER], ENTROPY).receive(data))
             elif client not in self.dead:
                 mine = partial(self.data.__getitem__, client)
-                remote = RemoteClient(self.settings(client), mine, self.stores[client], self.entropy(client))
+                remote = FederationClient(self.settings(client), mine, self.stores[client], self.entropy(client))
                 answers[place] = self.tamper(client, stage, remote.receive(data))
         return answers
 
 
-def remote(scene: Population, protection: Protection | None = None, **options: Any) -> tuple[Loopback, RemoteFederation]:
+def remote(scene: Population, protection: Protection | None = None, **options: Any) -> tuple[Loopback, FederationServer]:
     transport = Loopback(scene, protection or Protection())
     pinned = transport.protection.secure or transport.protection.transformed or transport.holder is not None
     roster = transport.roster if pinned else None
-    fed = RemoteFederation(
+    fed = FederationServer(
         OverBytes(transport),
         protection=transport.protection,
         roster=roster,

@@ -12,7 +12,7 @@ from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript
 from cflpriv.engine import TaskInput
 from cflpriv.engine.models import Model
-from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.server import FederationServer
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.randomness import stream
 from cflpriv.tasks.training import Train
@@ -57,20 +57,20 @@ def mlp_training(scene: Population, dtype: Any = "float32", **options: Any) -> T
     return Train(network, **({"epochs": 1, "batch_size": 10, "lr": 0.1} | options))
 
 
-_eyes: WeakKeyDictionary[RemoteFederation, Simulated] = WeakKeyDictionary()
+_eyes: WeakKeyDictionary[FederationServer, Simulated] = WeakKeyDictionary()
 
 
-def eye(fed: RemoteFederation) -> Simulated:
+def eye(fed: FederationServer) -> Simulated:
     """What only the experimenter has of a federation that `federation` made: clients' data, what they hold, who is online."""
     return _eyes[fed]
 
 
-def sums_of(fed: RemoteFederation) -> Any:
+def sums_of(fed: FederationServer) -> Any:
     """The server half of the protection of sums."""
     return fed._sums
 
 
-def served(algorithm: Algorithm, fed: RemoteFederation, state: Any, clients: Sequence[int] | None = None) -> Array:
+def served(algorithm: Algorithm, fed: FederationServer, state: Any, clients: Sequence[int] | None = None) -> Array:
     """Each client's model (m, d), as it would open it."""
     what = algorithm.serve(state)
     models, which = what.params["model"], what.which
@@ -80,7 +80,7 @@ def served(algorithm: Algorithm, fed: RemoteFederation, state: Any, clients: Seq
 def federation(
     scene: Population | Sequence[ClientData], protection: Protection | None = None, *, entropy: Any = None, dropout: float = 0.0,
     dropouts: Sequence[tuple[int, int, str]] = (), **options: Any,
-) -> RemoteFederation:  # fmt: skip
+) -> FederationServer:  # fmt: skip
     """The server of a simulated federation, without a release policy unless `options` say so."""
     clients = scene.clients if isinstance(scene, Population) else scene
     options["faults"] = Faults(options.get("seed", 0), dropout, {(number, client): stage for number, client, stage in dropouts})

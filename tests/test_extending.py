@@ -146,7 +146,7 @@ cflpriv.register_protection(cflpriv.ProtectionSpec("sum", "rounded", "updates in
 
 def seen(case):
     """Whether a client's update is in the view."""
-    sent = {client for message in case.view.messages if message.verb == "mean" for client in message.clients}
+    sent = {client for message in case.view.messages if message.operation == "mean" for client in message.clients}
     clients = sorted(case.truth.groups)
     mine = np.array([float(client in sent) for client in clients])
     return [cell(case, "seen", "share_seen", mine, np.zeros(len(clients)), mine, margin=0.1)], None

@@ -2,7 +2,7 @@
 
 Checks: "what leaves the client leaves it through `give`, `seal` and secure sums alone, under the protection that its own settings name; a
 server that asks for more is refused" (federation/client.py, Guarantee); "below the threshold nothing else" for colluding clients under
-secure sums, and "It cannot have a signature handed over by another verb, or opened by another client" (docs/guarantees.md). `choices`
+secure sums, and "It cannot have a signature handed over by another operation, or opened by another client" (docs/guarantees.md). `choices`
 checks what `federation/release_policy.py` says is not kept.
 """
 
@@ -30,14 +30,14 @@ NUMBER = 1 << 30
 """The number of a value that the server's honest part knows nothing of."""
 
 
-def _given(play: Play, held: int, part: str, verbs: tuple[str, ...]) -> Array | None:
+def _given(play: Play, held: int, part: str, operations: tuple[str, ...]) -> Array | None:
     """What the victim gives of a held value by one of these operations, in the clear."""
     found = None
-    for verb in verbs:
-        transforms = ("",) if verb != "gram" else ("", "gram/0")
+    for operation in operations:
+        transforms = ("",) if operation != "gram" else ("", "gram/0")
         for transform in transforms:
-            ask = m.Give(play.fed.session, verb, held, (part,), transform, False)  # type: ignore[arg-type]
-            answer = play.liar.ask({play.victim: ask}, verb).get(play.victim)
+            ask = m.Give(play.fed.session, operation, held, (part,), transform, False)  # type: ignore[arg-type]
+            answer = play.liar.ask({play.victim: ask}, operation).get(play.victim)
             if isinstance(answer, m.Given) and answer.values and found is None:
                 found = np.ravel(np.asarray(answer.values[0].value, np.float64))
     return found
@@ -173,7 +173,7 @@ OTHER_OPERATION = ActiveAttack(
     "an update gathered, compared or summed in the clear", LEAVES, other_operation, _hidden_sums, claimed=lambda config: True
 )
 OTHER_OPERATION_COMPARED = ActiveAttack(
-    "a signature gathered or summed", "docs/guarantees.md: a server that lies cannot have a signature handed over by another verb",
+    "a signature gathered or summed", "docs/guarantees.md: a server that lies cannot have a signature handed over by another operation",
     other_operation_compared, _hidden_comparisons, claimed=lambda config: True, accomplices=False,
 )  # fmt: skip
 DRESSED_TASK = ActiveAttack(

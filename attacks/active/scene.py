@@ -7,20 +7,20 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...aggregation.key_holder import RemoteHolder
+from ...aggregation.key_holder import KeyHolderParty
 from ...contract.handles import GroupMean, Held
 from ...contract.protection import Protection
 from ...engine import Engine, Streams, Task, TaskInput
 from ...errors import InputError
 from ...experiments.config import Config
-from ...federation.client import RemoteClient
+from ...federation.client import FederationClient
 from ...federation.host import ClientHost, Party
-from ...federation.server import RemoteFederation
+from ...federation.server import FederationServer
 from ...federation.settings import Settings
 from ...federation.store import MemoryStore, ObjectStore
 from ...federation.transport import Transport
 from ...privacy.client_level import client_noise
-from ...privacy.receipts import Accounts
+from ...privacy.receipts import PrivacyLedger
 from ...privacy.settings import Releases
 from ...protocols.entropy import system_entropy
 from ...protocols.errors import ProtocolError
@@ -123,11 +123,11 @@ def in_memory(config: Config, population: Population) -> Clients:
     holder = Identity.create(0) if protection.encrypted else None
     roster = Roster(tuple(identities[one.id].public() for one in clients), b"" if holder is None else holder.public())
     parties: dict[int, Party] = {
-        one.id: RemoteClient(Settings(identities[one.id], protection, roster, config.privacy), _same(one), ObjectStore())
+        one.id: FederationClient(Settings(identities[one.id], protection, roster, config.privacy), _same(one), ObjectStore())
         for one in clients
     }  # fmt: skip
     if holder is not None:
-        parties[HOLDER_PLACE] = RemoteHolder(Settings(holder, protection, roster, role="key-holder"), ObjectStore())
+        parties[HOLDER_PLACE] = KeyHolderParty(Settings(holder, protection, roster, role="key-holder"), ObjectStore())
     memory = MemoryTransport(ClientHost(parties), on_error="refuse", online=set(parties))
     return Clients(memory if config.run.transport == "memory" else BytesTransport(memory), roster, identities)
 
@@ -183,14 +183,14 @@ class Play:
         self.accomplices = tuple(identities)
         self.stores = {one: MemoryStore() for one in identities}
         puppets = {
-            one: RemoteClient(Settings(identity, protection, roster, scene.config.privacy), _same(people[one]), self.stores[one])
+            one: FederationClient(Settings(identity, protection, roster, scene.config.privacy), _same(people[one]), self.stores[one])
             for one, identity in identities.items()
         }  # fmt: skip
         self.identities, self.puppets, self.roster = identities, puppets, met.roster
         self.liar = Liar(met.transport, puppets)
         self.ledger: Ledger | None = None
         pinned = protection.secure or protection.transformed or protection.encrypted
-        self.fed = RemoteFederation(
+        self.fed = FederationServer(
             self.liar, protection=protection, seed=scene.config.run.seed, roster=roster if pinned else None, strict=False,
             **self._private(protection, clients),
         )  # fmt: skip
@@ -205,7 +205,7 @@ class Play:
         self.ledger = Ledger(replace(privacy.budget, epsilon=BOUNDLESS))
         noise = config.noise()
         if noise is not None:
-            return {"accounts": Accounts(noise, self.ledger)}
+            return {"accounts": PrivacyLedger(noise, self.ledger)}
         releases = Releases(trainings=max(1, config.training.rounds))
         clipped, local = client_noise(privacy, releases, protection, self.ledger, clients, config.run.seed, system_entropy)
         return {"clipped": clipped, "local": local}
@@ -248,8 +248,8 @@ class Play:
 
     def _summed(self, mean: GroupMean) -> Summed:
         (value,) = mean.parts.values()
-        count = mean.count if mean.weight is None else len(mean.heard)
-        return Summed(np.ravel(np.asarray(value.value(), np.float64)) * count, mean.heard)
+        count = mean.count if mean.weight is None else len(mean.contributors)
+        return Summed(np.ravel(np.asarray(value.value(), np.float64)) * count, mean.contributors)
 
     def known(self, client: int, held: Held) -> Array:
         """What an accomplice holds."""

@@ -70,12 +70,12 @@ def blind_rounds(view: AdversaryView, dimension: int) -> Seen | None:
     for message in view.messages:
         if message.payload is None:
             continue
-        if message.verb == "compute" and message.kind == "parameters":
+        if message.operation == "compute" and message.kind == "parameters":
             local = training_of(message) or local
-        if message.verb == "compute" and message.kind == "parameters" and not rounds:
+        if message.operation == "compute" and message.kind == "parameters" and not rounds:
             models = [model for model in models_sent(view, message).values() if model.shape == (dimension,)]
             theta0 = models[0] if len(models) == 1 else None
-        if message.verb != "mean" or message.kind not in ("update", "blind update"):
+        if message.operation != "mean" or message.kind not in ("update", "blind update"):
             continue
         rows = updates_sent(view, message)
         if rows is None:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..contract.calls import Recorder, SumCall, above_floor
+from ..contract.calls import Recorder, SumCall, large_enough
 from ..contract.handles import GroupMean
 from ..errors import InputError
 from ..federation import messages as m
@@ -133,7 +133,7 @@ class InBuckets:
                 f"mean: weights that differ under protection.robust = {self._protection.robust!r}: a weight is a client's own word, and "
                 "with a large one it would own its bucket; use 'equal'"
             )
-        lists = {label: [one.client for one in call.members(label)] for label in above_floor(call)}
+        lists = {label: [one.client for one in call.members(label)] for label in large_enough(call)}
         dealt = self._dealt(call, lists, record)
         if not dealt:
             raise TooFewClients(tuple(map(len, lists.values())), call.min_cohort)
@@ -151,7 +151,7 @@ class InBuckets:
             for place, mean in found.items():
                 context = {"group": label, "bucket": place}
                 values = {name: part.value() for name, part in mean.parts.items()}
-                record("bucket mean", "server", "server", mean.heard, values, readers=("server",), context=context)
+                record("bucket mean", "server", "server", mean.contributors, values, readers=("server",), context=context)
             if found:
                 result[label] = combined(self._protection.robust, list(found.values()))
         return tuple(result)
@@ -233,15 +233,15 @@ class InBuckets:
             else:
                 self._parts.registry.refusals.append((client, stage, MalformedMessage().code))
         for label, clients in lists.items():
-            told, heard = [client for client in clients if client in present], [client for client in clients if client in said]
+            told, contributors = [client for client in clients if client in present], [client for client in clients if client in said]
             if told:
                 ask = asks[told[0]]
                 down = {"listed": _rows([one.commitment for one in ask.listed]), "nonces": _rows(ask.nonces)}
                 context = {"group": label, "slot": list(ask.slot)}
                 record(stage, "server", "clients", told, down, readers=("server", "clients"), context=context)
-            if heard and stage != "deal":
-                up = [{"bytes": _rows([said[client]])[0]} for client in heard]
-                record(stage, "clients", "server", heard, up, readers=("server", "clients"), context={"group": label})
+            if contributors and stage != "deal":
+                up = [{"bytes": _rows([said[client]])[0]} for client in contributors]
+                record(stage, "clients", "server", contributors, up, readers=("server", "clients"), context={"group": label})
         return said
 
 

@@ -121,14 +121,14 @@ class ServerComparison:
     evidence = False
 
     def __init__(self, parts: ServerParts) -> None:
-        roll, session, protection, roster, entropy = parts.registry, parts.session, parts.protection, parts.roster, parts.entropy
+        registry, session, protection, roster, entropy = parts.registry, parts.session, parts.protection, parts.roster, parts.entropy
         if roster is None or not roster.holder:
             raise InputError("protection.gram: 'ckks' needs the clients' pinned roster, with the key of the key holder on it")
         if protection.ckks_mode == "symmetric":
             raise InputError(
                 "protection.ckks_mode: 'symmetric' gives every client the key to all vectors and is run by no federation; use 'public-key'"
             )
-        self._roll, self._session, self._protection, self._roster, self._entropy = roll, session, protection, roster, entropy
+        self._registry, self._session, self._protection, self._roster, self._entropy = registry, session, protection, roster, entropy
         self._settings = CkksSettings.of(protection)
         try:
             ckks.arithmetic(self._settings.parameters())
@@ -146,16 +146,16 @@ class ServerComparison:
     def close(self, held: Held) -> None:
         """Close an epoch; the key holder is told to drop its keys, and drops them at the next epoch if it does not hear that."""
         self.epochs.close(held)
-        if self._roll.holder:
+        if self._registry.holder:
             with suppress(KeyHolderLost):
-                self._roll.ask_holder(m.Drop(self._session, self._live()), "ckks close")
+                self._registry.ask_holder(m.Drop(self._session, self._live()), "ckks close")
 
     def end(self) -> None:
         """Close all epochs: the run is over, and the key holder keeps no key of it."""
         self.epochs.entered.clear()
-        if self._roll.holder:
+        if self._registry.holder:
             with suppress(KeyHolderLost):
-                self._roll.ask_holder(m.Drop(self._session, ()), "ckks close")
+                self._registry.ask_holder(m.Drop(self._session, ()), "ckks close")
 
     def _live(self) -> tuple[int, ...]:
         """The epochs that something can be added to."""
@@ -174,7 +174,7 @@ class ServerComparison:
         code = b"" if self._settings.release == "gram" else then_to_bytes(then)
         epoch = self._epoch(held, clients, against, shape)
         session = self._begun(epoch, record)
-        if not self._roll.holder:
+        if not self._registry.holder:
             raise KeyHolderLost("ckks decrypt" if clients else "ckks finish")
         ask = m.Finish(self._session, session.number, session.steps, tuple(clients), code)
         try:
@@ -245,11 +245,11 @@ class ServerComparison:
 
     def _ask(self, ask: m.Keys | m.Finish, stage: str, record: Recorder) -> m.Answer:
         """Ask the key holder, who reads all of what it is asked: on record before it can answer, or fail to."""
-        if self._roll.holder:
+        if self._registry.holder:
             said = _payloads([m.encode(ask)])[0]
             record(stage, "server", "key-holder", (), said, readers=("server", "key-holder"), context={"epoch": ask.epoch})
         try:
-            return self._roll.ask_holder(ask, stage)
+            return self._registry.ask_holder(ask, stage)
         except KeyHolderLost as lost:
             if lost.word != "bad-input" or stage != "ckks finish":
                 raise
@@ -262,7 +262,7 @@ class ServerComparison:
         """What to raise for an answer of the key holder's that does not fit. It came, so it is on record."""
         said, context = _payloads([m.encode(answer)])[0], {"epoch": epoch, "stage": stage}
         record("refused answer", "key-holder", "server", (), said, readers=("key-holder", "server"), context=context)
-        self._roll.refusals.append((KEY_HOLDER, stage, word))
+        self._registry.refusals.append((KEY_HOLDER, stage, word))
         return KeyHolderLost(stage, word)
 
     @staticmethod
@@ -286,7 +286,7 @@ class ServerComparison:
         try:
             return self._ask(ask, "ckks finish", record)
         except KeyHolderLost:
-            if not self._roll.holder:
+            if not self._registry.holder:
                 raise
             machine.withdraw(before.uploads)
             return None
@@ -303,7 +303,7 @@ class ServerComparison:
         came: dict[int, bytes] = {}
         try:
             with machine.ahead(len(clients)):
-                answers = self._roll.ask(dict.fromkeys(clients, give), "gram")
+                answers = self._registry.ask(dict.fromkeys(clients, give), "gram")
             came = {client: _bytes_of(answer) for client, answer in sorted(answers.items())}
         finally:
             context = {"epoch": session.number}
@@ -317,10 +317,10 @@ class ServerComparison:
                 machine.check(upload, client)
                 uploads[client] = upload
             except RemoteError as error:
-                self._roll.refusals.append((client, "gram", error.code))
+                self._registry.refusals.append((client, "gram", error.code))
         lost = sorted(set(clients) - set(uploads))
         for client in lost:  # also who refused: it would again
-            self._roll.lose(client)
+            self._registry.lose(client)
         if lost:
             raise ClientsLost(lost)
         return {client: uploads[client] for client in clients}
@@ -340,7 +340,7 @@ class ServerComparison:
             record("ckks request", "server", "key-holder", parties, _payloads(batch), readers=readers, context=context)
             told = tuple(enrolments) if first else ()
             ask = m.Decrypt(self._session, session.number, session.steps, first, told, tuple(batch))
-            answer = self._roll.ask_holder(ask, "ckks decrypt")
+            answer = self._registry.ask_holder(ask, "ckks decrypt")
             if not isinstance(answer, m.Done):
                 raise self._refused(answer, "ckks decrypt", "malformed", session.number, record)
             first = False

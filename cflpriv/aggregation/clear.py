@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..contract.calls import Contribution, Recorder, SumCall, above_floor, clear_means
+from ..contract.calls import Contribution, Recorder, SumCall, clear_means, large_enough
 from ..contract.handles import GroupMean
 from ..errors import InputError
 from ..federation import messages as m
@@ -41,16 +41,16 @@ class ServerSum:
         self._parts = parts
 
     def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
-        parts, groups = self._parts, above_floor(call)
+        parts, groups = self._parts, large_enough(call)
         clipped = parts.clipped
         if clipped is not None:
             clipped.settle(call, size_of(asked.layout))
         weigh = not call.public_weights
         ask = m.Give(parts.session, "sum", asked.number, asked.parts, "", weigh, None if clipped is None else m.Bounded(*clipped.bound))
-        heard = sorted({one.client for one in call.contributions if any(label in groups for label in one.labels)})
+        contributors = sorted({one.client for one in call.contributions if any(label in groups for label in one.labels)})
         labels = {one.client: one.labels for one in call.contributions}
         arrived = []
-        for client, answer in sorted(parts.registry.ask(dict.fromkeys(heard, ask), "sum").items()):
+        for client, answer in sorted(parts.registry.ask(dict.fromkeys(contributors, ask), "sum").items()):
             update = self._update(answer, asked.layout, client)
             if update is None or not isinstance(answer, m.Given) or (weigh and answer.samples < 1):
                 continue
@@ -58,7 +58,7 @@ class ServerSum:
         call = replace(call, contributions=tuple(arrived))
         if clipped is None:
             return clear_means(call, record)
-        above_floor(call)  # of those who arrived
+        large_enough(call)  # of those who arrived
         return clipped.central(call, record)
 
     def _update(self, answer: m.Answer, layout: Layout, client: int) -> dict[str, Array] | None:

@@ -28,7 +28,7 @@ from ..protocols.errors import MalformedMessage, RemoteError
 from ..protocols.keys import Roster
 from .ckks_settings import DISTANCES, CkksSettings
 
-__all__ = ["RemoteHolder"]
+__all__ = ["KeyHolderParty"]
 
 
 class _Step(m.Message, frozen=True):
@@ -67,7 +67,7 @@ class _Epoch:
         return m.encode(_Stored(self.p, self.dimension, self.server, self.machine.to_bytes(), self.steps, self.asked, self.said))
 
 
-class RemoteHolder:
+class KeyHolderParty:
     """Makes an epoch's keys, decrypts inner products, runs public code of a fixed list on them, and says what its own settings release.
 
     Guarantee: that of `protocols.ckks.KeyHolder`. What is released, in which ring and how noised, is what this party's own protection says,

@@ -54,7 +54,7 @@ class ServerSum(by_group.ServerSum):
     """The server's part."""
 
     def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
-        """A sum of counts, then one over the blocks of clusters at the floor; who is where stays with the clients."""
+        """A sum of counts, then one over the blocks of clusters at the minimum cohort size; who is where stays with the clients."""
         call = self._sums.without_offenders(call)
         clients = [one.client for one in call.contributions]
         counts, blocks = (self._listed(call, clients, self._like(asked, kind, choice)) for kind in ("counts", "blocks"))

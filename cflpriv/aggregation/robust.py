@@ -85,5 +85,5 @@ def combined(rule: str, means: Sequence[GroupMean]) -> GroupMean:
         parts[name] = Shared(vector[start : start + first.size].reshape(first.shape).astype(first.dtype))
         start += first.size
     weight = sum(mean.weight or 0.0 for mean in means)
-    heard = tuple(sorted(client for mean in means for client in mean.heard))
-    return GroupMean(parts, weight, sum(mean.count for mean in means), sum(mean.clipped for mean in means), heard)
+    contributors = tuple(sorted(client for mean in means for client in mean.contributors))
+    return GroupMean(parts, weight, sum(mean.count for mean in means), sum(mean.clipped for mean in means), contributors)

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 import numpy as np
 
-from ..contract.calls import MOST_WEIGHT, Contribution, Recorder, SumCall, above_floor
+from ..contract.calls import MOST_WEIGHT, Contribution, Recorder, SumCall, large_enough
 from ..contract.handles import GroupMean, Shared
 from ..contract.protection import SecureSum
 from ..errors import InputError
@@ -37,7 +37,7 @@ from ..protocols.errors import LocalError, MalformedMessage, RemoteError, SumFai
 from ..protocols.keys import Roster
 from ..protocols.mechanisms import SkellamPlan
 from ..protocols.secagg import MaskKey, Policy, ServerStage, Slot, Sum, Terms
-from ..protocols.secagg.messages import Adverts, Deliver, Invite, Unmask, decode_server, survivor_floor
+from ..protocols.secagg.messages import Adverts, Deliver, Invite, Unmask, decode_server, fewest_survivors
 from ..types import Array, check_array
 from .buckets import Dealings
 from .summed_once import Survivors, check_proposed, survivors_of, write_down
@@ -221,7 +221,7 @@ def balanced(weight: float, terms: secagg.Terms) -> bool:
 
     For sums over the fewest survivors that there may be. Sums without weights are.
     """
-    fewest = terms.floor if terms.blocks else survivor_floor(terms)
+    fewest = terms.floor if terms.blocks else fewest_survivors(terms)
     return terms.weight_limit <= MOST_WEIGHT * (terms.weight_limit + (fewest - 1) * weight)
 
 
@@ -260,7 +260,7 @@ class ServerSum:
     def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
         """One secure sum for each group, in parallel; with the clients' shares of noise in them where they are private."""
         call = self._sums.without_offenders(call)
-        groups = above_floor(call)
+        groups = large_enough(call)
         if self._parts.clipped is not None:
             self._parts.clipped.settle(call, size_of(asked.layout))
         whole, shares = asked, None
@@ -525,7 +525,7 @@ def check_balance(call: SumCall, members: Sequence[Contribution], terms: Terms) 
     if call.public_weights and not balanced(lightest, terms):
         raise InputError(
             f"mean: weights from {lightest:g} to {terms.weight_limit:g}: the heaviest client could have more than {MOST_WEIGHT:.0%} of a "
-            "sum over the fewest survivors, which clients refuse; make weights more alike, or raise the floor"
+            "sum over the fewest survivors, which clients refuse; make weights more alike, or raise the minimum cohort size"
         )
     if call.public_weights and terms.weight_limit and lightest / terms.weight_limit * terms.levels < FEWEST_LEVELS:
         raise InputError(

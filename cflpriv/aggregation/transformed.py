@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from ..contract.calls import Recorder, SumCall, above_floor, places, weighted_mean
+from ..contract.calls import Recorder, SumCall, large_enough, places, weighted_mean
 from ..contract.handles import Blind, GroupMean, Shared, times
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.handler import Apply
 from ..federation.protections import Asked, ClientParts, ServerParts, joined, size_of
-from ..federation.registry import ClientsLost, Roll
+from ..federation.registry import ClientRegistry, ClientsLost
 from ..federation.store import Store
 from ..federation.transforms import check_hidden, clustering_name, group_epoch, sketched
 from ..federation.values import Exchange
@@ -103,9 +103,9 @@ class ClientSum:
             raise RemoteError("bad-input") from None
         return (yield from self._hidden("apply", ask.transform, np.ravel(value), False))
 
-    def _hidden(self, verb: str, purpose: str, vector: Array, fixed: bool) -> Generator[Apply, Array, m.Given]:
+    def _hidden(self, operation: str, purpose: str, vector: Array, fixed: bool) -> Generator[Apply, Array, m.Given]:
         kind = self._parts.settings.protection.sum
-        check_hidden(verb, len(vector), kind)
+        check_hidden(operation, len(vector), kind)
         check_length("sum", "updates", kind, len(vector), "'hadamard' or 'secagg'")
         made = self._parts.transforms()(purpose, len(vector))
         if not fixed:
@@ -122,7 +122,7 @@ class ServerSum:
 
     def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
         """Updates under the clients' transform, averaged unseen; one stage for all groups that share no client."""
-        groups = above_floor(call)
+        groups = large_enough(call)
         dimension, where = size_of(asked.layout), places({part.name: part.shape for part in asked.layout})
         check_hidden("mean", dimension, self._parts.protection.sum)
         check_length("sum", "updates", self._parts.protection.sum, dimension, "'hadamard' or 'secagg'")
@@ -143,11 +143,11 @@ class ServerSum:
             rows_of = dict.fromkeys(groups, everybody)
         means: list[GroupMean | None] = [None] * call.k
         for label in groups:
-            heard = rows_of[label]
-            members = [one for one in call.members(label) if one.client in heard]
+            contributors = rows_of[label]
+            members = [one for one in call.members(label) if one.client in contributors]
             if not members:
                 continue
-            rows = [heard[one.client] for one in members]
+            rows = [contributors[one.client] for one in members]
             record(
                 "blind update", "clients", "server", [one.client for one in members], [{"blind": row} for row in rows],
                 readers=("server",),
@@ -163,14 +163,14 @@ class ServerSum:
             parts = {
                 part.name: Shared(blind=(Blind(purposes[label], value, *where[part.name], part.shape, dimension),)) for part in asked.layout
             }
-            means[label] = GroupMean(parts, float(sum(weights)), len(members), heard=tuple(one.client for one in members))
+            means[label] = GroupMean(parts, float(sum(weights)), len(members), contributors=tuple(one.client for one in members))
         if not any(means):
             raise TooFewClients(tuple(len(call.members(label)) for label in groups), call.min_cohort)
         return tuple(means)
 
     def _rows(self, asks: Mapping[int, m.Ask], size: int) -> dict[int, Array]:
         """The transformed updates of those who gave one of this size."""
-        heard: dict[int, Array] = {}
+        contributors: dict[int, Array] = {}
         present = self._parts.registry.present
         for client, answer in self._parts.registry.ask({client: ask for client, ask in asks.items() if client in present}, "sum").items():
             try:
@@ -179,23 +179,23 @@ class ServerSum:
                 row = check_array(f"client {client}: blind", answer.values[0].value, ndim=1)
                 if len(row) != size:
                     raise MalformedMessage
-                heard[client] = row
+                contributors[client] = row
             except (MalformedMessage, InputError):
                 self._parts.registry.refusals.append((client, "sum", "malformed"))
-        return heard
+        return contributors
 
     def folded(
-        self, clients: Sequence[int], blind: Sequence[Blind], times: Sequence[Blind], on: int | None, place: str, verb: str,
+        self, clients: Sequence[int], blind: Sequence[Blind], times: Sequence[Blind], on: int | None, place: str, operation: str,
         record: Recorder,
     ) -> Blind:  # fmt: skip
         """Transformed parts made one, see `folded`."""
         parts = self._parts
-        return folded(parts.registry, parts.session, parts.protection.sum, clients, blind, times, on, place, parts.named, verb, record)
+        return folded(parts.registry, parts.session, parts.protection.sum, clients, blind, times, on, place, parts.named, operation, record)
 
 
 def folded(
-    roll: Roll, session: bytes, kind: str, clients: Sequence[int], blind: Sequence[Blind], times: Sequence[Blind], on: int | None,
-    place: str, named: Callable[[str], str], verb: str, record: Recorder,
+    registry: ClientRegistry, session: bytes, kind: str, clients: Sequence[int], blind: Sequence[Blind], times: Sequence[Blind], on: int |
+    None, place: str, named: Callable[[str], str], operation: str, record: Recorder,
 ) -> Blind:  # fmt: skip
     """Blind parts made one, and multiplied by the number in `times` if there are any, under a fresh transform of this kind.
 
@@ -206,16 +206,18 @@ def folded(
     size = prod(blind[0].shape)
     for turn, client in enumerate(sorted(clients, key=lambda one: one != on)):
         purpose = named(f"{place}/{turn}")
-        answer = roll.ask({client: m.Fold(session, purpose, value, number)}, verb).get(client)
+        answer = registry.ask({client: m.Fold(session, purpose, value, number)}, operation).get(client)
         if isinstance(answer, m.Given) and len(answer.values) == 1:
             try:
-                hidden = check_array(verb, answer.values[0].value, ndim=1)
+                hidden = check_array(operation, answer.values[0].value, ndim=1)
                 if len(hidden) != transform_size(kind, size):  # it would be everybody's model
                     raise MalformedMessage
             except (MalformedMessage, InputError):
-                roll.refusals.append((client, verb, "malformed"))
+                registry.refusals.append((client, operation, "malformed"))
             else:
-                arguments = {f"{name}/{one.transform}": one.value for name, terms in ((verb, blind), ("times", times)) for one in terms}
+                arguments = {
+                    f"{name}/{one.transform}": one.value for name, terms in ((operation, blind), ("times", times)) for one in terms
+                }
                 record("arguments", "server", "clients", [client], arguments, readers=("server", "clients"))
                 context = {"transform": purpose, "kind": kind}
                 record("blind result", "clients", "server", [client], [{"blind": hidden}], readers=("server",), context=context)

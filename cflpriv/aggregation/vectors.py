@@ -64,7 +64,7 @@ class VectorComparison:
 
     def __init__(self, parts: ServerParts) -> None:
         protection = parts.protection
-        self._roll, self._session, self._local, self._named = parts.registry, parts.session, parts.local, parts.named
+        self._registry, self._session, self._local, self._named = parts.registry, parts.session, parts.local, parts.named
         self._transformed = protection.comparison.transformed
         self._changed = protection.comparison.hides or protection.sketched is not None
         self.epochs: Epochs[Vectors] = Epochs(lambda number: Vectors())
@@ -86,7 +86,7 @@ class VectorComparison:
         if len(arrived) < len(clients):
             lost = sorted(set(clients) - set(uploads))
             for client in lost:  # also who refused: it would again
-                self._roll.lose(client)
+                self._registry.lose(client)
             if epoch is None:  # its transform has changed some vectors already: the next attempt has another
                 self.epochs.count += 1
             raise ClientsLost(lost)
@@ -136,7 +136,7 @@ class VectorComparison:
         part = "rows" if self._changed else held.part
         give = m.Give(self._session, "gram", number, (held.part,), transform if self._changed else "", False, noise)
         uploads: dict[int, Array] = {}
-        for client, answer in self._roll.ask(dict.fromkeys(clients, give), "gram").items():
+        for client, answer in self._registry.ask(dict.fromkeys(clients, give), "gram").items():
             try:
                 if not isinstance(answer, m.Given) or [one.name for one in answer.values] != [part]:
                     raise MalformedMessage
@@ -145,9 +145,9 @@ class VectorComparison:
                     raise MalformedMessage
                 uploads[client] = value
             except (MalformedMessage, InputError):
-                self._roll.refusals.append((client, "gram", "malformed"))
+                self._registry.refusals.append((client, "gram", "malformed"))
         kept = shape if shape is not None else most_common([upload.shape for upload in uploads.values()])
         for client in [client for client, upload in uploads.items() if kept is not None and upload.shape != kept]:
             del uploads[client]
-            self._roll.refusals.append((client, "gram", "malformed"))
+            self._registry.refusals.append((client, "gram", "malformed"))
         return uploads

@@ -80,8 +80,8 @@ def mean_with_overall(
         name: reduce(add, (mean.parts[name] * (share / whole) for mean, share in zip(summed, shares, strict=True)))
         for name in everyone.parts
     }
-    heard = tuple(sorted({client for mean in summed for client in mean.heard}))
-    return means, GroupMean(parts, whole, sum(mean.count for mean in summed), sum(mean.clipped for mean in summed), heard)
+    contributors = tuple(sorted({client for mean in summed for client in mean.contributors}))
+    return means, GroupMean(parts, whole, sum(mean.count for mean in summed), sum(mean.clipped for mean in summed), contributors)
 
 
 def choices(federation: Federation, held: Held, k: int) -> dict[int, int] | None:

@@ -9,7 +9,8 @@ Deviations, each for a reason:
 
 λ = 0 is local training on the personal models. The "last locally trained model" of a client is that of its step for w, as in FedAvg.
 
-What it reveals, by which verb: `mean` shows what FedAvg's does; the personal model never leaves its client and answers to no verb.
+What it reveals, by which operation: `mean` shows what FedAvg's does; the personal model never leaves its client and answers to no
+operation.
 """
 
 from collections.abc import Mapping, Sequence

@@ -11,7 +11,7 @@ Deviations, each for a reason:
   paper.
 - A client that no model helps keeps its own. Test data play no part.
 
-What it reveals, by which verb: `relay` shows the server who asks for whom in every round, hence who is like whom, and no model; it
+What it reveals, by which operation: `relay` shows the server who asks for whom in every round, hence who is like whom, and no model; it
 shows every client whole models of single others, which no sum hides. So sums have nothing to protect here, and nothing else protects
 the models.
 """

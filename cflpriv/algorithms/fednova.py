@@ -9,7 +9,7 @@ Deviations, each for a reason:
 - ‖a_i‖₁ travels with the direction as a fraction of `STEPS_UNIT`, so that a secure sum that clips at 1 holds it.
 - Where the mean is blind, one client multiplies direction and τ_eff (`product`) and sends the result back under a fresh transform.
 
-What it reveals, by which verb: `mean` shows what FedAvg's does, and how many steps each client took, which tells its number of samples
+What it reveals, by which operation: `mean` shows what FedAvg's does, and how many steps each client took, which tells its number of samples
 up to a batch even with equal weights; under a secure sum only the mean number of steps. So under a transform, too: the
 lengths of the mean (direction and steps) and of the product, which transforms keep, are two equations for it.
 """
@@ -65,7 +65,7 @@ def fednova(train: Train, *, weights: Weights = "examples", seed: int = 0) -> Al
         held = federation.compute(TrainNormalised(train.at(federation.round)), {"model": state.model}, on=cohort)
         (mean,) = federation.mean(held, weights=weights)
         model = state.model
-        if mean is not None and not mean.parts["steps"].own:  # a cohort below the floor, which would train alone, waits
+        if mean is not None and not mean.parts["steps"].own:  # a cohort below the minimum cohort size, which would train alone, waits
             moved = federation.product(mean.parts["direction"], mean.parts["steps"] * STEPS_UNIT, on=held.clients[0])
             model = federation.fold(model + moved, on=held.clients[0])  # x + τ_eff Σ p_i d_i
         notes = {"unchanged_clusters": [0] if mean is None else [], "clipped_clients": 0 if mean is None else mean.clipped}

@@ -9,10 +9,10 @@ Deviations, each for a reason:
 - A client predicts by its last layer. The paper also takes the nearest prototype.
 - All clients have one architecture here and start from one initial model; a class that nobody sent this round keeps its prototype.
 
-What it reveals, by which verb: through `gather`, which classes each client owns (not at all where sums are oblivious: then a class is a
-sum over those who choose it, and one owned by fewer than the floor is dropped); through one `mean` per class, everybody's prototypes of
-it, or their sum. A class's mean feature vector is its mean image seen through the network; with a linear model it *is* the mean image.
-Features beyond `secagg_clip` are clipped (and reported).
+What it reveals, by which operation: through `gather`, which classes each client owns (not at all where sums are oblivious: then a class is
+a sum over those who choose it, and one owned by fewer than the minimum cohort size is dropped); through one `mean` per class, everybody's
+prototypes of it, or their sum. A class's mean feature vector is its mean image seen through the network; with a linear model it *is* the
+mean image. Features beyond `secagg_clip` are clipped (and reported).
 """
 
 from collections.abc import Mapping, Sequence
@@ -155,7 +155,7 @@ def _class_mean(federation: Federation, held: Held, j: int) -> GroupMean | None:
         mean = federation.mean(held[f"prototype {j}"], groups=groups, k=2, on=owners)[1]
     except TooFewClients:
         return None
-    # below the floor with `small_clusters = "local"` everybody has its own back, which is no prototype for others
+    # below the minimum cohort size with `small_clusters = "local"` everybody has its own back, which is no prototype for others
     return None if mean is not None and mean.parts[f"prototype {j}"].own else mean
 
 

@@ -6,7 +6,7 @@ Deviations, each for a reason:
 - The local problem is solved by a fixed number of SGD epochs, as in everything it is compared with, not to a given inexactness γ.
 - Clients are sampled uniformly and weighted in the mean (FedAvg's scheme); the paper samples by weight and averages evenly.
 
-μ = 0 is FedAvg, bit for bit. What it reveals, by which verb: what FedAvg does, through `mean`. μ is public and nothing else is sent.
+μ = 0 is FedAvg, bit for bit. What it reveals, by which operation: what FedAvg does, through `mean`. μ is public and nothing else is sent.
 """
 
 from dataclasses import replace

@@ -3,7 +3,7 @@
 Source: Xie et al. 2020 ("Multi-center federated learning"), Algorithm 1: expectation, r_i = argmin_k ‖W_i − W̃_k‖² over the local
 models W_i; maximisation, W̃_k = mean of the W_i assigned to it; then every client trains on from its centre.
 
-Which verb? The distance between one local model and k centres needs the local model. The server could `gather` it (everything shows),
+Which operation? The distance between one local model and k centres needs the local model. The server could `gather` it (everything shows),
 or see the Gram matrix of updates and centres (all angles show). The client has both itself once it is sent all centres: so it finds its
 own r_i, as in IFCA, and only r_i leaves. That is the least that can leave; it costs k downloads a client.
 
@@ -13,13 +13,13 @@ Deviations, each for a reason:
   (`start = "means"`, as in `one_shot`). With `start = "random"` the groups are random: nothing more is shown, but a client leans to
   the centre that it is part of, and often no structure is found. A centre that is a single client's model, as k-means++ would take, would
   show that model.
-- The first round's groups are kept by their clients once their means are there: of a first round below the floor nothing stays, since
-  the next one numbers its groups afresh.
+- The first round's groups are kept by their clients once their means are there: of a first round below the minimum cohort size nothing
+  stays, since the next one numbers its groups afresh.
 - A client met later trains from θ⁰ at first, so that its W_i is its own before it has a centre.
 - Averages are unweighted by default.
 - A client that has no centre yet is served the one of lowest training loss.
 
-What it reveals, by which verb: once the Gram matrix of the first cohort's updates, through `gram` (not with "random"); the choices
+What it reveals, by which operation: once the Gram matrix of the first cohort's updates, through `gram` (not with "random"); the choices
 through `gather` (not at all where sums are oblivious, which takes "random"), who is in which mean, and what `mean` shows.
 """
 
@@ -196,8 +196,8 @@ def fesem(train: Train, *, k: int = 2, start: Literal["means", "random"] = "mean
         clients = tuple(sorted(state.labels))
         return {"clustering": Clustering(clients, tuple(state.labels[client] for client in clients), k), "rule": f"k = {k}"}
 
-    verbs = ("gram", "gather", "mean") if start == "means" else ("gather", "mean")
-    return Algorithm("fesem", verbs, init, round, serve, admit, describe, public_groups=start == "means" and k > 1)
+    operations = ("gram", "gather", "mean") if start == "means" else ("gather", "mean")
+    return Algorithm("fesem", operations, init, round, serve, admit, describe, public_groups=start == "means" and k > 1)
 
 
 FESEM = AlgorithmSpec(

@@ -22,10 +22,11 @@ Deviations, each for a reason:
 - The server's clustering is each client's last estimate. Of a client that was not sampled lately it may no longer be the model that it
   would be served, and a model may be nobody's.
 - Averages are unweighted, as printed; `weights="examples"` weighs clients by their sample counts inside a cluster. Gradients divided by
-  the size of the cohort (l. 13) refuse that: the counts of those whose cluster is below the floor would be missing in the divisor.
+  the size of the cohort (l. 13) refuse that: the counts of those whose cluster is below the minimum cohort size would be missing in the
+  divisor.
 - Where sums are oblivious the choice stays with the client: the server then knows neither clusters nor when to save.
-- A restart in which no group reaches the floor, or all clients' training diverged (and is skipped), keeps its models for the round; the
-  round fails only where that goes for all restarts, and shared layers are trained all the same.
+- A restart in which no group reaches the minimum cohort size, or all clients' training diverged (and is skipped), keeps its models for the
+  round; the round fails only where that goes for all restarts, and shared layers are trained all the same.
 - To compare restarts, the mean training loss is released: as `LOSS_COPIES` equal numbers, of which the server needs the length only, so
   that a blind mean serves as well (it shows each client's loss, as it shows the norm of each update).
 """
@@ -100,7 +101,7 @@ class Done:
     """What one round did to one restart, with whom; `failed` says why it did nothing."""
 
     restart: Restart
-    heard: tuple[int, ...]
+    contributors: tuple[int, ...]
     hidden: Held | None
     notes: Mapping[str, Any]
     failed: TooFewClients | TrainingDiverged | None = None
@@ -221,11 +222,11 @@ def alternate(
         notes = dict(done[best].notes)
         if len(runs) > 1:
             notes |= {"restart_losses": [run.loss if np.isfinite(run.loss) else None for run in runs], "best_restart": best}
-        heard, hidden = done[best].heard, done[best].hidden
-        labels = None if hidden is not None else tuple(runs[best].labels[client] for client in heard)
+        contributors, hidden = done[best].contributors, done[best].hidden
+        labels = None if hidden is not None else tuple(runs[best].labels[client] for client in contributors)
         if decide_after and state.rounds + 1 >= decide_after:
             runs, best = [runs[best]], 0
-        return State(tuple(runs), best, state.rounds + 1, hidden), RoundRecord(federation.round, heard, labels, notes)
+        return State(tuple(runs), best, state.rounds + 1, hidden), RoundRecord(federation.round, contributors, labels, notes)
 
     def once(federation: Federation, run: Restart, cohort: tuple[int, ...], compared: bool) -> Done:
         """One round of one restart."""
@@ -265,20 +266,20 @@ def alternate(
             means, everyone = mean_with_overall(federation, held["step", "shared"], held["shared"], weights, groups, k, sent)
             failed = TooFewClients((), 1) if everyone is None else None
         rate = problem.rate(federation.round)
-        heard = held.clients
+        contributors = held.clients
         models = []
         for j, (model, mean) in enumerate(zip(run.models, means, strict=True)):
             if mean is None:  # nobody chose it (or too few): unchanged
                 models.append(model)
                 continue
             # option I: θ_j − (γ/|S_t|) Σ_{i: ĵ_i = j} g_i (l. 13);  option II: the mean of θ̃_i over {i: ĵ_i = j} (l. 16)
-            factor = rate * mean.count / len(heard) if by_share else rate
+            factor = rate * mean.count / len(contributors) if by_share else rate
             step = mean.parts["step"] if factor == 1.0 else mean.parts["step"] * factor
-            member = heard[0] if labels is None else next(client for client in heard if labels[client] == j)
+            member = contributors[0] if labels is None else next(client for client in contributors if labels[client] == j)
             models.append(federation.fold(model + step, on=member))
         joint = run.joint
         if joint is not None and everyone is not None:
-            joint = federation.fold(joint + everyone.parts["shared"] * rate, on=heard[0])
+            joint = federation.fold(joint + everyone.parts["shared"] * rate, on=contributors[0])
         loss = run.loss
         if compared:
             (total,) = try_mean(federation, held["loss"], weights, models=sent)
@@ -299,7 +300,7 @@ def alternate(
             "sent_one_model": run.saving,
         }
         after = Restart(tuple(models), joint, known, stable, saving, float(loss))
-        return Done(after, heard, held["choice"] if labels is None else None, notes, failed)
+        return Done(after, contributors, held["choice"] if labels is None else None, notes, failed)
 
     def params_of(run: Restart) -> dict[str, Any]:
         models = {"model": list(run.models)}

@@ -1,4 +1,6 @@
-"""What an algorithm is: a few functions over a federation's verbs, state in and state out; and what is declared of it, in its own file."""
+"""What an algorithm is: a few functions over a federation's operations, state in and state out; and what is declared of it, in its own
+file.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +38,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Server code that never holds client data. `verbs` lists the releasing verbs it uses, hence what can protect it.
+    """Server code that never holds client data. `operations` lists the releasing operations it uses, hence what can protect it.
 
     init(federation) -> state; round(federation, state) -> (state, record); serve(state) -> what clients would use;
     admit(federation, state, newcomers) -> (state, notes), where newcomers can be taken. `describe(state)` gives what a report may show:
@@ -46,7 +48,7 @@ class Algorithm:
     """
 
     name: str
-    verbs: tuple[str, ...]
+    operations: tuple[str, ...]
     init: Callable[[Federation], Any]
     round: Callable[[Federation, Any], tuple[Any, RoundRecord]]
     serve: Callable[[Any], Served]

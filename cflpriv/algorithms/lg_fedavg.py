@@ -9,8 +9,8 @@ Deviations, each for a reason:
 
 With all layers global it is FedAvg.
 
-What it reveals, by which verb: `mean` shows the updates of the global layers only; the server never sees a whole model of anyone. Under
-a rotation it takes larger networks than FedAvg, because fewer numbers travel.
+What it reveals, by which operation: `mean` shows the updates of the global layers only; the server never sees a whole model of anyone.
+Under a rotation it takes larger networks than FedAvg, because fewer numbers travel.
 """
 
 from collections.abc import Mapping, Sequence

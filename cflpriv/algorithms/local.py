@@ -1,4 +1,4 @@
-"""Local training (SOLO): every client alone, no verb that releases anything. The reference that collaboration must beat."""
+"""Local training (SOLO): every client alone, no operation that releases anything. The reference that collaboration must beat."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

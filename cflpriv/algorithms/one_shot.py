@@ -12,7 +12,7 @@ Deviations, each for a reason:
 - A cluster whose members' models cannot be averaged (too few, or dropped out) starts from the initial model.
 - Newcomers train alone once and join the cluster whose mean their update is nearest to; old clients stay.
 
-What it reveals, by which verb: `gram`, once, all updates or under a protection their angles and norms; the cluster of everybody; then
+What it reveals, by which operation: `gram`, once, all updates or under a protection their angles and norms; the cluster of everybody; then
 what FedAvg's `mean` shows inside clusters. Under a rotation or CKKS the one shot is as hidden as PACFL's signatures are.
 """
 

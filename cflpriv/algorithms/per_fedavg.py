@@ -9,7 +9,7 @@ Deviations, each for a reason:
 - Pairs run on across epochs; a batch left over at the end is not used. A client with a single batch is refused: it would never train.
 - PACFL's tables use α = 0.01 (the default here) and β = 0.001.
 
-What it reveals, by which verb: `mean` shows what FedAvg's does; the step at the end stays with the client.
+What it reveals, by which operation: `mean` shows what FedAvg's does; the step at the end stays with the client.
 """
 
 from collections.abc import Sequence

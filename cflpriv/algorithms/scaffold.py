@@ -22,7 +22,7 @@ Deviations, each for a reason:
   told, and noise would stay in c for good: refused by name (`cflpriv.privacy`). The rounding of a secure sum does stay in c: next to
   nothing with `secagg_bits = 32`, more with 16.
 
-What it reveals, by which verb: `mean` carries two vectors a client, the update and the change of its control, which is (up to a known
+What it reveals, by which operation: `mean` carries two vectors a client, the update and the change of its control, which is (up to a known
 vector) the mean of its gradients along the way: the update again, so in the clear little that is new. Twice the bytes both ways.
 `compute` tells the cohort's clients about each other in which round each was last in a sum.
 """
@@ -135,12 +135,13 @@ def scaffold(train: Train, *, global_lr: float = 1.0, weights: Weights = "equal"
             # θ ← θ + η_g mean(y − θ),  c ← c + |S|/N mean(c_i⁺ − c_i)  (Alg. 1, l. 16-17)
             model = state.model + (update if global_lr == 1.0 else update * global_lr)
             state = replace(state, model=federation.fold(model, on=held.clients[0]))
-            # a cohort below the floor that trains alone (`small_clusters = "local"`), and so has no weight, moves its own models only
+            # a cohort below the minimum cohort size that trains alone (`small_clusters = "local"`), and so has no weight, moves its own
+            # models only
             if mean.weight is not None and not mean.clipped:
                 moved = True
                 each = state.each or mean.weight / mean.count
                 control = state.control + change * (mean.weight / (each * counted) / task.unit)
-                told = {**state.summed, **dict.fromkeys(mean.heard, federation.round)}
+                told = {**state.summed, **dict.fromkeys(mean.contributors, federation.round)}
                 state = replace(state, control=federation.fold(control, on=held.clients[0]), summed=told, each=each)
         notes = {"unchanged_clusters": [0] if mean is None else [], "clipped_clients": 0 if mean is None else mean.clipped}
         return state, RoundRecord(federation.round, cohort, None, {**notes, "control_moved": moved})

@@ -191,7 +191,9 @@ def _cut_height(tree: Array, n: int, k: int) -> float:
 
 
 def _merge_small(labels: Array, values: Array, at_least: int) -> Array:
-    """Join the smallest cluster below the floor to the one nearest by mean distance, until none is left or only one remains."""
+    """Join the smallest cluster below the minimum cohort size to the one nearest by mean distance, until none is left or only one
+    remains.
+    """
     labels = labels.copy()
     while True:
         sizes = {int(label): int((labels == label).sum()) for label in np.unique(labels)}

@@ -12,7 +12,7 @@ from ..types import Array
 from .handles import GroupMean, Shared
 
 __all__ = [
-    "MOST_WEIGHT", "Contribution", "Recorder", "SumCall", "above_floor", "clear_means", "places", "weighted_mean",
+    "MOST_WEIGHT", "Contribution", "Recorder", "SumCall", "large_enough", "clear_means", "places", "weighted_mean",
 ]  # fmt: skip
 
 
@@ -91,10 +91,10 @@ def places(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, int]]:
 MOST_WEIGHT = 0.9
 
 
-def above_floor(call: SumCall) -> list[int]:
+def large_enough(call: SumCall) -> list[int]:
     """The groups that may be summed; `TooFewClients` if there is none.
 
-    `InputError` where public weights make one client nearly all of a group: a floor is no protection then.
+    `InputError` where public weights make one client nearly all of a group: a minimum cohort size is no protection then.
     """
     for label in range(call.k) if call.min_cohort > 1 and call.public_weights else ():
         weights = [one.weight for one in call.members(label)]
@@ -110,15 +110,15 @@ def above_floor(call: SumCall) -> list[int]:
 
 def clear_means(call: SumCall, record: Recorder) -> tuple[GroupMean | None, ...]:
     """The means of contributions as they are. Guarantee: none. Reveals: every update and weight."""
-    groups = above_floor(call)
-    heard = [one for one in call.contributions if any(label in groups for label in one.labels)]
-    sent = [dict(one.parts) if call.public_weights else {**one.parts, "weight": np.array(one.weight)} for one in heard]
-    labels = [list(one.labels) for one in heard]
-    record("update", "clients", "server", [one.client for one in heard], sent, readers=("server",), context={"labels": labels})
+    groups = large_enough(call)
+    contributors = [one for one in call.contributions if any(label in groups for label in one.labels)]
+    sent = [dict(one.parts) if call.public_weights else {**one.parts, "weight": np.array(one.weight)} for one in contributors]
+    labels = [list(one.labels) for one in contributors]
+    record("update", "clients", "server", [one.client for one in contributors], sent, readers=("server",), context={"labels": labels})
     means: list[GroupMean | None] = [None] * call.k
     for label in groups:
         members = call.members(label)
         weights = [one.weight for one in members]
         parts = {name: Shared(weighted_mean([one.parts[name] for one in members], weights)) for name in members[0].parts}
-        means[label] = GroupMean(parts, float(sum(weights)), len(members), heard=tuple(one.client for one in members))
+        means[label] = GroupMean(parts, float(sum(weights)), len(members), contributors=tuple(one.client for one in members))
     return tuple(means)

@@ -1,6 +1,6 @@
 """What a server may hold of things it must not see: opaque handles, and sums of which it knows only a part.
 
-An algorithm passes these between the verbs of a federation. They carry no client value that the protection in force hides.
+An algorithm passes these between the operations of a federation. They carry no client value that the protection in force hides.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -159,7 +159,7 @@ class GroupMean:
     weight: float | None
     count: int
     clipped: int = 0
-    heard: tuple[int, ...] = ()
+    contributors: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -60,7 +60,7 @@ Results = Mapping[str, Literal["all", "new", "some", "one"]]
 
 
 class Federation(Protocol):
-    """The verbs. `on` is a subset of clients (default: all present, or all that hold the value).
+    """The operations. `on` is a subset of clients (default: all present, or all that hold the value).
 
     Weights under a transformed mean or a private unit are "equal" or public. Labels are any mapping by client, or `Held`.
     """
@@ -123,12 +123,13 @@ class Federation(Protocol):
         on: Sequence[int] | None = None,
         models: int = 1,
     ) -> tuple[GroupMean | None, ...]:
-        """The mean of each part over each of `k` groups (without `groups`: one group of all). A group below the floor gives None.
+        """The mean of each part over each of `k` groups (without `groups`: one group of all). A group below the minimum cohort size gives
+        None.
 
         `Held` groups are private choices: an oblivious sum keeps them with the client, otherwise they are gathered and recorded.
         Members of a group were sent the same thing to compute with, or, where the algorithm says so in public, at most `models` different
         ones: secure sums bind to that list, and a server that hands someone a private model gets none.
-        Raises `TooFewClients` if no group reaches the floor, before anything is sent.
+        Raises `TooFewClients` if no group reaches the minimum cohort size, before anything is sent.
         """
         ...
 
@@ -140,7 +141,7 @@ class Federation(Protocol):
         ...
 
     def gather(self, held: Held, on: Sequence[int] | None = None) -> Mapping[int, Mapping[str, Array]]:
-        """Individual values, one by one: the verb that leaks most. Of those only who gave any, of the shape that most have."""
+        """Individual values, one by one: the operation that leaks most. Of those only who gave any, of the shape that most have."""
         ...
 
     def labels(self, held: Held) -> Mapping[int, int] | None:

@@ -47,7 +47,7 @@ class Message:
 
     index: int
     round: int
-    verb: str
+    operation: str
     kind: str
     source: str
     target: str
@@ -98,7 +98,7 @@ class Transcript:
     def add(
         self,
         round: int,
-        verb: str,
+        operation: str,
         kind: str,
         source: str,
         target: str,
@@ -117,7 +117,7 @@ class Transcript:
         each = not isinstance(payload, Mapping)
         payloads: Sequence[Mapping[str, Array]] = [payload] if isinstance(payload, Mapping) else payload
         if each and len(payloads) != len(clients):
-            raise ValueError(f"{verb} {kind}: {len(payloads)} payloads for {len(clients)} clients")
+            raise ValueError(f"{operation} {kind}: {len(payloads)} payloads for {len(clients)} clients")
         sizes = [sum(array.nbytes for array in single.values()) for single in payloads]
         digested = self.level != "headers" or sum(sizes) <= LARGEST_DIGESTED_BYTES
         times = [len(row) for row in peers] if peers else [1] * len(payloads) if each else [len(clients)]
@@ -127,7 +127,7 @@ class Transcript:
         bytes_each = max(sizes, default=0) + overhead_bytes
         total = sum(count * (size + overhead_bytes) for count, size in zip(times, sizes, strict=True))
         message = Message(
-            len(self.messages), round, verb, kind, source, target, tuple(clients), tuple(readers), bytes_each, copies, total,
+            len(self.messages), round, operation, kind, source, target, tuple(clients), tuple(readers), bytes_each, copies, total,
             _digest(payloads) if digested else "", each, tuple(tuple(row) for row in peers), dict(context or {}),
         )  # fmt: skip
         if source == "clients":

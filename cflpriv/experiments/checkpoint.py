@@ -26,7 +26,7 @@ from ..clustering.similarity import SimilarityMatrix
 from ..contract.handles import Blind, GroupMean, Held, HeldKey, Own, Shared
 from ..errors import InputError
 from ..federation.epochs import Epoch
-from ..federation.server import RemoteFederation
+from ..federation.server import FederationServer
 from ..federation.store import ObjectStore
 from ..federation.values import keep_values, kept_values
 from ..files import write_arrays, write_atomically
@@ -86,7 +86,7 @@ class _Out:
             return {"items" if isinstance(value, tuple) else "list": items}
         raise TypeError(f"checkpoint: {path} is a {type(value).__name__}, which a state may not hold")
 
-    def held(self, federation: RemoteFederation) -> dict[str, Any]:
+    def held(self, federation: FederationServer) -> dict[str, Any]:
         """What the server knows of the values behind the handles that were met, and the open epochs that these are in."""
         keys: dict[str, Any] = {}
         epochs: list[dict[str, Any]] = []
@@ -130,7 +130,7 @@ def flatten(state: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def save_checkpoint(
-    folder: Path, name: str, state: Any, federation: RemoteFederation, progress: Mapping[str, Any] | None = None,
+    folder: Path, name: str, state: Any, federation: FederationServer, progress: Mapping[str, Any] | None = None,
     simulated: Simulated | None = None,
 ) -> int:  # fmt: skip
     """Write a checkpoint into `folder`; its size in bytes. `progress` is what the run knows besides, `simulated` has clients' side of it.
@@ -286,7 +286,7 @@ class _In:
         return TYPES[tree["type"]](**{name: self.walk(value, arrays) for name, value in tree["fields"].items()})
 
 
-def restore(checkpoint: Checkpoint, federation: RemoteFederation, resumed: int = 1) -> Any:
+def restore(checkpoint: Checkpoint, federation: FederationServer, resumed: int = 1) -> Any:
     """The algorithm's state, with what the server knew of the values behind its handles put back into a new `federation`.
 
     Raises `InputError` for a checkpoint that does not fit together.

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from ..federation.server import RemoteFederation
+from ..federation.server import FederationServer
 from ..federation.traffic import client_bytes, megabits, to_target
 
 __all__ = ["traffic_so_far", "traffic_summary"]
 
 
-def traffic_so_far(federation: RemoteFederation, number: int) -> dict[str, Any]:
+def traffic_so_far(federation: FederationServer, number: int) -> dict[str, Any]:
     """After round `number`: what protections added so far, numbers moved so far, and this round's mean bytes a client that took part."""
     bare, transcript = federation.bare, federation.transcript
     sent, received = client_bytes(takewhile(lambda message: message.round == number, reversed(transcript.messages)))
@@ -26,7 +26,7 @@ def traffic_so_far(federation: RemoteFederation, number: int) -> dict[str, Any]:
     }
 
 
-def traffic_summary(federation: RemoteFederation, rows: Sequence[Mapping[str, Any]], target: float, trained: int) -> dict[str, Any]:
+def traffic_summary(federation: FederationServer, rows: Sequence[Mapping[str, Any]], target: float, trained: int) -> dict[str, Any]:
     """The same for a whole run: `setup_bytes` is what went before the first round (PACFL's signatures), `megabits` all numbers at 32 bits.
 
     With a `target` above 0, rounds and megabits until either accuracy first reached it (None: never). What is `a_client` is divided by the

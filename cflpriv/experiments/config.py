@@ -295,13 +295,13 @@ class Config:
                 f"({algorithm.regroups}); the difference of two such sums would show an individual, so clients refuse the second"
             )
         strict = self.run.release_policy == "strict"
-        if strict and protection.secure and "relay" in algorithm.verbs and not protection.relay_updates:
+        if strict and protection.secure and "relay" in algorithm.operations and not protection.relay_updates:
             raise InputError(
                 f"protection.sum = {protection.sum!r}: clients of {algorithm.name!r} send each other what is summed, which they refuse: a "
                 "server that lies could name an accomplice as the recipient; protection.relay_updates = true lets them"
             )
         origin = Origin(size=0 if self.spec.compared(self.algorithm).of_samples else 1, kinds=(("vectors", "compared"),))
-        if "gram" in algorithm.verbs and strict and not may_leave(protection, "gram", "vectors", 0, origin):
+        if "gram" in algorithm.operations and strict and not may_leave(protection, "gram", "vectors", 0, origin):
             raise InputError(
                 f"protection.gram = {list(protection.gram)}: what {algorithm.name!r} compares would be seen in the clear, which clients "
                 f"refuse under protection.sum = {protection.sum!r}, min_cohort = {protection.smallest_sum}; name a transform or 'ckks'"

@@ -263,7 +263,7 @@ def _measured(run: Run, out: Path) -> None:
     """
     rest = dict(run.algorithm.describe(run.state))
     clustering, evidence, source = rest.pop("clustering", None), rest.pop("evidence", None), "server"
-    if evidence is None and "gram" in run.algorithm.verbs:
+    if evidence is None and "gram" in run.algorithm.operations:
         evidence, source = run.backend.evidence(run), "recomputed"
     labels = None if clustering is None else {str(client): int(clustering[client]) for client in clustering.clients}
     arrays = {name: np.asarray(evidence[name]) for name in ("distance", "tree") if evidence and name in evidence}

@@ -16,13 +16,13 @@ from ..algorithms.interface import Algorithm
 from ..clustering.scores import ari
 from ..engine.threads import one_thread
 from ..errors import InputError
-from ..federation.server import ClientsLost, RemoteFederation
+from ..federation.server import ClientsLost, FederationServer
 from ..protocols.ledger import BudgetExceeded
 from ..transports.simulation import Simulated
 from ..types import Array, Population
 from .communication import traffic_so_far, traffic_summary
 from .config import Config
-from .private import Books, spent, summed_up
+from .private import RunLedger, spent, summed_up
 
 __all__ = ["LAST", "Backend", "Run", "advance", "begin", "finish", "population_digest"]
 
@@ -67,11 +67,11 @@ class Run:
     config: Config
     population: Population
     algorithm: Algorithm
-    federation: RemoteFederation
+    federation: FederationServer
     backend: Backend
     expected: tuple[int, ...]
     truth: Mapping[int, int]
-    books: Books | None = None
+    books: RunLedger | None = None
     newcomers: tuple[int, ...] = ()
     parties: Simulated | None = None
     state: Any = None
@@ -186,7 +186,7 @@ def finish(run: Run) -> dict[str, Any]:
         "local_accuracy_mean_last_rounds": _mean([row.get("local_accuracy_mean") for row in last]),
         "last_rounds": len(last),
         "ari": ari([run.truth[client] for client in known], [labels[client] for client in known]) if known else None,
-        "clusters": len(set(labels.values())) or (1 if "mean" in run.algorithm.verbs and not several else None),
+        "clusters": len(set(labels.values())) or (1 if "mean" in run.algorithm.operations and not several else None),
         "true_groups": len(set(run.truth.values())),
         "clear_structure": described.get("clear"),
         "cut_rule": described.get("rule"),

@@ -11,13 +11,13 @@ import numpy as np
 from ..errors import InputError
 from . import pictures
 
-__all__ = ["Spending", "privacy_section"]
+__all__ = ["ClientLedger", "privacy_section"]
 
-Spending = tuple[str, Path, Mapping[str, Any], Sequence[Mapping[str, Any]]]
+ClientLedger = tuple[str, Path, Mapping[str, Any], Sequence[Mapping[str, Any]]]
 """A run: its label, folder, summary, and rows of rounds."""
 
 
-def privacy_section(runs: Sequence[Spending]) -> dict[str, Any] | None:
+def privacy_section(runs: Sequence[ClientLedger]) -> dict[str, Any] | None:
     """The table, and the pictures of ε by round and by client, of the runs that have a guarantee; None if there is none.
 
     Raises `InputError` naming the file for a ledger that is damaged.
@@ -47,7 +47,7 @@ def _purposes(path: Path) -> list[str]:
         raise InputError(f"{path}: is no ledger ({error})") from None
 
 
-def _by_round(runs: Sequence[Spending]) -> str | None:
+def _by_round(runs: Sequence[ClientLedger]) -> str | None:
     """ε spent so far after each round, with the budgets as dotted lines."""
     if not any("epsilon" in row for _, _, _, rows in runs for row in rows):
         return None
@@ -70,7 +70,7 @@ def _by_round(runs: Sequence[Spending]) -> str | None:
         return pictures.uri(figure)
 
 
-def _by_client(runs: Sequence[Spending]) -> str | None:
+def _by_client(runs: Sequence[ClientLedger]) -> str | None:
     """ε of each client at the end, a dot a client, sorted upwards within its run."""
     spent = [(label, np.sort(rows[-1]["epsilon_per_client"])) for label, _, _, rows in runs if rows and rows[-1].get("epsilon_per_client")]
     if not spent:

@@ -9,24 +9,24 @@ from ..algorithms.interface import Algorithm
 from ..contract.protection import Protection
 from ..errors import InputError
 from ..privacy.client_level import ClippedMean, LocalGram, client_noise
-from ..privacy.receipts import Accounts
+from ..privacy.receipts import PrivacyLedger
 from ..privacy.settings import Noise, Privacy, Releases
 from ..protocols.entropy import Entropy
 from ..protocols.ledger import Ledger
 from .config import Config
 
-__all__ = ["FILE", "Books", "books", "charges", "opened", "spent", "summed_up"]
+__all__ = ["FILE", "RunLedger", "books", "charges", "opened", "spent", "summed_up"]
 
 FILE = "ledger.json"
 
 
 @dataclass(frozen=True, eq=False)
-class Books:
+class RunLedger:
     """The ledger of a run, and what the server does to keep to it: `accounts` (samples), or `noise` for so many clients (clients)."""
 
     privacy: Privacy
     ledger: Ledger
-    accounts: Accounts | None = None
+    accounts: PrivacyLedger | None = None
     noise: Callable[[Protection, int], tuple[ClippedMean, LocalGram | None]] | None = None
 
     def options(self, protection: Protection, clients: int) -> dict[str, Any]:
@@ -37,43 +37,43 @@ class Books:
         return {"clipped": clipped, "local": local}
 
 
-def books(config: Config, algorithm: Algorithm, noise: Noise | None, noise_source: Entropy) -> Books | None:
+def books(config: Config, algorithm: Algorithm, noise: Noise | None, noise_source: Entropy) -> RunLedger | None:
     """The books of a run; None without privacy. Raises `InputError` naming an algorithm that cannot be private."""
     privacy = config.privacy
     if privacy.unit == "none":
         return None
     ledger = Ledger(privacy.budget)
     if noise is not None:
-        return Books(privacy, ledger, Accounts(noise, ledger))
+        return RunLedger(privacy, ledger, PrivacyLedger(noise, ledger))
     releases = _client_releases(config, algorithm)
 
     def around(protection: Protection, clients: int) -> tuple[ClippedMean, LocalGram | None]:
         return client_noise(privacy, releases, protection, ledger, clients, config.run.seed, noise_source)
 
-    return Books(privacy, ledger, None, around)
+    return RunLedger(privacy, ledger, None, around)
 
 
 def _client_releases(config: Config, algorithm: Algorithm) -> Releases:
     """What a client releases under unit = "client"; `InputError` naming an algorithm that releases anything else than means."""
-    name, verbs, local = config.spec.name, algorithm.verbs, config.privacy.local
+    name, operations, local = config.spec.name, algorithm.operations, config.privacy.local
     if config.spec.client_refused:
         raise InputError(f"algorithm {name!r} under privacy.unit = 'client': {config.spec.client_refused}; use 'fedavg'")
-    others = [verb for verb in verbs if verb != "mean" and verb not in local]
+    others = [operation for operation in operations if operation != "mean" and operation not in local]
     if others:
         hint = "; privacy.local = ['gram'] asks for local noise, which takes a lot of it" if others == ["gram"] else ""
         raise InputError(
             f"algorithm {name!r} under privacy.unit = 'client': it uses {' and '.join(others)}, which would release single clients' values "
             f"(clip and noise protect means only){hint}"
         )
-    return Releases(signatures=int("gram" in verbs), trainings=config.training.rounds if "mean" in verbs else 0)
+    return Releases(signatures=int("gram" in operations), trainings=config.training.rounds if "mean" in operations else 0)
 
 
-def charges(one: Books | None) -> int:
+def charges(one: RunLedger | None) -> int:
     """How many charges there are, for a checkpoint: what `opened` needs to notice that they are gone."""
     return 0 if one is None else len(one.ledger.charges)
 
 
-def opened(one: Books | None, folder: Path, charged: int = 0) -> None:
+def opened(one: RunLedger | None, folder: Path, charged: int = 0) -> None:
     """Keep the ledger in the run folder from now on; go on with the one that is there, which must have `charged` charges at least.
 
     Raises `InputError` naming a file that is damaged, or has forgotten some of these.
@@ -95,7 +95,7 @@ def opened(one: Books | None, folder: Path, charged: int = 0) -> None:
         )
 
 
-def spent(one: Books | None, clients: Sequence[int]) -> Mapping[str, Any]:
+def spent(one: RunLedger | None, clients: Sequence[int]) -> Mapping[str, Any]:
     """For a round's row: the ε spent so far, by those who spent most, and by client."""
     if one is None:
         return {}
@@ -103,7 +103,7 @@ def spent(one: Books | None, clients: Sequence[int]) -> Mapping[str, Any]:
     return {"epsilon": max(each.values(), default=0.0), "epsilon_per_client": [round(each[client], 6) for client in clients]}
 
 
-def summed_up(one: Books | None, stopped: str | None) -> Mapping[str, Any]:
+def summed_up(one: RunLedger | None, stopped: str | None) -> Mapping[str, Any]:
     """For the summary. `epsilon` is what the ledger comes to, not what was allowed (`epsilon_budget`)."""
     if one is None:
         return {"epsilon": None, "delta": None}

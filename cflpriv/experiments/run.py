@@ -106,7 +106,7 @@ def check(config: Config, population: Population, algorithm: Algorithm, clients:
     protection, dimension = config.protection, config.model_for(population).dimension
     if newcomers and algorithm.admit is None:
         raise InputError(f"data.newcomers = {len(newcomers)}: algorithm {algorithm.name!r} takes no newcomers")
-    if protection.small_clusters == "merge" and "gram" not in algorithm.verbs:
+    if protection.small_clusters == "merge" and "gram" not in algorithm.operations:
         raise InputError(f"protection.small_clusters = 'merge': {algorithm.name!r} has no similarity to merge by; use 'wait' or 'local'")
     if protection.sum == "haar" and dimension > HAAR_LIMIT:
         raise InputError(
@@ -224,7 +224,7 @@ def estimate_record_bytes(config: Config, population: Population, present: int =
 
 def _compared_bytes(config: Config, population: Population, clients: int) -> int:
     """What one comparison of all clients takes: vectors in float64, or ciphertexts, and of each pair a product for the key holder."""
-    if "gram" not in config.algorithm_for(population).verbs:
+    if "gram" not in config.algorithm_for(population).operations:
         return 0
     protection = config.protection
     compared = config.spec.compared(config.algorithm)

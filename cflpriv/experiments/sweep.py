@@ -215,8 +215,8 @@ def _protection(entry: Any, own: Mapping[str, Any]) -> tuple[str, dict[str, Any]
         sums, grams = listed("sum"), listed("gram")
         if entry not in grams and entry not in sums:
             raise InputError(f"protections: {entry!r}: is not known{near(entry, [*sums, *grams])}")
-        verbs = {"gram": [entry] if entry in grams else [], "sum": entry if entry in sums else "none"}
-        return entry, {"protection": {} if entry == "none" else {**own, **verbs}}
+        operations = {"gram": [entry] if entry in grams else [], "sum": entry if entry in sums else "none"}
+        return entry, {"protection": {} if entry == "none" else {**own, **operations}}
     if not isinstance(entry, Mapping):
         raise InputError(f"protections: {entry!r}: expected a name or a table")
     plain = {key: value for key, value in entry.items() if key != "label" and not isinstance(value, Mapping)}

@@ -1,6 +1,6 @@
 """One client: bytes in, bytes out.
 
-`RemoteClient.receive` never raises: what it refuses is answered by an opaque word. It loads torch only to compute; protocol stages need
+`FederationClient.receive` never raises: what it refuses is answered by an opaque word. It loads torch only to compute; protocol stages need
 none. All state goes through a store, because the next message may find a new process.
 
 Guarantee: what leaves the client leaves it through `give`, `seal` and secure sums alone, under the protection that its own settings name; a
@@ -22,7 +22,7 @@ from ..protocols.mechanisms import clip
 from ..types import Array, ClientData, check_array
 from . import messages as m
 from . import release_policy as releases
-from .client_ledger import Spending
+from .client_ledger import ClientLedger
 from .enrolment import enrolled, new_session
 from .group_secret import GroupMember
 from .handler import Apply, Handler, answered, driven
@@ -37,10 +37,10 @@ from .work import Own, Work
 if TYPE_CHECKING:  # torch is loaded where something is computed
     from ..engine import TaskInput
 
-__all__ = ["RemoteClient"]
+__all__ = ["FederationClient"]
 
 
-class RemoteClient:
+class FederationClient:
     """One client of a federation, wherever the server is.
 
     `data` gives its data when a task needs them. `store` keeps its state between messages. `entropy` feeds masks, keys and privacy noise.
@@ -54,7 +54,7 @@ class RemoteClient:
     ) -> None:  # fmt: skip
         self._settings, self._data, self._store, self._entropy, self._strict = settings, data, store, entropy, strict
         self.values = Values(store)
-        self._spending = Spending(settings.privacy, self.number, store)
+        self._spending = ClientLedger(settings.privacy, self.number, store)
         self._group = GroupMember(settings, store, entropy, cache or TransformCache())
         self._work = Work(settings, self.values, self._spending, self._group.transforms, data, entropy, own or {})
         self._relaying = Relaying(settings, self.values, self._spending, entropy, self._allowed)
@@ -128,11 +128,11 @@ class RemoteClient:
         """The secrets of the client's transforms as hexadecimal digits, by group epoch. For audits of simulated runs."""
         return self._group.secrets()
 
-    def _allowed(self, verb: releases.Verb, number: int, parts: tuple[str, ...]) -> dict[str, Any]:
-        """Parts of a held value, if this verb may release them."""
+    def _allowed(self, operation: releases.Operation, number: int, parts: tuple[str, ...]) -> dict[str, Any]:
+        """Parts of a held value, if this operation may release them."""
         values = self.values.parts(number, parts)
         if self._strict:
-            releases.check(self._settings.protection, verb, values, self.values.origin(number))
+            releases.check(self._settings.protection, operation, values, self.values.origin(number))
         return values
 
     # --- who
@@ -149,10 +149,10 @@ class RemoteClient:
     # --- release
 
     def _give(self, ask: m.Give) -> Generator[Apply, Array, m.Given]:
-        protection, values = self._settings.protection, self._allowed(ask.verb, ask.held, ask.parts)
+        protection, values = self._settings.protection, self._allowed(ask.operation, ask.held, ask.parts)
         if any(isinstance(value, dict) for value in values.values()):
             raise RemoteError("forbidden")
-        open_sum = ask.verb == "sum" and not protection.sums.hides and protection.min_cohort > 1 and self._strict
+        open_sum = ask.operation == "sum" and not protection.sums.hides and protection.min_cohort > 1 and self._strict
         if open_sum or (ask.weigh and self._spending.unit != "none"):
             error = RemoteError("forbidden")
             if open_sum:
@@ -160,23 +160,23 @@ class RemoteClient:
                     f"min_cohort = {protection.min_cohort} keeps updates from leaving in the clear: use sum = 'secagg', or min_cohort = 1"
                 )
             raise error
-        for part, value in values.items() if ask.verb != "gather" else ():
+        for part, value in values.items() if ask.operation != "gather" else ():
             if isinstance(value, np.ndarray):  # what is made on demand was checked by its task
                 check_array(f"client {self.number}: {part}", value, kind="biuf")
-        if ask.verb != "sum":  # only sums read what is made on demand one client at a time
+        if ask.operation != "sum":  # only sums read what is made on demand one client at a time
             values = {part: np.asarray(value) for part, value in values.items()}
-        self._spending.settle(ask.held, ask.parts, ask.verb)
-        noise = self._spending.bounded(ask.noise, ask.verb)
+        self._spending.settle(ask.held, ask.parts, ask.operation)
+        noise = self._spending.bounded(ask.noise, ask.operation)
         if noise is not None:
             values = self._bounded(ask, values, noise)
-        if ask.verb == "gather":
+        if ask.operation == "gather":
             return m.Given(tuple(m.Named(part, value) for part, value in values.items()), 0)
-        given: m.Given = yield from (self._sums if ask.verb == "sum" else self._comparisons).give(ask, values)
+        given: m.Given = yield from (self._sums if ask.operation == "sum" else self._comparisons).give(ask, values)
         return given
 
     def _bounded(self, ask: m.Give, values: Mapping[str, Any], noise: m.Bounded) -> dict[str, Array]:
         """A whole client's values, clipped together; single rows with noise of the client's own."""
-        if ask.verb == "gram":
+        if ask.operation == "gram":
             event = local_event(noise.noise_multiplier, noise.relation)
             return {part: local_rows(np.atleast_2d(value).astype(np.float64), event, self._entropy) for part, value in values.items()}
         vector = np.concatenate([np.ravel(np.asarray(value)).astype(np.float64) for value in values.values()])

@@ -12,7 +12,7 @@ from typing import Any
 from ..contract.handles import Held, HeldKey
 from ..errors import InputError
 from ..privacy.client_level import fits, local_event
-from ..privacy.receipts import Accounts
+from ..privacy.receipts import PrivacyLedger
 from ..privacy.settings import Noise, Privacy
 from ..protocols.errors import RemoteError
 from ..protocols.events import Event, GaussianEvent
@@ -21,7 +21,7 @@ from ..protocols.mechanisms import SkellamPlan
 from . import messages as m
 from .store import Store
 
-__all__ = ["SPENT", "Spending", "noise_of"]
+__all__ = ["SPENT", "ClientLedger", "noise_of"]
 
 SPENT = "spent"
 """The store's name for the ledger. It outlives sessions: a budget is for the data, whoever asks."""
@@ -40,7 +40,7 @@ def noise_of(said: m.NoisySteps) -> Noise:
     )  # fmt: skip
 
 
-class Spending:
+class ClientLedger:
     """The ledger and receipts of one client, for the `privacy` that it demands; with unit = "none" it demands nothing.
 
     Guarantee: what the client releases under unit = "sample", or into secure sums and as single rows under unit = "client", is private as
@@ -81,7 +81,7 @@ class Spending:
     def check(self, task: Any, given: Iterable[m.Mine | m.OwnPart], reads: Iterable[str]) -> None:
         """Refuse a task without noise, or one that is given what was computed without: what it fails for would tell of the data."""
         if self.unit == "sample":
-            self._demand(Accounts.harmless(task, self._privacy.relation), f"{type(task).__name__} has no noise")
+            self._demand(PrivacyLedger.harmless(task, self._privacy.relation), f"{type(task).__name__} has no noise")
             books = self._books()
             handles = [books.held(one.held, (one.part,)) for one in given]
             covered = books.accounts.covers(handles, [(self._client, name) for name in reads])
@@ -118,11 +118,11 @@ class Spending:
             books.accounts.public(books.held(number, parts))
             self._save(books)
 
-    def settle(self, number: int, parts: tuple[str, ...], verb: str) -> None:
+    def settle(self, number: int, parts: tuple[str, ...], operation: str) -> None:
         """Pay for parts of a held value before they leave; what is paid already is free."""
         if self.unit == "sample":
             books = self._books()
-            self._paid(books, lambda: books.accounts.settle(books.held(number, parts), [self._client], verb, -1))
+            self._paid(books, lambda: books.accounts.settle(books.held(number, parts), [self._client], operation, -1))
 
     def _paid(self, books: "_Books", pay: Callable[[], None]) -> None:
         try:
@@ -139,32 +139,32 @@ class Spending:
         """The receipts of what this client holds."""
         ledger = self._ledger()
         books = self._store.load(RECEIPTS, lambda data: _Books.of(data, ledger, self._client))
-        return books or _Books(Accounts(_NO_NOISE, ledger), self._client)
+        return books or _Books(PrivacyLedger(_NO_NOISE, ledger), self._client)
 
     def _save(self, books: "_Books") -> None:
         self._store.keep(RECEIPTS, books, _Books.to_bytes)
 
     # --- unit = "client": each release
 
-    def bounded(self, noise: m.Bounded | None, verb: str) -> m.Bounded | None:
+    def bounded(self, noise: m.Bounded | None, operation: str) -> m.Bounded | None:
         """Pay for a contribution that is clipped, and noised by the trusted server (sums) or by the client (rows)."""
         if self.unit == "none":
             return noise
         if self.unit == "sample":
             self._demand(noise is None, "noise for whole clients")
             return None
-        allowed = verb == "sum" or (verb == "gram" and "gram" in self._privacy.local)
+        allowed = operation == "sum" or (operation == "gram" and "gram" in self._privacy.local)
         if noise is None or not allowed:
-            raise self._refused(f"{verb} without noise")
+            raise self._refused(f"{operation} without noise")
         own = self._privacy
         self._demand(noise.relation == own.relation and 0 < noise.noise_multiplier < float("inf"), "another relation, or no noise")
         event: Event = local_event(noise.noise_multiplier, noise.relation)
-        if verb == "sum":
+        if operation == "sum":
             self._demand(0 < noise.clip_norm <= own.clip_norm, "clip_norm is above the client's own")
             event = GaussianEvent(
                 noise.noise_multiplier, noise.clip_norm * (1 if own.relation == "add_remove" else 2), own.relation, "client"
             )
-        self._charge([event], verb)
+        self._charge([event], operation)
         return noise
 
     def shares(self, plan: SkellamPlan | None, floor: int, room: int, weighted: bool) -> None:
@@ -221,16 +221,16 @@ def _text(ledger: Ledger) -> bytes:
 
 
 class _Books:
-    """The receipts of what one client holds, by number: `Accounts` as the server keeps them for all."""
+    """The receipts of what one client holds, by number: `PrivacyLedger` as the server keeps them for all."""
 
-    def __init__(self, accounts: Accounts, client: int) -> None:
+    def __init__(self, accounts: PrivacyLedger, client: int) -> None:
         self.accounts, self._client = accounts, client
         self._keys: dict[str, HeldKey] = {}
 
     @classmethod
     def of(cls, data: bytes, ledger: Ledger, client: int) -> "_Books":
         """What `to_bytes` made bytes of."""
-        books, saved = cls(Accounts(_NO_NOISE, ledger), client), json.loads(data)
+        books, saved = cls(PrivacyLedger(_NO_NOISE, ledger), client), json.loads(data)
         books._keys = {number: HeldKey(number) for number in saved["held"]}
         books.accounts.restore(saved, books._keys)
         return books

@@ -15,7 +15,7 @@ from ..protocols.errors import LocalError, MalformedMessage, RemoteError, TooFew
 from ..protocols.keys import Roster
 from ..protocols.orthonormal import TRANSFORMS, Transform
 from . import messages as m
-from .registry import Roll
+from .registry import ClientRegistry
 from .settings import Settings
 from .store import Store
 from .transforms import ClusteringName, TransformCache, Transforms, check_secret, group_epoch
@@ -150,8 +150,8 @@ class Agreement:
     Clients insist that more than half of their roster takes part, so that none can be kept apart.
     """
 
-    def __init__(self, roll: Roll, session: bytes, roster: Roster) -> None:
-        self._roll, self._session, self._roster = roll, session, roster
+    def __init__(self, registry: ClientRegistry, session: bytes, roster: Roster) -> None:
+        self._registry, self._session, self._roster = registry, session, roster
         self._server: group.Server | None = None
         self._epoch = self._read = 0
         self.members: frozenset[int] = frozenset()
@@ -166,7 +166,7 @@ class Agreement:
         """Why there is no secret yet; empty where there is one."""
         if self._server is not None:
             return ""
-        there, everybody = len(self._roll.present), len(self._roster.keys)
+        there, everybody = len(self._registry.present), len(self._roster.keys)
         return f"{there} of {everybody} clients are there; to agree on the secret of their transform {everybody // 2 + 1} are needed"
 
     def renew(self, record: Callable[..., None]) -> None:
@@ -174,12 +174,12 @@ class Agreement:
         before = self._server, self.members
         self._server, self.members = None, frozenset()
         try:
-            self._agree(sorted(self._roll.present), record)
+            self._agree(sorted(self._registry.present), record)
         finally:
             if self._server is None:
                 self._server, self.members = before
         if self._server is before[0]:
-            raise TooFewClients((len(self._roll.present),), len(self._roster.keys) // 2 + 1)
+            raise TooFewClients((len(self._registry.present),), len(self._roster.keys) // 2 + 1)
 
     def saved(self) -> dict[str, Any]:
         """The server's machine and who has the secret, for a checkpoint."""
@@ -196,10 +196,10 @@ class Agreement:
 
     def extend(self, record: Callable[..., None]) -> None:
         """Agree, once enough are there; then let everybody else who is there get the secret from a member."""
-        said = self._roll.refusals[self._read :]  # each once: who said so before may have the secret again
+        said = self._registry.refusals[self._read :]  # each once: who said so before may have the secret again
         self._read += len(said)
         self.members -= {client for client, _, word in said if word in ("no-secret", "wrong-session")}
-        fresh = sorted(self._roll.present - self.members)
+        fresh = sorted(self._registry.present - self.members)
         if self._server is None:
             with suppress(TooFewClients):  # another attempt comes with the next round
                 self._agree(fresh, record)
@@ -212,7 +212,7 @@ class Agreement:
         if len(fresh) < smallest:
             return
         terms = group.make_terms(
-            session=self._session, epoch=self._epoch, roster=self._roster, members=fresh, smallest=smallest, removed=self._roll.removed
+            session=self._session, epoch=self._epoch, roster=self._roster, members=fresh, smallest=smallest, removed=self._registry.removed
         )
         self._epoch += 1  # an epoch is tried once
         server = group.Server(terms, self._roster)
@@ -228,16 +228,16 @@ class Agreement:
         """Let a client have the secret from the first member that gives it."""
         server = self._server
         assert server is not None
-        for sponsor in sorted(self._roll.present & self.members):
+        for sponsor in sorted(self._registry.present & self.members):
             outbox: Mapping[int, bytes] = server.admit(newcomer, sponsor)
             while outbox:
                 (asked,) = outbox
-                before = len(self._roll.refusals)
+                before = len(self._registry.refusals)
                 said = self._stage(outbox, record).get(asked)
                 outbox = self._pass_on(server, asked, said) if said else {}
                 if asked == newcomer and not outbox:
                     # "wrong-epoch": it is in already, and its word on that was lost
-                    if said == b"" or (newcomer, "group", "wrong-epoch") in self._roll.refusals[before:]:
+                    if said == b"" or (newcomer, "group", "wrong-epoch") in self._registry.refusals[before:]:
                         self.members |= {newcomer}
                     return
 
@@ -246,12 +246,14 @@ class Agreement:
         try:
             return server.receive(client, said)
         except RemoteError as error:
-            self._roll.refusals.append((client, "group", error.code))
+            self._registry.refusals.append((client, "group", error.code))
             return {}
 
     def _stage(self, outbox: Mapping[int, bytes], record: Callable[..., None]) -> dict[int, bytes]:
-        asks: dict[int, m.Ask] = {client: m.Group(self._session, said) for client, said in outbox.items() if client in self._roll.present}
-        answers = self._roll.ask(asks, "group") if asks else {}
+        asks: dict[int, m.Ask] = {
+            client: m.Group(self._session, said) for client, said in outbox.items() if client in self._registry.present
+        }
+        answers = self._registry.ask(asks, "group") if asks else {}
         said = {client: answer.said for client, answer in answers.items() if isinstance(answer, m.Stepped)}
         ways = (
             ("server", "clients", dict(outbox), ("server", "clients"), group.decode_server),

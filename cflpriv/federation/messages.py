@@ -239,7 +239,7 @@ class Give(Message, frozen=True, tag="give"):
     """
 
     session: Bytes16
-    verb: Literal["gram", "gather", "sum"]
+    operation: Literal["gram", "gather", "sum"]
     held: Count
     parts: tuple[Name, ...]
     transform: Name

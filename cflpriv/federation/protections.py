@@ -16,11 +16,11 @@ from ..protocols.errors import RemoteError
 from ..protocols.keys import Roster
 from ..protocols.orthonormal import Transform
 from . import messages as m
-from .client_ledger import Spending
+from .client_ledger import ClientLedger
 from .epochs import Epochs
 from .handler import Apply
-from .registry import Roll
-from .release_policy import Verb
+from .registry import ClientRegistry
+from .release_policy import Operation
 from .settings import Settings
 from .store import Store
 from .transforms import ClusteringName, Transforms
@@ -33,7 +33,7 @@ __all__ = [
 
 Layout = tuple[m.Described, ...]
 """The names, dtypes and shapes of parts, in order."""
-Allowed = Callable[[Verb, int, tuple[str, ...]], dict[str, Any]]
+Allowed = Callable[[Operation, int, tuple[str, ...]], dict[str, Any]]
 """Parts of a held value, if the client's release policy lets an operation release them; raises `RemoteError` "forbidden"."""
 
 
@@ -45,7 +45,7 @@ class ClientParts:
     settings: Settings
     store: Store
     values: Values
-    ledger: Spending
+    ledger: ClientLedger
     entropy: Entropy
     transforms: Callable[[], Transforms]
     compared: Callable[[ClusteringName, int, str], Transform]
@@ -86,7 +86,7 @@ class Asked:
 class ServerParts:
     """What a server half works with. `named` gives a transform's purpose its name under the group's secret that is in force."""
 
-    registry: Roll
+    registry: ClientRegistry
     session: bytes
     protection: Protection
     roster: Roster | None
@@ -104,7 +104,7 @@ class SumServer(Protocol):
         ...
 
     def folded(
-        self, clients: Sequence[int], blind: Sequence[Blind], times: Sequence[Blind], on: int | None, place: str, verb: str,
+        self, clients: Sequence[int], blind: Sequence[Blind], times: Sequence[Blind], on: int | None, place: str, operation: str,
         record: Recorder,
     ) -> Blind:  # fmt: skip
         """Transformed parts made one by a client. Protections that give none of these have no such method."""

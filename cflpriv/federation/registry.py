@@ -12,7 +12,7 @@ from .enrolment import check_enrolled
 from .transport import Stage, Transport
 
 __all__ = [
-    "KEY_HOLDER", "ClientsLost", "EpochEnded", "KeyHolderLost", "Roll", "most_common",
+    "KEY_HOLDER", "ClientsLost", "EpochEnded", "KeyHolderLost", "ClientRegistry", "most_common",
 ]  # fmt: skip
 
 Said = TypeVar("Said", bound=Hashable)
@@ -58,7 +58,7 @@ def most_common(said: Sequence[Said]) -> Said | None:
     return found if 2 * count > len(said) else None
 
 
-class Roll:
+class ClientRegistry:
     """The clients of one session. `peers` has what others need to seal something for a client; who is `removed` is not taken back.
 
     `refusals` are (client, stage, word), −1 for a client not known yet; the words are explained in `messages.REFUSALS`.

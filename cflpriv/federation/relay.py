@@ -12,10 +12,10 @@ from ..protocols.errors import MalformedMessage, RemoteError, TooFewClients
 from ..protocols.keys import agree, seal, unseal
 from ..types import Array, check_array
 from . import messages as m
-from .client_ledger import Spending
+from .client_ledger import ClientLedger
 from .enrolment import LABEL, check_peer
 from .protections import Allowed
-from .registry import Roll
+from .registry import ClientRegistry
 from .settings import Settings
 from .values import UNTRACED, Origin, Values, from_bytes, to_bytes
 from .work import smallest
@@ -35,7 +35,7 @@ log = logging.getLogger("cflpriv.federation")
 class Relaying:
     """A client's part in relays: it seals its values for others, and opens what they sealed for it."""
 
-    def __init__(self, settings: Settings, values: Values, ledger: Spending, entropy: Entropy, allowed: Allowed) -> None:
+    def __init__(self, settings: Settings, values: Values, ledger: ClientLedger, entropy: Entropy, allowed: Allowed) -> None:
         self._settings, self._values, self._spending, self._entropy, self._allowed = settings, values, ledger, entropy, allowed
 
     def seal(self, ask: m.Seal) -> m.Sealed:
@@ -102,25 +102,26 @@ class Relaying:
 
 
 def requests(
-    roll: Roll, session: bytes, asked: Sequence[int], number: int, parts: tuple[str, ...]
+    registry: ClientRegistry, session: bytes, asked: Sequence[int], number: int, parts: tuple[str, ...]
 ) -> dict[int, set[int]]:  # fmt: skip
     """Whom each client asks for, by its own held choice: the server learns it, since it must carry the answers."""
     wanted: dict[int, set[int]] = {}
-    for client, answer in roll.ask(dict.fromkeys(asked, m.Give(session, "gather", number, parts, "", False)), "request").items():
+    for client, answer in registry.ask(dict.fromkeys(asked, m.Give(session, "gather", number, parts, "", False)), "request").items():
         if isinstance(answer, m.Given) and len(answer.values) == 1:
             try:
                 asks = check_array(f"client {client}: {parts[0]}", answer.values[0].value, kind="biu")
-                if asks.size > len(roll.peers):
+                if asks.size > len(registry.peers):
                     raise MalformedMessage
                 wanted[client] = {int(sender) for sender in np.ravel(asks)}
             except (MalformedMessage, InputError):
-                roll.refusals.append((client, "request", "malformed"))
+                registry.refusals.append((client, "request", "malformed"))
     return wanted
 
 
 def relay(
-    roll: Roll, session: bytes, number: int, arrives: int, parts: tuple[str, ...], present: Sequence[int], wanted: Mapping[int, list[int]],
-    record: Callable[..., None], *, requested: bool, witness: Callable[[int, int, tuple[str, ...]], Mapping[str, Array]] | None = None,
+    registry: ClientRegistry, session: bytes, number: int, arrives: int, parts: tuple[str, ...], present: Sequence[int], wanted:
+    Mapping[int, list[int]], record: Callable[..., None], *, requested: bool, witness: Callable[[int, int, tuple[str, ...]], Mapping[str,
+    Array]] | None = None,
 ) -> tuple[int, ...]:  # fmt: skip
     """Have the senders `present` seal parts of `number` for who wants them, and these keep them as `arrives`; who did.
 
@@ -133,9 +134,9 @@ def relay(
     peers = {sender: [client for client in recipients if sender in wanted[client]] for sender in present}
     for sender, targets in peers.items():
         if targets:
-            asks[sender] = m.Seal(session, number, parts, arrives, tuple(roll.peers[client] for client in targets))
+            asks[sender] = m.Seal(session, number, parts, arrives, tuple(registry.peers[client] for client in targets))
     boxes: dict[int, dict[int, bytes]] = {client: {} for client in recipients}
-    for sender, answer in sorted(roll.ask(asks, "seal").items()):
+    for sender, answer in sorted(registry.ask(asks, "seal").items()):
         if isinstance(answer, m.Sealed) and len(answer.boxes) == len(peers[sender]):
             for client, box in zip(peers[sender], answer.boxes, strict=True):
                 boxes[client][sender] = box
@@ -154,11 +155,11 @@ def relay(
         overhead_bytes=overhead,
     )  # fmt: skip
     takes: dict[int, m.Ask] = {
-        client: m.Take(session, arrives, parts, tuple(m.Boxed(roll.peers[sender], box) for sender, box in sorted(inbox.items())))
+        client: m.Take(session, arrives, parts, tuple(m.Boxed(registry.peers[sender], box) for sender, box in sorted(inbox.items())))
         for client, inbox in boxes.items()
-        if client in roll.present
+        if client in registry.present
     }
-    took = tuple(client for client, answer in sorted(roll.ask(takes, "take").items()) if isinstance(answer, m.Done))
+    took = tuple(client for client, answer in sorted(registry.ask(takes, "take").items()) if isinstance(answer, m.Done))
     if not took:
         raise TooFewClients((), 1)
     return took

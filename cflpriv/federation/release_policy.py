@@ -1,7 +1,7 @@
 """What may leave a client: the one rule by which its own protection, and nobody else's word, decides that.
 
 What is compared (signatures, representations) and what is summed (updates, models, prototypes) is hidden by `gram` and by `sum`. What is
-hidden leaves by the verb that hides it, and by no other:
+hidden leaves by the operation that hides it, and by no other:
 
     kind of a part                      | what is compared is hidden    | what is summed is hidden
     ------------------------------------|-------------------------------|-------------------------------------------------------------
@@ -32,9 +32,9 @@ from ..protocols.errors import RemoteError
 from ..types import PartKind
 from .values import Origin
 
-__all__ = ["Verb", "check", "compares", "kinds_of", "may_leave"]
+__all__ = ["Operation", "check", "compares", "kinds_of", "may_leave"]
 
-Verb = Literal["gram", "gather", "sum", "relay"]
+Operation = Literal["gram", "gather", "sum", "relay"]
 
 
 def kinds_of(task: Any) -> dict[str, PartKind]:
@@ -50,23 +50,23 @@ def compares(task: Any) -> bool:
     return "compared" in kinds_of(task).values() or any(compares(one) for one in inner if is_dataclass(one) and not isinstance(one, type))
 
 
-def may_leave(protection: Protection, verb: Verb, part: str, value: Any, origin: Origin) -> bool:
-    """Whether a part of a held value may leave by a verb: as it is, or for `gram` and `sum` as this protection changes it."""
+def may_leave(protection: Protection, operation: Operation, part: str, value: Any, origin: Origin) -> bool:
+    """Whether a part of a held value may leave by an operation: as it is, or for `gram` and `sum` as this protection changes it."""
     kind, compared, hidden = origin.kind(part), origin.is_compared(part), protection.comparison.hides
     if compared and hidden:
-        return verb == "gram"
-    if verb == "sum":
+        return operation == "gram"
+    if operation == "sum":
         return True
-    if verb == "relay":  # the server names the recipients, and one may be its accomplice
+    if operation == "relay":  # the server names the recipients, and one may be its accomplice
         return kind != "summed" or not protection.secure or protection.relay_updates
-    if verb == "gram" and hidden:
+    if operation == "gram" and hidden:
         return kind in ("compared", "summed")
     if not protection.sums.hides and protection.min_cohort <= 1:
         return True
     if compared:
         return not origin.size
     array = np.asarray(value)
-    if verb == "gram":
+    if operation == "gram":
         return False
     if kind in ("choice", "request", "score") and 0 < origin.size <= array.size:
         return False
@@ -77,10 +77,10 @@ def may_leave(protection: Protection, verb: Verb, part: str, value: Any, origin:
     return kind == "measure" and array.size == 1 and not protection.secure
 
 
-def check(protection: Protection, verb: Verb, values: Mapping[str, Any], origin: Origin) -> None:
-    """Raises `RemoteError` "forbidden" unless all of these parts may leave by this verb."""
+def check(protection: Protection, operation: Operation, values: Mapping[str, Any], origin: Origin) -> None:
+    """Raises `RemoteError` "forbidden" unless all of these parts may leave by this operation."""
     for part, value in values.items():
-        if not may_leave(protection, verb, part, value, origin):
+        if not may_leave(protection, operation, part, value, origin):
             error = RemoteError("forbidden")
-            error.add_note(f"its release policy keeps {part!r} from {verb!r} under protection {protection.name}")
+            error.add_note(f"its release policy keeps {part!r} from {operation!r} under protection {protection.name}")
             raise error

@@ -1,6 +1,6 @@
-"""The federation over messages: the verbs for server code, when the clients are elsewhere.
+"""The federation over messages: the operations for server code, when the clients are elsewhere.
 
-`RemoteFederation` has the operations of `contract.operations`, over any transport. Who does not answer in time takes no part: values
+`FederationServer` has the operations of `contract.operations`, over any transport. Who does not answer in time takes no part: values
 computed by some are held by those, sums are over who came through, and a clustering that lost a client raises `ClientsLost`, after which
 the same step can simply be taken again (algorithms are functions of their state). The transcript is written as in a federation in one
 process, so reports and attacks read both.
@@ -23,7 +23,7 @@ from ..contract.transcript import Transcript, settings_of
 from ..engine import Task
 from ..errors import InputError, TrainingDiverged
 from ..privacy.client_level import ClippedMean, LocalGram
-from ..privacy.receipts import Accounts, sources
+from ..privacy.receipts import PrivacyLedger, sources
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import MalformedMessage, TooFewClients
 from ..protocols.keys import Roster
@@ -36,7 +36,7 @@ from .group_secret import Agreement
 from .parameters import said_of
 from .payloads import recorded
 from .protections import Asked, ComparisonServer, Layout, ServerParts, SumServer, zeros_of
-from .registry import ClientsLost, EpochEnded, KeyHolderLost, Roll, most_common
+from .registry import ClientRegistry, ClientsLost, EpochEnded, KeyHolderLost, most_common
 from .relay import relay, requests
 from .release_policy import kinds_of, may_leave
 from .traffic import Bare, plain
@@ -44,7 +44,7 @@ from .transport import Transport
 from .values import UNTRACED, Origin, trace
 from .work import told
 
-__all__ = ["ClientsLost", "EpochEnded", "KeyHolderLost", "RemoteFederation", "Transport"]
+__all__ = ["ClientsLost", "EpochEnded", "KeyHolderLost", "FederationServer", "Transport"]
 
 
 SKIPPED = 1 << 10
@@ -66,8 +66,8 @@ class _Known:
     kinds: Mapping[str, PartKind] = field(default_factory=dict)
 
 
-class RemoteFederation:
-    """The verbs over a transport.
+class FederationServer:
+    """The operations over a transport.
 
     `roster` pins the clients' signing keys (needed by secure sums in active mode; otherwise who enrols first as a number is that number).
     `seed` feeds public randomness: batches and cohorts are those of a local federation of the same seed. Protections that clients apply
@@ -93,7 +93,7 @@ class RemoteFederation:
         entropy: Entropy = system_entropy,
         session: bytes | None = None,
         expect: Iterable[int] | None = None,
-        accounts: Accounts | None = None,
+        accounts: PrivacyLedger | None = None,
         clipped: ClippedMean | None = None,
         local: LocalGram | None = None,
         strict: bool = True,
@@ -109,14 +109,14 @@ class RemoteFederation:
         if self.protection.transformed and roster is None:
             raise InputError("protection: a transform that clients share needs their pinned roster, by which they agree on its secret")
         self.session = session or entropy(16)
-        self._roll = Roll(transport, self.session, roster, expect, entropy)
-        self._ask = self._roll.ask
+        self._registry = ClientRegistry(transport, self.session, roster, expect, entropy)
+        self._ask = self._registry.ask
         self._agreement = None
         if self.protection.transformed and roster is not None:
-            self._agreement = Agreement(self._roll, self.session, roster)
+            self._agreement = Agreement(self._registry, self.session, roster)
         named = (lambda purpose: purpose) if self._agreement is None else self._agreement.named
         self._named: Callable[[str], str] = named
-        parts = ServerParts(self._roll, self.session, self.protection, roster, entropy, named, clipped, local)
+        parts = ServerParts(self._registry, self.session, self.protection, roster, entropy, named, clipped, local)
         self._sums: SumServer = self.protection.sums.server(parts)
         self._comparisons: ComparisonServer = self.protection.comparison.server(parts)
         self.accounts = accounts
@@ -140,7 +140,7 @@ class RemoteFederation:
 
     @property
     def _here(self) -> frozenset[int]:
-        return self._roll.present if self._agreement is None else self._roll.present & self._agreement.members
+        return self._registry.present if self._agreement is None else self._registry.present & self._agreement.members
 
     @property
     def disagreement(self) -> str:
@@ -150,17 +150,17 @@ class RemoteFederation:
     @property
     def holder_missing(self) -> bool:
         """Whether encrypted comparisons must wait, because the key holder is not there."""
-        return self.protection.encrypted and not self._roll.holder
+        return self.protection.encrypted and not self._registry.holder
 
     @property
     def removed(self) -> frozenset[int]:
         """The clients that left for good."""
-        return frozenset(self._roll.removed)
+        return frozenset(self._registry.removed)
 
     @property
     def refusals(self) -> list[tuple[int, str, str]]:
         """(client, stage, word) of every refusal, for the operator; the words are explained in `messages.REFUSALS`."""
-        return self._roll.refusals
+        return self._registry.refusals
 
     @property
     def round(self) -> int:
@@ -187,7 +187,7 @@ class RemoteFederation:
         """
         self._round, self._calls = number, 0
         self._turn += 1
-        self._roll.round, self._roll.call = number, 0
+        self._registry.round, self._registry.call = number, 0
         came = self._came.union(self.enrol())
         self._came.clear()
         return tuple(sorted(came & self._here))
@@ -195,7 +195,7 @@ class RemoteFederation:
     def _next_call(self) -> int:
         """The number of a call that has one within its round."""
         self._calls += 1
-        self._roll.call = self._calls
+        self._registry.call = self._calls
         return self._calls
 
     def saved(self) -> dict[str, Any]:
@@ -218,7 +218,7 @@ class RemoteFederation:
         self._round, self._turn, self._calls = saved["round"], saved["turn"] + skipped, saved["calls"]
         self._numbers, self.epochs.count = saved["numbers"] + skipped, saved["epochs"] + skipped
         self.bare = Bare(**saved["bare"])
-        self._roll.remove(saved["removed"])
+        self._registry.remove(saved["removed"])
         if self._agreement is not None and saved["agreement"] is not None:
             self._agreement.restore(saved["agreement"])
 
@@ -243,7 +243,7 @@ class RemoteFederation:
 
     def enrol(self) -> tuple[int, ...]:
         """Say hello to all places without a client that answers; the clients that came or came back."""
-        return self._entered(self._roll.enrol())
+        return self._entered(self._registry.enrol())
 
     def _entered(self, came: tuple[int, ...]) -> tuple[int, ...]:
         if self._agreement is not None:
@@ -252,7 +252,7 @@ class RemoteFederation:
 
     def _greet_lost(self) -> None:
         """Who gave no answer lately may be there again: it missed one operation, not the round."""
-        if came := self._roll.greet_lost():
+        if came := self._registry.greet_lost():
             self._came.update(self._entered(came))
 
     def stream(self, purpose: str, client: int = -1) -> Stream:
@@ -262,8 +262,8 @@ class RemoteFederation:
         known = None if isinstance(labels, Held) else labels
         return draw_cohort(self.sampling, self.clients, known, self.protection.smallest_group, self.seed, self._round)
 
-    def _record(self, verb: str) -> Callable[..., None]:
-        return partial(self.transcript.add, self._round, verb)
+    def _record(self, operation: str) -> Callable[..., None]:
+        return partial(self.transcript.add, self._round, operation)
 
     # --- compute
 
@@ -362,7 +362,7 @@ class RemoteFederation:
         """These clients went away: they enrol anew before they take part again. `InputError` for unknown ones."""
         self._check_known(clients)
         for client in clients:
-            self._roll.lose(client)
+            self._registry.lose(client)
 
     def remove(self, clients: Sequence[int]) -> None:
         """These clients leave for good. Where a transform is in force the others agree on a fresh secret, which those who left do not get.
@@ -373,7 +373,7 @@ class RemoteFederation:
         Raises `TooFewClients` where not more than half of the roster would be left to agree, `InputError` for unknown clients.
         """
         self._check_known(clients)
-        self._roll.remove(clients)
+        self._registry.remove(clients)
         if self._agreement is not None:
             self._agreement.renew(self._record("group"))
 
@@ -526,7 +526,7 @@ class RemoteFederation:
         asked: dict[int, set[int]] = {client: set(present) - {client} for client in recipients}
         if isinstance(to, Held):
             self._settle(to, recipients, "relay")  # first: who pays for `held` follows from these choices
-            asked = requests(self._roll, self.session, recipients, self._known[to.key].number, to.parts)
+            asked = requests(self._registry, self.session, recipients, self._known[to.key].number, to.parts)
         elif to is not None:
             self._check_known(sorted({*to, *(sender for senders in to.values() for sender in senders)}))
             asked = {client: set(to[client]) for client in recipients}
@@ -534,7 +534,7 @@ class RemoteFederation:
         self._settle(held, [sender for sender in present if any(sender in senders for senders in wanted.values())], "relay")
         record = self._record("relay")
         took = relay(
-            self._roll, self.session, known.number, arrives, held.parts, present, wanted, record, requested=to is not None,
+            self._registry, self.session, known.number, arrives, held.parts, present, wanted, record, requested=to is not None,
             witness=self._witness,
         )  # fmt: skip
         key = HeldKey(f"relayed {held.key.name}")
@@ -608,20 +608,20 @@ class RemoteFederation:
 
     # --- inside
 
-    def _one_blind(self, verb: str, blind: Sequence[Blind], times: Sequence[Blind], on: int | None) -> Blind:
+    def _one_blind(self, operation: str, blind: Sequence[Blind], times: Sequence[Blind], on: int | None) -> Blind:
         self._greet_lost()
-        place, record = f"apply/{self._turn}/{self._next_call()}", self._record(verb)
-        return self._sums.folded(self.clients, blind, times, on, place, verb, record)
+        place, record = f"apply/{self._turn}/{self._next_call()}", self._record(operation)
+        return self._sums.folded(self.clients, blind, times, on, place, operation, record)
 
-    def _settle(self, held: Held, clients: Sequence[int], verb: str) -> None:
+    def _settle(self, held: Held, clients: Sequence[int], operation: str) -> None:
         """Ask the ledger, before anybody is asked. `InputError` for what has no private form."""
-        if verb in self._without_form:
+        if operation in self._without_form:
             raise InputError(
-                f"{verb}: releases single clients' values, which have no private form under privacy.unit = 'client'; means have, and rows "
-                "to be compared with privacy.local = ['gram']"
+                f"{operation}: releases single clients' values, which have no private form under privacy.unit = 'client'; means have, and "
+                "rows to be compared with privacy.local = ['gram']"
             )
         if self.accounts is not None and clients:
-            self.accounts.settle(held, clients, verb, self._round)
+            self.accounts.settle(held, clients, operation, self._round)
 
     def _number(self) -> int:
         self._numbers += 1
@@ -645,7 +645,7 @@ class RemoteFederation:
 
     def _check_known(self, on: Sequence[int] | None) -> None:
         """Who is absent is left out; a number that nobody ever had is a mistake."""
-        unknown = [client for client in on or () if not self._roll.knows(client)]
+        unknown = [client for client in on or () if not self._registry.knows(client)]
         if unknown:
             raise InputError(f"clients {unknown} are not known to this federation")
 

@@ -1,4 +1,5 @@
-"""How much travels, and how much of it is protection: what the verbs would have moved with nothing in the way, beside what they did move.
+"""How much travels, and how much of it is protection: what the operations would have moved with nothing in the way, beside what they did
+move.
 
 The difference between the transcript's bytes and these is what a protection costs: masks, shares, transforms, nonces, wider numbers.
 Papers count numbers, at 32 bits each, in both directions; so do `megabits`, of all clients together. PACFL's Table 8 is that over the
@@ -24,7 +25,7 @@ BITS = 32
 
 @dataclass
 class Bare:
-    """Bytes (in the dtypes of the run) and numbers that the verbs move by themselves, from clients and to clients, since the start."""
+    """Bytes (in the dtypes of the run) and numbers that the operations move by themselves, from clients and to clients, since the start."""
 
     upload_bytes: int = 0
     download_bytes: int = 0
@@ -46,8 +47,8 @@ class Bare:
     def mean(self, call: SumCall, layout: Sequence[Any], means: Sequence[GroupMean | None]) -> None:
         """Count a mean: the parts (of this `layout`) of everybody whose update is in a group that was summed, and private weights."""
         parts = [np.broadcast_to(np.zeros((), part.dtype), part.shape) for part in layout]
-        heard = set().union(*(mean.heard for mean in means if mean is not None))
-        self.up([*parts, *(() if call.public_weights else (np.array(0.0),))], copies=len(heard))
+        contributors = set().union(*(mean.contributors for mean in means if mean is not None))
+        self.up([*parts, *(() if call.public_weights else (np.array(0.0),))], copies=len(contributors))
 
     def saved(self) -> dict[str, int]:
         """The counters, for a checkpoint."""

@@ -144,9 +144,9 @@ def sketched(epoch: int, sketch_dim: int | None) -> Callable[[Array], Array]:
     return reduce
 
 
-def check_hidden(verb: str, dimension: int, kind: str = "haar") -> None:
+def check_hidden(operation: str, dimension: int, kind: str = "haar") -> None:
     """Refuse to hide a few numbers under a rotation: one number keeps its size, two their length."""
     if dimension < HAAR_SMALLEST:
         raise InputError(
-            f"{verb}: a rotation of {dimension} number(s) hides little under sum = {kind!r}; it takes {HAAR_SMALLEST} or more at once"
+            f"{operation}: a rotation of {dimension} number(s) hides little under sum = {kind!r}; it takes {HAAR_SMALLEST} or more at once"
         )

@@ -14,7 +14,7 @@ from ..protocols.entropy import Entropy
 from ..protocols.errors import RemoteError
 from ..types import Array, ClientData
 from . import messages as m
-from .client_ledger import Spending
+from .client_ledger import ClientLedger
 from .foreign import Foreign
 from .handler import Run
 from .payloads import owned
@@ -92,8 +92,8 @@ class Work:
     """
 
     def __init__(
-        self, settings: Settings, values: Values, spending: Spending, transforms: Callable[[], Transforms], data: Callable[[], ClientData],
-        entropy: Entropy, own: Mapping[str, Own],
+        self, settings: Settings, values: Values, spending: ClientLedger, transforms: Callable[[], Transforms], data: Callable[[],
+        ClientData], entropy: Entropy, own: Mapping[str, Own],
     ) -> None:  # fmt: skip
         self._client, self._values, self._spending, self._transforms = settings.identity.client, values, spending, transforms
         self._data, self._entropy, self._own = data, entropy, own

@@ -1,6 +1,6 @@
 """How does it run on Flower, across processes and machines?
 
-Flower starts SuperLink, SuperNodes and a process for every message, and moves bytes; the verbs over messages (`cflpriv.federation`) do
+Flower starts SuperLink, SuperNodes and a process for every message, and moves bytes; the operations over messages (`cflpriv.federation`) do
 the rest.
 
     transport    bytes over Flower's Grid, with deadlines

@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 
 from ..contract.protection import Protection
 from ..errors import InputError, unknown_key
-from ..federation.client import RemoteClient
+from ..federation.client import FederationClient
 from ..federation.messages import Refused, encode
 from ..federation.settings import Settings
 from ..federation.store import ByteStore, DiskStore, Store
@@ -29,7 +29,7 @@ from ..types import ClientData
 from .transport import ANSWER, ASK, RECORD
 
 if TYPE_CHECKING:
-    from ..aggregation.key_holder import RemoteHolder
+    from ..aggregation.key_holder import KeyHolderParty
 
 __all__ = ["ContextStore", "answer", "client_app", "read_settings", "settings_of", "store_of", "write_identities"]
 
@@ -244,11 +244,11 @@ def ask_of(message: Message) -> bytes:
     return data if isinstance(data, bytes) else b""
 
 
-def holder(settings: Settings, store: Store) -> "RemoteHolder":
+def holder(settings: Settings, store: Store) -> "KeyHolderParty":
     """The key holder of encrypted similarity, at a node whose settings say that it is that."""
-    from ..aggregation.key_holder import RemoteHolder  # the protocol is loaded where it is used
+    from ..aggregation.key_holder import KeyHolderParty  # the protocol is loaded where it is used
 
-    return RemoteHolder(settings, store)
+    return KeyHolderParty(settings, store)
 
 
 def client_app(data: Callable[[Context, dict[str, Any]], ClientData]) -> ClientApp:
@@ -264,7 +264,7 @@ def client_app(data: Callable[[Context, dict[str, Any]], ClientData]) -> ClientA
             return answer(message, encode(Refused("bad-settings")))
         if settings.role == KEY_HOLDER:
             return answer(message, holder(settings, store).receive(ask_of(message)))
-        client = RemoteClient(settings, lambda: data(context, own), store)
+        client = FederationClient(settings, lambda: data(context, own), store)
         return answer(message, client.receive(ask_of(message)))
 
     app.query("cflpriv")(handle)

@@ -16,7 +16,7 @@ from flwr.common.constant import ErrorCode
 
 from ..contract.protection import Protection
 from ..errors import InputError
-from ..federation.client import RemoteClient
+from ..federation.client import FederationClient
 from ..federation.foreign import Foreign
 from ..federation.messages import Refused, encode
 from ..federation.settings import Settings
@@ -120,7 +120,7 @@ def cflpriv_mod(
 
         if who.role == KEY_HOLDER:
             return answer(message, holder(who, store).receive(ask))
-        client = RemoteClient(who, _no_data, store, own={"train": train, "signature": sign})
+        client = FederationClient(who, _no_data, store, own={"train": train, "signature": sign})
         return answer(message, client.receive(ask))
 
     return mod

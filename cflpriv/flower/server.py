@@ -23,7 +23,7 @@ from ..experiments.folder import carry_out
 from ..experiments.loop import Backend, Run
 from ..experiments.private import books
 from ..experiments.run import check
-from ..federation.server import ClientsLost, EpochEnded, KeyHolderLost, RemoteFederation
+from ..federation.server import ClientsLost, EpochEnded, FederationServer, KeyHolderLost
 from ..federation.transport import OverBytes
 from ..files import append, write_arrays
 from ..protocols.entropy import system_entropy
@@ -87,13 +87,13 @@ def serve(
         algorithm = config.algorithm_for(described)
         check(config, described, algorithm, here)
         private = books(config, algorithm, config.noise(), system_entropy)
-        if private is not None and not algorithm.verbs:
+        if private is not None and not algorithm.operations:
             raise InputError(f"algorithm {algorithm.name!r} with privacy.unit = {config.privacy.unit!r}: releases nothing; use 'none'")
         transport = GridTransport(
             grid, deadline_seconds=deadline_seconds, compute_seconds=compute_seconds, hello_seconds=hello_seconds,
             message_type=message_type, journal=journal,
         )  # fmt: skip
-        federation = RemoteFederation(
+        federation = FederationServer(
             OverBytes(transport), protection=config.protection, sampling=config.sampling(), seed=config.run.seed, roster=roster,
             transcript=Transcript(config.run.record, config.run.record_rounds or None, config.run.record_clients or None),
             session=None if checkpoint is None else checkpoint.session,

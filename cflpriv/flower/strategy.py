@@ -24,7 +24,7 @@ from ..contract.operations import Sampling
 from ..contract.protection import Protection
 from ..errors import InputError, TrainingDiverged
 from ..federation.foreign import Foreign
-from ..federation.server import ClientsLost, KeyHolderLost, RemoteFederation
+from ..federation.server import ClientsLost, FederationServer, KeyHolderLost
 from ..federation.transport import OverBytes
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import TooFewClients
@@ -119,7 +119,7 @@ class ClusteredAveraging:
         transport = GridTransport(
             grid, deadline_seconds=self.deadline_seconds, compute_seconds=self.train_seconds, message_type=self.message_type
         )
-        federation = RemoteFederation(
+        federation = FederationServer(
             OverBytes(transport),
             protection=self.protection,
             sampling=self.sampling,
@@ -165,7 +165,7 @@ class ClusteredAveraging:
         result.epsilon = None if self.accountant is None else self.accountant.get_privacy_spent().epsilon
         return result
 
-    def _clusters(self, federation: RemoteFederation) -> tuple[dict[int, int], Mapping[str, Any] | None]:
+    def _clusters(self, federation: FederationServer) -> tuple[dict[int, int], Mapping[str, Any] | None]:
         if self.k == 1:
             return dict.fromkeys(federation.clients, 0), None
         for _ in range(3):
@@ -204,12 +204,12 @@ class ClusteredAveraging:
         noised = gaussian(value.astype(np.float64) * count, longest, self.noise_multiplier, "add_remove", "client", self.entropy)
         return Shared((noised.value / count).astype(value.dtype))
 
-    def _event(self, federation: RemoteFederation) -> GaussianPrivacyEvent:
+    def _event(self, federation: FederationServer) -> GaussianPrivacyEvent:
         """A client is in one cluster only, so a round is one release for each client."""
         assert self.accountant is not None
         size = self.accountant.config.population_size
         return GaussianPrivacyEvent(self.noise_multiplier, min(len(federation.clients), size), size)
 
-    def _spent(self, federation: RemoteFederation) -> bool:
+    def _spent(self, federation: FederationServer) -> bool:
         limited = self.accountant is not None and self.accountant.config.max_epsilon is not None
         return bool(limited and self.accountant is not None and self.accountant.would_exceed(self._event(federation)))

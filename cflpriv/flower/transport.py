@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 from ..errors import InputError
 
 if TYPE_CHECKING:
-    from ..federation.server import RemoteFederation
+    from ..federation.server import FederationServer
 
 __all__ = ["ANSWER", "ASK", "RECORD", "GridTransport"]
 
@@ -45,7 +45,7 @@ class GridTransport:
     def places(self) -> Sequence[int]:
         return sorted(int(node) for node in self._grid.get_node_ids())
 
-    def welcome(self, federation: "RemoteFederation", count: int, seconds: float) -> set[int]:
+    def welcome(self, federation: "FederationServer", count: int, seconds: float) -> set[int]:
         """Greet nodes until `count` clients are there (and the key holder, where one is needed), or for `seconds`; who came.
 
         Who is slow is greeted again, with twice the time.
@@ -60,7 +60,7 @@ class GridTransport:
             came |= set(federation.enrol())
         return came
 
-    def welcome_all(self, federation: "RemoteFederation", count: int, seconds: float) -> None:
+    def welcome_all(self, federation: "FederationServer", count: int, seconds: float) -> None:
         """The same, or `InputError` where fewer come in time, or no key holder."""
         self.welcome(federation, count, seconds)
         codes = sorted({code for _, _, code in federation.refusals}) or "none"

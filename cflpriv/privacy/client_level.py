@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..contract.calls import Contribution, Recorder, SumCall, above_floor, clear_means
+from ..contract.calls import Contribution, Recorder, SumCall, clear_means, large_enough
 from ..contract.handles import GroupMean, Shared
 from ..contract.protection import Protection
 from ..errors import InputError
@@ -88,8 +88,8 @@ class ClippedMean:
     sum is divided by, is public. No amplification by the sampling of clients is claimed: the server sees who takes part.
     Reveals: the means up to the noise, who is in which group; with `sum = "none"`, every contribution to the trusted server. Inside a
     secure sum clients must be honest about their shares: whoever knows c of them takes c off the noise. A member knows its own, and may be
-    in league with the server, so the price counts one share less than the floor, the fewest survivors; all beyond are slack (for dropouts,
-    and for more such clients).
+    in league with the server, so the price counts one share less than the minimum cohort size, the fewest survivors; all beyond are slack
+    (for dropouts, and for more such clients).
     Source: McMahan et al. 2018 (central); Agarwal, Kairouz & Liu 2021 (Skellam).
     """
 
@@ -104,7 +104,7 @@ class ClippedMean:
         """Ask the ledger, for contributions of `size` numbers, before anything is sent."""
         if len({one.weight for one in call.contributions}) > 1:
             raise InputError("mean: different weights under privacy.unit = 'client': a heavy client would need more noise; use 'equal'")
-        groups = above_floor(call)
+        groups = large_enough(call)
         payers = [one.client for one in call.contributions if any(label in groups for label in one.labels)]
         self.ledger.charge(dict.fromkeys(payers, (self.event(size),)), "mean")
 

@@ -1,14 +1,14 @@
-"""Who holds what at which price: the receipts behind the values that clients hold, and the ledger asked before a verb releases them.
+"""Who holds what at which price: the receipts behind the values that clients hold, and the ledger asked before an operation releases them.
 
 Only under `privacy.unit = "sample"`. A value is *covered* if all that it was computed from is public or carries noise; its receipts say
-what is due when it first leaves its client. A value computed from samples without noise has none, and no verb releases it.
+what is due when it first leaves its client. A value computed from samples without noise has none, and no operation releases it.
 """
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..contract.calls import SumCall, above_floor
+from ..contract.calls import SumCall, large_enough
 from ..contract.handles import Held, HeldKey, Labels, Shared
 from ..errors import InputError
 from ..protocols.events import Event, event_from, event_to
@@ -19,12 +19,12 @@ if TYPE_CHECKING:  # clients that only speak a protocol load no torch
     from ..contract.operations import Parameter
     from ..engine import Task
 
-__all__ = ["Accounts", "sources"]
+__all__ = ["PrivacyLedger", "sources"]
 
 Receipts = tuple[Receipt, ...]
 
 
-class Accounts:
+class PrivacyLedger:
     """Receipts by handle and part, and by what clients remember, over one `ledger`; `noise` makes tasks private."""
 
     def __init__(self, noise: Noise, ledger: Ledger) -> None:
@@ -48,7 +48,7 @@ class Accounts:
         if not getattr(task, "uses_data", True) or (relation == "replace_one" and getattr(task, "uses_number_only", False)):
             return True
         inner = [one for one in vars(task).values() if hasattr(one, "run") and hasattr(one, "parts")]
-        return bool(getattr(task, "events", {})) and all(Accounts.harmless(one, relation) for one in inner)
+        return bool(getattr(task, "events", {})) and all(PrivacyLedger.harmless(one, relation) for one in inner)
 
     def enter(self, held: Held, task: "Task", given: Iterable[Held], remembered: Iterable[tuple[int, str]]) -> None:
         """Note what a task's results will cost: its own noise, and that of what it was `given` and (client, name) `remembered`."""
@@ -90,18 +90,20 @@ class Accounts:
         self.enter(held, task, given, remembered)
         self.settle(held, clients, "failure", round)
 
-    def settle(self, held: Held, clients: Sequence[int], verb: str, round: int) -> None:
-        """Charge the owners of `held` before a verb releases it. `InputError` if it is not covered, `BudgetExceeded` if it is too dear."""
+    def settle(self, held: Held, clients: Sequence[int], operation: str, round: int) -> None:
+        """Charge the owners of `held` before an operation releases it. `InputError` if it is not covered, `BudgetExceeded` if it is too
+        dear.
+        """
         due: list[Receipt] = []
         for part in held.parts:
             receipts = self._held.get(held.key, {}).get(part)
             if receipts is None:
                 raise InputError(
-                    f"{verb}: {part!r} of {held.key.name} was made of samples without noise; privacy.unit = 'sample' releases none such "
-                    "(the step has no private form, or a resumed run lost its receipts)"
+                    f"{operation}: {part!r} of {held.key.name} was made of samples without noise; privacy.unit = 'sample' releases none "
+                    "such (the step has no private form, or a resumed run lost its receipts)"
                 )
             due += receipts
-        self.ledger.settle(dict.fromkeys(clients, due), f"{verb} of {held.key.name} {'+'.join(held.parts)}", round)
+        self.ledger.settle(dict.fromkeys(clients, due), f"{operation} of {held.key.name} {'+'.join(held.parts)}", round)
 
     def settle_sums(self, held: Held, call: SumCall, choices: Held | None, small_clusters: str, round: int) -> None:
         """Charge those who are in a group that can be summed; `TooFewClients` before anybody is charged for nothing.
@@ -115,7 +117,7 @@ class Accounts:
             return
         if small_clusters == "local" and not any(count >= call.min_cohort for count in call.counts()):
             return
-        summed = set(above_floor(call))
+        summed = set(large_enough(call))
         self.settle(held, [one.client for one in call.contributions if summed & set(one.labels)], "mean", round)
 
     def remembers(self, client: int, name: str) -> bool:

@@ -3,7 +3,7 @@
 unit = "sample"
     Clients do not trust the server: what leaves a client carries its noise already, whatever channel it goes through. A task that can be
     made private has a method `private(noise)`; the federation runs that in its place. What a task without one computes from data stays
-    where it is: a verb that would release it refuses, naming the step.
+    where it is: an operation that would release it refuses, naming the step.
 unit = "client"
     A client's whole contribution to a mean is clipped, and the sum gets noise: by the server, which is trusted with the contributions then
     (`sum = "none"`), or by shares of Skellam noise that clients add inside secure aggregation. Nothing but `mean` is released.
@@ -39,7 +39,7 @@ class Privacy:
     clip_norm: the bound on a sample's gradient, or on a client's contribution. samples: a public number that sums over a client's samples
     are divided by (the true one is not released). sampling: how batches are drawn; their expected size is `training.batch_size`.
     sketch_dim: dimensions that a signature is projected to beforehand (0: none). loss_cap: the bound on a sample's loss in choices.
-    local: verbs that are to be released by local noise under unit = "client"; "gram" is the one that can.
+    local: operations that are to be released by local noise under unit = "client"; "gram" is the one that can.
     """
 
     unit: Literal["none", "sample", "client"] = "none"
@@ -81,8 +81,8 @@ class Privacy:
                 f"privacy.sampling = {self.sampling!r}: the accountants cover 'poisson' only (each sample by its own coin), not batches of "
                 "a fixed size, shuffled or drawn without replacement"
             )
-        for verb in self.local:
-            if verb != "gram" or self.unit != "client":
+        for operation in self.local:
+            if operation != "gram" or self.unit != "client":
                 raise InputError(f"privacy.local = {list(self.local)}: only 'gram' under unit = 'client' can be released by local noise")
 
     @property

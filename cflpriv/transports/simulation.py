@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..aggregation.key_holder import RemoteHolder
+from ..aggregation.key_holder import KeyHolderParty
 from ..contract.handles import Held, Labels
 from ..contract.operations import Parameter, Sampling
 from ..contract.protection import Protection
@@ -15,16 +15,16 @@ from ..contract.transcript import Transcript
 from ..engine import Engine, Task, TaskInput
 from ..errors import InputError
 from ..federation import messages as m
-from ..federation.client import RemoteClient
+from ..federation.client import FederationClient
 from ..federation.host import ClientHost, Party
 from ..federation.parameters import said_of
-from ..federation.server import RemoteFederation
+from ..federation.server import FederationServer
 from ..federation.settings import Settings
 from ..federation.store import ObjectStore
 from ..federation.transforms import TransformCache
 from ..federation.values import Exchange
 from ..privacy.client_level import ClippedMean, LocalGram
-from ..privacy.receipts import Accounts
+from ..privacy.receipts import PrivacyLedger
 from ..privacy.settings import Privacy
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.keys import Identity, Roster
@@ -45,7 +45,7 @@ class Simulated:
     `data` is that of all clients, `stores` is what they keep.
     """
 
-    federation: RemoteFederation
+    federation: FederationServer
     transport: MemoryTransport
     data: Mapping[int, ClientData]
     stores: Mapping[int, ObjectStore]
@@ -116,10 +116,10 @@ class Simulated:
             return self.client(int(number)).secrets()
         raise InputError(f"run.audit_parties: {party!r} is not a party here; use 'server' or 'client:ID' with ID of a client")
 
-    def client(self, client: int) -> RemoteClient:
+    def client(self, client: int) -> FederationClient:
         """One of the clients."""
         party = self.transport.host.parties.get(client)
-        if not isinstance(party, RemoteClient):
+        if not isinstance(party, FederationClient):
             raise InputError(f"client {client} is not one of this federation")
         return party
 
@@ -136,7 +136,7 @@ def simulate(
     faults: Faults | None = None,
     engine: Engine | None = None,
     privacy: Privacy | None = None,
-    accounts: Accounts | None = None,
+    accounts: PrivacyLedger | None = None,
     clipped: ClippedMean | None = None,
     local: LocalGram | None = None,
     transport: Literal["memory", "bytes"] = "memory",
@@ -179,15 +179,15 @@ def simulate(
     parties: dict[int, Party] = {}
     for client, one in data.items():
         settings = Settings(identities[client], protection, roster, privacy or Privacy(), models=MOST_MODELS)
-        parties[client] = RemoteClient(
+        parties[client] = FederationClient(
             settings, partial(_same, one), kept[client], sources[client], cache=cache, strict=release_policy == "strict"
         )
     if encrypted:
         settings = Settings(identities[HOLDER], protection, roster, role="key-holder")
-        parties[HOLDER] = RemoteHolder(settings, kept[HOLDER], sources[HOLDER])
+        parties[HOLDER] = KeyHolderParty(settings, kept[HOLDER], sources[HOLDER])
         there.add(HOLDER)
     memory = MemoryTransport(ClientHost(parties, engine), faults or Faults(), on_error, there)
-    federation = RemoteFederation(
+    federation = FederationServer(
         memory if transport == "memory" else BytesTransport(memory), protection=protection, sampling=sampling, seed=seed, roster=roster,
         transcript=transcript, entropy=entropy("server"), session=session, expect=data, accounts=accounts, clipped=clipped, local=local,
         strict=release_policy == "strict", witness=partial(_sent, parties),
@@ -204,7 +204,7 @@ MOST_MODELS = 1 << 20
 def _sent(parties: Mapping[int, Party], client: int, number: int, parts: tuple[str, ...]) -> Mapping[str, Array]:
     """What a client put into sealed boxes."""
     party = parties[client]
-    assert isinstance(party, RemoteClient)
+    assert isinstance(party, FederationClient)
     return {part: np.asarray(value) for part, value in party.values.parts(number, parts).items()}
 
 

@@ -25,11 +25,11 @@ models (so that one would be isolated, Pasquini et al. 2022) end with a sum that
 
 **Reveals.** Who takes part, who drops out when, the sum itself, how many clients clipped. Sums over
 overlapping groups can be subtracted from each other. Colluders know their own inputs and subtract them: a
-floor of f with c colluders among the survivors protects like f − c. Sybils count; only the roster keeps them
+minimum cohort size of f with c colluders among the survivors protects like f − c. Sybils count; only the roster keeps them
 out. Where the list has k models, a server that plants a private one as one of the k is not stopped. A
 malicious client can put any vector into a sum, and can make a sum fail, in most cases with its name (see `server`);
 of one sum it cannot read others, but in an oblivious pair of sums its count is taken as it is: it can open the block
-of a cluster below the floor. The passive mode does nothing against a server that lies: it could draw the neighbours,
+of a cluster below the minimum cohort size. The passive mode does nothing against a server that lies: it could draw the neighbours,
 swap the keys, or tell two stories about who survived.
 
 **Source.** Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine learning",
@@ -54,7 +54,7 @@ from .result import Sum
 from .server import Server
 from .simulation import STAGES, Outcome, simulate
 from .states import CLIENT, CLIENT_COMPLAINTS, SERVER, SERVER_COMPLAINTS, ClientStage, ServerStage, diagram
-from .terms import Slot, Terms, make_terms, retaken, survivor_floor
+from .terms import Slot, Terms, fewest_survivors, make_terms, retaken
 
 __all__ = [
     "CLIENT",
@@ -92,5 +92,5 @@ __all__ = [
     "retaken",
     "simulate",
     "simulate_oblivious",
-    "survivor_floor",
+    "fewest_survivors",
 ]

@@ -297,7 +297,7 @@ class Client:
             known |= {advert.encryption_key, advert.mask_key}
         if len(known) != 2 * (len(message.adverts) + 1):
             raise RemoteError("repeated-key")
-        enough(len(message.adverts) + 1, max(terms.threshold, messages.survivor_floor(terms) if _complete(terms) else 0))
+        enough(len(message.adverts) + 1, max(terms.threshold, messages.fewest_survivors(terms) if _complete(terms) else 0))
         agreed = messages.context(terms)
         encryption = private_key(self._state.box_seed)
         keys = {peer.client: box_keys(encryption, peer.encryption_key, agreed, me, peer.client) for peer in message.adverts}
@@ -329,7 +329,7 @@ class Client:
         near = neighbours(terms.graph_seed, terms.cohort, terms.degree, me) & set(members)
         if near != {sealed.peer for sealed in message.boxes} or not near <= peers.keys():
             raise RemoteError("bad-members")
-        enough(len(members), messages.survivor_floor(terms))
+        enough(len(members), messages.fewest_survivors(terms))
         enough(len(near) + 1, terms.threshold)
         agreed = messages.context(terms)
         my_key = state.mask_key
@@ -396,7 +396,7 @@ class Client:
         survivors = messages.names(packed)
         if state.client not in survivors or not set(survivors) <= set(state.members):
             raise RemoteError("bad-survivors")
-        enough(len(survivors), messages.survivor_floor(state.terms))
+        enough(len(survivors), messages.fewest_survivors(state.terms))
         return survivors
 
     def _agree(self, message: Survivors) -> tuple[dict[str, Any], Consistent]:

@@ -29,9 +29,9 @@ from .terms import (
     Terms,
     check_terms,
     context,
+    fewest_survivors,
     make_terms,
     model_list,
-    survivor_floor,
     vector_length,
 )
 
@@ -66,7 +66,7 @@ __all__ = [
     "make_terms",
     "model_list",
     "names",
-    "survivor_floor",
+    "fewest_survivors",
     "vector_length",
 ]
 

@@ -2,17 +2,17 @@
 
 Two secure sums in a row over the same people. First the *counts*: each client adds the 0/1 vector of the
 clusters it belongs to, and the server sees how many belong to each. Then the *blocks*: one sum with a block
-of coordinates for every cluster at or above the floor; a client fills the blocks of its clusters and leaves
+of coordinates for every cluster at or above the minimum cohort size; a client fills the blocks of its clusters and leaves
 zeros elsewhere; under the masks all look alike. It costs k times the bytes.
 
-The floor must hold for those who are left at the end. Nobody can see in which cluster a dropout was, so the
+The minimum cohort size must hold for those who are left at the end. Nobody can see in which cluster a dropout was, so the
 worst is assumed: the second sum is unmasked only if even with all its dropouts in the smallest open block
 `floor` contributors remain (`messages.survivor_floor`, which every client computes for itself). `spare` keeps
 room for that many dropouts.
 
 Guarantee: the server learns the counts, the sum of every open block, and of the others nothing; memberships
-stay hidden as the inputs do. Reveals: the counts, those below the floor too. The counts that the second sum's
-floor rests on are the server's word: an *active* server can overstate them and so open a block of one.
+stay hidden as the inputs do. Reveals: the counts, those below the minimum cohort size too. The counts that the second sum's
+minimum cohort size rests on are the server's word: an *active* server can overstate them and so open a block of one.
 Members rightly hold different models here, so the terms list k of them, and a server that plants a private
 model among the k is not stopped; prefer one common model. Source: the masked one-hot sum is ours; the sums
 are those of the package.
@@ -117,7 +117,7 @@ def block_terms(
     block is part of what is masked.
 
     Raises:
-        TooFewClients: if no cluster reaches floor + spare.
+        TooFewClients: if no cluster reaches minimum cohort size + spare.
     """
     first = counted.terms
     return make_terms(

@@ -1,7 +1,7 @@
 """What does a client insist on before it takes part, and how long may a mask key live?
 
 Guarantee: a client accepts only terms of its own session, mode, roster and later slots, that invite it, list
-its model among as many models as it expects, keep at least its floor, quantise as it allows, are no larger than it
+its model among as many models as it expects, keep at least its minimum cohort size, quantise as it allows, are no larger than it
 allows, and satisfy everything that honest terms satisfy (the overflow proof among it). A mask key, and the key of
 the boxes beside it, serve one slot, once.
 """
@@ -28,7 +28,7 @@ class Policy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     mode: what the server may do.
     model: SHA-256 of the model this client received; it must be listed.
     models: how many models may be listed (1 for a per-cluster sum).
-    floor: the fewest survivors.
+    minimum cohort size: the fewest survivors.
     after: the last slot this client took part in; later ones only.
     dimension: values per block, None for any.
     clip: the smallest and the largest clip: values are cut off at a smaller one, and lost in rounding under a larger one.
@@ -131,7 +131,7 @@ def check_proposal(terms: Terms, policy: Policy, client: int, slot: Slot | None,
         messages.check_terms(terms)
     except ValueError:
         raise RemoteError("bad-terms") from None
-    enough(len(terms.cohort), messages.survivor_floor(terms))
+    enough(len(terms.cohort), messages.fewest_survivors(terms))
 
 
 def check_roster(identity: Identity, policy: Policy, roster: Roster | None) -> None:

@@ -350,7 +350,7 @@ class Server:
 
     def _close(self, mapper: MapJobs) -> dict[int, msgspec.Struct]:
         state, terms = self._state, self._state.terms
-        floor = messages.survivor_floor(terms)
+        floor = messages.fewest_survivors(terms)
         outbox: dict[int, msgspec.Struct]
         match self.stage:
             case ServerStage.NEW:

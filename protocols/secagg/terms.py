@@ -1,8 +1,8 @@
 """What is public about one sum, and what must honest terms satisfy?
 
 Guarantee: `check_terms` refuses terms under which the sum of honest inputs could overflow, a cohort or a graph without the thresholds that
-the protocol needs, and a floor of one. `context(terms)` is a hash of everything that was agreed in public; keys, boxes, digests and
-signatures are bound to it. Reveals: terms are public. Source: ours.
+the protocol needs, and a minimum cohort size of one. `context(terms)` is a hash of everything that was agreed in public; keys, boxes,
+digests and signatures are bound to it. Reveals: terms are public. Source: ours.
 """
 
 import math
@@ -23,7 +23,7 @@ from .graph import COMPLETE_UP_TO, complete_threshold, sparse_parameters
 
 __all__ = [
     "LABEL", "MOST_CLIENTS", "SMALL_LIMIT_BYTES", "Bytes16", "Bytes32", "Count", "Id", "Mode", "Slot", "Terms", "check_terms", "context",
-    "make_terms", "model_list", "retaken", "survivor_floor", "vector_length",
+    "make_terms", "model_list", "retaken", "fewest_survivors", "vector_length",
 ]  # fmt: skip
 
 LABEL = "cflpriv secagg v2 "
@@ -50,7 +50,7 @@ class Terms(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     mode: what the server may do: "passive" (it follows the protocol) or "active" (it may lie).
     cohort: the invited clients, increasing.
     degree, threshold: (k, t) of the graph; graph_seed: 16 bytes for the sparse one, else empty.
-    floor: the fewest survivors whose sum may be seen.
+    minimum cohort size: the fewest survivors whose sum may be seen.
     models: SHA-256 of every model that members may hold, increasing.
     roster: digest of the pinned roster (active mode), else empty.
     bits, clip, levels: the quantiser.
@@ -95,7 +95,7 @@ def vector_length(terms: Terms) -> int:
     return max(1, len(terms.blocks)) * (terms.dimension + (terms.weight_limit > 0)) + 1
 
 
-def survivor_floor(terms: Terms) -> int:
+def fewest_survivors(terms: Terms) -> int:
     """The fewest survivors that may be unmasked.
 
     In an oblivious sum every dropout might have belonged to the smallest open block, so as many must survive
@@ -125,7 +125,7 @@ def check_terms(terms: Terms) -> None:
     if n < 1 or any(a >= b for a, b in pairwise(terms.cohort)) or n > MOST_CLIENTS:
         raise ValueError("cohort: expected distinct clients in increasing order")
     if terms.floor < 2:
-        raise ValueError("floor: a sum over one client is that client's input; expected at least 2")
+        raise ValueError("minimum cohort size: a sum over one client is that client's input; expected at least 2")
     complete = terms.degree == n - 1 and terms.threshold == complete_threshold(n, terms.mode)
     if complete and terms.graph_seed:
         raise ValueError("graph_seed: the complete graph has none")

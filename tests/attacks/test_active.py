@@ -23,7 +23,7 @@ from cflpriv.errors import InputError
 from cflpriv.experiments import Config, parse_config
 from cflpriv.federation import messages as m
 from cflpriv.federation import release_policy, values
-from cflpriv.federation.client_ledger import Spending
+from cflpriv.federation.client_ledger import ClientLedger
 from cflpriv.federation.group_secret import GroupMember
 from cflpriv.federation.store import ObjectStore
 from cflpriv.federation.task_encoding import UnknownTask, task_from_bytes
@@ -268,7 +268,9 @@ def opening_anything(patch: pytest.MonkeyPatch) -> None:
 def relaying(patch: pytest.MonkeyPatch) -> None:
     """Clients whose release policy does not know that recipients may be accomplices."""
     honest = release_policy.may_leave
-    patch.setattr(release_policy, "may_leave", lambda protection, verb, *rest: verb == "relay" or honest(protection, verb, *rest))
+    patch.setattr(
+        release_policy, "may_leave", lambda protection, operation, *rest: operation == "relay" or honest(protection, operation, *rest)
+    )
 
 
 summed_twice = no_check(sums, "check_proposed")
@@ -306,7 +308,7 @@ HOLES: dict[str, tuple[Config, Hole]] = {
     "swapped_holder": (CKKS, lambda patch: patch.setattr(ckks.client, "verify_key", lambda *given: None)),
     "other_function": (CKKS, nothing),
     "repeated_step": (CKKS, twice_answered),
-    "repeated_release": (config({}, PRIVATE), no_check(Spending, "settle")),
+    "repeated_release": (config({}, PRIVATE), no_check(ClientLedger, "settle")),
 }
 """By attack: a configuration, and clients without the check. `nothing`: there is no such check, or the configuration is without it."""
 

@@ -1,4 +1,6 @@
-"""Colluding clients take their own updates off sums: what they train again is what they sent, and what that leaves of a floor."""
+"""Colluding clients take their own updates off sums: what they train again is what they sent, and what that leaves of a minimum cohort
+size.
+"""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Sums over cohorts, recorded from real federations: what a floor stops, what it does not, and what fixed cohorts do."""
+"""Sums over cohorts, recorded from real federations: what a minimum cohort size stops, what it does not, and what fixed cohorts do."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -180,7 +180,7 @@ def test_who_is_in_which_oblivious_sum_is_not_known_but_the_totals_are() -> None
     open_ = {(one.round, one.label): one for one in sums_in(seen.reference)}
     assert len(sizes) == 18
     assert [one.round for one in totals] == [one.round for one in sizes if one.whole]
-    apart = next(one.round for one in sizes if not one.whole)  # from then on a floor keeps a model that moves without one
+    apart = next(one.round for one in sizes if not one.whole)  # from then on a minimum cohort size keeps a model that moves without one
     assert apart > 2
     for one in totals[:apart]:  # and a total is that of the whole cohort: the same as without protection, to the quantiser
         parts = [open_[one.round, label] for label in range(2) if (one.round, label) in open_]

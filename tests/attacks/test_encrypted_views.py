@@ -95,12 +95,12 @@ def symmetric() -> Scene:
     uploads = [ckks.encrypt(setup, machine.announcement, holder.public(), one, rows[one.client], secret) for one in own]
     made = Transcript("full")
     for message in plain.messages:
-        if (message.verb, message.source) == ("gram", "clients"):
+        if (message.operation, message.source) == ("gram", "clients"):
             said = [{"bytes": np.frombuffer(one, np.uint8)} for one in uploads]
             made.add(-1, "gram", message.kind, "clients", "server", sorted(rows), said, readers=("server",), context=message.context)
             key, readers = {"bytes": np.frombuffer(secret, np.uint8)}, ("key-holder", "clients")
             made.add(-1, "gram", "ckks secret key", "key-holder", "clients", sorted(rows), key, readers=readers, context=message.context)
-    kept = [message for message in plain.messages if (message.verb, message.source) != ("gram", "clients")]
+    kept = [message for message in plain.messages if (message.operation, message.source) != ("gram", "clients")]
     return replace(plain, messages=[*made.messages, *kept], config=replace(plain.config, protection=protection))
 
 

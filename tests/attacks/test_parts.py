@@ -78,7 +78,7 @@ def test_an_audit_reads_what_its_adversary_can_and_ends(algorithm: str, protecti
 def test_the_record_says_where_parts_lie_and_a_colluder_cuts_them_out(algorithm: str, kind: str) -> None:
     """The parts of vectors under a transform, padded or not, are those that the unprotected twin sends by name."""
     seen = cases(algorithm, kind)["server+1"]
-    clear = next(one for one in seen.reference.messages if one.verb == "mean")
+    clear = next(one for one in seen.reference.messages if one.operation == "mean")
     (message, *_) = blind_of(seen)
     assert message.payload is not None
     assert clear.payload is not None

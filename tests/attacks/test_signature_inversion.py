@@ -120,7 +120,7 @@ def test_views_hide_what_the_adversary_cannot_read(tmp_path: Path) -> None:
     view = load_view(tmp_path / "run")
     assert view.secrets == {}
     assert load_view(tmp_path / "run", "server+1").coalition == (0,)
-    assert {m.verb for m in view.messages} >= {"gram", "mean", "compute"}
+    assert {m.operation for m in view.messages} >= {"gram", "mean", "compute"}
     with pytest.raises(InputError, match="secrets of 2"):
         load_view(tmp_path / "run", "server+2")
     with pytest.raises(InputError, match="janitor"):

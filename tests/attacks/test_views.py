@@ -39,7 +39,7 @@ SECRETS = {"client:0": {"group_secret": "00"}, "client:2": {"group_secret": "01"
 def seen(adversary: str) -> dict[tuple[str, str], list[Message]]:
     found: dict[tuple[str, str], list[Message]] = {}
     for message in view_of(transcript(), adversary, SECRETS).messages:
-        found.setdefault((message.verb, message.kind), []).append(message)
+        found.setdefault((message.operation, message.kind), []).append(message)
     return found
 
 
@@ -74,7 +74,7 @@ def test_the_key_holder_reads_the_gram_and_no_more() -> None:
     view = seen("key-holder")
     assert set(view) == {("gram", "signature"), ("gram", "result")}
     assert rows(view["gram", "signature"][0]) == [0, 1, 2, 3]
-    without = [message for message in transcript() if message.verb != "gram"]
+    without = [message for message in transcript() if message.operation != "gram"]
     with pytest.raises(InputError, match="nobody held a key"):
         view_of(without, "key-holder", {})
 
@@ -95,7 +95,7 @@ def test_a_client_sees_its_own_messages_only() -> None:
 def test_an_outsider_reads_nothing_and_sees_no_grouping() -> None:
     messages = view_of(transcript(), "outsider", SECRETS).messages
     assert all(message.payload is None and not message.context and message.digest == "" for message in messages)
-    (sent,) = [message for message in messages if message.verb == "compute"]
+    (sent,) = [message for message in messages if message.operation == "compute"]
     assert sent.clients == (0, 1, 2, 3)  # both clusters' models are equally long: one step, not two
     assert sent.copies == 4
     total = sum(message.total_bytes for message in transcript())

@@ -41,7 +41,7 @@ from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError, TooFewClients
-from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.server import FederationServer
 from cflpriv.federation.task_encoding import task_from_bytes, task_to_bytes
 from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, ClientData, Population
@@ -67,7 +67,7 @@ def uneven(scene: Population, sizes: tuple[int, ...] = (40, 23, 8, 31)) -> Popul
     return replace(scene, clients=clients)
 
 
-def rounds(algorithm: Algorithm, fed: RemoteFederation, count: int) -> Any:
+def rounds(algorithm: Algorithm, fed: FederationServer, count: int) -> Any:
     state = algorithm.init(fed)
     for number in range(count):
         fed.begin_round(number)
@@ -81,7 +81,7 @@ def make(name: str, train: Train, **options: Any) -> Algorithm:
     return function(train, **{key: value for key, value in options.items() if key in known})
 
 
-def told(algorithm: Algorithm, fed: RemoteFederation, state: Any) -> Array:
+def told(algorithm: Algorithm, fed: FederationServer, state: Any) -> Array:
     """The test loss of the model that each client would use."""
     what = algorithm.serve(state)
     results = eye(fed).engine.run(what.task, eye(fed).resolve(what.task, what.params, what.which, fed.clients))
@@ -98,14 +98,14 @@ def gradient_of(model: Model, data: ClientData, vector: Array) -> Array:
     return np.asarray(Gradient(model).run(TaskInput(data, {"model": vector}, {}, Streams(0, 0, data.id)))["gradient"])
 
 
-def kept(fed: RemoteFederation, client: int, name: str) -> Array:
+def kept(fed: FederationServer, client: int, name: str) -> Array:
     """What a client remembers under a name, which it must."""
     value = eye(fed).recall(client, name)
     assert value is not None
     return value
 
 
-def control_of(fed: RemoteFederation, state: Any, client: int) -> Array:
+def control_of(fed: FederationServer, state: Any, client: int) -> Array:
     """SCAFFOLD's c_i as its client would go on from it in the next round."""
     return kept(fed, client, WAITING if state.summed.get(client) == int(kept(fed, client, ROUND)) else CONTROL)
 
@@ -204,7 +204,7 @@ def test_fedproto_without_its_pull_is_local_training() -> None:
     alone = rounds(local(train), two, 3)
     for client in one.clients:
         np.testing.assert_allclose(kept(one, client, "trained"), eye(two).peek(client, alone.model), rtol=0, atol=1e-12)
-    assert not [m for m in one.transcript.messages if m.verb == "compute"]  # and no prototype is sent for nothing
+    assert not [m for m in one.transcript.messages if m.operation == "compute"]  # and no prototype is sent for nothing
 
 
 # --- small cases by hand
@@ -288,13 +288,13 @@ def test_scaffolds_control_is_the_mean_of_what_its_clients_go_on_from(kind: Any,
         dropouts=[(0, 1, "Reveal"), (0, 3, "Masked"), (1, 5, "Advert")],
     )  # fmt: skip
     algorithm = scaffold(training(scene, batch_size=10, momentum=0.9, lr=0.02), weights=weights)
-    state, heard = algorithm.init(fed), set()
+    state, contributors = algorithm.init(fed), set()
     for number in range(6):
         fed.begin_round(number)
         with contextlib.suppress(TooFewClients):
             state, _ = algorithm.round(fed, state)
-        heard.add(tuple(sorted(client for client, last in state.summed.items() if last == number)))
-    assert len(heard) > 3, "cohorts and dropouts differ"
+        contributors.add(tuple(sorted(client for client, last in state.summed.items() if last == number)))
+    assert len(contributors) > 3, "cohorts and dropouts differ"
     weight = {c.id: 1.0 if weights == "equal" else c.samples for c in scene.clients}
     trained = [client for client in fed.clients if eye(fed).recall(client, ROUND) is not None]
     total = np.sum([weight[client] * control_of(fed, state, client) for client in trained], axis=0)
@@ -322,7 +322,7 @@ def test_scaffolds_control_stays_the_mean_when_clients_come_later(kind: Any) -> 
     assert np.abs(mean).max() > 0.01
 
 
-def mean_gradient(train: Train, scene: Population, fed: RemoteFederation, state: Any) -> float:
+def mean_gradient(train: Train, scene: Population, fed: FederationServer, state: Any) -> float:
     """The norm of the mean of all clients' gradients at the shared model."""
     model = eye(fed).peek(fed.clients[0], state.model)
     return float(np.linalg.norm(np.mean([gradient_of(train.model, client, model) for client in scene.clients], axis=0)))
@@ -362,7 +362,7 @@ def test_scaffolds_controls_are_clipped_no_more_than_its_updates() -> None:
     train = training(scene, batch_size=10, lr=0.1)
     fed = federation(scene)
     rounds(scaffold(train), fed, 1)
-    (sent,) = [message for message in fed.transcript.messages if message.verb == "mean"]
+    (sent,) = [message for message in fed.transcript.messages if message.operation == "mean"]
     assert sent.payload is not None
     assert (np.abs(sent.payload["control"]) <= np.abs(sent.payload["update"]) + 1e-15).all()
 
@@ -501,7 +501,7 @@ def test_fedprotos_classes_below_the_floor_are_dropped_and_owners_hidden_where_s
     fed = federation(few, Protection(sum="secagg-oblivious", min_cohort=3, secagg_clip=8.0))
     state = rounds(fedproto(train_on(scene)), fed, 2)
     assert sorted(state.prototypes) == [0, 1]  # class 2 has two owners
-    assert not [m for m in fed.transcript.messages if m.verb == "gather"]
+    assert not [m for m in fed.transcript.messages if m.operation == "gather"]
     assert "over those who own it" in fedproto(train_on(scene)).regroups
     with pytest.raises(InputError, match="difference of the two sums would show an individual"):
         rounds(fedproto(train_on(scene)), federation(few, Protection(sum="secagg", min_cohort=3, secagg_clip=8.0)), 2)
@@ -634,13 +634,13 @@ def test_fesem_begun_at_random_is_the_same_where_sums_keep_groups_private() -> N
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_cohorts_below_the_floor_wait_or_train_alone(name: str) -> None:
-    """With `small_clusters = "local"` and a cohort of two under a floor of three nobody's update is summed, and all are served on."""
+    """With `small_clusters = "local"` and a cohort of two, where three are the minimum, nobody's update is summed, and all are served on."""
     scene = build_population(DataSpec(partition="pathological", groups=((0, 1), (2, 3)), clients=6, test_samples_per_client=10))
     fed = federation(scene, Protection(min_cohort=3, small_clusters="local"), sampling=Sampling("global", 0.34))
     algorithm = make(name, train_on(scene), start="random", k=1)
     losses = told(algorithm, fed, rounds(algorithm, fed, 3))
     assert np.isfinite(losses).all()
-    sums = [m for m in fed.transcript.messages if m.verb == "mean" and m.round >= 0]
+    sums = [m for m in fed.transcript.messages if m.operation == "mean" and m.round >= 0]
     assert not sums
 
 
@@ -654,7 +654,7 @@ def test_diverged_clients_take_no_part(name: str) -> None:
     shared = getattr(state, "model", None)
     if shared is not None and not shared.own:
         assert np.isfinite(shared.value()).all()
-    sums = [m for m in fed.transcript.messages if m.verb == "mean"]
+    sums = [m for m in fed.transcript.messages if m.operation == "mean"]
     assert all(2 not in m.clients for m in sums)
 
 
@@ -818,7 +818,7 @@ def test_one_shot_finds_rotated_groups_and_places_newcomers(name: str) -> None:
 
 
 def test_one_shots_clusters_that_cannot_be_averaged_start_from_the_initial_model() -> None:
-    """Two groups of four under a floor of three; of each, two drop out of the one shot's mean, so no group is left to sum."""
+    """Two groups of four under a minimum cohort size of three; of each, two drop out of the one shot's mean, so no group is left to sum."""
     scene = digits(8)
     train = train_on(scene)
     drops = [(-1, client, "Masked") for group in (0, 1) for client in [c for c, g in truth(scene).items() if g == group][:2]]

@@ -25,7 +25,7 @@ from cflpriv.engine.models import Model
 from cflpriv.experiments import parse_config, run_experiment, start
 from cflpriv.experiments.newcomers import fine_tuned_accuracy
 from cflpriv.experiments.run import admit, advance, finish
-from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.server import FederationServer
 from cflpriv.federation.traffic import client_bytes, megabits, to_target
 from cflpriv.federation.values import to_bytes
 from cflpriv.tasks.training import Train
@@ -50,7 +50,7 @@ def make(name: str, scene: Population, train: Train, **options: Any) -> Algorith
     return function(train, **{key: value for key, value in options.items() if key in known})
 
 
-def rounds(algorithm: Algorithm, fed: RemoteFederation, count: int) -> Any:
+def rounds(algorithm: Algorithm, fed: FederationServer, count: int) -> Any:
     state = algorithm.init(fed)
     for number in range(count):
         fed.begin_round(number)
@@ -187,7 +187,7 @@ def test_without_protection_nothing_is_overhead_but_the_seals_of_a_relay(name: s
     scene = digits(8)
     fed = federation(scene.clients)
     rounds(make(name, scene, train_on(scene), warm_up=1), fed, 3)
-    relays = [message for message in fed.transcript.messages if message.verb == "relay" and message.target == "clients"]
+    relays = [message for message in fed.transcript.messages if message.operation == "relay" and message.target == "clients"]
     relayed = sum(message.copies * seal_bytes(message) for message in relays)
     assert (relayed > 0) == (name in ("pfedlia", "fedfomo"))
     assert fed.transcript.upload_bytes - fed.bare.upload_bytes == relayed
@@ -249,7 +249,7 @@ def test_bytes_by_client_add_up_and_a_relay_counts_for_both() -> None:
     assert sum(sent.values()) == pytest.approx(fed.transcript.upload_bytes)
     assert sum(received.values()) == pytest.approx(fed.transcript.download_bytes)
     assert set(received) == set(fed.clients)
-    seal = {seal_bytes(message) for message in fed.transcript.messages if message.verb == "relay" and message.target == "clients"}
+    seal = {seal_bytes(message) for message in fed.transcript.messages if message.operation == "relay" and message.target == "clients"}
     each = 4 * train_on(scene).model.dimension + seal.pop()
     assert not seal
     assert all(value == 2 * 2 * each for value in received.values())  # two models in each of two rounds

@@ -28,7 +28,7 @@ from cflpriv.errors import InputError, TooFewClients
 from cflpriv.experiments import parse_config
 from cflpriv.experiments.checkpoint import save_checkpoint
 from cflpriv.experiments.run import prepare
-from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.server import FederationServer
 from cflpriv.tasks.evaluation import Losses
 from cflpriv.tasks.training import Train
 from cflpriv.types import Array, Population
@@ -45,7 +45,7 @@ def swapped(clients: int = 12, swaps: tuple[tuple[int, int], ...] = SWAPS[:2], *
 train_on = partial(mlp_training, epochs=3, lr=0.3)
 
 
-def rounds(algorithm: Algorithm, fed: RemoteFederation, count: int, state: Any = None, start: int = 0) -> tuple[Any, list[Any]]:
+def rounds(algorithm: Algorithm, fed: FederationServer, count: int, state: Any = None, start: int = 0) -> tuple[Any, list[Any]]:
     state, records = algorithm.init(fed) if state is None else state, []
     for number in range(start, start + count):
         fed.begin_round(number)
@@ -62,7 +62,7 @@ def score(scene: Population, state: Any) -> float:
     return ari([truth(scene)[client] for client in state.clustering.clients], state.clustering.labels)
 
 
-def served(fed: RemoteFederation, state: Any) -> Array:
+def served(fed: FederationServer, state: Any) -> Array:
     return np.stack([eye(fed).peek(client, state.tree[state.leaf[client]].model) for client in fed.clients])
 
 
@@ -333,7 +333,7 @@ def test_the_result_does_not_depend_on_the_order_of_clients() -> None:
 
 
 @pytest.fixture(scope="module")
-def grown() -> tuple[Population, Any, RemoteFederation, Any]:
+def grown() -> tuple[Population, Any, FederationServer, Any]:
     scene = swapped(15, SWAPS[:3])
     fed = federation(scene.clients, present=range(12))
     algorithm = cfl(train_on(scene))
@@ -342,7 +342,7 @@ def grown() -> tuple[Population, Any, RemoteFederation, Any]:
     return scene, algorithm, fed, state
 
 
-def test_newcomers_walk_down_to_their_group(grown: tuple[Population, Any, RemoteFederation, Any]) -> None:
+def test_newcomers_walk_down_to_their_group(grown: tuple[Population, Any, FederationServer, Any]) -> None:
     scene, algorithm, fed, state = grown
     eye(fed).join([12, 13, 14])
     after, notes = algorithm.admit(fed, state, [12, 13, 14])
@@ -354,7 +354,7 @@ def test_newcomers_walk_down_to_their_group(grown: tuple[Population, Any, Remote
     eye(fed).leave([12, 13, 14])
 
 
-def test_pre_split_updates_are_those_of_the_stationary_model(grown: tuple[Population, Any, RemoteFederation, Any]) -> None:
+def test_pre_split_updates_are_those_of_the_stationary_model(grown: tuple[Population, Any, FederationServer, Any]) -> None:
     """Eq. 47: Δ_e = SGD(θ*_v, D_i) − θ*_v for every client of the two children, and θ*_v is stationary: their mean is below ε₁."""
     scene, _, fed, state = grown
     split = [node for node in state.tree if node.children]
@@ -367,7 +367,7 @@ def test_pre_split_updates_are_those_of_the_stationary_model(grown: tuple[Popula
             np.testing.assert_allclose(eye(fed).peek(client, again["update"]), eye(fed).peek(client, node.updates), atol=1e-6)
 
 
-def test_models_of_all_levels_are_offered_and_the_leaf_is_mostly_best(grown: tuple[Population, Any, RemoteFederation, Any]) -> None:
+def test_models_of_all_levels_are_offered_and_the_leaf_is_mostly_best(grown: tuple[Population, Any, FederationServer, Any]) -> None:
     scene, _, fed, state = grown
     held = offer(fed, state, train_on(scene).model)
     choices = []
@@ -381,7 +381,7 @@ def test_models_of_all_levels_are_offered_and_the_leaf_is_mostly_best(grown: tup
     assert np.mean(choices) > 0.9
 
 
-def test_the_tree_lands_on_disk(grown: tuple[Population, Any, RemoteFederation, Any], tmp_path: Any) -> None:
+def test_the_tree_lands_on_disk(grown: tuple[Population, Any, FederationServer, Any], tmp_path: Any) -> None:
     import json
 
     from safetensors.numpy import load_file
@@ -456,7 +456,7 @@ def test_who_missed_several_splits_walks_down_from_the_first() -> None:
     eye(fed).join([5])
     fed.begin_round(4)
     state, _ = algorithm.round(fed, state)
-    compared = [m for m in fed.transcript.messages if m.round == 4 and m.verb == "gram" and m.clients == (5,)]
+    compared = [m for m in fed.transcript.messages if m.round == 4 and m.operation == "gram" and m.clients == (5,)]
     assert compared[0].context["epoch"] == 0
     assert 5 not in state.waiting
 

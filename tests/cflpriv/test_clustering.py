@@ -1,4 +1,4 @@
-"""Trees and cuts: against scipy and brute force; ties, floors, newcomers."""
+"""Trees and cuts: against scipy and brute force; ties, minimum cohort sizes, newcomers."""
 
 import numpy as np
 import pytest

@@ -26,7 +26,7 @@ from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import run_experiment, start
 from cflpriv.experiments.config import load_config, parse_config
-from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.server import FederationServer
 from cflpriv.protocols.ckks import KeyHolder, arithmetic
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.keys import Identity, Roster
@@ -41,7 +41,7 @@ ROOT = Path(__file__).parents[2]
 RELEASES = ("labels", "distances", "gram")
 
 
-def clustered(protection: Protection, name: str = "pacfl", rounds: int = 0, **options: Any) -> tuple[RemoteFederation, Algorithm, Any]:
+def clustered(protection: Protection, name: str = "pacfl", rounds: int = 0, **options: Any) -> tuple[FederationServer, Algorithm, Any]:
     scene = population(groups=2, clients_per_group=3)
     fed = federation(scene, protection)
     algorithm = ALGORITHMS[name].make(training(scene), **options)
@@ -56,8 +56,8 @@ def labels(algorithm: Algorithm, state: Any) -> tuple[int, ...]:
     return tuple(algorithm.describe(state)["clustering"].labels)
 
 
-def seen(fed: RemoteFederation, adversary: str) -> list[Message]:
-    return [message for message in view_of(fed.transcript.messages, adversary, {}).messages if message.verb == "gram"]
+def seen(fed: FederationServer, adversary: str) -> list[Message]:
+    return [message for message in view_of(fed.transcript.messages, adversary, {}).messages if message.operation == "gram"]
 
 
 def numbers_in(messages: list[Message]) -> dict[str, Array]:
@@ -70,7 +70,7 @@ def numbers_in(messages: list[Message]) -> dict[str, Array]:
     }
 
 
-def machine(fed: RemoteFederation) -> KeyHolder:
+def machine(fed: FederationServer) -> KeyHolder:
     """The key holder's machine of the first epoch, as it keeps it for itself."""
     party: Any = eye(fed).transport.host.parties[HOLDER]
     kept: KeyHolder = party._kept("epoch/0", fed.session, 0).machine
@@ -81,11 +81,11 @@ def machine(fed: RemoteFederation) -> KeyHolder:
 
 
 @pytest.fixture(scope="module", params=RELEASES)
-def released(request: pytest.FixtureRequest) -> tuple[str, RemoteFederation, Algorithm, Any]:
+def released(request: pytest.FixtureRequest) -> tuple[str, FederationServer, Algorithm, Any]:
     return request.param, *clustered(Protection(gram=("ckks",), ckks_release=request.param))
 
 
-def test_the_server_reads_what_the_release_says_and_nothing_else(released: tuple[str, RemoteFederation, Algorithm, Any]) -> None:
+def test_the_server_reads_what_the_release_says_and_nothing_else(released: tuple[str, FederationServer, Algorithm, Any]) -> None:
     release, fed, _, state = released
     found = numbers_in(seen(fed, "server"))
     result = {"result/labels", "result/k", "result/clear"}
@@ -101,7 +101,7 @@ def test_the_server_reads_what_the_release_says_and_nothing_else(released: tuple
     assert any(message.kind == "ckks request" and message.payload for message in seen(fed, "server"))  # it is read, not dropped
 
 
-def test_what_the_server_reads_is_noised_as_stated(released: tuple[str, RemoteFederation, Algorithm, Any]) -> None:
+def test_what_the_server_reads_is_noised_as_stated(released: tuple[str, FederationServer, Algorithm, Any]) -> None:
     release, fed, _, _ = released
     holder = machine(fed)
     if release == "labels":
@@ -109,7 +109,7 @@ def test_what_the_server_reads_is_noised_as_stated(released: tuple[str, RemoteFe
         return
     assert 0 < holder.std < 1e-4
     clear, _, _ = clustered(Protection())
-    rows = next(message for message in clear.transcript.messages if message.verb == "gram").payload
+    rows = next(message for message in clear.transcript.messages if message.operation == "gram").payload
     assert rows is not None
     vectors = rows["rows"].astype(np.float64)
     errors = np.concatenate([(block - vectors[i] @ vectors[j].T).ravel() for (i, j), block in holder.blocks.items()]) / holder.std
@@ -122,7 +122,7 @@ def test_what_the_server_reads_is_noised_as_stated(released: tuple[str, RemoteFe
         assert len(shown) == 21
 
 
-def test_the_key_holder_sees_no_upload(released: tuple[str, RemoteFederation, Algorithm, Any]) -> None:
+def test_the_key_holder_sees_no_upload(released: tuple[str, FederationServer, Algorithm, Any]) -> None:
     _, fed, _, _ = released
     kinds = {message.kind for message in seen(fed, "key-holder")}
     assert "ckks request" in kinds
@@ -228,7 +228,7 @@ def test_the_cost_is_said_before_it_starts_and_progress_after(tmp_path: Path) ->
 
 def compared(
     monkeypatch: pytest.MonkeyPatch, protection: Protection, rows: Array, then: Then
-) -> tuple[Gram, Released, RemoteFederation]:  # fmt: skip
+) -> tuple[Gram, Released, FederationServer]:  # fmt: skip
     """What the key holder sees of these rows (8, p, d) of eight clients, and what it releases of it."""
     views: list[GramView] = []
     known = holder._then

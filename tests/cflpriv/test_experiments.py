@@ -320,7 +320,7 @@ def test_the_estimate_of_a_record_counts_what_is_compared(gram: list[str]) -> No
         pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
     config = small(protection={"gram": gram}, run={"record": "full"}, data={"newcomers": 0}, training={"rounds": 0})
     simulation = start(config)
-    said = sum(message.total_bytes for message in simulation.federation.transcript.messages if message.verb == "gram")
+    said = sum(message.total_bytes for message in simulation.federation.transcript.messages if message.operation == "gram")
     assert 0.5 < estimate_record_bytes(config, simulation.population) / said < 1.5
     assert estimate_record_bytes(config.with_("run", record="headers"), simulation.population) == 0
     fedavg = small(algorithm={"name": "fedavg"}, run={"record": "full"}, training={"rounds": 0})
@@ -360,11 +360,11 @@ def test_pixels_go_in_normalised_or_as_they_are(normalise: bool) -> None:
 def test_a_round_below_the_floor_changes_nothing_and_says_so() -> None:
     simulation = start(small(protection={"min_cohort": 8}))
     row = advance(simulation)
-    assert "floor of 8" in row["skipped"]
+    assert "minimum cohort size of 8" in row["skipped"]
     assert finish(simulation)["rounds_skipped"] == 1
     federation, model = simulation.federation, simulation.state.models[0]
     np.testing.assert_array_equal(model.value(), simulation.state.initial.value())
-    assert not [m for m in federation.transcript.messages if m.verb == "mean"]
+    assert not [m for m in federation.transcript.messages if m.operation == "mean"]
 
 
 def test_newcomers_do_not_disturb_the_training() -> None:

@@ -1,4 +1,4 @@
-"""The contract of the verbs, shown with small fakes: what later protections and algorithms rely on."""
+"""The contract of the operations, shown with small fakes: what later protections and algorithms rely on."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -76,7 +76,7 @@ def test_a_held_choice_stays_with_the_client_and_all_models_are_sent() -> None:
     made = fed.compute(Make())
     echo = fed.compute(Echo(("model",)), {"model": [np.zeros(5), np.ones(5)]}, which=made["choice"])
     assert [float(eye(fed).peek(c, echo["model"])[0]) for c in fed.clients] == [float(c % 2) for c in fed.clients]
-    (message,) = [m for m in fed.transcript.messages if m.verb == "compute"]
+    (message,) = [m for m in fed.transcript.messages if m.operation == "compute"]
     assert message.context["which"] == []
     assert message.bytes_each == 2 * 5 * 8
     assert message.clients == fed.clients
@@ -169,13 +169,13 @@ def test_example_weights_are_sample_counts_and_refused_where_they_would_show() -
     assert mean is not None
     sizes = [data.samples for data in scene.clients]
     assert mean.parts["one"].value() == pytest.approx(np.average([c.id for c in scene.clients], weights=sizes))
-    (message,) = [m for m in fed.transcript.messages if m.verb == "mean"]
+    (message,) = [m for m in fed.transcript.messages if m.operation == "mean"]
     assert message.payload is not None
     np.testing.assert_array_equal(message.payload["weight"], sizes)
     blind = federation(scene, PROTECTIONS["haar"])
     with pytest.raises(InputError, match="sample count"):
         blind.mean(blind.compute(Make())["one"], weights="examples")
-    assert not [m for m in blind.transcript.messages if m.verb == "mean"]
+    assert not [m for m in blind.transcript.messages if m.operation == "mean"]
 
 
 @pytest.mark.parametrize("name", PROTECTIONS)
@@ -185,10 +185,10 @@ def test_the_floor(name: str) -> None:
     labels = {client: 0 if client < 6 else 1 for client in fed.clients}  # groups of 6 and 2
     small, means = labels, fed.mean(held["vector"], groups=labels, k=3)
     assert [mean is None for mean in means] == [False, True, True]
-    sent = {client for m in fed.transcript.messages if m.verb == "mean" for client in m.clients}
+    sent = {client for m in fed.transcript.messages if m.operation == "mean" for client in m.clients}
     assert sent == {client for client in fed.clients if small[client] == 0}
     before = len(fed.transcript.messages)
-    with pytest.raises(TooFewClients, match="floor of 3"):
+    with pytest.raises(TooFewClients, match="minimum cohort size of 3"):
         fed.mean(held["vector"], groups={c: c for c in fed.clients}, k=8)
     assert len(fed.transcript.messages) == before
 
@@ -221,7 +221,7 @@ def test_held_groups_are_gathered_and_recorded_unless_oblivious() -> None:
     means = fed.mean(made["one"], groups=made["choice"], k=2)
     assert means[1] is not None
     assert means[1].parts["one"].value() == pytest.approx(np.mean([c for c in fed.clients if c % 2]))
-    assert [(m.verb, m.kind) for m in fed.transcript.messages] == [("gather", "choice"), ("mean", "update")]
+    assert [(m.operation, m.kind) for m in fed.transcript.messages] == [("gather", "choice"), ("mean", "update")]
 
 
 def test_overlapping_groups_are_means_of_their_members_or_refused_by_name() -> None:
@@ -259,7 +259,7 @@ def test_under_haar_the_server_reads_only_rotated_updates() -> None:
     assert mean is not None
     assert mean.parts["vector"].clear is None
     plain = np.stack([eye(fed).peek(c, held["vector"]) for c in fed.clients])
-    (message,) = (one for one in fed.transcript.messages if one.verb == "mean")
+    (message,) = (one for one in fed.transcript.messages if one.operation == "mean")
     assert message.payload is not None
     seen = message.payload["blind"]
     np.testing.assert_allclose(seen @ seen.T, plain @ plain.T, atol=1e-8)
@@ -321,7 +321,7 @@ def test_products_are_made_by_the_server_of_clear_values_and_by_a_client_of_blin
     result = fed.product(vector, one, on=4)
     assert result.clear is None
     np.testing.assert_allclose(eye(fed).peek(0, result), eye(fed).peek(0, vector) * eye(fed).peek(0, one), atol=1e-9)
-    assert [(m.verb, m.kind, m.clients) for m in fed.transcript.messages if m.verb not in ("group", "mean")] == [
+    assert [(m.operation, m.kind, m.clients) for m in fed.transcript.messages if m.operation not in ("group", "mean")] == [
         ("product", "arguments", (4,)),
         ("product", "blind result", (4,)),
     ]
@@ -364,7 +364,7 @@ def test_the_gram_grows_within_an_epoch(name: str) -> None:
     assert grown.evidence is not None
     rows = np.concatenate([rows, *(eye(fed).peek(c, newcomers["rows"]) for c in (6, 7))])
     np.testing.assert_allclose(grown.evidence["gram"], rows @ rows.T, atol=1e-9)
-    epochs = [m.context["epoch"] for m in fed.transcript.messages if m.verb == "gram"]
+    epochs = [m.context["epoch"] for m in fed.transcript.messages if m.operation == "gram"]
     assert epochs == [0, 0]
     with pytest.raises(InputError, match=r"\[6, 7\] are already"):
         fed.gram(newcomers["rows"], then=looked_at, against=first["rows"])
@@ -378,7 +378,7 @@ def test_epochs_use_fresh_transforms() -> None:
     held = fed.compute(Make())
     fed.gram(held["rows"], then=looked_at)
     fed.gram(fed.compute(Make())["rows"], then=looked_at)
-    one, two = (m.payload["rows"] for m in fed.transcript.messages if m.verb == "gram" and m.payload is not None)
+    one, two = (m.payload["rows"] for m in fed.transcript.messages if m.operation == "gram" and m.payload is not None)
     assert not np.allclose(one, two)
 
 
@@ -431,7 +431,7 @@ def test_gather_gives_single_values_and_is_recorded() -> None:
     values = fed.gather(fed.compute(Make())["one"], on=[1, 3])
     assert {client: float(value["one"]) for client, value in values.items()} == {1: 1.0, 3: 3.0}
     (message,) = fed.transcript.messages
-    assert (message.verb, message.clients, message.readers) == ("gather", (1, 3), ("server",))
+    assert (message.operation, message.clients, message.readers) == ("gather", (1, 3), ("server",))
 
 
 # --- cohorts, order, secrets
@@ -563,7 +563,7 @@ def test_a_repeated_round_number_repeats_no_transform() -> None:
     for _ in range(2):
         fed.begin_round(0)
         fed.mean(held["vector"])
-    transforms = [m.context["transform"] for m in fed.transcript.messages if m.verb == "mean"]
+    transforms = [m.context["transform"] for m in fed.transcript.messages if m.operation == "mean"]
     assert len(set(transforms)) == 2
 
 

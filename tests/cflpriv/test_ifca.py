@@ -24,7 +24,7 @@ from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError, TooFewClients, TrainingDiverged
-from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.server import FederationServer
 from cflpriv.tasks.evaluation import Evaluate, Losses
 from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, Population
@@ -38,7 +38,7 @@ def digits(clients: int = 8, **more: Any) -> Population:
 train_on = partial(mlp_training, dtype="float64")
 
 
-def rounds(algorithm: Algorithm, fed: RemoteFederation, count: int, state: Any = None) -> tuple[Any, list[Any]]:
+def rounds(algorithm: Algorithm, fed: FederationServer, count: int, state: Any = None) -> tuple[Any, list[Any]]:
     state, records = algorithm.init(fed) if state is None else state, []
     for number in range(count):
         fed.begin_round(number)
@@ -47,7 +47,7 @@ def rounds(algorithm: Algorithm, fed: RemoteFederation, count: int, state: Any =
     return state, records
 
 
-def models(fed: RemoteFederation, state: Any) -> Array:
+def models(fed: FederationServer, state: Any) -> Array:
     """The best restart's models as the first client opens them."""
     return np.stack([eye(fed).peek(fed.clients[0], model) for model in state.restarts[state.best].models])
 
@@ -201,12 +201,12 @@ def test_the_compared_loss_is_the_mean_training_loss_of_what_clients_chose() -> 
             assert record.notes["restart_losses"][restart] == pytest.approx(expected, rel=1e-9)
 
 
-def opened(fed: RemoteFederation, run: Any) -> Array:
+def opened(fed: FederationServer, run: Any) -> Array:
     return np.stack([eye(fed).peek(fed.clients[0], model) for model in run.models])
 
 
 def test_a_restart_that_gets_no_sum_does_not_stop_the_others() -> None:
-    """Four clients and a floor of three: where two and two choose, nothing can be summed."""
+    """Four clients and a minimum cohort size of three: where two and two choose, nothing can be summed."""
     scene = population(groups=2, clients_per_group=2, samples=6)
     stood = moved = 0
     for seed in range(4):
@@ -338,7 +338,7 @@ def test_the_saver_sends_one_model_once_estimates_are_stable_and_changes_nothing
         algorithm = ifca(train, k=2, stable_rounds=stable_rounds)
         state, records = rounds(algorithm, fed, 12)
         results.append(models(fed, state))
-        sent = [sum(m.total_bytes for m in fed.transcript.messages if m.verb == "compute" and m.round == r) for r in range(12)]
+        sent = [sum(m.total_bytes for m in fed.transcript.messages if m.operation == "compute" and m.round == r) for r in range(12)]
         traffic.append(sent)
         saving = [record.notes["sent_one_model"] for record in records]
         changes = [record.notes["changed_identities"] for record in records]
@@ -371,7 +371,7 @@ def test_strangers_are_sent_all_models_while_the_others_are_saved() -> None:
     state, record = algorithm.round(fed, state)
     assert set(record.cohort) == set(range(8))
     assert set(state.restarts[0].labels) == set(range(8))
-    full = [m for m in fed.transcript.messages if m.round == 8 and m.verb == "compute" and not m.context["which"]]
+    full = [m for m in fed.transcript.messages if m.round == 8 and m.operation == "compute" and not m.context["which"]]
     assert [m.clients for m in full] == [(6, 7)]
 
 
@@ -459,7 +459,7 @@ def test_it_runs_unchanged_under_protections(options: dict[str, Any], sum_: str)
         results.append((models(fed, state), algorithm.describe(state)["clustering"]))
         if sum_ == "secagg-oblivious" and protection.sum != "none":
             assert results[1][1] is None
-            assert not [m for m in fed.transcript.messages if m.verb == "gather"]
+            assert not [m for m in fed.transcript.messages if m.operation == "gather"]
     np.testing.assert_allclose(results[0][0], results[1][0], atol=1e-8 if sum_ == "haar" else 1e-5)
     if sum_ != "secagg-oblivious":
         assert results[0][1] == results[1][1]

@@ -17,7 +17,7 @@ from cflpriv.contract.operations import GramView, Sampling
 from cflpriv.contract.protection import Protection
 from cflpriv.data import DataSpec, build_population
 from cflpriv.errors import InputError
-from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.server import FederationServer
 from cflpriv.tasks.signatures import PrincipalVectors, principal_vectors
 from cflpriv.types import Array, Population
 
@@ -29,7 +29,7 @@ def digits(clients: int = 20, rotations: tuple[int, ...] = (0, 90), **more: Any)
 train_on = partial(mlp_training, momentum=0.5)
 
 
-def rounds(algorithm: Algorithm, fed: RemoteFederation, count: int) -> Any:
+def rounds(algorithm: Algorithm, fed: FederationServer, count: int) -> Any:
     state = algorithm.init(fed)
     for number in range(count):
         fed.begin_round(number)

@@ -25,7 +25,7 @@ from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
 from cflpriv.experiments.checkpoint import flatten
-from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.server import FederationServer
 from cflpriv.tasks.training import Train
 from cflpriv.types import Array, ClientData, Population
 
@@ -37,7 +37,7 @@ def digits(clients: int = 20, **more: Any) -> Population:
     return build_population(DataSpec(**options))
 
 
-def run(algorithm: Algorithm, fed: RemoteFederation, count: int, first: int = 0, state: Any = None) -> Any:
+def run(algorithm: Algorithm, fed: FederationServer, count: int, first: int = 0, state: Any = None) -> Any:
     state = algorithm.init(fed) if state is None else state
     for number in range(first, first + count):
         fed.begin_round(number)
@@ -390,9 +390,9 @@ def test_overlapping_neighbourhoods_against_a_plain_retelling(weights: Any) -> N
             trained[client] = models[client] + np.asarray(train.run(given)["update"])
         state, _ = algorithm.round(fed, state)
         for client in fed.clients:
-            heard = [other for other in neighbours[client] if other in trained]
-            if heard:
-                models[client] = sum(weight[o] * trained[o] for o in heard) / sum(weight[o] for o in heard)
+            contributors = [other for other in neighbours[client] if other in trained]
+            if contributors:
+                models[client] = sum(weight[o] * trained[o] for o in contributors) / sum(weight[o] for o in contributors)
         np.testing.assert_allclose(served(algorithm, fed, state), np.stack([models[c] for c in fed.clients]), rtol=0, atol=1e-12)
     assert all(client in its for client, its in neighbours.items())
 
@@ -402,10 +402,12 @@ def test_clustering_happens_once_and_trains_nothing() -> None:
     fed = federation(scene)
     algorithm = pfedlia(train_on(scene), warm_up=2)
     state = run(algorithm, fed, 6)
-    relays = [message for message in fed.transcript.messages if message.verb == "relay" and message.source == message.target == "clients"]
+    relays = [
+        message for message in fed.transcript.messages if message.operation == "relay" and message.source == message.target == "clients"
+    ]
     assert [message.round for message in relays] == [2]
     assert all(message.readers == ("clients",) for message in relays)  # the server passes on what it cannot read
-    assert not [message for message in fed.transcript.messages if message.verb == "mean" and message.round == 2]
+    assert not [message for message in fed.transcript.messages if message.operation == "mean" and message.round == 2]
     described = algorithm.describe(state)
     assert described["evidence"]["distance"].shape == (10, 10)
     flatten(state)
@@ -420,7 +422,7 @@ def test_clustering_waits_until_enough_clients_are_there(mode: Any) -> None:
     eye(fed).leave(range(3, 8))
     state = run(algorithm, fed, 3, state=state)
     assert not state.clustered
-    assert not [message for message in fed.transcript.messages if message.verb == "relay"]
+    assert not [message for message in fed.transcript.messages if message.operation == "relay"]
     alone = federation(training_parts(scene), present=range(3))
     plain = run(fedavg(training(scene), weights="equal"), alone, 3)
     np.testing.assert_array_equal(state.warm.value(), plain.model.value())  # the warm-up goes on
@@ -564,7 +566,7 @@ def test_peer_mode_shows_the_server_no_scores() -> None:
     scene = digits(10)
     fed = federation(scene)
     run(pfedlia(train_on(scene), warm_up=1, mode="peer"), fed, 2)
-    gathered = [message for message in fed.transcript.messages if message.verb == "gather"]
+    gathered = [message for message in fed.transcript.messages if message.operation == "gather"]
     assert [message.kind for message in gathered] == ["neighbours"]
     assert all(set(np.unique(value)) <= {0, 1} for message in gathered for value in (message.payload or {}).values())
 

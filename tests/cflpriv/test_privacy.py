@@ -1,4 +1,5 @@
-"""Differential privacy through the verbs: nothing leaves un-noised, everything that leaves is charged once, noise is what it is said to be.
+"""Differential privacy through the operations: nothing leaves un-noised, everything that leaves is charged once, noise is what it is said
+to be.
 
 Statistical tests run on fixed public entropy and reject at p < 1e-6.
 """
@@ -24,11 +25,11 @@ from cflpriv.engine.models import MODELS, Model, keeps_samples_apart
 from cflpriv.errors import CflprivWarning, InputError, TrainingDiverged
 from cflpriv.experiments import advance, load_config, parse_config, run_experiment
 from cflpriv.experiments.config import Config
-from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.server import FederationServer
 from cflpriv.federation.values import Origin
 from cflpriv.privacy.client_level import Shares, _skellam, client_noise
 from cflpriv.privacy.private_signatures import NoisyGradient, noisy_principal_vectors, sketch_directions, unit_rows
-from cflpriv.privacy.receipts import Accounts
+from cflpriv.privacy.receipts import PrivacyLedger
 from cflpriv.privacy.settings import Noise, Privacy, Releases, plan
 from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.entropy import public_entropy
@@ -48,11 +49,11 @@ NOISE = Noise("add_remove", 1.5, 2.0, 0.5, 1.0, 0.25, 20, 0, 4.0, 0)
 
 def federation(
     scene: Population, noise: Noise = NOISE, epsilon: float = 50.0, demand: bool = True, **options: Any
-) -> tuple[RemoteFederation, Ledger]:
+) -> tuple[FederationServer, Ledger]:
     """A server with its ledger. Its clients `demand` the same, by ledgers of their own, or take the server's word."""
     ledger = Ledger(Budget(epsilon, 1e-5, noise.relation, "sample"))
     privacy = Privacy("sample", noise.relation, epsilon, 1e-5, samples=noise.samples, sketch_dim=noise.sketch_dim) if demand else Privacy()
-    return scenes.federation(scene, accounts=Accounts(noise, ledger), privacy=privacy, **options), ledger
+    return scenes.federation(scene, accounts=PrivacyLedger(noise, ledger), privacy=privacy, **options), ledger
 
 
 @dataclass(frozen=True)
@@ -118,16 +119,16 @@ def test_an_update_is_charged_once_and_showing_it_again_is_free() -> None:
     assert len(ledger.charges) == 2, "new noise, new charge"
 
 
-@pytest.mark.parametrize("verb", ["mean", "gram", "gather", "relay"])
-def test_no_verb_releases_what_has_no_noise(verb: str) -> None:
+@pytest.mark.parametrize("operation", ["mean", "gram", "gather", "relay"])
+def test_no_verb_releases_what_has_no_noise(operation: str) -> None:
     scene = scenes.population()
     fed, ledger = federation(scene)
     held = fed.compute(Half())["vector"]
     before = len(fed.transcript.messages)
-    verbs: dict[str, Any] = {"mean": fed.mean, "gather": fed.gather, "relay": fed.relay}
-    verbs["gram"] = lambda one: fed.gram(one, then=lambda view: ({}, {}))
-    with pytest.raises(InputError, match=f"{verb}: 'vector' of Half was made of samples without noise"):
-        verbs[verb](held)
+    operations: dict[str, Any] = {"mean": fed.mean, "gather": fed.gather, "relay": fed.relay}
+    operations["gram"] = lambda one: fed.gram(one, then=lambda view: ({}, {}))
+    with pytest.raises(InputError, match=f"{operation}: 'vector' of Half was made of samples without noise"):
+        operations[operation](held)
     with pytest.raises(InputError, match="compute: Make has no noise here"):
         fed.compute(scenes.Make())
     assert ledger.charges == []
@@ -561,7 +562,7 @@ def test_a_model_that_keeps_something_of_its_data_is_refused() -> None:
 
 def client_federation(
     scene: Population, protection: Protection, privacy: Privacy, trainings: int = 2, label: str = "noise", **options: Any
-) -> tuple[RemoteFederation, Ledger]:
+) -> tuple[FederationServer, Ledger]:
     """A server that adds noise, or has clients add theirs, and clients that demand it. `label` names all randomness."""
     ledger, clients = Ledger(privacy.budget), len(scene.clients)
     releases = Releases(signatures=int("gram" in privacy.local), trainings=trainings)
@@ -816,14 +817,14 @@ def test_a_run_of_the_scoring_round_alone_is_planned(tmp_path: Path) -> None:
 
 
 def test_newcomers_who_cannot_pay_again_end_a_run_with_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cflpriv.privacy.receipts import Accounts as Real
+    from cflpriv.privacy.receipts import PrivacyLedger as Real
 
     settle = Real.settle
 
-    def poor(self: Any, held: Any, clients: Any, verb: str, round: int) -> None:
+    def poor(self: Any, held: Any, clients: Any, operation: str, round: int) -> None:
         if 7 in clients:  # the newcomer: its signature was charged in an admission that was interrupted
-            raise BudgetExceeded(verb, 7, 2.9, 3.9, 3.0)
-        settle(self, held, clients, verb, round)
+            raise BudgetExceeded(operation, 7, 2.9, 3.9, 3.0)
+        settle(self, held, clients, operation, round)
 
     monkeypatch.setattr(Real, "settle", poor)
     scene = scenes.population()

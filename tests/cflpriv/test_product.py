@@ -77,7 +77,7 @@ def algorithm_of(name: str) -> Algorithm:
 
 
 def compares(name: str) -> bool:
-    return "gram" in algorithm_of(name).verbs
+    return "gram" in algorithm_of(name).operations
 
 
 def refused(name: str, protection: Protection) -> bool:
@@ -165,8 +165,8 @@ def test_protections_and_transports_change_nothing(name: str, options: Mapping[s
         assert memory.clusterings == plain.clusterings
     for one, other in zip(memory.models, plain.models, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=STEPS.get(name, ROUNDS) * step if protection.secure else 1e-12)
-    seen = {message["verb"] for message in memory.messages}
-    assert set(algorithm_of(name).verbs) - seen <= ({"gather"} if protection.sums.oblivious else set())
+    seen = {message["operation"] for message in memory.messages}
+    assert set(algorithm_of(name).operations) - seen <= ({"gather"} if protection.sums.oblivious else set())
 
 
 @pytest.mark.parametrize("name", ALGORITHMS.ready())
@@ -187,7 +187,7 @@ def test_updates_are_relayed_under_secure_sums_by_permission_only(name: str) -> 
         config = config_of(name, {**options, "gram": ["haar"], "relay_updates": False})
         if not config.protection.secure or refused(name, config.protection):
             continue
-        if "relay" in algorithm_of(name).verbs:
+        if "relay" in algorithm_of(name).operations:
             with pytest.raises(InputError, match=rf"clients of '{name}' send each other .* protection\.relay_updates = true"):
                 config.algorithm_for(SCENE)
         else:

@@ -19,7 +19,7 @@ from cflpriv.errors import InputError
 from cflpriv.experiments.checkpoint import load_checkpoint, restore, save_checkpoint
 from cflpriv.experiments.config import Config, parse_config
 from cflpriv.experiments.run import advance, start
-from cflpriv.federation.server import ClientsLost, RemoteFederation
+from cflpriv.federation.server import ClientsLost, FederationServer
 from cflpriv.federation.transforms import MOST_OPEN, TransformCache, Transforms, clustering_name
 from cflpriv.protocols import codec
 from cflpriv.protocols.errors import RemoteError
@@ -49,7 +49,7 @@ def everything(view: GramView) -> tuple[dict[str, Any], dict[str, Any]]:
     return {"n": view.gram.n}, {"gram": view.gram.matrix()}
 
 
-def rows_of(fed: RemoteFederation, held: Held, *clients: int) -> Array:
+def rows_of(fed: FederationServer, held: Held, *clients: int) -> Array:
     return np.concatenate([np.atleast_2d(eye(fed).peek(client, held)) for client in clients])
 
 
@@ -105,7 +105,7 @@ def test_the_scene_has_clusters_to_find() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_finds_the_same_clusters(algorithm: str, kind: str) -> None:
-    """Each kind for both verbs, in both modes over all; the whole product is slow."""
+    """Each kind for both operations, in both modes over all; the whole product is slow."""
     long = algorithm in ("cfl", "stocfl") and kind == "haar"  # what they compare has more numbers than sketch_dim
     agree(algorithm, ("sketch", "haar") if long else (kind,), kind, "fixed" if kind in ("permutation", "hadamard") else "per_round")
 
@@ -147,7 +147,7 @@ def test_the_gram_grows_by_new_rows_only(kind: str) -> None:
     np.testing.assert_allclose(third.evidence["gram"], exact @ exact.T, atol=1e-10)
     np.testing.assert_allclose(third.evidence["gram"][:12, :12], second.evidence["gram"], atol=1e-14)
     np.testing.assert_allclose(second.evidence["gram"][:8, :8], first.evidence["gram"], atol=1e-14)
-    assert [m.clients for m in fed.transcript.messages if m.verb == "gram"] == [(0, 1, 3, 4), (2, 5), (6, 7)]
+    assert [m.clients for m in fed.transcript.messages if m.operation == "gram"] == [(0, 1, 3, 4), (2, 5), (6, 7)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -155,7 +155,7 @@ def test_the_server_reads_transformed_rows_that_only_the_secret_opens(kind: str)
     fed = federation(population(), shared(kind))
     held = fed.compute(Make())
     fed.gram(held["vector"], then=everything)
-    (message,) = (m for m in fed.transcript.messages if m.verb == "gram")
+    (message,) = (m for m in fed.transcript.messages if m.operation == "gram")
     assert message.payload is not None
     sent, plain = message.payload["rows"][:, 0], rows_of(fed, held["vector"], *fed.clients)
     assert not np.isclose(sent[:, :10], plain).all(axis=1).any()
@@ -172,7 +172,7 @@ def test_the_weak_kinds_show_what_their_docstrings_say() -> None:
         fed = federation(population(), shared(kind))
         held = fed.compute(Make())
         fed.gram(held["vector"], then=everything)
-        (message,) = (m for m in fed.transcript.messages if m.verb == "gram")
+        (message,) = (m for m in fed.transcript.messages if m.operation == "gram")
         assert message.payload is not None
         sent, plain = message.payload["rows"][3, 0], eye(fed).peek(3, held["vector"])
         values = np.allclose(np.sort(sent), np.sort(plain)) if len(sent) == len(plain) else False
@@ -223,7 +223,7 @@ def test_the_blind_mean_is_the_mean(kind: str, mode: Any) -> None:
         total = fed.fold(total + mean.parts["vector"], on=number)
     assert len(total.blind) == 1
     np.testing.assert_allclose(eye(fed).peek(7, total), 3.0 + 3 * plain, atol=1e-8)
-    names = [m.context["transform"] for m in fed.transcript.messages if m.verb == "mean"]
+    names = [m.context["transform"] for m in fed.transcript.messages if m.operation == "mean"]
     assert len(set(names)) == (1 if mode == "fixed" else len(names))
     assert {m.context["kind"] for m in fed.transcript.messages if m.kind.startswith("blind")} == {kind}
 
@@ -258,8 +258,8 @@ def test_a_transform_is_found_by_those_who_have_its_secret() -> None:
 # --- the group
 
 
-def group_messages(fed: RemoteFederation) -> list[tuple[int, str, str, tuple[int, ...]]]:
-    return [(m.round, m.kind, m.source, m.clients) for m in fed.transcript.messages if m.verb == "group"]
+def group_messages(fed: FederationServer) -> list[tuple[int, str, str, tuple[int, ...]]]:
+    return [(m.round, m.kind, m.source, m.clients) for m in fed.transcript.messages if m.operation == "group"]
 
 
 def test_the_secret_is_agreed_over_recorded_messages() -> None:
@@ -276,7 +276,7 @@ def test_the_secret_is_agreed_over_recorded_messages() -> None:
         (-1, "Confirm", "clients", six[1:]),
         (-1, "Confirmed", "server", six),
     ]
-    assert fed.transcript.messages[0].verb == "group"  # before anything else
+    assert fed.transcript.messages[0].operation == "group"  # before anything else
     assert eye(fed).secrets("client:6") == {}
     eye(fed).join([6])
     fed.gram(fed.compute(Make(), on=[6])["rows"], then=everything, against=held["rows"])
@@ -316,9 +316,9 @@ def ratchet_of(secrets: str) -> Ratchet:
     return codec.decode(bytes.fromhex(secrets), Ratchet, 1 << 14)
 
 
-def opened_by(fed: RemoteFederation, client: int, number: int) -> bool:
+def opened_by(fed: FederationServer, client: int, number: int) -> bool:
     """Whether the secrets that this client has now open the recorded vectors of a clustering epoch."""
-    (message,) = (m for m in fed.transcript.messages if m.verb == "gram" and m.kind == "vector" and m.context["epoch"] == number)
+    (message,) = (m for m in fed.transcript.messages if m.operation == "gram" and m.kind == "vector" and m.context["epoch"] == number)
     assert message.payload is not None
     plain = rows_of(fed, HELD[number], *message.clients)
     for one in eye(fed).secrets(f"client:{client}").values():
@@ -372,7 +372,7 @@ def test_whoever_missed_epochs_enters_later_ones_and_those_that_are_open() -> No
             exact = rows_of(fed, against, *there[: -3 if 4 in there else -2])
             exact = np.concatenate([exact, rows_of(fed, late, *[one for one in there if one in (6, 7, 4)])])
             np.testing.assert_allclose(grown.evidence["gram"], exact @ exact.T, atol=1e-9)
-    assert [m.clients for m in fed.transcript.messages if m.verb == "gram" and m.kind == "rows"][4:] == [(6, 7), (4,)] * 3
+    assert [m.clients for m in fed.transcript.messages if m.operation == "gram" and m.kind == "rows"][4:] == [(6, 7), (4,)] * 3
 
 
 def test_an_epoch_that_is_over_is_refused_and_one_that_is_not_is_served_again() -> None:
@@ -465,7 +465,7 @@ def test_after_a_removal_the_removed_client_has_no_key_to_what_comes() -> None:
     again = fed.compute(Make())
     (fresh,) = fed.mean(again["vector"])
     assert fresh is not None
-    assert [m.context["transform"] for m in fed.transcript.messages if m.verb == "mean"] == ["sum/fixed", "sum/fixed@1"]
+    assert [m.context["transform"] for m in fed.transcript.messages if m.operation == "mean"] == ["sum/fixed", "sum/fixed@1"]
     opened = transform("permutation", bytes.fromhex(new["group_secret@1"]), "sum/fixed@1", 10)
     np.testing.assert_allclose(
         opened.invert(fresh.parts["vector"].blind[0].value), np.mean([eye(fed).peek(c, again["vector"]) for c in range(1, 6)], axis=0)
@@ -488,13 +488,13 @@ def test_after_a_removal_the_removed_client_has_no_key_to_what_comes() -> None:
     eye(fed).leave([1])
     eye(fed).join([6])
     folded = fed.fold(blind + fresh.parts["vector"], on=6)  # it cannot: a member does
-    assert [m.clients for m in fed.transcript.messages if m.verb == "fold"] == [(2,), (2,)]
+    assert [m.clients for m in fed.transcript.messages if m.operation == "fold"] == [(2,), (2,)]
     np.testing.assert_allclose(eye(fed).peek(6, folded), eye(fed).peek(2, blind) + eye(fed).peek(2, fresh.parts["vector"]), atol=1e-9)
     anew = fed.gram(fed.compute(Make())["rows"], then=everything)
     assert anew.result == {"n": 5}
 
 
-def gone_on(fed: RemoteFederation, held: Held, folder: Path) -> tuple[RemoteFederation, Held]:
+def gone_on(fed: FederationServer, held: Held, folder: Path) -> tuple[FederationServer, Held]:
     """The federation and the handle as they are after a restart, with those who were there."""
     save_checkpoint(folder, "x", held, fed, simulated=eye(fed))
     checkpoint = load_checkpoint(folder, "x")
@@ -538,7 +538,7 @@ def test_after_a_restart_removed_clients_stay_out_and_open_epochs_keep_their_tra
     exact = rows_of(other, held["rows"], *range(6))
     np.testing.assert_allclose(grown.evidence["gram"], exact @ exact.T, atol=1e-9)
     other.mean(held["vector"])
-    assert [m.context["transform"][-2:] for m in other.transcript.messages if m.verb == "mean"] == ["@1"]
+    assert [m.context["transform"][-2:] for m in other.transcript.messages if m.operation == "mean"] == ["@1"]
 
 
 # --- refusals by name

@@ -49,7 +49,7 @@ def test_round_trip(level: Level, tmp_path: Path) -> None:
 def test_attackable_keeps_chosen_rounds_and_clients() -> None:
     transcript = talk(Transcript("attackable", rounds=[1], clients=[0, 2]))
     kept = [m for m in transcript.messages if m.payload is not None]
-    assert [(m.round, m.verb) for m in kept] == [(1, "compute"), (1, "mean")]
+    assert [(m.round, m.operation) for m in kept] == [(1, "compute"), (1, "mean")]
     assert payload_rows(kept[1]) == (0, 2)
     assert kept[1].payload is not None
     np.testing.assert_array_equal(kept[1].payload["update"][1], np.arange(4.0) + 2)

@@ -1,4 +1,4 @@
-"""The verbs over bytes: every algorithm runs unchanged, results are those of clients in memory, and clients refuse what they must."""
+"""The operations over bytes: every algorithm runs unchanged, results are those of clients in memory, and clients refuse what they must."""
 
 import inspect
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
-from cflpriv.federation.client import RemoteClient
+from cflpriv.federation.client import FederationClient
 from cflpriv.federation.client_ledger import SPENT
 from cflpriv.federation.enrolment import new_session
-from cflpriv.federation.server import ClientsLost, RemoteFederation
+from cflpriv.federation.server import ClientsLost, FederationServer
 from cflpriv.federation.settings import Settings
 from cflpriv.federation.store import DiskStore, MemoryStore
 from cflpriv.federation.task_encoding import UnknownTask, task_from_bytes, task_to_bytes
@@ -66,7 +66,7 @@ def test_every_algorithm_runs_unchanged_and_equals_itself_in_memory(name: str) -
             served.append(fed.gather(held["loss"])[client.id]["loss"])
         np.testing.assert_allclose(served[0], served[1], rtol=1e-9)  # one client at a time, or stacked
     assert not two.refusals
-    kinds = [[(one.verb, one.kind, one.source, one.target, one.clients) for one in fed.transcript.messages] for fed in (one, two)]
+    kinds = [[(one.operation, one.kind, one.source, one.target, one.clients) for one in fed.transcript.messages] for fed in (one, two)]
     assert kinds[0] == kinds[1]
 
 
@@ -134,7 +134,7 @@ def test_who_comes_later_gets_the_secret_from_a_member_and_a_transform_serves_on
     protection = Protection(gram=("haar",), sum="haar")
     transport = Loopback(scene, protection)
     transport.dead = {4}
-    fed = RemoteFederation(OverBytes(transport), protection=protection, roster=transport.roster, entropy=ENTROPY, seed=1)
+    fed = FederationServer(OverBytes(transport), protection=protection, roster=transport.roster, entropy=ENTROPY, seed=1)
     fed.enrol()
     assert list(fed.clients) == [0, 1, 2, 3]
     transport.dead = set()
@@ -159,7 +159,7 @@ def test_too_few_for_an_agreement_are_nobody() -> None:
     protection = Protection(gram=("haar",))
     transport = Loopback(scene, protection)
     transport.dead = {2, 3, 4}
-    fed = RemoteFederation(OverBytes(transport), protection=protection, roster=transport.roster, entropy=ENTROPY)
+    fed = FederationServer(OverBytes(transport), protection=protection, roster=transport.roster, entropy=ENTROPY)
     fed.enrol()
     assert fed.clients == ()
 
@@ -250,19 +250,19 @@ def test_a_client_lost_while_clusters_are_found_is_named_and_the_step_can_be_tak
     assert state.clustering == made.admit(local, other, [4])[0].clustering
 
 
-def give(fed: RemoteFederation, verb: Any, held: Any, parts: tuple[str, ...]) -> m.Give:
-    return m.Give(fed.session, verb, fed._known[held.key].number, parts, "", False)
+def give(fed: FederationServer, operation: Any, held: Any, parts: tuple[str, ...]) -> m.Give:
+    return m.Give(fed.session, operation, fed._known[held.key].number, parts, "", False)
 
 
 def test_a_client_releases_nothing_that_its_own_settings_forbid() -> None:
-    """An active server that asks a client under secure aggregation for its update, by whatever verb, gets a word."""
+    """An active server that asks a client under secure aggregation for its update, by whatever operation, gets a word."""
     scene = population(clients_per_group=3)
     _, fed = remote(scene, Protection(sum="secagg", min_cohort=2))
     fed.begin_round(0)
     task = training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})
-    for verb in ("sum", "gather", "gram"):
-        assert fed._ask({0: give(fed, verb, held, ("update",))}, verb) == {}
+    for operation in ("sum", "gather", "gram"):
+        assert fed._ask({0: give(fed, operation, held, ("update",))}, operation) == {}
     assert {code for _, _, code in fed.refusals} == {"forbidden"}
     _, clear = remote(scene)
     clear.begin_round(0)
@@ -295,13 +295,13 @@ def test_identities_are_pinned() -> None:
     transport, fed = remote(scene)
     transport.identities[2] = Identity.create(2, ENTROPY)  # somebody else says it is client 2
     transport.roster = Roster(tuple(transport.identities[client].public() for client in sorted(transport.data)))
-    fed._roll.lose(2)
+    fed._registry.lose(2)
     assert fed.enrol() == ()
     assert fed.refusals[-1] == (2, "enrol", "other-identity")
     protected = Loopback(scene, Protection(sum="secagg"))
     pinned = protected.roster
     protected.identities[1] = Identity.create(1, ENTROPY)
-    fed = RemoteFederation(OverBytes(protected), protection=protected.protection, roster=pinned, entropy=ENTROPY)
+    fed = FederationServer(OverBytes(protected), protection=protected.protection, roster=pinned, entropy=ENTROPY)
     assert 1 not in fed.enrol()
     assert fed.refusals[-1][2] == "not-on-roster"
 
@@ -310,7 +310,7 @@ def test_identities_are_pinned() -> None:
 @settings(max_examples=200, deadline=None)
 def test_any_bytes_get_a_word_and_change_nothing(data: bytes) -> None:
     store = MemoryStore()
-    client = RemoteClient(Settings(Identity.create(0, ENTROPY)), lambda: population().clients[0], store, ENTROPY)
+    client = FederationClient(Settings(Identity.create(0, ENTROPY)), lambda: population().clients[0], store, ENTROPY)
     answer = m.decode_answer(client.receive(data))
     assert answer == m.Refused("malformed")
     assert not store
@@ -343,7 +343,7 @@ def test_changed_answers_are_refused_and_never_averaged(data: st.DataObject) -> 
 def test_state_lives_in_files_as_well_and_old_values_are_dropped(tmp_path: Any) -> None:
     scene = population(clients_per_group=3)
     transport = Loopback(scene, Protection(), lambda client: DiskStore(tmp_path / str(client)))
-    fed = RemoteFederation(OverBytes(transport), entropy=ENTROPY, seed=1)
+    fed = FederationServer(OverBytes(transport), entropy=ENTROPY, seed=1)
     fed.enrol()
     made = algorithm("stocfl", scene)
     run(made, fed, 4)
@@ -360,9 +360,9 @@ def test_what_does_not_travel_is_refused_by_name() -> None:
     with pytest.raises(InputError, match="cannot be encoded"):
         task_to_bytes(Train(Model("factory", (2,), 2, factory=lambda: None)))  # type: ignore[arg-type, return-value]
     with pytest.raises(InputError, match="pinned roster"):
-        RemoteFederation(OverBytes(Loopback(population(), Protection())), protection=Protection(gram=("ckks",)))
+        FederationServer(OverBytes(Loopback(population(), Protection())), protection=Protection(gram=("ckks",)))
     with pytest.raises(InputError, match="pinned roster"):
-        RemoteFederation(OverBytes(Loopback(population(), Protection())), protection=Protection(gram=("haar",)))
+        FederationServer(OverBytes(Loopback(population(), Protection())), protection=Protection(gram=("haar",)))
     for data in (b'{"":"os.system"}', b"{", b'{"":"Start"}', b"[" * 100_000, b'{"":"Start","model":[],"seed":{"":"Train"}}'):
         assert task_from_bytes(data) == UnknownTask(data)
 
@@ -385,7 +385,7 @@ def test_a_transform_serves_one_value_whatever_its_name_also_where_state_is_in_f
     scene = population(groups=1, clients_per_group=3)
     protection = Protection(gram=("haar",), sum="haar")
     transport = Loopback(scene, protection, lambda client: DiskStore(tmp_path / str(client)))
-    fed = RemoteFederation(OverBytes(transport), protection=protection, roster=transport.roster, entropy=ENTROPY, seed=1)
+    fed = FederationServer(OverBytes(transport), protection=protection, roster=transport.roster, entropy=ENTROPY, seed=1)
     fed.begin_round(0)
     task, said = training(scene), []
     for seed in range(3):
@@ -464,7 +464,7 @@ def test_nobody_takes_the_place_of_another_with_what_it_was_shown_of_it() -> Non
     scene = population(groups=1, clients_per_group=3)
     transport, fed = remote(scene, Protection(gram=("haar",)))
     exchange = transport.exchange
-    shown, proof = fed._roll.peers[0], b""
+    shown, proof = fed._registry.peers[0], b""
 
     def lying(requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
         answers = dict(exchange(requests, stage))
@@ -472,16 +472,16 @@ def test_nobody_takes_the_place_of_another_with_what_it_was_shown_of_it() -> Non
             answers[1002] = m.encode(m.Enrolled(m.VERSION, 0, transport.roster.keys[0], shown.encryption_key, shown.signature, proof))
         return answers
 
-    own = RemoteClient(transport.settings(0), lambda: transport.data[0], transport.stores[0])
+    own = FederationClient(transport.settings(0), lambda: transport.data[0], transport.stores[0])
     earlier = m.decode_answer(own.receive(m.encode(m.Enrol(m.VERSION, fed.session, bytes(16)))))
     assert isinstance(earlier, m.Enrolled)
     transport.exchange = lying  # type: ignore[method-assign]
     for known in (shown.signature, earlier.proof, b""):
         proof = known
-        fed._roll.lose(2)
+        fed._registry.lose(2)
         assert fed.enrol() == ()
         assert fed.refusals[-1] == (0, "enrol", "bad-signature")
-        assert fed._roll._places[0] == 1000
+        assert fed._registry._places[0] == 1000
 
 
 def test_without_a_roster_numbers_that_no_sum_can_name_are_refused() -> None:
@@ -490,7 +490,7 @@ def test_without_a_roster_numbers_that_no_sum_can_name_are_refused() -> None:
     identity = transport.identities[2]
     transport.identities[2] = Identity(1 << 40, identity.signing_seed, identity.encryption_seed)
     transport.settings = lambda client: Settings(transport.identities[client])  # type: ignore[method-assign]
-    fed = RemoteFederation(OverBytes(transport), entropy=ENTROPY)
+    fed = FederationServer(OverBytes(transport), entropy=ENTROPY)
     assert fed.enrol() == (0, 1)
     assert fed.refusals == [(1 << 40, "enrol", "unknown-client")]
 

@@ -15,7 +15,7 @@ from cflpriv.contract.handles import Held, HeldKey, Own, Shared
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
-from cflpriv.federation.server import RemoteFederation, _Known
+from cflpriv.federation.server import FederationServer, _Known
 from cflpriv.federation.values import UNTRACED, from_bytes
 from cflpriv.protocols.errors import TooFewClients
 from cflpriv.tasks.evaluation import Losses
@@ -28,7 +28,7 @@ TASK = training(SCENE)
 Change = Callable[[int, m.Ask], m.Ask]
 
 
-def federation(change: Change, protection: Protection = ACTIVE) -> tuple[Loopback, RemoteFederation]:
+def federation(change: Change, protection: Protection = ACTIVE) -> tuple[Loopback, FederationServer]:
     """A federation whose server tells each client what `change` makes of what it would tell it."""
     transport, fed = remote(SCENE, protection)
     lie(transport, change)
@@ -49,7 +49,7 @@ def of(transport: Loopback, client: int, number: int) -> Any:
     return np.ravel(from_bytes(transport.stores[client].get(f"held/{number}") or b"")[0]["update"])
 
 
-def words(fed: RemoteFederation) -> set[tuple[int, str]]:
+def words(fed: FederationServer) -> set[tuple[int, str]]:
     return {(client, word) for client, _, word in fed.refusals}
 
 

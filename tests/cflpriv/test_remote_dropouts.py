@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from socket import socketpair
@@ -19,14 +20,14 @@ from cflpriv.algorithms.cfl import Same
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript
 from cflpriv.federation import messages as m
-from cflpriv.federation.client import RemoteClient
+from cflpriv.federation.client import FederationClient
 from cflpriv.federation.group_secret import GroupMember
-from cflpriv.federation.server import ClientsLost, RemoteFederation
+from cflpriv.federation.server import ClientsLost, FederationServer
 from cflpriv.federation.settings import Settings
 from cflpriv.federation.store import MemoryStore
 from cflpriv.federation.transforms import TransformCache
 from cflpriv.federation.transport import OverBytes
-from cflpriv.privacy.receipts import Accounts
+from cflpriv.privacy.receipts import PrivacyLedger
 from cflpriv.privacy.settings import Noise, Privacy
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.errors import TooFewClients
@@ -61,23 +62,24 @@ class Lossy:
         answers = {}
         for client, data in requests.items():
             settings = Settings(self.identities[client], self.protection, self.roster, self.privacy)
-            answers[client] = RemoteClient(settings, lambda client=client: self.data[client], self.stores[client], ENTROPY).receive(data)  # type: ignore[misc]
+            made = FederationClient(settings, partial(self.data.__getitem__, client), self.stores[client], ENTROPY)
+            answers[client] = made.receive(data)
         gone = self.lost.pop(stage, set())
         for client in gone if self.forgets else ():
             self.stores[client].clear()
         return {client: answer for client, answer in answers.items() if client not in gone}
 
 
-def federation(protection: Protection, clients: int = 5) -> tuple[Population, Lossy, RemoteFederation]:
+def federation(protection: Protection, clients: int = 5) -> tuple[Population, Lossy, FederationServer]:
     scene = population(groups=1, clients_per_group=clients)
     transport = Lossy(scene, protection)
     roster = transport.roster if protection.secure or protection.transformed else None
-    fed = RemoteFederation(OverBytes(transport), protection=protection, roster=roster, entropy=ENTROPY, seed=1)
+    fed = FederationServer(OverBytes(transport), protection=protection, roster=roster, entropy=ENTROPY, seed=1)
     fed.enrol()
     return scene, transport, fed
 
 
-def one_round(scene: Population, fed: RemoteFederation, number: int, survivors: Sequence[int]) -> None:
+def one_round(scene: Population, fed: FederationServer, number: int, survivors: Sequence[int]) -> None:
     """A round whose mean is the plain mean of the survivors' updates."""
     task = training(scene)
     fed.begin_round(number)
@@ -127,9 +129,9 @@ def test_a_broken_comparison_is_on_record_and_is_taken_again_under_another_trans
     privacy = Privacy("sample", "add_remove", 50.0, 1e-3, samples=20, sketch_dim=4) if private else Privacy()
     accounts = None
     if private:
-        accounts = Accounts(Noise("add_remove", 1.5, 2.0, 0.5, 1.0, 0.25, 20, 4, 4.0, 1), Ledger(privacy.budget))
+        accounts = PrivacyLedger(Noise("add_remove", 1.5, 2.0, 0.5, 1.0, 0.25, 20, 4, 4.0, 1), Ledger(privacy.budget))
     transport.privacy = privacy
-    fed = RemoteFederation(
+    fed = FederationServer(
         OverBytes(transport), protection=transport.protection, roster=transport.roster, entropy=ENTROPY, seed=1, accounts=accounts,
         transcript=Transcript("full"),
     )  # fmt: skip
@@ -141,7 +143,7 @@ def test_a_broken_comparison_is_on_record_and_is_taken_again_under_another_trans
     state = made.init(fed)
     assert state.clustering.clients == (0, 1, 3, 4)
     assert not fed.refusals
-    shown = [(one.clients, one.context["epoch"]) for one in fed.transcript.messages if one.verb == "gram"]
+    shown = [(one.clients, one.context["epoch"]) for one in fed.transcript.messages if one.operation == "gram"]
     assert shown == [((0, 1, 3, 4), 0), ((0, 1, 3, 4), 1)]
     assert fed.begin_round(0) == (2,)
     state, _ = made.admit(fed, state, [2])
@@ -187,7 +189,7 @@ def test_one_that_sends_another_shape_than_the_rest_is_left_out(at: str) -> None
     assert fed.refusals == [(3, "gram" if at == "gram" else "mean", "malformed")]
 
 
-def ask(fed: RemoteFederation, number: int, task: Any, **params: Any) -> m.Compute:
+def ask(fed: FederationServer, number: int, task: Any, **params: Any) -> m.Compute:
     given = tuple(
         m.Parameter(name, value if isinstance(value, m.Mine) else m.One(m.to_one(value, {}))) for name, value in sorted(params.items())
     )
@@ -217,9 +219,9 @@ def test_no_dressing_up_makes_an_update_releasable(trick: str) -> None:
         fed._ask({0: m.AddUp(fed.session, 8, (m.OwnPart(7, "update", 1.0),))}, "add up")
         number, part = 8, "own"
     assert not fed.refusals
-    for verb in ("gather", "gram", "sum"):
-        assert fed._ask({0: m.Give(fed.session, verb, number, (part,), "", False)}, verb) == {}
-        assert fed.refusals[-1] == (0, verb, "forbidden")
+    for operation in ("gather", "gram", "sum"):
+        assert fed._ask({0: m.Give(fed.session, operation, number, (part,), "", False)}, operation) == {}
+        assert fed.refusals[-1] == (0, operation, "forbidden")
 
 
 def said_words(folder: Path) -> set[str]:
@@ -402,7 +404,7 @@ def test_whose_answer_is_lost_while_clients_agree_is_in_all_the_same(late: bool,
         transport.lost = {"enrol": {3}}
     else:
         transport.exchange = Unheard(transport, "group", 3, at)  # type: ignore[method-assign]
-    fed = RemoteFederation(OverBytes(transport), protection=transport.protection, roster=transport.roster, entropy=ENTROPY, seed=1)
+    fed = FederationServer(OverBytes(transport), protection=transport.protection, roster=transport.roster, entropy=ENTROPY, seed=1)
     fed.enrol()
     if late:
         assert 3 not in fed.clients
@@ -426,14 +428,14 @@ def test_a_client_that_lost_the_secret_gets_it_again_as_often_as_it_does_and_fro
         (mean,) = fed.mean(fed.compute(task, {"model": task.model.init(number)})["update"])
         assert mean is not None
         if number not in (1, 3, 5, 8, 9):  # 9: nobody knows yet that it was more than away
-            assert mean.heard == (0, 1, 2, 3, 4), number
+            assert mean.contributors == (0, 1, 2, 3, 4), number
 
 
 def test_the_next_member_is_asked_where_one_gives_no_secret() -> None:
     scene = population(groups=1, clients_per_group=5)
     transport = Lossy(scene, Protection(gram=("haar",), sum="haar"))
     transport.lost = {"enrol": {3}}
-    fed = RemoteFederation(OverBytes(transport), protection=transport.protection, roster=transport.roster, entropy=ENTROPY, seed=1)
+    fed = FederationServer(OverBytes(transport), protection=transport.protection, roster=transport.roster, entropy=ENTROPY, seed=1)
     fed.enrol()
     transport.stores[0].drop("group")
     assert fed.begin_round(0) == (3,)

@@ -17,7 +17,7 @@ from scenes import federation, population, training
 pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
 
 from cflpriv.aggregation.ckks_settings import CkksSettings
-from cflpriv.aggregation.key_holder import RemoteHolder
+from cflpriv.aggregation.key_holder import KeyHolderParty
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.contract.operations import GramView
 from cflpriv.contract.protection import Protection
@@ -27,7 +27,7 @@ from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
 from cflpriv.federation.epochs import Epoch
 from cflpriv.federation.function_encoding import registered, then_from_bytes, then_to_bytes
-from cflpriv.federation.server import ClientsLost, EpochEnded, KeyHolderLost, RemoteFederation
+from cflpriv.federation.server import ClientsLost, EpochEnded, FederationServer, KeyHolderLost
 from cflpriv.federation.settings import Settings
 from cflpriv.federation.store import DiskStore, MemoryStore
 from cflpriv.federation.transport import OverBytes
@@ -47,14 +47,14 @@ def pacfl(scene: Population, **options: Any) -> Any:
 
 def watched(transport: Loopback) -> list[tuple[int, m.Answer]]:
     """Everything that reaches the server, as it comes."""
-    heard: list[tuple[int, m.Answer]] = []
+    contributors: list[tuple[int, m.Answer]] = []
 
     def listen(party: int, stage: str, data: bytes) -> bytes:
-        heard.append((party, m.decode_answer(data)))
+        contributors.append((party, m.decode_answer(data)))
         return data
 
     transport.tamper = listen
-    return heard
+    return contributors
 
 
 @pytest.mark.parametrize("release", ["labels", "distances", pytest.param("gram", marks=pytest.mark.slow)])
@@ -64,17 +64,17 @@ def test_the_same_clusters_of_digits_and_the_same_record_as_in_one_process(relea
     protection = Protection(gram=("ckks",), ckks_release=release)
     clear, local = federation(scene, seed=1), federation(scene, protection, seed=1)
     transport, fed = remote(scene, protection)
-    heard = watched(transport)
+    contributors = watched(transport)
     states = [made.init(each) for each in (clear, local, fed)]
     assert states[0].clustering == states[1].clustering == states[2].clustering
     assert states[2].clustering.k == 2
     assert not fed.refusals
-    kinds = [[(one.verb, one.kind, one.source, one.target, one.readers) for one in each.transcript.messages] for each in (local, fed)]
+    kinds = [[(one.operation, one.kind, one.source, one.target, one.readers) for one in each.transcript.messages] for each in (local, fed)]
     asked = [("gram", kind, "server", "key-holder", ("server", "key-holder")) for kind in ("ckks keys", "ckks finish")]
     assert kinds[0] == kinds[1]
     assert [one for one in kinds[1] if one in asked] == asked, "what the key holder is asked is on record"
     assert all(one.total_bytes > 0 for one in fed.transcript.messages)
-    (said,) = (answer for _, answer in heard if isinstance(answer, m.Released))
+    (said,) = (answer for _, answer in contributors if isinstance(answer, m.Released))
     assert all(one.value.dtype.kind in "biu" for one in said.result)
     if release == "labels":
         assert states[2].evidence is None
@@ -84,7 +84,7 @@ def test_the_same_clusters_of_digits_and_the_same_record_as_in_one_process(relea
         np.testing.assert_allclose(states[1].evidence["distance"], states[2].evidence["distance"], atol=1.0)  # degrees; noise near zero
     assert bool(said.blocks) == (release == "gram")
     if release != "gram":  # labels, and under "distances" those, are all the numbers that come; uploads are ciphertexts
-        given = [one for party, answer in heard if isinstance(answer, m.Given) for one in answer.values]
+        given = [one for party, answer in contributors if isinstance(answer, m.Given) for one in answer.values]
         assert {(one.name, one.value.dtype.str) for one in given} == {("bytes", "|u1")}
 
 
@@ -148,7 +148,7 @@ def test_what_runs_at_the_key_holder_travels_and_comes_back_the_same() -> None:
 @settings(max_examples=100, deadline=None)
 def test_any_bytes_get_a_word_from_the_key_holder_and_change_nothing(data: bytes) -> None:
     holder, store = Identity.create(0, ENTROPY), MemoryStore()
-    party = RemoteHolder(Settings(holder, LABELS, Roster((bytes(32),), holder.public()), role="key-holder"), store, ENTROPY)
+    party = KeyHolderParty(Settings(holder, LABELS, Roster((bytes(32),), holder.public()), role="key-holder"), store, ENTROPY)
     assert m.decode_answer(party.receive(data)) == m.Refused("malformed")
     assert not store
 
@@ -163,7 +163,7 @@ def test_newcomers_cost_their_own_rows_only(landmarks: int, release: Any) -> Non
     protection = Protection(gram=("ckks",), landmarks=landmarks, ckks_release=release, ckks_group=1)
     transport = Loopback(scene, protection)
     transport.dead = {3, 7}
-    fed = RemoteFederation(OverBytes(transport), protection=protection, roster=transport.roster, entropy=ENTROPY, seed=1)
+    fed = FederationServer(OverBytes(transport), protection=protection, roster=transport.roster, entropy=ENTROPY, seed=1)
     fed.enrol()
     made = pacfl(scene)
     state = made.init(fed)
@@ -220,7 +220,7 @@ def test_without_the_key_holder_the_step_ends_and_goes_on_when_it_is_back(stage:
         made.init(fed)
     transport.dead.clear()
     fed.begin_round(0)
-    assert fed._roll.holder
+    assert fed._registry.holder
     assert made.init(fed).clustering == made.init(federation(scene, seed=1)).clustering
 
 
@@ -230,7 +230,7 @@ def test_newcomers_whose_step_was_broken_off_are_admitted_later(stage: str) -> N
     scene = population(clients_per_group=4)
     transport = Loopback(scene, LABELS)
     transport.dead = {3, 7}
-    fed = RemoteFederation(OverBytes(transport), protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1)
+    fed = FederationServer(OverBytes(transport), protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1)
     fed.enrol()
     made = pacfl(scene)
     state = made.init(fed)
@@ -250,11 +250,11 @@ def test_a_restarted_server_has_no_ciphertexts_and_says_so() -> None:
     scene = population(clients_per_group=3)
     transport = Loopback(scene, LABELS)
     transport.dead = {5}
-    fed = RemoteFederation(OverBytes(transport), protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1)
+    fed = FederationServer(OverBytes(transport), protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1)
     fed.enrol()
     made = pacfl(scene)
     state = made.init(fed)
-    again = RemoteFederation(OverBytes(transport), protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1, session=fed.session)
+    again = FederationServer(OverBytes(transport), protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1, session=fed.session)
     again.restore(fed.saved())
     epoch, key = fed.epochs.of(state.signatures), state.signatures.key
     again.know(key, fed.known(key))
@@ -354,7 +354,7 @@ def late(ask: m.Ask) -> m.Ask:
 def test_the_key_holder_refuses_by_word(change: Any, word: str) -> None:
     scene = population(clients_per_group=3)
     transport = Between(scene, LABELS)
-    fed = RemoteFederation(OverBytes(transport), protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1)
+    fed = FederationServer(OverBytes(transport), protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1)
     fed.enrol()
     transport.change = change
     with pytest.raises(KeyHolderLost, match=word):
@@ -370,14 +370,14 @@ def test_parties_refuse_another_release_than_their_own_settings_say() -> None:
     scene = population(clients_per_group=3)
     greedy = Protection(gram=("ckks",), ckks_release="gram")
     transport = Loopback(scene, LABELS)
-    fed = RemoteFederation(OverBytes(transport), protection=greedy, roster=transport.roster, entropy=ENTROPY, seed=1)
+    fed = FederationServer(OverBytes(transport), protection=greedy, roster=transport.roster, entropy=ENTROPY, seed=1)
     fed.enrol()
     with pytest.raises(KeyHolderLost, match="forbidden"):
         pacfl(scene).init(fed)
     # with a key holder that goes along, the clients do not; nor do they take a key that is not the pinned holder's
     helpful = Identity.create(0, ENTROPY)
     for roster, protection, word in ((transport.roster, greedy, "forbidden"), (transport.roster, LABELS, "bad-signature")):
-        fed = RemoteFederation(OverBytes(transport), protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1)
+        fed = FederationServer(OverBytes(transport), protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1)
         fed.enrol()
         held = pacfl(scene).init(fed).signatures
         part = fed._known[held.key].layout[0]
@@ -397,14 +397,14 @@ def test_who_is_the_key_holder_is_pinned() -> None:
     roster = transport.roster
     transport.holder = Identity.create(0, ENTROPY)  # somebody else says it holds the keys
     transport.roster = Roster(roster.keys, transport.holder.public())
-    fed = RemoteFederation(OverBytes(transport), protection=LABELS, roster=roster, entropy=ENTROPY, seed=1)
+    fed = FederationServer(OverBytes(transport), protection=LABELS, roster=roster, entropy=ENTROPY, seed=1)
     fed.enrol()
     assert fed.holder_missing
     assert fed.refusals == [(HOLDER, "enrol", "not-on-roster")]
     with pytest.raises(InputError, match="key of the key holder"):
-        RemoteFederation(OverBytes(transport), protection=LABELS, roster=Roster(roster.keys))
+        FederationServer(OverBytes(transport), protection=LABELS, roster=Roster(roster.keys))
     with pytest.raises(InputError, match="symmetric"):
-        RemoteFederation(OverBytes(transport), protection=Protection(gram=("ckks",), ckks_mode="symmetric"), roster=roster)
+        FederationServer(OverBytes(transport), protection=Protection(gram=("ckks",), ckks_mode="symmetric"), roster=roster)
 
 
 # --- processes
@@ -416,12 +416,12 @@ from pathlib import Path
 sys.path[:0] = [{tests!r}, {root!r}]
 from cflpriv.contract.protection import Protection
 from cflpriv.protocols.keys import Identity, Roster
-from cflpriv.aggregation.key_holder import RemoteHolder
+from cflpriv.aggregation.key_holder import KeyHolderParty
 from cflpriv.federation.settings import Settings
 from cflpriv.federation.store import DiskStore
 identity = Identity(0, bytes.fromhex({signing!r}), bytes.fromhex({encryption!r}))
 settings = Settings(identity, Protection(gram=("ckks",)), Roster(tuple(map(bytes.fromhex, {keys!r})), identity.public()), role="key-holder")
-sys.stdout.buffer.write(RemoteHolder(settings, DiskStore({folder!r})).receive(sys.stdin.buffer.read()))
+sys.stdout.buffer.write(KeyHolderParty(settings, DiskStore({folder!r})).receive(sys.stdin.buffer.read()))
 """
 
 
@@ -451,7 +451,7 @@ def test_each_message_may_find_a_fresh_process(tmp_path: Path) -> None:
     scene = population(clients_per_group=3)
     transport = Processes(scene, LABELS, lambda party: DiskStore(tmp_path / str(party)))
     transport.folder = str(tmp_path / "holder")
-    fed = RemoteFederation(OverBytes(transport), protection=LABELS, roster=transport.roster, seed=1)
+    fed = FederationServer(OverBytes(transport), protection=LABELS, roster=transport.roster, seed=1)
     fed.enrol()
     state = pacfl(scene).init(fed)
     assert state.clustering == pacfl(scene).init(federation(scene, seed=1)).clustering

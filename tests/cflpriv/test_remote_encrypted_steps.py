@@ -11,13 +11,13 @@ from scenes import population, training
 
 pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
 
-from cflpriv.aggregation.key_holder import RemoteHolder
+from cflpriv.aggregation.key_holder import KeyHolderParty
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.pacfl import ClusterByAngles
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Message, Transcript
 from cflpriv.federation import messages as m
-from cflpriv.federation.server import ClientsLost, KeyHolderLost, RemoteFederation
+from cflpriv.federation.server import ClientsLost, FederationServer, KeyHolderLost
 from cflpriv.federation.settings import Settings
 from cflpriv.federation.transport import OverBytes
 from cflpriv.types import Population
@@ -53,11 +53,11 @@ class Broken(Loopback):
         return {} if how == "lost" else answers
 
 
-def broken(scene: Population, absent: set[int], protection: Protection = LABELS) -> tuple[Broken, RemoteFederation]:
+def broken(scene: Population, absent: set[int], protection: Protection = LABELS) -> tuple[Broken, FederationServer]:
     """A federation that some clients will join later."""
     transport = Broken(scene, protection)
     transport.dead = set(absent)
-    fed = RemoteFederation(
+    fed = FederationServer(
         OverBytes(transport), protection=protection, roster=transport.roster, entropy=ENTROPY, seed=1, transcript=Transcript("full")
     )  # fmt: skip
     fed.enrol()
@@ -65,8 +65,8 @@ def broken(scene: Population, absent: set[int], protection: Protection = LABELS)
     return transport, fed
 
 
-def said(fed: RemoteFederation, kind: str) -> list[Message]:
-    return [one for one in fed.transcript.messages if one.verb == "gram" and one.kind == kind]
+def said(fed: FederationServer, kind: str) -> list[Message]:
+    return [one for one in fed.transcript.messages if one.operation == "gram" and one.kind == kind]
 
 
 # --- steps that are taken again
@@ -109,7 +109,7 @@ def test_others_than_those_of_a_step_that_the_holder_ended_are_refused_and_these
     step = fed.epochs.of(state.signatures).session.steps
     ask = m.Finish(fed.session, fed.epochs.of(state.signatures).number, step, (7,), b"")
     with pytest.raises(KeyHolderLost, match="replay"):
-        fed._roll.ask_holder(ask, "another")
+        fed._registry.ask_holder(ask, "another")
     state, _ = made.admit(fed, state, [3])
     state, _ = made.admit(fed, state, [7])
     assert state.clustering.clients == (0, 1, 2, 4, 5, 6, 3, 7)
@@ -120,7 +120,7 @@ def asked_of(transport: Broken, ask: m.Ask) -> m.Answer:
     """What the holder answers, in a process of its own."""
     assert transport.holder is not None
     settings = Settings(transport.holder, transport.protection, transport.roster, role="key-holder")
-    return m.decode_answer(RemoteHolder(settings, transport.stores[HOLDER], ENTROPY).receive(m.encode(ask)))
+    return m.decode_answer(KeyHolderParty(settings, transport.stores[HOLDER], ENTROPY).receive(m.encode(ask)))
 
 
 def test_the_key_holder_says_its_last_answer_again_to_the_same_bytes_and_to_no_others() -> None:

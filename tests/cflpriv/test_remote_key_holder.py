@@ -20,7 +20,7 @@ from cflpriv.federation import messages as m
 from cflpriv.federation.epochs import Epoch
 from cflpriv.federation.function_encoding import fits, registered, then_to_bytes
 from cflpriv.federation.payloads import check_small
-from cflpriv.federation.server import ClientsLost, KeyHolderLost, RemoteFederation
+from cflpriv.federation.server import ClientsLost, FederationServer, KeyHolderLost
 from cflpriv.federation.transport import OverBytes
 from cflpriv.federation.values import Values
 from cflpriv.protocols import ckks
@@ -39,11 +39,11 @@ def epochs_of(transport: Loopback) -> list[str]:
     return sorted(name for name in transport.stores[HOLDER].names() if name.partition("/")[0] in ("epoch", "pending"))
 
 
-def without(scene: Population, absent: set[int], protection: Protection = LABELS) -> tuple[Loopback, RemoteFederation]:
+def without(scene: Population, absent: set[int], protection: Protection = LABELS) -> tuple[Loopback, FederationServer]:
     """A federation that some clients will join later."""
     transport = Loopback(scene, protection)
     transport.dead = absent
-    fed = RemoteFederation(OverBytes(transport), protection=protection, roster=transport.roster, entropy=ENTROPY, seed=1)
+    fed = FederationServer(OverBytes(transport), protection=protection, roster=transport.roster, entropy=ENTROPY, seed=1)
     fed.enrol()
     transport.dead = set()
     return transport, fed
@@ -143,9 +143,9 @@ class Between(Loopback):
         return super().exchange({place: m.encode(self.change(m.decode_ask(data))) for place, data in requests.items()}, stage)
 
 
-def between(scene: Population, protection: Protection = LABELS) -> tuple[Between, RemoteFederation]:
+def between(scene: Population, protection: Protection = LABELS) -> tuple[Between, FederationServer]:
     transport = Between(scene, protection)
-    fed = RemoteFederation(OverBytes(transport), protection=protection, roster=transport.roster, entropy=ENTROPY, seed=1)
+    fed = FederationServer(OverBytes(transport), protection=protection, roster=transport.roster, entropy=ENTROPY, seed=1)
     fed.enrol()
     return transport, fed
 
@@ -168,7 +168,7 @@ def test_a_function_that_fails_on_the_gram_ends_the_epoch() -> None:
     assert epochs_of(transport) == []
     transport.change = lambda ask: ask
     with pytest.raises(KeyHolderLost, match="not-held"):
-        fed._roll.ask_holder(finish[0], "again")
+        fed._registry.ask_holder(finish[0], "again")
     assert pacfl(scene).init(fed).clustering == pacfl(scene).init(federation(scene, seed=1)).clustering
 
 
@@ -184,7 +184,7 @@ def test_no_keys_outlive_a_run_or_stay_for_an_epoch_that_is_over() -> None:
     assert epochs_of(transport) == ["epoch/0", "pending/0"]
     state = made.init(fed)
     assert epochs_of(transport) == ["epoch/1"]
-    again = RemoteFederation(OverBytes(transport), protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1, session=fed.session)
+    again = FederationServer(OverBytes(transport), protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1, session=fed.session)
     again.restore(fed.saved())
     number, key = fed.epochs.of(state.signatures).number, state.signatures.key
     again.know(key, fed.known(key))
@@ -203,15 +203,15 @@ def test_a_client_encrypts_under_no_key_and_no_terms_but_its_own() -> None:
     """Its roster's holder, its own release, ring and bound, this session; not another epoch's announcement, nor without one."""
     scene = population(clients_per_group=3)
     transport, fed = between(scene)
-    heard: list[m.Give] = []
+    contributors: list[m.Give] = []
 
     def listen(ask: m.Ask) -> m.Ask:
-        heard.extend([ask] if isinstance(ask, m.Give) and ask.epoch is not None else [])
+        contributors.extend([ask] if isinstance(ask, m.Give) and ask.epoch is not None else [])
         return ask
 
     transport.change = listen
     pacfl(scene).init(fed)
-    good = heard[0]
+    good = contributors[0]
     assert good.epoch is not None
     transport.change = lambda ask: ask
 
@@ -277,7 +277,7 @@ def test_nothing_secret_is_in_a_repr_or_in_what_is_refused() -> None:
     secrets = [transport.holder.signing_seed, transport.holder.encryption_seed]
     settings = transport.settings(0)
     secrets += [settings.identity.signing_seed, settings.identity.encryption_seed]
-    said = repr((settings, transport.holder, fed._comparisons, fed._roll, fed.saved(), KeyHolderLost("x", "y")))
+    said = repr((settings, transport.holder, fed._comparisons, fed._registry, fed.saved(), KeyHolderLost("x", "y")))
     for secret in secrets:
         assert secret.hex() not in said
         assert repr(secret)[2:-1] not in said

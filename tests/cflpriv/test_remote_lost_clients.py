@@ -16,7 +16,7 @@ from cflpriv.contract.handles import Held, HeldKey, placed
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.federation import messages as m
-from cflpriv.federation.server import ClientsLost, RemoteFederation
+from cflpriv.federation.server import ClientsLost, FederationServer
 from cflpriv.protocols.errors import TooFewClients
 from cflpriv.types import Population
 
@@ -128,7 +128,7 @@ def test_also_under_secure_sums(case: str) -> None:
 # --- what one client says instead ---------------------------------------------------------------------------------------------------------
 
 
-def said(case: str, stage: str, answer: Any, number: int = 1, protection: Protection | None = None) -> tuple[Any, RemoteFederation]:
+def said(case: str, stage: str, answer: Any, number: int = 1, protection: Protection | None = None) -> tuple[Any, FederationServer]:
     """The state after round `number`, in which client `LOST` says `answer` (a word, or an array for its values) at every such stage."""
     scene = population(groups=2, clients_per_group=3)
     transport, fed = remote(scene, protection)

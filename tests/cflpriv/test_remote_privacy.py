@@ -30,13 +30,13 @@ from cflpriv.engine import Engine, Result, Task, TaskInput
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.federation import messages as m
-from cflpriv.federation.client import RemoteClient
-from cflpriv.federation.client_ledger import SPENT, Spending
-from cflpriv.federation.server import ClientsLost, RemoteFederation
+from cflpriv.federation.client import FederationClient
+from cflpriv.federation.client_ledger import SPENT, ClientLedger
+from cflpriv.federation.server import ClientsLost, FederationServer
 from cflpriv.federation.store import DiskStore, MemoryStore
 from cflpriv.federation.transport import OverBytes
 from cflpriv.privacy.client_level import client_noise
-from cflpriv.privacy.receipts import Accounts
+from cflpriv.privacy.receipts import PrivacyLedger
 from cflpriv.privacy.settings import Noise, Privacy, Releases
 from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.entropy import Entropy, public_entropy
@@ -72,19 +72,19 @@ def algorithm(name: str, scene: Population) -> Any:
     return ALGORITHMS[name].make(training(scene), **options)
 
 
-def accounts(privacy: Privacy) -> Accounts:
-    return Accounts(replace(NOISE, relation=privacy.relation), Ledger(privacy.budget))
+def accounts(privacy: Privacy) -> PrivacyLedger:
+    return PrivacyLedger(replace(NOISE, relation=privacy.relation), Ledger(privacy.budget))
 
 
 def private(
     scene: Population, privacy: Privacy, protection: Protection | None = None, entropy: Any = None, **options: Any
-) -> tuple[Loopback, RemoteFederation]:
+) -> tuple[Loopback, FederationServer]:
     """A federation over messages whose clients demand `privacy`."""
     transport = Loopback(scene, protection or Protection())
     transport.privacy = privacy
     transport.entropy = entropy or transport.entropy
     roster = transport.roster if transport.protection.secure or transport.protection.transformed else None
-    fed = RemoteFederation(OverBytes(transport), protection=transport.protection, roster=roster, entropy=ENTROPY, seed=1, **options)
+    fed = FederationServer(OverBytes(transport), protection=transport.protection, roster=roster, entropy=ENTROPY, seed=1, **options)
     fed.enrol()
     return transport, fed
 
@@ -107,10 +107,10 @@ def own_ledgers(transport: Loopback | Simulated) -> dict[int, float]:
     """By client: what its own ledger says it has spent. The key holder has no data and no ledger."""
     if isinstance(transport, Simulated):
         return {client: transport.client(client)._spending.spent() for client in transport.data}
-    return {client: Spending(transport.privacy, client, transport.stores[client]).spent() for client in transport.data}
+    return {client: ClientLedger(transport.privacy, client, transport.stores[client]).spent() for client in transport.data}
 
 
-def words(fed: RemoteFederation) -> set[str]:
+def words(fed: FederationServer) -> set[str]:
     return {word for _, _, word in fed.refusals}
 
 
@@ -157,7 +157,7 @@ def test_under_protections_the_bill_is_the_same(name: str, protection: Protectio
         try:
             run(algorithm(name, scene), fed, its.ledger)
         except Exception as error:
-            if "no group reaches the floor" not in str(error):
+            if "no group reaches the minimum cohort size" not in str(error):
                 raise
     assert not [*one.refusals, *two.refusals]
     spent = [sorted(one.ledger.spent(client) for client in one.ledger.clients) for one in (here, there)]
@@ -168,7 +168,7 @@ def test_under_protections_the_bill_is_the_same(name: str, protection: Protectio
         assert own_ledgers(place) == {client: its.ledger.spent(client) for client in fed.clients}
 
 
-def sent(fed: RemoteFederation, scene: Population, noise: Any, task: Any = None, number: int = 900) -> Any:
+def sent(fed: FederationServer, scene: Population, noise: Any, task: Any = None, number: int = 900) -> Any:
     """What client 0 answers to a training with this noise."""
     task = task or training(scene)
     params = (m.Parameter("model", m.One(m.to_one(training(scene).model.init(0), {}))),)
@@ -211,8 +211,8 @@ def test_too_little_noise_is_over_the_clients_own_budget_and_sessions_do_not_ref
     fed.begin_round(0)
     noise = m.NoisySteps(**vars(NOISE))
     assert isinstance(sent(fed, scene, m.NoisySteps(**{**_fields(noise), "training": 0.3})), m.Computed)
-    for verb in ("sum", "gather", "gram"):
-        assert fed._ask({0: m.Give(fed.session, verb, 900, ("update",), "", False)}, verb) == {}
+    for operation in ("sum", "gather", "gram"):
+        assert fed._ask({0: m.Give(fed.session, operation, 900, ("update",), "", False)}, operation) == {}
     assert words(fed) == {"over-budget"}
     assert own_ledgers(transport)[0] == 0.0
     for number in range(901, 904):
@@ -221,7 +221,7 @@ def test_too_little_noise_is_over_the_clients_own_budget_and_sessions_do_not_ref
         assert 0 in fed._ask({0: m.Give(fed.session, "sum", number, ("update",), "", False)}, "sum"), "showing it again is free"
     spent = own_ledgers(transport)[0]
     assert 2.1 < spent <= 2.2
-    again = RemoteFederation(OverBytes(transport), entropy=public_entropy("another session"))
+    again = FederationServer(OverBytes(transport), entropy=public_entropy("another session"))
     assert 0 in again.enrol()
     assert isinstance(sent(again, scene, noise), m.Computed)
     assert again._ask({0: m.Give(again.session, "sum", 900, ("update",), "", False)}, "sum") == {}
@@ -266,13 +266,13 @@ def test_the_server_asks_its_ledger_before_anybody_else() -> None:
     fed.begin_round(0)
     task = training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})
-    verbs: list[Any] = [fed.mean, fed.gather, fed.relay, lambda held: fed.gram(held, then=lambda view: ({}, {}))]
+    operations: list[Any] = [fed.mean, fed.gather, fed.relay, lambda held: fed.gram(held, then=lambda view: ({}, {}))]
     before = list(transport.stages)
-    for verb in verbs:
+    for operation in operations:
         with pytest.raises(BudgetExceeded):
-            verb(held["update"])
+            operation(held["update"])
         with pytest.raises(InputError, match="without noise"):
-            verb(held["count"])
+            operation(held["count"])
     assert transport.stages == before
     with pytest.raises(InputError, match="Evaluate has no noise here"):
         fed.compute(Evaluate(task.model), {"model": task.model.init(0)})
@@ -332,7 +332,7 @@ def test_a_client_that_dies_while_a_value_is_replaced_gives_it_to_nobody_for_les
     scene = population(clients_per_group=3)
     transport, fed = private(scene, SAMPLE)
     transport.stores[0] = store = Dies()
-    fed._roll.lose(0)
+    fed._registry.lose(0)
     fed.enrol()
     fed.begin_round(0)
     noise, task = m.NoisySteps(**vars(NOISE)), training(scene)
@@ -365,7 +365,7 @@ def clipped(privacy: Privacy, protection: Protection, clients: int) -> tuple[dic
     return {"clipped": mean, "local": local}, ledger
 
 
-def client_level(scene: Population, privacy: Privacy, protection: Protection | None = None) -> tuple[Loopback, RemoteFederation, Ledger]:
+def client_level(scene: Population, privacy: Privacy, protection: Protection | None = None) -> tuple[Loopback, FederationServer, Ledger]:
     made, ledger = clipped(privacy, protection or Protection(), len(scene.clients))
     return *private(scene, privacy, protection, **made), ledger
 
@@ -469,8 +469,8 @@ def test_a_client_whose_whole_is_private_gives_nothing_else() -> None:
     task = training(scene)
     number = fed._known[fed.compute(task, {"model": task.model.init(0)}).key].number
 
-    def give(verb: Any, noise: m.Bounded | None, weigh: bool = False) -> m.Give:
-        return m.Give(fed.session, verb, number, ("update",), "", weigh, noise)
+    def give(operation: Any, noise: m.Bounded | None, weigh: bool = False) -> m.Give:
+        return m.Give(fed.session, operation, number, ("update",), "", weigh, noise)
 
     good = m.Bounded("add_remove", 0.5, 3.0)
     for ask in (
@@ -503,14 +503,14 @@ def test_two_requests_at_once_over_one_state_folder_are_both_paid_for(tmp_path: 
     scene = population(clients_per_group=3)
     transport, _, _ = client_level(scene, CLIENT)
     transport.stores[0] = Slow(tmp_path)
-    fed = RemoteFederation(OverBytes(transport), entropy=ENTROPY)
+    fed = FederationServer(OverBytes(transport), entropy=ENTROPY)
     fed.enrol()
     task = training(scene)
     number = fed._known[fed.compute(task, {"model": task.model.init(0)}).key].number
     ask = m.encode(m.Give(fed.session, "sum", number, ("update",), "", False, m.Bounded("add_remove", 0.5, 6.0)))
 
     def once(_: int) -> m.Answer:
-        return m.decode_answer(RemoteClient(transport.settings(0), partial(transport.data.__getitem__, 0), Slow(tmp_path)).receive(ask))
+        return m.decode_answer(FederationClient(transport.settings(0), partial(transport.data.__getitem__, 0), Slow(tmp_path)).receive(ask))
 
     with ThreadPoolExecutor(3) as pool:
         assert all(isinstance(one, m.Given) for one in pool.map(once, range(3)))
@@ -583,7 +583,7 @@ class Liar:
 
     def ask(self, ask: m.Ask) -> m.Answer:
         transport = self.transport
-        client = RemoteClient(transport.settings(0), lambda: transport.data[0], transport.stores[0], ENTROPY)
+        client = FederationClient(transport.settings(0), lambda: transport.data[0], transport.stores[0], ENTROPY)
         return m.decode_answer(client.receive(m.encode(ask)))
 
     def compute(self, held: int, task: Task, which: m.Mine | None = None, **params: Any) -> str:
@@ -601,7 +601,7 @@ class Liar:
 
     @property
     def spent(self) -> float:
-        return Spending(self.transport.privacy, 0, self.transport.stores[0]).spent()
+        return ClientLedger(self.transport.privacy, 0, self.transport.stores[0]).spent()
 
 
 LINEAR = Model("linear", (3,), 2)

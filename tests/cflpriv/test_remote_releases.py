@@ -34,7 +34,7 @@ from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
 from cflpriv.federation import release_policy as releases
 from cflpriv.federation.foreign import Foreign
-from cflpriv.federation.server import ClientsLost, RemoteFederation
+from cflpriv.federation.server import ClientsLost, FederationServer
 from cflpriv.federation.task_encoding import registered
 from cflpriv.federation.values import Origin, Values
 from cflpriv.protocols.errors import RemoteError
@@ -49,7 +49,7 @@ HAAR, SECAGG = Protection(gram=("haar",)), Protection(sum="secagg", min_cohort=2
 CKKS = Protection(gram=("ckks",))
 
 
-def ask(fed: RemoteFederation, number: int, task: Any, which: Any = None, **params: Any) -> m.Compute:
+def ask(fed: FederationServer, number: int, task: Any, which: Any = None, **params: Any) -> m.Compute:
     """A computation as a server that lies would ask for it; parameters are arrays, sums, lists of arrays, or the client's own."""
 
     def said(value: Any) -> Any:
@@ -63,11 +63,11 @@ def ask(fed: RemoteFederation, number: int, task: Any, which: Any = None, **para
     return m.Compute(fed.session, 0, 1, number, tuple(range(7, 30)), m.Carried(task), given, which)
 
 
-def give(fed: RemoteFederation, verb: Any, number: int, part: str, transform: str = "") -> m.Give:
-    return m.Give(fed.session, verb, number, (part,), transform, False)
+def give(fed: FederationServer, operation: Any, number: int, part: str, transform: str = "") -> m.Give:
+    return m.Give(fed.session, operation, number, (part,), transform, False)
 
 
-def answer(fed: RemoteFederation, said: m.Ask, client: int = 0) -> Any:
+def answer(fed: FederationServer, said: m.Ask, client: int = 0) -> Any:
     """What a client answers, None if it refuses."""
     return fed._ask({client: said}, "asked").get(client)
 
@@ -81,7 +81,7 @@ Carrier = Literal["bytes", "memory"]
 over_both = pytest.mark.parametrize("carrier", get_args(Carrier))
 
 
-def begun(protection: Protection, carrier: Carrier = "bytes", **scene: Any) -> tuple[Population, Any, RemoteFederation]:
+def begun(protection: Protection, carrier: Carrier = "bytes", **scene: Any) -> tuple[Population, Any, FederationServer]:
     """A scene, its clients (a `Loopback`, or the `Simulated` that holds them in memory), and a server in its first round."""
     if "ckks" in protection.gram:
         pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
@@ -134,9 +134,9 @@ def test_no_dressing_up_shows_a_signature_that_is_hidden(protection: Protection,
             answer(fed, ask(fed, number, Represent(Gradient(model), remember=True), model=model.init(0)))
         part = "representation"
     before = len(fed.refusals)
-    for verb in ("gather", "sum", "gram"):
-        assert answer(fed, give(fed, verb, number, part)) is None, verb
-    for ask_ in (give(fed, "sum", number, part, "sum/9/9/9"), m.Seal(fed.session, number, (part,), 20, (fed._roll.peers[1],))):
+    for operation in ("gather", "sum", "gram"):
+        assert answer(fed, give(fed, operation, number, part)) is None, operation
+    for ask_ in (give(fed, "sum", number, part, "sum/9/9/9"), m.Seal(fed.session, number, (part,), 20, (fed._registry.peers[1],))):
         assert answer(fed, ask_) is None
     assert {word for _, _, word in fed.refusals[before:]} <= {"forbidden", "not-held"}
 
@@ -227,9 +227,9 @@ def test_under_protected_sums_a_client_shows_no_piece_of_an_update(protection: P
     elif trick == "label counts":  # a model that always says 0 is right as often as the label is 0
         answer(fed, ask(fed, 7, Evaluate(model, "train"), model=np.zeros(model.dimension)))
         part = "correct"
-    for verb in ("gather", "gram", "sum"):
-        said = answer(fed, give(fed, verb, 7, part, "gram/0" if verb == "gram" else ""))
-        assert (said is None) == (trick != "label counts" or protection.secure or verb != "gather"), verb
+    for operation in ("gather", "gram", "sum"):
+        said = answer(fed, give(fed, operation, 7, part, "gram/0" if operation == "gram" else ""))
+        assert (said is None) == (trick != "label counts" or protection.secure or operation != "gather"), operation
     assert {word for _, _, word in fed.refusals} == {"forbidden"}
 
 
@@ -347,27 +347,29 @@ def test_the_rule_over_all_protections_parts_and_verbs(gram: tuple[str, ...], to
     hides_compared, hides_summed = bool(set(gram) & {"ckks", *TRANSFORMS}), total != "none" or floor > 1
     number, several, label = np.array(0.5), np.zeros(20), np.array(1)
     assert {kind for kinds in KINDS.values() for kind in kinds} == {*get_args(PartKind), None}
-    for (kind, kinds), verb in itertools.product(KINDS.items(), get_args(releases.Verb)):
+    for (kind, kinds), operation in itertools.product(KINDS.items(), get_args(releases.Operation)):
         value = label if kind == "chosen" else number if kind == "measured" else several
         for name, tainted, size in itertools.product(kinds, (False, True), (0, 20, 30)):
-            found = releases.may_leave(protection, verb, "choice", value, of_kind(name, size, tainted))
+            found = releases.may_leave(protection, operation, "choice", value, of_kind(name, size, tainted))
             if hides_compared and (tainted or kind == "compared"):
-                assert found == (verb == "gram"), (verb, name)
-            elif verb == "gram" and hides_compared:
+                assert found == (operation == "gram"), (operation, name)
+            elif operation == "gram" and hides_compared:
                 assert found == (kind == "summed"), name
-            elif verb == "relay" and kind == "summed" and protection.secure:
+            elif operation == "relay" and kind == "summed" and protection.secure:
                 assert not found, name
-                assert releases.may_leave(replace(protection, relay_updates=True), verb, "choice", value, of_kind(name, size, tainted))
-            elif verb in ("sum", "relay") or not hides_summed:
-                assert found, (verb, name)
+                assert releases.may_leave(replace(protection, relay_updates=True), operation, "choice", value, of_kind(name, size, tainted))
+            elif operation in ("sum", "relay") or not hides_summed:
+                assert found, (operation, name)
             elif tainted or kind == "compared":
-                assert found == (size == 0), (verb, name)
-            elif verb == "gram" or kind == "summed":
-                assert not found, (verb, name)
+                assert found == (size == 0), (operation, name)
+            elif operation == "gram" or kind == "summed":
+                assert not found, (operation, name)
             elif kind == "chosen":
                 assert found == (total != "secagg-oblivious" or name == "request"), name
-                assert not releases.may_leave(protection, verb, "choice", several, of_kind(name)), "numbers that are not whole"
-                assert not releases.may_leave(protection, verb, "choice", np.zeros(20, int), of_kind(name, 20)), "a bit of each coordinate"
+                assert not releases.may_leave(protection, operation, "choice", several, of_kind(name)), "numbers that are not whole"
+                assert not releases.may_leave(protection, operation, "choice", np.zeros(20, int), of_kind(name, 20)), (
+                    "a bit of each coordinate"
+                )
             else:
                 assert found == (size == 30 if kind == "scored" else not protection.secure), name
     both = Origin(kinds=(("one", "choice"), ("other", "compared")))
@@ -468,4 +470,4 @@ def test_a_simulated_run_ends_with_the_reason_of_a_refusal_unless_the_policy_is_
             continue
         with pytest.raises(InputError, match=r"client 0 refuses \(gather, 'forbidden'\).* policy keeps 'update' from 'gather'"):
             fed.gather(held)
-        assert not [one for one in fed.transcript.messages if one.verb == "gather"], "nothing had left"
+        assert not [one for one in fed.transcript.messages if one.operation == "gather"], "nothing had left"

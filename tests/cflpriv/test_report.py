@@ -291,7 +291,7 @@ def test_runs_of_different_lengths_are_not_compared(runs: Path) -> None:
 
 def test_rounds_without_accuracy_are_passed_over(runs: Path) -> None:
     path = runs / "a_pacfl" / "rounds.jsonl"
-    bare = {"round": 2, "cohort": [], "skipped": "no group reached the floor", "seconds": 0.1}
+    bare = {"round": 2, "cohort": [], "skipped": "no group reached the minimum cohort size", "seconds": 0.1}
     path.write_text(path.read_text() + json.dumps(bare) + "\n")
     assert len(page_of(runs / "a_pacfl").images) == 3 + 1 + 2
     path.write_text(json.dumps(bare) + "\n")

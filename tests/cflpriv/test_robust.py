@@ -22,7 +22,7 @@ from cflpriv.errors import InputError, TooFewClients
 from cflpriv.experiments import parse_config, start
 from cflpriv.experiments.run import advance, finish
 from cflpriv.federation import messages as m
-from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.server import FederationServer
 from cflpriv.federation.values import Exchange
 from cflpriv.protocols import dealing
 from cflpriv.protocols.entropy import public_entropy
@@ -151,7 +151,7 @@ def test_no_nonce_can_be_another_than_was_committed_to(client: int, change: int)
 # --- means --------------------------------------------------------------------------------------------------------------------------
 
 
-def cohorts_of(fed: RemoteFederation) -> list[tuple[int, ...]]:
+def cohorts_of(fed: FederationServer) -> list[tuple[int, ...]]:
     """The cohorts of all secure sums on the transcript, from their terms."""
     found: dict[bytes, tuple[int, ...]] = {}
     for message in fed.transcript.messages:
@@ -186,9 +186,9 @@ def test_no_sum_is_over_fewer_than_the_minimum_cohort(data: st.DataObject) -> No
     for message in fed.transcript.messages:
         assert message.kind != "bucket mean" or len(message.clients) >= smallest
     for label, mean in enumerate(means):
-        assert mean is None or len(mean.heard) >= smallest
+        assert mean is None or len(mean.contributors) >= smallest
         assert mean is not None or rate or sizes[label] < 3 * smallest
-        assert mean is None or all(labels[client] == label for client in mean.heard)
+        assert mean is None or all(labels[client] == label for client in mean.contributors)
 
 
 @pytest.mark.parametrize("rule", NAMES)
@@ -210,7 +210,7 @@ def test_a_robust_mean_is_the_rule_over_the_means_of_its_buckets(rule: str, sum:
         np.testing.assert_allclose(message.payload["vector"], expected, atol=1e-4 if sum == "secagg" else 1e-12)
         means.append(message.payload["vector"])
     np.testing.assert_allclose(mean.parts["vector"].value(), RULES[rule](np.stack(means)), atol=1e-9)
-    assert (mean.count, mean.weight, mean.heard) == (20, 20.0, fed.clients)
+    assert (mean.count, mean.weight, mean.contributors) == (20, 20.0, fed.clients)
 
 
 def test_in_the_clear_buckets_are_single_updates() -> None:
@@ -257,10 +257,10 @@ def test_dealings_differ_from_round_to_round_and_under_secure_sums_from_run_to_r
 # --- a server that lies -------------------------------------------------------------------------------------------------------------
 
 
-def lying(fed: RemoteFederation, change: Callable[[m.Ask], m.Ask | None]) -> list[str]:
+def lying(fed: FederationServer, change: Callable[[m.Ask], m.Ask | None]) -> list[str]:
     """Let a server change what it asks; the error codes that clients answer come in the list."""
     codes: list[str] = []
-    registry = fed._roll
+    registry = fed._registry
     ask = registry.ask
 
     def asked(asks: Mapping[int, m.Ask], stage: str) -> Mapping[int, m.Answer]:
@@ -354,22 +354,22 @@ def test_clients_without_a_robust_rule_take_no_part_in_dealings() -> None:
 def test_who_leaves_a_dealing_costs_itself(stage: str) -> None:
     """Who does not commit is left out, who does not open causes another dealing; after that only its bucket lacks it."""
     fed = federation(population(clients_per_group=10), robust(min_cohort=3, buckets=3))
-    ask = fed._roll.ask
+    ask = fed._registry.ask
 
     def silent(asks: Mapping[int, m.Ask], name: str) -> Mapping[int, m.Answer]:
         return ask({client: one for client, one in asks.items() if not (name == stage and client == 4)}, name)
 
-    fed._roll.ask = silent  # type: ignore[method-assign,assignment]
+    fed._registry.ask = silent  # type: ignore[method-assign,assignment]
     (mean,) = fed.mean(fed.compute(Make())["one"])
     assert mean is not None
-    assert mean.heard == tuple(client for client in range(20) if client != 4)
+    assert mean.contributors == tuple(client for client in range(20) if client != 4)
     asked = [message.kind for message in fed.transcript.messages].count("deal open")
     assert asked == (4 if stage == "deal open" else 2)  # down and up
 
 
 def test_a_false_nonce_names_its_client_and_costs_itself() -> None:
     fed = federation(population(clients_per_group=10), robust(min_cohort=3, buckets=3))
-    ask = fed._roll.ask
+    ask = fed._registry.ask
 
     def false(asks: Mapping[int, m.Ask], name: str) -> Mapping[int, m.Answer]:
         answers = dict(ask(asks, name))
@@ -377,10 +377,10 @@ def test_a_false_nonce_names_its_client_and_costs_itself() -> None:
             answers[4] = m.Stepped(bytes(32))
         return answers
 
-    fed._roll.ask = false  # type: ignore[method-assign,assignment]
+    fed._registry.ask = false  # type: ignore[method-assign,assignment]
     (mean,) = fed.mean(fed.compute(Make())["one"])
     assert mean is not None
-    assert mean.heard == tuple(client for client in range(20) if client != 4)
+    assert mean.contributors == tuple(client for client in range(20) if client != 4)
     assert fed.refusals == [(4, "deal open", "bad-dealing")]
 
 

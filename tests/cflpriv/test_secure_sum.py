@@ -1,4 +1,6 @@
-"""Means through secure aggregation: the same as in the clear to the quantiser's step, under dropouts, weights, floors and unlike models."""
+"""Means through secure aggregation: the same as in the clear to the quantiser's step, under dropouts, weights, minimum cohort sizes and
+unlike models.
+"""
 
 from dataclasses import replace
 from typing import Any, Literal
@@ -17,7 +19,7 @@ from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, start
 from cflpriv.experiments.run import advance, finish
 from cflpriv.federation.messages import Step
-from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.server import FederationServer
 from cflpriv.protocols.entropy import system_entropy
 from cflpriv.protocols.errors import TooFewClients
 from cflpriv.protocols.secagg.messages import Invite, Terms, decode_server
@@ -126,7 +128,7 @@ def test_mask_keys_are_advertised_a_sum_ahead_and_used_once() -> None:
     assert adverts == [8, 0, 0]
 
 
-def invites(fed: RemoteFederation) -> list[Terms]:
+def invites(fed: FederationServer) -> list[Terms]:
     """The terms that the server sent, read from the recorded bytes."""
     found = []
     for message in fed.transcript.messages:
@@ -146,7 +148,7 @@ def test_a_planted_model_is_refused() -> None:
     for held in (planted, later):
         with pytest.raises(InputError, match="sent 2 different models"):
             fed.mean(held["m"])
-    assert not [m for m in fed.transcript.messages if m.verb == "mean"]
+    assert not [m for m in fed.transcript.messages if m.operation == "mean"]
     (mean,) = fed.mean(planted["m"], models=2)  # an algorithm that says so in public
     assert mean is not None
     fed.begin_round(1)
@@ -226,7 +228,7 @@ def test_oblivious_sums_keep_choices_private() -> None:
         assert mean.count == len(members)
         expected = np.mean([eye(fed).peek(c, made["vector"]) for c in members], axis=0)
         np.testing.assert_allclose(mean.parts["vector"].value(), expected, atol=1e-4)
-    assert not [m for m in fed.transcript.messages if m.verb == "gather"]
+    assert not [m for m in fed.transcript.messages if m.operation == "gather"]
     for message in fed.transcript.messages:
         assert "labels" not in message.context
         assert "group" not in message.context

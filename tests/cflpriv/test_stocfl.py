@@ -26,7 +26,7 @@ from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments.checkpoint import flatten
-from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.server import FederationServer
 from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, ClientData, Population
 
@@ -38,7 +38,7 @@ def digits(clients: int = 20, **more: Any) -> Population:
     return build_population(DataSpec(**options))
 
 
-def run(algorithm: Algorithm, fed: RemoteFederation, count: int, first: int = 0, state: Any = None) -> Any:
+def run(algorithm: Algorithm, fed: FederationServer, count: int, first: int = 0, state: Any = None) -> Any:
     state = algorithm.init(fed) if state is None else state
     for number in range(first, first + count):
         fed.begin_round(number)
@@ -608,7 +608,7 @@ def test_large_models_are_sketched_so_that_a_rotation_can_hide_them() -> None:
     assert model.dimension > 8192
     fed = federation(scene, Protection(gram=("haar",)))
     state = run(stocfl(Train(model, lr=0.1), tau=0.4), fed, 1)
-    rows = next(message for message in fed.transcript.messages if message.verb == "gram")
+    rows = next(message for message in fed.transcript.messages if message.operation == "gram")
     assert rows.bytes_each == 8 * 4096
     assert ari(truth(scene, state.clustering.clients), state.clustering.labels) == 1.0
 
@@ -705,7 +705,7 @@ def test_clear_and_hidden_runs_are_the_same(variant: Any, tau: float) -> None:
 
 @pytest.mark.parametrize("variant", ["paper", "authors"])
 def test_rounds_without_any_sum_still_meet_clients(variant: Any) -> None:
-    """Under secure sums no cluster of the first rounds reaches the floor; those met must not have to be met again."""
+    """Under secure sums no cluster of the first rounds reaches the minimum cohort size; those met must not have to be met again."""
     scene = digits(12, partition="pathological", rotations=(), groups=PATHOLOGICAL)
     protection = Protection(sum="secagg", min_cohort=3, secagg_mode="passive")
     fed = federation(scene.clients, protection=protection, sampling=Sampling("global", 0.17), seed=2)
@@ -714,7 +714,7 @@ def test_rounds_without_any_sum_still_meet_clients(variant: Any) -> None:
     for number in range(4):
         fed.begin_round(number)
         state, record = algorithm.round(fed, state)
-        assert record.notes["global_unchanged"]  # two clients are below the floor
+        assert record.notes["global_unchanged"]  # two clients are below the minimum cohort size
         assert record.notes["unchanged_clusters"] == list(range(state.clustering.k))
     assert len(state.clustering.clients) > 4
     assert all(trained == () for trained in state.trained)
@@ -772,10 +772,10 @@ def test_representations_are_sent_once_and_updates_never_models() -> None:
     scene = digits(8)
     fed = federation(scene)
     run(stocfl(train_on(scene), tau=0.4), fed, 3)
-    grams = [message for message in fed.transcript.messages if message.verb == "gram"]
+    grams = [message for message in fed.transcript.messages if message.operation == "gram"]
     assert [message.clients for message in grams] == [tuple(range(8))]
     models = {vector.tobytes() for client in fed.clients if (vector := eye(fed).recall(client, "trained")) is not None}
-    sent = [message for message in fed.transcript.messages if message.source == "clients" and message.verb == "mean"]
+    sent = [message for message in fed.transcript.messages if message.source == "clients" and message.operation == "mean"]
     assert len(sent) == 3  # both movements of a round travel together
     rows = {row.tobytes() for message in sent for value in (message.payload or {}).values() for row in np.atleast_2d(value)}
     assert not models & rows

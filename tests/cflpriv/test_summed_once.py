@@ -12,7 +12,7 @@ from cflpriv.algorithms.attempts import mean_with_overall
 from cflpriv.contract.handles import Held
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
-from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.server import FederationServer
 from cflpriv.federation.transport import OverBytes
 from cflpriv.federation.values import from_bytes
 from cflpriv.protocols.entropy import system_entropy
@@ -25,7 +25,7 @@ VICTIM = 5
 OTHERS = [client for client in range(8) if client != VICTIM]
 
 
-def lying(mode: Any = "active", sum_: str = "secagg") -> tuple[Loopback, RemoteFederation]:
+def lying(mode: Any = "active", sum_: str = "secagg") -> tuple[Loopback, FederationServer]:
     """A federation whose server does not check what it asks for."""
     transport, fed = remote(SCENE, Protection(sum=sum_, min_cohort=3, secagg_clip=8.0, secagg_mode=mode))
     fed._sums._check_groups = lambda call, groups: None  # type: ignore[attr-defined]
@@ -33,11 +33,11 @@ def lying(mode: Any = "active", sum_: str = "secagg") -> tuple[Loopback, RemoteF
     return transport, fed
 
 
-def trained(fed: RemoteFederation) -> Held:
+def trained(fed: FederationServer) -> Held:
     return fed.compute(TASK, {"model": TASK.model.init(0)})["update"]
 
 
-def refused(fed: RemoteFederation, held: Held, on: list[int]) -> list[int]:
+def refused(fed: FederationServer, held: Held, on: list[int]) -> list[int]:
     """Who refuses a sum by the rule, where nobody else does; the sum has no result."""
     before = len(fed.refusals)
     with pytest.raises(TooFewClients):
@@ -56,24 +56,24 @@ def test_a_value_is_summed_with_eight_and_then_with_seven(mode: str) -> None:
     assert refused(fed, held, OTHERS) == OTHERS
 
 
-def derived(fed: RemoteFederation, held: Held) -> Held:
+def derived(fed: FederationServer, held: Held) -> Held:
     return fed.compute(Join(("copy",)), {"copy": held})["copy"]
 
 
-def again(fed: RemoteFederation, held: Held) -> Held:
+def again(fed: FederationServer, held: Held) -> Held:
     return trained(fed)
 
 
-def with_another_rate(fed: RemoteFederation, held: Held) -> Held:
+def with_another_rate(fed: FederationServer, held: Held) -> Held:
     return fed.compute(replace(TASK, lr=TASK.lr * 0.999), {"model": TASK.model.init(0)})["update"]
 
 
-def a_round_later(fed: RemoteFederation, held: Held) -> Held:
+def a_round_later(fed: FederationServer, held: Held) -> Held:
     fed.begin_round(1)
     return held
 
 
-def derived_a_round_later(fed: RemoteFederation, held: Held) -> Held:
+def derived_a_round_later(fed: FederationServer, held: Held) -> Held:
     fed.begin_round(1)
     return derived(fed, held)
 
@@ -116,7 +116,7 @@ def test_a_resumed_server_is_refused_as_well() -> None:
     transport, fed = lying()
     saved = fed.saved()
     fed.mean(trained(fed))
-    resumed = RemoteFederation(
+    resumed = FederationServer(
         OverBytes(transport), protection=fed.protection, seed=1, roster=transport.roster, session=saved["session"], entropy=system_entropy
     )  # fmt: skip
     resumed.restore(saved)

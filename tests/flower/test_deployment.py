@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from cflpriv.contract.transcript import read_transcript
 from cflpriv.experiments import load_config, run_experiment
-from cflpriv.federation.client_ledger import Spending
+from cflpriv.federation.client_ledger import ClientLedger
 from cflpriv.federation.store import DiskStore
 from cflpriv.flower import read_settings, write_identities
 
@@ -131,7 +131,7 @@ def test_a_private_run_costs_what_a_local_one_does_and_clients_count_the_same(tm
     for client in range(3):
         settings, state, _ = read_settings(tmp_path / "d" / f"client{client}.toml")
         assert state is not None
-        own = Spending(settings.privacy, client, DiskStore(state)).spent()
+        own = ClientLedger(settings.privacy, client, DiskStore(state)).spent()
         assert own == pytest.approx(summary["epsilon"], rel=1e-6), "its own ledger says what the server's says"
 
 
@@ -151,10 +151,10 @@ from pathlib import Path
 from clustered import living as example
 from cflpriv.protocols.secagg.messages import decode_server
 from cflpriv.federation import messages as m
-from cflpriv.federation.client import RemoteClient
+from cflpriv.federation.client import FederationClient
 
 app = example.app
-receive = RemoteClient.receive
+receive = FederationClient.receive
 
 
 def odd(self, data):
@@ -167,7 +167,7 @@ def odd(self, data):
     return answer
 
 
-RemoteClient.receive = odd
+FederationClient.receive = odd
 '''
 
 

@@ -15,7 +15,7 @@ from scenes import federation, mlp_training, population
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.contract.handles import Shared
 from cflpriv.contract.transcript import Transcript
-from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.server import FederationServer
 from cflpriv.federation.transport import OverBytes
 from cflpriv.flower import GridTransport
 
@@ -31,7 +31,7 @@ def test_flower_changes_nothing(name: str, tmp_path: Path) -> None:
     algorithm = ALGORITHMS[name].make(mlp_training(scene, dtype="float64", batch_size=6), **options)
     here = federation(scene, release_policy="strict", transcript=Transcript("headers"), seed=1)
     grid = DyingGrid(tmp_path, scene, "", {})
-    there = RemoteFederation(OverBytes(GridTransport(grid)), transcript=Transcript("headers"), seed=1)  # type: ignore[arg-type]
+    there = FederationServer(OverBytes(GridTransport(grid)), transcript=Transcript("headers"), seed=1)  # type: ignore[arg-type]
     there.enrol()
     models: list[list[Any]] = []
     for fed in (here, there):
@@ -43,7 +43,7 @@ def test_flower_changes_nothing(name: str, tmp_path: Path) -> None:
         models.append([one.value() for one in served if isinstance(one, Shared) and not one.own])
     assert not there.refusals
     said = [
-        [{key: value for key, value in vars(one).items() if key != "digest"} for one in fed.transcript.messages if one.verb != "group"]
+        [{key: value for key, value in vars(one).items() if key != "digest"} for one in fed.transcript.messages if one.operation != "group"]
         for fed in (here, there)
     ]
     assert said[0] == said[1]

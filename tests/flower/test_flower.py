@@ -1,4 +1,4 @@
-"""The verbs on Flower's messages: transport, client app, settings, strategy, mod, accountant. Deployments are in test_deployment."""
+"""The operations on Flower's messages: transport, client app, settings, strategy, mod, accountant. Deployments are in test_deployment."""
 
 import json
 import os
@@ -33,7 +33,7 @@ from cflpriv.experiments import Config, load_config
 from cflpriv.experiments.checkpoint import digest_of
 from cflpriv.experiments.report import write_report
 from cflpriv.federation import messages as m
-from cflpriv.federation.server import KeyHolderLost, RemoteFederation
+from cflpriv.federation.server import FederationServer, KeyHolderLost
 from cflpriv.federation.transport import OverBytes
 from cflpriv.flower import ClusteredAveraging, GridTransport, PldAccountant, cflpriv_mod, client_app, serve, write_identities
 from cflpriv.flower.client import ContextStore, read_roster, read_settings
@@ -76,7 +76,7 @@ def deployment(
 def test_a_federation_on_flower_messages_equals_the_local_one(tmp_path: Path, state: bool) -> None:
     scene = population(clients_per_group=3)
     grid = deployment(tmp_path, scene, state=state)
-    fed = RemoteFederation(OverBytes(GridTransport(grid)), seed=1)  # type: ignore[arg-type]
+    fed = FederationServer(OverBytes(GridTransport(grid)), seed=1)  # type: ignore[arg-type]
     fed.enrol()
     made = ALGORITHMS["stocfl"].make(training(scene), weights="equal")
     one = federation(scene.clients, seed=1)
@@ -99,7 +99,7 @@ def test_secure_sums_and_lost_nodes(tmp_path: Path) -> None:
     roster = read_roster(tmp_path / "keys" / "roster.txt")
     ticks = iter(range(10**9))
     transport = GridTransport(grid, clock=lambda: float(next(ticks)), poll_seconds=0.0)  # type: ignore[arg-type]
-    fed = RemoteFederation(OverBytes(transport), protection=Protection(sum="secagg", min_cohort=3), roster=roster, seed=1)
+    fed = FederationServer(OverBytes(transport), protection=Protection(sum="secagg", min_cohort=3), roster=roster, seed=1)
     assert fed.enrol() == (0, 1, 2, 3, 4)
     task = training(scene)
     fed.begin_round(0)
@@ -125,14 +125,14 @@ def test_serve_writes_the_run_folder_of_a_local_run(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"0 of 4 clients answered within .* refusals"):
         serve(FakeGrid({}), config, tmp_path / "none", scene, clients=4, wait_seconds=0.1, say=str)  # type: ignore[arg-type]
     summary = serve(grid, config.with_("protection", min_cohort=0), tmp_path / "run", scene, clients=4, truth=truth, say=str)  # type: ignore[arg-type]
-    assert summary["rounds_skipped"] == 1, "clients whose floor is higher than the server's give nothing"
+    assert summary["rounds_skipped"] == 1, "clients whose minimum cohort size is higher than the server's give nothing"
     grid = deployment(tmp_path / "again", scene)
     config = config.with_("protection", min_cohort=0).with_("run", record="full")
     summary = serve(grid, config, tmp_path / "open", scene, clients=4, truth=truth, say=str)  # type: ignore[arg-type]
     assert summary["ari"] == 1.0
     assert summary["accuracy_mean"] > 0.3
     assert json.loads((tmp_path / "open" / "rounds.jsonl").read_text().splitlines()[0])["per_client"]["clients"] == [0, 1, 2, 3]
-    kinds = {(one.verb, one.kind) for one in read_transcript(tmp_path / "open" / "transcript", summary["messages"])}
+    kinds = {(one.operation, one.kind) for one in read_transcript(tmp_path / "open" / "transcript", summary["messages"])}
     assert ("gather", "correct+count") in kinds, "single scores are on record"
     assert (tmp_path / "open" / "checkpoints" / "models.safetensors").exists()
     assert "pacfl" in write_report(tmp_path / "open").read_text()
@@ -287,7 +287,7 @@ def test_a_private_run_costs_what_a_local_one_does_and_a_restart_forgets_no_char
 def test_bad_settings_get_a_word_and_no_text(tmp_path: Path) -> None:
     scene = population(clients_per_group=1)
     grid = deployment(tmp_path, scene, 'sun = "secagg"')
-    fed = RemoteFederation(OverBytes(GridTransport(grid)))  # type: ignore[arg-type]
+    fed = FederationServer(OverBytes(GridTransport(grid)))  # type: ignore[arg-type]
     assert fed.enrol() == ()
     assert fed.refusals == [(-1, "enrol", "bad-settings")] * 2
     assert not grid.errors
@@ -424,14 +424,14 @@ ONE_MESSAGE = """
 import sys
 from pathlib import Path
 from cflpriv.flower.client import read_settings
-from cflpriv.federation.client import RemoteClient
+from cflpriv.federation.client import FederationClient
 from cflpriv.federation.store import DiskStore
 
 settings, folder, _ = read_settings(sys.argv[1])
 def data():
     from scenes import population
     return population(groups=1, clients_per_group=3).clients[settings.identity.client]
-client = RemoteClient(settings, data, DiskStore(folder))
+client = FederationClient(settings, data, DiskStore(folder))
 sys.stdout.buffer.write(bytes(["torch" in sys.modules]))
 answer = client.receive(sys.stdin.buffer.read())
 sys.stdout.buffer.write(bytes(["torch" in sys.modules]) + answer)
@@ -470,7 +470,7 @@ def test_each_message_in_a_fresh_process_and_torch_only_to_compute(tmp_path: Pat
     scene = population(groups=1, clients_per_group=3)
     deployment(tmp_path, scene, 'sum = "secagg"\nmin_cohort = 2', state=True)
     transport = Processes(tmp_path, 3)
-    fed = RemoteFederation(
+    fed = FederationServer(
         OverBytes(transport),
         protection=Protection(sum="secagg", min_cohort=2),
         roster=read_roster(tmp_path / "keys" / "roster.txt"),
@@ -509,7 +509,7 @@ def test_encrypted_similarity_with_a_key_holder_at_a_node_of_its_own(tmp_path: P
     roster = read_roster(tmp_path / "keys" / "roster.txt")
     ticks = iter(range(10**9))
     transport = GridTransport(grid, clock=lambda: float(next(ticks)), poll_seconds=0.0)  # type: ignore[arg-type]
-    fed = RemoteFederation(OverBytes(transport), protection=Protection(gram=("ckks",)), roster=roster, seed=1)
+    fed = FederationServer(OverBytes(transport), protection=Protection(gram=("ckks",)), roster=roster, seed=1)
     grid.dead = {HOLDER_NODE}
     transport.welcome(fed, 6, 3.0)
     assert fed.clients == (0, 1, 2, 3, 4, 5)

@@ -11,7 +11,7 @@ from fake_grid import FakeGrid
 from flwr.clientapp import ClientApp
 
 from cflpriv.errors import InputError
-from cflpriv.federation.server import RemoteFederation
+from cflpriv.federation.server import FederationServer
 from cflpriv.federation.transport import OverBytes
 from cflpriv.flower import GridTransport, cflpriv_mod, client_app, read_settings, write_identities
 from cflpriv.protocols.entropy import public_entropy
@@ -64,7 +64,7 @@ def test_wrong_settings_are_a_line_and_a_word(tmp_path: Path, text: str | None, 
     stock.query("cflpriv")(lambda message, context: message)
     for app in (client_app(data), stock):
         grid = FakeGrid({1: app}, {1: {"settings": str(path)}})
-        fed = RemoteFederation(OverBytes(GridTransport(grid)))  # type: ignore[arg-type]
+        fed = FederationServer(OverBytes(GridTransport(grid)))  # type: ignore[arg-type]
         assert fed.enrol() == ()
         assert fed.refusals == [(-1, "enrol", "bad-settings")]
         assert not grid.errors, "no text of an exception reaches the server"

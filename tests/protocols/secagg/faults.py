@@ -23,7 +23,7 @@ from cflpriv.protocols.codec import CHECKSUM_BYTES
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.errors import RemoteError, SumFailed, TooFewClients
 from cflpriv.protocols.keys import private_key, public_key, sign
-from cflpriv.protocols.secagg import ServerStage, Terms, retaken, survivor_floor
+from cflpriv.protocols.secagg import ServerStage, Terms, fewest_survivors, retaken
 from cflpriv.protocols.secagg import messages as m
 from cflpriv.protocols.secagg.bindings import ADVERT, advert_parts, box_keys
 from cflpriv.protocols.secagg.shares import Pair, deal
@@ -315,7 +315,7 @@ def check(agreed: Terms, number: int, faults: Mapping[str, Any], drops: Mapping[
         assert set(honest) <= set(server.result.survivors)
         return "sum"
     if isinstance(error, TooFewClients):
-        assert len(honest) < survivor_floor(agreed), f"{len(honest)} honest clients are enough"
+        assert len(honest) < fewest_survivors(agreed), f"{len(honest)} honest clients are enough"
         return "too few"
     assert set(error.offenders) <= {number}, f"offenders: {error.offenders}"
     assert set(error.absent) <= {number, *drops}

@@ -32,7 +32,7 @@ def roster() -> Roster:
 
 
 def terms(n: int, mode: str, **changes: Any) -> Terms:
-    """Terms for clients 0 … n−1: ten values, slot (5, 0), floor 2 unless changed."""
+    """Terms for clients 0 … n−1: ten values, slot (5, 0), minimum cohort size 2 unless changed."""
     given: dict[str, Any] = {
         "session": SESSION,
         "slot": (5, 0),

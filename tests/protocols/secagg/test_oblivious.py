@@ -1,4 +1,4 @@
-"""Cluster sums without memberships: the counts come first, and the floor holds even for the worst dropouts."""
+"""Cluster sums without memberships: the counts come first, and the minimum cohort size holds even for the worst dropouts."""
 
 from collections.abc import Mapping
 
@@ -16,9 +16,9 @@ from cflpriv.protocols.secagg import (
     Terms,
     block_terms,
     count_terms,
+    fewest_survivors,
     open_blocks,
     simulate_oblivious,
-    survivor_floor,
 )
 from cflpriv.protocols.secagg import messages as m
 
@@ -115,7 +115,7 @@ def test_no_block_with_fewer_contributors_than_the_floor_is_ever_unmasked(data: 
 
 def test_the_client_computes_the_floor_of_the_second_sum_itself() -> None:
     agreed = terms(10, "passive", blocks=((0, 6), (2, 4)), weight_limit=1.0, floor=3)
-    assert survivor_floor(agreed) == 9
+    assert fewest_survivors(agreed) == 9
     machine = Client(identities()[0], policy(agreed))
     for blocks in (((0, 6), (2, 2)), ((0, 11),)):
         with pytest.raises(RemoteError, match="bad-terms"):

@@ -10,7 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cflpriv.protocols.entropy import public_entropy
-from cflpriv.protocols.secagg import STAGES, Contribution, Outcome, RemoteError, Terms, TooFewClients, make_terms, simulate, survivor_floor
+from cflpriv.protocols.secagg import (
+    STAGES,
+    Contribution,
+    Outcome,
+    RemoteError,
+    Terms,
+    TooFewClients,
+    fewest_survivors,
+    make_terms,
+    simulate,
+)
 
 from .scene import MODEL, SESSION, identities, levels, policy, roster, terms
 
@@ -59,8 +69,8 @@ def check(agreed: Terms, drops: Mapping[int, str]) -> bool:
     order: dict[str | None, int] = {None: len(STAGES), **{stage: place for place, stage in enumerate(STAGES)}}
     sends = {stage: [i for i in agreed.cohort if order[drops.get(i)] > order[stage]] for stage in STAGES}
     enough = (
-        n >= survivor_floor(agreed)
-        and len(sends["Masked"]) >= survivor_floor(agreed)
+        n >= fewest_survivors(agreed)
+        and len(sends["Masked"]) >= fewest_survivors(agreed)
         and (agreed.mode == "passive" or len(sends["Consistent"]) >= agreed.threshold)
         and len(sends["Reveal"]) >= agreed.threshold
     )
