@@ -107,11 +107,14 @@ def parts_in(view: AdversaryView, message: Message) -> dict[str, Array]:
     return parts if rows is None else parts | {name: rows[:, start:stop] for name, (start, stop) in context["parts"].items()}
 
 
-def updates_sent(view: AdversaryView, message: Message) -> Array | None:
-    """The update of each client (m, d) in a message of updates, None where there is none; what stays blind is as it came, (m, size)."""
+def updates_sent(view: AdversaryView, message: Message, named: Sequence[str] = UPDATES) -> Array | None:
+    """The update of each client (m, d) in a message of updates, None where there is none; what stays blind is as it came, (m, size).
+
+    It is the first of the parts `named` that there is.
+    """
     parts = parts_in(view, message)
-    name = next((name for name in UPDATES if name in message.context.get("parts", parts)), None)
-    part = parts.get("blind", parts.get(name)) if name else None
+    name = next((name for name in named if name in message.context.get("parts", parts)), None)
+    part = parts.get("blind" if named is UPDATES and "blind" in parts else name) if name else None
     if part is None or part.ndim != 2:
         return None
     rows = np.asarray(part, np.float64)

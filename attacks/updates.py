@@ -13,7 +13,7 @@ from ..algorithms.fesem import TrainAndAssign
 from ..contract.transcript import Message, payload_rows
 from ..engine.models import Model
 from ..types import Array
-from .adversary import AdversaryView, updates_sent
+from .adversary import UPDATES, AdversaryView, updates_sent
 from .coalition import sums_of_others
 from .leakage import Case, Prior
 from .local_training import LocalTraining, NotRecorded, training_of
@@ -76,6 +76,7 @@ def _single_steps(view: AdversaryView, dimension: int) -> dict[int, list[Step]]:
     """
     steps: dict[int, list[Step]] = {}
     sent: dict[int, tuple[str, LocalTraining | None, dict[str, Array], dict[str, Array]]] = {}
+    before: dict[int, tuple[str, LocalTraining | None, dict[str, Array], dict[str, Array]]] = {}  # for StoCFL's "global", sent along
     chosen: dict[int, int] = {}
     initial: Array | None = None
     for message in view.messages:
@@ -92,9 +93,11 @@ def _single_steps(view: AdversaryView, dimension: int) -> dict[int, list[Step]]:
             summed = {int(client): number for client, number in np.asarray(message.payload.get("summed", np.zeros((0, 2), int)))}
             for client in message.clients:
                 last = {"summed": np.asarray(summed[client])} if client in summed else {}
+                before[client] = sent.get(client, ("", None, {}, {}))
                 sent[client] = str(message.context.get("task")), local, models, beside | last
-        for client, label, row in _updates(view, message, dimension):
-            task, local, models, beside = sent.get(client, ("", None, {}, {}))
+        both = [(before, one) for one in _updates(view, message, dimension, ("global",))]
+        for asked, (client, label, row) in [*both, *((sent, one) for one in _updates(view, message, dimension))]:
+            task, local, models, beside = asked.get(client, ("", None, {}, {}))
             start = next(iter(models.values())) if len(models) == 1 else models.get(f"model/{label}")
             base = beside.get("origin", start)
             if task == TrainAndAssign.__name__:
@@ -106,12 +109,14 @@ def _single_steps(view: AdversaryView, dimension: int) -> dict[int, list[Step]]:
     return steps
 
 
-def _updates(view: AdversaryView, message: Message, dimension: int) -> list[tuple[int, int, Array]]:
+def _updates(
+    view: AdversaryView, message: Message, dimension: int, named: Sequence[str] = UPDATES
+) -> list[tuple[int, int, Array]]:  # fmt: skip
     """(client, group, update) of each client in a message of updates; of what stays blind, as many numbers as a model has."""
     context = message.context
     if message.payload is None or message.operation != "mean" or message.kind not in ("update", "blind update"):
         return []
-    rows = updates_sent(view, message)
+    rows = updates_sent(view, message, named)
     if rows is None:
         return []
     if "transform" in context:

@@ -58,8 +58,10 @@ def mean_with_overall(
     groups: Labels | Held,
     k: int,
     models: int = 1,
+    names: Sequence[str] = (),
 ) -> tuple[tuple[GroupMean | None, ...], GroupMean | None]:
-    """The means of each group, and the mean over all groups of the parts of `everyone`, which `held` has too, by one sum a client.
+    """The means of each group, and the mean over all groups of the parts of `everyone`, which `held` has too (under `names`), by one sum a
+    client.
 
     A mean over everyone is not a second sum over the same clients: their difference would show who is in the one alone. It is made of the
     groups' means. Clients that are in none of them (their group is too small, or they do not hold `held`) are in a sum of their own, of
@@ -67,21 +69,20 @@ def mean_with_overall(
     """
     means = (None,) * k if held is None else try_mean(federation, held, weights, groups, k)
     summed = [mean for mean in means if mean is not None and not any(part.own for part in mean.parts.values())]
+    parts = [{name: mean.parts[called] for name, called in zip(everyone.parts, names or everyone.parts, strict=True)} for mean in summed]
     if not isinstance(groups, Held):
         grouped = () if held is None else held.clients
         rest = [client for client in everyone.clients if client not in grouped or means[groups[client]] not in summed]
-        if rest and (alone := try_mean(federation, everyone.of(rest), weights, models=models)[0]) is not None:
-            summed += [] if any(part.own for part in alone.parts.values()) else [alone]
+        alone = try_mean(federation, everyone.of(rest), weights, models=models)[0] if rest else None
+        if alone is not None and not any(part.own for part in alone.parts.values()):
+            summed, parts = [*summed, alone], [*parts, dict(alone.parts)]
     if not summed:
         return means, None
     shares = [float(mean.count if mean.weight is None else mean.weight) for mean in summed]
     whole = sum(shares)
-    parts = {
-        name: reduce(add, (mean.parts[name] * (share / whole) for mean, share in zip(summed, shares, strict=True)))
-        for name in everyone.parts
-    }
+    total = {name: reduce(add, (one[name] * (share / whole) for one, share in zip(parts, shares, strict=True))) for name in everyone.parts}
     contributors = tuple(sorted({client for mean in summed for client in mean.contributors}))
-    return means, GroupMean(parts, whole, sum(mean.count for mean in summed), sum(mean.clipped for mean in summed), contributors)
+    return means, GroupMean(total, whole, sum(mean.count for mean in summed), sum(mean.clipped for mean in summed), contributors)
 
 
 def choices(federation: Federation, held: Held, k: int) -> dict[int, int] | None:

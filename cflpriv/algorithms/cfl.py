@@ -21,8 +21,8 @@ Deviations, each for a reason:
 - A cluster that took someone in is not split for `settle` rounds: the update of one who has not trained yet is long, and the printed test
   takes it for incongruent (on label-swapped digits it split off every newcomer at once).
 - A cluster is not split where the errors of a protection drown its updates: the round's notes say "error" (see docs/clustering.md).
-- A client in a cluster of its own never splits. A side smaller than the minimum cohort size (`small_clusters = "merge"`) or `smallest` stops
-  a split.
+- A client in a cluster of its own never splits. A side smaller than the minimum cohort size (`small_clusters = "merge"`) or `smallest`
+  stops a split.
 - Means are weighted by sample counts as in eq. 2 (Algorithm 5 prints equal weights: `weights="equal"`).
 
 `variant="authors"` follows the authors' code where it differs: complete linkage on −α, no γ_max, ε₁ = 0.4 and ε₂ = 1.6 absolute, no split

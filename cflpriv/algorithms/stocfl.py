@@ -264,10 +264,10 @@ def stocfl(
         joined = None
         if moved is not None and held is not None:
             both = [client for client in held.clients if client in moved.clients]
-            joined = federation.compute(Join((moved.part, "step")), {moved.part: moved, "step": held["update"]}, on=both)
+            joined = federation.compute(Join(("global", "update")), {"global": moved, "update": held["update"]}, on=both)
         mean, means = None, (None,) * state.clustering.k
         if moved is not None:
-            means, mean = mean_with_overall(federation, joined, moved, weights, state.clustering, state.clustering.k)
+            means, mean = mean_with_overall(federation, joined, moved, weights, state.clustering, state.clustering.k, names=("global",))
         global_model = state.global_model
         if mean is not None:
             global_model = federation.fold(global_model + next(iter(mean.parts.values())), on=cohort[0])
@@ -277,7 +277,7 @@ def stocfl(
                 waiting.append(label)
                 continue
             members = [client for client in held.clients if state.clustering[client] == label]
-            models[label] = federation.fold(models[label] + of_cluster.parts["step"], on=members[0])
+            models[label] = federation.fold(models[label] + of_cluster.parts["update"], on=members[0])
             trained[label] = tuple(sorted({*trained[label], *members}))
         notes = notes | {
             "clusters": state.clustering.k, "clients_met": len(state.clustering.clients), "unchanged_clusters": waiting,

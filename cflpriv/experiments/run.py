@@ -82,10 +82,9 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
     }
     given |= {} if private is None else private.options(config.protection, len(ids))
     simulated = simulate(population.clients, **{**given, **options})
-    paths = simulated.engine.paths
     backend = Backend(
         partial(_join, sources), _begin_round, _scores, recomputed, partial(_saved, sources),
-        lambda run: {"engine_paths": {f"{task}: {path}": count for (task, path), count in sorted(paths.items())}},
+        lambda run: {"engine_paths": {f"{task}: {path}": count for (task, path), count in sorted(simulated.engine.paths.items())}},
         lambda run, out: _write_secrets(early, run, out), lambda run: simulated.engine.close(), skips=(TooFewClients,),
         save_every=settings.checkpoint_every,
     )  # fmt: skip

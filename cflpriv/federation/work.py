@@ -117,6 +117,7 @@ class Work:
         sizes = [*sizes, *(origin.size for _, origin in reads.values())]
         given, received, choice = self._given(ask, sizes, held, exchange)
         compared = compared or any(self._values.origin(one.held).is_compared(one.part) for one in held)
+        since = min([ask.round, *(self._values.origin(one.held).round for one in held)])
         compared = compared or any(origin.is_compared(name) for name, (_, origin) in reads.items())
         if self._spending.unit != "none":
             words_as_they_are(models)
@@ -140,8 +141,7 @@ class Work:
         if not result:
             return m.Computed(False, ())
         kinds = exchange.once(lambda: tuple((part, kind) for part, kind in kinds_of(task).items() if kind != "summed"), task, kinds_of)
-        since = min((self._values.origin(one.held).round for one in held), default=ask.round)
-        origin = Origin(trace(received) if received else b"", smallest(sizes), compared, kinds, min(since, ask.round))
+        origin = Origin(trace(received) if received else b"", smallest(sizes), compared, kinds, since)
         for name in task.keeps:
             self._values.remember(name, result[name], origin)
         made = {part: owned(result[part]) for part in task.parts}

@@ -22,6 +22,7 @@ from cflpriv.cli import app
 from cflpriv.errors import InputError
 from cflpriv.experiments import run_experiment
 from cflpriv.experiments.report import write_report
+from cflpriv.experiments.verify import seal
 
 KEYS = {"attack", "adversary", "protection", "metric", "value", "low", "high", "baseline", "reference", "status", "k_known", "seeds"}
 FEW = ("signature_inversion", "cluster_identity")
@@ -39,6 +40,7 @@ def took_a_second(folder: Path) -> None:
     """An audit has fewer seeds where the recorded run was slow, as it is on a busy machine."""
     path = folder / "summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": 1.0}))
+    seal(folder)
 
 
 @pytest.fixture
@@ -198,11 +200,13 @@ def test_a_long_run_is_cut_to_what_the_budget_allows(run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     summary["seconds"] = 2 * BUDGETS["quick"].seconds
     (run / "summary.json").write_text(json.dumps(summary))
+    seal(run)
     (cell,) = audit_run(run, adversary="server", attacks=["cluster_identity"], budget="quick")
     assert "first 1 round(s) only" in cell.note
     assert cell.rounds == 1
     summary["seconds"] = BUDGETS["standard"].seconds / 4.5
     (run / "summary.json").write_text(json.dumps(summary))
+    seal(run)
     (cell,) = audit_run(run, adversary="server", attacks=["cluster_identity"])
     assert len(cell.seeds) == 3  # two fresh seeds of two runs each
 

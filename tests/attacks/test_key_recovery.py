@@ -154,7 +154,8 @@ def config(kind: str, transform: str = "fixed", hidden: int = 64, **training: An
     return parse_config({
         "data": {"partition": "pathological", "groups": PAIRS, "clients": 20, "samples_per_client": 60}, "model": {"hidden": hidden},
         "training": {"rounds": 6, "weights": "equal", "lr": 0.1, "batch_size": 10, **training}, "algorithm": {"name": "cfl"},
-        "protection": {"sum": kind, "transform": transform}, "run": {"record": "full", "audit_parties": ["server", "client:0"]},
+        "protection": {"gram": [] if kind == "none" else ["haar"], "sum": kind, "transform": transform},
+        "run": {"record": "full", "audit_parties": ["server", "client:0"]},
     })  # fmt: skip
 
 

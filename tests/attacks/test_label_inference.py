@@ -22,7 +22,7 @@ from cflpriv.engine.models import Model
 from cflpriv.types import ClientData
 
 AGGREGATE = "aggregate_histogram_l1"
-OWNERS = [("none", "leaks"), ("secagg", "leaks"), pytest.param("secagg-oblivious", "nothing_to_see", marks=pytest.mark.slow)]
+OWNERS = [("none", "leaks"), pytest.param("secagg-oblivious", "nothing_to_see", marks=pytest.mark.slow)]
 
 
 def by_metric(seen: Any) -> dict[str, Cell]:
@@ -127,7 +127,7 @@ def test_fedproto_tells_label_sets_unless_sums_are_oblivious(sum_: str, status: 
 
 
 def test_a_client_is_not_told_who_owns_what() -> None:
-    seen = case(config({"name": "fedproto"}, {"sum": "secagg"}, training={"rounds": 1}), "client")
+    seen = case(config({"name": "fedproto"}, {"sum": "secagg-oblivious"}, training={"rounds": 1}), "client")
     assert ATTACKS["label_inference"].cells(seen)[0][0].status == "not_attempted"  # it is sent prototypes
 
 

@@ -634,7 +634,7 @@ def test_fesem_begun_at_random_is_the_same_where_sums_keep_groups_private() -> N
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_cohorts_below_the_floor_wait_or_train_alone(name: str) -> None:
-    """With `small_clusters = "local"` and a cohort of two, where three are the minimum, nobody's update is summed, and all are served on."""
+    """With `small_clusters = "local"` and a cohort of two, where three are the minimum, nobody's update is summed; all are served on."""
     scene = build_population(DataSpec(partition="pathological", groups=((0, 1), (2, 3)), clients=6, test_samples_per_client=10))
     fed = federation(scene, Protection(min_cohort=3, small_clusters="local"), sampling=Sampling("global", 0.34))
     algorithm = make(name, train_on(scene), start="random", k=1)

@@ -511,7 +511,7 @@ def test_a_newcomer_whose_training_diverges_goes_to_the_larger_side() -> None:
     [
         ("cfl", {"sum": "secagg"}, r"protection\.gram = \[\]: what 'cfl' compares .* protection\.sum = 'secagg', min_cohort = 3; name"),
         ("cfl", {"sum": "hadamard", "gram": ["sketch"]}, r"protection\.gram = \['sketch'\]: .* protection\.sum = 'hadamard', min_coh"),
-        ("stocfl", {"min_cohort": 2}, r"protection\.gram = \[\]: 'stocfl' .* protection\.sum = 'none', min_cohort = 2; name"),
+        ("stocfl", {"min_cohort": 2}, r"protection\.gram = \[\]: what 'stocfl' .* protection\.sum = 'none', min_cohort = 2; name"),
     ],
 )
 def test_updates_that_sums_hide_are_compared_in_the_clear_by_nobody(name: str, protection: dict[str, Any], words: str) -> None:

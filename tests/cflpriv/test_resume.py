@@ -20,7 +20,6 @@ import pytest
 from command_line import in_process
 
 from cflpriv.algorithms import ALGORITHMS
-from cflpriv.algorithms.ifca import Restart
 from cflpriv.contract.transcript import read_transcript
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
@@ -307,11 +306,6 @@ def test_a_resumed_run_does_not_add_to_an_epoch_of_encrypted_vectors(
     nobody_new = small(protection={"gram": ["ckks"]}, training={"rounds": 3}, data={"newcomers": 0})
     interrupted(nobody_new, tmp_path / "none", 1)
     assert run(nobody_new, tmp_path / "none")["rounds"] == 3
-
-
-def test_a_saver_of_an_earlier_version_goes_on_with_its_one_count() -> None:
-    old = Restart((), None, {0: 1, 3: 0}, 2)  # type: ignore[arg-type]
-    assert old.stable == {0: 2, 3: 2}
 
 
 def test_what_an_interrupted_round_sent_stays_on_record(tmp_path: Path) -> None:

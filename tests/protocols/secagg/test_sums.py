@@ -228,7 +228,7 @@ def test_floor_is_enforced_by_client_and_server() -> None:
             lambda i: Contribution(levels(i, 10, 1000)),
             policy=lambda i: policy(terms(5, "passive", floor=3)),
         )
-    with pytest.raises(ValueError, match="floor"):
+    with pytest.raises(ValueError, match="minimum cohort size"):
         make_terms(session=SESSION, slot=(0, 0), cohort=range(3), models=[MODEL], dimension=1, clip=1.0, floor=1)
 
 
