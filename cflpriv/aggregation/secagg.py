@@ -89,6 +89,7 @@ class ClientSum:
         if survivors is not None:
             check_proposed(self._store, ask.kind, round, survivors, complete=True)
         machine = self._store.load(name, read) or self._machine(ask)
+        self._check_named(ask, machine)
         contributions: list[secagg.Contribution] = []
         if machine.wants_values and isinstance(message, Deliver):
             contributions = self._contributions(ask, machine)
@@ -151,9 +152,12 @@ class ClientSum:
         vector, weight = self._weighed(ask, machine)
         return [secagg.Contribution(vector, weight)]
 
-    def _check(self, ask: m.Step, machine: secagg.Client) -> None:
-        if self._named(ask) != machine.policy.model:  # all were shown the name, so what it is of must not change
+    def _check_named(self, ask: m.Step, machine: secagg.Client) -> None:
+        """All were shown the name of what is added up, so what it is of must not change from stage to stage."""
+        if self._named(ask) != machine.policy.model:
             raise RemoteError("unlisted-model")
+
+    def _check(self, ask: m.Step, machine: secagg.Client) -> None:
         assert machine.terms is not None
         self._dealings.check((ask.slot[0], ask.slot[1] // ATTEMPTS), machine.terms.cohort)
         if isinstance(ask.groups, m.Picks) and ask.groups.labels != (0,):  # a block that the server chose might be this client's alone

@@ -13,6 +13,7 @@ Active attacks (`attacks.active`): `second_sum`, `computed_again`, `derived_copy
 
 from ..federation import messages as m
 from ..federation.store import Store
+from ..federation.values import LATEST
 from ..protocols.errors import RemoteError
 from ..protocols.secagg.messages import ServerMessage, names
 
@@ -41,7 +42,9 @@ def check_proposed(store: Store, kind: str, round: int, clients: Survivors, comp
 
 
 def write_down(store: Store, kind: str, round: int, survivors: Survivors) -> None:
-    """Keep that the client revealed its shares for a value of `round`, before anybody gets them."""
+    """Keep that the client revealed its shares for a value of `round`, before anybody gets them; of what others made nothing is kept."""
+    if round == LATEST:
+        return
     store.put(_name(kind), m.encode(_Last(round, survivors)))
 
 

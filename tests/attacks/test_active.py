@@ -291,7 +291,7 @@ HOLES: dict[str, tuple[Config, Hole]] = {
     "other_model": (ACTIVE, accepting("unlisted-model")),
     "listed_model": (ACTIVE, lambda patch: patch.setattr(sums.ClientSum, "_named", unlimited)),
     "other_task": (ACTIVE, accepting("unlisted-model")),
-    "switched_value": (ACTIVE, no_check(sums.ClientSum, "_check")),
+    "switched_value": (ACTIVE, no_check(sums.ClientSum, "_check_named")),
     "unequal_weights": (ACTIVE, several(no_check(sums, "weighed", True), no_check(sums, "_check_weight"))),
     "split_survivors": (PASSIVE, nothing),
     "few_survivors": (PASSIVE_OF_SEVEN, no_check(secagg_client, "enough")),

@@ -6,17 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 from loopback import Loopback, remote
+from msgspec import structs
 from scenes import population, training
 
 from cflpriv.algorithms.attempts import mean_with_overall
 from cflpriv.contract.handles import Held
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
+from cflpriv.federation import messages as m
 from cflpriv.federation.server import FederationServer
 from cflpriv.federation.transport import OverBytes
 from cflpriv.federation.values import from_bytes
 from cflpriv.protocols.entropy import system_entropy
 from cflpriv.protocols.errors import TooFewClients
+from cflpriv.protocols.secagg.messages import decode_server
 from cflpriv.tasks.joining import Join
 
 SCENE = population(groups=1, clients_per_group=8)
@@ -91,6 +94,31 @@ def test_a_larger_cohort_is_refused_once_its_survivors_are_named() -> None:
     held = trained(fed)
     fed.mean(held, on=OTHERS)
     assert refused(fed, again(fed, held), list(range(8))) == OTHERS
+
+
+@pytest.mark.parametrize("kind", ["Survivors", "Unmask"])
+def test_the_value_that_is_named_does_not_change_from_stage_to_stage(kind: str) -> None:
+    """Or a server would have the survivors of one value checked against the round of another."""
+    transport, fed = lying()
+    held = trained(fed)
+    fed.mean(held)
+    fed.begin_round(1)
+    number = fed.known(trained(fed).key)["number"]
+    honest = transport.exchange
+
+    def exchange(requests: Any, stage: str) -> Any:
+        asks = {place: m.decode_ask(data) for place, data in requests.items()}
+        for place, ask in asks.items():
+            if isinstance(ask, m.Step) and type(decode_server(ask.said)).__name__ in (kind, "Unmask"):
+                requests = {**requests, place: m.encode(structs.replace(ask, held=number))}
+        return honest({place: data for place, data in requests.items() if place != 1000 + VICTIM or stage != "secagg Deliver"}, stage)
+
+    transport.exchange = exchange  # type: ignore[method-assign]
+    before = len(fed.refusals)
+    with pytest.raises(TooFewClients):
+        fed.mean(held, on=list(range(8)))
+    assert {word for _, _, word in fed.refusals[before:]} & {"second-sum", "unlisted-model"}
+    assert not [message for message in fed.transcript.messages if message.kind == "secagg Reveal" and message.round == 1]
 
 
 def test_the_same_clients_are_summed_again() -> None:
