@@ -75,8 +75,8 @@ def digits() -> Population:
 
 
 def outcome(algorithm: str, protection: dict[str, Any], rounds: int = 3) -> tuple[Any, list[float]]:
-    """The clusters, and every client's accuracy after the last round."""
-    simulation = start(config(algorithm, protection), population=digits())
+    """The clusters, and every client's accuracy after the last round; of pairs, too, under which strict clients compare no updates."""
+    simulation = start(config(algorithm, protection).with_("run", release_policy="off"), population=digits())
     rows = [advance(simulation) for _ in range(rounds)]
     clustering = simulation.algorithm.describe(simulation.state).get("clustering")
     labels = None if clustering is None else dict(zip(clustering.clients, clustering.labels, strict=True))
