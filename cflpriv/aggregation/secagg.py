@@ -40,7 +40,7 @@ from ..protocols.secagg import MaskKey, Policy, ServerStage, Slot, Sum, Terms
 from ..protocols.secagg.messages import Adverts, Deliver, Invite, Unmask, decode_server, fewest_survivors
 from ..types import Array, check_array
 from .buckets import Dealings
-from .summed_once import Survivors, check_proposed, survivors_of, write_down
+from .summed_once import Survivors, check_proposed, pinned, survivors_of, write_down
 
 __all__ = ["OBLIVIOUS", "ClientSum", "SecureSums", "ServerSum", "bound", "check_balance", "group_mean"]
 
@@ -82,14 +82,16 @@ class ClientSum:
             raise RemoteError("forbidden")
         name = f"sum/{ask.slot[0]}.{ask.slot[1]}"
         read = partial(secagg.Client.from_bytes, identity=settings.identity, roster=self._roster(), entropy=self._entropy)
-        message, round = decode_server(ask.said), self._values.origin(ask.held).round
+        message, rounds = decode_server(ask.said), self._values.origin(ask.held).rounds
         if isinstance(message, Invite | Adverts):
-            check_proposed(self._store, ask.kind, round, message.terms.cohort, complete=False)
+            check_proposed(self._store, ask.kind, rounds, message.terms.cohort, complete=False)
         survivors = survivors_of(message)
         if survivors is not None:
-            check_proposed(self._store, ask.kind, round, survivors, complete=True)
-        machine = self._store.load(name, read) or self._machine(ask)
+            check_proposed(self._store, ask.kind, rounds, survivors, complete=True)
+        begun = self._store.load(name, read)
+        machine = begun or self._machine(ask)
         self._check_named(ask, machine)
+        pinned(self._store, name, rounds, begun is not None)
         contributions: list[secagg.Contribution] = []
         if machine.wants_values and isinstance(message, Deliver):
             contributions = self._contributions(ask, machine)
@@ -99,12 +101,13 @@ class ClientSum:
             self._store.drop(name)
             raise
         if isinstance(message, Unmask) and survivors is not None:
-            write_down(self._store, ask.kind, round, survivors)
+            write_down(self._store, ask.kind, rounds, survivors)
         following = machine.next_mask_key()
         if following is not None:
             self._store.put(f"mask/{following.slot[0]}.{following.slot[1]}", following.to_bytes())
         if machine.stage is secagg.ClientStage.DONE:
             self._store.drop(name)
+            self._store.drop(f"{name}/rounds")
         else:
             self._store.keep(name, machine, secagg.Client.to_bytes)
         return m.Stepped(said)

@@ -264,7 +264,9 @@ def stocfl(
         joined = None
         if moved is not None and held is not None:
             both = [client for client in held.clients if client in moved.clients]
-            joined = federation.compute(Join(("global", "update")), {"global": moved, "update": held["update"]}, on=both)
+            joined = try_compute(
+                federation, train.on_divergence, Join(("global", "update")), {"global": moved, "update": held["update"]}, on=both
+            )
         mean, means = None, (None,) * state.clustering.k
         if moved is not None:
             means, mean = mean_with_overall(federation, joined, moved, weights, state.clustering, state.clustering.k, names=("global",))
@@ -273,10 +275,10 @@ def stocfl(
             global_model = federation.fold(global_model + next(iter(mean.parts.values())), on=cohort[0])
         models, trained = list(state.models), list(state.trained)
         for label, of_cluster in enumerate(means):
-            if of_cluster is None or held is None:
+            if of_cluster is None or joined is None:
                 waiting.append(label)
                 continue
-            members = [client for client in held.clients if state.clustering[client] == label]
+            members = [client for client in joined.clients if state.clustering[client] == label]
             models[label] = federation.fold(models[label] + of_cluster.parts["update"], on=members[0])
             trained[label] = tuple(sorted({*trained[label], *members}))
         notes = notes | {

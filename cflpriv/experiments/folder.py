@@ -29,7 +29,7 @@ from .loop import Run, advance, begin, finish, population_digest
 from .private import charges, opened
 from .resume import check_same_config, holds_nothing, kept_rows, last_checkpoint, locked, note_resume, put_aside, put_audit_aside
 from .run import admit, estimate_record_bytes, prepare
-from .verify import seal
+from .verify import changed_files, seal
 
 __all__ = ["carry_out", "environment", "interruptible", "plain_json", "run_experiment"]
 
@@ -139,7 +139,8 @@ def _resumed(
         done: dict[str, Any] = {}
         with suppress(ValueError):  # a damaged summary is written anew
             done = json.loads(summary.read_text(encoding="utf-8"))
-        if done.get("rounds") == checkpoint.progress["rounds"]:  # else it is that of an earlier Ctrl-C, and a kill came before the last one
+        sealed = not changed_files(out, ("summary.json",))  # else it was edited, or a kill came in between
+        if sealed and done.get("rounds") == checkpoint.progress["rounds"]:  # else it is that of an earlier Ctrl-C
             say(f"{out}: this run is done")
             return done
     run = make(checkpoint)
@@ -202,9 +203,9 @@ def _rounds(run: Run, out: Path, tick: Callable[[dict[str, Any]], None]) -> dict
             run.say(f"interrupted: stopped after round {len(run.rows)} of {rounds}; all of it is saved, --resume goes on")
         run.backend.write(run, out)
         _measured(run, out)
+        run.backend.close(run)
         write_atomically(out / "summary.json", json.dumps(plain_json(summary), indent=1) + "\n")
         seal(out)
-        run.backend.close(run)
     return summary
 
 

@@ -96,8 +96,10 @@ def write_report(folder: Path) -> Path:
         sweep=None if sweep is None else Markup(_sweep_section(environment, folder, sweep)),
         runs=runs,
         unfinished=unfinished,
-        unverified=[(run.label, [problem.removeprefix(f"{run.folder}/") for problem in run.problems]) for run in runs if run.problems],
-        unpoliced=[run.label for run in runs if run.summary.get("release_policy") == "off"],
+        unverified=[
+            (run.label, [problem.removeprefix(f"{run.folder}/") for problem in run.problems]) for run in everything if run.problems
+        ],
+        unpoliced=[run.label for run in everything if run.summary.get("release_policy") == "off"],
         undetailed=runs[DETAILED:],
         leakage=_leakage(runs),
         actives=[run for run in runs if run.active],

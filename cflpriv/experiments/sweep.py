@@ -40,6 +40,7 @@ from ..files import write_atomically
 from .config import Config, changed, near, parse_config, read_tree
 from .folder import run_experiment
 from .resume import holds_nothing, locked
+from .verify import changed_files
 
 __all__ = ["Audit", "Cell", "Setting", "Sweep", "load_sweep", "parse_sweep", "run_sweep", "sweep_of"]
 
@@ -294,7 +295,7 @@ def _difference(known: Path, text: str) -> str:
 
 
 def _done(folder: Path, sweep: Sweep, audit: Audit | None) -> bool:
-    finished = (folder / "summary.json").is_file() and (folder / "checkpoints" / "final.json").is_file()
+    finished = (folder / "checkpoints" / "final.json").is_file() and not changed_files(folder, ("summary.json",))
     return finished and (not _audits(folder, sweep, audit) or (folder / "audit.json").is_file())
 
 

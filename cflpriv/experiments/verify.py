@@ -94,7 +94,7 @@ def _known(folder: Path) -> dict[str, str]:
         return {}
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: is damaged ({error})") from None
     if not isinstance(known, dict) or not all(isinstance(digest, str) for digest in known.values()):
         raise InputError(f"{path}: is no table of digests")
@@ -112,8 +112,12 @@ def _found(folder: Path, what: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _contradictions(folder: Path, payloads: bool) -> Iterator[str]:
     """Figures of the summary that do not follow from what the run wrote beside it."""
     path = folder / "summary.json"
+    if not path.exists() and not (folder / "rounds.jsonl").exists() and (folder / FILE).is_file():
+        return  # of an active audit alone
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(summary, dict):
+            raise ValueError("the summary is not an object")
         rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
         expected = _from_rows(rows) | _from_clustering(folder, summary)
         if payloads:
@@ -121,7 +125,7 @@ def _contradictions(folder: Path, payloads: bool) -> Iterator[str]:
     except InputError as error:
         yield str(error)
         return
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         yield f"{path}: cannot be compared with the run's rounds ({type(error).__name__}: {error})"
         return
     for name, value in expected.items():

@@ -12,7 +12,7 @@ hidden leaves by the operation that hides it, and by no other:
     measure                             | not by `gram`                 | `gather`, single numbers; under secure sums not at all
     summed: updates, models, …          | as `sum` says; by `gram`      | `sum`, `relay` **, and `gram` where that hides what is compared
 
-** under secure sums only where the client's own `relay_updates` says so
+** under secure sums only where the client's own `relay_updates` says so; without it what `gather` may release is relayed, and nothing else
 * if they are fewer than the smallest model has that they were computed at.
 
 Kinds are declared by task classes (`parts`), as the client has them installed. What is kept is kept by the kind of a part and by what it
@@ -57,8 +57,10 @@ def may_leave(protection: Protection, operation: Operation, part: str, value: An
         return operation == "gram"
     if operation == "sum":
         return True
-    if operation == "relay":  # the server names the recipients, and one may be its accomplice
-        return kind != "summed" or not protection.secure or protection.relay_updates
+    if operation == "relay":
+        if not protection.secure or protection.relay_updates:
+            return True
+        operation = "gather"  # the server names the recipients, and one may be its accomplice: what it may not see is not for others
     if operation == "gram" and hidden:
         return kind in ("compared", "summed")
     if not protection.sums.hides and protection.min_cohort <= 1:

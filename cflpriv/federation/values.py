@@ -13,7 +13,7 @@ from .payloads import closed
 from .store import ObjectStore, Store
 from .transforms import Transforms
 
-__all__ = ["LATEST", "UNTRACED", "Exchange", "Origin", "Values", "from_bytes", "keep_values", "kept_values", "to_bytes", "trace"]
+__all__ = ["UNTRACED", "Exchange", "Origin", "Values", "from_bytes", "keep_values", "kept_values", "rounds_of", "to_bytes", "trace"]
 
 T = TypeVar("T")
 
@@ -25,22 +25,24 @@ UNTRACED = sha256(b"cflpriv: what other clients made, or what a client has of it
 """The name of what no one told a client alone, and of all that is computed from it."""
 
 
-LATEST = 1 << 62
-"""The round of what other clients made: later than all."""
+MOST_ROUNDS = 1024
+FORGOTTEN = (-(1 << 62) - 1,)
+"""The rounds of a value that more than `MOST_ROUNDS` went into: older than all that a client remembers to have summed."""
 
 
 class Origin(m.Message, frozen=True):
     """What a value was computed from: the name of all that the client was told, and how many numbers the smallest model has (0: none).
 
     `compared` says that something is in it that clients compare, such as a signature. `kinds` are those of its parts that are not summed,
-    as the task declared them that was run here. `round` is the earliest in which anything held that went into it was computed.
+    as the task declared them that was run here. `rounds` are those in which it, and anything held that went into it, were
+    computed; none for what other clients made.
     """
 
     received: bytes = b""
     size: m.Count = 0
     compared: bool = False
     kinds: tuple[tuple[str, PartKind], ...] = ()
-    round: int = LATEST
+    rounds: tuple[int, ...] = ()
 
     def kind(self, part: str) -> PartKind:
         """What kind a part is; one that nothing declared is summed."""
@@ -83,6 +85,12 @@ def from_bytes(data: bytes) -> tuple[Arrays, Origin]:
 def trace(told: Sequence[bytes]) -> bytes:
     """The name of what a value was computed from, from those of all that went into it."""
     return UNTRACED if UNTRACED in told else told[0] if len(told) == 1 else sha256(b"".join(told)).digest()
+
+
+def rounds_of(*several: Sequence[int]) -> tuple[int, ...]:
+    """The rounds of a value that was computed in, or from what is of, all of these."""
+    rounds = tuple(sorted({round for one in several for round in one}))
+    return rounds if len(rounds) <= MOST_ROUNDS else FORGOTTEN
 
 
 class Exchange:

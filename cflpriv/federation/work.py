@@ -22,7 +22,7 @@ from .release_policy import compares, kinds_of
 from .settings import Settings
 from .task_encoding import UnknownTask
 from .transforms import Transforms
-from .values import UNTRACED, Exchange, Origin, Values, trace
+from .values import UNTRACED, Exchange, Origin, Values, rounds_of, trace
 
 if TYPE_CHECKING:  # torch is loaded where something is computed
     from ..engine import TaskInput
@@ -117,7 +117,7 @@ class Work:
         sizes = [*sizes, *(origin.size for _, origin in reads.values())]
         given, received, choice = self._given(ask, sizes, held, exchange)
         compared = compared or any(self._values.origin(one.held).is_compared(one.part) for one in held)
-        since = min([ask.round, *(self._values.origin(one.held).round for one in held)])
+        rounds = rounds_of((ask.round,), *(self._values.origin(one.held).rounds for one in held))
         compared = compared or any(origin.is_compared(name) for name, (_, origin) in reads.items())
         if self._spending.unit != "none":
             words_as_they_are(models)
@@ -141,7 +141,7 @@ class Work:
         if not result:
             return m.Computed(False, ())
         kinds = exchange.once(lambda: tuple((part, kind) for part, kind in kinds_of(task).items() if kind != "summed"), task, kinds_of)
-        origin = Origin(trace(received) if received else b"", smallest(sizes), compared, kinds, since)
+        origin = Origin(trace(received) if received else b"", smallest(sizes), compared, kinds, rounds)
         for name in task.keeps:
             self._values.remember(name, result[name], origin)
         made = {part: owned(result[part]) for part in task.parts}
@@ -168,8 +168,8 @@ class Work:
         compared = any(origin.is_compared(part) for part, origin in origins)
         self._values.drop(ask.held)
         self._spending.derive(ask.held, "own", mine)
-        since = min(origin.round for _, origin in origins)
-        made = Origin(UNTRACED, smallest(origin.size for _, origin in origins), compared, (), since)
+        rounds = rounds_of(*(origin.rounds for _, origin in origins))
+        made = Origin(UNTRACED, smallest(origin.size for _, origin in origins), compared, (), rounds)
         self._values.hold(ask.held, {"own": total}, made)
         return m.Computed(True, (m.Described("own", total.dtype.str, total.shape),))
 

@@ -9,16 +9,18 @@ from loopback import Loopback, remote
 from msgspec import structs
 from scenes import population, training
 
+from cflpriv.aggregation.summed_once import MOST_ROUNDS, check_proposed, write_down
 from cflpriv.algorithms.attempts import mean_with_overall
 from cflpriv.contract.handles import Held
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
 from cflpriv.federation.server import FederationServer
+from cflpriv.federation.store import MemoryStore
 from cflpriv.federation.transport import OverBytes
-from cflpriv.federation.values import from_bytes
+from cflpriv.federation.values import from_bytes, rounds_of
 from cflpriv.protocols.entropy import system_entropy
-from cflpriv.protocols.errors import TooFewClients
+from cflpriv.protocols.errors import RemoteError, TooFewClients
 from cflpriv.protocols.secagg.messages import decode_server
 from cflpriv.tasks.joining import Join
 
@@ -81,12 +83,50 @@ def derived_a_round_later(fed: FederationServer, held: Held) -> Held:
     return derived(fed, held)
 
 
-@pytest.mark.parametrize("other", [derived, again, with_another_rate, a_round_later, derived_a_round_later])
+def beside_a_decoy(fed: FederationServer, held: Held) -> Held:
+    """The same computation, given besides what was computed in an earlier round and is used for nothing."""
+    return fed.compute(TASK, {"model": TASK.model.init(0), "junk": held})["update"]
+
+
+@pytest.mark.parametrize("other", [derived, again, with_another_rate, a_round_later, derived_a_round_later, beside_a_decoy])
 def test_nor_anything_of_the_same_round(other: Any) -> None:
     _, fed = lying()
     held = trained(fed)
     fed.mean(held)
     assert refused(fed, other(fed, held), OTHERS) == OTHERS
+
+
+def test_nor_by_a_decoy_of_an_earlier_round_in_the_first_sum() -> None:
+    _, fed = lying()
+    decoy = trained(fed)
+    fed.begin_round(1)
+    fed.mean(beside_a_decoy(fed, decoy))
+    assert refused(fed, trained(fed), OTHERS) == OTHERS
+
+
+def test_what_clients_trained_alone_on_is_of_its_own_rounds() -> None:
+    """A value of rounds that were never summed goes into a sum, also after others."""
+    _, fed = lying()
+    alone = trained(fed)
+    fed.begin_round(1)
+    fed.mean(trained(fed))
+    fed.begin_round(2)
+    (mean,) = fed.mean(derived(fed, alone), on=OTHERS)
+    assert mean is not None
+
+
+def test_rounds_without_end_are_older_than_all_that_is_remembered() -> None:
+    assert rounds_of([3], [1, 3]) == (1, 3)
+    assert rounds_of(range(1024)) == tuple(range(1024))
+    store = MemoryStore()
+    check_proposed(store, "sum", rounds_of(range(1025)), (0, 1), complete=True)
+    for round in range(MOST_ROUNDS + 1):
+        write_down(store, "sum", (round,), (0, 1, 2))
+    for rounds in (rounds_of(range(1025)), (0,), (-1,)):
+        with pytest.raises(RemoteError, match="second-sum"):
+            check_proposed(store, "sum", rounds, (0, 1, 2), complete=True)
+    check_proposed(store, "sum", (1, MOST_ROUNDS), (0, 1, 2), complete=True)
+    check_proposed(store, "sum", (MOST_ROUNDS + 1,), (0, 1), complete=True)
 
 
 def test_a_larger_cohort_is_refused_once_its_survivors_are_named() -> None:
