@@ -21,6 +21,8 @@ from cflpriv.protocols.ckks.products import Products, grouped, mask, product, re
 from cflpriv.protocols.ckks.reference import naive_block, naive_context
 from cflpriv.protocols.entropy import system_entropy
 
+from .pairs import pairs
+
 __all__ = ["COMPARISONS", "all_pairs"]
 
 P, D, REPEATS = 3, 784, 9
@@ -96,18 +98,12 @@ def compared(parameters: Parameters, *, group: int = 1, masks: bool, floor: floa
         begun = time.process_time()
         naive_block(left, right)
         theirs.append(time.process_time() - begun)
-    ratios = sorted(b / a for a, b in zip(mine, theirs, strict=True))
-    return {
-        "ratio": statistics.median(ratios),
-        "low": ratios[0],
-        "high": ratios[-1],
-        "floor": floor,
-        "stretch": stretch,
-        "against": f"{P * P} x CKKSVector.dot",
-        "note": f"ours {statistics.median(mine) * 1e3:.3g} ms a pair, theirs {statistics.median(theirs) * 1e3:.3g} ms; N = "
+    note = (
+        f"ours {statistics.median(mine) * 1e3:.3g} ms a pair, theirs {statistics.median(theirs) * 1e3:.3g} ms; N = "
         f"{parameters.ring} {list(parameters.bits)} {parameters.mode}, {ours.group} pair(s) an output, {ours.packing.chunks} chunk(s); "
-        f"largest error {error:.1e}",
-    }
+        f"largest error {error:.1e}"
+    )
+    return pairs(mine, theirs, floor, stretch, f"{P * P} x CKKSVector.dot", note)
 
 
 def served(parameters: Parameters, *, n: int, ahead: bool, floor: float, stretch: float) -> dict[str, Any]:
@@ -143,17 +139,11 @@ def served(parameters: Parameters, *, n: int, ahead: bool, floor: float, stretch
             for _ in server.requests([job]):
                 pass
         theirs.append((time.process_time() - begun) / outputs)
-    ratios = sorted(b / a for a, b in zip(mine, theirs, strict=True))
-    return {
-        "ratio": statistics.median(ratios),
-        "low": ratios[0],
-        "high": ratios[-1],
-        "floor": floor,
-        "stretch": stretch,
-        "against": "the same with nothing kept between jobs",
-        "note": f"ours {statistics.median(mine) * 1e3:.3g} ms an output, theirs {statistics.median(theirs) * 1e3:.3g} ms; N = "
-        f"{parameters.ring} {list(parameters.bits)} {parameters.mode}, n = {n}, p = {P}, d = {D}, {len(jobs)} jobs, {outputs} outputs",
-    }
+    note = (
+        f"ours {statistics.median(mine) * 1e3:.3g} ms an output, theirs {statistics.median(theirs) * 1e3:.3g} ms; N = "
+        f"{parameters.ring} {list(parameters.bits)} {parameters.mode}, n = {n}, p = {P}, d = {D}, {len(jobs)} jobs, {outputs} outputs"
+    )
+    return pairs(mine, theirs, floor, stretch, "the same with nothing kept between jobs", note)
 
 
 def all_pairs(n: int = 100, workers: int = 2, ring: int = 8192, group: int = 1) -> str:

@@ -18,6 +18,8 @@ import numpy as np
 
 from cflpriv.protocols.secagg import Client, Contribution, Identity, Policy, Server, Terms, make_terms, simulate
 
+from .pairs import pairs
+
 __all__ = ["COMPARISONS", "masking", "scale", "sharing", "unmasking", "upload"]
 
 SESSION = bytes(16)
@@ -116,17 +118,9 @@ def flower() -> str:
 
 
 def compared(ours: list[float], theirs: list[float], floor: float, stretch: float, note: str) -> dict[str, Any]:
-    """One row of the table: median and extremes of the ratios of interleaved pairs."""
-    ratios = sorted(b / a for a, b in zip(ours, theirs, strict=True))
-    return {
-        "ratio": statistics.median(ratios),
-        "low": ratios[0],
-        "high": ratios[-1],
-        "floor": floor,
-        "stretch": stretch,
-        "against": flower(),
-        "note": f"ours {statistics.median(ours):.4g} s, theirs {statistics.median(theirs):.4g} s; {note}",
-    }
+    """One row of the table, against Flower."""
+    note = f"ours {statistics.median(ours):.4g} s, theirs {statistics.median(theirs):.4g} s; {note}"
+    return pairs(ours, theirs, floor, stretch, flower(), note)
 
 
 def skipped(ours: list[float], floor: float, stretch: float, note: str) -> dict[str, Any]:

@@ -3,11 +3,15 @@
 Two kinds are kept apart, because they call for different reactions:
 
 - `RemoteError`: what another party sent was refused. The refusing machine has not changed and still waits for
-a proper message. - `LocalError`: this program drove its own machine wrongly (or its entropy source failed).
-The machine erases its secrets and is dead.
+  a proper message.
+- `LocalError`: this program drove its own machine wrongly (or its entropy source failed).
+  The machine erases its secrets and is dead.
 """
 
-__all__ = ["LocalError", "MalformedMessage", "ProtocolError", "RemoteError", "SumFailed", "TooFewClients"]
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["LocalError", "MalformedMessage", "ProtocolError", "RemoteError", "SumFailed", "TooFewClients", "fatal"]
 
 
 class ProtocolError(Exception):
@@ -76,3 +80,22 @@ class SumFailed(ProtocolError):
         )
         after = "it may be taken again without them" if repeatable else "there is no second sum of these values"
         super().__init__(f"the sum failed: {code}{named}; {after}")
+
+
+@contextmanager
+def fatal(die: Callable[[], None]) -> Iterator[None]:
+    """A step of a machine: what is refused leaves it as it was, and by any other error it dies.
+
+    Raises `LocalError` "internal" in place of an error that is not one of these: whatever that says might name a secret, so neither it nor
+    its traceback travels on.
+    """
+    try:
+        yield
+    except (RemoteError, TooFewClients):
+        raise
+    except LocalError:
+        die()
+        raise
+    except Exception:
+        die()
+        raise LocalError("internal") from None

@@ -88,10 +88,13 @@ class ClientSum:
         survivors = survivors_of(message)
         if survivors is not None:
             check_proposed(self._store, ask.kind, rounds, survivors, complete=True)
-        begun = self._store.load(name, read)
-        machine = begun or self._machine(ask)
-        self._check_named(ask, machine)
-        pinned(self._store, name, rounds, begun is not None)
+        machine = self._store.load(name, read)
+        begun = machine is not None
+        if machine is None:
+            machine = self._machine(ask)
+        else:
+            self._check_named(ask, machine)
+        pinned(self._store, name, rounds, begun)
         contributions: list[secagg.Contribution] = []
         if machine.wants_values and isinstance(message, Deliver):
             contributions = self._contributions(ask, machine)

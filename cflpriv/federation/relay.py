@@ -119,9 +119,9 @@ def requests(
 
 
 def relay(
-    registry: ClientRegistry, session: bytes, number: int, arrives: int, parts: tuple[str, ...], present: Sequence[int], wanted:
-    Mapping[int, list[int]], record: Callable[..., None], *, requested: bool, witness: Callable[[int, int, tuple[str, ...]], Mapping[str,
-    Array]] | None = None,
+    registry: ClientRegistry, session: bytes, number: int, arrives: int, parts: tuple[str, ...], present: Sequence[int],
+    wanted: Mapping[int, list[int]], record: Callable[..., None], *, requested: bool,
+    witness: Callable[[int, int, tuple[str, ...]], Mapping[str, Array]] | None = None,
 ) -> tuple[int, ...]:  # fmt: skip
     """Have the senders `present` seal parts of `number` for who wants them, and these keep them as `arrives`; who did.
 

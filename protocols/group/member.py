@@ -20,7 +20,7 @@ import msgspec
 
 from .. import codec, keys
 from ..entropy import Entropy, system_entropy
-from ..errors import LocalError, RemoteError, TooFewClients
+from ..errors import LocalError, RemoteError, TooFewClients, fatal
 from ..keys import Identity, Roster, agree, check_public_key, public_key, seal, sign, unseal, verify
 from ..uncopied import uncopied
 from . import messages
@@ -160,17 +160,8 @@ class Member:
         with self._lock:
             if self.stage is MemberStage.DEAD:
                 raise LocalError("dead", "an earlier local error stopped this machine")
-            try:
+            with fatal(self._die):
                 state, reply = self._step(messages.decode_server(data))
-            except (RemoteError, TooFewClients):
-                raise
-            except LocalError:
-                self._die()
-                raise
-            except Exception:
-                # Whatever it says might name a secret, so neither it nor its traceback travels on.
-                self._die()
-                raise LocalError("internal") from None
             self._state = state
             return None if reply is None else messages.encode(reply)
 

@@ -30,7 +30,7 @@ import msgspec
 
 from .. import codec, fixedpoint
 from ..entropy import Entropy, system_entropy
-from ..errors import LocalError, RemoteError, TooFewClients
+from ..errors import LocalError, RemoteError, fatal
 from ..keys import Identity, Roster, private_key, public_key, sign, verify
 from ..uncopied import uncopied
 from . import messages
@@ -186,19 +186,10 @@ class Client:
     def _receive(self, data: bytes, contributions: Sequence[Contribution]) -> bytes:
         if self.stage is ClientStage.DEAD:
             raise LocalError("dead", "an earlier local error stopped this machine")
-        try:
+        with fatal(self._die):
             if contributions and not self.wants_values:
                 raise LocalError("unexpected-values", "values belong to the Deliver message")
             state, reply = self._step(messages.decode_server(data), contributions)
-        except (RemoteError, TooFewClients):
-            raise
-        except LocalError:
-            self._die()
-            raise
-        except Exception:
-            # Whatever it says might name a secret, so neither it nor its traceback travels on.
-            self._die()
-            raise LocalError("internal") from None
         self._state = state
         return messages.encode(reply)
 

@@ -9,7 +9,7 @@ from loopback import Loopback, remote
 from msgspec import structs
 from scenes import population, training
 
-from cflpriv.aggregation.summed_once import MOST_ROUNDS, check_proposed, write_down
+from cflpriv.aggregation.summed_once import MOST_ROUNDS, check_proposed, pinned, write_down
 from cflpriv.algorithms.attempts import mean_with_overall
 from cflpriv.contract.handles import Held
 from cflpriv.contract.protection import Protection
@@ -127,6 +127,18 @@ def test_rounds_without_end_are_older_than_all_that_is_remembered() -> None:
             check_proposed(store, "sum", rounds, (0, 1, 2), complete=True)
     check_proposed(store, "sum", (1, MOST_ROUNDS), (0, 1, 2), complete=True)
     check_proposed(store, "sum", (MOST_ROUNDS + 1,), (0, 1), complete=True)
+
+
+def test_a_sum_is_of_the_rounds_of_its_first_stage() -> None:
+    """Whatever a server has a client hold under the same number meanwhile."""
+    store = MemoryStore()
+    pinned(store, "sum/1.0", (0, 1), begun=False)
+    pinned(store, "sum/1.0", (0, 1), begun=True)
+    for rounds in ((1,), (0,), (0, 1, 2), ()):
+        with pytest.raises(RemoteError, match="unlisted-model"):
+            pinned(store, "sum/1.0", rounds, begun=True)
+    with pytest.raises(RemoteError, match="unlisted-model"):
+        pinned(store, "sum/1.1", (0, 1), begun=True)
 
 
 def test_a_larger_cohort_is_refused_once_its_survivors_are_named() -> None:

@@ -113,6 +113,34 @@ def test_a_damaged_table_of_digests_is_no_crash(folder: Path, content: str) -> N
     assert read_run(folder).problems
 
 
+@pytest.mark.parametrize(("name", "content"), [("summary.json", "[]"), ("summary.json", "null"), ("rounds.jsonl", "[" * 200_000)])
+@pytest.mark.parametrize("measured", [True, False])
+def test_files_of_another_shape_are_no_crash(folder: Path, name: str, content: str, measured: bool) -> None:
+    (folder / name).write_text(content)
+    if not measured:
+        (folder / "measured.json").unlink()
+    assert verify(folder).problems
+
+
+@pytest.mark.parametrize("left", ["nothing", "those of an earlier summary"])
+def test_a_run_that_was_killed_before_its_digests_is_finished_by_resume(folder: Path, left: str) -> None:
+    if left == "nothing":
+        (folder / FILE).unlink()
+    else:
+        rewritten(FILE, lambda tree: tree.update({"summary.json": "0" * 32}))(folder)
+    before = json.loads((folder / "summary.json").read_text())
+    run_experiment(parse_config(TREE), folder, resume=True)
+    assert verify(folder).problems == ()
+    assert json.loads((folder / "summary.json").read_text())["accuracy_mean"] == before["accuracy_mean"]
+
+
+def test_an_active_audit_alone_is_no_run_and_no_contradiction(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(parse_config(TREE).to_toml())
+    (tmp_path / "active_audit.json").write_text("[]\n")
+    seal(tmp_path)
+    assert verify(tmp_path).problems == ()
+
+
 def test_older_and_unfinished_folders_are_not_verified(folder: Path, tmp_path: Path) -> None:
     (folder / FILE).unlink()
     assert any("digests.json: is missing" in problem for problem in verify(folder).problems)
