@@ -49,7 +49,10 @@ SEAL_OVERHEAD_BYTES = 12 + 16
 
 def frame(label: str, *parts: bytes) -> bytes:
     """`label` and `parts`, each with its length in front: different lists never give the same bytes."""
-    return b"".join(len(part).to_bytes(4, "big") + part for part in (label.encode(), *parts))
+    pieces: list[bytes] = []
+    for part in (label.encode(), *parts):
+        pieces += (len(part).to_bytes(4, "big"), part)
+    return b"".join(pieces)
 
 
 def derive(secret: bytes, label: str, *context: bytes) -> bytes:

@@ -8,13 +8,15 @@ Bonawitz et al. 2017, figure 4, where keys and signatures are bound to nothing b
 ours.
 """
 
+import hashlib
+from functools import lru_cache
 from hashlib import sha256
 from typing import Literal
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from ..errors import RemoteError
-from ..keys import Roster, agree, derive, exchange, frame, verify
+from ..keys import Roster, agree, derive, frame, verify
 from . import messages
 from .messages import LABEL, Advert, Slot, Terms
 
@@ -24,7 +26,7 @@ __all__ = [
     "OPENED",
     "advert_parts",
     "binding",
-    "box_keys",
+    "box_key",
     "check_advert",
     "opened_parts",
     "pair_key",
@@ -71,15 +73,18 @@ def share_associated_data(agreed: bytes, source: int, target: int, source_key: b
     return frame(LABEL + "shares", agreed, source.to_bytes(8, "big"), target.to_bytes(8, "big"), source_key, target_key)
 
 
-def box_keys(own: X25519PrivateKey, other: bytes, agreed: bytes, me: int, peer: int) -> tuple[bytes, bytes]:
-    """The keys of the boxes of shares from `me` to `peer` and from `peer` to `me`; `own` and `other` are the encryption keys of the two.
+def box_key(own: X25519PrivateKey, other: bytes, agreed: bytes, me: int, peer: int) -> bytes:
+    """The key of the two boxes of shares between `me` and `peer`, whose associated data name the direction.
+
+    Args:
+        own: the private encryption key of `me`; other: the public one of `peer`.
+        agreed: the context of the sum.
 
     Raises:
         RemoteError: "bad-key" for a public key of small order.
     """
-    secret = exchange(own, other)
-    mine, theirs = me.to_bytes(8, "big"), peer.to_bytes(8, "big")
-    return derive(secret, LABEL + "box", agreed, mine + theirs), derive(secret, LABEL + "box", agreed, theirs + mine)
+    low, high = sorted((me, peer))
+    return agree(own, other, LABEL + "box", agreed, low.to_bytes(8, "big") + high.to_bytes(8, "big"))
 
 
 def share_digest(kind: Literal["self", "key"], agreed: bytes, owner: int, keeper: int, share: bytes) -> bytes:
@@ -87,8 +92,18 @@ def share_digest(kind: Literal["self", "key"], agreed: bytes, owner: int, keeper
 
     One share is uniform over 2^256 numbers, so the digest hides it (SHA-256 as a random oracle).
     """
-    pair = owner.to_bytes(8, "big") + keeper.to_bytes(8, "big")
-    return sha256(frame(LABEL + kind + " share", agreed, pair, share)).digest()
+    digest = _share_prefix(kind, agreed).copy()
+    digest.update(_PAIR_BYTES + owner.to_bytes(8, "big") + keeper.to_bytes(8, "big") + len(share).to_bytes(4, "big") + share)
+    return digest.digest()
+
+
+_PAIR_BYTES = (16).to_bytes(4, "big")
+
+
+@lru_cache(maxsize=16)
+def _share_prefix(kind: str, agreed: bytes) -> "hashlib._Hash":
+    """The digest so far of frame(label, agreed, …), which is the same for all shares of a sum."""
+    return sha256(frame(LABEL + kind + " share", agreed))
 
 
 def seed_commitment(agreed: bytes, owner: int, self_seed: bytes) -> bytes:

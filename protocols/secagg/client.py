@@ -39,7 +39,7 @@ from .bindings import (
     CONSISTENT,
     advert_parts,
     binding,
-    box_keys,
+    box_key,
     check_advert,
     pair_key,
     self_key,
@@ -88,7 +88,7 @@ class _State(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forbi
     self_seed: bytes = b""
     next_seeds: tuple[bytes, bytes] | None = None
     peers: tuple[Advert, ...] = ()
-    inward: tuple[bytes, ...] = ()
+    box_keys: tuple[bytes, ...] = ()
     dealt: tuple[Pair, ...] = ()
     held: tuple[Pair, ...] = ()
     accused: tuple[int, ...] = ()
@@ -291,17 +291,16 @@ class Client:
         enough(len(message.adverts) + 1, max(terms.threshold, messages.fewest_survivors(terms) if _complete(terms) else 0))
         agreed = messages.context(terms)
         encryption = private_key(self._state.box_seed)
-        keys = {peer.client: box_keys(encryption, peer.encryption_key, agreed, me, peer.client) for peer in message.adverts}
+        keys = {peer.client: box_key(encryption, peer.encryption_key, agreed, me, peer.client) for peer in message.adverts}
         self_seed = self._draw(32)  # b_u
-        outward = {peer: key for peer, (key, _) in keys.items()}
-        reply, dealt = deal(terms, agreed, me, message.adverts, outward, (self_seed, self._state.mask_seed), own[1], self._draw)
+        reply, dealt = deal(terms, agreed, me, message.adverts, keys, (self_seed, self._state.mask_seed), own[1], self._draw)
         changed = {
             "terms": terms,
             "self_seed": self_seed,
-            "box_seed": b"",  # only the boxes to this client are left to open
+            "box_seed": b"",
             "mask_key": own[1],
             "peers": message.adverts,
-            "inward": tuple(keys[peer.client][1] for peer in message.adverts),
+            "box_keys": tuple(keys.values()),
             "dealt": tuple(pair for pair in dealt if pair.peer != me),
             "held": tuple(pair for pair in dealt if pair.peer == me),
         }
@@ -324,9 +323,9 @@ class Client:
         enough(len(near) + 1, terms.threshold)
         agreed = messages.context(terms)
         my_key = state.mask_key
-        inward = dict(zip(peers, state.inward, strict=True))
+        keys = dict(zip(peers, state.box_keys, strict=True))
         # A box opens only if its dealer and this client were shown the same mask keys.
-        boxes = {box.peer: open_box(agreed, box, me, inward[box.peer], peers[box.peer].mask_key, my_key) for box in message.boxes}
+        boxes = {box.peer: open_box(agreed, box, me, keys[box.peer], peers[box.peer].mask_key, my_key) for box in message.boxes}
         accused = tuple(sorted(peer for peer, pair in boxes.items() if pair is None))
         held = [*state.held, *(pair for pair in boxes.values() if pair)]
 
@@ -347,7 +346,7 @@ class Client:
             "members": members,
             "self_seed": b"",
             "mask_seed": b"",
-            "inward": (),  # of what passed the server, nobody can open the boxes of shares from here on
+            "box_keys": (),  # of what passed the server, nobody can open the boxes of shares from here on
             "next_seeds": seeds,
             "clipped": clipped,
             "accused": accused,

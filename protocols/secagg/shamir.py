@@ -17,20 +17,38 @@ __all__ = ["PRIME", "SHARE_BYTES", "combine", "split"]
 
 PRIME = 2**256 + 297
 SHARE_BYTES = 33
+_SLOT_BITS = 512
 
 
 def split(secret: bytes, threshold: int, keepers: Sequence[int], entropy: Entropy) -> list[bytes]:
     """One 33-byte share of the 32-byte `secret` for each keeper (distinct numbers from 1 up); any `threshold` of them suffice."""
     random = entropy(64 * (threshold - 1))
     coefficients = [int.from_bytes(random[i : i + 64], "big") % PRIME for i in range(0, len(random), 64)]
-    constant = int.from_bytes(secret, "big")
-    shares = []
-    for x in keepers:
+    return [y.to_bytes(SHARE_BYTES, "big") for y in _values([*coefficients, int.from_bytes(secret, "big")], keepers)]
+
+
+def _values(coefficients: Sequence[int], points: Sequence[int]) -> list[int]:
+    """The polynomial with these coefficients, the highest first, at points from 1 up, modulo p.
+
+    f(X) = Σ_k X^(s k) g_k(X) with parts g_k of s coefficients. All parts are evaluated by one Horner scheme over one integer, in slots of
+    512 bits, where s is so small that no slot overflows before it is reduced: a tenth of the time of a reduction a step.
+    """
+    terms = (_SLOT_BITS - 258) // max(points).bit_length()
+    ascending = coefficients[::-1]
+    width = _SLOT_BITS // 8
+    rows = [ascending[i::terms] for i in range(min(terms, len(ascending)))]  # row i: the coefficient of X^i of every part
+    packed = [int.from_bytes(b"".join(a.to_bytes(width, "little") for a in row), "little") for row in reversed(rows)]
+    values = []
+    for x in points:
         y = 0
-        for a in coefficients:
-            y = (y + a) * x % PRIME
-        shares.append(((y + constant) % PRIME).to_bytes(SHARE_BYTES, "big"))
-    return shares
+        for row in packed:
+            y = y * x + row
+        parts = y.to_bytes(width * len(rows[0]), "little")
+        step, value = pow(x, terms, PRIME), 0
+        for start in range(len(parts) - width, -1, -width):
+            value = (value * step + int.from_bytes(parts[start : start + width], "little")) % PRIME
+        values.append(value)
+    return values
 
 
 def combine(keepers: Sequence[int], shares: Sequence[bytes]) -> bytes:

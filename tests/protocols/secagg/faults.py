@@ -25,7 +25,7 @@ from cflpriv.protocols.errors import RemoteError, SumFailed, TooFewClients
 from cflpriv.protocols.keys import private_key, public_key, sign
 from cflpriv.protocols.secagg import ServerStage, Terms, fewest_survivors, retaken
 from cflpriv.protocols.secagg import messages as m
-from cflpriv.protocols.secagg.bindings import ADVERT, advert_parts, box_keys
+from cflpriv.protocols.secagg.bindings import ADVERT, advert_parts, box_key
 from cflpriv.protocols.secagg.shares import Pair, deal
 
 from .scene import Play, identities, levels, resealed, terms
@@ -58,8 +58,7 @@ class Dishonest:
         state = self.machine._state
         context = m.context(self.play.agreed)
         keys = {
-            peer.client: box_keys(private_key(self.box_seed), peer.encryption_key, context, self.number, peer.client)[0]
-            for peer in state.peers
+            peer.client: box_key(private_key(self.box_seed), peer.encryption_key, context, self.number, peer.client) for peer in state.peers
         }
         return deal(self.play.agreed, context, self.number, state.peers, keys, seeds, state.mask_key, self.rng.randbytes)
 

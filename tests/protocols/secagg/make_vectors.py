@@ -15,7 +15,7 @@ from cflpriv.protocols.codec import HEADER
 from cflpriv.protocols.entropy import keystream, public_entropy
 from cflpriv.protocols.secagg import Server, ServerStage, Terms
 from cflpriv.protocols.secagg import messages as m
-from cflpriv.protocols.secagg.bindings import binding, box_keys, pair_key, seed_commitment, self_key, share_associated_data, share_digest
+from cflpriv.protocols.secagg.bindings import binding, box_key, pair_key, seed_commitment, self_key, share_associated_data, share_digest
 from cflpriv.protocols.secagg.shamir import split
 
 from .scene import Play, resealed, roster, terms
@@ -70,8 +70,7 @@ def vectors() -> dict[str, Any]:
             "public_b": keys.public_key(b).hex(),
             "self_of_a_as_client_0": self_key(a, bound, 0).hex(),
             "pair_of_0_and_1": pair_key(a, keys.public_key(a), keys.public_key(b), bound, 0, 1).hex(),
-            "box_from_0_to_1": box_keys(keys.private_key(a), keys.public_key(b), context, 0, 1)[0].hex(),
-            "box_from_1_to_0": box_keys(keys.private_key(a), keys.public_key(b), context, 0, 1)[1].hex(),
+            "boxes_of_0_and_1": box_key(keys.private_key(a), keys.public_key(b), context, 0, 1).hex(),
             "commitment_of_0_to_a": seed_commitment(context, 0, a).hex(),
             "digest_of_self_share_from_0_to_1": share_digest("self", context, 0, 1, bytes(33)).hex(),
             "digest_of_key_share_from_0_to_1": share_digest("key", context, 0, 1, bytes(33)).hex(),

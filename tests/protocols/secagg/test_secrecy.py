@@ -24,7 +24,7 @@ from cflpriv.protocols.errors import LocalError, ProtocolError, RemoteError
 from cflpriv.protocols.keys import Identity, private_key, public_key, unseal
 from cflpriv.protocols.secagg import Client, Contribution, MaskKey, Server, Terms, TooFewClients, make_terms, simulate
 from cflpriv.protocols.secagg import messages as m
-from cflpriv.protocols.secagg.bindings import binding, box_keys, pair_key, self_key, share_associated_data
+from cflpriv.protocols.secagg.bindings import binding, box_key, pair_key, self_key, share_associated_data
 from cflpriv.protocols.secagg.graph import neighbours
 from cflpriv.protocols.secagg.masks import add_masks
 from cflpriv.protocols.secagg.shamir import combine
@@ -218,7 +218,7 @@ def test_whoever_steals_identities_later_opens_no_box_of_a_finished_sum(mode: st
             associated = share_associated_data(context, 0, sealed.peer, mine.mask_key, peer.mask_key)
             for other in (mine.encryption_key, peer.encryption_key):
                 try:
-                    unseal(box_keys(private_key(seed), other, context, 0, sealed.peer)[0], sealed.box, associated)
+                    unseal(box_key(private_key(seed), other, context, 0, sealed.peer), sealed.box, associated)
                 except RemoteError:
                     continue
                 return True
@@ -228,7 +228,7 @@ def test_whoever_steals_identities_later_opens_no_box_of_a_finished_sum(mode: st
     assert not any(opens(seed) for one in identities()[:4] for seed in (one.encryption_seed, one.signing_seed))
     for client in play.clients.values():
         assert not {client._state.box_seed, client._state.mask_seed} - {b""}, "what opens them is gone once the vector is masked"
-        assert client._state.inward == ()
+        assert client._state.box_keys == ()
     adverts += [m.decode_client(said) for said in play.server.following.values()]
     assert len({key for one in adverts if isinstance(one, m.Advert) for key in (one.encryption_key, one.mask_key)}) == 16, "keys of one sum"
 
