@@ -22,7 +22,7 @@ configuration speaks of a server that lies at all.
 """
 
 from ...plugins import Registry
-from . import cohorts, epochs, key_holder, operations, releases, second_sum, survivors, unequal
+from . import cohorts, dealings, epochs, key_holder, operations, releases, second_sum, survivors, unequal
 from .outcome import ActiveAttack
 
 __all__ = ["ACTIVE_ATTACKS", "ActiveAttack"]
@@ -45,6 +45,9 @@ for _name, _attack in {
     "other_task": unequal.OTHER_TASK,
     "switched_value": unequal.SWITCHED_VALUE,
     "unequal_weights": unequal.UNEQUAL_WEIGHTS,
+    "outside_bucket": dealings.OUTSIDE_BUCKET,
+    "short_list": dealings.SHORT_LIST,
+    "late_nonces": dealings.LATE_NONCES,
     "split_survivors": survivors.SPLIT_SURVIVORS,
     "few_survivors": survivors.FEW_SURVIVORS,
     "second_unmasking": survivors.SECOND_UNMASKING,

@@ -30,6 +30,7 @@ from ...tasks.signatures import PrincipalVectors
 from ...tasks.training import Train
 from ...transports.memory import BytesTransport, MemoryTransport
 from ...types import Array, ClientData, Population
+from .dealt_by_hand import Dealing
 from .liar import Liar
 
 __all__ = ["WHOLE", "Clients", "Play", "Scene", "Summed", "Value", "in_memory", "scene_of"]
@@ -37,6 +38,8 @@ __all__ = ["WHOLE", "Clients", "Play", "Scene", "Summed", "Value", "in_memory", 
 COHORT = 8
 """So many clients are started, or two more than a sum needs: attacks on more of them show the same."""
 HOLDER_PLACE = -2
+DEALINGS = 40
+"""So often a dealing is made again."""
 BOUNDLESS = 1e9
 """The ε that a server allows itself that does not care."""
 WHOLE: dict[str, Any] = {"epochs": 1, "batch_size": 0, "momentum": 0.0}
@@ -108,7 +111,9 @@ class Scene:
 
 def scene_of(config: Config, population: Population) -> Scene:
     """A few clients of a population in this process, started anew for each attack, as a deployed client would be."""
-    most = max(COHORT, config.protection.smallest_sum + 2)
+    protection = config.protection
+    dealt = protection.smallest_group + protection.smallest_sum - 1  # as few buckets as there may be, as large as they get
+    most = max(COHORT, protection.smallest_sum + 2) if protection.robust == "none" else dealt
     chosen = sorted(population.clients, key=lambda one: one.id)[:most]
     people = replace(
         population, clients=tuple(replace(one, id=number) for number, one in enumerate(chosen)), groups=(0,) * len(chosen)
@@ -159,15 +164,21 @@ class Play:
     `victim` is an honest client, `accomplices` are those whose side the server plays: fewer than a third of all where sums are for a server
     that lies, fewer than the threshold else. With `sybils` all others are inventions of the server, with keys that are on no roster.
     `protection` is what the server goes by, whatever clients' own settings say. `fed` is an honest server over a `liar`.
+
+    `clients` are all clients, accomplices included. Where clients have their sums dealt into buckets they are the victim's bucket: then
+    `fed` asks for plain sums, so that each attack is played on the sum of that bucket.
     """
 
     def __init__(self, scene: Scene, protection: Protection, *, accomplices: bool = True, sybils: bool = False) -> None:
         self.scene, self.victim = scene, 0
-        if scene.config.protection.secure and len(scene.clients) <= scene.config.protection.smallest_sum:
+        needed = scene.config.protection.smallest_group
+        if scene.config.protection.secure and len(scene.clients) <= needed:
             raise InputError(
-                f"active audit: there are {len(scene.clients)} clients, and a sum needs {scene.config.protection.smallest_sum}; sums that "
-                "differ by one client need one more"
+                f"active audit: there are {len(scene.clients)} clients, and a sum needs {needed}; sums that differ by one client need one "
+                "more"
             )
+        dealt = protection.secure and protection.robust != "none"
+        protection = replace(protection, robust="none")  # clients' own settings say otherwise
         met = scene.start()
         everyone, clients = list(scene.clients), len(scene.clients)
         lying = scene.config.protection.secagg_mode == "active"
@@ -180,7 +191,6 @@ class Play:
             people = {one: _made_up(scene.data(self.victim), one) for one in identities}
             keys = tuple(identities[one].public() if one in identities else met.roster.keys[one] for one in everyone)
             roster = _Claimed(keys, met.roster.holder, met.roster.digest)
-        self.accomplices = tuple(identities)
         self.stores = {one: MemoryStore() for one in identities}
         puppets = {
             one: FederationClient(Settings(identity, protection, roster, scene.config.privacy), _same(people[one]), self.stores[one])
@@ -196,6 +206,9 @@ class Play:
         )  # fmt: skip
         self.fed.enrol()
         self.fed.begin_round(0)
+        self.dealings = 0
+        self.clients = self._dealt() if dealt else self.fed.clients
+        self.accomplices = tuple(one for one in identities if one in self.clients)
 
     def _private(self, protection: Protection, clients: int) -> dict[str, Any]:
         """What the server does about `[privacy]`, with a ledger of its own that allows anything."""
@@ -210,20 +223,35 @@ class Play:
         clipped, local = client_noise(privacy, releases, protection, self.ledger, clients, config.run.seed, system_entropy)
         return {"clipped": clipped, "local": local}
 
+    def _dealt(self) -> tuple[int, ...]:
+        """The victim's bucket, of a dealing that was stopped and made again until it has one accomplice and is more than the minimum."""
+        bucket: tuple[int, ...] = ()
+        while self.dealings < DEALINGS:
+            dealing = Dealing(self, self.fed.clients, self.dealings)
+            dealing.commit()
+            dealing.open()
+            self.dealings += 1
+            bucket = dealing.bucket(self.victim)
+            wanted = len(set(self.identities) & set(bucket)) == min(1, len(self.identities))
+            if (wanted and len(bucket) > self.scene.config.protection.smallest_sum) or self.dealings == DEALINGS:
+                dealing.keep()
+                break
+        return bucket
+
     @property
-    def clients(self) -> tuple[int, ...]:
-        """All clients, accomplices included."""
-        return self.fed.clients
+    def turn(self) -> int:
+        """The number by which slots of the round that is on begin."""
+        return self.fed.turn + 1
 
     @property
     def others(self) -> tuple[int, ...]:
         """All clients but the victim."""
-        return tuple(one for one in self.fed.clients if one != self.victim)
+        return tuple(one for one in self.clients if one != self.victim)
 
     @property
     def honest(self) -> tuple[int, ...]:
         """The clients that follow the protocol."""
-        return tuple(one for one in self.fed.clients if one not in self.accomplices)
+        return tuple(one for one in self.clients if one not in self.identities)
 
     def compute(self, on: Sequence[int] | None = None, **changes: Any) -> Held:
         """Have clients train from the honest model; with `changes` another training. The handle of "update"."""
@@ -259,8 +287,8 @@ class Play:
         """The mean over the honest clients in a sum that has the victim in it, accomplices' own values taken off."""
         if summed is None or self.victim not in summed.survivors:
             return None
-        honest = [one for one in summed.survivors if one not in self.accomplices]
-        theirs = [self.known(one, held) for one in summed.survivors if one in self.accomplices]
+        honest = [one for one in summed.survivors if one not in self.identities]
+        theirs = [self.known(one, held) for one in summed.survivors if one in self.identities]
         return np.asarray((summed.total - np.sum([np.zeros_like(summed.total), *theirs], axis=0)) / len(honest))
 
 

@@ -70,7 +70,7 @@ def listed_model(play: Play) -> Guess:
     """The same, and the sum names both."""
     models = [play.scene.model, useless(play)]
     which = {client: int(client != play.victim) for client in play.clients}
-    held = play.fed.compute(play.scene.train, {"model": models}, which=which)["update"]
+    held = play.fed.compute(play.scene.train, {"model": models}, which=which, on=play.clients)["update"]
     return _among_next_to_nothing(play, held, play.sum(held, play.clients, models=2))
 
 

@@ -13,8 +13,8 @@ import pytest
 from command_line import in_process
 from scenes import population
 
+from cflpriv.aggregation import buckets, transformed
 from cflpriv.aggregation import secagg as sums
-from cflpriv.aggregation import transformed
 from cflpriv.attacks.active import ACTIVE_ATTACKS, audit, second_sum
 from cflpriv.attacks.active.audit import active_audit, play_all, table, written
 from cflpriv.attacks.active.outcome import Guess, Row
@@ -39,13 +39,16 @@ from cflpriv.protocols.secagg.messages import Survivors, Unmask, decode_server
 from cflpriv.protocols.secagg.policy import check_proposal
 
 SCENE = population(groups=1, clients_per_group=8)
+LARGER = population(groups=1, clients_per_group=11)
 PRIVATE = {"unit": "sample", "epsilon": 4.0, "delta": 1e-2, "samples": 20}
 Hole = Callable[[pytest.MonkeyPatch], None]
 
 
-def config(protection: dict[str, Any], privacy: dict[str, Any] | None = None, name: str = "fedavg", **more: Any) -> Config:
+def config(
+    protection: dict[str, Any], privacy: dict[str, Any] | None = None, name: str = "fedavg", data: dict[str, Any] | None = None, **more: Any
+) -> Config:
     return parse_config({
-        "data": {"clients": 8}, "model": {"name": "linear"}, "training": {"rounds": 1, "weights": "equal", "lr": 0.1},
+        "data": data or {"clients": 8}, "model": {"name": "linear"}, "training": {"rounds": 1, "weights": "equal", "lr": 0.1},
         "algorithm": {"name": name}, "protection": protection, "privacy": privacy or {}, "run": more,
     })  # fmt: skip
 
@@ -55,6 +58,7 @@ PASSIVE = config({"sum": "secagg", "secagg_mode": "passive"})
 HAAR = config({"gram": ["haar"], "sum": "haar"}, name="pacfl")
 HAAR_SECURE = config({"gram": ["haar"], "sum": "secagg"}, name="cfl")
 CKKS = config({"gram": ["ckks"]}, name="pacfl")
+ROBUST = config({"sum": "secagg", "min_cohort": 3, "robust": "geometric_median"}, data={"clients": 11})
 
 REFUSED = {
     "second_sum": ("second-sum", "secagg Adverts"), "computed_again": ("second-sum", "secagg Adverts"),
@@ -75,7 +79,7 @@ BEYOND = ("next_round", "accomplices", "choices_as_probes")
 
 
 def only(made: Config, *names: str) -> list[Row]:
-    return active_audit(made, attacks=names, population=SCENE)
+    return active_audit(made, attacks=names, population=SCENE if made.protection.robust == "none" else LARGER)
 
 
 @pytest.mark.parametrize("transport", ["memory", "bytes"])
@@ -117,6 +121,21 @@ def test_the_catalogue_under_a_shared_transform() -> None:
     assert not rows["chosen_rows"].claimed
     (row,) = only(HAAR_SECURE, "opened_by_another")
     assert (row.status, row.code, row.stage) == ("refused", "forbidden", "compute")
+
+
+def test_the_catalogue_under_robust_means() -> None:
+    """Each attack is played on the sum of the victim's bucket; what another round asks for is refused because it was not dealt."""
+    rows = {row.attack: row for row in active_audit(ROBUST, population=LARGER)}
+    dealt = {
+        "outside_bucket": ("wrong-bucket", "secagg Deliver"), "short_list": ("bad-dealing", "deal open"),
+        "late_nonces": ("bad-dealing", "deal"), "next_round": ("wrong-bucket", "secagg Deliver"),
+        "stale_slot": ("wrong-bucket", "secagg Deliver"),
+    }  # fmt: skip
+    refused = {name: (row.code, row.stage) for name, row in rows.items() if row.status == "refused"}
+    assert {name: refused.get(name) for name in dealt} == dealt
+    assert set(refused) == {*REFUSED, *dealt}
+    assert {row.status for name, row in rows.items() if name not in refused} <= {"not_applicable", "learned", "no_gain"}
+    assert not any(row.claimed for row in rows.values() if row.status == "learned")
 
 
 def test_the_catalogue_under_encryption() -> None:
@@ -273,6 +292,16 @@ def relaying(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def short_lists(patch: pytest.MonkeyPatch) -> None:
+    """Clients that open their nonce for any list."""
+
+    def opening(self: buckets.Dealings, ask: m.Deal, last: buckets.Dealt) -> m.Stepped:
+        self._put(last, digest=buckets._digest(ask))
+        return m.Stepped(last.nonce)
+
+    patch.setattr(buckets.Dealings, "_open", opening)
+
+
 summed_twice = no_check(sums, "check_proposed")
 nothing: Hole = lambda patch: None  # noqa: E731
 PASSIVE_OF_SEVEN = config({"sum": "secagg", "secagg_mode": "passive", "min_cohort": 7})
@@ -293,6 +322,9 @@ HOLES: dict[str, tuple[Config, Hole]] = {
     "other_task": (ACTIVE, accepting("unlisted-model")),
     "switched_value": (ACTIVE, no_check(sums.ClientSum, "_check_named")),
     "unequal_weights": (ACTIVE, several(no_check(sums, "weighed", True), no_check(sums, "_check_weight"))),
+    "outside_bucket": (ROBUST, no_check(buckets.Dealings, "check")),
+    "short_list": (ROBUST, short_lists),
+    "late_nonces": (ROBUST, no_check(buckets, "_digest", b"any list")),
     "split_survivors": (PASSIVE, nothing),
     "few_survivors": (PASSIVE_OF_SEVEN, no_check(secagg_client, "enough")),
     "second_unmasking": (ACTIVE, several(summed_twice, kept_machines, answering_twice)),
