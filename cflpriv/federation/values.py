@@ -53,11 +53,18 @@ class Origin(m.Message, frozen=True):
         return self.compared or self.kind(part) == "compared"
 
 
+class Relayed(m.Message, frozen=True):
+    """A value that another client relayed."""
+
+    sender: m.Count
+    value: m.Value
+
+
 class Kept(m.Message, frozen=True):
-    """Values that were made together, and their origin: arrays by name; relayed ones by name and sender."""
+    """Values that were computed together, and their origin: arrays by name; relayed ones by name and sender."""
 
     arrays: tuple[m.Named, ...]
-    said: tuple[tuple[str, tuple[m.Said, ...]], ...]
+    relayed: tuple[tuple[str, tuple[Relayed, ...]], ...]
     origin: Origin
 
 
@@ -67,19 +74,19 @@ Arrays = dict[str, Any]
 def to_bytes(arrays: Arrays, origin: Origin = Origin()) -> bytes:  # noqa: B008
     """Arrays by name, and relayed ones by name and sender, as bytes."""
     plain = tuple(m.Named(part, value) for part, value in arrays.items() if not isinstance(value, dict))
-    said = tuple(
-        (part, tuple(m.Said(sender, one) for sender, one in sorted(value.items())))
+    relayed = tuple(
+        (part, tuple(Relayed(sender, one) for sender, one in sorted(value.items())))
         for part, value in arrays.items()
         if isinstance(value, dict)
     )
-    return m.encode(Kept(plain, said, origin))
+    return m.encode(Kept(plain, relayed, origin))
 
 
 def from_bytes(data: bytes) -> tuple[Arrays, Origin]:
     """What `to_bytes` made bytes of. Raises `MalformedMessage`."""
     kept = m.codec.decode(data, Kept, m.LIMIT_BYTES)
     arrays: Arrays = {one.name: one.value for one in kept.arrays}
-    return arrays | {part: {one.sender: one.value for one in said} for part, said in kept.said}, kept.origin
+    return arrays | {part: {one.sender: one.value for one in several} for part, several in kept.relayed}, kept.origin
 
 
 def trace(told: Sequence[bytes]) -> bytes:
