@@ -26,9 +26,8 @@ from ..contract.operations import GramView, Then
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.epochs import Epoch, Epochs
-from ..federation.function_encoding import fits, then_to_bytes
+from ..federation.function_encoding import check_small, fits, then_to_bytes
 from ..federation.handler import Apply
-from ..federation.payloads import check_small
 from ..federation.protections import ClientParts, ServerParts
 from ..federation.registry import KEY_HOLDER, ClientsLost, EpochEnded, KeyHolderLost
 from ..federation.transforms import sketched

@@ -15,9 +15,8 @@ from ..clustering.similarity import Gram
 from ..contract.operations import GramView, Then
 from ..federation import messages as m
 from ..federation.enrolment import enrolled, new_session
-from ..federation.function_encoding import then_from_bytes
+from ..federation.function_encoding import check_small, then_from_bytes
 from ..federation.handler import Handler, answered, driven
-from ..federation.payloads import check_small
 from ..federation.settings import Settings
 from ..federation.store import Store
 from ..federation.values import Exchange

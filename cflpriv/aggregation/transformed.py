@@ -13,7 +13,7 @@ what is written beside it of a server that lies: `chosen_rows`.
 Source: Sattler et al. 2019 (CFL), Algorithm 5 (there with a permutation); `protocols.orthonormal`, `protocols.sketch`.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from hashlib import sha256
 from math import prod
 from typing import Any
@@ -25,8 +25,7 @@ from ..contract.handles import Blind, GroupMean, Shared, times
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.handler import Apply
-from ..federation.protections import Asked, ClientParts, ServerParts, joined, size_of
-from ..federation.registry import ClientRegistry, ClientsLost
+from ..federation.protections import Asked, ClientParts, Folding, ServerParts, joined, size_of
 from ..federation.store import Store
 from ..federation.transforms import check_hidden, clustering_name, group_epoch, sketched
 from ..federation.values import Exchange
@@ -184,45 +183,31 @@ class ServerSum:
                 self._parts.registry.refusals.append((client, "sum", "malformed"))
         return contributors
 
-    def folded(
-        self, clients: Sequence[int], blind: Sequence[Blind], times: Sequence[Blind], on: int | None, place: str, operation: str,
-        record: Recorder,
-    ) -> Blind:  # fmt: skip
-        """Transformed parts made one, see `folded`."""
-        parts = self._parts
-        return folded(parts.registry, parts.session, parts.protection.sum, clients, blind, times, on, place, parts.named, operation, record)
-
-
-def folded(
-    registry: ClientRegistry, session: bytes, kind: str, clients: Sequence[int], blind: Sequence[Blind], times: Sequence[Blind], on: int |
-    None, place: str, named: Callable[[str], str], operation: str, record: Recorder,
-) -> Blind:  # fmt: skip
-    """Blind parts made one, and multiplied by the number in `times` if there are any, under a fresh transform of this kind.
-
-    Client `on` does it if it is there; another is asked if one gives none. `place` names the call. Raises `ClientsLost` if nobody does.
-    """
-    value = m.to_one(Shared(blind=tuple(blind)), {})
-    number = (m.to_one(Shared(blind=tuple(times)), {}),) if times else ()
-    size = prod(blind[0].shape)
-    for turn, client in enumerate(sorted(clients, key=lambda one: one != on)):
-        purpose = named(f"{place}/{turn}")
-        answer = registry.ask({client: m.Fold(session, purpose, value, number)}, operation).get(client)
-        if isinstance(answer, m.Given) and len(answer.values) == 1:
+    def folded(self, folding: Folding, clients: Sequence[int], record: Recorder) -> Blind | None:
+        """Transformed parts made one under a fresh transform, by the first of `clients` that returns a vector of the right length."""
+        parts, kind, operation, blind = self._parts, self._parts.protection.sum, folding.operation, folding.blind
+        value = m.to_one(Shared(blind=tuple(blind)), {})
+        number = (m.to_one(Shared(blind=tuple(folding.times)), {}),) if folding.times else ()
+        size = prod(blind[0].shape)
+        for turn, client in enumerate(clients):
+            purpose = parts.named(f"{folding.place}/{turn}")
+            answer = parts.registry.ask({client: m.Fold(parts.session, purpose, value, number)}, operation).get(client)
+            if not isinstance(answer, m.Given) or len(answer.values) != 1:
+                continue
             try:
                 hidden = check_array(operation, answer.values[0].value, ndim=1)
-                if len(hidden) != transform_size(kind, size):  # it would be everybody's model
+                if len(hidden) != transform_size(kind, size):
                     raise MalformedMessage
             except (MalformedMessage, InputError):
-                registry.refusals.append((client, operation, "malformed"))
-            else:
-                arguments = {
-                    f"{name}/{one.transform}": one.value for name, terms in ((operation, blind), ("times", times)) for one in terms
-                }
-                record("arguments", "server", "clients", [client], arguments, readers=("server", "clients"))
-                context = {"transform": purpose, "kind": kind}
-                record("blind result", "clients", "server", [client], [{"blind": hidden}], readers=("server",), context=context)
-                return Blind(purpose, hidden, 0, size, blind[0].shape, size)
-    raise ClientsLost([] if on is None else [on])
+                parts.registry.refusals.append((client, operation, "malformed"))
+                continue
+            named = ((operation, blind), ("times", folding.times))
+            arguments = {f"{name}/{one.transform}": one.value for name, terms in named for one in terms}
+            record("arguments", "server", "clients", [client], arguments, readers=("server", "clients"))
+            context = {"transform": purpose, "kind": kind}
+            record("blind result", "clients", "server", [client], [{"blind": hidden}], readers=("server",), context=context)
+            return Blind(purpose, hidden, 0, size, blind[0].shape, size)
+        return None
 
 
 def take(store: Store, purpose: str, value: Array) -> None:

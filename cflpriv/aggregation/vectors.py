@@ -13,9 +13,9 @@ from ..contract.operations import GramView, Then
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.epochs import Epoch, Epochs
-from ..federation.payloads import check_small
+from ..federation.function_encoding import check_small
 from ..federation.protections import ServerParts
-from ..federation.registry import ClientsLost, most_common
+from ..federation.registry import ClientsLost, majority
 from ..federation.transforms import clustering_purpose
 from ..privacy.client_level import LOCAL
 from ..protocols.errors import MalformedMessage
@@ -146,7 +146,7 @@ class VectorComparison:
                 uploads[client] = value
             except (MalformedMessage, InputError):
                 self._registry.refusals.append((client, "gram", "malformed"))
-        kept = shape if shape is not None else most_common([upload.shape for upload in uploads.values()])
+        kept = shape if shape is not None else majority([upload.shape for upload in uploads.values()])
         for client in [client for client, upload in uploads.items() if kept is not None and upload.shape != kept]:
             del uploads[client]
             self._registry.refusals.append((client, "gram", "malformed"))

@@ -9,7 +9,6 @@ import numpy as np
 from ..protocols.errors import RemoteError
 from ..types import Array, PartKind
 from . import messages as m
-from .payloads import closed
 from .store import ObjectStore, Store
 from .transforms import Transforms
 
@@ -221,4 +220,8 @@ def _opened(addends: m.Addends, transforms: Transforms | None) -> Array | None:
         transform = transforms(term.transform, term.dimension or len(term.value))
         vector = transform.invert(term.value)[term.start : term.stop].reshape(term.shape)
         total = vector if total is None else total + vector
-    return None if total is None else closed(total)
+    if total is None:
+        return None
+    shared = total.view()
+    shared.flags.writeable = False
+    return shared
