@@ -127,9 +127,7 @@ class ClientLedger:
             raise self._refused(str(error)) from None
         except BudgetExceeded as error:
             raise self._over_budget(error) from None
-        self._store.keep(
-            SPENT, receipts.ledger.ledger, _text
-        )  # first: after a crash a release is paid twice, not never
+        self._store.keep(SPENT, receipts.ledger.ledger, _text)  # first: after a crash a release is paid twice, not never
         self._save(receipts)
 
     def _receipts(self) -> "_Receipts":
