@@ -62,13 +62,13 @@ class ServerSum(by_group.ServerSum):
         counts, blocks = (self._listed(call, clients, like) for like in (counting, adding))
         first, second = ((call.round + 1, (2 * call.number + which) * ATTEMPTS) for which in (0, 1))
         terms = self._sums.counts(first, clients, counts, call.k, second)
-        counted = self._sums.run_one(terms, self._exchange(call, asked, counting), record)
+        counted = self._sums.run_one(terms, self._sender(call, asked, counting), record)
         try:
             terms = self._sums.blocks(counted, second, blocks, size_of(asked.layout), self._limit(call, call.contributions))
         except SumFailed:  # counts that no members have
             raise TooFewClients((0,), call.min_cohort) from None
         check_balance(call, call.contributions, terms)
-        total = self._sums.run_one(terms, self._exchange(call, asked, adding), record)
+        total = self._sums.run_one(terms, self._sender(call, asked, adding), record)
         means: list[GroupMean | None] = [None] * call.k
         sizes = counts_of(counted)
         equal = call.public_weights and len({one.weight for one in call.contributions}) == 1

@@ -289,7 +289,7 @@ class ServerSum:
             cohort = [one.client for one in members]
             terms[label] = self._sums.terms(slot, cohort, self._listed(call, cohort, like), size_of(asked.layout), limit, following)
             check_balance(call, members, terms[label])
-        ended = self._sums.run(terms, self._exchange(call, asked, like), record)
+        ended = self._sums.run(terms, self._sender(call, asked, like), record)
         means: list[GroupMean | None] = [None] * call.k
         for label, total in ended.items():
             if isinstance(total, Sum):
@@ -344,32 +344,35 @@ class ServerSum:
             )
         return listed
 
-    def _exchange(self, call: SumCall, asked: Asked, like: m.Step) -> Exchange:
-        """How the messages of this call's sums reach the clients that are present."""
+    def _sender(self, call: SumCall, asked: Asked, like: m.Step) -> Exchange:
+        """How the messages of this call's sums reach the clients: as steps, which are `like` this one."""
         lists: dict[int, int] = {}
         for label in range(call.k):
             members = [one.client for one in call.members(label)]
             lists |= dict.fromkeys(members, len(self._listed(call, members, like)) if members else 0)
 
         def exchange(sent: Mapping[int, tuple[Slot, bytes]], stage: str) -> Mapping[int, bytes]:
-            registry = self._parts.registry
-            steps: dict[int, m.Ask] = {
+            steps = {
                 client: msgspec.structs.replace(like, slot=slot, weight=asked.weight[client], models=lists[client], said=message)
                 for client, (slot, message) in sent.items()
-                if client in registry.present
             }
-            before = len(registry.refusals)
-            answers = registry.ask(steps, stage) if steps else {}
-            codes = {code for client, _, code in registry.refusals[before:] if client in steps}
-            most = max((lists[client] for client in steps), default=0)
-            if not answers and codes == {"forbidden"} and most > 1:  # else shared layers would never change
-                raise InputError(
-                    f"mean: the members of one sum were sent {most} different models (as the algorithm says), and clients allow fewer: "
-                    f"write models = {most} into their settings"
-                )
-            return {client: answer.said for client, answer in answers.items() if isinstance(answer, m.Stepped)}
+            return self._exchange(steps, stage)
 
         return exchange
+
+    def _exchange(self, steps: Mapping[int, m.Step], stage: str) -> Mapping[int, bytes]:
+        registry = self._parts.registry
+        present = {client: step for client, step in steps.items() if client in registry.present}
+        before = len(registry.refusals)
+        answers = registry.ask(present, stage) if present else {}
+        codes = {code for client, _, code in registry.refusals[before:] if client in present}
+        most = max((step.models for step in present.values()), default=0)
+        if not answers and codes == {"forbidden"} and most > 1:  # else shared layers would never change
+            raise InputError(
+                f"mean: the members of one sum were sent {most} different models (as the algorithm says), and clients allow fewer: write "
+                f"models = {most} into their settings"
+            )
+        return {client: answer.said for client, answer in answers.items() if isinstance(answer, m.Stepped)}
 
 
 def check_balance(call: SumCall, members: Sequence[Contribution], terms: Terms) -> None:

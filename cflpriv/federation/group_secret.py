@@ -83,7 +83,7 @@ class GroupMember:
         return self._cache.shared({epoch: one.sums for epoch, one in secrets.items()}, kind if kind in TRANSFORMS else "haar")
 
     def compared(self, named: ClusteringName, dimension: int, kind: str) -> Transform:
-        """The transform of a clustering epoch; the keys of those that are over are erased before it is given.
+        """The transform of a clustering epoch. The keys of ended epochs are erased first.
 
         Raises:
             RemoteError: "no-secret"; "used-transform" for an epoch whose key is erased.
