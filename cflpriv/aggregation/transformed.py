@@ -138,8 +138,8 @@ class ServerSum:
         if any(len(one.labels) > 1 for one in call.contributions):  # group by group, because a client gets one request at a time
             rows_of = {label: self._rows(asks[label], size) for label in groups}
         else:
-            everybody = self._rows({client: ask for several in asks.values() for client, ask in several.items()}, size)
-            rows_of = dict.fromkeys(groups, everybody)
+            of_all = self._rows({client: ask for several in asks.values() for client, ask in several.items()}, size)
+            rows_of = dict.fromkeys(groups, of_all)
         means: list[GroupMean | None] = [None] * call.k
         for label in groups:
             contributors = rows_of[label]

@@ -165,8 +165,8 @@ class Agreement:
         """Why there is no secret yet; empty if there is one."""
         if self._server is not None:
             return ""
-        there, everybody = len(self._registry.present), len(self._roster.keys)
-        return f"{there} of {everybody} clients are there; to agree on the secret of their transform {everybody // 2 + 1} are needed"
+        there, total = len(self._registry.present), len(self._roster.keys)
+        return f"{there} of {total} clients are there; to agree on the secret of their transform {total // 2 + 1} are needed"
 
     def renew(self, record: Callable[..., None]) -> None:
         """Begin a new epoch of the present clients, with a fresh secret that removed clients never get. Raises `TooFewClients`."""

@@ -5,11 +5,8 @@ A decoder takes any bytes and gives a valid message or raises `MalformedMessage`
 
 from . import answers, message_values, requests
 from .answers import *  # noqa: F403
-from .answers import Answer
 from .message_values import *  # noqa: F403
-from .message_values import Message, codec
 from .requests import *  # noqa: F403
-from .requests import Ask
 
 __all__ = ["LIMIT_BYTES", "REFUSALS", "VERSION", "decode_answer", "decode_ask", "encode"]
 __all__ += answers.__all__
@@ -40,16 +37,16 @@ REFUSALS: dict[str, str] = {
 """Error codes of refusals and their meaning; those of the protocols are in `cflpriv.protocols.errors`."""
 
 
-def encode(message: Message) -> bytes:
+def encode(message: message_values.Message) -> bytes:
     """The canonical encoding of a message. Raises `InputError` for an array or a task that cannot be encoded."""
-    return codec.encode(message)
+    return message_values.codec.encode(message)
 
 
-def decode_ask(data: bytes) -> Ask:
+def decode_ask(data: bytes) -> requests.Ask:
     """A request. Raises `MalformedMessage`."""
-    return codec.decode(data, Ask, LIMIT_BYTES)  # type: ignore[arg-type]
+    return message_values.codec.decode(data, requests.Ask, LIMIT_BYTES)  # type: ignore[arg-type]
 
 
-def decode_answer(data: bytes, limit: int = LIMIT_BYTES) -> Answer:
+def decode_answer(data: bytes, limit: int = LIMIT_BYTES) -> answers.Answer:
     """An answer of at most `limit` bytes. Raises `MalformedMessage`."""
-    return codec.decode(data, Answer, limit)  # type: ignore[arg-type]
+    return message_values.codec.decode(data, answers.Answer, limit)  # type: ignore[arg-type]

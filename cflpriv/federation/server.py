@@ -40,7 +40,7 @@ FAILED = ("bad-input", "internal", "over-budget")
 
 
 class FederationServer(ServerState):
-    """The operations of a federation."""
+    """The operations of a federation. `ServerState` explains the arguments."""
 
     # --- compute
 
