@@ -17,7 +17,7 @@ from ...contract.handles import Held, HeldKey
 from ...experiments.config import Config
 from ...federation import messages as m
 from ...federation.values import trace
-from ...federation.work import told
+from ...federation.work import request_digest as told
 from ...tasks.training import Train
 from ...types import Array
 from .outcome import ActiveAttack, Guess

@@ -5,10 +5,11 @@
     secagg        secure aggregation, one sum a group
     oblivious     secure aggregation over blocks: who is in which group stays with the clients
     ckks          encrypted inner products; `key_holder`: the third party that decrypts
-    vectors       clustering epochs of vectors, which `clear` and `transformed` share
+    vectors, encrypted_epochs      clustering epochs of vectors (for `clear` and `transformed`) and of ciphertexts
+    secure_sums, summed_once       the server's runs of secure sums, and the client's record of them
     buckets       random buckets of the groups of a sum; `robust`: the rules that combine their means
 
-A half is loaded when it is needed first, so that a process loads no protocol that it does not run.
+A half is loaded when it is first used, so that a process loads only the protocols that it runs.
 """
 
 from collections.abc import Callable

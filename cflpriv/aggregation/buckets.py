@@ -1,9 +1,8 @@
-"""Means of random buckets, combined by a robust rule: each group of a call is dealt into groups of the protection of sums that is in force.
+"""Means of random buckets, combined by a robust rule: each group is dealt into buckets, and each bucket gets a mean of its own.
 
 Guarantee: that of the protection of sums, for each bucket: under secure aggregation the server learns sums over at least the minimum cohort
-size. Clients refuse a sum whose cohort is not within the bucket that this round's dealing gave them (`protocols.dealing`). A group that
-admits fewer than three buckets gets no sum. Reveals: the mean of each bucket, where without it there is that of the whole group; who is in
-which bucket.
+size. Clients refuse a sum whose cohort is not within their bucket of this round's dealing (`protocols.dealing`). A group that is too small
+for three buckets gets no sum. Reveals: the mean of each bucket, not only that of the group; who is in which bucket.
 Source: Karimireddy et al. 2022 (bucketing); Velicheti et al. 2021 (robust rules over secure sums of random groups).
 """
 
@@ -28,7 +27,7 @@ from .robust import combined
 __all__ = ["Dealings", "InBuckets"]
 
 ATTEMPTS = 3
-"""So often a list is dealt again without those who did not open their nonce."""
+"""The most attempts of a dealing. Each leaves out the clients that did not open their nonce."""
 Buckets = tuple[tuple[int, ...], ...]
 
 
@@ -36,7 +35,7 @@ Buckets = tuple[tuple[int, ...], ...]
 
 
 class Dealt(m.Message, frozen=True):
-    """What a client keeps of its last dealing: its nonce, the digest of the list that it opened it for, and then its bucket."""
+    """What a client keeps of its last dealing: its nonce, the digest of the list for which it opened the nonce, its bucket."""
 
     slot: tuple[m.Count, m.Count, m.Count]
     nonce: m.Bytes32
@@ -45,7 +44,7 @@ class Dealt(m.Message, frozen=True):
 
 
 class Dealings:
-    """A client's part in dealings: it commits, opens for one list, and keeps the bucket that comes out."""
+    """A client's part in dealings: it commits to a nonce, opens it for one list, and keeps its bucket."""
 
     def __init__(self, parts: ClientParts) -> None:
         self._parts, self._protection = parts, parts.settings.protection
@@ -62,9 +61,9 @@ class Dealings:
         return self._keep(ask, last) if ask.nonces else self._open(ask, last)
 
     def check(self, slot: tuple[int, int], cohort: Iterable[int]) -> None:
-        """Raises `RemoteError` "wrong-bucket" for the cohort of a sum that is not within the bucket that was dealt in its round.
+        """Raises `RemoteError` "wrong-bucket" for a cohort that is not within the client's bucket of that round.
 
-        It may be smaller, down to the minimum cohort size: where a sum is taken again without a client, or a second value is summed.
+        The cohort may be smaller, down to the minimum cohort size: in a new attempt without a client, or in a sum of a second value.
         """
         if self._protection.robust == "none":
             return
@@ -80,7 +79,7 @@ class Dealings:
         return m.Stepped(dealing.commitment(ask.session, ask.slot, self._parts.client, nonce))
 
     def _open(self, ask: m.Deal, last: Dealt) -> m.Stepped:
-        """Its nonce, for the first list that it is shown: with that of another the server could choose."""
+        """The client's nonce, for the first list only: with a second one the server could choose the outcome."""
         listed = {one.client: one.commitment for one in ask.listed}
         own = dealing.commitment(ask.session, ask.slot, self._parts.client, last.nonce)
         if last.digest or len(listed) < max(len(ask.listed), self._protection.smallest_group) or listed.get(self._parts.client) != own:
@@ -117,9 +116,9 @@ def _digest(ask: m.Deal) -> bytes:
 
 
 class InBuckets:
-    """The server half of sums, over buckets of each group. In the clear, where the server sees all values, the dealing is public.
+    """The server half of sums, over buckets of each group. Without secure sums, where the server sees all values, the dealing is public.
 
-    A group is dealt once a round: sums of several values over the same clients are over the same buckets, so none is their difference.
+    A group is dealt once in a round, so sums of several values over the same clients are over the same buckets.
     """
 
     def __init__(self, sums: SumServer, parts: ServerParts) -> None:
@@ -127,11 +126,11 @@ class InBuckets:
         self._round, self._known = -1, list[Buckets]()
 
     def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
-        """One robust mean for each group; None for one of fewer than three buckets, or of which no bucket has a sum."""
+        """One robust mean for each group; None for a group with fewer than three buckets, or without a sum of any bucket."""
         if not call.public_weights or len({one.weight for one in call.contributions}) > 1:
             raise InputError(
-                f"mean: weights that differ under protection.robust = {self._protection.robust!r}: a weight is a client's own word, and "
-                "with a large one it would own its bucket; use 'equal'"
+                f"mean: weights that differ under protection.robust = {self._protection.robust!r}: clients report their own weights, and "
+                "one with a large weight would own its bucket; use 'equal'"
             )
         lists = {label: [one.client for one in call.members(label)] for label in large_enough(call)}
         dealt = self._dealt(call, lists, record)
@@ -157,7 +156,7 @@ class InBuckets:
         return tuple(result)
 
     def _dealt(self, call: SumCall, lists: Mapping[int, Sequence[int]], record: Recorder) -> dict[int, Buckets]:
-        """The buckets of each group: those that its clients were dealt into in this round, else new ones."""
+        """The buckets of each group: those of an earlier dealing in this round, else new ones."""
         if call.round != self._round:
             self._round, self._known = call.round, []
         dealt: dict[int, Buckets] = {}
@@ -179,19 +178,19 @@ class InBuckets:
         return {label: dealing.deal(seeds[label], clients, self._count(len(clients))) for label, clients in lists.items()}
 
     def _secretly(self, call: SumCall, lists: Mapping[int, Sequence[int]], record: Recorder) -> dict[int, Buckets]:
-        """The dealing of each group by nonces of its clients; again without those who do not open theirs, while enough are left."""
+        """A dealing of each group by the nonces of its clients. Repeated without clients that do not open theirs, if enough are left."""
         dealt: dict[int, Buckets] = {}
         left = dict(lists)
         for attempt in range(ATTEMPTS):
             slot = (call.round + 1, call.number, attempt)
             everyone = dict.fromkeys((client for clients in left.values() for client in clients), m.Deal(self._parts.session, slot, (), ()))
-            committed = self._said(everyone, "deal commit", left, record)
+            committed = self._replies(everyone, "deal commit", left, record)
             asks: dict[int, m.Deal] = {}
             for clients in left.values():
                 listed = tuple(m.Committed(client, committed[client]) for client in sorted(clients) if client in committed)
                 if len(listed) >= call.min_cohort:
                     asks |= dict.fromkeys((one.client for one in listed), m.Deal(self._parts.session, slot, listed, ()))
-            opened = self._said(asks, "deal open", left, record)
+            opened = self._replies(asks, "deal open", left, record)
             again: dict[int, list[int]] = {}
             last: dict[int, m.Deal] = {}
             for label, clients in left.items():
@@ -204,14 +203,14 @@ class InBuckets:
                     continue
                 last |= dict.fromkeys(members, m.Deal(ask.session, slot, ask.listed, tuple(nonces[one.client] for one in ask.listed)))
                 dealt[label] = dealing.deal(dealing.seed_of(ask.session, slot, nonces), members, self._count(len(members)))
-            self._said(last, "deal", left, record)
+            self._replies(last, "deal", left, record)
             left = {label: clients for label, clients in again.items() if len(clients) >= call.min_cohort}
             if not left:
                 break
         return dealt
 
     def _opened(self, ask: m.Deal, nonces: dict[int, bytes]) -> bool:
-        """Whether all on the list opened what they had committed to; a false nonce is taken out of `nonces`, and its client is noted."""
+        """Whether all clients on the list opened their commitments. Drops false nonces from `nonces` and records their clients."""
         listed = {one.client: one.commitment for one in ask.listed}
         for client in list(nonces):
             try:
@@ -221,28 +220,28 @@ class InBuckets:
                 del nonces[client]
         return len(nonces) == len(listed)
 
-    def _said(self, asks: Mapping[int, m.Deal], stage: str, lists: Mapping[int, Sequence[int]], record: Recorder) -> dict[int, bytes]:
-        """What clients answer at a stage of the dealing, on the transcript."""
+    def _replies(self, asks: Mapping[int, m.Deal], stage: str, lists: Mapping[int, Sequence[int]], record: Recorder) -> dict[int, bytes]:
+        """The clients' answers at a stage of the dealing, on the transcript."""
         here = self._parts.registry.present
         present: dict[int, m.Ask] = {client: ask for client, ask in asks.items() if client in here}
         answers = self._parts.registry.ask(present, stage) if present else {}
-        said: dict[int, bytes] = {}
+        replies: dict[int, bytes] = {}
         for client, answer in sorted(answers.items()):
             if isinstance(answer, m.Stepped) and len(answer.said) == (0 if stage == "deal" else dealing.NONCE_BYTES):
-                said[client] = answer.said
+                replies[client] = answer.said
             else:
                 self._parts.registry.refusals.append((client, stage, MalformedMessage().code))
         for label, clients in lists.items():
-            told, contributors = [client for client in clients if client in present], [client for client in clients if client in said]
-            if told:
-                ask = asks[told[0]]
+            sent, contributors = [client for client in clients if client in present], [client for client in clients if client in replies]
+            if sent:
+                ask = asks[sent[0]]
                 down = {"listed": _rows([one.commitment for one in ask.listed]), "nonces": _rows(ask.nonces)}
                 context = {"group": label, "slot": list(ask.slot)}
-                record(stage, "server", "clients", told, down, readers=("server", "clients"), context=context)
+                record(stage, "server", "clients", sent, down, readers=("server", "clients"), context=context)
             if contributors and stage != "deal":
-                up = [{"bytes": _rows([said[client]])[0]} for client in contributors]
+                up = [{"bytes": _rows([replies[client]])[0]} for client in contributors]
                 record(stage, "clients", "server", contributors, up, readers=("server", "clients"), context={"group": label})
-        return said
+        return replies
 
 
 def _rows(several: Sequence[bytes]) -> Array:
@@ -251,7 +250,7 @@ def _rows(several: Sequence[bytes]) -> Array:
 
 
 def _by_group(record: Recorder, owners: Sequence[int]) -> Recorder:
-    """A recorder that names groups where what is told names buckets, and these beside them."""
+    """A recorder that replaces the places of buckets by their groups, and adds the buckets."""
 
     def noted(*given: Any, context: Mapping[str, Any] | None = None, **more: Any) -> None:
         named = dict(context or {})

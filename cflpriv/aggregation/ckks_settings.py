@@ -1,8 +1,4 @@
-"""`[protection] gram = ["ckks"]`: inner products of encrypted vectors, through the real protocol, over real bytes.
-
-One clustering epoch has its own keys, its server's machine with everybody's ciphertexts, and its key holder's machine with the blocks it
-has decrypted; all go when the epoch closes. What they say to each other goes to the transcript as it is.
-"""
+"""Settings of `[protection] gram = ["ckks"]`: rings, packing, the public terms of an epoch, and how many processes pay."""
 
 import os
 from collections.abc import Sequence
@@ -20,7 +16,7 @@ from ..protocols.ckks.products import Job, Products
 __all__ = ["BATCH", "DISTANCES", "CkksSettings", "workload"]
 
 BATCH = 64
-"""Requests that go to the key holder together."""
+"""The number of requests in one message to the key holder."""
 _WORTH_PROCESSES_SECONDS = 5.0
 DISTANCES = ("distance", "clients")
 _LARGE_RING = 8192
@@ -28,10 +24,10 @@ _LARGE_RING = 8192
 
 @dataclass(frozen=True)
 class CkksSettings:
-    """The `ckks_*` keys of `[protection]`, and what else bears on them.
+    """The `ckks_*` keys of `[protection]` and related ones.
 
-    `ring` 0 stands for the smallest that serves the release, `group` 0 for as many pairs an output as fit: at least 4 in rings of 8192,
-    unless vectors are too long for it.
+    `ring` 0: the smallest that the release allows. `group` 0: as many pairs in an output as fit, in rings of 8192 at least 4 unless vectors
+    are too long.
     """
 
     release: Literal["gram", "distances", "labels"]
@@ -69,7 +65,7 @@ class CkksSettings:
         parameters, bound = self.parameters(), self.bound
         if self.sketch_dim is not None and dimension > self.sketch_dim:
             dimension = self.sketch_dim
-            bound *= sqrt(1 + 8 * sqrt(2 / dimension))  # a sketch may be longer than its vector: eight std of its squared norm
+            bound *= sqrt(1 + 8 * sqrt(2 / dimension))  # a sketch can be longer than its vector: eight std of its squared norm
         together = self.group or (4 if parameters.ring >= _LARGE_RING else 1)
         try:
             return ckks.plan(parameters, p, dimension, bound, together)
@@ -77,9 +73,9 @@ class CkksSettings:
             return ckks.plan(parameters, p, dimension, bound, self.group or 1)
 
     def setup(self, session: bytes, epoch: int, roster: Roster, p: int, dimension: int) -> Setup:
-        """The public terms of an epoch over clients' rows (p, dimension), which every party makes for itself.
+        """The public terms of an epoch over clients' rows (p, dimension), which every party computes for itself.
 
-        Raises `InputError` for settings that do not fit each other, `LocalError` "too-long".
+        Raises `InputError` for inconsistent settings, `LocalError` "too-long".
         """
         parameters, packing = self.parameters(), self.packing(p, dimension)
         return Setup(
@@ -89,7 +85,7 @@ class CkksSettings:
 
 
 def workload(products: Products, jobs: Sequence[Job], most: int) -> tuple[int, float]:
-    """On how many processes some jobs are worth doing, at most `most` (0: one a core), and seconds that all outputs take there, roughly."""
+    """The number of processes that pays for these jobs, at most `most` (0: one per core), and a rough estimate of the seconds."""
     began = perf_counter()
     first, total = jobs[0], sum(len(job.lefts) for job in jobs)
     products.compute(Job(first.lefts[:1], first.rights, first.wanted[:1]))

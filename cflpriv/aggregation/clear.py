@@ -1,4 +1,4 @@
-"""In the clear, for sums and for comparisons; with noise that a trusted server adds, where privacy is that of whole clients.
+"""In the clear, for sums and for comparisons. With client-level privacy a trusted server adds noise to sums.
 
 Guarantee: none. Reveals: every update and weight, every signature or its public sketch. Source: McMahan et al. 2017; PACFL, Algorithm 1.
 """
@@ -24,7 +24,7 @@ __all__ = ["ClientComparison", "ClientSum", "ServerComparison", "ServerSum"]
 
 
 class ClientSum:
-    """Sends its update as it is, with its sample count where it is asked to weigh; clipped, where clients' privacy demands that."""
+    """Sends its update as it is, with its sample count if asked; under client-level privacy the update was clipped before."""
 
     def __init__(self, parts: ClientParts) -> None:
         self._parts = parts
@@ -62,7 +62,7 @@ class ServerSum:
         return clipped.central(call, record)
 
     def _update(self, answer: m.Answer, layout: Layout, client: int) -> dict[str, Array] | None:
-        """The parts of an update that are as they were said to be, else None."""
+        """The parts of an update, or None if they differ from the declared layout."""
         if not isinstance(answer, m.Given) or [one.name for one in answer.values] != [part.name for part in layout]:
             return None
         try:
@@ -79,7 +79,7 @@ class ServerSum:
 
 
 class ClientComparison:
-    """Sends its rows as they are, after a public sketch if there is one; with its own noise, where clients' privacy asks for that."""
+    """Sends its rows as they are, or a public sketch of them."""
 
     def __init__(self, parts: ClientParts) -> None:
         self._parts = parts

@@ -1,23 +1,23 @@
-"""The key holder of encrypted similarity, a party apart: bytes in, bytes out, no data, state in a store of its own.
+"""The key holder of encrypted comparisons, a separate party: bytes in, bytes out, no data, state in its own store.
 
-A step of an epoch is one `gram` of the federation: enrolments and requests come in batches and are kept beside the epoch as it was before;
-`Finish` makes them part of it and releases, once; asked for again in the same bytes, as where the answer was lost, it gets the same answer
-and nothing more. A step that is broken off is started anew, and nothing of it was released.
+A step of an epoch is one `gram` of the federation. Enrolments and requests arrive in batches and are kept beside the epoch until `Finish`
+adds them to it and releases the result, once. The same `Finish` again, after its answer was lost, gets the same answer. An interrupted step
+starts anew; nothing of it was released.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from ..clustering.similarity import Gram
 from ..contract.operations import GramView, Then
 from ..federation import messages as m
 from ..federation.enrolment import enrolled, new_session
-from ..federation.function_encoding import then_from_bytes
+from ..federation.function_encoding import check_small, then_from_bytes
 from ..federation.handler import Handler, answered, driven
-from ..federation.payloads import check_small
 from ..federation.settings import Settings
 from ..federation.store import Store
 from ..federation.values import Exchange
@@ -32,48 +32,42 @@ __all__ = ["KeyHolderParty"]
 
 
 class _Step(m.Message, frozen=True):
-    """What one step added: its new clients in order, and what was run (empty under release "gram")."""
+    """The new clients of one step, in order, and the function that was run (empty under release "gram")."""
 
     clients: tuple[int, ...]
     then: bytes
 
 
 class _Stored(m.Message, frozen=True):
-    """An `_Epoch` as bytes."""
+    """An epoch: the shape of clients' rows, the server's public key, the machine, the steps, the last `Finish` and its answer."""
 
     p: int
     dimension: int
     server: bytes
-    machine: bytes
-    steps: tuple[_Step, ...]
-    asked: bytes
-    said: bytes
+    machine: bytes = b""
+    steps: tuple[_Step, ...] = ()
+    asked: bytes = b""
+    answer: bytes = b""
 
 
 @dataclass(frozen=True, eq=False)
 class _Epoch:
-    """An epoch between two messages: the shape of clients' rows, who may ask, the machine, the steps so far, how the last one was asked
-    for (`Finish`) and what was said to that. The machine is changed in forks only."""
+    """An epoch between messages: `stored`, but with a live machine, which is changed in forks only."""
 
-    p: int
-    dimension: int
-    server: bytes
+    stored: _Stored
     machine: KeyHolder
-    steps: tuple[_Step, ...] = ()
-    asked: bytes = b""
-    said: bytes = b""
 
     def to_bytes(self) -> bytes:
-        return m.encode(_Stored(self.p, self.dimension, self.server, self.machine.to_bytes(), self.steps, self.asked, self.said))
+        return m.encode(structs.replace(self.stored, machine=self.machine.to_bytes()))
 
 
 class KeyHolderParty:
-    """Makes an epoch's keys, decrypts inner products, runs public code of a fixed list on them, and says what its own settings release.
+    """Makes an epoch's keys, decrypts inner products, runs functions of a fixed list on them, and releases what its own settings allow.
 
-    Guarantee: that of `protocols.ckks.KeyHolder`. What is released, in which ring and how noised, is what this party's own protection says,
-    not the server; an epoch answers the server's key that opened it, at most as many steps as the roster has clients, each once, and ends
-    if a step's function fails. Reveals: each step's labels. A server that lies about what it multiplied, or asks for other functions than
-    the algorithm's (a threshold of its choice, say), gets labels of that: CKKS is for servers that follow the protocol.
+    Guarantee: that of `protocols.ckks.KeyHolder`. This party's own protection decides what is released, in which ring and with which noise.
+    An epoch answers only the server's key that opened it, each step once, at most as many steps as the roster has clients, and ends if a
+    step's function fails. Reveals: each step's labels. A server that lies about its products, or asks for another function than the
+    algorithm's (such as a threshold of its choice), gets the labels of that: CKKS is for servers that follow the protocol.
     Active attacks (`attacks.active`): each step once: `repeated_step`; a threshold of the server's choice: `other_function`.
     """
 
@@ -81,13 +75,13 @@ class KeyHolderParty:
         self._settings, self._store, self._entropy = settings, store, entropy
 
     def receive(self, data: bytes) -> bytes:
-        """The answer to a request; any bytes are answered. One request at a time works on a store."""
+        """The answer to a request, whatever its bytes. Requests that use one store are handled one after the other."""
         return answered("key holder", lambda ask: driven(self.handle(ask, Exchange())), data)
 
     def handle(self, ask: m.Ask, exchange: Exchange) -> Handler:
-        """What the key holder does for a request. Raises what it refuses by."""
+        """Handle a request. Raises an error for a refusal."""
         with self._store.alone():
-            yield from ()  # it asks nobody for anything
+            yield from ()  # it needs no work of others
             return self._answer(ask)
 
     def secrets(self) -> dict[str, str]:
@@ -141,7 +135,7 @@ class KeyHolderParty:
         if setup.digest != ask.setup or setup.mode != "public-key":
             raise RemoteError("forbidden")
         machine = KeyHolder(setup, self._settings.identity, ask.server, self._roster(), entropy=self._entropy)
-        self._store.keep(f"epoch/{ask.epoch}", _Epoch(ask.p, ask.dimension, ask.server, machine), _Epoch.to_bytes)
+        self._store.keep(f"epoch/{ask.epoch}", _Epoch(_Stored(ask.p, ask.dimension, ask.server), machine), _Epoch.to_bytes)
         return m.Stepped(machine.announcement)
 
     def _drop(self, live: Sequence[int]) -> m.Done:
@@ -165,7 +159,7 @@ class KeyHolderParty:
             machine = KeyHolder.from_bytes(
                 one.machine, setup, self._settings.identity, one.server, self._roster(), entropy=self._entropy
             )  # fmt: skip
-            return _Epoch(one.p, one.dimension, one.server, machine, one.steps, one.asked, one.said)
+            return _Epoch(one, machine)
 
         kept = self._store.load(name, read)
         if kept is None:
@@ -176,40 +170,42 @@ class KeyHolderParty:
 
     def _decrypt(self, ask: m.Decrypt) -> m.Done:
         kept = self._kept(f"epoch/{ask.epoch}" if ask.first else f"pending/{ask.epoch}", ask.session, ask.epoch)
-        if ask.step != len(kept.steps):
+        if ask.step != len(kept.stored.steps):
             raise RemoteError("replay")
         machine = kept.machine.fork()
         for enrolment in ask.enrolments:
             machine.enrol(enrolment)
         for request in ask.requests:
             machine.answer(request)
-        self._store.keep(f"pending/{ask.epoch}", replace(kept, machine=machine, asked=b"", said=b""), _Epoch.to_bytes)
+        stored = structs.replace(kept.stored, asked=b"", answer=b"")
+        self._store.keep(f"pending/{ask.epoch}", _Epoch(stored, machine), _Epoch.to_bytes)
         return m.Done()
 
     def _finish(self, ask: m.Finish) -> m.Answer:
         asked, before = m.encode(ask), self._kept(f"epoch/{ask.epoch}", ask.session, ask.epoch)
-        if before.asked == asked:
-            return m.decode_answer(before.said)
-        fresh_step = bool(ask.clients) and ask.step == len(before.steps)
+        if before.stored.asked == asked:
+            return m.decode_answer(before.stored.answer)
+        fresh_step = bool(ask.clients) and ask.step == len(before.stored.steps)
         kept = self._kept(f"pending/{ask.epoch}", ask.session, ask.epoch) if fresh_step else before
-        if ask.step != len(kept.steps):
+        machine, earlier_steps = kept.machine, kept.stored.steps
+        if ask.step != len(earlier_steps):
             raise RemoteError("replay")
-        machine = kept.machine
-        earlier = {client for step in kept.steps for client in step.clients}
+        earlier = {client for step in earlier_steps for client in step.clients}
         fresh = set(ask.clients)
         if len(fresh) != len(ask.clients) or fresh & earlier or fresh | earlier != machine.enrolled or not machine.enrolled:
             raise RemoteError("not-enrolled")
-        if len(kept.steps) >= machine.setup.most_clients:
+        if len(earlier_steps) >= machine.setup.most_clients:
             raise RemoteError("over-cap")
         if machine.setup.release != "gram":
             _then(ask.then)
-        steps = (*kept.steps, _Step(ask.clients, ask.then))
+        steps = (*earlier_steps, _Step(ask.clients, ask.then))
         try:
             released = self._released(machine, steps)
-        except Exception:  # that it failed tells of the Gram, and is told: once an epoch
+        except Exception:  # the failure reveals something of the Gram matrix, so it ends the epoch
             self._drop_epochs(lambda epoch: epoch == str(ask.epoch))
             raise
-        self._store.keep(f"epoch/{ask.epoch}", replace(kept, steps=steps, asked=asked, said=m.encode(released)), _Epoch.to_bytes)
+        stored = structs.replace(kept.stored, steps=steps, asked=asked, answer=m.encode(released))
+        self._store.keep(f"epoch/{ask.epoch}", _Epoch(stored, machine), _Epoch.to_bytes)
         self._store.drop(f"pending/{ask.epoch}")
         return released
 
@@ -224,7 +220,7 @@ class KeyHolderParty:
         return m.Released(_named(result), _named({name: evidence[name] for name in DISTANCES}), ())
 
     def _replayed(self, machine: KeyHolder, steps: Sequence[_Step]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """The last step's result and evidence. What functions keep for each other comes of running them all again: they are pure."""
+        """The last step's result and evidence. All functions run again, which restores their memory, because they are pure."""
         setup, most = machine.setup, self._settings.protection.landmarks
         landmarks = ckks.landmarks_of(setup, steps[0].clients, most) if most else ()
         error = max(ckks.error_std(setup.parameters, setup.packing, setup.group), machine.std)

@@ -1,13 +1,13 @@
 """Secure aggregation over blocks: a masked sum of counts, then one masked sum over the blocks of clusters that are large enough.
 
-Guarantee: the server learns, for each cluster at or above the minimum cohort size, its sum, and all counts; not who is in it.
-Reveals: the counts; k times the bytes. Counts and totals over changing cohorts are linear equations: of who is in which group, while
-clients stay there, and of values that stay (`attacks.cluster_identity`, `attacks.disaggregation`). Counts are the clients' word: one that
-overstates a count can have the block of a cluster below the minimum opened. Where a client counts towards several groups, or several means
-are taken in a round, sums whose groups differ by one client give its value by subtraction. With k models on the list, a planted one is not
-noticed.
+Guarantee: the server learns all counts, and the sum of each cluster at or above the minimum cohort size; not who is in which cluster.
+Reveals: the counts; needs k times the bytes. Counts and totals over changing cohorts are linear equations: in the memberships, while
+clients stay in their groups, and in values that do not change (`attacks.cluster_identity`, `attacks.disaggregation`). Clients report the
+counts: one that overstates a count can get the block of a too small cluster opened. Where a client counts towards several groups, or a
+round has several means, sums whose groups differ by one client reveal its value by subtraction. With k models on the list, a planted one
+is not noticed.
 Active attacks (`attacks.active`): those of `secagg`, which are outside of this guarantee.
-Source: ours, over `protocols.secagg.oblivious`; it is for a server that follows the protocol.
+Source: this project, over `protocols.secagg.oblivious`; for a server that follows the protocol.
 """
 
 from typing import ClassVar
@@ -20,15 +20,16 @@ from ..federation import messages as m
 from ..federation.protections import Asked, size_of
 from ..protocols import secagg
 from ..protocols.errors import RemoteError, SumFailed, TooFewClients
-from ..protocols.secagg import Sum, counts_of
+from ..protocols.secagg import counts_of
 from . import secagg as by_group
-from .secagg import ATTEMPTS, OBLIVIOUS, check_balance, group_mean
+from .secagg import check_balance, group_mean
+from .secure_sums import ATTEMPTS
 
 __all__ = ["ClientSum", "ServerSum"]
 
 
 class ClientSum(by_group.ClientSum):
-    """A client's part: first it counts towards its groups, then it brings its vector to their blocks."""
+    """A client's part: it counts towards its groups, then adds its vector to their blocks."""
 
     kinds: ClassVar[tuple[str, ...]] = ("counts", "blocks")
 
@@ -54,28 +55,20 @@ class ServerSum(by_group.ServerSum):
     """The server's part."""
 
     def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
-        """A sum of counts, then one over the blocks of clusters at the minimum cohort size; who is where stays with the clients."""
+        """A sum of counts, then one over the blocks of clusters of at least the minimum cohort size."""
         call = self._sums.without_offenders(call)
         clients = [one.client for one in call.contributions]
-        counts, blocks = (self._listed(call, clients, self._like(asked, kind, choice)) for kind in ("counts", "blocks"))
-        limit = self._limit(call, call.contributions)
+        counting, adding = self._like(asked, "counts", choice), self._like(asked, "blocks", choice)
+        counts, blocks = (self._listed(call, clients, like) for like in (counting, adding))
         first, second = ((call.round + 1, (2 * call.number + which) * ATTEMPTS) for which in (0, 1))
-        counted = self._sums.run(
-            {OBLIVIOUS: self._sums.counts(first, clients, counts, call.k, second)},
-            self._stepper(call, asked, "counts", choice), self._exchange, record,
-        )[OBLIVIOUS]  # fmt: skip
-        if not isinstance(counted, Sum):
-            raise counted
-        dimension = size_of(asked.layout)
+        terms = self._sums.counts(first, clients, counts, call.k, second)
+        counted = self._sums.run_one(terms, self._sender(call, asked, counting), record)
         try:
-            terms = self._sums.blocks(counted, second, blocks, dimension, limit)
+            terms = self._sums.blocks(counted, second, blocks, size_of(asked.layout), self._limit(call, call.contributions))
         except SumFailed:  # counts that no members have
             raise TooFewClients((0,), call.min_cohort) from None
         check_balance(call, call.contributions, terms)
-        step = self._stepper(call, asked, "blocks", choice)
-        total = self._sums.run({OBLIVIOUS: terms}, step, self._exchange, record)[OBLIVIOUS]
-        if not isinstance(total, Sum):
-            raise total
+        total = self._sums.run_one(terms, self._sender(call, asked, adding), record)
         means: list[GroupMean | None] = [None] * call.k
         sizes = counts_of(counted)
         equal = call.public_weights and len({one.weight for one in call.contributions}) == 1

@@ -1,7 +1,7 @@
-"""Rules that combine the means of several buckets into one that few bad buckets move little: pure functions of a matrix, one bucket a row.
+"""Robust rules that combine the means of several buckets: pure functions of a matrix with one bucket in each row.
 
-The rules tolerate fewer than half of the buckets being bad, the trimmed mean as many as it leaves out at one end. One bad client spoils the
-bucket that it is in.
+The rules tolerate fewer than half of the buckets being bad, the trimmed mean as many as it leaves out at one end. One bad client makes its
+bucket bad.
 Sources: Karimireddy et al. 2022 (ICLR; bucketing), Yin et al. 2018 (trimmed mean), Pillutla et al. 2022 (geometric median by smoothed
 Weiszfeld steps), Karimireddy et al. 2021 (centred clipping).
 """
@@ -74,9 +74,9 @@ RULES: Mapping[str, Callable[[Array], Array]] = {
 
 
 def combined(rule: str, means: Sequence[GroupMean]) -> GroupMean:
-    """The mean of a group from those of its buckets, of which the server sees all. All parts are one vector to the rule, in float64.
+    """The mean of a group from the means of its buckets. The rule gets all parts as one vector, in float64.
 
-    Buckets count alike, though their sizes may differ by one.
+    Buckets count equally, though their sizes may differ by one.
     """
     values = {name: [mean.parts[name].value() for mean in means] for name in means[0].parts}
     points = np.stack([np.concatenate([np.ravel(values[name][row]).astype(np.float64) for name in values]) for row in range(len(means))])

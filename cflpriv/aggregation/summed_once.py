@@ -1,13 +1,13 @@
-"""What one client has contributed to secure sums: the values of a round go into sums over one set of clients.
+"""The client's record of its secure sums: the values of one round go into sums over one set of clients.
 
-The difference of two sums over cohorts that differ by one client is that client's value, or nearly so where both values were computed from
-the same model. So once a client has revealed its shares for a value that was computed in a round, it reveals none for another value of that
-round, unless the same clients survived. A value is of the round in which it was computed and of those of all held values that went into it.
+The difference of two sums over cohorts that differ by one client is that client's value, or close to it if both values come from the same
+model. So after a client has revealed its shares for a value of a round, it reveals none for another value of that round, unless the same
+clients survived. A value belongs to the round in which it was computed, and to the rounds of all held values that went into it.
 
-Guarantee: of the values that a client computes in one round of a session, and of all that is computed from these as long as they are held,
-only sums over the same survivors are opened.
-Reveals: a server may call the same model that of another round. Sums of successive rounds over different clients show, by their difference,
-what nearly equal models make of a client's data (`docs/guarantees.md`). What tasks keep in a client's memory is of the round that reads it.
+Guarantee: of the values that a client computes in one round of a session, and of all that is computed from these while they are held, only
+sums over the same survivors are opened.
+Reveals: a server may present the same model in another round. The difference of sums of successive rounds over different clients reveals
+what nearly equal models make of a client's data (`docs/guarantees.md`). Values in a client's memory belong to the round that reads them.
 """
 
 from hashlib import sha256
@@ -22,7 +22,7 @@ __all__ = ["Survivors", "check_proposed", "pinned", "survivors_of", "write_down"
 Survivors = tuple[int, ...]
 """The clients whose values are in a sum, in ascending order."""
 MOST_ROUNDS = 4096
-"""So many rounds are remembered; values of older ones are in no sum any more."""
+"""The number of rounds that are remembered. The client contributes no value of an older round."""
 
 
 class _Summed(m.Message, frozen=True):
@@ -40,7 +40,10 @@ class _Pinned(m.Message, frozen=True):
 
 
 def check_proposed(store: Store, kind: str, rounds: tuple[int, ...], clients: Survivors, complete: bool) -> None:
-    """Refuse ("second-sum") to add a value of these `rounds` to others of these `clients`: the cohort, or with `complete` the survivors."""
+    """Raises "second-sum" for a value of these `rounds` in a sum over other clients than before.
+
+    `clients` are the cohort, or with `complete` the survivors.
+    """
     data = store.get(_name(kind))
     if data is None:
         return
@@ -49,14 +52,14 @@ def check_proposed(store: Store, kind: str, rounds: tuple[int, ...], clients: Su
     for round in rounds:
         if round in known and complete:
             same = known[round] == _digest(clients)
-        else:  # who survived earlier sums is known as a digest alone, so a cohort is judged by the latest
+        else:  # of earlier sums only the digest of the survivors is known, so the latest sum decides about a cohort
             same = known.get(round) != latest or set(summed.survivors) <= set(clients)
         if round < summed.oldest or not same:
             raise RemoteError("second-sum")
 
 
 def write_down(store: Store, kind: str, rounds: tuple[int, ...], survivors: Survivors) -> None:
-    """Keep that the client revealed its shares for a value of these `rounds`, before anybody gets them."""
+    """Record a sum of a value of these `rounds`, before the client reveals its shares."""
     data = store.get(_name(kind))
     summed = _Summed((), ()) if data is None else m.codec.decode(data, _Summed, m.LIMIT_BYTES)
     known = dict(summed.rounds) | dict.fromkeys(rounds, _digest(survivors))
@@ -66,7 +69,7 @@ def write_down(store: Store, kind: str, rounds: tuple[int, ...], survivors: Surv
 
 
 def pinned(store: Store, name: str, rounds: tuple[int, ...], begun: bool) -> None:
-    """Keep the rounds of the value that sum `name` is of; once `begun`, refuse ("unlisted-model") others under the value's number."""
+    """Record the rounds of the value in sum `name`. Once `begun`, raises "unlisted-model" for a value of other rounds."""
     data = m.encode(_Pinned(rounds))
     if not begun:
         store.put(f"{name}/rounds", data)
@@ -75,7 +78,7 @@ def pinned(store: Store, name: str, rounds: tuple[int, ...], begun: bool) -> Non
 
 
 def survivors_of(message: ServerMessage) -> Survivors | None:
-    """The survivors that a server names, None for messages without."""
+    """The survivors in a server's message, or None."""
     packed = getattr(message, "survivors", None)
     return None if packed is None else names(packed)
 

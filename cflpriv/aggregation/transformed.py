@@ -1,19 +1,19 @@
-"""Under a transform that the clients share and the server lacks: what is compared, and what is averaged.
+"""Sums and comparisons under a transform that the clients share and the server does not have.
 
-Guarantee: against a server that lacks the clients' secret, the updates of one sum, and the rows of one clustering epoch, tell what the kind
-of transform tells: under "haar" their Gram matrix and nothing more (`transform = "per_round"`; with "fixed", the Gram of all updates ever
-sent). Weights are public or equal. Each transform serves one epoch, sum or fold, and changes one value of a client in its life: a second
-one could be linked with the first, and from values that the server chose it would work the transform out.
-Reveals: the Gram matrix: norms and angles between updates of one sum, and between rows; who is in which group; everything, to one client
-that colludes. Where means of several sums are folded into one, also the norm of that total, and so the angle between successive means.
-**Under "permutation" and "signed_permutation" a curious server reads the labels of clients' data off the updates of a network, key or no
-key, also when every sum has a fresh one**: they are there to be measured. Zero rows of padded signatures stay zero.
+Guarantee: a server without the clients' secret learns of the updates of one sum, or the rows of one clustering epoch, what the kind of
+transform reveals: under "haar" their Gram matrix and nothing else (`transform = "per_round"`; with "fixed", the Gram matrix of all updates
+ever sent). Weights are public or equal. Each transform serves one epoch, sum or fold, and is applied to one value of a client: a second
+value could be linked with the first, and values that the server chose would reveal the transform.
+Reveals: the Gram matrix: norms and angles between updates of one sum, and between rows; who is in which group; everything, to a server that
+colludes with one client. Where means of several sums are folded into one, also the norm of the total, and so the angle between successive
+means. **Under "permutation" and "signed_permutation" a curious server can infer the labels of clients' data from the updates of a network,
+even with a fresh key for every sum**: these transforms exist to be measured. Zero rows of padded signatures stay zero.
 Active attacks (`attacks.active`): one value for each transform: `repeated_epoch`, `opened_by_another`; the clients' secret: `sybil_group`;
-what is written beside it of a server that lies: `chosen_rows`.
+not prevented, against a server that lies: `chosen_rows`.
 Source: Sattler et al. 2019 (CFL), Algorithm 5 (there with a permutation); `protocols.orthonormal`, `protocols.sketch`.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from hashlib import sha256
 from math import prod
 from typing import Any
@@ -25,8 +25,7 @@ from ..contract.handles import Blind, GroupMean, Shared, times
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.handler import Apply
-from ..federation.protections import Asked, ClientParts, ServerParts, joined, size_of
-from ..federation.registry import ClientRegistry, ClientsLost
+from ..federation.protections import Asked, ClientParts, Folding, ServerParts, joined, size_of
 from ..federation.store import Store
 from ..federation.transforms import check_hidden, clustering_name, group_epoch, sketched
 from ..federation.values import Exchange
@@ -38,11 +37,11 @@ from .vectors import VectorComparison
 __all__ = ["ClientComparison", "ClientSum", "ServerComparison", "ServerSum", "take"]
 
 
-# --- what is compared
+# --- comparisons
 
 
 class ClientComparison:
-    """Sends its rows under the epoch's transform, after a public sketch if there is one."""
+    """Sends its rows, or a public sketch of them, under the epoch's transform."""
 
     def __init__(self, parts: ClientParts) -> None:
         self._parts = parts
@@ -61,10 +60,10 @@ class ClientComparison:
 
 
 class ServerComparison(VectorComparison):
-    """Compares vectors as they come: inner products are those of the rows before."""
+    """Compares transformed vectors, which have the inner products of the original rows."""
 
 
-# --- what is averaged
+# --- sums
 
 
 class ClientSum:
@@ -74,7 +73,7 @@ class ClientSum:
         self._parts = parts
 
     def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
-        """An update under a transform: a fresh one for each sum unless these settings say "fixed". Counts are never given along."""
+        """An update under a transform, fresh for each sum unless the settings say "fixed". Sample counts are never sent."""
         fixed = self._parts.settings.protection.transform == "fixed"
         if ask.weigh or not (ask.transform.partition("@")[0] == "sum/fixed" if fixed else ask.transform.startswith("sum/")):
             raise RemoteError("forbidden")
@@ -84,9 +83,9 @@ class ClientSum:
         return (yield from self._hidden("mean", ask.transform, vector, fixed))
 
     def fold(self, ask: m.Fold, exchange: Exchange) -> Generator[Apply, Array, m.Given]:
-        """Blind parts, opened, added up, multiplied by what is in `times`, and sent back under a fresh transform.
+        """Open transformed parts, add them up, multiply them by `times`, and send the result back under a fresh transform.
 
-        Clear and own parts take no part: they would be shown.
+        Clear and own parts are refused, because the result would reveal them.
         """
         shown = any(part.clear or part.own for part in (ask.value, *ask.times))
         if shown or len(ask.times) > 1 or not ask.transform.startswith("apply/"):
@@ -94,7 +93,7 @@ class ClientSum:
         opened = self._parts.values.open
         try:
             value, *numbers = [opened(one, self._parts.transforms, exchange) for one in (ask.value, *ask.times)]
-        except InputError:  # a secret that others have
+        except InputError:  # only other clients have this secret
             raise RemoteError("not-held") from None
         try:
             for number in numbers:
@@ -115,13 +114,13 @@ class ClientSum:
 
 
 class ServerSum:
-    """Averages transformed updates unseen; the clients turn the mean back."""
+    """Averages transformed updates. The clients invert the transform of the mean."""
 
     def __init__(self, parts: ServerParts) -> None:
         self._parts = parts
 
     def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
-        """Updates under the clients' transform, averaged unseen; one stage for all groups that share no client."""
+        """Means of transformed updates. Groups that share no client are asked together."""
         groups = large_enough(call)
         dimension, where = size_of(asked.layout), places({part.name: part.shape for part in asked.layout})
         check_hidden("mean", dimension, self._parts.protection.sum)
@@ -136,11 +135,11 @@ class ServerSum:
             for label in groups
         }
         size = transform_size(self._parts.protection.sum, dimension)
-        if any(len(one.labels) > 1 for one in call.contributions):  # group by group: a client is asked one thing at a time
+        if any(len(one.labels) > 1 for one in call.contributions):  # group by group, because a client gets one request at a time
             rows_of = {label: self._rows(asks[label], size) for label in groups}
         else:
-            everybody = self._rows({client: ask for several in asks.values() for client, ask in several.items()}, size)
-            rows_of = dict.fromkeys(groups, everybody)
+            of_all = self._rows({client: ask for several in asks.values() for client, ask in several.items()}, size)
+            rows_of = dict.fromkeys(groups, of_all)
         means: list[GroupMean | None] = [None] * call.k
         for label in groups:
             contributors = rows_of[label]
@@ -156,7 +155,7 @@ class ServerSum:
                     "parts": where,
                 },
             )  # fmt: skip
-            if len(members) < call.min_cohort:  # they are on record all the same: they left their clients
+            if len(members) < call.min_cohort:  # recorded all the same, because the server got them
                 continue
             weights = [one.weight for one in members]
             value = weighted_mean(rows, weights)
@@ -169,7 +168,7 @@ class ServerSum:
         return tuple(means)
 
     def _rows(self, asks: Mapping[int, m.Ask], size: int) -> dict[int, Array]:
-        """The transformed updates of those who gave one of this size."""
+        """The transformed updates of this size, by client."""
         contributors: dict[int, Array] = {}
         present = self._parts.registry.present
         for client, answer in self._parts.registry.ask({client: ask for client, ask in asks.items() if client in present}, "sum").items():
@@ -184,49 +183,35 @@ class ServerSum:
                 self._parts.registry.refusals.append((client, "sum", "malformed"))
         return contributors
 
-    def folded(
-        self, clients: Sequence[int], blind: Sequence[Blind], times: Sequence[Blind], on: int | None, place: str, operation: str,
-        record: Recorder,
-    ) -> Blind:  # fmt: skip
-        """Transformed parts made one, see `folded`."""
-        parts = self._parts
-        return folded(parts.registry, parts.session, parts.protection.sum, clients, blind, times, on, place, parts.named, operation, record)
-
-
-def folded(
-    registry: ClientRegistry, session: bytes, kind: str, clients: Sequence[int], blind: Sequence[Blind], times: Sequence[Blind], on: int |
-    None, place: str, named: Callable[[str], str], operation: str, record: Recorder,
-) -> Blind:  # fmt: skip
-    """Blind parts made one, and multiplied by the number in `times` if there are any, under a fresh transform of this kind.
-
-    Client `on` does it if it is there; another is asked if one gives none. `place` names the call. Raises `ClientsLost` if nobody does.
-    """
-    value = m.to_one(Shared(blind=tuple(blind)), {})
-    number = (m.to_one(Shared(blind=tuple(times)), {}),) if times else ()
-    size = prod(blind[0].shape)
-    for turn, client in enumerate(sorted(clients, key=lambda one: one != on)):
-        purpose = named(f"{place}/{turn}")
-        answer = registry.ask({client: m.Fold(session, purpose, value, number)}, operation).get(client)
-        if isinstance(answer, m.Given) and len(answer.values) == 1:
+    def folded(self, folding: Folding, clients: Sequence[int], record: Recorder) -> Blind | None:
+        """Transformed parts made one under a fresh transform, by the first of `clients` that returns a vector of the right length."""
+        parts, kind, operation, blind = self._parts, self._parts.protection.sum, folding.operation, folding.blind
+        value = m.to_one(Shared(blind=tuple(blind)), {})
+        number = (m.to_one(Shared(blind=tuple(folding.times)), {}),) if folding.times else ()
+        size = prod(blind[0].shape)
+        for turn, client in enumerate(clients):
+            purpose = parts.named(f"{folding.place}/{turn}")
+            answer = parts.registry.ask({client: m.Fold(parts.session, purpose, value, number)}, operation).get(client)
+            if not isinstance(answer, m.Given) or len(answer.values) != 1:
+                continue
             try:
                 hidden = check_array(operation, answer.values[0].value, ndim=1)
-                if len(hidden) != transform_size(kind, size):  # it would be everybody's model
+                if len(hidden) != transform_size(kind, size):
                     raise MalformedMessage
             except (MalformedMessage, InputError):
-                registry.refusals.append((client, operation, "malformed"))
-            else:
-                arguments = {
-                    f"{name}/{one.transform}": one.value for name, terms in ((operation, blind), ("times", times)) for one in terms
-                }
-                record("arguments", "server", "clients", [client], arguments, readers=("server", "clients"))
-                context = {"transform": purpose, "kind": kind}
-                record("blind result", "clients", "server", [client], [{"blind": hidden}], readers=("server",), context=context)
-                return Blind(purpose, hidden, 0, size, blind[0].shape, size)
-    raise ClientsLost([] if on is None else [on])
+                parts.registry.refusals.append((client, operation, "malformed"))
+                continue
+            named = ((operation, blind), ("times", folding.times))
+            arguments = {f"{name}/{one.transform}": one.value for name, terms in named for one in terms}
+            record("arguments", "server", "clients", [client], arguments, readers=("server", "clients"))
+            context = {"transform": purpose, "kind": kind}
+            record("blind result", "clients", "server", [client], [{"blind": hidden}], readers=("server",), context=context)
+            return Blind(purpose, hidden, 0, size, blind[0].shape, size)
+        return None
 
 
 def take(store: Store, purpose: str, value: Array) -> None:
-    """Take a transform for this value, now and when the same is asked for again, and for no other. Raises "used-transform"."""
+    """Mark a transform as used for this value. Raises "used-transform" if it was used for another value."""
     group_epoch(purpose)
     name, mark = f"used/{purpose}", sha256(np.ascontiguousarray(value).data).digest()
     before = store.get(name)
@@ -236,7 +221,7 @@ def take(store: Store, purpose: str, value: Array) -> None:
 
 
 def check_length(key: str, what: str, kind: str, dimension: int, instead: str) -> None:
-    """Refuse vectors too long for a dense rotation, naming what takes them."""
+    """Raises `InputError` for vectors too long for a dense rotation, and names an alternative."""
     if kind == "haar" and dimension > HAAR_LIMIT:
         raise InputError(
             f"protection.{key}: 'haar' keeps d² numbers and takes {what} up to d = {HAAR_LIMIT}; these have d = {dimension}: use {instead}"
@@ -244,5 +229,5 @@ def check_length(key: str, what: str, kind: str, dimension: int, instead: str) -
 
 
 def transform_size(kind: str, dimension: int) -> int:
-    """How long a vector is under a transform: Hadamard pads to a power of two."""
+    """The length of a transformed vector: Hadamard pads to a power of two."""
     return 1 << (dimension - 1).bit_length() if kind == "hadamard" else dimension

@@ -1,4 +1,4 @@
-"""Vectors that clients have compared, in the clear or as they hide them, and the clustering epochs that they are in: the server half."""
+"""Clustering epochs of vectors, in the clear or transformed: the server half."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +13,9 @@ from ..contract.operations import GramView, Then
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.epochs import Epoch, Epochs
-from ..federation.payloads import check_small
+from ..federation.function_encoding import check_small
 from ..federation.protections import ServerParts
-from ..federation.registry import ClientsLost, most_common
+from ..federation.registry import ClientsLost, majority
 from ..federation.transforms import clustering_purpose
 from ..privacy.client_level import LOCAL
 from ..protocols.errors import MalformedMessage
@@ -24,11 +24,11 @@ from ..types import Array, check_array
 __all__ = ["VectorComparison", "Vectors", "check_new"]
 
 LARGEST = 1e100
-"""Vectors of larger numbers are refused: inner products of them would not be finite."""
+"""Vectors with larger numbers are refused, because their inner products would not be finite."""
 
 
 def check_new(clients: Sequence[int], epoch: Epoch[Any] | None) -> None:
-    """`InputError` for clients that are in the epoch already."""
+    """Raises `InputError` for clients that are in the epoch already."""
     again = sorted(set(clients) & set(epoch.clients)) if epoch is not None else []
     if again:
         raise InputError(f"gram: clients {again} are already in this epoch")
@@ -36,9 +36,9 @@ def check_new(clients: Sequence[int], epoch: Epoch[Any] | None) -> None:
 
 @dataclass
 class Vectors:
-    """One clustering epoch at the server: vectors, as clients hide them. What is added stays comparable until it closes.
+    """The vectors of one clustering epoch, as clients sent them.
 
-    `transform` names what hides them: it stays that of the group epoch in which the clustering epoch was opened.
+    `transform`: its name, which stays that of the group epoch in which the clustering epoch was opened.
     """
 
     clients: list[int] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Vectors:
     transform: str = ""
 
     def extend(self, clients: Sequence[int], rows: Sequence[Array]) -> Gram:
-        """The Gram so far, with the new rows (p, d) last."""
+        """The Gram matrix with the new rows (p, d) last."""
         self.clients += clients
         self.rows += [np.asarray(one, dtype=np.float64) for one in rows]
         return Gram.of_vectors(self.clients, np.stack(self.rows))
@@ -60,7 +60,7 @@ class Vectors:
 
 
 class VectorComparison:
-    """Clustering epochs of vectors at the server. With `local`, single rows carry the client's own noise, which is paid for each time."""
+    """The server half of comparisons of vectors. With `local`, rows carry the client's own noise, and each release is charged."""
 
     def __init__(self, parts: ServerParts) -> None:
         protection = parts.protection
@@ -73,7 +73,7 @@ class VectorComparison:
         self, held: Held, number: int, clients: Sequence[int], then: Then, against: Held | None, record: Recorder,
         shape: tuple[int, ...] = (),
     ) -> Released:  # fmt: skip
-        """Ask `clients` for their vectors of `held`, which they know by `number`, and run `then`. Raises `ClientsLost` without all."""
+        """Ask `clients` for their vectors of `held` (their `number`), and run `then`. Raises `ClientsLost` unless all sent one."""
         epoch = None if against is None else self.epochs.of(against)
         check_new(clients, epoch)
         number_of_epoch = self.epochs.count if epoch is None else epoch.number
@@ -81,13 +81,13 @@ class VectorComparison:
         uploads = self._uploads(held, number, clients, transform, None if epoch is None else epoch.shape)
         arrived = [client for client in clients if client in uploads]
         rows = [{"rows": uploads[client]} for client in arrived]
-        if arrived:  # it left them, also if the comparison comes to nothing
+        if arrived:  # the server got them, even if the comparison fails
             record(held.part, "clients", "server", arrived, rows, readers=("server",), context={"epoch": number_of_epoch})
         if len(arrived) < len(clients):
             lost = sorted(set(clients) - set(uploads))
-            for client in lost:  # also who refused: it would again
+            for client in lost:  # a client that refused would refuse again
                 self._registry.lose(client)
-            if epoch is None:  # its transform has changed some vectors already: the next attempt has another
+            if epoch is None:  # some clients have used its transform, so the next attempt needs another
                 self.epochs.count += 1
             raise ClientsLost(lost)
         shapes = {upload.shape for upload in uploads.values()}
@@ -108,12 +108,12 @@ class VectorComparison:
         return Released(result, evidence)
 
     def _new_name(self, number: int) -> str:
-        """What a new epoch's transform is called. Clients that hold a key of each epoch erase those that are not open beside it."""
+        """The name of a new epoch's transform. Clients erase the keys of epochs that it does not list as open."""
         entered = [epoch.number for entries in self.epochs.entered.values() for _, epoch in entries] if self._transformed else []
         return self._named(clustering_purpose(number, set(entered)))
 
     def listen(self, say: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
-        """Nothing here takes long."""
+        """No step takes long."""
 
     def close(self, held: Held) -> None:
         """Close an epoch."""
@@ -126,7 +126,7 @@ class VectorComparison:
     def _uploads(
         self, held: Held, number: int, clients: Sequence[int], transform: str, shape: tuple[int, int] | None
     ) -> dict[int, Array]:  # fmt: skip
-        """The vectors of those who gave any, (p, d) each: of the `shape` of the epoch, or else of that which more than half have."""
+        """The vectors (p, d) by client, of the `shape` of the epoch, else of the shape that more than half of the clients have."""
         if not clients:
             return {}
         noise = None
@@ -146,7 +146,7 @@ class VectorComparison:
                 uploads[client] = value
             except (MalformedMessage, InputError):
                 self._registry.refusals.append((client, "gram", "malformed"))
-        kept = shape if shape is not None else most_common([upload.shape for upload in uploads.values()])
+        kept = shape if shape is not None else majority([upload.shape for upload in uploads.values()])
         for client in [client for client, upload in uploads.items() if kept is not None and upload.shape != kept]:
             del uploads[client]
             self._registry.refusals.append((client, "gram", "malformed"))

@@ -1,11 +1,11 @@
 """One client: bytes in, bytes out.
 
-`FederationClient.receive` never raises: what it refuses is answered by an opaque word. It loads torch only to compute; protocol stages need
-none. All state goes through a store, because the next message may find a new process.
+`FederationClient.receive` never raises: it answers what it refuses with an opaque error code. Torch is loaded only to compute. All state is
+in a store, because a new process may handle the next message.
 
-Guarantee: what leaves the client leaves it through `give`, `seal` and secure sums alone, under the protection that its own settings name; a
-server that asks for more is refused (`release_policy` has the rule). Under `privacy` of its own everything that leaves was paid for in its
-own ledger (`client_ledger`).
+Guarantee: values leave the client through `give`, `seal` and secure sums only, under the protection that its own settings name; the client
+refuses a server that asks for more (the rule is in `release_policy`). Under `privacy` in its settings, the client's own ledger
+(`client_ledger`) is charged for everything that leaves.
 Reveals: that it takes part, its public keys, and what its protection reveals.
 """
 
@@ -41,40 +41,36 @@ __all__ = ["FederationClient"]
 
 
 class FederationClient:
-    """One client of a federation, wherever the server is.
+    """One client of a federation.
 
-    `data` gives its data when a task needs them. `store` keeps its state between messages. `entropy` feeds masks, keys and privacy noise.
-    `own` are the functions of an application that does the work of `Foreign` tasks by its own means. `cache` keeps transforms; clients of
-    one process share it. With `strict = False` the client releases what its release policy would refuse: for simulated clients alone.
+    `data` loads its data when a task needs them. `store` keeps its state between messages. `entropy` feeds masks, keys and privacy noise.
+    `own`: the application's functions for `Foreign` tasks. `cache` keeps transforms; clients of one process share it. With
+    `strict = False`, for simulations only, the client releases what its release policy would refuse.
     """
 
     def __init__(
         self, settings: Settings, data: Callable[[], ClientData], store: Store, entropy: Entropy = system_entropy,
         own: Mapping[str, Own] | None = None, cache: TransformCache | None = None, strict: bool = True,
     ) -> None:  # fmt: skip
-        self._settings, self._data, self._store, self._entropy, self._strict = settings, data, store, entropy, strict
+        self._settings, self._store, self._strict = settings, store, strict
         self.values = Values(store)
         self._spending = ClientLedger(settings.privacy, self.number, store)
         self._group = GroupMember(settings, store, entropy, cache or TransformCache())
-        self._work = Work(settings, self.values, self._spending, self._group.transforms, data, entropy, own or {})
-        self._relaying = Relaying(settings, self.values, self._spending, entropy, self._allowed)
-
-    @cached_property
-    def _parts(self) -> ClientParts:
-        return ClientParts(
-            self._settings, self._store, self.values, self._spending, self._entropy, self._group.transforms,
-            self._group.compared, self._allowed,
-            lambda: self._data().samples,
+        self._parts = ClientParts(
+            settings, store, self.values, self._spending, entropy, self._group.transforms, self._group.compared, self._allowed,
+            lambda: data().samples,
         )  # fmt: skip
+        self._work = Work(self._parts, data, own or {})
+        self._relaying = Relaying(self._parts)
 
     @cached_property
     def _sums(self) -> Any:
-        """The client half of what averages updates."""
+        """The client half of the protection of sums."""
         return self._settings.protection.sums.client(self._parts)
 
     @cached_property
     def _comparisons(self) -> Any:
-        """The client half of what compares."""
+        """The client half of the protection of comparisons."""
         return self._settings.protection.comparison.client(self._parts)
 
     @property
@@ -83,11 +79,11 @@ class FederationClient:
         return self._settings.identity.client
 
     def receive(self, data: bytes) -> bytes:
-        """The answer to a request; any bytes are answered. One request at a time works on a store."""
+        """The answer to a request, whatever its bytes. Requests that use one store are handled one after the other."""
         return answered(f"client {self.number}", lambda ask: driven(self.handle(ask, Exchange())), data)
 
     def handle(self, ask: m.Ask, exchange: Exchange) -> Handler:
-        """What the client does for a request: its own checks, its release policy, its ledger, then the work. Raises what it refuses by."""
+        """Handle a request: the client's own checks, its release policy, its ledger, then the work. Raises an error for a refusal."""
         with self._store.alone():
             if not isinstance(ask, m.Enrol) and self._store.get("session") != ask.session:
                 raise RemoteError("wrong-session")
@@ -113,15 +109,15 @@ class FederationClient:
                     return folded
                 case m.Group():
                     return self._group.agree(ask)
-                case _:  # asked of the key holder
+                case _:  # a request to the key holder
                     raise RemoteError("forbidden")
 
     def opened(self, addends: m.Addends, exchange: Exchange) -> Array:
-        """What the client sees of a sum. For measuring."""
+        """A sum as the client sees it. For measuring."""
         return self.values.open(addends, self._group.transforms, exchange)
 
     def given(self, ask: m.Compute, exchange: Exchange) -> "TaskInput":
-        """What the client would give a task. For measuring."""
+        """The input that a task would get. For measuring."""
         return self._work.given(ask, exchange)
 
     def secrets(self) -> dict[str, str]:
@@ -129,13 +125,11 @@ class FederationClient:
         return self._group.secrets()
 
     def _allowed(self, operation: releases.Operation, number: int, parts: tuple[str, ...]) -> dict[str, Any]:
-        """Parts of a held value, if this operation may release them."""
+        """Parts of a held value. Raises `RemoteError` "forbidden" if this operation must not release them."""
         values = self.values.parts(number, parts)
         if self._strict:
             releases.check(self._settings.protection, operation, values, self.values.origin(number))
         return values
-
-    # --- who
 
     def _enrol(self, ask: m.Enrol) -> m.Enrolled:
         if ask.version != m.VERSION:
@@ -145,8 +139,6 @@ class FederationClient:
             raise RemoteError("not-on-roster")
         new_session(self._store, ask.session)
         return enrolled(identity, ask, "client")
-
-    # --- release
 
     def _give(self, ask: m.Give) -> Generator[Apply, Array, m.Given]:
         protection, values = self._settings.protection, self._allowed(ask.operation, ask.held, ask.parts)
@@ -161,9 +153,9 @@ class FederationClient:
                 )
             raise error
         for part, value in values.items() if ask.operation != "gather" else ():
-            if isinstance(value, np.ndarray):  # what is made on demand was checked by its task
+            if isinstance(value, np.ndarray):  # a task checks what it computes on demand
                 check_array(f"client {self.number}: {part}", value, kind="biuf")
-        if ask.operation != "sum":  # only sums read what is made on demand one client at a time
+        if ask.operation != "sum":  # only sums read, one client at a time, what is computed on demand
             values = {part: np.asarray(value) for part, value in values.items()}
         self._spending.settle(ask.held, ask.parts, ask.operation)
         noise = self._spending.bounded(ask.noise, ask.operation)
@@ -175,10 +167,10 @@ class FederationClient:
         return given
 
     def _bounded(self, ask: m.Give, values: Mapping[str, Any], noise: m.Bounded) -> dict[str, Array]:
-        """A whole client's values, clipped together; single rows with noise of the client's own."""
+        """The client's values, clipped together; single rows get the client's own noise."""
         if ask.operation == "gram":
             event = local_event(noise.noise_multiplier, noise.relation)
-            return {part: local_rows(np.atleast_2d(value).astype(np.float64), event, self._entropy) for part, value in values.items()}
+            return {part: local_rows(np.atleast_2d(value).astype(np.float64), event, self._parts.entropy) for part, value in values.items()}
         vector = np.concatenate([np.ravel(np.asarray(value)).astype(np.float64) for value in values.values()])
         if not np.isfinite(vector).all():
             raise RemoteError("bad-input")

@@ -1,13 +1,15 @@
-"""What a client has released of its data, by its own count: it believes no server's.
+"""The client's own privacy ledger: what it has released of its data. It does not rely on a server's ledger.
 
-Each client keeps its own ledger, in its own store and over all sessions, for the (ε, δ) of its own settings, and the receipts of what it
-holds. It prices what it runs itself, and asks its ledger before anything leaves.
+Each client keeps its ledger in its own store, over all sessions, for the (ε, δ) of its own settings, and the receipts of what it holds. It
+prices the tasks that it runs, and charges its ledger before anything leaves.
 """
 
 import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+from msgspec import structs
 
 from ..contract.handles import Held, HeldKey
 from ..errors import InputError
@@ -24,30 +26,27 @@ from .store import Store
 __all__ = ["SPENT", "ClientLedger", "noise_of"]
 
 SPENT = "spent"
-"""The store's name for the ledger. It outlives sessions: a budget is for the data, whoever asks."""
+"""The store's name for the ledger. It outlives sessions, because a budget is for the data."""
 RECEIPTS = "receipts"
 log = logging.getLogger("cflpriv.federation")
 
 
-def noise_of(said: m.NoisySteps) -> Noise:
-    """The noise that a server asks for. Raises `RemoteError` "malformed" for numbers that no noise has."""
-    numbers = (said.training, said.signature, said.choice)
-    if not all(0 <= one < float("inf") for one in numbers) or not 0 < said.sampling_rate <= 1:
+def noise_of(steps: m.NoisySteps) -> Noise:
+    """The noise that a server asks for. Raises `RemoteError` "malformed" for impossible numbers."""
+    numbers = (steps.training, steps.signature, steps.choice)
+    if not all(0 <= one < float("inf") for one in numbers) or not 0 < steps.sampling_rate <= 1:
         raise RemoteError("malformed")
-    return Noise(
-        said.relation, said.training, said.signature, said.choice, said.clip_norm, said.sampling_rate, said.samples, said.sketch_dim,
-        said.loss_cap, said.seed,
-    )  # fmt: skip
+    return Noise(*structs.astuple(steps))
 
 
 class ClientLedger:
     """The ledger and receipts of one client, for the `privacy` that it demands; with unit = "none" it demands nothing.
 
-    Guarantee: what the client releases under unit = "sample", or into secure sums and as single rows under unit = "client", is private as
-    its settings say, (ε, δ), whatever a server asks for; sums in the clear under unit = "client" are if the server adds the noise that it
-    announced. That a budget holds whose events are chosen by what was seen is proved for Gaussian releases and Rényi accounting, and used
-    unproved for sampled training (`protocols.accounting`).
-    Raises `RemoteError`: "forbidden" for what carries no such noise, "over-budget" where it would cost too much.
+    Guarantee: releases under unit = "sample", and secure sums and single rows under unit = "client", are (ε, δ)-private as the client's
+    settings say, whatever a server asks for. Sums in the clear under unit = "client" are private if the server adds the announced noise.
+    For adaptively chosen events the budget is proved for Gaussian releases with Rényi accounting, and used without proof for sampled
+    training (`protocols.accounting`).
+    Raises `RemoteError`: "forbidden" for a release without such noise, "over-budget" for one that costs too much.
     """
 
     def __init__(self, privacy: Privacy, client: int, store: Store) -> None:
@@ -64,7 +63,7 @@ class ClientLedger:
     # --- unit = "sample": receipts of what is held
 
     def agreed(self, noise: m.NoisySteps | None) -> Noise | None:
-        """The noise to run a task with. "forbidden" where there is none, or where its bounds are not those of the client's settings."""
+        """The noise of a task. Raises "forbidden" without noise, or if its bounds differ from the client's settings."""
         if noise is None:
             self._demand(self.unit != "sample", "a task without noise")
             return None
@@ -79,75 +78,70 @@ class ClientLedger:
         return made
 
     def check(self, task: Any, given: Iterable[m.Mine | m.OwnPart], reads: Iterable[str]) -> None:
-        """Refuse a task without noise, or one that is given what was computed without: what it fails for would tell of the data."""
+        """Refuse a task without noise, or with inputs computed without noise: its failure would reveal something of the data."""
         if self.unit == "sample":
             self._demand(PrivacyLedger.harmless(task, self._privacy.relation), f"{type(task).__name__} has no noise")
-            books = self._books()
-            handles = [books.held(one.held, (one.part,)) for one in given]
-            covered = books.accounts.covers(handles, [(self._client, name) for name in reads])
+            receipts = self._receipts()
+            covered = receipts.ledger.covers(*receipts.sources(given, reads))
             self._demand(covered, f"{type(task).__name__} is given what was computed without noise")
 
     def failed(self, task: Any, given: Iterable[m.Mine | m.OwnPart], reads: Iterable[str]) -> None:
-        """Pay for a private task without a result: that it has none is told."""
+        """Pay for a private task without a result, because the server sees the failure."""
         if self.unit == "sample":
-            books = self._books()
-            handles = [books.held(one.held, (one.part,)) for one in given]
-            self._paid(books, lambda: books.accounts.failed(task, handles, [(self._client, name) for name in reads], [self._client], -1))
+            receipts = self._receipts()
+            self._paid(receipts, lambda: receipts.ledger.failed(task, *receipts.sources(given, reads), [self._client], -1))
 
     def enter(self, number: int, task: Any, given: Iterable[m.Mine | m.OwnPart], reads: Iterable[str], live: Sequence[int]) -> None:
-        """Note what the results of a task, held as `number`, will cost; of what is held otherwise, only `live` stays."""
+        """Note what releasing the results of a task, held as `number`, costs. Keep only the receipts of `live` numbers."""
         if self.unit == "sample":
-            books = self._books()
-            held = books.held(number, tuple(task.parts))
-            handles = [books.held(one.held, (one.part,)) for one in given]
-            books.accounts.enter(held, task, handles, [(self._client, name) for name in reads])
-            books.forget(live)
-            self._save(books)
+            receipts = self._receipts()
+            held = receipts.held(number, tuple(task.parts))
+            receipts.ledger.enter(held, task, *receipts.sources(given, reads))
+            receipts.forget(live)
+            self._save(receipts)
 
     def derive(self, number: int, part: str, given: Iterable[m.OwnPart]) -> None:
         """`number` is a public function of other held values."""
         if self.unit == "sample":
-            books = self._books()
-            books.accounts.derive(books.held(number, (part,)), [books.held(one.held, (one.part,)) for one in given])
-            self._save(books)
+            receipts = self._receipts()
+            receipts.ledger.derive(receipts.held(number, (part,)), receipts.sources(given, ())[0])
+            self._save(receipts)
 
     def public(self, number: int, parts: tuple[str, ...]) -> None:
-        """`number` is what others released."""
+        """`number` was released by other clients."""
         if self.unit == "sample":
-            books = self._books()
-            books.accounts.public(books.held(number, parts))
-            self._save(books)
+            receipts = self._receipts()
+            receipts.ledger.public(receipts.held(number, parts))
+            self._save(receipts)
 
     def settle(self, number: int, parts: tuple[str, ...], operation: str) -> None:
-        """Pay for parts of a held value before they leave; what is paid already is free."""
+        """Pay for parts of a held value before they leave. A second release of the same value is free."""
         if self.unit == "sample":
-            books = self._books()
-            self._paid(books, lambda: books.accounts.settle(books.held(number, parts), [self._client], operation, -1))
+            receipts = self._receipts()
+            self._paid(receipts, lambda: receipts.ledger.settle(receipts.held(number, parts), [self._client], operation, -1))
 
-    def _paid(self, books: "_Books", pay: Callable[[], None]) -> None:
+    def _paid(self, receipts: "_Receipts", pay: Callable[[], None]) -> None:
         try:
             pay()
         except InputError as error:
             raise self._refused(str(error)) from None
         except BudgetExceeded as error:
-            log.warning("client %d: %s", self._client, error)
-            raise RemoteError("over-budget") from None
-        self._store.keep(SPENT, books.accounts.ledger, _text)  # first: what is lost after it is paid twice, never too little
-        self._save(books)
+            raise self._over_budget(error) from None
+        self._store.keep(SPENT, receipts.ledger.ledger, _text)  # first: after a crash a release is paid twice, not never
+        self._save(receipts)
 
-    def _books(self) -> "_Books":
+    def _receipts(self) -> "_Receipts":
         """The receipts of what this client holds."""
-        ledger = self._ledger()
-        books = self._store.load(RECEIPTS, lambda data: _Books.of(data, ledger, self._client))
-        return books or _Books(PrivacyLedger(_NO_NOISE, ledger), self._client)
+        receipts = _Receipts(PrivacyLedger(_NO_NOISE, self._ledger()), self._client)
+        return self._store.load(RECEIPTS, receipts.restored) or receipts
 
-    def _save(self, books: "_Books") -> None:
-        self._store.keep(RECEIPTS, books, _Books.to_bytes)
+    def _save(self, receipts: "_Receipts") -> None:
+        self._store.keep(RECEIPTS, receipts, _Receipts.to_bytes)
 
     # --- unit = "client": each release
 
     def bounded(self, noise: m.Bounded | None, operation: str) -> m.Bounded | None:
-        """Pay for a contribution that is clipped, and noised by the trusted server (sums) or by the client (rows)."""
+        """Pay for a clipped contribution. The trusted server (sums) or the client (rows) adds the noise."""
         if self.unit == "none":
             return noise
         if self.unit == "sample":
@@ -167,11 +161,11 @@ class ClientLedger:
         self._charge([event], operation)
         return noise
 
-    def shares(self, plan: SkellamPlan | None, floor: int, room: int, weighted: bool) -> None:
-        """Pay for a contribution to a secure sum with a share of the noise by `plan`, which must be whole: not cut off, not scaled down.
+    def shares(self, plan: SkellamPlan | None, min_cohort: int, room: int, weighted: bool) -> None:
+        """Pay for a contribution to a secure sum with a share of the noise of `plan`, which must not be cut off or scaled down.
 
-        `floor` is the fewest survivors for whom the client lets a sum be opened; each of them knows its own share, so no more than the
-        others' may be counted.
+        `min_cohort`: the fewest survivors with which the client lets a sum be opened. Each survivor knows its own share, so only the
+        shares of the others count.
         """
         if self.unit != "client":
             self._demand(plan is None or self.unit == "none", "noise for whole clients")
@@ -180,7 +174,9 @@ class ClientLedger:
             raise self._refused("a secure sum without noise")
         own = self._privacy
         self._demand(plan.relation == own.relation and 0 < plan.clip_norm <= own.clip_norm, "clip_norm is above the client's own")
-        self._demand(1 <= plan.survivors < floor, f"noise of {plan.survivors} shares, where {floor - 1} are certain beside one's own")
+        self._demand(
+            1 <= plan.survivors < min_cohort, f"noise of {plan.survivors} shares; only {min_cohort - 1} are certain beside one's own"
+        )
         self._demand(fits(plan, room) and not weighted, "noise that would be cut off, or scaled")
         self._charge([plan.event], "mean")
 
@@ -201,9 +197,12 @@ class ClientLedger:
         try:
             ledger.charge({self._client: events}, purpose, -1)
         except BudgetExceeded as error:
-            log.warning("client %d: %s", self._client, error)
-            raise RemoteError("over-budget") from None
+            raise self._over_budget(error) from None
         self._store.keep(SPENT, ledger, _text)
+
+    def _over_budget(self, error: BudgetExceeded) -> RemoteError:
+        log.warning("client %d: %s", self._client, error)
+        return RemoteError("over-budget")
 
     def _demand(self, holds: bool, why: str) -> None:
         if not holds:
@@ -220,26 +219,29 @@ def _text(ledger: Ledger) -> bytes:
     return ledger.text().encode()
 
 
-class _Books:
-    """The receipts of what one client holds, by number: `PrivacyLedger` as the server keeps them for all."""
+class _Receipts:
+    """The receipts of what one client holds, by number, in a `ledger` like the server's."""
 
-    def __init__(self, accounts: PrivacyLedger, client: int) -> None:
-        self.accounts, self._client = accounts, client
+    def __init__(self, ledger: PrivacyLedger, client: int) -> None:
+        self.ledger, self._client = ledger, client
         self._keys: dict[str, HeldKey] = {}
 
-    @classmethod
-    def of(cls, data: bytes, ledger: Ledger, client: int) -> "_Books":
-        """What `to_bytes` made bytes of."""
-        books, saved = cls(PrivacyLedger(_NO_NOISE, ledger), client), json.loads(data)
-        books._keys = {number: HeldKey(number) for number in saved["held"]}
-        books.accounts.restore(saved, books._keys)
-        return books
+    def restored(self, data: bytes) -> "_Receipts":
+        """The inverse of `to_bytes`, into this new object."""
+        saved = json.loads(data)
+        self._keys = {number: HeldKey(number) for number in saved["held"]}
+        self.ledger.restore(saved, self._keys)
+        return self
 
     def to_bytes(self) -> bytes:
-        return json.dumps(self.accounts.saved({key: number for number, key in self._keys.items()})).encode()
+        return json.dumps(self.ledger.saved({key: number for number, key in self._keys.items()})).encode()
 
     def held(self, number: int, parts: tuple[str, ...]) -> Held:
         return Held(self._keys.setdefault(str(number), HeldKey(str(number))), (self._client,), parts)
+
+    def sources(self, given: Iterable[m.Mine | m.OwnPart], reads: Iterable[str]) -> tuple[list[Held], list[tuple[int, str]]]:
+        """The handles of a task's inputs, and what the task reads of the client's memory."""
+        return [self.held(one.held, (one.part,)) for one in given], [(self._client, name) for name in reads]
 
     def forget(self, live: Sequence[int]) -> None:
         """Keep only these numbers."""

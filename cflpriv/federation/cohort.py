@@ -1,24 +1,24 @@
-"""Who takes part: a round's cohort, who drops out of a mean, how many clients a group has.
-
-All draws are keyed, none is secret.
-"""
+"""Who takes part: a round's cohort, injected dropouts, sizes of groups, public weights. All draws are keyed, none is secret."""
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 
+import numpy as np
+
 from ..contract.calls import SumCall
 from ..contract.handles import Held, Labels, label_sets
 from ..contract.operations import Sampling
+from ..contract.protection import Protection
 from ..errors import InputError
 from ..randomness import stream
 
-__all__ = ["check_mean", "draw_cohort", "draw_drop", "group_sizes"]
+__all__ = ["check_mean", "draw_cohort", "draw_drop", "group_sizes", "public_weights"]
 
 
 def draw_cohort(
     sampling: Sampling, clients: Sequence[int], labels: Labels | None, smallest: int, seed: int, round_number: int
 ) -> tuple[int, ...]:
-    """The clients of a round, ascending: a share of all, or of each cluster, of which at least `smallest` where there are as many."""
+    """The clients of a round, ascending: a share of all, or of each cluster, then at least `smallest` if it has as many."""
     share = sampling.participation
     if sampling.mode == "fixed_cohorts":
         return _fixed_cohort(share, clients, labels, smallest, seed, round_number)
@@ -38,9 +38,9 @@ def draw_cohort(
 def _fixed_cohort(
     share: float, clients: Sequence[int], labels: Labels | None, smallest: int, seed: int, round_number: int
 ) -> tuple[int, ...]:
-    """Each cluster (all clients, without labels) is dealt into cohorts once, and rounds take one of these after the other.
+    """Deal each cluster (without labels: all clients) into fixed cohorts, and take one per round in turn.
 
-    So sums over the members of a cluster repeat, and tell nothing by their differences, until its members change.
+    Sums over the members of a cluster then repeat, so their differences reveal nothing until its members change.
     """
     sets = dict.fromkeys(clients, (0,)) if labels is None else label_sets(labels, clients, None, "cohort")[0]
     chosen: list[int] = []
@@ -54,23 +54,23 @@ def _fixed_cohort(
 
 
 def _sample(pool: Sequence[int], size: int, purpose: str, seed: int, round_number: int) -> set[int]:
-    """`size` of the pool, by a draw keyed to each client, so that neither order nor newcomers disturb it."""
+    """`size` of the pool. Draws are keyed by client, so they depend neither on the order nor on new clients."""
     draws = {client: float(stream(seed, purpose, round_number, client).random()) for client in pool}
     return set(sorted(pool, key=lambda client: (draws[client], client))[:size])
 
 
 @lru_cache(maxsize=1 << 14)
 def draw_drop(probability: float, stages: tuple[str, ...], seed: int, round_number: int, call: int, client: int) -> str | None:
-    """The stage of a call of `mean` at which a client drops out, if it does; the same under every protection."""
+    """The stage of a call of `mean` at which a client drops out, or None. The same under every protection."""
     draw = stream(seed, f"dropout {call}", round_number, client)
     return stages[int(draw.integers(len(stages)))] if draw.random() < probability else None
 
 
-def check_mean(
-    name: str, oblivious: bool, private_weights: bool, weights: str | Mapping[int, float], groups: object, k: int | None
-) -> None:
-    """Refuse a mean that the kind of sum `name` cannot take, before anybody is asked. `InputError` says what to use instead."""
-    if oblivious and not isinstance(groups, Held) and (k or 1) > 1:
+def check_mean(protection: Protection, weights: str | Mapping[int, float], groups: object, k: int | None) -> None:
+    """Raises `InputError` for a mean that this protection of sums does not support, and names an alternative."""
+    name = protection.sum
+    private_weights = protection.max_weight > 0 if protection.secure else not protection.sums.transformed
+    if protection.sums.oblivious and not isinstance(groups, Held) and (k or 1) > 1:
         raise InputError(f"mean: sum = {name!r} keeps groups private, but these are public already; use sum = 'secagg'")
     if groups is not None and k is None:
         raise InputError("mean: give k, the number of groups, with `groups`")
@@ -81,7 +81,7 @@ def check_mean(
 
 
 def group_sizes(groups: Labels | Held | None, call: SumCall, present: Collection[int]) -> tuple[int, ...]:
-    """How many present clients belong to each group, as far as the server has labels; else how many take part."""
+    """How many present clients belong to each group. Where the server has no labels: how many take part."""
     if groups is None or isinstance(groups, Held):
         return call.counts() if groups is None else tuple(max(count, call.min_cohort) for count in call.counts())
     sizes = [0] * call.k
@@ -93,3 +93,17 @@ def group_sizes(groups: Labels | Held | None, call: SumCall, present: Collection
         for label in labels[client]:
             sizes[label] += 1
     return tuple(sizes)
+
+
+def public_weights(weights: str | Mapping[int, float], clients: Sequence[int]) -> dict[int, float]:
+    """The public weight of each client, 0 for its own sample count. Raises `InputError` for a missing or impossible one."""
+    if isinstance(weights, str):
+        return dict.fromkeys(clients, 1.0 if weights == "equal" else 0.0)
+    found: dict[int, float] = {}
+    for client in clients:
+        if client not in weights:
+            raise InputError(f"mean: no weight for client {client}")
+        found[client] = weight = float(weights[client])
+        if not (np.isfinite(weight) and weight > 0):
+            raise InputError(f"mean: client {client} has weight {weight}; weights are finite and above 0")
+    return found

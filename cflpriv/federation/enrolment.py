@@ -15,13 +15,13 @@ ENROL = LABEL + "enrol"
 ENROL_HOLDER = LABEL + "enrol key holder"
 PROOF = ", to the server now"
 LEFT = "left"
-"""The store's name for the sessions that are over for this client, 16 bytes each."""
+"""The store's name for the sessions that this client has left, 16 bytes each."""
 
 
 def new_session(store: Store, session: bytes) -> None:
-    """In a new federation nothing of an old one may be used, but what was spent.
+    """Begin a session: drop everything of an earlier one, except the ledger.
 
-    Raises `RemoteError` "wrong-session" for one that was left: what it used up, such as transforms, is known no more.
+    Raises `RemoteError` "wrong-session" for a session that the client has left, because it no longer knows which transforms it used there.
     """
     current, left = store.get("session"), store.get(LEFT) or b""
     if current == session:
@@ -30,7 +30,7 @@ def new_session(store: Store, session: bytes) -> None:
         raise RemoteError("wrong-session")
     if current is not None:
         store.put(LEFT, left + current)
-        store.drop("session")  # before the rest: whoever is stopped here has left it as well
+        store.drop("session")  # first, so that a client interrupted here has left the session, too
     for name in store.names():
         if name not in (SPENT, LEFT):
             store.drop(name)
@@ -38,19 +38,19 @@ def new_session(store: Store, session: bytes) -> None:
 
 
 def enrolled(identity: Identity, ask: m.Enrol, role: Literal["client", "key-holder"]) -> m.Enrolled:
-    """Who a client or the key holder is, with both signatures."""
+    """The answer of a client or the key holder to `Enrol`, with both signatures."""
     number, label = (identity.client, ENROL) if role == "client" else (0, ENROL_HOLDER)
     key = public_key(identity.encryption_seed)
-    said = (ask.session, number.to_bytes(8, "big"), key)
-    proof = sign(identity, label + PROOF, *said, ask.challenge)
-    return m.Enrolled(m.VERSION, number, identity.public(), key, sign(identity, label, *said), proof, role)
+    signed = (ask.session, number.to_bytes(8, "big"), key)
+    proof = sign(identity, label + PROOF, *signed, ask.challenge)
+    return m.Enrolled(m.VERSION, number, identity.public(), key, sign(identity, label, *signed), proof, role)
 
 
 def check_enrolled(answer: m.Enrolled, session: bytes, challenge: bytes) -> None:
     """Raises `RemoteError` unless both signatures are by the key that the answer names."""
-    label, said = ENROL if answer.role == "client" else ENROL_HOLDER, (session, answer.client.to_bytes(8, "big"), answer.encryption_key)
-    verify_key(answer.signing_key, answer.client, answer.signature, label, *said)
-    verify_key(answer.signing_key, answer.client, answer.proof, label + PROOF, *said, challenge)
+    label, signed = ENROL if answer.role == "client" else ENROL_HOLDER, (session, answer.client.to_bytes(8, "big"), answer.encryption_key)
+    verify_key(answer.signing_key, answer.client, answer.signature, label, *signed)
+    verify_key(answer.signing_key, answer.client, answer.proof, label + PROOF, *signed, challenge)
 
 
 def check_peer(roster: Roster | None, session: bytes, peer: m.Recipient) -> None:

@@ -1,4 +1,4 @@
-"""Clustering epochs: values that were added to one Gram stay comparable until it closes."""
+"""Clustering epochs: values added to one Gram matrix stay comparable until the epoch closes."""
 
 import weakref
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from ..errors import InputError
 __all__ = ["Epoch", "Epochs"]
 
 Session = TypeVar("Session")
-"""What a way of comparing has of one epoch: `Vectors`, or ciphertexts whose Gram a key holder elsewhere has."""
+"""What a protection keeps of one epoch: `Vectors`, or an `EncryptedEpoch`."""
 
 
 @dataclass
 class Epoch(Generic[Session]):
-    """A clustering epoch at the party that may see its Gram. `shape` (p, d) is that of one client's rows."""
+    """A clustering epoch at the server. `shape` (p, d) is that of one client's rows."""
 
     number: int
     session: Session
@@ -26,7 +26,7 @@ class Epoch(Generic[Session]):
 
 
 class Epochs(Generic[Session]):
-    """The open epochs of a federation, found by the handles whose values are in them; `count` were ever opened."""
+    """The open epochs of a federation, by the handles whose values are in them. `count`: epochs opened so far."""
 
     def __init__(self, make: Callable[[int], Session]) -> None:
         self.count = 0
@@ -39,7 +39,7 @@ class Epochs(Generic[Session]):
         return epoch
 
     def enter(self, held: Held, epoch: Epoch[Session]) -> None:
-        """The one part of `held` is in `epoch` now."""
+        """Note that the one part of `held` is in `epoch`."""
         self.entered.setdefault(held.key, []).append((held.part, epoch))
 
     def of(self, held: Held) -> Epoch[Session]:

@@ -1,4 +1,4 @@
-"""A task whose work is done by somebody else's code on the client, so that an existing application can train by its own means."""
+"""A task that runs the client application's own function, so that an existing application can train with its own code."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ __all__ = ["Foreign"]
 
 @dataclass(frozen=True)
 class Foreign:
-    """Run the client's own function `name`. It is given arrays by name and gives those that are `asked` for.
+    """Run the client's own function `name`. It gets arrays by name and returns those that are `asked` for.
 
-    `layout` says how a flat vector "model" is cut into named arrays: (name, shape, dtype); `config` are the application's own settings.
-    Parts that are flat vectors are float32 or float64.
+    `layout` (name, shape, dtype) splits a flat vector "model" into named arrays; `config` has the application's own settings. Parts that
+    are flat vectors are float32 or float64.
     """
 
     KINDS: ClassVar[Mapping[str, Parts]] = {"train": {"update": "summed"}, "signature": {"signature": "compared"}}
-    """Function -> the kinds of its parts. Those of others are summed, the strictest, whatever a server calls them."""
+    """Function -> the kinds of its parts. Parts of other functions are "summed", the strictest kind."""
 
     name: str
     asked: tuple[str, ...]

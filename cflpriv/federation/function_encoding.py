@@ -1,9 +1,11 @@
-"""Functions that run where the Gram may be seen, as bytes and back: the names and fields of the dataclasses that algorithms declare."""
+"""Functions that run where the Gram matrix may be seen: as bytes (names and fields of declared dataclasses), and their results."""
 
 import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from ..contract.operations import Results, Then
 from ..errors import InputError
@@ -12,18 +14,20 @@ from ..protocols.errors import MalformedMessage
 from ..types import Array
 from .task_encoding import made, plain
 
-__all__ = ["fits", "registered", "then_from_bytes", "then_to_bytes"]
+__all__ = ["check_small", "fits", "registered", "then_from_bytes", "then_to_bytes"]
 
 LARGEST_THEN_BYTES = 1 << 20
+SMALL = 16
+"""Released integers may exceed the number of clients by this much."""
 
 
 def registered() -> Registry[type]:
-    """What may be run, and be part of it, by module and name, such as "pacfl.ClusterByAngles"."""
+    """The functions that may be run, and their parts, by module and name, such as "pacfl.ClusterByAngles"."""
     return FUNCTIONS.ready()
 
 
 def fits(then: Then, result: Mapping[str, Array], total: int, new: int) -> bool:
-    """Whether this could be the result of a function over `total` clients, of whom `new` are new: names, shapes, signs, labels below k."""
+    """Whether this can be the result of a function over `total` clients, `new` of them new: names, shapes, signs, labels below k."""
     wanted: Results = then.results  # type: ignore[attr-defined]  # a registered function declares them
     shapes = {"all": (total,), "new": (new,), "one": ()}
     if set(result) != set(wanted):
@@ -38,16 +42,29 @@ def fits(then: Then, result: Mapping[str, Array], total: int, new: int) -> bool:
     return labels is None or "k" not in result or not labels.size or int(labels.max()) < int(result["k"])
 
 
+def check_small(result: Mapping[str, Any], n: int) -> None:
+    """Raises `TypeError` for a result that is not labels or small integers, at most one for each of the Gram matrix's n clients.
+
+    Real numbers, strings and large integers could carry more than the release allows.
+    """
+    for name, value in result.items():
+        array = np.asarray(value)
+        if array.dtype.kind not in "biu":
+            raise TypeError(f"gram: result {name!r} must be labels or small integers, got {array.dtype}; put it into the evidence")
+        if array.ndim > 1 or array.size > n or (array.size and max(int(array.max()), -int(array.min())) > n + SMALL):
+            raise TypeError(f"gram: result {name!r} must be at most {n} integers up to {n + SMALL}; put it into the evidence")
+
+
 def then_to_bytes(then: Then) -> bytes:
-    """A function as JSON of names and fields. Raises `InputError` for one that does not travel, e.g. a closure."""
+    """A function as JSON of names and fields. Raises `InputError` for one that cannot be encoded, e.g. a closure."""
     known: Any = then
     if not dataclasses.is_dataclass(known):
-        raise InputError(f"gram: {then!r} does not travel to the key holder: only frozen dataclasses of the algorithms do")
+        raise InputError(f"gram: {then!r} does not travel to the key holder; only frozen dataclasses of algorithms do")
     return json.dumps(plain(known, type(then).__name__, registered()), allow_nan=True, separators=(",", ":")).encode()
 
 
 def then_from_bytes(data: bytes) -> Then:
-    """The function that `then_to_bytes` wrote. Raises `MalformedMessage`."""
+    """The inverse of `then_to_bytes`. Raises `MalformedMessage`."""
     if len(data) > LARGEST_THEN_BYTES:
         raise MalformedMessage
     try:

@@ -1,4 +1,4 @@
-"""The agreement of clients on the secret of their transforms, over messages: the client half and the server half."""
+"""The agreement of clients on the common secret of their transforms, over messages: the client half and the server half."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -25,11 +25,11 @@ __all__ = ["Agreement", "GroupMember"]
 
 PURPOSE = "transforms"
 SECRETS = "group-secrets"
-"""The store's name for what a client derived from the group's secret, by group epoch."""
+"""The store's name for what a client derived from the common secret, by group epoch."""
 
 
 class _Secret(codec.Redacted, msgspec.Struct, frozen=True, array_like=True):
-    """What a client has of one group epoch: the key of sums' transforms, and of an epoch that is over the numbered keys that are left."""
+    """What a client has of one group epoch: the key of sums' transforms, and for an ended epoch the numbered keys that are left."""
 
     sums: bytes
     ratchet: group.Ratchet | None = None
@@ -40,21 +40,20 @@ _decoder = msgspec.msgpack.Decoder(_Secrets)
 
 
 class GroupMember:
-    """A client's part: it agrees on the secret with the others, and makes the transforms that they share from it.
+    """A client's part: it agrees on the secret with the other clients, and derives the shared transforms from it.
 
-    Guarantee: each clustering epoch has a numbered key of `protocols.group`. When this client is asked for a later epoch, it erases the
-    keys of all earlier ones but those that the server names as still open: whoever steals its stored state then opens none of these. A
-    number whose key is erased is refused. Reveals: a stolen state opens the latest clustering epoch, those that are open, all later ones of
-    this group epoch, **and every sum of it**: means are opened long after they were made, so what hides them lasts. A server that lies can
-    name up to 28 epochs as open that are not, and can use up all numbers. Copies of a store (backups, checkpoints) open what they could
-    when they were made.
+    Guarantee: each clustering epoch has a numbered key of `protocols.group`. For a later epoch the client erases the keys of all earlier
+    epochs, except those that the server declares open; a later theft of its state opens no erased epoch. A number whose key is erased is
+    refused. Reveals: a stolen state opens the latest clustering epoch, the open ones, all later ones of this group epoch, **and every sum
+    of it**, because means are opened long after they were formed. A lying server can declare up to 28 ended epochs open, and can use up all
+    numbers. Copies of a store (backups, checkpoints) open what the store could open when they were copied.
     """
 
     def __init__(self, settings: Settings, store: Store, entropy: Entropy, cache: TransformCache) -> None:
         self._settings, self._store, self._entropy, self._cache = settings, store, entropy, cache
 
     def agree(self, ask: m.Group) -> m.Stepped:
-        """One step of the agreement on the clients' secret. More than half of the roster must be in it, so that none can be kept apart."""
+        """One step of the agreement. More than half of the roster must take part, so that no client can be isolated."""
         settings = self._settings
         if not settings.protection.transformed or settings.roster is None:
             raise RemoteError("forbidden")
@@ -64,17 +63,17 @@ class GroupMember:
             member = group.Member(settings.identity, settings.roster, ask.session, smallest=smallest, entropy=self._entropy)
         before, ratchet = member.epoch, member.ratchet
         try:
-            said = member.receive(ask.said)
-        except LocalError:  # it is dead, and its secrets are gone
+            answer = member.receive(ask.said)
+        except LocalError:  # the machine has ended and erased its secrets
             self._store.drop("group")
             raise
         secrets = self._secrets()
         if member.epoch is not None and member.epoch not in secrets:
-            if before is not None and before in secrets:  # its open clustering epochs go on
+            if before is not None and before in secrets:  # its open clustering epochs continue
                 secrets = {**secrets, before: _Secret(secrets[before].sums, ratchet)}
             self._store.keep(SECRETS, {**secrets, member.epoch: _Secret(member.derive(PURPOSE))}, msgspec.msgpack.encode)
         self._store.keep("group", member, group.Member.to_bytes)
-        return m.Stepped(said or b"")
+        return m.Stepped(answer or b"")
 
     def transforms(self) -> Transforms:
         """The transforms of clients' sums. Raises `RemoteError` "no-secret"."""
@@ -84,11 +83,11 @@ class GroupMember:
         return self._cache.shared({epoch: one.sums for epoch, one in secrets.items()}, kind if kind in TRANSFORMS else "haar")
 
     def compared(self, named: ClusteringName, dimension: int, kind: str) -> Transform:
-        """The transform of a clustering epoch; the keys of those that are over are erased before it is given.
+        """The transform of a clustering epoch. The keys of ended epochs are erased first.
 
         Raises:
             RemoteError: "no-secret"; "used-transform" for an epoch whose key is erased.
-            InputError: for a group epoch whose secret is not held and will not be, and for numbers beyond the last one.
+            InputError: for an earlier group epoch whose secret this client never gets, and for numbers beyond the last one.
         """
         secrets, member = self._secrets(), self._member()
         if not secrets:
@@ -107,7 +106,7 @@ class GroupMember:
             self._store.keep("group", member, group.Member.to_bytes)
         self._cache.erase_compared({key for ratchet in ratchets.values() for _, key in ratchet.kept})
         epoch = group_epoch(named.purpose)
-        if epoch not in ratchets:  # the agreement came to an end within
+        if epoch not in ratchets:  # the agreement has ended meanwhile
             raise RemoteError("no-secret")
         key = ratchets[epoch].key(named.number)
         if key is None:
@@ -115,7 +114,7 @@ class GroupMember:
         return self._cache.transform(kind, key, named.purpose, dimension)
 
     def secrets(self) -> dict[str, str]:
-        """What the transforms are made from, as hexadecimal digits: of sums, and of clustering epochs as far as nothing is erased."""
+        """The secrets of the transforms as hexadecimal digits: of sums, and of clustering epochs that are not erased."""
         found, member = {}, self._member()
         for epoch, one in self._secrets().items():
             suffix = f"@{epoch}" if epoch else ""
@@ -145,9 +144,9 @@ def _read_secrets(data: bytes) -> _Secrets:
 
 
 class Agreement:
-    """`members` have the secret, as far as is known: it goes by what clients were sent and what they say, since answers may be lost.
+    """The server's part. `members`: the clients that have the secret, by the messages they were sent and their refusals.
 
-    Clients insist that more than half of their roster takes part, so that none can be kept apart.
+    Clients require that more than half of their roster takes part, so that no client can be isolated.
     """
 
     def __init__(self, registry: ClientRegistry, session: bytes, roster: Roster) -> None:
@@ -157,20 +156,20 @@ class Agreement:
         self.members: frozenset[int] = frozenset()
 
     def named(self, purpose: str) -> str:
-        """The name of a purpose's transform under the secret that is in force."""
+        """The name of a purpose's transform under the current secret."""
         epoch = 0 if self._server is None else self._server.terms.epoch
         return f"{purpose}@{epoch}" if epoch else purpose
 
     @property
     def lacking(self) -> str:
-        """Why there is no secret yet; empty where there is one."""
+        """Why there is no secret yet; empty if there is one."""
         if self._server is not None:
             return ""
-        there, everybody = len(self._registry.present), len(self._roster.keys)
-        return f"{there} of {everybody} clients are there; to agree on the secret of their transform {everybody // 2 + 1} are needed"
+        there, total = len(self._registry.present), len(self._roster.keys)
+        return f"{there} of {total} clients are there; to agree on the secret of their transform {total // 2 + 1} are needed"
 
     def renew(self, record: Callable[..., None]) -> None:
-        """A new epoch among those who are present, with a fresh secret that removed clients never get. Raises `TooFewClients`."""
+        """Begin a new epoch of the present clients, with a fresh secret that removed clients never get. Raises `TooFewClients`."""
         before = self._server, self.members
         self._server, self.members = None, frozenset()
         try:
@@ -182,7 +181,7 @@ class Agreement:
             raise TooFewClients((len(self._registry.present),), len(self._roster.keys) // 2 + 1)
 
     def saved(self) -> dict[str, Any]:
-        """The server's machine and who has the secret, for a checkpoint."""
+        """The server's machine and the members, for a checkpoint."""
         return {
             "server": b"" if self._server is None else self._server.to_bytes(),
             "epoch": self._epoch,
@@ -190,22 +189,22 @@ class Agreement:
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """The inverse of `saved`."""
         self._server = group.Server.from_bytes(saved["server"], self._roster) if saved["server"] else None
         self._epoch, self.members = saved["epoch"], frozenset(saved["members"])
 
     def extend(self, record: Callable[..., None]) -> None:
-        """Agree, once enough are there; then let everybody else who is there get the secret from a member."""
-        said = self._registry.refusals[self._read :]  # each once: who said so before may have the secret again
-        self._read += len(said)
-        self.members -= {client for client, _, word in said if word in ("no-secret", "wrong-session")}
+        """Agree once enough clients are present; then have a member give the secret to every other client that is present."""
+        refusals = self._registry.refusals[self._read :]  # each one once, because a client may get the secret again
+        self._read += len(refusals)
+        self.members -= {client for client, _, code in refusals if code in ("no-secret", "wrong-session")}
         fresh = sorted(self._registry.present - self.members)
         if self._server is None:
-            with suppress(TooFewClients):  # another attempt comes with the next round
+            with suppress(TooFewClients):  # the next round tries again
                 self._agree(fresh, record)
             return
-        for newcomer in fresh:
-            self._admit(newcomer, record)
+        for client in fresh:
+            self._admit(client, record)
 
     def _agree(self, fresh: list[int], record: Callable[..., None]) -> None:
         smallest = len(self._roster.keys) // 2 + 1
@@ -218,46 +217,46 @@ class Agreement:
         server = group.Server(terms, self._roster)
         outbox = server.advance()
         while server.stage is not group.ServerStage.RUNNING:
-            for client, said in self._stage(outbox, record).items():
-                self._pass_on(server, client, said)
+            for client, message in self._stage(outbox, record).items():
+                self._pass_on(server, client, message)
             outbox = server.advance()
         self._stage(outbox, record)
-        self._server, self.members = server, frozenset(outbox)  # also whose answer is lost: it has the secret, or will say that it has none
+        self._server, self.members = server, frozenset(outbox)  # a client whose answer was lost has the secret, or will refuse
 
-    def _admit(self, newcomer: int, record: Callable[..., None]) -> None:
-        """Let a client have the secret from the first member that gives it."""
+    def _admit(self, client: int, record: Callable[..., None]) -> None:
+        """Have the first member that can do so give the secret to a new client."""
         server = self._server
         assert server is not None
         for sponsor in sorted(self._registry.present & self.members):
-            outbox: Mapping[int, bytes] = server.admit(newcomer, sponsor)
+            outbox: Mapping[int, bytes] = server.admit(client, sponsor)
             while outbox:
                 (asked,) = outbox
                 before = len(self._registry.refusals)
-                said = self._stage(outbox, record).get(asked)
-                outbox = self._pass_on(server, asked, said) if said else {}
-                if asked == newcomer and not outbox:
-                    # "wrong-epoch": it is in already, and its word on that was lost
-                    if said == b"" or (newcomer, "group", "wrong-epoch") in self._registry.refusals[before:]:
-                        self.members |= {newcomer}
+                answer = self._stage(outbox, record).get(asked)
+                outbox = self._pass_on(server, asked, answer) if answer else {}
+                if asked == client and not outbox:
+                    # "wrong-epoch": it is a member already, and its earlier answer was lost
+                    if answer == b"" or (client, "group", "wrong-epoch") in self._registry.refusals[before:]:
+                        self.members |= {client}
                     return
 
-    def _pass_on(self, server: group.Server, client: int, said: bytes) -> Mapping[int, bytes]:
-        """What is to be sent on at once; nothing where the message is refused, which is noted."""
+    def _pass_on(self, server: group.Server, client: int, message: bytes) -> Mapping[int, bytes]:
+        """The messages to forward at once; none if the server refuses this one, which is recorded."""
         try:
-            return server.receive(client, said)
+            return server.receive(client, message)
         except RemoteError as error:
             self._registry.refusals.append((client, "group", error.code))
             return {}
 
     def _stage(self, outbox: Mapping[int, bytes], record: Callable[..., None]) -> dict[int, bytes]:
         asks: dict[int, m.Ask] = {
-            client: m.Group(self._session, said) for client, said in outbox.items() if client in self._registry.present
+            client: m.Group(self._session, message) for client, message in outbox.items() if client in self._registry.present
         }
         answers = self._registry.ask(asks, "group") if asks else {}
-        said = {client: answer.said for client, answer in answers.items() if isinstance(answer, m.Stepped)}
+        replies = {client: answer.said for client, answer in answers.items() if isinstance(answer, m.Stepped)}
         ways = (
             ("server", "clients", dict(outbox), ("server", "clients"), group.decode_server),
-            ("clients", "server", said, ("server",), group.decode_member),
+            ("clients", "server", replies, ("server",), group.decode_member),
         )
         for source, target, parts, readers, decode in ways:
             kinds: dict[str, list[int]] = {}
@@ -268,11 +267,11 @@ class Agreement:
                 payload = [{"bytes": np.frombuffer(parts[client], dtype=np.uint8)} for client in clients]
                 alike = source == "server" and len({parts[client] for client in clients}) == 1
                 record(kind, source, target, clients, payload[0] if alike else payload, readers=readers)
-        return said
+        return replies
 
 
 def _kind(data: bytes, decode: Callable[[bytes], Any]) -> str:
-    """Which message of the agreement these bytes are."""
+    """The type of a message of the agreement."""
     try:
         return type(decode(data)).__name__
     except RemoteError:

@@ -1,4 +1,4 @@
-"""What a party does for a request, as a generator: it asks whoever drives it for work that can be done for many parties at once."""
+"""Handlers of requests as generators: they yield work that can be done for many parties at once, and get its result."""
 
 import logging
 from collections.abc import Callable, Generator
@@ -21,7 +21,7 @@ log = logging.getLogger("cflpriv.federation")
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Asks whoever drives a client for the result of `task` on what it is `given`, which may be computed with that of others."""
+    """Asks for the result of `task` on `given`, which may be computed together with that of other clients."""
 
     task: Any
     given: "TaskInput"
@@ -29,18 +29,18 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Apply:
-    """Asks whoever drives a client for its `rows` (k, d) under a transform, which may be applied to those of several clients at once."""
+    """Asks for `rows` (k, d) under a transform, which may be applied to the rows of several clients at once."""
 
     transform: Transform
     rows: Array
 
 
 Handler = Generator[Run | Apply, Any, m.Answer]
-"""What a client does for a request. It asks whoever drives it for what can be done for many clients at once, and is sent the result."""
+"""What a client does for a request: yields work for its driver, is sent the result, returns the answer."""
 
 
 def refusal(who: str, error: Exception) -> m.Refused:
-    """The error code that a failure is answered with; its text stays in the log."""
+    """The refusal that answers a failure. The text of the error stays in the log."""
     if isinstance(error, RemoteError | TooFewClients):
         return m.Refused(error.code)
     if isinstance(error, LocalError):
@@ -54,7 +54,7 @@ def refusal(who: str, error: Exception) -> m.Refused:
 
 
 def answered(who: str, answer: Callable[[m.Ask], m.Answer], data: bytes) -> bytes:
-    """The bytes that answer a request, whatever its bytes."""
+    """The encoded answer to a request, whatever its bytes."""
     try:
         return m.encode(answer(m.decode_ask(data)))
     except Exception as error:
@@ -62,7 +62,7 @@ def answered(who: str, answer: Callable[[m.Ask], m.Answer], data: bytes) -> byte
 
 
 def driven(handler: Handler) -> m.Answer:
-    """The answer of one client, with its work done here, by itself."""
+    """The answer of one client, whose work is done here."""
     wish = next_wish(handler, None)
     while not isinstance(wish, m.Message):
         try:
@@ -80,7 +80,7 @@ def driven(handler: Handler) -> m.Answer:
 
 
 def next_wish(handler: Handler, done: Any) -> "Run | Apply | m.Answer":
-    """Send a handler what it asked for, or throw the error that came of it; what it asks for next, or its answer."""
+    """Send a handler the result that it asked for, or throw its error. Returns the next piece of work, or the answer."""
     try:
         return handler.throw(done) if isinstance(done, Exception) else handler.send(done)
     except StopIteration as end:

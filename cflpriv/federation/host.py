@@ -1,4 +1,4 @@
-"""A client host: the clients of one place. Equal tasks are computed in one engine call, and one transform is applied to all."""
+"""A client host: the clients of one place. It computes equal tasks in one engine call, and applies equal transforms together."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # torch is loaded where something is computed
 __all__ = ["ClientHost", "Party"]
 
 _BATCH_BYTES = 1 << 26
-"""So much is transformed at a time."""
+"""The most that is transformed at a time."""
 
 
 class Party(Protocol):
@@ -25,7 +25,7 @@ class Party(Protocol):
 
 
 class ClientHost:
-    """Runs the parties of one place, each with its own settings, store and ledger. `engine` computes for all of them."""
+    """Runs the parties of one place. Each has its own settings, store and ledger; `engine` computes for all."""
 
     def __init__(self, parties: Mapping[int, Party], engine: "Engine | None" = None) -> None:
         self.parties = parties
@@ -40,7 +40,7 @@ class ClientHost:
         return self._engine
 
     def answer(self, asks: Mapping[int, m.Ask]) -> dict[int, m.Answer | Exception]:
-        """Each party's answer, or the error that it refuses by."""
+        """Each party's answer, or the error of its refusal."""
         exchange = Exchange()
         handlers = {place: self.parties[place].handle(ask, exchange) for place, ask in sorted(asks.items())}
         sent: dict[int, Any] = dict.fromkeys(handlers)
@@ -68,7 +68,7 @@ class ClientHost:
         return answers
 
     def _run(self, wishes: Sequence[tuple[int, Run]]) -> dict[int, Any]:
-        """One task for all who ask for it; where it fails, for one after the other, so that each has its own result or error."""
+        """Run one task for all clients that ask for it. If it fails, run it client by client, so that each has its own result or error."""
         try:
             results = self.engine.run(wishes[0][1].task, [wish.given for _, wish in wishes])
         except Exception as error:
@@ -79,7 +79,7 @@ class ClientHost:
 
 
 def _apply(wishes: Sequence[tuple[int, Apply]]) -> dict[int, Any]:
-    """Rows of several clients under one transform, some at a time."""
+    """Transform the rows of several clients, in batches."""
     done: dict[int, Any] = {}
     transform, width = wishes[0][1].transform, wishes[0][1].rows.shape[1]
     few = max(1, _BATCH_BYTES // (8 * width * len(wishes[0][1].rows)))

@@ -1,22 +1,103 @@
-"""What a server sends to compute with: parameters as messages."""
+"""What a server sends with a task: its parameters as messages, the requests for it, and the record of both."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from ..contract.handles import Held, HeldKey
+import msgspec
+import numpy as np
+
+from ..contract.handles import Held, HeldKey, Labels, Shared, label_sets
 from ..contract.operations import Parameter
+from ..errors import InputError
+from ..types import Array
 from . import messages as m
 
-__all__ = ["said_of"]
+__all__ = ["TaskParameters", "parameter_messages"]
 
 
-def said_of(
+@dataclass(frozen=True, eq=False)
+class TaskParameters:
+    """The parameters of a task by name, and `which`: each client's picks from those that are lists."""
+
+    values: Mapping[str, Parameter]
+    which: Labels | Held | None = None
+
+    @cached_property
+    def lists(self) -> dict[str, list[Any]]:
+        """The parameters that are lists."""
+        return {name: list(one) for name, one in self.values.items() if isinstance(one, list | tuple)}
+
+    @property
+    def held(self) -> list[Held]:
+        """Values that clients hold themselves, in the order in which clients find them."""
+        return [value for value in (self.which, *self.values.values()) if isinstance(value, Held)]
+
+    @property
+    def own(self) -> list[Held]:
+        """Values that the clients' own parts of sums refer to."""
+        items = [one for value in self.values.values() for one in (value if isinstance(value, list | tuple) else [value])]
+        return [mine.held for one in items if isinstance(one, Shared) for mine in one.own]
+
+    def requests(
+        self, like: m.Compute, clients: Sequence[int], numbers: Mapping[HeldKey, int]
+    ) -> list[tuple[tuple[int, ...], list[int], m.Compute]]:
+        """The requests to `clients`, which are `like` this one: the picked labels, the clients that get the same request, and the request.
+
+        Raises `InputError` for lists that `which` cannot pick from.
+        """
+        sizes = {len(one) for one in self.lists.values()}
+        if self.which is not None and len(sizes) != 1:
+            raise InputError(f"compute: `which` needs lists of one length to pick from, got lengths {sorted(sizes)}")
+        labels: dict[int, tuple[int, ...]] = {}
+        several = False
+        if self.which is not None and not isinstance(self.which, Held):
+            labels, several = label_sets(self.which, clients, sizes.pop(), "compute: which")
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for client in clients:
+            alike.setdefault(labels.get(client, ()), []).append(client)
+        sums: dict[int, m.Addends] = {}
+        requests = []
+        for chosen, members in sorted(alike.items()):
+            sent = parameter_messages(self.values, self.lists, chosen if labels else None, several, numbers, sums)
+            picks: m.Picks | m.Mine | None = m.Picks(chosen, several) if labels else None
+            if isinstance(self.which, Held):
+                picks = m.Mine(numbers[self.which.key], self.which.part)
+            requests.append((chosen, members, msgspec.structs.replace(like, params=sent, which=picks)))
+        return requests
+
+    def sent(self, chosen: Sequence[int]) -> Iterator[tuple[str, Any]]:
+        """The values that are sent to clients that picked `chosen` (empty: whole lists), with their names."""
+        for name, value in self.values.items():
+            if name in self.lists:
+                yield from ((f"{name}/{i}", self.lists[name][i]) for i in chosen or range(len(self.lists[name])))
+            elif not isinstance(value, Held):
+                yield name, value
+
+    def recorded(self, chosen: Sequence[int]) -> tuple[dict[str, Array], dict[str, tuple[int, int, int]]]:
+        """For the transcript: what these clients are sent, and of each transformed part [start, stop, dimension] in its opened vector."""
+        payload: dict[str, Array] = {}
+        places: dict[str, tuple[int, int, int]] = {}
+        for name, value in self.sent(chosen):
+            if not isinstance(value, Shared):
+                payload[name] = np.asarray(value)
+                continue
+            if value.clear is not None:
+                payload[name] = value.clear
+            for term in value.blind:
+                payload[f"{name}/{term.transform}"] = term.value
+                places[f"{name}/{term.transform}"] = (term.start, term.stop, term.dimension or len(term.value))
+        return payload, places
+
+
+def parameter_messages(
     params: Mapping[str, Parameter], lists: Mapping[str, list[Any]], chosen: tuple[int, ...] | None, several: bool,
     numbers: Mapping[HeldKey, int], sums: dict[int, m.Addends],
 ) -> tuple[m.Parameter, ...]:  # fmt: skip
-    """Parameters for the clients that pick the positions `chosen` from `lists` (None: they get them whole, or pick themselves).
+    """Parameters for clients that pick the positions `chosen` from `lists` (None: they get whole lists, or pick themselves).
 
-    `sums` keeps what was made of each value, so that the same value is the same object in all messages.
+    `sums` keeps the message of each value, so that the same value is the same object in all requests.
     """
 
     def one(value: Any) -> m.Addends:

@@ -1,4 +1,4 @@
-"""What the two halves of a protection are given, and what they must be. `contract.protection.PROTECTIONS` has those that are registered."""
+"""Interfaces of the two halves of a protection, and what they are given. `contract.protection.PROTECTIONS` has the registered ones."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,20 +27,23 @@ from .transforms import ClusteringName, Transforms
 from .values import Values
 
 __all__ = [
-    "Allowed", "Asked", "ClientParts", "ComparisonServer", "Layout", "ServerParts", "SumServer", "joined", "no_stage", "size_of",
+    "Allowed", "Asked", "ClientParts", "ComparisonServer", "Folding", "Layout", "ServerParts", "SumServer", "joined", "no_stage", "size_of",
     "zeros_of",
 ]  # fmt: skip
 
 Layout = tuple[m.Described, ...]
 """The names, dtypes and shapes of parts, in order."""
 Allowed = Callable[[Operation, int, tuple[str, ...]], dict[str, Any]]
-"""Parts of a held value, if the client's release policy lets an operation release them; raises `RemoteError` "forbidden"."""
+"""Parts of a held value that an operation releases. Raises `RemoteError` "forbidden" if the client's release policy keeps them."""
 
 
 @dataclass(frozen=True)
 class ClientParts:
-    """What a client half works with. `transforms` gives those of sums that clients share, `compared` that of a clustering epoch, once this
-    client has erased those that are over; `samples` is the client's number of samples."""
+    """What a client half works with.
+
+    `transforms`: the shared transforms of sums. `compared`: that of a clustering epoch; it erases the keys of ended epochs first.
+    `samples`: the client's number of samples.
+    """
 
     settings: Settings
     store: Store
@@ -58,23 +61,23 @@ class ClientParts:
 
 
 class ClientHalf(Protocol):
-    """A client half answers the requests that it has a method for; all others are refused with "forbidden".
+    """A client half answers the requests that it has a method for; the client refuses all others with "forbidden".
 
-    `give(ask, values)` releases the values of a `Give`, `step(ask)` takes a step of a secure sum, `deal(ask)` one of a dealing,
-    `fold(ask, exchange)` folds a sum.
+    `give(ask, values)` releases the values of a `Give`. Optional: `step(ask)` for secure sums, `deal(ask)` for dealings, and
+    `fold(ask, exchange)` for transformed sums.
     """
 
     def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]: ...
 
 
 def no_stage(*given: Any) -> Any:
-    """Stands for a method that a client half does not have."""
+    """In place of a method that a client half lacks."""
     raise RemoteError("forbidden")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be averaged: parts of the values held as `number`, their layout, each client's public weight (0: its sample count)."""
+    """What is averaged: parts of the values held as `number`, their layout, each client's public weight (0: its sample count)."""
 
     number: int
     parts: tuple[str, ...]
@@ -83,8 +86,18 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class Folding:
+    """Transformed parts that become one, times the number in `times` if there is any. `place` names the call."""
+
+    operation: str
+    blind: Sequence[Blind]
+    times: Sequence[Blind]
+    place: str
+
+
+@dataclass(frozen=True)
 class ServerParts:
-    """What a server half works with. `named` gives a transform's purpose its name under the group's secret that is in force."""
+    """What a server half works with. `named` gives the name of a purpose's transform under the current group secret."""
 
     registry: ClientRegistry
     session: bytes
@@ -97,17 +110,14 @@ class ServerParts:
 
 
 class SumServer(Protocol):
-    """The server half of a protection of sums. `choice`: the groups, where clients keep them to themselves."""
+    """The server half of a protection of sums. `choice`: the groups that clients keep private."""
 
     def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
         """The mean of each group; None for one below the minimum cohort size. Raises `TooFewClients` if no group is left."""
         ...
 
-    def folded(
-        self, clients: Sequence[int], blind: Sequence[Blind], times: Sequence[Blind], on: int | None, place: str, operation: str,
-        record: Recorder,
-    ) -> Blind:  # fmt: skip
-        """Transformed parts made one by a client. Protections that give none of these have no such method."""
+    def folded(self, folding: Folding, clients: Sequence[int], record: Recorder) -> Blind | None:
+        """Have the first client that can do so fold transformed parts; None if no client can. Other protections lack this method."""
         ...
 
 
@@ -120,7 +130,7 @@ class ComparisonServer(Protocol):
     def gram(
         self, held: Held, number: int, clients: list[int], then: Then, against: Held | None, record: Recorder, shape: tuple[int, ...]
     ) -> Released:  # fmt: skip
-        """Ask `clients` for their vectors of `held`, which they know by `number` and that most have in this `shape`, and run `then`."""
+        """Ask `clients` for their vectors of `held` (their `number`, usually of this `shape`), and run `then`."""
         ...
 
     def close(self, held: Held) -> None: ...
@@ -131,12 +141,12 @@ class ComparisonServer(Protocol):
 
 
 def size_of(layout: Layout) -> int:
-    """How many numbers parts have in all."""
+    """The total size of the parts."""
     return sum(int(np.prod(part.shape, dtype=int)) for part in layout)
 
 
 def zeros_of(part: m.Described) -> Any:
-    """An array of a part's dtype and shape that takes no memory."""
+    """An array of a part's dtype and shape that needs no memory."""
     return np.broadcast_to(np.zeros((), part.dtype), part.shape)
 
 

@@ -1,30 +1,28 @@
-"""Who is there: places and the clients at them, their pinned keys, who answers and who refuses."""
+"""The clients of a session: their places and pinned keys, and which of them answer, refuse or drop out."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from ..protocols.entropy import Entropy, system_entropy
-from ..protocols.errors import ProtocolError
+from ..protocols.errors import ProtocolError, RemoteError
 from ..protocols.keys import Roster
 from . import messages as m
 from .enrolment import check_enrolled
 from .transport import Stage, Transport
 
-__all__ = [
-    "KEY_HOLDER", "ClientsLost", "EpochEnded", "KeyHolderLost", "ClientRegistry", "most_common",
-]  # fmt: skip
+__all__ = ["KEY_HOLDER", "ClientsLost", "EpochEnded", "KeyHolderLost", "ClientRegistry", "majority"]
 
-Said = TypeVar("Said", bound=Hashable)
+Declared = TypeVar("Declared", bound=Hashable)
 
 KEY_HOLDER = -2
 """Stands for the key holder among refusals."""
 MOST_CLIENTS = 1 << 32
-"""Numbers of clients are below: sums say them in 4 bytes."""
+"""Client numbers are below this: secure sums encode them in 4 bytes."""
 
 
 class ClientsLost(ProtocolError):
-    """Clients vanished while they were being compared; take the step again without them."""
+    """Clients dropped out of a comparison. The step can be taken again without them."""
 
     code = "clients-lost"
 
@@ -34,7 +32,7 @@ class ClientsLost(ProtocolError):
 
 
 class KeyHolderLost(ProtocolError):
-    """The key holder is not there, or did not do its part; `code` is the word that it answered, if any. The step can be taken again."""
+    """The key holder is absent or refused; `word` is its error code, if any. The step can be taken again."""
 
     code = "key-holder-lost"
 
@@ -44,7 +42,7 @@ class KeyHolderLost(ProtocolError):
 
 
 class EpochEnded(ProtocolError):
-    """A clustering epoch of encrypted vectors ended with the server's process, which had the ciphertexts: nothing can be added to it."""
+    """A clustering epoch of encrypted vectors ended with the server's process, which had the ciphertexts. No client can be added."""
 
     code = "epoch-ended"
 
@@ -52,16 +50,16 @@ class EpochEnded(ProtocolError):
         super().__init__(f"clustering epoch {number} of encrypted vectors ended when the server was restarted; compare everybody anew")
 
 
-def most_common(said: Sequence[Said]) -> Said | None:
-    """What more than half of them said, None if they do not agree so far: then it is not a few that are wrong."""
-    found, count = max(Counter(said).items(), key=lambda one: one[1], default=(None, 0))
-    return found if 2 * count > len(said) else None
+def majority(declared: Sequence[Declared]) -> Declared | None:
+    """What more than half of the clients declared, else None."""
+    found, count = max(Counter(declared).items(), key=lambda one: one[1], default=(None, 0))
+    return found if 2 * count > len(declared) else None
 
 
 class ClientRegistry:
-    """The clients of one session. `peers` has what others need to seal something for a client; who is `removed` is not taken back.
+    """The clients of one session. `peers`: their encryption keys, for other clients. `removed`: clients that cannot enrol again.
 
-    `refusals` are (client, stage, word), −1 for a client not known yet; the words are explained in `messages.REFUSALS`.
+    `refusals` are (client, stage, error code), with client −1 before it is known; `messages.REFUSALS` explains the codes.
     """
 
     def __init__(
@@ -80,11 +78,11 @@ class ClientRegistry:
         self._holder: int | None = None
         self.peers: dict[int, m.Recipient] = {}
         self.refusals: list[tuple[int, str, str]] = []
-        self.greeted: list[Callable[[Iterable[int]], None]] = []  # are told who enrolled: they may have lost their state
+        self.greeted: list[Callable[[Iterable[int]], None]] = []  # called with those who enrolled, as they may have lost their state
 
     @property
     def present(self) -> frozenset[int]:
-        """Those who answered last time."""
+        """The clients that answered last time."""
         if self._present is None:
             self._present = frozenset(self._places) - self._lost
         return self._present
@@ -95,16 +93,16 @@ class ClientRegistry:
         return self._holder is not None
 
     def knows(self, client: int) -> bool:
-        """Whether a client of this number was ever there, or is pinned."""
+        """Whether a client of this number has ever enrolled, or is on the roster."""
         return client in self._signing or (self._roster is not None and 0 <= client < len(self._roster.keys))
 
     def lose(self, client: int) -> None:
-        """This client must enrol again."""
+        """Treat this client as absent until it enrols again."""
         self._lost.add(client)
         self._present = None
 
     def remove(self, clients: Iterable[int]) -> None:
-        """These clients are not taken back."""
+        """Do not let these clients enrol again."""
         self.removed |= set(clients)
         self._lost |= self.removed
         self._present = None
@@ -113,7 +111,7 @@ class ClientRegistry:
         return self._transport.exchange(asks, Stage(stage, self.round, self.call)) if asks else {}
 
     def enrol(self) -> tuple[int, ...]:
-        """Greet all places without a client that answers; the clients that came or came back."""
+        """Greet all places without a client that answers. Returns the clients that enrolled."""
         answering = {place for client, place in self._places.items() if client not in self._lost} | {self._holder}
         fresh = {place: self._entropy(16) for place in self._transport.places() if place not in answering}
         asks: dict[int, m.Ask] = {place: m.Enrol(m.VERSION, self._session, challenge) for place, challenge in fresh.items()}
@@ -121,10 +119,20 @@ class ClientRegistry:
         for place, answer in sorted(self._exchange(asks, "enrol").items()):
             if isinstance(answer, m.Refused):
                 self.refusals.append((-1, "enrol", answer.code))
-            elif isinstance(answer, m.Enrolled) and answer.role == "key-holder":
-                if self._accepted_holder(answer, fresh[place]):
-                    self._holder = place
-            elif isinstance(answer, m.Enrolled) and self._accepted(answer, fresh[place]):
+                continue
+            if not isinstance(answer, m.Enrolled):
+                continue
+            holder = answer.role == "key-holder"
+            try:
+                self._check(answer, fresh[place])
+            except ProtocolError as error:
+                self.refusals.append((KEY_HOLDER if holder else answer.client, "enrol", error.code))
+                continue
+            if holder:
+                self._holder = place
+            else:
+                self._signing[answer.client] = answer.signing_key
+                self.peers[answer.client] = m.Recipient(answer.client, answer.encryption_key, answer.signature)
                 if place in self._at:
                     self._places.pop(self._at[place], None)
                 self._places[answer.client], self._at[place] = place, answer.client
@@ -136,55 +144,32 @@ class ClientRegistry:
         return tuple(sorted(came))
 
     def greet_lost(self) -> tuple[int, ...]:
-        """Greet clients that gave no answer and were not greeted since, once; those that came back."""
+        """Greet once the clients that gave no answer and were not greeted since. Returns those that enrolled."""
         listed = set(self._transport.places()) if self._ungreeted else set()
         waiting = {client for client in self._ungreeted & self._lost if self._places.get(client) in listed}
         self._ungreeted.clear()
         return self.enrol() if waiting else ()
 
-    def _accepted(self, answer: m.Enrolled, challenge: bytes) -> bool:
-        """Whether an identity is one we know: on the roster, or (without one) the same as before."""
-        client, code = answer.client, ""
-        if client >= MOST_CLIENTS or (self._expect is not None and client not in self._expect):
-            code = "unknown-client"
-        elif client in self.removed:
-            code = "removed"
-        elif answer.version != m.VERSION:
-            code = "version"
-        elif self._roster is not None and not (client < len(self._roster.keys) and self._roster.keys[client] == answer.signing_key):
-            code = "not-on-roster"
-        elif self._signing.get(client, answer.signing_key) != answer.signing_key:
-            code = "other-identity"
+    def _check(self, answer: m.Enrolled, challenge: bytes) -> None:
+        """Raises `ProtocolError` for an identity that is not on the roster, or (without a roster) differs from an earlier one."""
+        client, key, roster = answer.client, answer.signing_key, self._roster
+        if answer.role == "key-holder":
+            pinned = roster is not None and key == roster.holder
+            refused = {"version": answer.version != m.VERSION, "not-on-roster": not pinned}
         else:
-            try:
-                check_enrolled(answer, self._session, challenge)
-            except ProtocolError as error:
-                code = error.code
-        if code:
-            self.refusals.append((client, "enrol", code))
-            return False
-        self._signing[client] = answer.signing_key
-        self.peers[client] = m.Recipient(client, answer.encryption_key, answer.signature)
-        return True
-
-    def _accepted_holder(self, answer: m.Enrolled, challenge: bytes) -> bool:
-        """Whether it is the key holder that the roster names."""
-        code = ""
-        if answer.version != m.VERSION:
-            code = "version"
-        elif self._roster is None or answer.signing_key != self._roster.holder:
-            code = "not-on-roster"
-        else:
-            try:
-                check_enrolled(answer, self._session, challenge)
-            except ProtocolError as error:
-                code = error.code
-        if code:
-            self.refusals.append((KEY_HOLDER, "enrol", code))
-        return not code
+            pinned = roster is None or roster.keys[client : client + 1] == (key,)
+            expected = client < MOST_CLIENTS and (self._expect is None or client in self._expect)
+            refused = {
+                "unknown-client": not expected, "removed": client in self.removed, "version": answer.version != m.VERSION,
+                "not-on-roster": not pinned, "other-identity": self._signing.get(client, key) != key,
+            }  # fmt: skip
+        for code, holds in refused.items():
+            if holds:
+                raise RemoteError(code)
+        check_enrolled(answer, self._session, challenge)
 
     def ask_holder(self, ask: m.ToHolder, stage: str) -> m.Answer:
-        """The key holder's answer. Raises `KeyHolderLost` if it is not there, gives none in time, or refuses."""
+        """The key holder's answer. Raises `KeyHolderLost` if it is absent, does not answer in time, or refuses."""
         place = self._holder
         if place is None:
             raise KeyHolderLost(stage)
@@ -200,7 +185,7 @@ class ClientRegistry:
         return answer
 
     def ask(self, asks: Mapping[int, m.Ask], stage: str) -> dict[int, m.Answer]:
-        """The answers of clients that gave one in time; the others are lost until they enrol again. Refusals are noted."""
+        """The answers that arrived in time. The other clients are absent until they enrol again. Refusals are recorded."""
         arrived = self._exchange({self._places[client]: ask for client, ask in asks.items()}, stage)
         answers: dict[int, m.Answer] = {}
         lost = set()

@@ -1,4 +1,4 @@
-"""What may leave a client: the one rule by which its own protection, and nobody else's word, decides that.
+"""What may leave a client: the rule by which the client's own protection decides.
 
 What is compared (signatures, representations) and what is summed (updates, models, prototypes) is hidden by `gram` and by `sum`. What is
 hidden leaves by the operation that hides it, and by no other:
@@ -12,13 +12,13 @@ hidden leaves by the operation that hides it, and by no other:
     measure                             | not by `gram`                 | `gather`, single numbers; under secure sums not at all
     summed: updates, models, …          | as `sum` says; by `gram`      | `sum`, `relay` **, and `gram` where that hides what is compared
 
-** under secure sums only where the client's own `relay_updates` says so; without it what `gather` may release is relayed, and nothing else
+** under secure sums only with the client's own `relay_updates`; without it `relay` sends what `gather` may release, and nothing else
 * if they are fewer than the smallest model has that they were computed at.
 
-Kinds are declared by task classes (`parts`), as the client has them installed. What is kept is kept by the kind of a part and by what it
-was computed from, not by what a server calls it or copies it to. **What is not kept**: a choice, a score or a loss is a number about the
-data at models that the server names, and many of them tell much; against a server that asks for many there is `[privacy]` only. That a
-task has a result, and of which shape, is told as well.
+The installed task classes declare the kinds of their parts (`parts`). The rule depends on the kind of a part and on what it was computed
+from, not on its name or on copies that a server asks for. **What the rule does not protect**: a choice, a score or a loss is a number about
+the data at models that the server chooses, and many of them reveal much; only `[privacy]` protects against a server that asks for many. The
+server also sees whether a task has a result, and its shape.
 """
 
 from collections.abc import Mapping
@@ -38,20 +38,20 @@ Operation = Literal["gram", "gather", "sum", "relay"]
 
 
 def kinds_of(task: Any) -> dict[str, PartKind]:
-    """The kind of each part of a task, as the class that is installed here declares it; what is not declared, or unknown, is summed."""
+    """The kind of each part of a task, as the installed class declares it; "summed" if it declares none."""
     declared = getattr(task, "parts", {})
     kinds = declared if isinstance(declared, Mapping) else {}
     return {part: kinds[part] if kinds.get(part) in get_args(PartKind) else "summed" for part in declared}
 
 
 def compares(task: Any) -> bool:
-    """Whether a task, or one inside it, makes something that clients compare; what the outer one calls it is its own affair."""
+    """Whether a task, or a task inside it, computes values that clients compare, whatever kind the outer task declares."""
     inner = [getattr(task, one.name) for one in fields(task)]
     return "compared" in kinds_of(task).values() or any(compares(one) for one in inner if is_dataclass(one) and not isinstance(one, type))
 
 
 def may_leave(protection: Protection, operation: Operation, part: str, value: Any, origin: Origin) -> bool:
-    """Whether a part of a held value may leave by an operation: as it is, or for `gram` and `sum` as this protection changes it."""
+    """Whether a part of a held value may leave by an operation: as it is, or by `gram` and `sum` under this protection."""
     kind, compared, hidden = origin.kind(part), origin.is_compared(part), protection.comparison.hides
     if compared and hidden:
         return operation == "gram"
@@ -60,7 +60,7 @@ def may_leave(protection: Protection, operation: Operation, part: str, value: An
     if operation == "relay":
         if not protection.secure or protection.relay_updates:
             return True
-        operation = "gather"  # the server names the recipients, and one may be its accomplice: what it may not see is not for others
+        operation = "gather"  # the server chooses the recipients, and one may be its accomplice
     if operation == "gram" and hidden:
         return kind in ("compared", "summed")
     if not protection.sums.hides and protection.min_cohort <= 1:

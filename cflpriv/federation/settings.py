@@ -1,4 +1,4 @@
-"""What a client's operator decided, and nobody else can change."""
+"""The settings of a client, which only its operator can change."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,12 +12,12 @@ __all__ = ["Settings"]
 
 @dataclass(frozen=True)
 class Settings:
-    """Who the client is, which peers are pinned (active mode), the protection in force, and the privacy that it demands.
+    """The client's identity, the pinned peers, the protection in force, and the privacy that the client demands.
 
-    Of `privacy` count the unit, the relation, ε and δ (what the client releases in all, over all runs on these data), `clip_norm`, and
-    under unit = "sample" `samples`, `sketch_dim` and `loss_cap`. `role` "key-holder" has no data: it decrypts what the protection releases.
-    `models`: how many models the members of one secure sum may have been sent. More than 1 is for algorithms that sum over several groups
-    at once (IFCA's communication saver, with shared layers or restarts); among k of them a server can plant one for a single client.
+    `privacy` uses the unit, the relation, ε and δ (over all runs on these data), `clip_norm`, and under unit = "sample" `samples`,
+    `sketch_dim` and `loss_cap`. `role` "key-holder" has no data and decrypts what the protection releases. `models`: how many models the
+    members of one secure sum may have been sent. More than 1 is for algorithms that sum over several groups at once (IFCA's communication
+    saver, with shared layers or restarts); among k models a server can plant one for a single client.
     """
 
     identity: Identity = field(repr=False)

@@ -1,7 +1,7 @@
-"""What a client keeps between two messages, by name.
+"""What a client keeps between messages, by name.
 
-Every message may find a new process, so all of a client's state goes through a store: held values, memory, protocol machines, mask keys.
-It is as secret as the client's data. `ObjectStore` keeps live objects for clients of this process, the others keep bytes.
+A new process may handle the next message, so all of a client's state is in a store: held values, memory, protocol machines, mask keys. The
+store is as secret as the client's data. `ObjectStore` keeps live objects for clients of this process, the others keep bytes.
 """
 
 import os
@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 
 class Store(Protocol):
-    """Named bytes, and named values that are kept as bytes or as they are. `put`, `keep` and `drop` are durable when they return.
+    """Named bytes, and named values that are kept as bytes or as objects. `put`, `keep` and `drop` are durable when they return.
 
-    `load` gives what was kept: the same object, or a new one that `read` makes of its bytes. Whoever changes it keeps it again.
+    `load` returns the kept object, or a new one that `read` makes of its bytes. A caller that changes it must keep it again.
 
-    Inside `alone()` nobody else works on the same bytes: what is read, changed and written back (such as what was spent) is not lost when
-    two runs, or two processes started by mistake with one client's settings, ask at once. Whoever comes second waits.
+    `alone()` locks the store, so that no concurrent request loses what is read, changed and written back, such as the ledger: not from a
+    second run, nor from a second process started by mistake with one client's settings.
     """
 
     def get(self, name: str) -> bytes | None: ...
@@ -44,7 +44,7 @@ class Store(Protocol):
 
 
 class ObjectStore:
-    """Live objects, for clients that stay in this process. `dumped` makes bytes of one, `ObjectStore(bytes by name)` takes these up."""
+    """Live objects, for clients that stay in this process. `dumped` encodes one; `ObjectStore(bytes by name)` restores them."""
 
     def __init__(self, dumped: Mapping[str, bytes] | None = None) -> None:
         self._values: dict[str, Any] = dict(dumped or {})
@@ -116,7 +116,7 @@ class MemoryStore(ByteStore, dict[str, bytes]):
 
 
 class DiskStore(ByteStore):
-    """One file a name in a folder that only its owner can read; each file is the old one or the new one, never half of it."""
+    """One file for each name, in a folder that only its owner can read. Files are replaced atomically."""
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
@@ -134,7 +134,7 @@ class DiskStore(ByteStore):
         except FileNotFoundError:
             return None
         head, _, value = data.partition(b"\n")
-        return value if head in (_line(name), name.encode()) else None  # the second as earlier versions wrote it
+        return value if head in (_line(name), name.encode()) else None  # earlier versions wrote the second form
 
     def put(self, name: str, value: bytes) -> None:
         path = self._path(name)
@@ -145,7 +145,7 @@ class DiskStore(ByteStore):
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-        if os.name == "posix":  # the rename itself must not be lost either
+        if os.name == "posix":  # makes the rename durable
             folder = os.open(self._folder, os.O_RDONLY)
             try:
                 os.fsync(folder)
@@ -167,5 +167,5 @@ class DiskStore(ByteStore):
 
 
 def _line(name: str) -> bytes:
-    """A name as one line. Servers choose some, and one that ends in the middle would be taken for another: a mark that is never found."""
+    """A name as one line. Servers choose some names, and a line break in one must not make it look like another."""
     return name.encode("unicode_escape")

@@ -1,4 +1,4 @@
-"""Tasks as bytes and back: the names and fields of the frozen dataclasses that the package and the registered algorithms declare."""
+"""Tasks as bytes and back: names and fields of the frozen dataclasses that the package and registered algorithms declare."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ log = logging.getLogger("cflpriv.federation")
 
 
 def registered() -> Registry[type]:
-    """The task classes that may travel, and models, by name."""
+    """The task classes that may be sent, and models, by name."""
     return TASKS.ready()  # torch is loaded for those, not for `Foreign`
 
 
@@ -31,7 +31,7 @@ def task_to_bytes(task: Any) -> bytes:
 
 
 def plain(value: Any, where: str, known: Mapping[str, type]) -> Any:
-    """What JSON takes of a dataclass that is `known` by a name. Raises `InputError` for anything else."""
+    """A dataclass that is `known` by a name, as JSON values. Raises `InputError` for anything else."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Sequence):
@@ -39,7 +39,7 @@ def plain(value: Any, where: str, known: Mapping[str, type]) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         name = next((name for name, kind in known.items() if kind is type(value)), None)
         if name is None:
-            raise InputError(f"{where}: {type(value).__name__} is not a task that clients elsewhere know")
+            raise InputError(f"{where}: {type(value).__name__} is not a task that remote clients know")
         names = [one.name for one in dataclasses.fields(value) if one.init]
         return {"": name, **{one: plain(getattr(value, one), f"{where}.{one}", known) for one in names}}
     raise InputError(f"{where}: a {type(value).__name__} cannot be encoded")
@@ -47,7 +47,7 @@ def plain(value: Any, where: str, known: Mapping[str, type]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class UnknownTask:
-    """Bytes that are no task that is known here."""
+    """The bytes of a task that is not known here."""
 
     data: bytes
     parts: tuple[str, ...] = ()
@@ -59,20 +59,20 @@ class UnknownTask:
 
 KEPT = 64
 _decoded: dict[bytes, Any] = {}
-"""Tasks by their bytes: clients that are sent the same bytes get the same object, and can be computed together."""
+"""Tasks by their bytes: clients that are sent the same bytes get the same object, so they can be computed together."""
 
 
 def task_from_bytes(data: bytes) -> Any:
-    """The task that `task_to_bytes` wrote, or an `UnknownTask`."""
+    """The inverse of `task_to_bytes`; an `UnknownTask` for other bytes."""
     if not isinstance(data, bytes) or len(data) > LARGEST_TASK_BYTES:
         raise MalformedMessage
     task = _decoded.get(data)
     if task is not None and (isinstance(task, Foreign) or registered().get(type(task).__name__) is type(task)):
         return task
     try:
-        said = json.loads(data)
-        known = {"Foreign": Foreign} if isinstance(said, dict) and said.get("") == "Foreign" else registered()  # that one loads no torch
-        task = made(said, known)
+        value = json.loads(data)
+        foreign = isinstance(value, dict) and value.get("") == "Foreign"
+        task = made(value, {"Foreign": Foreign} if foreign else registered())  # `Foreign` needs no torch
         if hasattr(task, "run") and hasattr(task, "parts") and task_to_bytes(task) == data:
             if len(_decoded) == KEPT:
                 _decoded.clear()
@@ -93,14 +93,14 @@ def task_of(settings: Any) -> Any:
     return task if hasattr(task, "run") and hasattr(task, "parts") else UnknownTask(data)
 
 
-def made(said: Any, known: Mapping[str, type]) -> Any:
-    """What `plain` took apart. Raises `TypeError` or `KeyError` for what it did not."""
-    if isinstance(said, list):
-        return tuple(made(one, known) for one in said)
-    if not isinstance(said, dict):
-        return said
-    name = said.pop("")
+def made(value: Any, known: Mapping[str, type]) -> Any:
+    """The inverse of `plain`. Raises `TypeError` or `KeyError` for other values."""
+    if isinstance(value, list):
+        return tuple(made(one, known) for one in value)
+    if not isinstance(value, dict):
+        return value
+    name = value.pop("")
     if name not in known and isinstance(known, Registry):  # an installed package may have it
         for problem in ALGORITHMS.load_all():
             log.warning("%s", problem)
-    return known[name](**{name: made(value, known) for name, value in said.items()})
+    return known[name](**{name: made(one, known) for name, one in value.items()})

@@ -1,9 +1,8 @@
-"""How much travels, and how much of it is protection: what the operations would have moved with nothing in the way, beside what they did
-move.
+"""Communication cost: the bytes and numbers that the operations would send without any protection, and figures of papers.
 
-The difference between the transcript's bytes and these is what a protection costs: masks, shares, transforms, nonces, wider numbers.
-Papers count numbers, at 32 bits each, in both directions; so do `megabits`, of all clients together. PACFL's Table 8 is that over the
-number of all clients, sampled or not (its 211.88 Mb a ResNet-9, twice, times 0.1 × rounds): `megabits_a_client` in summary.json.
+The transcript has the bytes that were sent. The difference is the cost of the protection: masks, shares, transforms, nonces, wider
+numbers. Papers count numbers in both directions, at 32 bits each, and so does `megabits`, over all clients. PACFL's Table 8 divides this by
+the number of clients, sampled or not (211.88 Mb for a ResNet-9, twice, times 0.1 × rounds): `megabits_a_client` in summary.json.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..contract.calls import SumCall
-from ..contract.handles import GroupMean, Held, Shared
+from ..contract.handles import GroupMean, Shared
 from ..contract.transcript import Message
 from ..types import Array
 
@@ -25,7 +24,7 @@ BITS = 32
 
 @dataclass
 class Bare:
-    """Bytes (in the dtypes of the run) and numbers that the operations move by themselves, from clients and to clients, since the start."""
+    """Bytes (in the dtypes of the run) and numbers from and to clients, since the start, without the cost of a protection."""
 
     upload_bytes: int = 0
     download_bytes: int = 0
@@ -45,7 +44,7 @@ class Bare:
         self.download_bytes += copies * size
 
     def mean(self, call: SumCall, layout: Sequence[Any], means: Sequence[GroupMean | None]) -> None:
-        """Count a mean: the parts (of this `layout`) of everybody whose update is in a group that was summed, and private weights."""
+        """Count a mean: the parts (of this `layout`) of every client whose update is in a sum, and private weights."""
         parts = [np.broadcast_to(np.zeros((), part.dtype), part.shape) for part in layout]
         contributors = set().union(*(mean.contributors for mean in means if mean is not None))
         self.up([*parts, *(() if call.public_weights else (np.array(0.0),))], copies=len(contributors))
@@ -65,26 +64,17 @@ def _sizes(values: Iterable[Any]) -> tuple[int, int]:
     return numbers, size
 
 
-def plain(params: Mapping[str, Any], lists: Mapping[str, Sequence[Any]], labels: Sequence[int]) -> list[Any]:
-    """What would travel of the parameters of `compute` to a client with these labels (without any: whole lists)."""
-    sent: list[Any] = []
-    for name, value in params.items():
-        if isinstance(value, Held):
-            continue
-        several = [value] if name not in lists else [lists[name][i] for i in labels or range(len(lists[name]))]
-        sent += [array for one in several for array in _plain(one)]
+def plain(values: Iterable[Array | Shared]) -> list[Array]:
+    """What would be sent of parameters of `compute` without a protection: nothing of a sum of which clients have only their own parts."""
+    sent: list[Array] = []
+    for value in values:
+        if not isinstance(value, Shared):
+            sent.append(np.asarray(value))
+        elif value.clear is not None:
+            sent.append(value.clear)
+        elif value.blind:
+            sent.append(np.broadcast_to(np.zeros((), dtype=value.blind[0].value.dtype), value.blind[0].shape))
     return sent
-
-
-def _plain(value: Array | Shared) -> tuple[Any, ...]:
-    """One array; nothing where each client has only its own."""
-    if not isinstance(value, Shared):
-        return (np.asarray(value),)
-    if value.clear is not None:
-        return (value.clear,)
-    if value.blind:
-        return (np.broadcast_to(np.zeros((), dtype=value.blind[0].value.dtype), value.blind[0].shape),)
-    return ()
 
 
 def megabits(numbers: int) -> float:
@@ -93,7 +83,7 @@ def megabits(numbers: int) -> float:
 
 
 def client_bytes(messages: Iterable[Message]) -> tuple[dict[int, float], dict[int, float]]:
-    """(sent, received) bytes by client. A message's bytes are shared out evenly over its copies, which is exact where these are alike."""
+    """(sent, received) bytes by client. A message's bytes are divided evenly among its copies; exact if these have equal sizes."""
     sent: dict[int, float] = {}
     received: dict[int, float] = {}
     for message in messages:

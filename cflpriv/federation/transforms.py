@@ -1,4 +1,4 @@
-"""Transforms that clients share, made from a secret that the server lacks; and the public sketch of what is compared."""
+"""Transforms that clients derive from their common secret, and the public sketch of compared vectors."""
 
 import re
 from collections import OrderedDict
@@ -22,7 +22,7 @@ HAAR_SMALLEST = 8
 
 
 class TransformCache:
-    """Transforms that were made, by kind, secret, name and length, as many as fit into `keep_bytes`. Whoever has a secret finds its own."""
+    """The latest transforms, by kind, secret, name and length, as many as fit into `keep_bytes`."""
 
     def __init__(self, keep_bytes: int = 1 << 29) -> None:
         self._keep_bytes = keep_bytes
@@ -40,30 +40,29 @@ class TransformCache:
         return self._made[key]
 
     def erase_compared(self, keys: Collection[bytes]) -> None:
-        """Forget the transforms of clustering epochs but those made of these keys."""
+        """Forget the transforms of clustering epochs, except those of these keys."""
         for key in [key for key in self._made if key[2].startswith("gram/") and key[1] not in keys]:
             del self._made[key]
 
     def shared(self, secrets: Mapping[int, bytes], kind: str) -> "Transforms":
-        """The transforms of those who have just these secrets: the same object for all of them."""
+        """The transforms of clients with exactly these secrets: one object for all of them."""
         return self._shared.setdefault((tuple(sorted(secrets.items())), kind), Transforms(dict(secrets), kind, self))
 
 
 class Transforms:
-    """The transforms of sums that clients share, made from the `secrets` of their group by group epoch. The server holds none of these.
+    """The shared transforms of sums, of one `kind`, derived from the `secrets` of the clients by group epoch. The server has no secret.
 
-    These last: what is under them (means) is opened long after, so a stolen one opens every sum of its group epoch.
-
-    `kind` is that of updates. Where clients are removed from the group a new epoch starts: names of its transforms end in "@EPOCH".
+    Secrets are kept, because means are opened long after they were formed: a stolen secret opens every sum of its group epoch. Removing
+    clients begins a new group epoch; names of its transforms end in "@EPOCH".
     """
 
     def __init__(self, secrets: Mapping[int, bytes], kind: str, cache: TransformCache) -> None:
         self._secrets, self.kind, self._cache = secrets, kind, cache
 
     def __call__(self, name: str, dimension: int, kind: str | None = None) -> Transform:
-        """Raises `InputError` for an epoch whose secret is not held and will not be.
+        """Raises `InputError` for an earlier group epoch whose secret this client never gets.
 
-        Raises `RemoteError` "no-secret" for a later one, "used-transform" for a second name of one transform.
+        Raises `RemoteError` "no-secret" for a later epoch, "used-transform" for a second name of one transform.
         """
         epoch = group_epoch(name)
         check_secret(name, self._secrets)
@@ -71,7 +70,7 @@ class Transforms:
 
 
 def check_secret(name: str, held: Collection[int]) -> None:
-    """Whether the secret of the group epoch that a transform's name speaks of is `held`. Raises as `Transforms` does."""
+    """Check that the secret of a transform's group epoch is `held`. Raises as `Transforms` does."""
     epoch = group_epoch(name)
     if epoch not in held:
         if epoch > max(held):
@@ -83,15 +82,15 @@ def check_secret(name: str, held: Collection[int]) -> None:
 
 _CLUSTERING = re.compile(r"gram/(0|[1-9][0-9]{0,15})((?:[+](?:0|[1-9][0-9]{0,15}))*)((?:@[1-9][0-9]{0,8})?)", re.ASCII)
 MOST_OPEN = 28
-"""Earlier clustering epochs that may stay open beside a new one: their numbers are in its name."""
+"""The most earlier clustering epochs that may stay open beside a new one, whose name lists them."""
 
 
 @dataclass(frozen=True)
 class ClusteringName:
-    """What a transform's name for a clustering epoch says: its number, the earlier ones that stay `open`, and what the transform is of.
+    """The name of a clustering epoch's transform: the epoch's number, the earlier epochs that stay `open`, and the `purpose`.
 
-    "gram/7+3+5@1" is that of epoch 7 under the secret of group epoch 1, and says that all earlier epochs but 3 and 5 are over. `purpose`
-    is "gram/7@1": an epoch has one transform, whatever is open beside it.
+    "gram/7+3+5@1" is the name for epoch 7 under the secret of group epoch 1; of the earlier epochs only 3 and 5 are open. The `purpose` is
+    "gram/7@1": an epoch has one transform, whatever else is open.
     """
 
     number: int
@@ -100,7 +99,7 @@ class ClusteringName:
 
 
 def clustering_name(name: str) -> ClusteringName | None:
-    """What a transform's name for a clustering epoch says, None for any other name, such as one that says it in another way."""
+    """A parsed name of a clustering epoch's transform. None for any other name, also for a second spelling of one."""
     found = _CLUSTERING.fullmatch(name)
     if found is None:
         return None
@@ -111,7 +110,7 @@ def clustering_name(name: str) -> ClusteringName | None:
 
 
 def clustering_purpose(number: int, beside: Iterable[int]) -> str:
-    """The name of a new clustering epoch's transform, where the epochs `beside` stay open. Raises `InputError` for too many of these."""
+    """The name of a new clustering epoch's transform, if the epochs `beside` stay open. Raises `InputError` for too many of them."""
     numbers = sorted(beside)
     if len(numbers) > MOST_OPEN:
         raise InputError(f"gram: {len(numbers)} clustering epochs are open; under a shared transform there may be {MOST_OPEN}: close some")
@@ -122,7 +121,7 @@ _EPOCH = re.compile(r"@([1-9][0-9]{0,8})\Z", re.ASCII)
 
 
 def group_epoch(name: str) -> int:
-    """The group epoch that a transform's name speaks of. Raises `RemoteError` "used-transform" for a name that is no epoch's only one."""
+    """The group epoch in a transform's name. Raises `RemoteError` "used-transform" for a second spelling of a name."""
     found = _EPOCH.search(name)
     if name.count("@") != (found is not None):
         raise RemoteError("used-transform")
@@ -130,9 +129,9 @@ def group_epoch(name: str) -> int:
 
 
 def sketched(epoch: int, sketch_dim: int | None) -> Callable[[Array], Array]:
-    """The stage "sketch" of one clustering epoch: rows (..., d) become (..., sketch_dim) where d is larger, else they stay.
+    """The stage "sketch" of one clustering epoch: it maps rows (..., d) to (..., sketch_dim) if d is larger (None: never).
 
-    Without `sketch_dim` all rows stay. The seed is public.
+    The seed is public.
     """
 
     def reduce(rows: Array) -> Array:
@@ -145,7 +144,7 @@ def sketched(epoch: int, sketch_dim: int | None) -> Callable[[Array], Array]:
 
 
 def check_hidden(operation: str, dimension: int, kind: str = "haar") -> None:
-    """Refuse to hide a few numbers under a rotation: one number keeps its size, two their length."""
+    """Raises `InputError` for too few numbers: a rotation keeps the size of one number, and the norm of two."""
     if dimension < HAAR_SMALLEST:
         raise InputError(
             f"{operation}: a rotation of {dimension} number(s) hides little under sum = {kind!r}; it takes {HAAR_SMALLEST} or more at once"

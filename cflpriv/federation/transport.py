@@ -1,4 +1,4 @@
-"""What carries requests and answers between the server and the places where clients are: the interface, and its form over bytes."""
+"""Transports carry requests and answers between the server and the clients: the interface, and its form over bytes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ __all__ = ["ByteTransport", "OverBytes", "Stage", "Transport"]
 
 @dataclass(frozen=True)
 class Stage:
-    """One exchange with many parties: its name, and where in the run it stands. Injected faults are keyed by it."""
+    """One exchange with many parties: its name, and its round and call. Injected faults are keyed by it."""
 
     name: str
     round: int = -1
@@ -20,22 +20,22 @@ class Stage:
 
 
 class Transport(Protocol):
-    """Delivers requests to places and brings back the answers that come in time. A place is an opaque number, e.g. of a node."""
+    """Delivers requests to places, and returns the answers that arrive in time. A place is an opaque number, e.g. of a node."""
 
     def places(self) -> Sequence[int]:
-        """Where there may be clients now."""
+        """The places that may have clients now."""
         ...
 
     def exchange(self, asks: Mapping[int, m.Ask], stage: Stage) -> Mapping[int, m.Answer]:
-        """Send each place its request; the answers, by place, `Refused("malformed")` where there was no telling what came.
+        """Send each place its request. Returns the answers by place; `Refused("malformed")` for bytes that are no answer.
 
-        It must return by the stage's deadline, with what there is.
+        Must return by the stage's deadline, with the answers that arrived.
         """
         ...
 
 
 class ByteTransport(Protocol):
-    """The same over bytes: what a network carries."""
+    """A transport of bytes, such as a network."""
 
     def places(self) -> Sequence[int]: ...
 
@@ -43,7 +43,7 @@ class ByteTransport(Protocol):
 
 
 class OverBytes:
-    """A transport over one that carries bytes: the one place where a server encodes and decodes."""
+    """A transport over one that carries bytes. It encodes requests and decodes answers."""
 
     def __init__(self, carrier: ByteTransport) -> None:
         self._carrier = carrier

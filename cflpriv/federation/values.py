@@ -1,4 +1,4 @@
-"""What a client holds between two messages: values by number, memory by name, and what each was computed from."""
+"""What a client holds between messages: values by number, memory by name, and what each was computed from."""
 
 from collections.abc import Callable, Sequence
 from hashlib import sha256
@@ -9,7 +9,6 @@ import numpy as np
 from ..protocols.errors import RemoteError
 from ..types import Array, PartKind
 from . import messages as m
-from .payloads import closed
 from .store import ObjectStore, Store
 from .transforms import Transforms
 
@@ -18,24 +17,23 @@ __all__ = ["UNTRACED", "Exchange", "Origin", "Values", "from_bytes", "keep_value
 T = TypeVar("T")
 
 OPENED = ("sum/", "apply/")
-"""What the transforms are for whose values clients open for each other: sums. What is compared is opened by nobody."""
+"""Purposes of the transforms that clients open: sums. No client opens compared values."""
 
 
 UNTRACED = sha256(b"cflpriv: what other clients made, or what a client has of its own").digest()
-"""The name of what no one told a client alone, and of all that is computed from it."""
+"""The name of values that the server did not send, and of all that is computed from them."""
 
 
 MOST_ROUNDS = 1024
 FORGOTTEN = (-(1 << 62) - 1,)
-"""The rounds of a value that more than `MOST_ROUNDS` went into: older than all that a client remembers to have summed."""
+"""The rounds of a value from more than `MOST_ROUNDS` rounds: older than all that a client remembers to have summed."""
 
 
 class Origin(m.Message, frozen=True):
-    """What a value was computed from: the name of all that the client was told, and how many numbers the smallest model has (0: none).
+    """What a value was computed from. `received`: the name of what the server sent. `size`: of the smallest model (0: none).
 
-    `compared` says that something is in it that clients compare, such as a signature. `kinds` are those of its parts that are not summed,
-    as the task declared them that was run here. `rounds` are those in which it, and anything held that went into it, were
-    computed; none for what other clients made.
+    `compared`: it depends on values that clients compare, such as signatures. `kinds`: of its parts that are not summed, as the installed
+    task declares them. `rounds`: in which it, and the held values that went into it, were computed; none for values of other clients.
     """
 
     received: bytes = b""
@@ -45,19 +43,26 @@ class Origin(m.Message, frozen=True):
     rounds: tuple[int, ...] = ()
 
     def kind(self, part: str) -> PartKind:
-        """What kind a part is; one that nothing declared is summed."""
+        """The kind of a part; "summed" if none is declared."""
         return dict(self.kinds).get(part, "summed")
 
     def is_compared(self, part: str) -> bool:
-        """Whether a part is what clients compare, or was computed from such."""
+        """Whether clients compare a part, or it was computed from such a part."""
         return self.compared or self.kind(part) == "compared"
 
 
+class Relayed(m.Message, frozen=True):
+    """A value that another client relayed."""
+
+    sender: m.Count
+    value: m.Value
+
+
 class Kept(m.Message, frozen=True):
-    """Values that were made together, and their origin: arrays by name; relayed ones by name and sender."""
+    """Values that were computed together, and their origin: arrays by name; relayed ones by name and sender."""
 
     arrays: tuple[m.Named, ...]
-    said: tuple[tuple[str, tuple[m.Said, ...]], ...]
+    relayed: tuple[tuple[str, tuple[Relayed, ...]], ...]
     origin: Origin
 
 
@@ -67,61 +72,61 @@ Arrays = dict[str, Any]
 def to_bytes(arrays: Arrays, origin: Origin = Origin()) -> bytes:  # noqa: B008
     """Arrays by name, and relayed ones by name and sender, as bytes."""
     plain = tuple(m.Named(part, value) for part, value in arrays.items() if not isinstance(value, dict))
-    said = tuple(
-        (part, tuple(m.Said(sender, one) for sender, one in sorted(value.items())))
+    relayed = tuple(
+        (part, tuple(Relayed(sender, one) for sender, one in sorted(value.items())))
         for part, value in arrays.items()
         if isinstance(value, dict)
     )
-    return m.encode(Kept(plain, said, origin))
+    return m.encode(Kept(plain, relayed, origin))
 
 
 def from_bytes(data: bytes) -> tuple[Arrays, Origin]:
-    """What `to_bytes` made bytes of. Raises `MalformedMessage`."""
+    """The inverse of `to_bytes`. Raises `MalformedMessage`."""
     kept = m.codec.decode(data, Kept, m.LIMIT_BYTES)
     arrays: Arrays = {one.name: one.value for one in kept.arrays}
-    return arrays | {part: {one.sender: one.value for one in said} for part, said in kept.said}, kept.origin
+    return arrays | {part: {one.sender: one.value for one in several} for part, several in kept.relayed}, kept.origin
 
 
-def trace(told: Sequence[bytes]) -> bytes:
-    """The name of what a value was computed from, from those of all that went into it."""
-    return UNTRACED if UNTRACED in told else told[0] if len(told) == 1 else sha256(b"".join(told)).digest()
+def trace(names: Sequence[bytes]) -> bytes:
+    """The name of what a value was computed from, from the `names` of all that went into it."""
+    return UNTRACED if UNTRACED in names else names[0] if len(names) == 1 else sha256(b"".join(names)).digest()
 
 
 def rounds_of(*several: Sequence[int]) -> tuple[int, ...]:
-    """The rounds of a value that was computed in, or from what is of, all of these."""
+    """The union of several lists of rounds, for a value that was computed from all of them."""
     rounds = tuple(sorted({round for one in several for round in one}))
     return rounds if len(rounds) <= MOST_ROUNDS else FORGOTTEN
 
 
 class Exchange:
-    """What clients that are asked the same work out once, while one exchange lasts. Nothing in it is one client's own."""
+    """Shares work among clients with the same request, during one exchange. It holds nothing private to one client."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, ...], Any] = {}
         self._alive: list[Any] = []
 
     def once(self, make: Callable[[], T], *of: Any) -> T:
-        """What `make` gives for these objects, made for the first client that asks."""
+        """The result of `make` for these objects, computed for the first client only."""
         key = tuple(map(id, of))
         if key not in self._known:
             self._known[key] = make()
-            self._alive.append((of, make))  # or their identities could be another's
+            self._alive.append((of, make))  # so that their ids stay theirs
         found: T = self._known[key]
         return found
 
 
 class Values:
-    """Held values and memory, in a store. Raises `RemoteError` "not-held" for what is not there."""
+    """Held values and memory, in a store. Raises `RemoteError` "not-held" for missing values."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
 
     def hold(self, number: int, arrays: Arrays, origin: Origin) -> None:
-        """Keep values, and what they were computed from."""
+        """Hold values with their origin."""
         self.store.keep(f"held/{number}", (arrays, origin), _written)
 
     def drop(self, number: int) -> None:
-        """Forget what is held under a number, before its receipts are replaced: a value must never meet those of another."""
+        """Drop the values under a number, before its receipts are replaced: they are never valid for another value."""
         self.store.drop(f"held/{number}")
 
     def holds(self, number: int) -> bool:
@@ -140,11 +145,11 @@ class Values:
         return self.parts(mine.held, (mine.part,))[mine.part]
 
     def origin(self, number: int) -> Origin:
-        """What a held value was computed from."""
+        """The origin of a held value."""
         return self._kept(f"held/{number}")[1]
 
     def forget(self, live: tuple[int, ...]) -> None:
-        """Drop what is held under other numbers than these."""
+        """Drop the values of all other numbers."""
         for name in self.store.names():
             kind, _, number = name.partition("/")
             if kind == "held" and int(number) not in live:
@@ -154,17 +159,17 @@ class Values:
         self.store.keep(f"memory/{name}", ({name: value}, origin), _written)
 
     def remembered(self, name: str) -> tuple[Array, Origin] | None:
-        """What tasks keep under a name, if anything, and what that was computed from."""
+        """What tasks keep under a name, with its origin; None if nothing."""
         kept = self.store.load(f"memory/{name}", from_bytes)
         return None if kept is None else (np.asarray(kept[0][name]), kept[1])
 
     def open(self, addends: m.Addends, transforms: Callable[[], Transforms], exchange: Exchange) -> Array:
-        """The value of a sum: its clear part, its blind parts opened, and this client's own. "forbidden" for blind parts of no sum."""
+        """The value of a sum, with its transformed parts opened. Raises "forbidden" for transformed parts that are not of sums."""
         known = transforms() if addends.blind else None
         total = exchange.once(lambda: _opened(addends, known), addends, known)
         for own in addends.own:
             if not self.holds(own.held):
-                continue  # this client has no part in it
+                continue  # this client has no such part
             addend = np.asarray(self.mine(m.Mine(own.held, own.part)))
             addend = addend if own.factor == 1.0 else (addend * own.factor).astype(addend.dtype, copy=False)
             total = addend if total is None else total + addend
@@ -187,7 +192,7 @@ VALUES = ("held/", "memory/")
 
 
 def kept_values(store: ObjectStore) -> tuple[list[tuple[str, Arrays, bytes]], dict[str, bytes]]:
-    """What a store holds, for a checkpoint: values by name with the bytes of their origin, and all else as bytes by name."""
+    """The content of a store, for a checkpoint: values by name with their encoded origin, and the rest as bytes by name."""
     values, rest = [], {}
     for name in store.names():
         if name.startswith(VALUES):
@@ -200,18 +205,22 @@ def kept_values(store: ObjectStore) -> tuple[list[tuple[str, Arrays, bytes]], di
 
 
 def keep_values(store: ObjectStore, name: str, arrays: Arrays, origin: bytes) -> None:
-    """Put values back into a store. Raises `MalformedMessage` for an origin that is none."""
+    """Put values back into a store. Raises `MalformedMessage` for an invalid origin."""
     store.keep(name, (arrays, m.codec.decode(origin, Origin, 1 << 10)), _written)
 
 
 def _opened(addends: m.Addends, transforms: Transforms | None) -> Array | None:
-    """What all clients that share the transforms see of a sum, read-only since they share it."""
+    """The part of a sum that is the same for all clients with these transforms. Read-only, because they share it."""
     total: Array | None = addends.clear[0] if addends.clear else None
     for term in m.blind_terms(addends):
         assert transforms is not None
-        if not term.transform.startswith(OPENED):  # or one client would open for the server what another hid
+        if not term.transform.startswith(OPENED):  # else a client could open for the server what another one transformed
             raise RemoteError("forbidden")
         transform = transforms(term.transform, term.dimension or len(term.value))
         vector = transform.invert(term.value)[term.start : term.stop].reshape(term.shape)
         total = vector if total is None else total + vector
-    return None if total is None else closed(total)
+    if total is None:
+        return None
+    shared = total.view()
+    shared.flags.writeable = False
+    return shared

@@ -1,4 +1,4 @@
-"""What a client computes: it opens what it is given, runs a task, in its private form where it is to be, and keeps the results."""
+"""The computations of a client: it opens its parameters, runs a task (in its private form, if noise is asked), and keeps the results."""
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -10,33 +10,29 @@ import msgspec
 import numpy as np
 
 from ..errors import InputError
-from ..protocols.entropy import Entropy
 from ..protocols.errors import RemoteError
 from ..types import Array, ClientData
 from . import messages as m
-from .client_ledger import ClientLedger
 from .foreign import Foreign
 from .handler import Run
-from .payloads import owned
+from .protections import ClientParts
 from .release_policy import compares, kinds_of
-from .settings import Settings
 from .task_encoding import UnknownTask
-from .transforms import Transforms
-from .values import UNTRACED, Exchange, Origin, Values, rounds_of, trace
+from .values import UNTRACED, Exchange, Origin, rounds_of, trace
 
 if TYPE_CHECKING:  # torch is loaded where something is computed
     from ..engine import TaskInput
 
-__all__ = ["Own", "Work", "sizes_in", "told"]
+__all__ = ["Own", "Work", "sizes_in", "request_digest"]
 
 Own = Callable[[Foreign, Mapping[str, Any]], Mapping[str, Array]]
 Choice = int | tuple[int, ...] | None
 
 
-def told(ask: m.Compute) -> bytes:
-    """The name of all that a client is told to compute: the task and its noise, what goes into it, which of it, when.
+def request_digest(ask: m.Compute) -> bytes:
+    """A digest of what a client computes: the task, its noise, parameters, picks, round and seed.
 
-    A task that does not travel, such as one of an experiment's own, is named by its type and fields.
+    A task that cannot be encoded, such as one that a test defines, counts with its type and fields.
     """
     try:
         task = ask.task.data
@@ -46,30 +42,30 @@ def told(ask: m.Compute) -> bytes:
 
 
 def models_in(task: Any) -> list[Any]:
-    """The models that a task itself names, however deep: no parameter that a server sends along changes them."""
+    """The models that a task names, however deep. The parameters that a server sends do not change them."""
     if type(task).__name__ == "Model":
         return [task]
     return [model for one in fields(task) if is_dataclass(getattr(task, one.name)) for model in models_in(getattr(task, one.name))]
 
 
 def sizes_in(task: Any) -> list[int]:
-    """How many numbers the models have that a task itself names."""
+    """The sizes of the models that a task names."""
     if isinstance(task, Foreign):
         return [sum(prod(shape) for _, shape, _ in task.layout)]
     return [int(model.dimension) for model in models_in(task)]
 
 
 def words_as_they_are(models: Iterable[Any]) -> None:
-    """Refuse models that would move word numbers: "bad-settings"."""
+    """Raises `RemoteError` "bad-settings" for models that would scale word numbers."""
     if any(model.name == "lstm" and (any(model.mean) or any(one != 1.0 for one in model.std)) for model in models):
         raise RemoteError("bad-settings")
 
 
 def known_to(models: Iterable[Any], data: ClientData) -> ClientData:
-    """Data whose labels, and words, all of these models know; each sample by itself, so that neighbouring data stay neighbours.
+    """Data whose labels and words fit all of these models. Each sample changes by itself, so neighbouring data stay neighbours.
 
-    A server names the models. One with too few labels would fail for some data and not for others, and that it failed is told; so labels
-    are taken modulo their number, and words beyond a model's are its last.
+    A server chooses the models. With too few labels a model would fail on some data only, and the failure would reveal them. So labels are
+    taken modulo their number, and words beyond a model's vocabulary become its last word.
     """
     for model in models:
         data = replace(data, y_train=data.y_train % model.classes, y_test=data.y_test % model.classes)
@@ -84,20 +80,26 @@ def smallest(sizes: Iterable[int]) -> int:
     return min((size for size in sizes if size), default=0)
 
 
-class Work:
-    """The computing of one client. `data` gives its data when a task needs them; `own` does the work of `Foreign` tasks.
+def owned(value: Any) -> Any:
+    """A result that no later change of a parameter affects."""
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+        return array if array.flags.owndata and array.flags.writeable else array.copy()
+    return value
 
-    Where small groups train alone its group may be too small to be summed: then it trains on its own model, of which no server can know
-    where it came from.
+
+class Work:
+    """The computations of one client. `data` loads its data when a task needs them; `own` has functions for `Foreign` tasks.
+
+    With `small_clusters = "local"` the client may be in a group too small to be summed. Then it trains on its own model, which no server
+    can trace.
     """
 
-    def __init__(
-        self, settings: Settings, values: Values, spending: ClientLedger, transforms: Callable[[], Transforms], data: Callable[[],
-        ClientData], entropy: Entropy, own: Mapping[str, Own],
-    ) -> None:  # fmt: skip
-        self._client, self._values, self._spending, self._transforms = settings.identity.client, values, spending, transforms
-        self._data, self._entropy, self._own = data, entropy, own
-        self._alone, self._traced = settings.protection.small_clusters == "local", settings.protection.secure
+    def __init__(self, parts: ClientParts, data: Callable[[], ClientData], own: Mapping[str, Own]) -> None:
+        self._client, self._values, self._ledger, self._transforms = parts.client, parts.values, parts.ledger, parts.transforms
+        self._data, self._entropy, self._own = data, parts.entropy, own
+        protection = parts.settings.protection
+        self._alone, self._traced = protection.small_clusters == "local", protection.secure
         self._fitted: tuple[ClientData, list[Any], ClientData] | None = None
 
     def compute(self, ask: m.Compute, exchange: Exchange) -> Generator[Run, Any, m.Computed]:
@@ -105,21 +107,21 @@ class Work:
         public = ask.task.task
         if isinstance(public, UnknownTask):
             raise RemoteError("unknown-task")
-        noise = self._spending.agreed(ask.noise)
-        if noise is not None and getattr(public, "events", {}):  # its bounds would be those that the server wrote into it
+        noise = self._ledger.agreed(ask.noise)
+        if noise is not None and getattr(public, "events", {}):  # its bounds would be the server's
             raise RemoteError("forbidden")
-        # the same for all that are asked the same: one object, so that they can be computed together
+        # one object for all clients with the same request, so that they can be computed together
         task = exchange.once(lambda: public.private(noise) if noise and hasattr(public, "private") else public, ask, ask.noise)
         models, sizes, compared = exchange.once(lambda: (models_in(task), sizes_in(task), compares(task)), task)
         reads = {name: found for name in getattr(task, "reads", ()) if (found := self._values.remembered(name)) is not None}
         held = self._held_in(ask)
-        self._spending.check(task, held, reads)
+        self._ledger.check(task, held, reads)
         sizes = [*sizes, *(origin.size for _, origin in reads.values())]
         given, received, choice = self._given(ask, sizes, held, exchange)
         compared = compared or any(self._values.origin(one.held).is_compared(one.part) for one in held)
         rounds = rounds_of((ask.round,), *(self._values.origin(one.held).rounds for one in held))
         compared = compared or any(origin.is_compared(name) for name, (_, origin) in reads.items())
-        if self._spending.unit != "none":
+        if self._ledger.unit != "none":
             words_as_they_are(models)
         try:
             if isinstance(task, Foreign):
@@ -128,15 +130,15 @@ class Work:
                 result = dict(self._own[task.name](task, given))
             else:
                 result = yield Run(task, self._input(ask, models, given, {name: value for name, (value, _) in reads.items()}, choice))
-        except Exception:  # whatever it is, that there is no result is told
-            self._spending.failed(task, held, reads)
+        except Exception:  # the server sees that there is no result
+            self._ledger.failed(task, held, reads)
             raise
         live = (*ask.live, ask.held)
-        if result:  # before anything that it was computed from is forgotten
+        if result:  # before the sources of the result are forgotten
             self._values.drop(ask.held)
-            self._spending.enter(ask.held, task, held, reads, live)
+            self._ledger.enter(ask.held, task, held, reads, live)
         else:
-            self._spending.failed(task, held, reads)
+            self._ledger.failed(task, held, reads)
         self._values.forget(live)
         if not result:
             return m.Computed(False, ())
@@ -151,7 +153,7 @@ class Work:
         )
 
     def given(self, ask: m.Compute, exchange: Exchange) -> "TaskInput":
-        """What a task would be given."""
+        """The input that a task would get."""
         from ..engine import Streams, TaskInput
 
         given, _, choice = self._given(ask, [], self._held_in(ask), exchange)
@@ -159,7 +161,7 @@ class Work:
         return TaskInput(self._data(), given, reads, Streams(ask.seed, ask.round, self._client), choice)
 
     def add_up(self, ask: m.AddUp, exchange: Exchange) -> m.Computed:
-        """Add up own parts."""
+        """Add up the client's own parts of a sum."""
         mine = tuple(own for own in ask.addends if self._values.holds(own.held))
         if not mine:
             return m.Computed(False, ())
@@ -167,7 +169,7 @@ class Work:
         origins = [(own.part, self._values.origin(own.held)) for own in mine]
         compared = any(origin.is_compared(part) for part, origin in origins)
         self._values.drop(ask.held)
-        self._spending.derive(ask.held, "own", mine)
+        self._ledger.derive(ask.held, "own", mine)
         rounds = rounds_of(*(origin.rounds for _, origin in origins))
         made = Origin(UNTRACED, smallest(origin.size for _, origin in origins), compared, (), rounds)
         self._values.hold(ask.held, {"own": total}, made)
@@ -176,9 +178,9 @@ class Work:
     def _given(
         self, ask: m.Compute, sizes: list[int], held: list[m.Mine | m.OwnPart], exchange: Exchange
     ) -> tuple[dict[str, Any], list[bytes], Choice]:  # fmt: skip
-        """The parameters opened, what each was computed from (nothing where no sum binds to it), and the client's choice.
+        """The opened parameters, what each was computed from (empty where no sum binds to it), and the client's choice.
 
-        `sizes` get those of the models among the parameters.
+        Appends the sizes of models among the parameters to `sizes`.
         """
         given: dict[str, Any] = {}
         several = isinstance(ask.which, m.Picks) and ask.which.several
@@ -192,14 +194,14 @@ class Work:
                 raise RemoteError("bad-input")
             several, chosen = own.ndim > 0, [int(label) for label in np.ravel(own)]
         if self._traced:
-            received = [exchange.once(lambda: told(ask), ask)]
+            received = [exchange.once(lambda: request_digest(ask), ask)]
             received += [UNTRACED for one in held if isinstance(one, m.OwnPart) and not self._alone]
             received += [self._values.origin(one.held).received for one in held if isinstance(one, m.Mine)]
         for parameter in ask.params:
             value = parameter.value
             if isinstance(value, m.Mine):
                 given[parameter.name] = self._values.mine(value)
-                sizes.append(self._values.origin(value.held).size)  # a copy of an update, or what is computed from one, is no freer
+                sizes.append(self._values.origin(value.held).size)  # a copy of an update, or a value computed from one, is as protected
                 continue
             if isinstance(value, m.One):
                 of = [self._values.open(value.value, self._transforms, exchange)]
@@ -207,7 +209,7 @@ class Work:
             elif isinstance(ask.which, m.Mine):
                 if not value.values or chosen is None:
                     raise RemoteError("bad-input")
-                picked = [value.values[label % len(value.values)] for label in chosen]  # to refuse a short list would tell the label
+                picked = [value.values[label % len(value.values)] for label in chosen]  # refusing a short list would reveal the label
                 of = [self._values.open(one, self._transforms, exchange) for one in picked]
                 given[parameter.name] = of if several else of[0]
             else:
@@ -217,7 +219,7 @@ class Work:
         return given, received, None if chosen is None else tuple(chosen) if several else chosen[0]
 
     def _held_in(self, ask: m.Compute) -> list[m.Mine | m.OwnPart]:
-        """What this client holds itself of what a task is given."""
+        """The held values that go into a task."""
         found: list[m.Mine | m.OwnPart] = [ask.which] if isinstance(ask.which, m.Mine) else []
         for parameter in ask.params:
             value = parameter.value
@@ -234,12 +236,12 @@ class Work:
 
         secret = b"" if ask.noise is None else self._entropy(32)
         data = self._data()
-        if self._spending.unit != "none":
+        if self._ledger.unit != "none":
             data = self._known_to(models, data)
         return TaskInput(data, given, reads, Streams(ask.seed, ask.round, self._client), choice, secret)
 
     def _known_to(self, models: list[Any], data: ClientData) -> ClientData:
-        """`known_to`, kept for the next task: what engines keep with a client's data goes by the object."""
+        """`known_to`, kept for the next task, because engines cache by the data object."""
         if self._fitted is None or self._fitted[0] is not data or self._fitted[1] != models:
             self._fitted = (data, models, known_to(models, data))
         return self._fitted[2]

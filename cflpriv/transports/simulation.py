@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..federation import messages as m
 from ..federation.client import FederationClient
 from ..federation.host import ClientHost, Party
-from ..federation.parameters import said_of
+from ..federation.parameters import parameter_messages as said_of
 from ..federation.server import FederationServer
 from ..federation.settings import Settings
 from ..federation.store import ObjectStore

@@ -15,7 +15,8 @@ from cflpriv.contract.handles import Held, HeldKey, Own, Shared
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
-from cflpriv.federation.server import FederationServer, _Known
+from cflpriv.federation.known_values import Known as _Known
+from cflpriv.federation.server import FederationServer
 from cflpriv.federation.values import UNTRACED, from_bytes
 from cflpriv.protocols.errors import TooFewClients
 from cflpriv.tasks.evaluation import Losses

@@ -18,8 +18,7 @@ from cflpriv.contract.operations import GramView
 from cflpriv.contract.protection import Protection
 from cflpriv.federation import messages as m
 from cflpriv.federation.epochs import Epoch
-from cflpriv.federation.function_encoding import fits, registered, then_to_bytes
-from cflpriv.federation.payloads import check_small
+from cflpriv.federation.function_encoding import check_small, fits, registered, then_to_bytes
 from cflpriv.federation.server import ClientsLost, FederationServer, KeyHolderLost
 from cflpriv.federation.transport import OverBytes
 from cflpriv.federation.values import Values

@@ -1,0 +1,151 @@
+"""Clustering epochs of encrypted vectors at the server, and what the key holder releases of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..clustering.similarity import Gram
+from ..contract.calls import Recorder
+from ..contract.handles import Held, Released
+from ..contract.operations import GramView, Then
+from ..federation import messages as m
+from ..federation.epochs import Epoch
+from ..federation.function_encoding import check_small, fits
+from ..protocols import ckks
+from ..protocols.errors import MalformedMessage
+from ..types import Array, check_array
+from .ckks_settings import DISTANCES
+
+__all__ = ["EncryptedEpoch", "EncryptedStep", "Unanswered", "concluded", "released"]
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """A step that the key holder was asked to finish, without an answer so far: its part, request and uploads."""
+
+    part: str
+    ask: m.Finish
+    uploads: Mapping[int, bytes]
+
+
+class EncryptedEpoch:
+    """What the server has of one clustering epoch: the machine with the ciphertexts, the number of steps, and released blocks."""
+
+    def __init__(self) -> None:
+        self.server: ckks.Server | None = None
+        self.announcement = b""
+        self.steps = 0
+        self.blocks: dict[tuple[int, int], Array] = {}
+        self.unanswered: Unanswered | None = None
+
+    @property
+    def machine(self) -> ckks.Server:
+        assert self.server is not None
+        return self.server
+
+    @property
+    def release_std(self) -> float:
+        """The standard deviation of the noise in released blocks."""
+        setup = self.machine.setup
+        return ckks.release_std(setup.parameters, setup.packing, setup.group, setup.scalars)
+
+    @property
+    def error(self) -> float:
+        """A bound on the standard deviation of an inner product's error."""
+        setup = self.machine.setup
+        return max(ckks.error_std(setup.parameters, setup.packing, setup.group), self.release_std)
+
+    def saved(self) -> dict[str, Any]:
+        """Nothing: an epoch ends with the server's process, which has the ciphertexts."""
+        return {}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """An epoch to which no client can be added."""
+
+
+@dataclass(frozen=True)
+class EncryptedStep:
+    """One step of an epoch: the `clients` add their vectors of `held` (their `number`), and the key holder runs `then`."""
+
+    held: Held
+    number: int
+    clients: Sequence[int]
+    then: Then
+    epoch: Epoch[EncryptedEpoch]
+    record: Recorder
+
+    @property
+    def order(self) -> list[int]:
+        """All clients of the epoch, the new ones last."""
+        return [*self.epoch.clients, *self.clients]
+
+
+def released(step: EncryptedStep, answer: m.Answer, release: str) -> Gram | Released:
+    """The content of the key holder's answer to a step: under `release` "gram" the Gram matrix with new blocks, else what `then` released.
+
+    Raises `MalformedMessage`, `TypeError`, `InputError` or `LocalError` for any answer that does not fit the step.
+    """
+    if not isinstance(answer, m.Released):
+        raise MalformedMessage
+    if release == "gram":
+        return _gram(step, answer)
+    order = step.order
+    result = {one.name: one.value for one in answer.result}
+    evidence = {one.name: one.value for one in answer.evidence}
+    check_small(result, len(order))
+    if not fits(step.then, result, len(order), len(step.clients)):
+        raise MalformedMessage
+    if evidence:
+        _check_evidence(evidence, order, release)
+    plain = {name: value if value.ndim else value.item() for name, value in result.items()}
+    return Released(plain, {name: _plain(value) for name, value in evidence.items()} if evidence else None)
+
+
+def concluded(step: EncryptedStep, seen: Gram | Released, answer: m.Answer) -> Released:
+    """The release of a step that is part of its epoch now, on the transcript. With a Gram matrix the server itself runs `then`."""
+    context: dict[str, Any] = {"epoch": step.epoch.number}
+    readers = ("server", "key-holder")
+    if isinstance(seen, Released):
+        for kind, values in (("result", seen.result), ("evidence", seen.evidence)):
+            if values is not None:
+                payload = {name: np.asarray(value) for name, value in values.items()}
+                step.record(kind, "key-holder", "server", (), payload, readers=readers, context=context)
+        return seen
+    if isinstance(answer, m.Released) and answer.blocks:
+        blocks = [{"pair": np.array((left, right)), "block": block} for left, right, block in answer.blocks]
+        context["std"] = step.epoch.session.release_std
+        lefts = [left for left, _, _ in answer.blocks]
+        step.record("gram", "key-holder", "server", lefts, blocks, readers=readers[::-1], context=context)
+    result, evidence = step.then(GramView(seen, tuple(step.clients), step.epoch.memory))
+    check_small(result, seen.n)
+    return Released(result, evidence)
+
+
+def _gram(step: EncryptedStep, answer: m.Released) -> Gram:
+    session, order = step.epoch.session, step.order
+    setup, error = session.machine.setup, session.error
+    fresh = {(left, right): check_array("block", value) for left, right, value in answer.blocks}
+    pairs = {frozenset(pair) for pair in fresh}
+    fit = all(block.shape == (setup.p, setup.p) for block in fresh.values())
+    if not fit or len(pairs) < len(answer.blocks) or any(not pair <= set(order) or not pair & set(step.clients) for pair in pairs):
+        raise MalformedMessage
+    matrix = ckks.gram_matrix(order, session.blocks | fresh, session.machine.landmarks, error)
+    gram = Gram.of_matrix(order, matrix, setup.p, error)
+    session.blocks |= fresh
+    return gram
+
+
+def _check_evidence(evidence: Mapping[str, Array], order: Sequence[int], release: str) -> None:
+    """Raises `MalformedMessage` or `InputError` for anything but the distances of these clients."""
+    if release != "distances" or set(evidence) != set(DISTANCES):
+        raise MalformedMessage
+    distance = check_array("distance", evidence["distance"])
+    if distance.shape != (len(order), len(order)) or evidence["clients"].tolist() != list(order):
+        raise MalformedMessage
+
+
+def _plain(value: Array) -> Any:
+    """Clients as a tuple, a matrix as an array."""
+    return tuple(value.tolist()) if value.ndim == 1 else value

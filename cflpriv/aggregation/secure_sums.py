@@ -1,0 +1,178 @@
+"""The server's runs of secure sums: several groups in parallel, new attempts after a failure, adverts for later sums.
+
+The guarantee is that of `protocols.secagg`, whose machines run here; `secagg` and `oblivious` decide what is summed.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ..contract.calls import Recorder, SumCall
+from ..contract.protection import SecureSum
+from ..protocols import secagg
+from ..protocols.entropy import Entropy, system_entropy
+from ..protocols.errors import LocalError, RemoteError, SumFailed, TooFewClients
+from ..protocols.keys import Roster
+from ..protocols.secagg import ServerStage, Slot, Sum, Terms
+
+__all__ = ["ATTEMPTS", "OBLIVIOUS", "Exchange", "SecureSums"]
+
+OBLIVIOUS = -1
+"""The label of a sum whose groups the server does not know."""
+STAGES = tuple(ServerStage)
+ATTEMPTS = 1 << 16
+"""The number of slots of one sum: each attempt takes the next one."""
+Exchange = Callable[[Mapping[int, tuple[Slot, bytes]], str], Mapping[int, bytes]]
+"""Sends messages, by client with the slot of its sum, at a named stage. Returns the messages of the clients that answered."""
+
+
+@dataclass
+class SecureSums:
+    """What a server keeps between sums: the roster (active mode), adverts for later slots, and refusals.
+
+    `offenders` provably broke the protocol of a sum. They take no part in later sums of the session.
+    """
+
+    settings: SecureSum
+    min_cohort: int
+    session: bytes
+    roster: Roster | None
+    entropy: Entropy = system_entropy
+    adverts: dict[Slot, dict[int, bytes]] = field(default_factory=dict)
+    refusals: list[tuple[int, str, str]] = field(default_factory=list)
+    offenders: set[int] = field(default_factory=set)
+
+    def without_offenders(self, call: SumCall) -> SumCall:
+        """The call without clients that broke the protocol of an earlier sum. Raises `TooFewClients` if no client is left."""
+        kept = tuple(one for one in call.contributions if one.client not in self.offenders)
+        if not kept:
+            raise TooFewClients((0,), self.min_cohort)
+        return replace(call, contributions=kept)
+
+    def forget(self, clients: Iterable[int]) -> None:
+        """Forget the adverts of clients that enrolled again: they may have lost the keys, and are invited anew."""
+        for adverts in self.adverts.values():
+            for client in clients:
+                adverts.pop(client, None)
+
+    def terms(
+        self, slot: Slot, cohort: Sequence[int], models: Sequence[bytes], dimension: int, weight_limit: float, following: Slot | None
+    ) -> Terms:
+        """The terms of one group's sum."""
+        return secagg.make_terms(
+            session=self.session, slot=slot, cohort=cohort, models=models, dimension=dimension, clip=self.settings.clip,
+            bits=self.settings.bits, weight_limit=weight_limit, floor=self.min_cohort, roster=self.roster, following=following,
+            entropy=self.entropy,
+        )  # fmt: skip
+
+    def counts(self, slot: Slot, cohort: Sequence[int], models: Sequence[bytes], k: int, following: Slot) -> Terms:
+        """The terms of the first of two oblivious sums."""
+        return secagg.count_terms(
+            session=self.session, slot=slot, cohort=cohort, models=models, clusters=k, floor=self.min_cohort, roster=self.roster,
+            following=following, entropy=self.entropy,
+        )  # fmt: skip
+
+    def blocks(self, counted: Sum, slot: Slot, models: Sequence[bytes], dimension: int, weight_limit: float) -> Terms:
+        """The terms of the second."""
+        return secagg.block_terms(
+            counted, slot=slot, models=models, dimension=dimension, clip=self.settings.clip, bits=self.settings.bits,
+            weight_limit=weight_limit, roster=self.roster, entropy=self.entropy,
+        )  # fmt: skip
+
+    def run_one(self, terms: Terms, exchange: Exchange, record: Recorder) -> Sum:
+        """Run one oblivious sum. Raises `TooFewClients` if it fails."""
+        ended = self.run({OBLIVIOUS: terms}, exchange, record)[OBLIVIOUS]
+        if not isinstance(ended, Sum):
+            raise ended
+        return ended
+
+    def run(self, groups: Mapping[int, Terms], exchange: Exchange, record: Recorder) -> dict[int, Sum | TooFewClients]:
+        """Run the sums of groups that share no client. Returns for each its sum, or the error that it ended with.
+
+        A sum that fails before shares are revealed is taken again without the clients at fault.
+        """
+        servers = {label: self._server(terms) for label, terms in groups.items()}
+        ended: dict[int, Sum | TooFewClients] = {}
+        while running := [label for label in servers if label not in ended]:
+            # Sums that are behind (shares in dispute, or a new attempt) go first, so that all continue together.
+            behind = min((servers[label].stage for label in running), key=STAGES.index)
+            outboxes: dict[str, dict[int, tuple[int, bytes]]] = {}
+            for label in running:
+                server = servers[label]
+                if server.stage is not behind:
+                    continue
+                stage = server.sent
+                try:
+                    outbox = server.advance()
+                except TooFewClients as error:
+                    ended[label] = error
+                except SumFailed as error:
+                    self.offenders |= set(error.offenders)
+                    self.refusals.extend((client, f"secagg {stage}", error.code) for client in error.offenders)
+                    try:
+                        servers[label] = self._server(self._retaken(server.terms, error))
+                    except TooFewClients as few:
+                        ended[label] = few
+                else:
+                    if server.stage is ServerStage.DONE:
+                        ended[label] = server.result
+                    outboxes.setdefault(server.sent, {}).update({client: (label, message) for client, message in outbox.items()})
+            for kind, sent in outboxes.items():
+                if sent:
+                    self._deliver(kind, sent, servers, exchange, record)
+        for server in servers.values():
+            if server.stage is ServerStage.DONE and server.terms.following is not None:
+                self.adverts.setdefault(server.terms.following, {}).update(server.following)
+        for slot in [slot for slot in self.adverts if slot <= max(terms.slot for terms in groups.values())]:
+            del self.adverts[slot]
+        return ended
+
+    def _deliver(
+        self, kind: str, outbox: Mapping[int, tuple[int, bytes]], servers: Mapping[int, secagg.Server], exchange: Exchange, record: Recorder
+    ) -> None:
+        """Send messages of one kind, and give the answers to the machines."""
+        label_of = {client: label for client, (label, _) in outbox.items()}
+        slots = {label: servers[label].terms.slot for label in label_of.values()}
+
+        def note(kind: str, messages: Mapping[int, bytes], source: str, target: str, readers: tuple[str, ...]) -> None:
+            """Record the messages of each group."""
+            for label, slot in slots.items():
+                members = [client for client in sorted(messages) if label_of[client] == label]
+                payload = [{"bytes": np.frombuffer(messages[client], dtype=np.uint8)} for client in members]
+                context = {"slot": list(slot)} | ({} if label == OBLIVIOUS else {"group": label})
+                if members:
+                    record(f"secagg {kind}", source, target, members, payload, readers=readers, context=context)
+
+        note(kind, {client: message for client, (_, message) in outbox.items()}, "server", "clients", ("server", "clients"))
+        answers = exchange({client: (slots[label], message) for client, (label, message) in sorted(outbox.items())}, f"secagg {kind}")
+        usual = servers[next(iter(slots))].collected[0]
+        kinds = dict.fromkeys(answers, usual)
+        for client, message in sorted(answers.items()):
+            try:
+                kinds[client] = servers[label_of[client]].receive(client, message)
+            except RemoteError as error:  # refused without a change of state: the client drops out
+                self.refusals.append((client, f"secagg {kind}", error.code))
+                if error.code == "wrong-share":
+                    self.offenders.add(client)
+        for reply in sorted(set(kinds.values())):
+            note(
+                reply, {client: message for client, message in answers.items() if kinds[client] == reply}, "clients", "server", ("server",)
+            )
+
+    def _retaken(self, terms: Terms, failed: SumFailed) -> Terms:
+        """The terms of the next attempt. Raises `TooFewClients` if there is none."""
+        if not failed.repeatable or terms.slot[1] % ATTEMPTS == ATTEMPTS - 1:
+            raise TooFewClients((0,), self.min_cohort)
+        return secagg.retaken(terms, (*failed.offenders, *failed.absent), self.entropy)
+
+    def _server(self, terms: Terms) -> secagg.Server:
+        """The server's machine of a sum, with the adverts that its clients sent in an earlier one.
+
+        Adverts were checked one by one. If two have the same key, all clients are invited anew.
+        """
+        known = self.adverts.get(terms.slot, {})
+        try:
+            return secagg.Server(terms, roster=self.roster, adverts={c: known[c] for c in terms.cohort if c in known})
+        except LocalError:
+            return secagg.Server(terms, roster=self.roster)

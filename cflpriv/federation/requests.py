@@ -1,0 +1,250 @@
+"""Requests of the server to clients and to the key holder. Every request but `Enrol` is refused outside the session that it names."""
+
+from typing import Literal
+
+from .message_values import Addends, Bytes16, Bytes32, Bytes64, Carried, Count, Message, Mine, Name, OwnPart, Parameter, Picks
+
+__all__ = [
+    "AddUp", "Ask", "Bounded", "Boxed", "Committed", "Compute", "Deal", "Decrypt", "Drop", "Enrol", "Epoch", "Finish", "Fold", "Give",
+    "Group", "Keys", "NoisySteps", "Recipient", "Seal", "Shares", "Step", "Take", "ToHolder",
+]  # fmt: skip
+
+# --- noise
+
+Relation = Literal["add_remove", "replace_one"]
+
+
+class NoisySteps(Message, frozen=True):
+    """The noise of a private task (`privacy.Noise`). These settings are public; the client draws the noise."""
+
+    relation: Relation
+    training: float
+    signature: float
+    choice: float
+    clip_norm: float
+    sampling_rate: float
+    samples: Count
+    sketch_dim: Count
+    loss_cap: float
+    seed: int
+
+
+class Bounded(Message, frozen=True):
+    """A client's whole contribution is clipped to `clip_norm`. The noise has a standard deviation of `noise_multiplier` sensitivities.
+
+    In sums the trusted server adds the noise. Where single clients' rows are compared, each client adds its own.
+    """
+
+    relation: Relation
+    clip_norm: float
+    noise_multiplier: float
+
+
+class Shares(Message, frozen=True):
+    """Each client adds its share of the noise inside a secure sum (`mechanisms.SkellamPlan`). `seed`: of the public flattening signs."""
+
+    relation: Relation
+    clip_norm: float
+    levels_per_unit: float
+    local_variance: float
+    survivors: Count
+    seed: int
+
+
+# --- to clients
+
+
+class Enrol(Message, frozen=True, tag="enrol"):
+    """Enrol into a session. `session` names this federation and never changes; `challenge` is fresh."""
+
+    version: Count
+    session: Bytes16
+    challenge: Bytes16
+
+
+class Compute(Message, frozen=True, tag="compute"):
+    """Run `task`, with `noise` in its private form, and keep its parts as number `held`.
+
+    The client drops the values that it held so far, except the numbers in `live`.
+    """
+
+    session: Bytes16
+    round: int
+    seed: int
+    held: Count
+    live: tuple[Count, ...]
+    task: Carried
+    params: tuple[Parameter, ...]
+    which: Picks | Mine | None
+    noise: NoisySteps | None = None
+
+
+class Epoch(Message, frozen=True):
+    """An epoch of encrypted vectors: its number, the digest of its terms, and the key holder's announcement of its key."""
+
+    number: Count
+    setup: Bytes32
+    announcement: bytes
+
+
+class Give(Message, frozen=True, tag="give"):
+    """Release parts of `held` for an operation ("gram" takes one part), under the client's own protection.
+
+    `transform` is the purpose of the shared transform ("gram/EPOCH", "sum/…"), empty in the clear. `weigh` asks for the sample count of a
+    sum. `noise` bounds a whole client's contribution. `epoch` has the key for encrypted vectors.
+    """
+
+    session: Bytes16
+    operation: Literal["gram", "gather", "sum"]
+    held: Count
+    parts: tuple[Name, ...]
+    transform: Name
+    weigh: bool
+    noise: Bounded | None = None
+    epoch: Epoch | None = None
+
+
+class Step(Message, frozen=True, tag="step"):
+    """One message of a secure sum over parts of `held`; `said` is a message of `cflpriv.protocols.secagg`, encoded.
+
+    `weight`: the public weight, 0 for the client's own sample count. `models`: how many models the algorithm declares in public.
+    `groups`: the client's groups in an oblivious sum ("counts", then "blocks"). `noise`: the share of noise that the client adds.
+    """
+
+    session: Bytes16
+    slot: tuple[Count, Count]
+    held: Count
+    parts: tuple[Name, ...]
+    weight: float
+    models: Count
+    kind: Literal["sum", "counts", "blocks"]
+    groups: Mine | Picks | None
+    said: bytes
+    noise: Shares | None = None
+
+
+class Committed(Message, frozen=True):
+    """A client's commitment to its nonce in a dealing."""
+
+    client: Count
+    commitment: Bytes32
+
+
+class Deal(Message, frozen=True, tag="deal"):
+    """One message of a dealing into buckets. An empty list asks for a commitment, a list for the nonce, a list with `nonces` ends it.
+
+    `slot`: the slot of the buckets' sums, and the attempt.
+    """
+
+    session: Bytes16
+    slot: tuple[Count, Count, Count]
+    listed: tuple[Committed, ...]
+    nonces: tuple[Bytes32, ...]
+
+
+class Recipient(Message, frozen=True):
+    """A client and its encryption key, with its signature."""
+
+    client: Count
+    encryption_key: Bytes32
+    signature: Bytes64
+
+
+class Seal(Message, frozen=True, tag="seal"):
+    """Seal parts of `held` for each recipient, who will hold them as number `arrives`."""
+
+    session: Bytes16
+    held: Count
+    parts: tuple[Name, ...]
+    arrives: Count
+    recipients: tuple[Recipient, ...]
+
+
+class Boxed(Message, frozen=True):
+    """A sealed box and who sent it."""
+
+    sender: Recipient
+    box: bytes
+
+
+class Take(Message, frozen=True, tag="take"):
+    """Open the boxes of other clients and keep the values as number `held`."""
+
+    session: Bytes16
+    held: Count
+    parts: tuple[Name, ...]
+    boxes: tuple[Boxed, ...]
+
+
+class Fold(Message, frozen=True, tag="fold"):
+    """Open a sum, multiply it by `times` (none or one), and send the result back under a fresh transform."""
+
+    session: Bytes16
+    transform: Name
+    value: Addends
+    times: tuple[Addends, ...]
+
+
+class AddUp(Message, frozen=True, tag="add-up"):
+    """Add up own parts and keep the total as number `held`, part "own"."""
+
+    session: Bytes16
+    held: Count
+    addends: tuple[OwnPart, ...]
+
+
+class Group(Message, frozen=True, tag="group"):
+    """One message of the agreement on the clients' secret; `said` is a message of `cflpriv.protocols.group`, encoded."""
+
+    session: Bytes16
+    said: bytes
+
+
+# --- to the key holder
+
+
+class Keys(Message, frozen=True, tag="keys"):
+    """Make keys for a clustering epoch over clients' rows (p, dimension), and drop those of epochs other than `live`.
+
+    `setup`: the digest of the server's terms; the key holder computes its own. `server`: the public key that will sign requests.
+    """
+
+    session: Bytes16
+    epoch: Count
+    p: Count
+    dimension: Count
+    setup: Bytes32
+    server: Bytes32
+    live: tuple[Count, ...]
+
+
+class Decrypt(Message, frozen=True, tag="decrypt"):
+    """Enrolments and requests of `cflpriv.protocols.ckks` for one step of an epoch. `first` starts the step, or restarts it."""
+
+    session: Bytes16
+    epoch: Count
+    step: Count
+    first: bool
+    enrolments: tuple[bytes, ...]
+    requests: tuple[bytes, ...]
+
+
+class Finish(Message, frozen=True, tag="finish"):
+    """End a step that added `clients`: run `then` and release what the settings allow. The same request again gets the same answer."""
+
+    session: Bytes16
+    epoch: Count
+    step: Count
+    clients: tuple[Count, ...]
+    then: bytes
+
+
+class Drop(Message, frozen=True, tag="drop"):
+    """Drop the keys of all epochs but `live`."""
+
+    session: Bytes16
+    live: tuple[Count, ...]
+
+
+ToHolder = Keys | Decrypt | Finish | Drop
+Ask = Enrol | Compute | Give | Step | Deal | Seal | Take | Fold | AddUp | Group | Keys | Decrypt | Finish | Drop
