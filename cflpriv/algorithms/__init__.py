@@ -6,6 +6,7 @@ elsewhere.
 """
 
 from .cfl import CFL, cfl
+from .crossfit import CROSSFIT, crossfit
 from .ditto import DITTO, ditto
 from .fedavg import FEDAVG, fedavg
 from .fedfomo import FEDFOMO, fedfomo
@@ -26,12 +27,13 @@ from .scaffold import SCAFFOLD, scaffold
 from .stocfl import STOCFL, stocfl
 
 __all__ = [
-    "ALGORITHMS", "FUNCTIONS", "STATES", "TASKS", "cfl", "ditto", "fedavg", "fedfomo", "fednova", "fedproto", "fedprox", "fesem",
-    "hypcluster", "ifca", "lg_fedavg", "local", "one_shot", "oracle", "pacfl", "per_fedavg", "pfedlia", "scaffold", "shuffled", "stocfl",
+    "ALGORITHMS", "FUNCTIONS", "STATES", "TASKS", "cfl", "crossfit", "ditto", "fedavg", "fedfomo", "fednova", "fedproto", "fedprox",
+    "fesem", "hypcluster", "ifca", "lg_fedavg", "local", "one_shot", "oracle", "pacfl", "per_fedavg", "pfedlia", "scaffold", "shuffled",
+    "stocfl",
 ]  # fmt: skip
 
 for _spec in (
-    PACFL, IFCA, HYPCLUSTER, CFL, STOCFL, PFEDLIA, FEDAVG, FEDPROX, FEDNOVA, SCAFFOLD, DITTO, LG_FEDAVG, PER_FEDAVG, FEDFOMO, FEDPROTO,
-    FESEM, ONE_SHOT, LOCAL, ORACLE, SHUFFLED,
+    PACFL, IFCA, HYPCLUSTER, CFL, STOCFL, PFEDLIA, CROSSFIT, FEDAVG, FEDPROX, FEDNOVA, SCAFFOLD, DITTO, LG_FEDAVG, PER_FEDAVG, FEDFOMO,
+    FEDPROTO, FESEM, ONE_SHOT, LOCAL, ORACLE, SHUFFLED,
 ):  # fmt: skip
     register_algorithm(_spec)

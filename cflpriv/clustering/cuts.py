@@ -15,7 +15,18 @@ from ..errors import InputError
 from ..types import Array
 from .similarity import SimilarityMatrix
 
-__all__ = ["LINKAGES", "Cut", "Linkage", "cut_tree", "gap_ratios", "linkage_distances", "linkage_tree", "ordered_labels", "silhouettes"]
+__all__ = [
+    "LINKAGES",
+    "Cut",
+    "Linkage",
+    "cut_tree",
+    "gap_ratios",
+    "linkage_distances",
+    "linkage_tree",
+    "merge_small",
+    "ordered_labels",
+    "silhouettes",
+]
 
 Linkage = Literal["average", "weighted", "complete", "single"]
 Auto = Literal["silhouette", "gap"]
@@ -94,7 +105,7 @@ def cut_tree(
             k = max(scores, key=lambda size: (scores[size], -size))
     labels = ordered_labels(_cut_into(tree, n, k))
     if at_least > 1:
-        merged = _merge_small(labels, distance.values, at_least)
+        merged = merge_small(labels, distance.values, at_least)
         if merged.max() + 1 < labels.max() + 1:
             note = (note + "; " if note else "") + f"clusters below {at_least} clients joined the nearest"
         labels = merged
@@ -190,7 +201,7 @@ def _cut_height(tree: Array, n: int, k: int) -> float:
     return float((made + left) / 2)
 
 
-def _merge_small(labels: Array, values: Array, at_least: int) -> Array:
+def merge_small(labels: Array, values: Array, at_least: int) -> Array:
     """Join the smallest cluster below the minimum cohort size to the one nearest by mean distance, until none is left or only one
     remains.
     """

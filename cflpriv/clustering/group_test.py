@@ -1,0 +1,375 @@
+"""Groups of clients by cross-fitted inner products: how many there are, and whether there are any, without a threshold.
+
+Each client gives the means of its data's signature over disjoint random parts (folds). Products of different folds are unbiased for the
+products of the clients' true means, and differences of folds are noise of the same law as a mean's error. So the number of directions in
+which clients differ, and a test for groups, follow from the Gram matrix of all folds.
+
+The test of a crowd of n clients. Eigenvalues of the centred unbiased products above the largest that noise alone gives are directions of
+difference. Ward's tree is made in these. Its null hypothesis is one crowd that varies continuously: Gaussian means with the same spectrum,
+and errors with the measured noise. Where it is rejected, the crowd is cut and each part is tested, at a level that adds up over the tree.
+
+Source: the unbiased distances are those of Walther et al. 2016 (cross-validated Mahalanobis distance) and Chen & Qin 2010; the test against
+one Gaussian is Liu et al. 2008 (SigClust), down a tree Kimes et al. 2017, with Meinshausen's levels (2008).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from scipy.cluster.hierarchy import cut_tree, linkage
+from scipy.sparse.linalg import LinearOperator, eigsh
+
+from ..errors import InputError
+from ..randomness import Stream
+from ..types import Array
+from .cuts import ordered_labels
+from .similarity import Gram
+
+__all__ = [
+    "LOOK", "Answer", "Crowd", "Groups", "Node", "crowd_of_folds", "crowd_of_vectors", "distances_to_groups", "groups_given", "groups_of",
+]  # fmt: skip
+
+Answer = Literal["alike", "continuum", "groups"]
+EDGE_DRAWS, EDGE_LEVEL = 49, 0.95
+LOOK = 99
+"""After so many draws a test that will find nothing ends."""
+HOPELESS = 0.1
+LEAST_TESTED = 4
+"""A crowd of fewer clients is not tested: three points make no groups."""
+MOST_DIMENSIONS = 2048
+"""Noise is simulated in at most so many dimensions. Fewer than there are make the edge higher, never lower."""
+DENSE = 400
+"""Up to so many clients all eigenvalues are computed; beyond, the leading ones by Lanczos."""
+ROWS_AT_ONCE = 512
+MEDIAN_OF_SEMICIRCLE = 0.404
+"""The median distance of noise eigenvalues from zero, as a share of the largest (Wigner's semicircle)."""
+TINY = 1e-300
+
+
+@dataclass(frozen=True, eq=False)
+class Crowd:
+    """What the test takes of n clients.
+
+    products: (n, n), unbiased for the inner products of the clients' true means, also on the diagonal; values below 0 there are right.
+    traces: (n,), each client's noise E|error|². spread: the mean over pairs of tr(Σᵢ Σⱼ) of their noise.
+    folds: how many means each client gave; 0 where the law of the noise is public.
+    noise: (n, n), the Gram of noise vectors; cross: (n, n), products of client i's mean with client j's noise. None with `folds` = 0.
+    """
+
+    products: Array
+    traces: Array
+    spread: float
+    folds: int
+    noise: Array | None = None
+    cross: Array | None = None
+
+    def part(self, at: Array) -> "Crowd":
+        """Some of the clients. The spread of noise stays at least that of all: a few pairs tell little of it."""
+        block = np.ix_(at, at)
+        noise = None if self.noise is None else self.noise[block]
+        spread = self.spread if noise is None else max(_mean_square(noise), self.spread)
+        return Crowd(self.products[block], self.traces[at], spread, self.folds, noise, None if self.cross is None else self.cross[block])
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One tested crowd: its members by position, directions of difference, and what came of the test.
+
+    p = (1 + exceeding) / (1 + draws): so many of the simulated crowds without groups looked as grouped as this one at `k`. `spectrum`: the
+    leading eigenvalues, `edge`: the largest that noise alone gives, `tree`: Ward's, as scipy writes it (None without a direction).
+    """
+
+    members: Array
+    directions: int
+    k: int = 1
+    exceeding: int = 0
+    draws: int = 0
+    level: float = 0.0
+    edge: float = 0.0
+    spectrum: Array = field(default_factory=lambda: np.zeros(0), repr=False)
+    tree: Array | None = field(default=None, repr=False)
+
+    @property
+    def p(self) -> float:
+        return (1 + self.exceeding) / (1 + self.draws)
+
+    @property
+    def cut(self) -> bool:
+        """Whether the crowd was found to have groups."""
+        return self.directions > 0 and self.draws > 0 and self.p <= self.level
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Labels from 0 by first member, and the tests in the order in which they were made; the first is that of all clients."""
+
+    labels: Array
+    nodes: tuple[Node, ...]
+
+    @property
+    def k(self) -> int:
+        return int(self.labels.max()) + 1
+
+    @property
+    def answer(self) -> Answer:
+        if not self.nodes or not self.nodes[0].directions:
+            return "alike"
+        return "groups" if self.nodes[0].cut else "continuum"
+
+
+def crowd_of_folds(gram: Gram) -> Crowd:
+    """The crowd of clients that gave the means of p ≥ 2 folds each, p even, as the p vectors of `gram`.
+
+    Of fold means f_ia the client's mean is g_i. Off the diagonal ⟨g_i, g_j⟩ is unbiased as it is; on it the products of different folds of
+    one client are. The noise vector is half the difference between the means of the two halves of its folds.
+
+    Raises `InputError` for an odd number of folds, or fewer than two clients.
+    """
+    n, p = gram.n, gram.p
+    if p < 2 or p % 2:
+        raise InputError(f"crossfit: clients gave {p} folds each, expected an even number of them")
+    if n < 2:
+        raise InputError(f"crossfit: {n} clients cannot be compared")
+    mean, half = np.full(p, 1 / p), np.repeat([1 / p, -1 / p], p // 2)
+    products, noise, cross = (np.empty((n, n)) for _ in range(3))
+    for start in range(0, n, ROWS_AT_ONCE):
+        rows = slice(start, min(start + ROWS_AT_ONCE, n))
+        block = np.asarray(gram.block(rows, slice(0, n)), np.float64)  # (rows, p, n, p)
+        means = np.einsum("iajb,b->iaj", block, mean)
+        halves = np.einsum("iajb,b->iaj", block, half)
+        products[rows] = np.einsum("iaj,a->ij", means, mean)
+        noise[rows] = np.einsum("iaj,a->ij", halves, half)
+        cross[rows] = np.einsum("iaj,a->ij", halves, mean)
+        for i in range(rows.start, rows.stop):
+            own = block[i - start, :, i, :]
+            products[i, i] = (own.sum() - np.trace(own)) / (p * (p - 1))
+    return Crowd(products, np.maximum(np.diag(noise), TINY), max(_mean_square(noise), TINY), p, noise, cross)
+
+
+def crowd_of_vectors(gram: Gram, traces: Array, spread_at_least: float = 0.0) -> Crowd:
+    """The crowd of clients that gave one vector each, whose error has the public trace E|error|² (one for all, or one a client).
+
+    How the noise is spread over dimensions is read off the bulk of the spectrum, which follows a semicircle of radius 2 √(n v).
+
+    Raises `InputError` for more than one vector a client, or fewer than two clients.
+    """
+    if gram.p != 1 or gram.n < 2:
+        raise InputError(f"crossfit: {gram.n} clients with {gram.p} vectors each, expected two or more with one")
+    products = np.array(gram.matrix(), np.float64)
+    noise = np.broadcast_to(np.asarray(traces, np.float64), gram.n).copy()
+    np.fill_diagonal(products, np.diag(products) - noise)
+    eigenvalues = np.linalg.eigvalsh(_centred(products))
+    radius = np.median(np.abs(eigenvalues - np.median(eigenvalues))) / MEDIAN_OF_SEMICIRCLE
+    spread = float(np.clip((radius / 2) ** 2 / gram.n, spread_at_least, noise.mean() ** 2))
+    return Crowd(products, np.maximum(noise, TINY), max(spread, TINY), 0)
+
+
+def groups_of(crowd: Crowd, rng: Stream, *, alpha: float = 0.01, draws: int = 499) -> Groups:
+    """Test a crowd for groups, cut it where there are some, and go on with each part.
+
+    A part of m of n clients is tested at the level alpha (m − 1) / (n − 1), so that the chance of any false cut is about alpha. Parts whose
+    level is below what `draws` can show are not tested.
+    """
+    n = len(crowd.traces)
+    labels = np.zeros(n, dtype=np.int64)
+    nodes: list[Node] = []
+    waiting = [np.arange(n)]
+    while waiting:
+        members = waiting.pop(0)
+        level = alpha * (len(members) - 1) / (n - 1)
+        if len(members) < LEAST_TESTED or level * (draws + 1) < 1:
+            continue
+        node = _tested(crowd.part(members), members, level, draws, rng)
+        nodes.append(node)
+        if node.cut:
+            assert node.tree is not None
+            parts = cut_tree(node.tree, n_clusters=[node.k]).ravel()
+            for part in range(1, node.k):
+                labels[members[parts == part]] = labels.max() + 1
+            waiting += [members[parts == part] for part in range(node.k)]
+    return Groups(ordered_labels(labels), tuple(nodes))
+
+
+def groups_given(crowd: Crowd, k: int, rng: Stream) -> Groups:
+    """The cut of a crowd into k groups, by Ward's tree in the directions above the noise (at least one). Nothing is tested."""
+    n = len(crowd.traces)
+    edge = _edge(crowd, rng)
+    values, vectors = _above(_dense(crowd.products), n, edge)
+    r = max(1, int((values > edge).sum()))
+    tree = np.asarray(linkage(_coordinates(values[:r], vectors[:, :r], edge), "ward"))
+    node = Node(np.arange(n), r, k, edge=edge, spectrum=values, tree=tree)
+    return Groups(ordered_labels(cut_tree(tree, n_clusters=[k]).ravel()), (node,))
+
+
+def distances_to_groups(gram: Gram, newcomers: Sequence[int], labels: Array, k: int) -> Array:
+    """The cross-fitted squared distances (newcomers, k) of clients to the means of groups: unbiased, whatever the clients' sizes.
+
+    `newcomers` are positions in `gram`, of two folds each; the clients before them have `labels` (−1: in no group).
+    """
+    old = np.arange(len(labels))
+    member = np.array([labels == group for group in range(k)], np.float64)  # (k, old)
+    member /= np.maximum(member.sum(1, keepdims=True), 1.0)
+    within = np.array([_fold_product(gram, old[labels == group]) for group in range(k)])
+    found = np.empty((len(newcomers), k))
+    for place, newcomer in enumerate(newcomers):
+        one = slice(newcomer, newcomer + 1)
+        own = np.asarray(gram.block(one, one), np.float64)[0, :, 0, :]
+        others = np.asarray(gram.block(one, slice(0, len(labels))), np.float64)[0]  # (2, old, 2)
+        towards = member @ (others[0, :, 1] + others[1, :, 0])
+        found[place] = own[0, 1] - towards + within
+    return found
+
+
+def _fold_product(gram: Gram, members: Array) -> float:
+    """⟨ā, b̄⟩ of the fold means of a group, which is unbiased for the squared norm of its true mean."""
+    total = 0.0
+    for one in members:
+        block = np.asarray(gram.block(slice(int(one), int(one) + 1), slice(0, int(members.max()) + 1)), np.float64)[0]
+        total += float(block[0, members, 1].sum())
+    return total / max(1, len(members)) ** 2
+
+
+def _tested(crowd: Crowd, members: Array, level: float, draws: int, rng: Stream) -> Node:
+    """One test: is this crowd one that varies continuously, as measured, or are there groups in it?"""
+    n, mean = len(crowd.traces), float(crowd.traces.mean())
+    edge = _edge(crowd, rng)
+    values, vectors = _above(_dense(crowd.products), n, edge)
+    r = int((values > edge).sum())
+    if r == 0:
+        return Node(members, 0, edge=edge, spectrum=values)
+    points = _coordinates(values[:r], vectors[:, :r], edge)
+    most = max(2, min(r + 1, n // 2))  # k means in general position span k − 1 directions
+    tree, breaks, left = _curves(points, most)
+    along = np.full(r, crowd.spread / mean)
+    if crowd.cross is not None:  # the noise along each direction of difference
+        along = np.minimum(((vectors[:, :r].T @ crowd.cross) ** 2).mean(1) / values[:r], mean)
+    rest = max(mean - float(along.sum()), 0.05 * mean)
+    spread = max(crowd.spread - float((along**2).sum()), 0.05 * crowd.spread)
+    law = _Noise(along, rest, _dimensions(rest, spread, n))
+    signal = np.sqrt((points**2).sum(0) / (n - 1))
+    null_breaks, null_left = np.empty((draws, most - 1)), np.empty((draws, most - 1))
+    k, exceeding, done = 1, 0, 0
+    for done in range(1, draws + 1):
+        values_, vectors_ = _above(_simulated(crowd, law, signal, rng), n, edge)
+        count = max(1, int((values_ > edge).sum()))
+        _, null_breaks[done - 1], null_left[done - 1] = _curves(_coordinates(values_[:count], vectors_[:, :count], edge), most)
+        if done in (min(LOOK, draws), draws):
+            k = int((breaks - null_breaks[:done].mean(0)).argmax()) + 2  # where the tree breaks more than a crowd's would
+            centre, scale = null_left[:done].mean(0), null_left[:done].std(0) + 1e-9
+            reached = float(((centre - left) / scale)[k - 2])
+            exceeding = int((((centre - null_left[:done]) / scale).max(1) >= reached).sum())
+            if (1 + exceeding) / (1 + done) > HOPELESS:
+                break
+    return Node(members, r, k, exceeding, done, level, edge, values, tree)
+
+
+@dataclass(frozen=True, eq=False)
+class _Noise:
+    """Noise of the average client: variances `along` the directions of difference, and `rest` spread evenly over `dimensions` others."""
+
+    along: Array
+    rest: float
+    dimensions: int
+
+
+def _dimensions(trace: float, spread: float, n: int) -> int:
+    """Noise of this trace and spread is as if spread evenly over so many dimensions."""
+    return int(np.clip(round(trace**2 / spread), 1, min(4 * n + 200, MOST_DIMENSIONS)))
+
+
+def _edge(crowd: Crowd, rng: Stream) -> float:
+    """The largest eigenvalue that noise alone gives: if it is spread evenly (the 95 % quantile of draws), or has favourite directions."""
+    n, mean = len(crowd.traces), float(crowd.traces.mean())
+    law, none = _Noise(np.zeros(0), mean, _dimensions(mean, crowd.spread, n)), np.zeros(0)
+    largest = [_leading(_simulated(crowd, law, none, rng), n, 1)[0][0] for _ in range(EDGE_DRAWS)]
+    edge = float(np.quantile(largest, EDGE_LEVEL))
+    if crowd.noise is None:
+        return edge
+    between = crowd.noise - np.diag(np.diag(crowd.noise))
+    return max(edge, float(_leading(_dense(between), n, 1)[0][0]))
+
+
+Operator = tuple[Callable[[Array], Array], Callable[[], Array]]
+"""A symmetric matrix, centred: times a vector, and as a whole."""
+
+
+def _simulated(crowd: Crowd, law: _Noise, signal: Array, rng: Stream) -> Operator:
+    """The unbiased products of a crowd without groups: Gaussian true means of standard deviations `signal`, errors by the law of noise."""
+    n, folds = len(crowd.traces), crowd.folds
+    size = crowd.traces / crowd.traces.mean()
+    variances = np.concatenate([law.along, np.full(law.dimensions, law.rest / law.dimensions)])
+    means = rng.standard_normal((n, len(variances))) * (np.sqrt(variances) * np.sqrt(size)[:, None])
+    means[:, : len(signal)] += rng.standard_normal((n, len(signal))) * signal
+    if folds:  # |g|² less what the folds differ by: independent of g, and a sum of chi-squares
+        degrees = folds - 1
+        squares = rng.chisquare(degrees, (n, len(law.along))) @ law.along if len(law.along) else np.zeros(n)
+        squares += rng.chisquare(degrees * law.dimensions, n) * (law.rest / law.dimensions)
+        correction = -size * squares / degrees
+    else:
+        correction = -crowd.traces
+
+    def times(x: Array) -> Array:
+        x = x - x.mean()
+        y = means @ (means.T @ x) + correction * x
+        return np.asarray(y - y.mean())
+
+    return times, lambda: _centred(means @ means.T + np.diag(correction))
+
+
+def _dense(matrix: Array) -> Operator:
+    def times(x: Array) -> Array:
+        y = matrix @ (x - x.mean())
+        return np.asarray(y - y.mean())
+
+    return times, lambda: _centred(matrix)
+
+
+def _centred(matrix: Array) -> Array:
+    """H M H with H = I − 11ᵀ/n."""
+    rows = matrix.mean(1)
+    return np.asarray(matrix - rows[:, None] - rows[None, :] + rows.mean())
+
+
+def _leading(of: Operator, n: int, count: int) -> tuple[Array, Array]:
+    """The `count` largest eigenvalues, or all of a small matrix, and their vectors as columns; the largest first."""
+    times, whole = of
+    if n <= DENSE or count >= n // 2:
+        values, vectors = np.linalg.eigh(whole())
+    else:
+        start = np.sin(np.arange(1.0, n + 1.0))  # any vector that is not special; the same for all, so that results repeat
+        values, vectors = eigsh(LinearOperator((n, n), matvec=times, dtype=np.float64), k=count, which="LA", v0=start)
+    order = np.argsort(values)[::-1]
+    return np.asarray(values[order]), np.asarray(vectors[:, order])
+
+
+def _above(of: Operator, n: int, edge: float) -> tuple[Array, Array]:
+    """Leading eigenvalues and vectors, with all above the edge among them."""
+    count = 8
+    while True:
+        values, vectors = _leading(of, n, count)
+        if values[-1] <= edge or len(values) >= n // 2:
+            return values, vectors
+        count *= 2
+
+
+def _coordinates(values: Array, vectors: Array, edge: float) -> Array:
+    """Clients as points (n, r) in their directions of difference, with the part of noise in each eigenvalue taken off."""
+    shrunk = (np.maximum(values, 0.0) + np.sqrt(np.maximum(values**2 - edge**2, 0.0))) / 2
+    return np.asarray(vectors * np.sqrt(shrunk + TINY))
+
+
+def _curves(points: Array, most: int) -> tuple[Array, Array, Array]:
+    """Ward's tree; for k = 2..most the log ratio of merge k → k − 1 to the one before, and the log share of variation within k clusters."""
+    n = len(points)
+    tree = np.asarray(linkage(points, "ward"))
+    gains = tree[:, 2] ** 2 / 2
+    within = np.concatenate([[0.0], np.cumsum(gains)])[::-1]
+    k = np.arange(2, most + 1)
+    return tree, np.log(gains[n - k] + TINY) - np.log(gains[n - k - 1] + TINY), np.log(within[k - 1] / within[0] + TINY)
+
+
+def _mean_square(matrix: Array) -> float:
+    """The mean square off the diagonal."""
+    n = len(matrix)
+    return float((np.vdot(matrix, matrix) - np.vdot(np.diag(matrix), np.diag(matrix))) / (n * (n - 1)))

@@ -1,0 +1,102 @@
+"""The signature of cross-fitted clustering: a client's mean gradient, over each of two random halves of its data."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from ..engine import TaskInput
+from ..engine.models import Model
+from ..engine.sample_gradients import sample_gradients
+from ..errors import InputError
+from ..protocols.sketch import Sketch, public_seed, sketch
+from ..randomness import Stream
+from ..types import Array, Parts
+
+__all__ = ["FOLDS", "FoldGradients", "fold_weights"]
+
+FOLDS = 2
+
+
+def fold_weights(labels: Array, balanced: bool, rng: Stream) -> Array:
+    """The weight (2, n) of each sample in the mean of each fold: rows add up to 1, and a sample is in one fold.
+
+    Plain: a random half each, every sample alike. Balanced: every label alike, and the samples of a label alike; each label is dealt to the
+    folds in halves, and one of a single sample is left out, since no other fold has it. (Plain folds must not be dealt by label: that
+    would hide how much label frequencies vary by chance.) Where no label has two samples, balanced folds are plain ones.
+
+    Raises `InputError` for fewer than two samples.
+    """
+    n = len(labels)
+    if n < FOLDS:
+        raise InputError(f"{n} samples cannot be split into {FOLDS} folds")
+    present, counts = np.unique(labels, return_counts=True) if balanced and labels.ndim == 1 else (np.zeros(0), np.zeros(0))
+    several = present[counts >= FOLDS]
+    weights = np.zeros((FOLDS, n))
+    if not len(several):
+        order = rng.permutation(n)
+        for fold in range(FOLDS):
+            mine = order[fold::FOLDS]
+            weights[fold, mine] = 1 / len(mine)
+        return weights
+    for label in several:
+        order = rng.permutation(np.flatnonzero(labels == label))
+        first = int(rng.integers(FOLDS))  # an odd sample goes to either
+        for fold in range(FOLDS):
+            mine = order[(fold + first) % FOLDS :: FOLDS]
+            weights[fold, mine] = 1 / (len(mine) * len(several))
+    return weights
+
+
+@dataclass(frozen=True)
+class FoldGradients:
+    """The means of a client's gradients at the given "model" over two random halves of its data, each sample's scaled to norm 1.
+
+    Part: "folds" (2, sketch) float64, or (2, d) where the model is no larger than the sketch, which is made from the public `seed`. Norm 1
+    bounds what a sample adds, makes losses of different size comparable, and keeps the mean linear, so that products of different folds
+    stay unbiased. `balanced`: every label that a client has counts alike, see `fold_weights`.
+
+    Reveals: whoever sees the folds sees two mean gradients of the client's data, and by plain folds the shares of its labels; their
+    products tell how long these are and, by the difference of the two, about how many samples the client has.
+    """
+
+    model: Model
+    balanced: bool = True
+    sketch: int = 1024
+    seed: int = 0
+
+    parts: ClassVar[Parts] = {"folds": "compared"}
+    keeps: ClassVar[tuple[str, ...]] = ()
+
+    def run(self, given: TaskInput) -> dict[str, Array]:
+        data = given.data
+        try:
+            weights = fold_weights(data.y_train, self.balanced, given.streams("folds"))
+        except InputError as error:
+            raise InputError(f"client {data.id}: {error}") from None
+        total = torch.zeros((FOLDS, self.model.dimension), dtype=torch.float64)
+        at = 0
+        for block in sample_gradients(self.model, given.array("model"), data):
+            factors = weights[:, at : at + len(block)] * _inverse_norms(block)
+            total += (torch.from_numpy(factors).to(block.dtype) @ torch.nan_to_num(block, 0.0, 0.0, 0.0)).double()
+            at += len(block)
+        folds = total.numpy()
+        small = self.model.dimension <= self.sketch
+        return {"folds": folds if small else np.asarray(_sketch(self.seed, self.model.dimension, self.sketch).apply(folds))}
+
+    def cost(self, given: TaskInput) -> int:
+        return len(given.data.y_train)
+
+
+def _inverse_norms(block: torch.Tensor) -> Array:
+    """1 / norm of each row; 0 for a row of norm 0, or that is not finite."""
+    norms = torch.linalg.vector_norm(block.double(), dim=1).numpy()
+    usable = np.isfinite(norms) & (norms > 0)
+    return np.where(usable, 1.0 / np.where(usable, norms, 1.0), 0.0)
+
+
+@lru_cache(maxsize=2)
+def _sketch(seed: int, dimension: int, size: int) -> Sketch:
+    return sketch(public_seed("crossfit", seed), dimension, size)

@@ -1,0 +1,219 @@
+"""The test for groups: its estimators against brute force, its answers on made-up crowds, and how often it finds groups where there are none.
+
+Statistical tests state their error rate.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binom
+from sklearn.metrics import adjusted_rand_score
+
+from cflpriv.clustering import group_test
+from cflpriv.clustering.group_test import (
+    crowd_of_folds,
+    crowd_of_vectors,
+    distances_to_groups,
+    groups_given,
+    groups_of,
+)
+from cflpriv.clustering.similarity import Gram
+from cflpriv.errors import InputError
+from cflpriv.randomness import stream
+from cflpriv.types import Array
+
+
+def gram_of(folds: Array) -> Gram:
+    return Gram.of_vectors(range(len(folds)), folds)
+
+
+def folds_of(means: Array, rng: np.random.Generator, noise: float = 1.0, sizes: Array | None = None) -> Array:
+    """Two folds of each client around its true mean (n, d): errors of variance 2 `noise`² a number, over its relative size."""
+    scale = noise * np.sqrt(2 / (np.ones(len(means)) if sizes is None else sizes))
+    return np.asarray(means[:, None] + rng.normal(size=(len(means), 2, means.shape[1])) * scale[:, None, None])
+
+
+def grouped(n: int, k: int, apart: float, rng: np.random.Generator, d: int = 64) -> tuple[Array, Array]:
+    labels = np.arange(n) % k
+    return labels, rng.normal(size=(k, d))[labels] * apart
+
+
+# --- estimators
+
+
+@settings(max_examples=25, deadline=None)
+@given(n=st.integers(2, 7), p=st.sampled_from([2, 4, 6]), d=st.integers(1, 9), seed=st.integers(0, 2**20))
+def test_estimators_equal_brute_force(n: int, p: int, d: int, seed: int) -> None:
+    folds = np.random.default_rng(seed).normal(size=(n, p, d))
+    crowd = crowd_of_folds(gram_of(folds))
+    mean = folds.mean(1)
+    noise = (folds[:, : p // 2].mean(1) - folds[:, p // 2 :].mean(1)) / 2
+    expected = mean @ mean.T
+    for i in range(n):
+        expected[i, i] = np.mean([folds[i, a] @ folds[i, b] for a in range(p) for b in range(p) if a != b])
+    np.testing.assert_allclose(crowd.products, expected, atol=1e-12)
+    assert crowd.noise is not None
+    assert crowd.cross is not None
+    np.testing.assert_allclose(crowd.noise, noise @ noise.T, atol=1e-12)
+    np.testing.assert_allclose(crowd.cross, mean @ noise.T, atol=1e-12)
+    np.testing.assert_allclose(crowd.traces, (noise**2).sum(1), atol=1e-12)
+    pairs = [(i, j) for i in range(n) for j in range(n) if i != j]
+    assert crowd.spread == pytest.approx(np.mean([(noise[i] @ noise[j]) ** 2 for i, j in pairs]))
+
+
+def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    folds = np.random.default_rng(0).normal(size=(11, 2, 5))
+    whole = crowd_of_folds(gram_of(folds))
+    monkeypatch.setattr(group_test, "ROWS_AT_ONCE", 3)
+    np.testing.assert_array_equal(crowd_of_folds(gram_of(folds)).products, whole.products)
+
+
+def test_products_are_unbiased_for_clients_of_any_size() -> None:
+    """Means over 4000 draws lie within five standard errors of the truth, each number: fails in one of 50,000 runs."""
+    rng = np.random.default_rng(1)
+    means, sizes = rng.normal(size=(3, 4)), np.array([1.0, 4.0, 0.2])
+    drawn = np.array([crowd_of_folds(gram_of(folds_of(means, rng, 1.5, sizes))).products for _ in range(4000)])
+    error = drawn.std(0) / np.sqrt(len(drawn))
+    assert np.all(np.abs(drawn.mean(0) - means @ means.T) < 5 * error)
+    uncorrected = means @ means.T + np.diag(1.5**2 * 4 / sizes)
+    assert np.all(np.abs(np.diag(drawn.mean(0) - uncorrected)) > 5 * np.diag(error)), "the sizes matter"
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**20), k=st.integers(1, 3))
+def test_distances_to_groups_equal_brute_force(seed: int, k: int) -> None:
+    rng = np.random.default_rng(seed)
+    folds = rng.normal(size=(9, 2, 4))
+    labels = np.arange(6) % k
+    found = distances_to_groups(gram_of(folds), range(6, 9), labels, k)
+    for row, one in enumerate(range(6, 9)):
+        for group in range(k):
+            (a, b), (ca, cb) = folds[one], folds[:6][labels == group].mean(0)
+            assert found[row, group] == pytest.approx((a - ca) @ (b - cb))
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    with pytest.raises(InputError, match="3 folds each, expected an even number"):
+        crowd_of_folds(gram_of(np.zeros((4, 3, 2))))
+    with pytest.raises(InputError, match="1 clients cannot be compared"):
+        crowd_of_folds(gram_of(np.zeros((1, 2, 2))))
+    with pytest.raises(InputError, match="4 clients with 2 vectors each"):
+        crowd_of_vectors(gram_of(np.zeros((4, 2, 2))), np.ones(1))
+
+
+# --- answers
+
+
+@pytest.mark.parametrize("k", [2, 4])
+@pytest.mark.parametrize("sizes", ["equal", "unequal"])
+def test_clear_groups_are_found_and_counted(k: int, sizes: str) -> None:
+    rng = np.random.default_rng(k)
+    labels, means = grouped(32, k, 1.0, rng)
+    found = groups_of(
+        crowd_of_folds(gram_of(folds_of(means, rng, 1.0, None if sizes == "equal" else rng.uniform(0.4, 3, 32)))), stream(0, "t")
+    )
+    assert found.answer == "groups"
+    assert found.k == k
+    assert adjusted_rand_score(labels, found.labels) == 1.0
+    assert found.labels[0] == 0, "numbered by first member"
+    first = found.nodes[0]
+    assert (first.k, first.p) == (k, 1 / 500)
+    assert first.directions == k - 1
+
+
+def test_groups_within_groups_are_found() -> None:
+    rng = np.random.default_rng(3)
+    outer, inner = rng.normal(size=(2, 64)) * 3.0, rng.normal(size=(4, 64)) * 0.8
+    labels = np.repeat(np.arange(4), 12)
+    found = groups_of(crowd_of_folds(gram_of(folds_of(outer[labels // 2] + inner[labels], rng))), stream(0, "t"))
+    assert adjusted_rand_score(labels, found.labels) == 1.0
+
+
+@pytest.mark.parametrize("public_noise", [False, True])
+def test_equal_clients_are_alike_and_a_continuum_has_no_groups(public_noise: bool) -> None:
+    """The edge is a 95 % quantile: fewer than 14 of 20 crowds of equal clients are below it in one of 10,000 runs."""
+    rng = np.random.default_rng(4)
+
+    def answer(means: Array) -> str:
+        if public_noise:
+            vectors = means + rng.normal(size=means.shape)
+            return groups_of(crowd_of_vectors(gram_of(vectors[:, None]), np.array(means.shape[1])), stream(0, "t")).answer
+        return groups_of(crowd_of_folds(gram_of(folds_of(means, rng))), stream(0, "t")).answer
+
+    assert sum(answer(np.zeros((40, 64))) == "alike" for _ in range(20)) >= binom.ppf(1e-4, 20, 0.95)
+    assert answer(rng.normal(size=(40, 2)) @ rng.normal(size=(2, 64))) == "continuum"
+    assert answer(grouped(40, 3, 1.5, rng)[1]) == "groups"
+
+
+def test_the_leading_eigenvalues_are_as_good_as_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(5)
+    crowd = crowd_of_folds(gram_of(folds_of(grouped(90, 3, 0.6, rng)[1], rng)))
+    whole = groups_of(crowd, stream(0, "t"), draws=120)
+    monkeypatch.setattr(group_test, "DENSE", 10)
+    leading = groups_of(crowd, stream(0, "t"), draws=120)
+    np.testing.assert_array_equal(leading.labels, whole.labels)
+    for one, other in zip(leading.nodes, whole.nodes, strict=True):
+        assert (one.directions, one.k, one.exceeding, one.draws) == (other.directions, other.k, other.exceeding, other.draws)
+        assert one.edge == pytest.approx(other.edge)
+
+
+def test_a_given_number_of_groups_is_cut_without_a_test() -> None:
+    rng = np.random.default_rng(6)
+    labels, means = grouped(30, 3, 0.8, rng)
+    crowd = crowd_of_folds(gram_of(folds_of(means, rng)))
+    assert adjusted_rand_score(labels, groups_given(crowd, 3, stream(0, "t")).labels) == 1.0
+    assert groups_given(crowd, 5, stream(0, "t")).k == 5
+    alike = crowd_of_folds(gram_of(folds_of(np.zeros((12, 8)), rng)))
+    assert groups_given(alike, 2, stream(0, "t")).k == 2
+
+
+def test_few_clients_are_not_tested() -> None:
+    rng = np.random.default_rng(7)
+    found = groups_of(crowd_of_folds(gram_of(folds_of(grouped(3, 3, 9.0, rng)[1], rng))), stream(0, "t"))
+    assert (found.k, found.nodes, found.answer) == (1, (), "alike")
+
+
+# --- false splits
+
+
+def gaussian(rng: np.random.Generator) -> Array:
+    """A continuum of one strong and one weak direction."""
+    return folds_of(rng.normal(size=(24, 2)) * [1.5, 0.5] @ rng.normal(size=(2, 32)), rng)
+
+
+def alike(rng: np.random.Generator) -> Array:
+    return folds_of(np.zeros((24, 32)), rng)
+
+
+def unequal(rng: np.random.Generator) -> Array:
+    return folds_of(rng.normal(size=(24, 1)) @ rng.normal(size=(1, 32)), rng, 1.0, rng.uniform(0.2, 5.0, 24))
+
+
+def heavy_tailed(rng: np.random.Generator) -> Array:
+    means = rng.standard_t(5, size=(24, 1)) @ rng.normal(size=(1, 32))
+    return np.asarray(means[:, None] + rng.standard_t(4, size=(24, 2, 32)))
+
+
+def false_splits(crowd: Callable[[np.random.Generator], Array], runs: int, alpha: float) -> int:
+    rng = np.random.default_rng(11)
+    found = 0
+    for run in range(runs):
+        found += groups_of(crowd_of_folds(gram_of(crowd(rng))), stream(run, "false split"), alpha=alpha, draws=99).k > 1
+    return found
+
+
+@pytest.mark.parametrize("crowd", [gaussian, alike, unequal])
+def test_groups_are_seldom_found_where_there_are_none(crowd: Callable[[np.random.Generator], Array]) -> None:
+    """If the rate is α = 5 %, this fails in one of 1000 runs."""
+    assert false_splits(crowd, 60, 0.05) <= binom.ppf(0.999, 60, 0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("crowd", [gaussian, alike, unequal, heavy_tailed])
+def test_the_rate_of_false_splits_is_at_most_twice_the_level(crowd: Callable[[np.random.Generator], Array]) -> None:
+    """Over 1000 populations the upper 95 % limit of the rate is at most 2 α, α = 5 %."""
+    found = false_splits(crowd, 1000, 0.05)
+    assert binom.cdf(found, 1000, 0.10) <= 0.05, f"{found} of 1000"
