@@ -127,10 +127,10 @@ def updates_of(people: Sequence[ClientData], train: Train, start: Array, seed: i
     return {one.id: np.asarray(made["update"], np.float64) for one, made in zip(people, Engine().run(train, inputs), strict=True) if made}
 
 
-def summed(updates: Mapping[int, Array], start: Array, *, clip: float, floor: int) -> Array | None:
+def summed(updates: Mapping[int, Array], start: Array, *, clip: float, min_cohort: int) -> Array | None:
     """The secure sum of `updates`, bound to the model `start` that all were sent; None where there are too few for one."""
     held = sha256(np.ascontiguousarray(start).tobytes()).digest()
-    return isolate(updates, dict.fromkeys(updates, held), min(updates), clip=clip, floor=floor, binding=True).update
+    return isolate(updates, dict.fromkeys(updates, held), min(updates), clip=clip, min_cohort=min_cohort, binding=True).update
 
 
 def _refusal(case: Case) -> str:
@@ -153,8 +153,8 @@ def _refusal(case: Case) -> str:
 
 def _cohort(case: Case, view: AdversaryView, config: Config) -> list[ClientData]:
     """Whose updates the server gets: the members of the run's first sum, at most so many."""
-    floor = config.protection.smallest_sum
-    members = next((one.members for one in sums_in(view) if len(one.members) >= floor), tuple(case.truth.data))
+    min_cohort = config.protection.smallest_sum
+    members = next((one.members for one in sums_in(view) if len(one.members) >= min_cohort), tuple(case.truth.data))
     return [client for client in clients_of(case.truth) if client.id in members][:COHORT]
 
 
@@ -177,7 +177,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         theirs = {client: guess(update, case.prior, model) for client, update in clear.items()}
         sent = clear if noise is None else updates_of(people, train.private(noise), start, case.seed)
         if secure:
-            total = summed(sent, start, clip=config.protection.secagg_clip, floor=config.protection.smallest_sum)
+            total = summed(sent, start, clip=config.protection.secagg_clip, min_cohort=config.protection.smallest_sum)
             mine = dict.fromkeys(sent, guess(total, case.prior, model))
         else:
             mine = theirs if noise is None else {client: guess(update, case.prior, model) for client, update in sent.items()}

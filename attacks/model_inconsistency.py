@@ -70,7 +70,7 @@ def _has_bias(layer: nn.Module) -> bool:
 
 
 def isolate(
-    updates: Mapping[int, Array], held: Mapping[int, bytes], victim: int, *, clip: float = 1.0, floor: int = 3, binding: bool = True,
+    updates: Mapping[int, Array], held: Mapping[int, bytes], victim: int, *, clip: float = 1.0, min_cohort: int = 3, binding: bool = True,
     entropy: Entropy = system_entropy,
 ) -> Attempt:  # fmt: skip
     """Asks clients for the secure sum of `updates` (d,), where the victim alone was sent the model whose hash `held` has for it.
@@ -84,11 +84,11 @@ def isolate(
     identities = {number: Identity.create(number, entropy) for number in by_number}
     roster = Roster(tuple(identities[number].public() for number in sorted(identities)))
     terms = secagg.make_terms(
-        session=SESSION, slot=(1, 0), cohort=by_number, models=[held[victim]], dimension=len(updates[victim]), clip=clip, floor=floor,
-        roster=roster, entropy=entropy,
+        session=SESSION, slot=(1, 0), cohort=by_number, models=[held[victim]], dimension=len(updates[victim]), clip=clip,
+        min_cohort=min_cohort, roster=roster, entropy=entropy,
     )  # fmt: skip
     policies = {
-        number: secagg.Policy(SESSION, "active", held[client] if binding else held[victim], 1, floor, None, terms.dimension)
+        number: secagg.Policy(SESSION, "active", held[client] if binding else held[victim], 1, min_cohort, None, terms.dimension)
         for number, client in by_number.items()
     }
     refusals: dict[int, str] = {}
@@ -112,13 +112,13 @@ def isolate(
 # --- the attack ---------------------------------------------------------------------------------------------------------------------
 
 
-def play(clients: Sequence[ClientData], train: Train, start: Array, victim: int, *, clip: float, floor: int, binding: bool) -> Attempt:
+def play(clients: Sequence[ClientData], train: Train, start: Array, victim: int, *, clip: float, min_cohort: int, binding: bool) -> Attempt:
     """The whole of it: crafted models out, updates trained on them, the secure sum of these."""
     dead = deadened(train.model, start)
     sent = {client.id: start if client.id == victim else dead for client in clients}
     updates = {client.id: trained(client, train, sent[client.id]) for client in clients}
     held = {client: sha256(np.ascontiguousarray(vector).tobytes()).digest() for client, vector in sent.items()}
-    return isolate(updates, held, victim, clip=clip, floor=floor, binding=binding)
+    return isolate(updates, held, victim, clip=clip, min_cohort=min_cohort, binding=binding)
 
 
 def trained(client: ClientData, train: Train, start: Array) -> Array:
@@ -165,15 +165,17 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     t = config.training
     train = Train(model, t.epochs, t.batch_size, t.lr, t.momentum, t.weight_decay, optimizer=t.optimizer)
     people = clients_of(case.truth)[:COHORT]
-    floor = protection.smallest_sum
-    if len(people) < max(floor, VICTIMS):
-        return [nothing(case, NAME, "update_relative_error", f"not attempted: fewer than {max(floor, VICTIMS)} clients")], None
+    min_cohort = protection.smallest_sum
+    if len(people) < max(min_cohort, VICTIMS):
+        return [nothing(case, NAME, "update_relative_error", f"not attempted: fewer than {max(min_cohort, VICTIMS)} clients")], None
     victims = [client.id for client in people[:VICTIMS]]
     head = bias_span(model)
     inside = model.dimension if head is None else head.start  # the head's bias comes last
     exact = {client.id: trained(client, train, start) for client in people if client.id in victims}
     tries = {
-        binding: [play(people, train, start, victim, clip=protection.secagg_clip, floor=floor, binding=binding) for victim in victims]
+        binding: [
+            play(people, train, start, victim, clip=protection.secagg_clip, min_cohort=min_cohort, binding=binding) for victim in victims
+        ]
         for binding in (True, False)
     }
     words = sorted({word for attempt in tries[True] for word in attempt.refused})

@@ -17,7 +17,7 @@ import numpy as np
 from cflpriv.protocols import secagg
 from cflpriv.protocols.secagg import Client, Contribution, Identity, Policy, RemoteError, Roster, Server
 
-CLIENTS, DIMENSION, FLOOR, DIES = 6, 1000, 3, 4
+CLIENTS, DIMENSION, MIN_COHORT, DIES = 6, 1000, 3, 4
 SESSION, MODEL = bytes(range(16)), bytes(32)  # in your system: a random session, and the SHA-256 of the model that was sent
 
 
@@ -43,7 +43,7 @@ def receive(wire: socket.socket) -> bytes:
 def run_client(wire: socket.socket, identity: Identity, roster: Roster) -> None:
     """A client insists on its own policy, whatever the server proposes: session, model, at most one model, a minimum cohort size."""
     vector = np.random.default_rng(identity.client).normal(size=DIMENSION) * 0.1
-    machine = Client(identity, Policy(SESSION, "active", MODEL, models=1, floor=FLOOR), roster=roster)
+    machine = Client(identity, Policy(SESSION, "active", MODEL, models=1, min_cohort=MIN_COHORT), roster=roster)
     while message := receive(wire):
         if machine.wants_values and identity.client == DIES:
             return  # gone, at the worst moment: its masks are in everybody's vectors
@@ -58,7 +58,14 @@ def run_client(wire: socket.socket, identity: Identity, roster: Roster) -> None:
 def serve(wires: Mapping[int, socket.socket], roster: Roster) -> secagg.Sum:
     """The server asks, waits at most so long, and goes on with whoever answered."""
     terms = secagg.make_terms(
-        session=SESSION, slot=(0, 0), cohort=sorted(wires), models=[MODEL], dimension=DIMENSION, clip=1.0, floor=FLOOR, roster=roster
+        session=SESSION,
+        slot=(0, 0),
+        cohort=sorted(wires),
+        models=[MODEL],
+        dimension=DIMENSION,
+        clip=1.0,
+        min_cohort=MIN_COHORT,
+        roster=roster,
     )
     server = Server(terms, roster=roster)
     while outbox := server.advance():

@@ -53,12 +53,12 @@ class TooFewClients(ProtocolError):
 
     code = "too-few-clients"
 
-    def __init__(self, counts: tuple[int, ...], floor: int) -> None:
+    def __init__(self, counts: tuple[int, ...], min_cohort: int) -> None:
         self.counts = counts
-        self.floor = floor
+        self.min_cohort = min_cohort
         sizes = ", ".join(str(count) for count in counts) or "none"
         super().__init__(
-            f"no group reaches the minimum cohort size of {floor} clients (group sizes: {sizes}); their sums would show individuals"
+            f"no group reaches the minimum cohort size of {min_cohort} clients (group sizes: {sizes}); their sums would show individuals"
         )
 
 

@@ -231,7 +231,7 @@ def balanced(weight: float, terms: secagg.Terms) -> bool:
 
     For sums over the fewest survivors that there may be. Sums without weights are.
     """
-    fewest = terms.floor if terms.blocks else fewest_survivors(terms)
+    fewest = terms.min_cohort if terms.blocks else fewest_survivors(terms)
     return terms.weight_limit <= MOST_WEIGHT * (terms.weight_limit + (fewest - 1) * weight)
 
 
@@ -412,14 +412,14 @@ class SecureSums:
         """The terms of one group's sum."""
         return secagg.make_terms(
             session=self.session, slot=slot, cohort=cohort, models=models, dimension=dimension, clip=self.settings.clip,
-            bits=self.settings.bits, weight_limit=weight_limit, floor=self.min_cohort, roster=self.roster, following=following,
+            bits=self.settings.bits, weight_limit=weight_limit, min_cohort=self.min_cohort, roster=self.roster, following=following,
             entropy=self.entropy,
         )  # fmt: skip
 
     def counts(self, slot: Slot, cohort: Sequence[int], models: Sequence[bytes], k: int, following: Slot) -> Terms:
         """The terms of an oblivious pair's first sum."""
         return secagg.count_terms(
-            session=self.session, slot=slot, cohort=cohort, models=models, clusters=k, floor=self.min_cohort, roster=self.roster,
+            session=self.session, slot=slot, cohort=cohort, models=models, clusters=k, min_cohort=self.min_cohort, roster=self.roster,
             following=following, entropy=self.entropy,
         )  # fmt: skip
 

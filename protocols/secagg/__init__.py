@@ -18,7 +18,7 @@ in the sum) *or* shares of its mask-key seed (it is not), never both: with both,
     simulation all parties in one process, over real bytes
 
 **Guarantee.** The server (with up to t − 1 colluding clients if it follows the protocol, with fewer than n/3
-if it lies) learns the sum over the surviving members, of whom there are at least `floor`, and from the masked
+if it lies) learns the sum over the surviving members, of whom there are at least `min_cohort`, and from the masked
 vectors nothing else. Honest clients whose pairwise graph is connected are hidden in each other. Everything
 binds to the terms, and among them to the hash of the list of models: clients that were handed different
 models (so that one would be isolated, Pasquini et al. 2022) end with a sum that does not unmask.

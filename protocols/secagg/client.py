@@ -10,7 +10,7 @@ source that fails, use after death); the machine forgets its secrets and is dead
 
 Guarantee: in active mode, against a server together with fewer than n/3 of the cohort (and in passive mode
 against an honest-but-curious one with fewer than t): what leaves this machine shows no more than the sum over
-at least `floor` survivors (fewer honest ones, if some survivors collude). One object answers a message once,
+at least `min_cohort` survivors (fewer honest ones, if some survivors collude). One object answers a message once,
 whichever threads call it, and is neither copied nor pickled. Reveals: that the client takes part, when it drops
 out, its public keys; the sum; whose shares it complained about. A state restored from an old copy can be made to
 answer twice, so a stored state must be replaced, never kept.

@@ -7,7 +7,7 @@ zeros elsewhere; under the masks all look alike. It costs k times the bytes.
 
 The minimum cohort size must hold for those who are left at the end. Nobody can see in which cluster a dropout was, so the
 worst is assumed: the second sum is unmasked only if even with all its dropouts in the smallest open block
-`floor` contributors remain (`messages.survivor_floor`, which every client computes for itself). `spare` keeps
+`min_cohort` contributors remain (`messages.fewest_survivors`, which every client computes for itself). `spare` keeps
 room for that many dropouts.
 
 Guarantee: the server learns the counts, the sum of every open block, and of the others nothing; memberships
@@ -44,7 +44,7 @@ def count_terms(
     cohort: Sequence[int],
     models: Sequence[bytes],
     clusters: int,
-    floor: int = 3,
+    min_cohort: int = 3,
     roster: Roster | None = None,
     following: Slot | None = None,
     entropy: Entropy = system_entropy,
@@ -59,7 +59,7 @@ def count_terms(
         clip=1.0,
         bits=16,
         levels=1,
-        floor=floor,
+        min_cohort=min_cohort,
         roster=roster,
         following=following,
         entropy=entropy,
@@ -85,15 +85,15 @@ def counts_of(result: Sum) -> tuple[int, ...]:
     return counts
 
 
-def open_blocks(counts: Sequence[int], floor: int, spare: int = 0) -> tuple[tuple[int, int], ...]:
+def open_blocks(counts: Sequence[int], min_cohort: int, spare: int = 0) -> tuple[tuple[int, int], ...]:
     """(cluster, count) of the clusters whose sum may be computed although `spare` clients drop out on the way.
 
     Raises:
         TooFewClients: if there is none.
     """
-    blocks = tuple((cluster, count) for cluster, count in enumerate(counts) if count >= floor + spare)
+    blocks = tuple((cluster, count) for cluster, count in enumerate(counts) if count >= min_cohort + spare)
     if not blocks:
-        raise TooFewClients(tuple(counts), floor + spare)
+        raise TooFewClients(tuple(counts), min_cohort + spare)
     return blocks
 
 
@@ -129,9 +129,9 @@ def block_terms(
         clip=clip,
         bits=bits,
         weight_limit=weight_limit,
-        floor=first.floor,
+        min_cohort=first.min_cohort,
         roster=roster,
-        blocks=open_blocks(counts_of(counted), first.floor, spare),
+        blocks=open_blocks(counts_of(counted), first.min_cohort, spare),
         following=following,
         entropy=entropy,
     )

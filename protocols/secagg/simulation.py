@@ -95,7 +95,7 @@ def simulate(
                 terms.mode,
                 terms.models[0],
                 len(terms.models),
-                terms.floor,
+                terms.min_cohort,
                 None,
                 terms.dimension,
                 (terms.clip, terms.clip),

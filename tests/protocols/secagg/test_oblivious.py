@@ -114,7 +114,7 @@ def test_no_block_with_fewer_contributors_than_the_floor_is_ever_unmasked(data: 
 
 
 def test_the_client_computes_the_floor_of_the_second_sum_itself() -> None:
-    agreed = terms(10, "passive", blocks=((0, 6), (2, 4)), weight_limit=1.0, floor=3)
+    agreed = terms(10, "passive", blocks=((0, 6), (2, 4)), weight_limit=1.0, min_cohort=3)
     assert fewest_survivors(agreed) == 9
     machine = Client(identities()[0], policy(agreed))
     for blocks in (((0, 6), (2, 2)), ((0, 11),)):
@@ -127,7 +127,7 @@ def test_open_blocks_and_terms() -> None:
     assert open_blocks([5, 2, 3, 0], 3, spare=1) == ((0, 5),)
     outcome = run(dict.fromkeys(range(4), (0,)), 1)
     second = block_terms(outcome.first.sum, slot=(5, 2), models=[MODEL], dimension=3, clip=1.0)
-    assert (second.cohort, second.blocks, second.floor) == ((0, 1, 2, 3), ((0, 4),), 3)
+    assert (second.cohort, second.blocks, second.min_cohort) == ((0, 1, 2, 3), ((0, 4),), 3)
     with pytest.raises(ValueError, match="cluster"):
         outcome.second.sum.total(7)
 
