@@ -1,4 +1,4 @@
-"""What can be learnt from what was seen?
+"""Attacks on recorded runs: what an adversary learns from what it has seen.
 
 An attack gets an `AdversaryView` (a filter of a recorded transcript plus the coalition's own secrets) and a stated `Prior`, and returns a
 guess; a scorer that never sees the view compares the guess with the truth. Every figure stands beside the same attack without a view and

@@ -1,4 +1,4 @@
-"""Who attacks, and what they have: a filter of the transcript and the secrets of the parties that collude.
+"""Adversaries and their views: a filter of the transcript, and the secrets of the parties that collude.
 
 server            what reaches or passes the server, as far as it can read it
 server+N          the same, with the secrets of N clients that collude, and what these were sent and sent themselves

@@ -1,4 +1,4 @@
-"""How an attacker's pretended clients compute in a run with `[privacy]`: clipped, sketched and scaled as everybody, without the noise.
+"""How an attacker's simulated clients compute in a run with `[privacy]`: clipped, sketched and scaled as real ones, without the noise.
 
 Clip, sketch, sampling rate and the public number of samples stand in the configuration, so whoever imitates the pipeline applies them too.
 The noise is left out: what it is added to is the best guess of what was sent.

@@ -1,4 +1,4 @@
-"""Cluster identity: which group a client belongs to, from which model it is sent, whom it is summed with, or which one it asks for.
+"""Cluster identity: which group a client belongs to, from the model it is sent, the clients it is summed with, or the one it asks for.
 
 Source: the traffic of every clustered system names clusters (PACFL sends cluster models, CFL and StoCFL too; IFCA's clients name theirs).
 Oblivious sums name none, but the server learns how many of a round's cohort are in each group. Where clients stay in their groups, these

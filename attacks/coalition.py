@@ -1,4 +1,4 @@
-"""What colluding clients take off a sum: their own updates, which each of them knows.
+"""What colluding clients subtract from a sum: their own updates, which they know.
 
 Source: textbook; a minimum cohort size of m clients is one of m − N clients to a server with N of them in the sum. No transcript holds what
 a client put into a secure sum, and the secrets of a run folder hold no updates. They follow from what the client does have: the model it

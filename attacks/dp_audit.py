@@ -1,4 +1,4 @@
-"""Is a noisy release as private as its accountant says? Many canaries in one run, guessed afterwards: a lower bound on ε.
+"""Privacy auditing with canaries: a lower bound on ε from many canaries in one run, guessed afterwards.
 
 Each of m canaries (records that nobody else resembles) is put in or left out by its own coin. After a single release the auditor guesses
 the coins of those it is surest of, and abstains on the rest. If the release is (ε, δ)-private, hardly more guesses can be right than with a

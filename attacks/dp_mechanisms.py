@@ -1,4 +1,4 @@
-"""Canary games against everything that releases something: one release each, with the parameters of the event that prices it.
+"""Canary games against each noisy mechanism: one release each, with the parameters of the event that prices it.
 
 A game tosses a coin for each canary, makes data of those that are in, has the *run's own code* release what it releases of such data, and
 scores each canary from what came out. That code is the private form of the algorithm's task (`moment`, `total`, `scores`, `choice`,

@@ -1,4 +1,4 @@
-"""The DP audit of a run with [privacy]: canaries in every release by itself, and in the whole of it.
+"""The DP audit of a run with `[privacy]`: canaries in each kind of release by itself, and in the whole run.
 
 Source: Steinke, Nasr & Jagielski 2023 (`dp_audit`); canaries with directions of their own in the space of updates after Andrew et al. 2023
 ("One-shot empirical privacy estimation for federated learning"). A recorded run has no canaries in it, so the auditor plays the same

@@ -1,4 +1,4 @@
-"""What a key holder decrypts of an encrypted Gram, from the requests that it was sent and its secret key.
+"""The blocks of an encrypted Gram that a key holder decrypts, recomputed from the requests it received and its secret key.
 
 Not an attack of its own: the inner products that `gram_geometry` and `sybil_span` start from when the adversary is the key holder, and
 the vectors themselves where a server colludes with a client in mode "symmetric", whose clients share the secret key.

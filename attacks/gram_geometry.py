@@ -1,4 +1,4 @@
-"""Gram geometry: labels from inner products alone, with k clients whose data the attacker knows.
+"""Gram geometry: labels from inner products alone, given k clients whose data the attacker knows.
 
 Source: a rotation, or encryption with a released Gram, keeps all inner products (Sattler et al. 2019 send rotated updates; PACFL's angles
 are functions of them). A client's inner products with k known clients are those of a pretended client with the same labels, which the

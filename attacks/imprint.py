@@ -1,4 +1,4 @@
-"""Imprint: a server that lies sends a first layer whose gradient holds single training images, one a bin.
+"""Imprint: an active server sends a first layer whose gradient holds single training images, one per bin.
 
 Source: Fowl, Geiping, Czaja, Goldblum & Goldstein 2022 ("Robbing the Fed", Sec. 3): every unit of the first linear layer measures the same
 scalar and fires above a threshold of its own, at quantiles of auxiliary data. With equal weights behind all units, the gradients of two

@@ -1,4 +1,4 @@
-"""How a leak is stated: a value with an interval, beside its no-view baseline and its unprotected reference.
+"""The statement of a leak: a value with an interval, beside its no-view baseline and its unprotected reference.
 
 Status of a cell: `leaks` if the attack beats the baseline by the margin, `at_baseline` if it does not although its unprotected reference
 does, `not_validated` if the reference does not either, `not_attempted` if the attack was not made on what is there, `nothing_to_see` if the

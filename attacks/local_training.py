@@ -1,4 +1,4 @@
-"""How clients trained, read off the public tasks that the transcript records.
+"""How clients trained, read from the public tasks in the transcript.
 
 Clients are sent the task with the model, so whoever sees the parameters sees the settings: rate, momentum, proximal term, epochs, inner
 step, share held back. Nothing here knows an algorithm: a task is rebuilt from its settings as a client would rebuild it, and of tasks that

@@ -1,4 +1,4 @@
-"""Membership inference: was this sample among those a model was trained on?
+"""Membership inference: whether a sample was among those a model was trained on.
 
 Three scores, larger for members: the loss itself (Yeom et al. 2018); LiRA, how much likelier the model's confidence is among shadow models
 trained with the sample than among those without (Carlini et al. 2022, Algorithm 1, with one variance for all samples, which they advise for

@@ -1,4 +1,4 @@
-"""Membership inference on recorded runs: were these samples among those that the models in a view were trained on?
+"""Membership inference on recorded runs, against the models in a view.
 
 The attacks are those of `membership`: the loss threshold, LiRA and RMIA. Two kinds of models are attacked: the last shared or cluster model
 that the adversary was shown, and, where single updates can be read, a client's own model after its last one. These attacks ask models how

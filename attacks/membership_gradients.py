@@ -1,4 +1,4 @@
-"""Membership inference from updates: was this sample among those that an update was trained on?
+"""Membership inference from updates: whether a sample was among those an update was trained on.
 
 Source: Nasr, Shokri & Houmansadr 2019, whose white-box attacks on federated learning read single samples' gradients, and Li et al. 2022
 ("Effective passive membership inference attacks in federated learning against overparameterized models"), who compare them with the update

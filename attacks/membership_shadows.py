@@ -1,4 +1,4 @@
-"""The game that membership inference plays on a federated run: which models there are to attack, whom to ask about, and shadow federations.
+"""The membership game on a federated run: the models to attack, the samples to ask about, and shadow federations.
 
 A model in a view is followed back through the traffic to the initial model: who trained it, round by round (`models_in`). Its owners'
 training samples are paired with samples of their test distribution, label by label (`pairs_of`). Shadow federations train by the same

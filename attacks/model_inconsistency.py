@@ -1,4 +1,4 @@
-"""Model inconsistency: a server that lies reads one client's update out of a secure sum.
+"""Model inconsistency: an active server reads one client's update from a secure sum.
 
 Source: Pasquini, Francati & Ateniese 2022 ("Eluding secure aggregation in federated learning via model inconsistency"): the victim is sent
 the true model, everybody else one whose hidden units are all dead, so that their updates are zero except in the head's bias, and the sum is

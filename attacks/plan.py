@@ -1,4 +1,4 @@
-"""What an audit will do, and about how long that takes: said before it starts, and corrected as it goes."""
+"""The plan of an audit and an estimate of its duration, printed before it starts and corrected as it runs."""
 
 import time
 from collections.abc import Mapping, Sequence

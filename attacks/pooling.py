@@ -1,4 +1,4 @@
-"""One figure from several seeds, whose status is of all of them together: see `leakage` for what each status takes."""
+"""Pool one figure over several seeds; `leakage` defines what each status requires."""
 
 from collections.abc import Sequence
 from dataclasses import replace

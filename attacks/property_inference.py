@@ -1,4 +1,4 @@
-"""Property inference: does this client's data have a property that nobody asked it for?
+"""Property inference: whether a client's data have a property that the training task does not ask about.
 
 Source: Ateniese et al. 2015 and Ganju et al. 2018: pretend to be clients with and without the property, and learn to tell from what they
 would have sent. Melis et al. 2019 for updates of federated learning. Deviations: the meta-classifier is a ridge regression whose penalty is

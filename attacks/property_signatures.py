@@ -1,4 +1,4 @@
-"""Signatures as features of property inference, sketched ones too: the sketch is public, and pretended clients go through it as well."""
+"""Signatures as features of property inference. Sketches are public, so simulated clients are sketched too."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Signature inversion: a client's mean image and its labels from the signature U_p that PACFL sends.
+"""Signature inversion: a client's mean image and its labels from PACFL's signature U_p.
 
 Source: the signature is the leading left singular vectors of uncentred pixels (PACFL, Sec. 3), and the first of these points almost
 exactly at the mean image; the span of all of them fits that of a simulated client with the same labels best.

@@ -1,4 +1,4 @@
-"""Which sums a view shows: over whom, from which model, and what came out.
+"""The sums in a view: the clients of each, the model they started from, and the result.
 
 A sum is not a message. The server knows whom it asked, and gives the result away itself: the next model of a cluster is the last one plus
 the mean update. So a sum is read off two models of one name, sent one after the other, and the traffic of the sum between them.

@@ -1,4 +1,4 @@
-"""What a view shows of updates: each client's, or the mean ones of clusters, with the model and the training that they began with.
+"""The updates in a view: of single clients or means of clusters, with the model and training they started from.
 
 A step is an update beside what made it: the model that was sent and how clients were asked to train it (`local_training`). Gradients that
 are sent as such are turned into movements: they are one full-batch step of rate 1.

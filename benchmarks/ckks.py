@@ -1,4 +1,4 @@
-"""Encrypted inner products against the naive way, 9 × `CKKSVector.dot` a pair, interleaved A B A B in one process: p = 3, d = 784.
+"""Encrypted inner products against the naive way (9 × `CKKSVector.dot` a pair), interleaved A B A B in one process: p = 3, d = 784.
 
 "online" is what a pair costs with its mask made ahead: multiply, add the mask, decrypt, read p² coefficients. "with the masks" makes the
 mask too. Both leave bytes on the wire out, on both sides (`CKKSVector.dot` is timed between objects as well, decryption included). Rows for

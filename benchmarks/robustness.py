@@ -1,4 +1,4 @@
-"""What bad clients do to honest ones, with and without a robust rule: attack × share of bad clients × method.
+"""The effect of misbehaving clients on honest ones, with and without a robust rule: attack × share of bad clients × method.
 
     python -m benchmarks robustness [digits | fashion_mnist | clustering ...] [--seeds 11 12] [--out FILE]
 

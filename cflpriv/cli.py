@@ -1,4 +1,4 @@
-"""The command line. Exit codes: 0 done, 2 the user's input is wrong (one clear line), 1 anything else."""
+"""The command line. Exit codes: 0 success, 2 invalid user input (one clear line), 1 anything else."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Registries: things by name, those of the package and those that a user's file or an installed package adds.
+"""Registries: named components of the package, of a user's file or of an installed package.
 
 A file calls `cflpriv.register_algorithm` and the like; it is loaded by `--plugin FILE`, by `[run] plugins` or by `load_plugin`. An
 installed package names its things as entry points of the groups `cflpriv.algorithms`, `cflpriv.models`, `cflpriv.protections`,

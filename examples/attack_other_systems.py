@@ -1,4 +1,4 @@
-"""The attacks without the rest: on an update, a signature, a Gram matrix, cohort sums and scores from any other federated system.
+"""The attacks alone: on an update, a signature, a Gram matrix, cohort sums and scores from any other federated system.
 
 Each function takes plain numpy arrays. What stands in for "another system" here is a few lines of numpy on scikit-learn's digits; replace
 `their_*` by what your own system sends. Beside every figure stands what the same attacker gets without a view. No run folder is needed:

@@ -1,4 +1,4 @@
-"""What does noise do to gradient inversion? The image behind one private step of training, over the ε that the step cost.
+"""Gradient inversion under noise: the image behind one private training step, over the ε that the step cost.
 
     python examples/inversion_under_dp.py [PICTURE]
 

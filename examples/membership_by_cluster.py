@@ -1,4 +1,4 @@
-"""Do cluster models leak more than the shared one? Membership inference on federated models by cluster size and purity.
+"""Membership inference on federated models by cluster size and purity: do cluster models leak more than the shared one?
 
     python examples/membership_by_cluster.py --picture leakage.png                  # embedded digits: a few minutes of one core
     CFLPRIV_DATA=DIR python examples/membership_by_cluster.py --source fashion_mnist --few --samples 20 --rounds 30 --seeds 3

@@ -1,4 +1,4 @@
-"""Which algorithm finds which kind of difference? The table of docs/clustering.md, cell by cell.
+"""The table of docs/clustering.md, cell by cell: which algorithm finds which kind of difference?
 
     python examples/which_finds_what.py --data-dir DIR
 

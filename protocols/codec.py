@@ -1,4 +1,4 @@
-"""How do messages become bytes and back, when the bytes may come from an enemy?
+"""Canonical encoding of messages, with strict decoding of untrusted bytes.
 
 A message is a frozen, typed `msgspec.Struct`. On the wire it is
 

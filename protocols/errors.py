@@ -1,4 +1,4 @@
-"""The errors a protocol may end with. None carries a secret value, so each may be logged or sent.
+"""Errors of the protocols. None carries a secret value, so each may be logged or sent.
 
 Two kinds are kept apart, because they call for different reactions:
 

@@ -1,4 +1,4 @@
-"""How can real vectors be added in modular arithmetic without ever overflowing?
+"""Fixed-point quantisation: real vectors added in modular arithmetic without overflow.
 
 x ∈ [−clip, clip] becomes an integer level in {−L, …, L}: x·L/clip, rounded up with the probability of its
 fractional part and down otherwise (stochastic rounding, unbiased). Sums of at most n levels lie in [−nL, nL];

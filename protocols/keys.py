@@ -1,4 +1,4 @@
-"""Who is who, and how do two parties get a key that no third one has?
+"""Identities, key agreement, authenticated encryption and signatures.
 
 Long-term identities (Ed25519 to sign, X25519 to agree), a pinned roster of them, and three operations that
 the protocols share: `agree` (X25519, then HKDF under a label of its own), `seal`/`unseal` (AES-256-GCM with a

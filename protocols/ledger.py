@@ -1,4 +1,4 @@
-"""Who has spent how much? One ledger for everything that leaves a client, asked before it leaves.
+"""The privacy ledger: every release of a client is charged to it before the value leaves.
 
 Rules
 - **Asked before.** `charge` prices what each client has released so far together with what it is about to release; if that exceeds the

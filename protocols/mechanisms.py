@@ -1,4 +1,4 @@
-"""How can a number be said and yet not known? Clipping and noise; every mechanism returns its value together with the event it was.
+"""Differential-privacy mechanisms: noisy releases with stated sensitivity. Each returns its value with the event that prices it.
 
 A value and its sensitivity travel together: a mechanism bounds its own input (it clips), adds the noise, and reports the event that prices
 it. Noise comes from a cryptographic source (`entropy`: any callable that gives bytes), one fresh key for each call.

@@ -1,4 +1,4 @@
-"""What does a server learn that lies? Attacks that are played against clients that were just started.
+"""Active attacks: what a server learns when it deviates from the protocol, tried against freshly started clients.
 
 The attacks of `cflpriv.attacks` read recordings, of servers that follow the protocol. These take the server's side themselves, over any
 transport (`federation.transport`), and deviate: each tells what honest clients answered, and what the server has in hand then, beside the

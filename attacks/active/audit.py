@@ -1,4 +1,4 @@
-"""All active attacks against freshly started clients of one configuration, and the folder that tells what came of them.
+"""Run every active attack against freshly started clients of one configuration, and write the results to a folder.
 
 A recording is never attacked: of a run folder the configuration alone is read.
 """

@@ -1,4 +1,4 @@
-"""Who is in a sum is the server's choice: a cohort of one and accomplices, of two, or of one and inventions of the server.
+"""Cohorts of the server's choice: a victim with accomplices, a cohort of two, or a victim among clients that the server invented.
 
 Checks: "the server learns each group's sum over its survivors (of whom there are at least the minimum cohort size)" (aggregation/secagg.py,
 Guarantee); "as good as the roster" (docs/secure_aggregation.md, who is stopped by what); "A server, also one that lies, … cannot put in a

@@ -1,4 +1,4 @@
-"""A secure sum that the server stops when all masked vectors are in, to ask for its end by hand, with lists of survivors of its choice."""
+"""A secure sum stopped after the upload, so that the attacker can finish it by hand with survivor lists of its choice."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Encrypted comparisons: a key of the server's own in place of the key holder's, and other functions for the key holder to run.
+"""Attacks on encrypted comparisons: the server substitutes its own key, or asks the key holder for other functions.
 
 Checks: "Clients check for themselves whose key they encrypt under" (aggregation/ckks.py, Guarantee); "an epoch answers the server's key
 that opened it, at most as many steps as the roster has clients, each once" (aggregation/key_holder.py, Guarantee). What `other_function`

@@ -1,4 +1,4 @@
-"""A server's line to its clients on which it lies: what is asked is changed, what is answered is kept, and accomplices are played.
+"""A transport that deviates from the protocol: it changes requests, keeps answers, and runs accomplices itself.
 
 It is a transport over any transport, so the server on top of it may be an honest one: each client is then told what a lie makes of what
 the server said.

@@ -1,4 +1,4 @@
-"""What an active attack came to: refused, accepted without gain, or a figure beside the best guess without the deviation."""
+"""The outcome of an active attack: refused, accepted without gain, or a figure beside the best guess without the deviation."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

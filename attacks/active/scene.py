@@ -1,4 +1,4 @@
-"""What an active attack is played on: clients that were just started, the server that lies to them, and what only the scorer knows."""
+"""The setting of an active attack: freshly started clients, the deviating server, and the ground truth that only the scorer sees."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Two sums that differ by the victim, of one value or of values that are nearly one: the difference is the victim's update.
+"""Two sums that differ by the victim, of one value or of nearly equal values: the difference is the victim's update.
 
 Checks: "of the values that a client computes in one round of a session, and of all that is computed from these, only sums over the same
 survivors are opened" (aggregation/summed_once.py, Guarantee); "the server learns each group's sum over its survivors … and nothing else

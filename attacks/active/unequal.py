@@ -1,4 +1,4 @@
-"""Members of one sum that are not told the same: another model, another task, another value at the upload, another weight.
+"""Members of one sum that receive different requests: another model, task, uploaded value or weight.
 
 All but the victim are made to add next to nothing, so that the sum is the victim's update.
 

@@ -1,4 +1,4 @@
-"""Key recovery on updates: a secret permutation of coordinates that clients share is undone by a server that lacks the key.
+"""Key recovery on updates: a server without the key undoes a secret permutation of coordinates that clients share.
 
 CFL's Algorithm 5 has clients send updates under one secret order of coordinates, so that the server can compare and average, but not read,
 them. It reads them. Three steps, a file each:

@@ -1,4 +1,4 @@
-"""The attack as a whole: structure, names, histograms, coordinates."""
+"""The whole key-recovery attack: structure, class names, histograms, coordinates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Key recovery on a recorded run: what the view holds, what the attacker says of it, and how that scores."""
+"""Key recovery on a recorded run: what the view holds, what the attack infers from it, and how that is scored."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

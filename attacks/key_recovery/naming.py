@@ -1,4 +1,4 @@
-"""Which of the recovered columns is which label: two clouds of coordinates, the victims' and that of the attacker's own clients.
+"""Name the recovered columns: match the point cloud of the victims' coordinates to that of the attacker's own clients.
 
 The attacker knows the initial model and the training settings and owns labelled samples of the kind. It trains clients of its own, with
 the recovered proportions under random namings, fits how a first update depends on proportions, and predicts the victims' updates under

@@ -1,4 +1,4 @@
-"""What a shared permutation leaves in place: sums of coordinates that are zero in every update, and with them the classes, unnamed.
+"""Structure that a shared permutation keeps: sums of coordinates that are zero in every update, and with them the unnamed classes.
 
 Softmax cross-entropy: the gradients by the scores z_c of a sample are p_c − [y = c], which add up to zero over the classes c. The head's
 gradients by its biases are their sums, those by the weights of a hidden unit their sums times the unit's activation. So in every step,

@@ -1,4 +1,4 @@
-"""From distances to clusters: agglomerative clustering, and where to cut the tree when nobody says.
+"""From distances to clusters: agglomerative clustering, and the choice of a cut when none is given.
 
 A tree is scipy's linkage matrix Z, rows (left, right, height, size), ready for `scipy.cluster.hierarchy.dendrogram`.
 """

@@ -1,4 +1,4 @@
-"""Numbers that say how well clients are served and how well clusters match the truth."""
+"""Scores: how well clients are served, and how well clusters match the true groups."""
 
 from collections.abc import Mapping, Sequence
 

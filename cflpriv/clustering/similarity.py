@@ -1,4 +1,4 @@
-"""Who is alike: every measure is a function of the blocks of a Gram matrix, the one thing all protections can provide.
+"""Similarity measures, each a function of the blocks of a Gram matrix, which all protections can provide.
 
 Angles are in degrees throughout, as in PACFL.
 """

@@ -1,4 +1,4 @@
-"""What algorithms are written against: the operations of a federation, handles, calls of means, protections by name, the transcript.
+"""The interface for algorithms: the operations of a federation, handles, calls of means, protections by name, the transcript.
 
 operations   the operations by which server code gets at clients without holding their data
 handles      what a server holds of things it must not see

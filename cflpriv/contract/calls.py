@@ -1,4 +1,4 @@
-"""One call of `mean`, as the server knows it: who brings what to which group, and what every protection does with it."""
+"""One call of `mean` as the server knows it: the clients, values and groups, and what each protection does with them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

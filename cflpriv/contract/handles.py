@@ -1,4 +1,4 @@
-"""What a server may hold of things it must not see: opaque handles, and sums of which it knows only a part.
+"""Opaque handles to values that the server must not see, and sums of which it knows only a part.
 
 An algorithm passes these between the operations of a federation. They carry no client value that the protection in force hides.
 """

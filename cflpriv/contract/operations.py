@@ -1,4 +1,4 @@
-"""The operations by which server code gets at clients without holding their data: what algorithms are written against.
+"""The operations with which server code computes on clients' data without holding them. Algorithms use these only.
 
 `federation.server` has the one implementation. Nothing that clients own is reachable through it: what an operation gives back is a handle
 (`Held`), a sum (`Shared`), or what the protection in force releases. Every message between parties goes to the transcript.

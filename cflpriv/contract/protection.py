@@ -1,4 +1,4 @@
-"""What is asked to stand between clients and the server, as data: the section `[protection]`.
+"""The section `[protection]` as data: which protections stand between clients and the server.
 
 What does it is registered in `PROTECTIONS`; `cflpriv.aggregation` has the project's own.
 """

@@ -1,4 +1,4 @@
-"""The transcript: everything that crosses a trust boundary, written down once.
+"""The transcript: a record of everything that crosses a trust boundary.
 
 An adversary's view is a filter of it plus the coalition's own secrets; attacks run on nothing else. A message covers one kind of
 payload between the server (or key holder) and a set of clients, so that a round of a thousand clients is a handful of records.

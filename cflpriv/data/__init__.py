@@ -1,4 +1,4 @@
-"""Whose data?
+"""Data sets, partitions and populations of clients.
 
 Clustered federated learning asks which clients resemble one another, so an experiment must know in what way they were made to differ. This
 room turns real images into clients with a known truth:

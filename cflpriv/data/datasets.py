@@ -1,4 +1,4 @@
-"""The form that every data set of images is brought to, and the user's own files. Nothing is downloaded and nothing is invented."""
+"""The common form of image data sets, and the user's own files. Nothing is downloaded and nothing is invented."""
 
 import os
 from collections.abc import Iterable

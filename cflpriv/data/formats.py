@@ -1,4 +1,4 @@
-"""Strict readers of the files that data sets come in: idx, npz, libsvm, CIFAR's binary batches, SVHN's MATLAB files, LEAF's json, text.
+"""Strict readers of data-set files: idx, npz, libsvm, CIFAR's binary batches, SVHN's MATLAB files, LEAF's json, text.
 
 Files are untrusted. Sizes are checked before memory is taken, nothing is unpickled, and whatever is wrong becomes an `InputError` of one
 line that names the file.

@@ -1,4 +1,4 @@
-"""From labels to the samples of each client. Pure functions: the same arguments give the same partition, whatever was called before.
+"""Partitions: from labels to the samples of each client. Pure functions of their arguments.
 
 Every function takes `y_train` and `y_test`, integer labels (n,), and returns a `Partition` of index arrays. Training samples are disjoint
 between clients. Test samples are for scoring only, so clients may share them: a client's test set follows its own labels, as in PACFL, and

@@ -1,4 +1,4 @@
-"""How is one task computed for many clients?
+"""The engine: computes one task for many clients.
 
 Algorithms say *what* clients compute, as tasks; this room decides *how*. `Engine.run` cuts the clients into chunks of like size, always
 the same way, and computes each chunk

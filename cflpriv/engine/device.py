@@ -1,4 +1,4 @@
-"""Where chunks are computed, and how exactly."""
+"""The device on which chunks are computed, and its numerical precision."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

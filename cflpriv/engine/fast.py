@@ -1,4 +1,4 @@
-"""Which way is fastest for a model and a chunk of clients, decided from measurements."""
+"""Choose the fastest method for a model and a chunk of clients, from measurements."""
 
 from collections.abc import Sequence
 from dataclasses import replace

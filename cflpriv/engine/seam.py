@@ -1,4 +1,4 @@
-"""The seam: what a task is, and all that it may use on one client."""
+"""The interface of a task: what a task is, and all that it may use on one client."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

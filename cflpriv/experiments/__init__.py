@@ -1,4 +1,4 @@
-"""What was measured? From a TOML file to a run folder to a report.
+"""Experiments: from a TOML file to a run folder to a report.
 
 `config` reads an experiment, `loop` has its rounds over any federation, `run` makes a simulation, `folder` writes a run folder,
 `checkpoint` and `resume` let a run that ended early go on, `measure` is the experimenter's eye (it may see truth; nothing it sees reaches

@@ -1,4 +1,4 @@
-"""A run's state on disk, complete enough to go on from: what the server has of it, and apart from that what simulated parties keep.
+"""A run's state on disk, complete enough to resume: what the server holds and, apart from it, what simulated parties hold.
 
 `NAME.json` is the structure, `NAME.safetensors` the server's arrays. `NAME.clients.safetensors` holds what clients and key holder of a
 simulation keep (values, memory, protocol machines, identities): it is as secret as the folder `secrets/`, a deployed server does not have

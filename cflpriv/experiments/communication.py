@@ -1,4 +1,4 @@
-"""What a run's traffic comes to: the keys of rounds.jsonl and summary.json that count bytes, numbers and megabits."""
+"""Traffic of a run: the keys of rounds.jsonl and summary.json that count bytes, numbers and megabits."""
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile

@@ -1,4 +1,4 @@
-"""An experiment as a TOML file: sections of typed keys, unknown ones refused by name.
+"""An experiment as a TOML file: sections of typed keys. Unknown keys are refused by name.
 
 Sections are made from the very types they configure, so a key exists in one place only. Every error is an `InputError` that names the
 file, the section, the key and the value.

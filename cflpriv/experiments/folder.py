@@ -1,4 +1,4 @@
-"""A run folder: an experiment's rounds written as they end, its checkpoints, its resumption, and what only the experimenter sees."""
+"""A run folder: rounds written as they end, checkpoints, resumption, and the ground truth that only the experimenter sees."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What a sweep found: means over seeds, paired differences, and utility against measured leakage and against ε.
+"""Results of a sweep: means over seeds, paired differences, and utility against measured leakage and against ε.
 
 Leakage is what attacks achieved on the recorded runs (audit.json); utility is both accuracies and the ARI. A setting is on the front of an
 attack's figure if no other setting is at least as good in both and better in one: of what was measured, not of what is possible. What an

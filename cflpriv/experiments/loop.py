@@ -1,4 +1,4 @@
-"""The loop of rounds over any federation: an experiment under way, its beginning, its next round, its summary. `folder` writes it down.
+"""The loop of rounds over any federation: start, next round, summary. `folder` writes it to disk.
 
 Simulations (`run`) and deployments (`cflpriv.flower.server`) differ in their `Backend` alone.
 """

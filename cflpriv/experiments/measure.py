@@ -1,4 +1,4 @@
-"""The experimenter's eye: it may see data and truth, it is outside the protocol, and nothing it sees reaches the transcript."""
+"""The experimenter's measurements: they use data and ground truth outside the protocol, and nothing of them reaches the transcript."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Newcomers: which clients they are, and their second figure, of the model that they were given, trained a little on their own data.
+"""New clients: which clients join late, and their accuracy after a little training of the assigned model on their own data.
 
 That happens on the client, with nothing sent, after the federation has ended; so it is computed here, outside the protocol, for every
 algorithm alike. Source: Vahidian et al. 2023, section "Generalization to newcomers" (5 epochs).

@@ -1,4 +1,4 @@
-"""The report's pictures: each function draws one figure and gives it as an SVG data URI, the same bytes for the same input.
+"""The report's pictures: each function draws one figure as an SVG data URI, the same bytes for the same input.
 
 Nothing here knows of run folders. Matplotlib is imported when a picture is drawn, and without pyplot, so that no state is left behind.
 Colours are Okabe and Ito's, which colour-blind readers tell apart; what lies dense is drawn as pixels, to keep files small.

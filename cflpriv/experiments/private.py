@@ -1,4 +1,4 @@
-"""A run's ledger: made before anything is sent, kept in the run folder, read for the round's row, the summary and the report."""
+"""A run's privacy ledger: made before anything is sent, kept in the run folder, read for rounds, summary and report."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A paper's table or figure beside ours: every cell a run folder or a file of trials, so that what was cut short goes on.
+"""Reproduce a paper's table or figure. Every cell is a run folder or a file of trials, so an interrupted reproduction can resume.
 
 `reproduce` runs what is missing of an entry of `reproductions` into a folder and writes `table.md`, `table.csv` and `picture.svg` there. A
 cell that makes no sense (a protection that its algorithm refuses) or whose training diverges becomes a row that says so; data that are not

@@ -1,4 +1,4 @@
-"""How a run that ended early goes on: from its last checkpoint, with what came after that put aside.
+"""Resume an interrupted run from its last checkpoint; rows written after that are moved aside.
 
 A round that was cut short is done again. What it had already written (rows, messages) is moved to `interrupted/N/` in the run folder, N
 being the number of the interruption: those messages did leave their senders, so they stay on record, but they are not part of the run's

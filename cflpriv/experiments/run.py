@@ -1,4 +1,4 @@
-"""A simulated experiment in memory: start, rounds, newcomers, finish. `folder` writes it down."""
+"""A simulated experiment in memory: start, rounds, new clients, finish. `folder` writes it to disk."""
 
 import json
 import time

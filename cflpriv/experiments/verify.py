@@ -1,4 +1,4 @@
-"""Whether a run folder is as its run and its audits left it, and whether its figures follow from its rows.
+"""Verify a run folder: whether its files are unchanged, and whether its figures follow from its rows.
 
 `digests.json` holds a digest of every file that a report or an audit reads. It shows accidents, mixed-up folders and edits. Whoever edits a
 file can compute the digests afresh, so a run prints the digest of `digests.json` at its end: noted elsewhere, it settles that as well.

@@ -1,4 +1,4 @@
-"""How does it run on Flower, across processes and machines?
+"""Run on Flower, across processes and machines.
 
 Flower starts SuperLink, SuperNodes and a process for every message, and moves bytes; the operations over messages (`cflpriv.federation`) do
 the rest.

@@ -1,4 +1,4 @@
-"""For the clients of a Flower app that exists already: one mod, and the train function as it was.
+"""Secure clustered averaging for an existing Flower app: one mod for its clients; its train function stays.
 
 Importing this loads no torch.
 """

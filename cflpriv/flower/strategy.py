@@ -1,4 +1,4 @@
-"""For a Flower app that exists already: clustered averaging with secure sums on the server, one mod on the clients.
+"""Secure clustered averaging for an existing Flower app: the server's strategy, to be used with the clients' mod.
 
     # server                                                          # client
     strategy = ClusteredAveraging(Protection(sum="secagg"))           app = ClientApp(mods=[cflpriv_mod(signature=...)])

@@ -1,4 +1,4 @@
-"""Bytes over Flower's Grid: push, poll, and stop at the deadline with what has come."""
+"""Bytes over Flower's Grid: push, poll, and stop at the deadline with the replies so far."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Client-level differential privacy: what a whole client contributes to a mean is clipped, and the sum gets noise.
+"""Client-level differential privacy: each client's contribution to a mean is clipped, and the sum gets noise.
 
 With `sum = "none"` the server adds the noise: it is trusted with every contribution, and
 the guarantee holds towards those who see the means (clients, and whoever gets a model later). With `sum = "secagg"` each client adds a

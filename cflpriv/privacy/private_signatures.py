@@ -1,4 +1,4 @@
-"""Signatures with noise: what a client may show of its data under sample-level differential privacy, and still be recognised by its kin.
+"""Noisy signatures: sample-level differential privacy for what clients compare, noisy yet useful for clustering.
 
 Each task is the private form of another (its method `private`); the noise comes from the client's cryptographic source.
 """

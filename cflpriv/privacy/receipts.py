@@ -1,4 +1,4 @@
-"""Who holds what at which price: the receipts behind the values that clients hold, and the ledger asked before an operation releases them.
+"""Receipts of the values that clients hold, and the ledger that is asked before an operation releases them.
 
 Only under `privacy.unit = "sample"`. A value is *covered* if all that it was computed from is public or carries noise; its receipts say
 what is due when it first leaves its client. A value computed from samples without noise has none, and no operation releases it.

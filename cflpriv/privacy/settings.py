@@ -1,4 +1,4 @@
-"""Differential privacy as it is asked for (`[privacy]`), and the noise that keeps it: one (ε, δ) for signatures, choices and training.
+"""The section `[privacy]` and the noise that meets it: one (ε, δ) for signatures, choices and training.
 
 unit = "sample"
     Clients do not trust the server: what leaves a client carries its noise already, whatever channel it goes through. A task that can be

@@ -1,4 +1,4 @@
-"""What clients measure of models: how good the one is that they use, and which of several fits their data best. Tasks for the engine."""
+"""Evaluation tasks: the accuracy of a client's model, and which of several models fits its data best."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Signatures: what a client computes of its data so that others can tell how alike they are. Each is a task for the engine.
+"""Signature tasks: what clients compute of their data so that they can be compared.
 
 A signature is an array (p, d) with orthonormal rows (the papers write d × p), zero rows where it is padded to a public width.
 """

@@ -1,4 +1,4 @@
-"""What clients do with a model to change it: train it, take its gradient, start from another. Each is a task for the engine."""
+"""Training tasks: train a model, take its gradient, or initialise another."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Clients of this process: requests are handed over as objects, or ("bytes") through the encoding that a network would carry."""
+"""In-memory transport: requests are passed as objects or, with "bytes", through the encoding that a network would carry."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""A federation in one process: the server, its clients at one host, and the experimenter's eye, which is outside the protocol."""
+"""A federation in one process: the server, its clients at one host, and the experimenter's access, which is outside the protocol."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

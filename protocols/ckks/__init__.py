@@ -1,4 +1,4 @@
-"""How can a server compare vectors that it never sees, when clients share no secret?
+"""Encrypted comparison: a server compares vectors that it cannot read, and clients share no secret.
 
 Clients encrypt under the public key of a *key holder*; the server multiplies ciphertexts; the key holder decrypts inner products, and the
 server learns of them what the release says.

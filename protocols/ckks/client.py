@@ -1,4 +1,4 @@
-"""A client's side: check whose key it is, quantise, pack, encrypt, sign."""
+"""A client's side: check the key, quantise, pack, encrypt, sign."""
 
 import numpy as np
 import numpy.typing as npt

@@ -1,4 +1,4 @@
-"""The key holder's machine of one clustering epoch: it makes keys, decrypts what it is asked for, no more, and noises what will be seen."""
+"""The key holder's machine for one clustering epoch: makes keys, decrypts only what is requested, and adds noise before a release."""
 
 from threading import RLock
 from typing import Annotated

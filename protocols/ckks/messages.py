@@ -1,4 +1,4 @@
-"""What client, server and key holder say to each other, as typed, bounded, canonical, signed bytes.
+"""Messages of client, server and key holder: typed, bounded, canonical, signed bytes.
 
 Guarantee: a decoder returns a well-formed message or raises `MalformedMessage`. Everything carries the digest of the epoch's `Setup`, so a
 message of another epoch, packing or roster does not fit; everything is signed by who says it, over what was announced of the epoch's public

@@ -1,4 +1,4 @@
-"""The server's arithmetic: one ciphertext product for a block of inner products, and the mask without which it must not be handed on.
+"""The server's arithmetic: one ciphertext product per block of inner products, and the mask it needs before it is sent on.
 
 **The trap.** A product (c₀, c₁, c₂) that was not rerandomised tells the key holder far more than it decrypts to. With c₁ and c₂ of a few
 pairs it solves linear equations for every full product polynomial, however c₀ is masked; `tests/protocols/test_ckks_trap.py` does. So

@@ -1,4 +1,4 @@
-"""The server's machine of one clustering epoch: it keeps ciphertexts and asks the key holder for blocks of the Gram matrix, each once."""
+"""The server's machine for one clustering epoch: keeps ciphertexts and requests each block of the Gram matrix once."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager

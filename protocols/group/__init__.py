@@ -1,4 +1,4 @@
-"""How can clients that only talk to a server come to share a secret that the server lacks?
+"""Group key agreement: clients that talk only to a server agree on a secret that the server does not have.
 
 One of the clients leads: it draws the secret and seals it for every other under a key that only the two of them can compute. Everybody
 signs what it was given, everybody sees everybody's signatures, and only then is the secret in force. Newcomers get it from a member; after

@@ -1,4 +1,4 @@
-"""How does a client come to share a secret with all the others, through a server that must not have it?
+"""The client's machine of the group key agreement.
 
 A machine: bytes in, bytes out. It does no I/O, has no clock and draws randomness only from the entropy it is given. Its steps are the rows
 of `states.MEMBER`; a step is a function from the old frozen state and a checked message to the new state and the reply. One machine serves

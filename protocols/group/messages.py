@@ -1,4 +1,4 @@
-"""What do members and server say to each other? The public terms of an epoch and ten messages, as typed, bounded, canonical bytes.
+"""Messages of the group key agreement: the public terms of an epoch and ten messages, as typed, bounded, canonical bytes.
 
 Guarantee: `decode_member` and `decode_server` return a well-formed message or raise `MalformedMessage`; lists of clients are strictly
 increasing. `context(terms)` is a hash of everything public about the epoch; all keys, boxes and signatures are bound to it, so a message of

@@ -1,4 +1,4 @@
-"""How does a client that is broken into today not give away what it hid yesterday? Numbered keys, of a chain that is erased behind them.
+"""Forward secrecy: numbered keys of a hash chain whose past is erased, so that a later compromise does not open earlier values.
 
 The chain of number k + 1 is a hash of that of k; the key of number k is derived from the chain of k. Whoever goes on to number k keeps the
 key of k, those of earlier numbers that are still wanted, and the chain of k + 1. All members go the same way, each at its own pace: who

@@ -1,4 +1,4 @@
-"""What does the agreement look like when all parties live in one process? The real machines over real bytes, with nothing skipped."""
+"""The group key agreement with all parties in one process: the real machines over real bytes, with nothing skipped."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,4 +1,4 @@
-"""How can a server learn the sum of its clients' vectors, and nothing about any one of them?
+"""Secure aggregation: a server learns the sum of its clients' vectors and nothing about any single one.
 
 Every client adds two kinds of masks to its vector. *Pairwise* masks: each pair agrees on a key; one adds its
 keystream, the other subtracts it, so in the sum they cancel. A *self* mask: a keystream of its own, which

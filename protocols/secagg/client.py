@@ -1,4 +1,4 @@
-"""How does a client add its vector to a sum without showing it?
+"""The client's machine of a secure sum.
 
 A single-use machine: bytes in, bytes out. It does no I/O, has no clock and draws randomness only from the
 entropy it is given. Its steps are the rows of `states.CLIENT`; a step is a function from the old frozen state

@@ -1,4 +1,4 @@
-"""Who masks with whom, and how many keepers of a secret are enough?
+"""The masking graph: who masks with whom, and the threshold of keepers of a secret.
 
 Complete graph: everybody with everybody; t = n//2 + 1 against a server that follows the protocol (both kinds
 of share of one client would need 2t > n answers), t = 2n//3 + 1 against one that lies (it may tell two halves

@@ -1,4 +1,4 @@
-"""How do keys become masks, fast enough for models of millions of parameters?
+"""From keys to masks, fast enough for models of millions of parameters.
 
 A mask is an AES-256-CTR keystream (counter from zero, every key used for one mask only) read as little-endian
 b-bit numbers; adding and subtracting it wraps around modulo 2^b.

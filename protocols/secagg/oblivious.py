@@ -1,4 +1,4 @@
-"""How can the server learn every cluster's sum, but not who is in which cluster?
+"""Oblivious sums: the server learns every cluster's sum, but not who is in which cluster.
 
 Two secure sums in a row over the same people. First the *counts*: each client adds the 0/1 vector of the
 clusters it belongs to, and the server sees how many belong to each. Then the *blocks*: one sum with a block

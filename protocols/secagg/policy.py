@@ -1,4 +1,4 @@
-"""What does a client insist on before it takes part, and how long may a mask key live?
+"""A client's policy: what it requires before it takes part, and the lifetime of a mask key.
 
 Guarantee: a client accepts only terms of its own session, mode, roster and later slots, that invite it, list
 its model among as many models as it expects, keep at least its minimum cohort size, quantise as it allows, are no larger than it

@@ -1,4 +1,4 @@
-"""How does the server add up what it cannot read?
+"""The server's machine of a secure sum.
 
 A single-use machine: the caller hands it what arrives (`receive`), decides when a stage is over (`advance`:
 whoever has not answered is a dropout) and sends what `advance` returns. No I/O, no clock. Masked vectors are

@@ -1,4 +1,4 @@
-"""What does a whole secure sum look like when all parties live in one process?
+"""A secure sum with all parties in one process.
 
 The real machines over real bytes, with nothing skipped: for experiments, tests and measurements. Clients are
 served one at a time and their vectors are asked for one at a time, so memory holds one masked vector, not n.

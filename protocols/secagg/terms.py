@@ -1,4 +1,4 @@
-"""What is public about one sum, and what must honest terms satisfy?
+"""The public terms of one sum, and what honest terms must satisfy.
 
 Guarantee: `check_terms` refuses terms under which the sum of honest inputs could overflow, a cohort or a graph without the thresholds that
 the protocol needs, and a minimum cohort size of one. `context(terms)` is a hash of everything that was agreed in public; keys, boxes,

@@ -1,4 +1,4 @@
-"""What a reproduction is made of: an entry is a published table or figure, a cell is one row of it, a figure one number of a row."""
+"""The parts of a reproduction: an entry is a published table or figure, a cell is one of its rows, a figure one number of a row."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
