@@ -19,7 +19,6 @@ from ..engine.models import Model
 from ..federation.transforms import sketched
 from ..types import Array
 from .adversary import AdversaryView, opened
-from .encrypted import with_opened_uploads
 from .label_inference import Guess, auxiliary_shares, bias_span, class_probabilities, counts_from_bias, label_cells
 from .leakage import Case, Cell, Prior, Truth, cell, nothing
 from .sums import models_sent
@@ -100,7 +99,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """Label counts from gradients at the anchor."""
     prior = case.prior
     model = None if prior.config is None else public_model(prior)
-    view = with_opened_uploads(case.view, np.shape(next(iter(case.rows.values()), np.zeros((0, 0)))))
+    view = case.view
     mine, theirs = ({}, {}) if model is None else (representations_in(one, model.dimension) for one in (view, case.reference))
     clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
     if model is None or not clients:

@@ -22,7 +22,7 @@ from ..protocols import ckks
 from ..randomness import stream
 from ..types import Array
 from .adversary import AdversaryView
-from .encrypted import Blocks, decrypted_blocks, with_opened_uploads
+from .encrypted import Blocks, decrypted_blocks
 from .leakage import Case, Cell, Prior, Truth, cell, nothing, popular_set
 from .significance import FEWEST_SCORES
 
@@ -200,8 +200,7 @@ def products_of(case: Case) -> tuple[Products | None, Products | None]:
     """The inner products in the view of a case, and in its reference."""
     first = next(iter(case.rows.values()), np.zeros((0, 0)))
     shape = (int(first.shape[0]), int(first.shape[1]))
-    view = with_opened_uploads(case.view, shape)
-    return products_in(view, sorted(case.prior.samples_per_client), shape), products_in(case.reference)
+    return products_in(case.view, sorted(case.prior.samples_per_client), shape), products_in(case.reference)
 
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:

@@ -319,12 +319,11 @@ UNSEEN = {
 """What is read -> why there may be nothing to read."""
 
 
-def held_in(view: AdversaryView, prior: Prior, source: str, rows: tuple[int, int]) -> Mapping[int, Any]:
-    """What the attacker has of each client but the colluding ones: signatures, first updates, or models. `rows` (p, d) is what clients
-    had compared."""
+def held_in(view: AdversaryView, prior: Prior, source: str) -> Mapping[int, Any]:
+    """What the attacker has of each client except the colluding ones: signatures, first updates, or models."""
     found: Mapping[int, Any]
     if source == "signature":
-        found = read(view, prior, rows)
+        found = read(view, prior)
     else:
         found = (first_steps if source == "update" else last_models)(view, public_model(prior).dimension)
     found = {client: one for client, one in found.items() if client not in view.coalition}
@@ -404,9 +403,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
 
 def _figures(case: Case, source: str, asked: Sequence[tuple[Statement, Mapping[int, bool]]]) -> list[Cell]:
     prior, count = case.prior, pretended_count(case)
-    p, dimension = next((one.shape for one in case.rows.values()), (0, 0))
-    mine = held_in(case.view, prior, source, (p, dimension))
-    theirs = held_in(case.reference, prior.unprotected(), source, (p, dimension))
+    mine = held_in(case.view, prior, source)
+    theirs = held_in(case.reference, prior.unprotected(), source)
     clients = sorted(set(mine) & set(theirs))
     figures: list[Cell] = []
     for statement, truth in asked:

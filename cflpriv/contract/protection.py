@@ -102,7 +102,7 @@ class Protection:
     secagg_bits, secagg_clip: the modulus is 2^bits, and values beyond ±clip are clipped, and reported. max_weight: the public maximum of a
     client's weight, needed for `weights = "examples"` under secure aggregation.
     ckks_release: what the server learns of encrypted similarities: the result of clustering ("labels"), also distances, or the Gram matrix,
-    both noised. ckks_mode: clients encrypt under the key holder's public key, or ("symmetric") share its secret key.
+    both noised.
     ckks_ring: the ring's degree, 0 for the smallest that serves. ckks_bound: the public bound on a compared vector's norm. ckks_group: how
     many pairs share an output (more takes more upload and less of all else), 0 for as many as fit, in a ring of 8192 at least 4.
     ckks_workers: processes, 0 for one a core where that pays. landmarks: clients are compared with so many of them only, 0 for all pairs.
@@ -122,7 +122,6 @@ class Protection:
     secagg_clip: float = 1.0
     max_weight: float = 0.0
     ckks_release: Literal["gram", "distances", "labels"] = "labels"
-    ckks_mode: Literal["public-key", "symmetric"] = "public-key"
     ckks_ring: int = 0
     ckks_bound: float = 1.0
     ckks_group: int = 0

@@ -78,7 +78,7 @@ class FederationServer:
 
     Under `ckks` the key holder is a party apart, at a place of its own, which the roster names; without it `gram` raises `KeyHolderLost`.
 
-    Raises `InputError` without a roster for what needs one, and for `ckks_mode = "symmetric"`, which is not carried.
+    Raises `InputError` without a roster for what needs one.
     """
 
     def __init__(
