@@ -35,7 +35,7 @@ from ..transports.simulation import Simulated
 from ..types import Array, Clustering
 
 __all__ = [
-    "TYPES", "Checkpoint", "flatten", "latest", "load_checkpoint", "prune", "restore", "save_checkpoint", "write_atomically",
+    "TYPES", "Checkpoint", "flatten", "latest", "load_checkpoint", "prune", "restore", "save_checkpoint",
 ]  # fmt: skip
 
 FORMAT = 2
