@@ -54,6 +54,11 @@ class AdversaryView:
     coalition: tuple[int, ...] = ()
     protection: Protection = field(default_factory=Protection)
 
+    @property
+    def is_server(self) -> bool:
+        """Whether the adversary is a server, which sees who trains and who takes part in sums."""
+        return self.adversary.startswith(("server", "active-server"))
+
     def select(self, operation: str, kind: str | None = None) -> tuple[Message, ...]:
         """The messages of an operation (and kind) whose payload is at hand."""
         return tuple(m for m in self.messages if m.operation == operation and kind in (None, m.kind) and m.payload is not None)

@@ -19,7 +19,7 @@ from ..contract.transcript import payload_rows
 from ..randomness import stream
 from ..types import Array
 from .adversary import AdversaryView
-from .leakage import Case, Cell, Truth, cell, chance_of_deals, dealt_at_random, grouping_accuracy, nothing
+from .leakage import Case, Cell, cell, chance_of_deals, dealt_at_random, group_scores, nothing
 from .sums import sizes_in
 
 __all__ = ["cells", "clusters_from_sizes", "clusters_in", "linked_clusters"]
@@ -150,11 +150,6 @@ def compares(view: AdversaryView) -> bool:
     )
 
 
-def score(guessed: Mapping[int, int], truth: Truth, clients: Sequence[int]) -> Array:
-    """1 where a client's cluster is its group, under the best naming."""
-    return grouping_accuracy(np.array([guessed[c] for c in clients]), np.array([truth.groups[c] for c in clients]))
-
-
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """The share of clients whose group is known up to renaming."""
     metric, groups = "group_accuracy", case.truth.groups
@@ -173,7 +168,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     note = "up to renaming; baseline: the same clusters dealt at random, or everybody in the largest group, whichever is more"
     if rounds := len(sizes_in(case.view)):
         note = f"no message names a cluster; worked out from the sizes of the groups in the cohorts of {rounds} round(s); {note}"
-    scores = [score(one, case.truth, clients) for one in (mine, theirs)]
+    scores = [group_scores(one, case.truth, clients) for one in (mine, theirs)]
     mine_p, theirs_p = (chance_of_deals(np.array(list(one.values())), names, case.seed) for one in (mine, theirs))
     made = cell(
         case, NAME, metric, scores[0], blank[0], scores[1], theirs_blank=blank[1], margin=MARGIN, note=note, chances=(mine_p, theirs_p)

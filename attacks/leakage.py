@@ -29,8 +29,8 @@ from .significance import FEWEST_SCORES, RATE, SHARES, Status, chance, interval,
 
 NOT_ATTEMPTED = "not attempted"
 __all__ = [
-    "BUDGETS", "Budget", "Case", "Cell", "Prior", "Truth", "cell", "chance_of_deals", "cosine", "dealt_at_random", "grouping_accuracy",
-    "nothing", "popular_set", "psnr_db", "ssim",
+    "BUDGETS", "Budget", "Case", "Cell", "Prior", "Truth", "cell", "chance_of_deals", "cosine", "dealt_at_random", "group_scores",
+    "grouping_accuracy", "nothing", "popular_set", "psnr_db", "ssim",
 ]  # fmt: skip
 
 
@@ -272,6 +272,11 @@ def grouping_accuracy(found: Array, groups: Array) -> Array:
     rows, columns = linear_sum_assignment(-table)
     match = dict(zip(rows.tolist(), columns.tolist(), strict=True))
     return np.array([float(match.get(label, -1) == group) for label, group in zip(theirs.tolist(), mine.tolist(), strict=True)])
+
+
+def group_scores(found: Mapping[int, int], truth: Truth, clients: Sequence[int]) -> Array:
+    """`grouping_accuracy` of what was found by client, shape (m,)."""
+    return grouping_accuracy(np.array([found[client] for client in clients]), np.array([truth.groups[client] for client in clients]))
 
 
 def dealt_at_random(found: Array, groups: Array, seed: int, times: int = 200) -> Array:

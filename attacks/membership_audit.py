@@ -37,7 +37,7 @@ from .leakage import Case, Cell, Prior, Truth, nothing
 from .local_training import trainings_in
 from .membership import lira, loss_threshold, placements, rmia, roc, threshold
 from .membership_gradients import affordable, evidence, passes_of, read_steps
-from .membership_shadows import Game, Target, games_of, is_of_server, models_in, pairs_of
+from .membership_shadows import Game, Target, games_of, models_in, pairs_of
 from .significance import Status
 from .updates import Step, public_model, updates_in
 
@@ -277,7 +277,7 @@ def _refusal(case: Case, config: Config) -> str:
         return "not attempted: inputs are words, which training and test texts share"
     if any(one.gradient for one in trainings_in(case.reference).all):
         return "not attempted: clients send gradients, which replicas by local training do not imitate"
-    if config.privacy.unit != "none" and not is_of_server(case.view):
+    if config.privacy.unit != "none" and not case.view.is_server:
         return "not attempted: this view does not say who trained a model, and the unprotected run's clusters need not be the same"
     return ""
 

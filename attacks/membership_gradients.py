@@ -29,8 +29,6 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from torch.func import functional_call, grad, vmap
-from torch.nn import functional
 
 from ..engine.models import Model
 from ..experiments.config import Config
@@ -39,7 +37,7 @@ from ..protocols.sketch import Sketch, public_seed, sketch
 from ..randomness import stream
 from ..types import Array
 from .adversary import AdversaryView
-from .clipped import NEXT_TO_NOTHING
+from .clipped import NEXT_TO_NOTHING, gradients_by_sample
 from .leakage import Prior, Truth
 from .local_training import LocalTraining, trainings_in
 from .membership import deal
@@ -124,13 +122,8 @@ def affordable(steps: Sequence[Step], rounds: int, costs: Sequence[float], most:
 def sample_gradients(model: Model, at: Array, x: Array, y: Array, norm: float = 0.0) -> Array:
     """Each sample's gradient of the loss at parameters `at` (d,), in float64, (n, d); with `norm` above 0 clipped to it."""
     module = model.load(np.asarray(at).astype(np.float64 if model.dtype == "float64" else np.float32)).train(False)
-    parameters = {name: one.detach() for name, one in module.named_parameters()}
-
-    def loss(weights: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(functional_call(module, weights, (sample.unsqueeze(0),)), label.unsqueeze(0))
-
-    made = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, model.inputs(x), torch.from_numpy(y))
-    rows = torch.cat([made[name].flatten(1) for name in parameters], dim=1).double().numpy()
+    made = gradients_by_sample(model, module, x, y)
+    rows = torch.cat([made[name].flatten(1) for name, _ in module.named_parameters()], dim=1).double().numpy()
     if norm:
         rows = rows * np.minimum(1.0, norm / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300))
     return np.asarray(rows)

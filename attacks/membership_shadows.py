@@ -25,7 +25,7 @@ from .sums import models_sent
 from .updates import steps_in
 
 __all__ = [
-    "Game", "Pairs", "Target", "federated_replicas", "games_of", "is_of_server", "lines_in", "models_in", "once", "pairs_of", "turns_in",
+    "Game", "Pairs", "Target", "federated_replicas", "games_of", "lines_in", "models_in", "once", "pairs_of", "turns_in",
 ]  # fmt: skip
 
 Result = TypeVar("Result")
@@ -33,11 +33,6 @@ Training = Callable[[int], Train]
 """The local training of each round, by its number."""
 MOST_ASKED = 400
 """Pairs asked about for one model."""
-
-
-def is_of_server(view: AdversaryView) -> bool:
-    """Whether a view has what passes the server, and so names who trained what."""
-    return view.adversary.startswith(("server", "active-server"))
 
 
 # --- what the view holds ------------------------------------------------------------------------------------------------------------
@@ -153,7 +148,7 @@ def lines_in(
 
 def _told(view: AdversaryView, reference: AdversaryView, seen: list[Turn], dimension: int) -> list[Turn]:
     """Turns that say who trained: those seen, else the reference's."""
-    own = is_of_server(view) and all(turn.clients is not None for turn in seen)
+    own = view.is_server and all(turn.clients is not None for turn in seen)
     return seen if own else turns_in(reference, dimension)
 
 

@@ -88,7 +88,7 @@ def sizes_in(view: AdversaryView) -> list[Sizes]:
     A sum from which somebody dropped out is left out: its sizes are those of before.
     """
     found: list[Sizes] = []
-    if not _sees_sums(view):
+    if not view.is_server:
         return found
     terms: Terms | None = None
     for message in view.messages:
@@ -121,14 +121,9 @@ def _terms(message: Message) -> Terms | None:
 # --- the walk -----------------------------------------------------------------------------------------------------------------------
 
 
-def _sees_sums(view: AdversaryView) -> bool:
-    """Whether the adversary sees who takes part in sums: a server does, a client or key holder does not."""
-    return view.adversary.startswith(("server", "active-server"))
-
-
 def _sums(view: AdversaryView) -> list[CohortSum]:
     """All sums in order, those of unknown members with none."""
-    whole = _sees_sums(view)
+    whole = view.is_server
     hidden = not whole or any("group" not in message.context for message in view.select("mean", TERMS))
     found: list[CohortSum] = []
     pending: dict[tuple[str, int, str], tuple[int, Array]] = {}  # task, which call of it in the round, model -> place in `found`, start

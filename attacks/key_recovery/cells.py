@@ -20,7 +20,7 @@ from .attack import Recovery, match_coordinates, recover_in_clear, recover_label
 from .mixed import of_update
 from .naming import Knowledge
 
-__all__ = ["Guess", "Seen", "blind_rounds", "cells", "guess", "knowledge", "score_l1", "score_sets", "score_structure"]
+__all__ = ["Guess", "Seen", "transformed_rounds", "cells", "guess", "guess_of", "knowledge", "score_l1", "score_sets", "score_structure"]
 
 NAME = "key_recovery"
 MARGIN = {"label_set_accuracy": 0.1, "histogram_l1": 0.1, "structure_l1": 0.1, "coordinates_exact": 0.05}
@@ -58,7 +58,7 @@ class Guess:
     recovery: Recovery | None = None
 
 
-def blind_rounds(view: AdversaryView, dimension: int) -> Seen | None:
+def transformed_rounds(view: AdversaryView, dimension: int) -> Seen | None:
     """The updates of the first round and all later ones under the same transform; None where there are none, one by one.
 
     The clients of the first sum over enough of them are attacked. Where a colluding client's secret opens the updates, they are clear.
@@ -125,7 +125,7 @@ def guess(view: AdversaryView | None, prior: Prior) -> Guess:
     """The attack. Without a view it knows no clients, and `score` takes equal shares for everyone."""
     if view is None:
         return Guess()
-    seen = blind_rounds(view, public_model(prior).dimension)
+    seen = transformed_rounds(view, public_model(prior).dimension)
     if seen is None:
         return Guess()
     if seen.local is None:
@@ -136,6 +136,11 @@ def guess(view: AdversaryView | None, prior: Prior) -> Guess:
         found = recover_in_clear(seen.rounds[0][:, : known.theta0.size], known, rng)
     else:
         found = recover_labels(seen.rounds, known, rng, signed=seen.signed)
+    return guess_of(found, seen)
+
+
+def guess_of(found: Recovery, seen: Seen) -> Guess:
+    """The attack's guesses by client; none where it abstains."""
     shares = dict(zip(seen.clients, found.structure.proportions, strict=True))
     if found.histograms is None or found.response is None or found.abstains:
         return Guess({}, shares, {}, found)
@@ -211,7 +216,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if prior.config is None:
         return [nothing(case, NAME, "label_set_accuracy", "not attempted: the prior has no public configuration")], None
     dimension = public_model(prior).dimension
-    seen, clear = blind_rounds(case.view, dimension), blind_rounds(case.reference, dimension)
+    seen, clear = transformed_rounds(case.view, dimension), transformed_rounds(case.reference, dimension)
     if seen is None or clear is None:
         why = f"updates of single clients, {FEWEST_CLIENTS} or more under one transform, are not in this view"
         return [nothing(case, NAME, "label_set_accuracy", why)], None

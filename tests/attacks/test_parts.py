@@ -13,7 +13,7 @@ from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.adversary import load_view, parts_in, recorded
 from cflpriv.attacks.anchor_counts import representations_in
 from cflpriv.attacks.audit import case_of, fresh_scene
-from cflpriv.attacks.key_recovery import blind_rounds
+from cflpriv.attacks.key_recovery import transformed_rounds
 from cflpriv.attacks.key_recovery.mixed import multiples_in
 from cflpriv.attacks.leakage import Case
 from cflpriv.attacks.sums import models_sent
@@ -157,7 +157,7 @@ def test_key_recovery_takes_the_first_sum_that_is_over_enough(names: tuple[str, 
         context = {**message.context, "transform": name}
         halves.append(replace(message, clients=message.clients[one], payload={"blind": rows[one]}, context=context))
     at = seen.view.messages.index(message)
-    found = blind_rounds(replace(seen.view, messages=(*seen.view.messages[:at], *halves)), dimension_of(seen))
+    found = transformed_rounds(replace(seen.view, messages=(*seen.view.messages[:at], *halves)), dimension_of(seen))
     assert found is not None
     assert found.clients == message.clients[2:]
     assert len(found.rounds) == (2 if names[0] == names[1] else 1)
