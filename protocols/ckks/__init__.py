@@ -5,7 +5,7 @@ server learns of them what the release says.
 
     parameters  rings, packing, errors, release noise: public numbers      seal        exact polynomials in and out of SEAL
     public_key  a key of which nobody chooses one half
-    messages    what is said, signed                                       client      quantise, pack, encrypt
+    messages    all messages, signed                                       client      quantise, pack, encrypt
     server      keeps ciphertexts, asks for each pair once                 products    multiply, mask: the trap is described there
     holder      keys, capped decryption, noise                             completion  from blocks to a Gram matrix; landmarks
     workers     processes for the server                                   reference   the naive way, for tests and benchmarks

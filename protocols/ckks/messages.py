@@ -120,7 +120,7 @@ def ciphertexts_digest(left: tuple[bytes, ...], right: tuple[bytes, ...]) -> byt
 
 
 def signed_upload(public_key: bytes, client: int, ciphertexts: bytes) -> bytes:
-    """What a client signs of an upload of these ciphertexts (their digest), hence of its enrolment: under which key they are, too."""
+    """What a client signs of an upload of these ciphertexts and of its enrolment: their digest and the key they are under."""
     return frame("upload", _named(public_key), client.to_bytes(8, "big"), ciphertexts)
 
 

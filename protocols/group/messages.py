@@ -103,7 +103,7 @@ class Adverts(msgspec.Struct, frozen=True, array_like=True, tag=3, forbid_unknow
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The leader's public word on the epoch: who gets the secret, and a commitment to it, under the leader's signature."""
+    """The leader's signed statement on the epoch: who gets the secret, and a commitment to it."""
 
     context: Bytes32
     leader: Id
@@ -270,7 +270,7 @@ def needed(terms: Terms) -> int:
 
 
 def check_terms(terms: Terms) -> None:
-    """Holds what honest terms satisfy.
+    """Checks what honest terms must satisfy.
 
     Raises:
         ValueError: naming the field.

@@ -24,7 +24,7 @@ def agree_all(
     Args:
         server: a fresh machine of the epoch.
         members: the machines of the invited clients.
-        drops: clients that vanish, and the first of `STAGES` that they no longer send.
+        drops: clients that drop out, and the first of `STAGES` that they no longer send.
         record: sees every message.
 
     Raises:

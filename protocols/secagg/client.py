@@ -171,7 +171,7 @@ class Client:
         """Takes the server's next message and gives the reply to send. Of two threads with one message, one gets the reply.
 
         Args:
-            data: what arrived, trusted in nothing.
+            data: the received bytes, untrusted.
             contributions: this client's input, exactly when `wants_values`: one, or in a sum with blocks any number for
                 distinct clusters.
 

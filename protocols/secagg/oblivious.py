@@ -12,7 +12,7 @@ room for that many dropouts.
 
 Guarantee: the server learns the counts, the sum of every open block, and of the others nothing; memberships
 stay hidden as the inputs do. Reveals: the counts, those below the minimum cohort size too. The counts that the second sum's
-minimum cohort size rests on are the server's word: an *active* server can overstate them and so open a block of one.
+minimum cohort size rests on are not verified by clients: an *active* server can overstate them and so open a block of one.
 Members rightly hold different models here, so the terms list k of them, and a server that plants a private
 model among the k is not stopped; prefer one common model. Source: the masked one-hot sum is ours; the sums
 are those of the package.

@@ -102,7 +102,7 @@ class _StoredKey(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, f
 
 
 def check_proposal(terms: Terms, policy: Policy, client: int, slot: Slot | None, roster: Roster | None) -> None:
-    """Holds proposed terms against the policy of `client`; `slot` is that of its prepared mask key, None without one.
+    """Checks proposed terms against the policy of `client`; `slot` is that of its prepared mask key, None without one.
 
     Raises:
         RemoteError: "wrong-context", "wrong-slot", "not-invited", "unlisted-model", "wrong-roster",

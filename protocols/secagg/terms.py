@@ -116,7 +116,7 @@ def model_list(terms: Terms) -> bytes:
 
 
 def check_terms(terms: Terms) -> None:
-    """Holds everything that honest terms must satisfy, the overflow proof among it.
+    """Checks everything that honest terms must satisfy, including the overflow proof.
 
     Raises:
         ValueError: naming the field.
