@@ -69,7 +69,7 @@ def carry_out(
 
     Nothing stays written unless the data and the algorithm's beginning prove sound. A checkpoint is saved after the beginning and after
     every `run.checkpoint_every`-th round, and only the last is kept. Ctrl-C ends after the current round with everything saved. With
-    `resume`, a run that ended early goes on from its last checkpoint (see `resume`), one that is done is left alone, and one that never
+    `resume`, a run that ended early resumes from its last checkpoint (see `resume`), a finished one is left unchanged, and one that never
     started is started. Raises `InputError`, also if `out` exists and is not to be resumed; OSError where something cannot be written,
     with all rounds before that in place.
     """
@@ -120,7 +120,7 @@ def _started(run: Run, out: Path, tick: Callable[[dict[str, Any]], None]) -> dic
     write_atomically(out / "config.toml", run.config.to_toml())
     write_atomically(out / "environment.json", json.dumps(environment(), indent=1) + "\n")
     run.backend.welcome(run, None)
-    opened(run.books, out)
+    opened(run.run_ledger, out)
     begin(run)
     run.backend.write(run, out)
     _announce(run)
@@ -158,7 +158,7 @@ def _resumed(
     if progress["rounds"] < config.training.rounds and progress["stopped"] is None:
         put_audit_aside(out, number)
     run.federation.transcript.restore(out / "transcript", progress["transcript"])
-    run.state = restore(checkpoint, run.federation, 0 if progress.get("entropy") else number)  # test entropy goes on where it was
+    run.state = restore(checkpoint, run.federation, 0 if progress.get("entropy") else number)  # test entropy resumes at its position
     run.rows, run.admitted, run.stopped = kept_rows(out, progress["rounds"]), progress["admitted"], progress["stopped"]
     run.started -= sum(row["seconds"] for row in run.rows)
     run.federation.protection_seconds = run.rows[-1].get("protection_seconds", 0.0) if run.rows else 0.0
@@ -177,7 +177,7 @@ def _same(run: Run, out: Path, progress: Mapping[str, Any]) -> None:
             f"{out}: the run holds other clients back than this version would as data.newcomers = {len(run.newcomers)} "
             f"({progress['newcomers']}, now {list(run.newcomers)}); it can only be begun anew"
         )
-    opened(run.books, out, progress["charges"])
+    opened(run.run_ledger, out, progress["charges"])
 
 
 def _rounds(run: Run, out: Path, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def _rounds(run: Run, out: Path, tick: Callable[[dict[str, Any]], None]) -> dict
         flush(run.federation.transcript, out, written)
         _save(run, out, "final" if done else "")
         if not done:
-            run.say(f"interrupted: stopped after round {len(run.rows)} of {rounds}; all of it is saved, --resume goes on")
+            run.say(f"interrupted: stopped after round {len(run.rows)} of {rounds}; everything is saved; continue with --resume")
         run.backend.write(run, out)
         _measured(run, out)
         run.backend.close(run)
@@ -219,7 +219,7 @@ def _save(run: Run, out: Path, name: str = "") -> None:
         "newcomers": list(run.newcomers),
         "admitted": plain_json(run.admitted),
         "stopped": run.stopped,
-        "charges": charges(run.books),
+        "charges": charges(run.run_ledger),
         **run.backend.saved(run),
     }
     save_checkpoint(folder, name, run.state, run.federation, progress, run.parties)

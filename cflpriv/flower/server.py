@@ -21,7 +21,7 @@ from ..experiments.checkpoint import Checkpoint
 from ..experiments.config import Config
 from ..experiments.folder import carry_out
 from ..experiments.loop import Backend, Run
-from ..experiments.private import books
+from ..experiments.private import run_ledger
 from ..experiments.run import check
 from ..federation.server import ClientsLost, EpochEnded, FederationServer, KeyHolderLost
 from ..federation.transport import OverBytes
@@ -72,8 +72,8 @@ def serve(
     admitted. Each client's own scores are gathered, and recorded as that, unless sums are secure or clients' data private; then there are
     none. What the ledger would refuse ends the run with what it has (`stopped`).
 
-    With `resume` it also goes on as another run of a restarted SuperLink, if clients have their state in files. Raises `InputError` besides
-    if fewer than `clients` answer in time, or the release policy is "off".
+    With `resume` it also continues as another run of a restarted SuperLink, if clients have their state in files. Raises `InputError`
+    besides if fewer than `clients` answer in time, or the release policy is "off".
     """
     if config.run.release_policy == "off":
         raise InputError("run.release_policy = 'off': is for simulated clients; deployed ones keep to their own release policy")
@@ -86,7 +86,7 @@ def serve(
     def make(checkpoint: Checkpoint | None) -> Run:
         algorithm = config.algorithm_for(described)
         check(config, described, algorithm, here)
-        private = books(config, algorithm, config.noise(), system_entropy)
+        private = run_ledger(config, algorithm, config.noise(), system_entropy)
         if private is not None and not algorithm.operations:
             raise InputError(f"algorithm {algorithm.name!r} with privacy.unit = {config.privacy.unit!r}: releases nothing; use 'none'")
         transport = GridTransport(
@@ -125,7 +125,7 @@ def _backend(transport: GridTransport, seconds: float, *, scored: bool) -> Backe
 
 
 def _begin_round(run: Run, number: int, transport: GridTransport, seconds: float) -> Collection[int]:
-    """Who came is admitted, if it is new. A round with nobody would be lost for nothing: it waits for others."""
+    """Admit clients that are new. With no client present it waits instead of wasting the round."""
     came = set(run.federation.begin_round(number))
     if len(run.federation.clients) < max(1, run.config.protection.smallest_group):
         came |= transport.welcome(run.federation, len(run.expected), seconds)
@@ -133,7 +133,7 @@ def _begin_round(run: Run, number: int, transport: GridTransport, seconds: float
 
 
 def _scores(run: Run, present: tuple[int, ...]) -> Mapping[str, Any]:
-    """Each client's accuracy on its own test data: it computes, and sends three numbers. None where nobody is left to score."""
+    """Each client's accuracy on its own test data: it computes, and sends three numbers. None where no client is left to score."""
     served, federation = run.algorithm.serve(run.state), run.federation
     which = served.which  # who came and was not placed yet has no model to be scored with
     reported: dict[int, float] = {}

@@ -326,7 +326,7 @@ def test_an_audit_states_a_bound_for_every_release_and_the_whole_run() -> None:
         assert one.baseline is not None
         assert one.value < one.baseline
         assert "ceiling" in one.note
-    assert "scored are clients' updates; not validated by it, though paid for: what has signature_epsilon:" in cells[-1].note
+    assert "scored are clients' updates; charged but not validated by it: what has signature_epsilon:" in cells[-1].note
     (other,) = ATTACKS["dp_audit"].cells(case(scene("fedavg", "client", 1.0, protection={"sum": "secagg"})))[0]
     assert other.metric == "run_epsilon"
     assert other.status == "at_baseline"
@@ -383,7 +383,7 @@ def test_an_update_is_read_by_the_steps_that_clients_take(algorithm: dict[str, A
 def test_plays_put_their_canaries_together() -> None:
     made = scene("fedavg", "client", 1.0, training={"rounds": 1}, data={"clients": 4})
     (one, calm, once), (several, several_calm, times) = (
-        play(made, population_of(made), np.random.default_rng(0), plays=3, seconds=seconds) for seconds in (0.0, np.inf)
+        play(made, population_of(made), np.random.default_rng(0), reruns=3, seconds=seconds) for seconds in (0.0, np.inf)
     )
     assert (once, times) == (1, 3), "no time, one play"
     assert len(one.game.coins) == len(calm.coins) == 4
@@ -411,16 +411,16 @@ def test_every_play_has_a_seed_of_its_own_and_its_share_of_the_time(unit: str, m
     monkeypatch.setattr(dp_run, "play_clients", made_up)
     monkeypatch.setattr(dp_run, "play_samples", made_up)
     made = scene("fedavg", unit, 1.0)
-    played, calm, plays = play(made, population_of(made), np.random.default_rng(0), plays=4, seconds=1000.0)
+    played, calm, plays = play(made, population_of(made), np.random.default_rng(0), reruns=4, seconds=1000.0)
     assert sorted(set(seeds)) == [made.run.seed + number for number in range(4)]
-    assert plays == 3, "what came to nothing is left out"
+    assert plays == 3, "reruns that failed are left out"
     assert len(played.game.coins) == len(calm.coins) == 30
     assert played.epsilon == 4.0 + made.run.seed, "the claim is the largest that was spent"
     assert max(times) <= (1000.0 if unit == "client" else 500.0)
     with pytest.raises(ValueError, match="no mean was released"):
-        play(made.with_("run", seed=made.run.seed + 1), population_of(made), np.random.default_rng(0), plays=4)
+        play(made.with_("run", seed=made.run.seed + 1), population_of(made), np.random.default_rng(0), reruns=4)
     with pytest.raises(ValueError, match="0 plays"):
-        play(made, population_of(made), np.random.default_rng(0), plays=0)
+        play(made, population_of(made), np.random.default_rng(0), reruns=0)
 
 
 def test_a_run_that_claims_nothing_has_nothing_to_see() -> None:
