@@ -1,7 +1,7 @@
 """How an attacker's simulated clients compute in a run with `[privacy]`: clipped, sketched and scaled as real ones, without the noise.
 
 Clip, sketch, sampling rate and the public number of samples stand in the configuration, so whoever imitates the pipeline applies them too.
-The noise is left out: what it is added to is the best guess of what was sent.
+The noise is left out: the value without it is the best guess of what was sent.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def sampling_rate(config: Config) -> float:
 
 
 def engine_for(config: Config, engine: Engine) -> Engine | ClippingEngine:
-    """What pretended clients of a run of `config` compute with: `engine` where no sample-level privacy changes what clients do."""
+    """What simulated clients of a run of `config` compute with: `engine` where no sample-level privacy changes what clients do."""
     privacy = config.privacy
     if privacy.unit != "sample":
         return engine

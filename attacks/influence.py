@@ -1,9 +1,9 @@
 """Influence scores: the groups behind pFedLIA's N × N scores.
 
 Source: Rokvic, Danassis & Faltings 2025, Sections III-D to III-F: client i's score of client j is how much j's update lowers i's validation
-loss. Scores are high among clients with like data, which is their purpose; so whoever gathers them learns who is like whom.
+loss. Scores are high among clients with like data, which is their purpose; so whoever gathers them learns which clients are alike.
 
-What it proves: the scores tell the partition without a look at models or data. What it does not: what a group is about.
+What it proves: the scores reveal the partition without models or data. What it does not: what a group is about.
 """
 
 import numpy as np
@@ -55,7 +55,7 @@ def scores_in(view: AdversaryView) -> tuple[tuple[int, ...], Array] | None:
 def guess(view: AdversaryView, groups: int) -> dict[int, int]:
     """A group for each client."""
     found = scores_in(view)
-    assert found is not None  # the caller's
+    assert found is not None  # checked by the caller
     clients, scores = found
     return dict(zip(clients, groups_from_scores(scores, groups).tolist(), strict=True))
 

@@ -92,11 +92,11 @@ class Cell:
 class Prior:
     """What an attacker knows beforehand: labelled auxiliary samples, the shape of a sample, how many labels and samples each client has.
 
-    `description` says so in words, with size and distribution, and goes into every cell's note. `rows_per_label` is the public number of
-    rows that a signature has for each label (0: signatures are of all samples together). `groups` is the number of true groups. `config` is
-    the public configuration: model, learning rate, steps; `mean` and `std` are the data set's. `simulate` runs the public
-    pipeline, in the clear, on data (x, y) of pretended clients and gives what they would have uploaded for comparison, shape (m, p, d);
-    None where the pipeline compares nothing at its start. `simulate_open` runs it without `[privacy]`.
+    `description` states it for people, with size and distribution, and goes into every cell's note. `rows_per_label` is the public number
+    of rows that a signature has for each label (0: signatures are of all samples together). `groups` is the number of true groups. `config`
+    is the public configuration: model, learning rate, steps; `mean` and `std` are the data set's. `simulate` runs the public pipeline, in
+    the clear, on data (x, y) of simulated clients and gives what they would have uploaded for comparison, shape (m, p, d); None where the
+    pipeline compares nothing at its start. `simulate_open` runs it without `[privacy]`.
     """
 
     x: Array

@@ -5,7 +5,7 @@ step, share held back. Nothing here knows an algorithm: a task is rebuilt from i
 wrap others the first `Train` or `Gradient` in the order of fields counts: the one whose update leaves. The task is the one that was asked;
 what `[privacy]` adds to it (clipping, Poisson batches) is in the public configuration, and `LocalTraining.clipped` adds it.
 
-What a client's update or the mean of several holds beside that training is put into words (`LocalTraining.beyond`): by what the class of
+What a client's update or the mean of several holds beside that training is described (`LocalTraining.beyond`): by what the class of
 the task declares (`beyond`), else by what clients were sent beside the model. What is known of a client's steps only once messages are
 read, the pull to an anchor and the correction of a control, is in `updates.less_known`.
 """
@@ -161,7 +161,7 @@ def _read(settings: str, sent: frozenset[str]) -> LocalTraining | None:
 
 
 def _task(tree: Any) -> Any:
-    """The task of these settings; None for one that clients elsewhere would not know."""
+    """The task of these settings; None for one that remote clients would not know."""
     task = task_of(tree)
     return None if isinstance(task, UnknownTask) else task
 

@@ -6,7 +6,7 @@ few shadow models); RMIA, in how many pairings with samples of the population it
 all shadow models as the marginal). Shadow models are trained as clients of one stacked program.
 
 What it proves: what a model shows of single samples, on average (AUC) and at worst (true positives at few false ones). What it does not:
-an AUC near one half says nothing of the few samples that stand out. These are functions of arrays; `membership_audit` plays them on
+an AUC near one half says nothing of the few samples that stand out. These are functions of arrays; `membership_audit` applies them to
 recorded runs.
 """
 

@@ -242,7 +242,7 @@ def _unreadable(case: Case) -> str:
 
 def _steps(case: Case, view: AdversaryView, prior: Prior) -> tuple[list[Step], list[Step]]:
     """The updates in a view that the budget allows to be regressed, and all that can be read."""
-    assert prior.config is not None  # the caller's
+    assert prior.config is not None  # checked by the caller
     model, budget, known = public_model(prior), case.budget, case.truth.data.keys()
     found = read_steps(view, case.reference, prior, model, prior.config.spec.renumbers)
     # not newcomers, nor colluders, in the reference as in the view

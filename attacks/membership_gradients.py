@@ -3,7 +3,7 @@
 Source: Nasr, Shokri & Houmansadr 2019, whose white-box attacks on federated learning read single samples' gradients, and Li et al. 2022
 ("Effective passive membership inference attacks in federated learning against overparameterized models"), who compare them with the update
 by cosine. Deviation: all candidates' gradients explain the update together, by ridge regression, so that samples which resemble each other
-are told apart. An update by SGD is a sum of gradients of the client's samples, and adding a sample adds its gradient to the sum.
+are distinguished. An update by SGD is a sum of gradients of the client's samples, and adding a sample adds its gradient to the sum.
 
 An observed training (`read_steps`) is one client's update from a model that it was sent, or the mean of a cluster's, which two models tell.
 Of it is taken off what shadow clients, half of the candidates in each, did from the same model by the same local training on average. What
@@ -95,7 +95,7 @@ def _mean_steps(view: AdversaryView, reference: AdversaryView, dimension: int, r
 
 def passes_of(step: Step, prior: Prior, shadows: int) -> float:
     """About how many samples' passes through the model a step takes: its shadows' training, and candidates' gradients."""
-    assert prior.config is not None  # the caller's
+    assert prior.config is not None  # checked by the caller
     local, counts = local_of(step, prior), [prior.samples_per_client.get(c, 0) for c in step.members]
     points = (len(_path(local, prior.config, count)) for count in counts)
     return sum(n * (local.train.epochs * shadows + 2 * GRADIENT * m) + CALLED for n, m in zip(counts, points, strict=True))
@@ -162,7 +162,7 @@ class _Attack:
 
     @property
     def config(self) -> Config:
-        assert self.prior.config is not None  # the caller's
+        assert self.prior.config is not None  # checked by the caller
         return self.prior.config
 
     @property

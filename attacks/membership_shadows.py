@@ -110,18 +110,18 @@ def models_in(view: AdversaryView, reference: AdversaryView, dimension: int, ren
     `renumbered`: clusters get new numbers, so that a model's predecessor is the nearest one before it, not the one of its name.
     """
     seen = turns_in(view, dimension)
-    told = _told(view, reference, seen, dimension)
+    attributed = _attributed(view, reference, seen, dimension)
     last = {turn.name: turn for turn in seen}
     single = {client: steps for client, steps in steps_in(view, dimension).items() if len(steps[0].members) == 1}
     served: dict[int, str] = {}
-    for turn in told:
+    for turn in attributed:
         served |= dict.fromkeys(turn.clients or (), turn.name)
     targets = []
     for name, turn in last.items():
-        at = _same_in(told, turn)
+        at = _same_in(attributed, turn)
         if at is None:
             continue
-        line = _line(at, told, renumbered)
+        line = _line(at, attributed, renumbered)
         chain = tuple((one.round, one.clients) for one in line if one.clients)
         owners = sorted({client for _, clients in chain for client in clients if served.get(client) == name})
         if owners:
@@ -140,21 +140,21 @@ def lines_in(
     Where the view does not say who trained a model, lines are the reference's. `renumbered` as in `models_in`.
     """
     seen = turns_in(view, dimension)
-    told = _told(view, reference, seen, dimension)
+    attributed = _attributed(view, reference, seen, dimension)
     last = {turn.name: turn for turn in seen}
-    ends = [at for turn in last.values() if (at := _same_in(told, turn)) is not None]
-    return seen, [(*_line(at, told, renumbered), at) for at in ends]
+    ends = [at for turn in last.values() if (at := _same_in(attributed, turn)) is not None]
+    return seen, [(*_line(at, attributed, renumbered), at) for at in ends]
 
 
-def _told(view: AdversaryView, reference: AdversaryView, seen: list[Turn], dimension: int) -> list[Turn]:
+def _attributed(view: AdversaryView, reference: AdversaryView, seen: list[Turn], dimension: int) -> list[Turn]:
     """Turns that say who trained: those seen, else the reference's."""
     own = view.is_server and all(turn.clients is not None for turn in seen)
     return seen if own else turns_in(reference, dimension)
 
 
-def _same_in(told: Sequence[Turn], turn: Turn) -> Turn | None:
+def _same_in(attributed: Sequence[Turn], turn: Turn) -> Turn | None:
     """The turn of the same name, or the last one of it before."""
-    return next((one for one in reversed(told) if one.name == turn.name and one.step <= turn.step), None)
+    return next((one for one in reversed(attributed) if one.name == turn.name and one.step <= turn.step), None)
 
 
 def _line(turn: Turn, turns: Sequence[Turn], renumbered: bool) -> list[Turn]:
@@ -285,7 +285,7 @@ class Game:
     shadow_others: Array
 
     def without(self, s: int) -> "Game":
-        """The same game about shadow model s, played with the others: nothing of who is a member is in it."""
+        """The same game about shadow model s, with the other shadows: it holds nothing about who is a member."""
         rest = np.arange(len(self.shadow)) != s
         return Game(self.shadow[s], self.shadow[rest], self.inside[rest], self.member, self.shadow_others[s], self.shadow_others[rest])
 
@@ -322,7 +322,7 @@ def games_of(
 
     Nothing is asked about the clients `left_out`.
     """
-    assert prior.config is not None  # the caller's
+    assert prior.config is not None  # checked by the caller
     model, weights = train(target.round).model, prior.config.training.weights
     known = {sample.tobytes() for sample in pairs.x}
     free = np.array([i for i, sample in enumerate(prior.x) if sample.tobytes() not in known], dtype=np.int64)

@@ -9,8 +9,8 @@ What it proves: a secure sum protects only among clients that trained the same m
 the binding is to a *list* of models; where sums over clients of several clusters list k models (oblivious sums), a private model planted as
 one of the k is not refused by it.
 
-No recorded transcript has this attack in it, since recorded servers do not lie: it is played against the real machines of
-`protocols.secagg` by clients that hold the run's data. Only an audit may do that; the server's part sees messages alone.
+No recorded transcript contains this attack, since recorded servers follow the protocol: it runs against the real machines of
+`protocols.secagg`, with clients that hold the run's data. Only an audit may do that; the server's part sees messages alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,21 +43,21 @@ SESSION = b"model inconsist."
 
 @dataclass(frozen=True, eq=False)
 class Attempt:
-    """What the server ends up with: the victim's update (d,), None if there was no sum; and what clients refused, in their words."""
+    """The server's result: the victim's update (d,), None if there was no sum; and the error codes of clients that refused."""
 
     update: Array | None
     refused: tuple[str, ...] = ()
 
 
 def deadened(model: Model, vector: Array) -> Array:
-    """Parameters (d,) like `vector` whose hidden units never answer: each linear map before a ReLU has weight 0 and bias −1.
+    """Parameters (d,) like `vector` whose hidden units are dead: each linear map before a ReLU has weight 0 and bias −1.
 
     Raises `InputError` for a model without one, or one whose maps lack a bias.
     """
     layers = list(build_module(model).named_modules())
     before = {name for (name, layer), (_, after) in pairwise(layers) if _has_bias(layer) and isinstance(after, nn.ReLU)}
     if not before:
-        raise InputError(f"model {model.name!r}: no linear map with a bias stands before a ReLU; this attack cannot silence it")
+        raise InputError(f"model {model.name!r}: no linear map with a bias stands before a ReLU; this attack cannot disable it")
     made = np.array(vector)
     for name, shape, at in model.layout:
         if name.rpartition(".")[0] in before:
@@ -76,8 +76,8 @@ def isolate(
     """Asks clients for the secure sum of `updates` (d,), where the victim alone was sent the model whose hash `held` has for it.
 
     With `binding` each client insists on the hash of the model that it was sent itself: who is shown another one refuses, and the sum goes
-    on without it, as with any dropout. Without, it believes the server's word for it: a channel for this experiment only, which no
-    configuration reaches.
+    on without it, as with any dropout. Without, it accepts the hash that the server names: for this experiment only, no configuration
+    allows it.
     """
     numbers = {client: number for number, client in enumerate(sorted(updates))}
     by_number = {number: client for client, number in numbers.items()}
@@ -113,7 +113,7 @@ def isolate(
 
 
 def play(clients: Sequence[ClientData], train: Train, start: Array, victim: int, *, clip: float, min_cohort: int, binding: bool) -> Attempt:
-    """The whole of it: crafted models out, updates trained on them, the secure sum of these."""
+    """The whole attack: send crafted models, train updates on them, take their secure sum."""
     dead = deadened(train.model, start)
     sent = {client.id: start if client.id == victim else dead for client in clients}
     updates = {client.id: trained(client, train, sent[client.id]) for client in clients}
@@ -137,7 +137,7 @@ def score(attempt: Attempt, truth: Array, metric: str, inside: int) -> float:
 
 
 def clients_of(truth: Truth) -> list[ClientData]:
-    """Clients with the run's training data, for the audit's play."""
+    """Clients with the run's training data, for the audit."""
     return [ClientData(client, x, y, x[:0], y[:0]) for client, (x, y) in sorted(truth.data.items())]
 
 
@@ -146,7 +146,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     config = case.prior.config
     why = ""
     if case.view.adversary != "active-server":
-        why = "not attempted: only a server that lies can do this (--adversary active-server)"
+        why = "not attempted: only an active server can do this (--adversary active-server)"
     elif config is not None and config.protection.sum == "secagg-oblivious":
         why = "not attempted: sums that list several models"
     elif config is None or config.protection.sum != "secagg":
@@ -181,7 +181,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     words = sorted({word for attempt in tries[True] for word in attempt.refused})
     note = (
         f"{len(victims)} victims in turn, {len(people)} clients, first round, {inside} of {model.dimension} coordinates (all but the "
-        "head's bias); played against the real machines; with the binding clients said: "
+        "head's bias); run against the real machines; error codes with the binding: "
         f"{'; '.join(words) or 'nothing'}; reference: the binding off; baseline: no sum (û = 0)"
     )
     figures = []

@@ -68,7 +68,7 @@ def _verdict(seen: Sequence[Cell], recorded: bool) -> Status:
         return "not_validated"
     if together or _leaks_alone(seen, recorded):
         return "leaks"
-    if not several:  # no test over two seeds: the recorded one's word, unless a seed says otherwise
+    if not several:  # no test over two seeds: the recorded one decides, unless a seed leaks
         return "inconclusive" if any(one.status == "leaks" for one in seen) else first.status
     if not valid:
         return "not_validated"

@@ -239,7 +239,7 @@ def models_sent(view: AdversaryView, message: Message, of: str = "model") -> dic
 
 def _opened_part(view: AdversaryView, message: Message, part: str, purpose: str) -> Array | None:
     """A blind part of a parameter, cut out of the vector it travelled in; None where it stays blind."""
-    assert message.payload is not None  # the caller's
+    assert message.payload is not None  # checked by the caller
     if view.secret_of(purpose) is None:
         return None
     start, stop, dimension = message.context["blind"][part]

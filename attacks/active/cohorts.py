@@ -56,7 +56,7 @@ def sybil_group(play: Play) -> Guess:
     with suppress(ProtocolError):
         play.fed.gram(play.fed.compute(play.scene.signature)["signature"], ClusterByAngles())
     kind, dimension = play.scene.config.protection.comparison.name, math.prod(play.scene.population.shape)
-    for one in play.liar.said:
+    for one in play.liar.exchanges:
         if one.client == play.victim and isinstance(one.ask, m.Give) and isinstance(one.answer, m.Given) and play.puppets:
             named, secrets = clustering_name(one.ask.transform), next(iter(play.puppets.values())).secrets()
             rows = np.asarray(one.answer.values[0].value, np.float64)

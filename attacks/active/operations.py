@@ -115,7 +115,7 @@ def choices(play: Play) -> Figure:
 
 
 def _share(play: Play, model: Model, label: int) -> float | None:
-    """One label's share at the victim, None where it does not say."""
+    """One label's share at the victim, None where it does not answer."""
     span = bias_span(model)
     assert span is not None  # `_choices_apply` says so
     shares = (np.arange(STEPS) + 0.5) / STEPS

@@ -38,7 +38,7 @@ COHORT = 8
 """So many clients are started, or two more than a sum needs: attacks on more of them show the same."""
 HOLDER_PLACE = -2
 BOUNDLESS = 1e9
-"""The ε that a server allows itself that does not care."""
+"""The ε in the ledger of a server that ignores budgets."""
 WHOLE: dict[str, Any] = {"epochs": 1, "batch_size": 0, "momentum": 0.0}
 """What makes a training one step over all of a client's data: the same whatever the round."""
 Value = Literal["update", "whole_batch_update", "signature"]
@@ -156,7 +156,7 @@ class Summed:
 class Play:
     """One attack's server and its fresh clients.
 
-    `victim` is an honest client, `accomplices` are those whose side the server plays: fewer than a third of all where sums are for a server
+    `victim` is an honest client, `accomplices` are the clients that the server runs: fewer than a third of all where sums are for a server
     that lies, fewer than the threshold else. With `sybils` all others are inventions of the server, with keys that are on no roster.
     `protection` is what the server goes by, whatever clients' own settings say. `fed` is an honest server over a `liar`.
     """

@@ -57,7 +57,7 @@ def derived(play: Play) -> Guess:
             models = [[client, UNTRACED.hex()] for client in play.clients]
         play.fed.know(key, {**known, "number": MADE_NUMBER, "layout": layout, "models": models})
         copy = Held(key, play.clients, ("own",))
-        if play.fed.accounts is not None:  # the server's own books, which keep nobody from anything
+        if play.fed.accounts is not None:  # the server's own ledger, which binds no client
             play.fed.accounts.derive(copy, [held])
         return copy
 

@@ -96,7 +96,7 @@ def switched_value(play: Play) -> Guess:
 
 
 def unequal_weights(play: Play) -> Guess:
-    """The victim is told all of the weight that the terms allow, the others next to none."""
+    """The server gives the victim all of the weight that the terms allow, and the others next to none."""
 
     def say(client: int, ask: m.Ask, stage: str) -> m.Ask:
         return msgspec.structs.replace(ask, weight=SLOW) if isinstance(ask, m.Step) and client != play.victim else ask

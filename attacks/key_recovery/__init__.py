@@ -1,7 +1,7 @@
 """Key recovery on updates: a server without the key undoes a secret permutation of coordinates that clients share.
 
 CFL's Algorithm 5 has clients send updates under one secret order of coordinates, so that the server can compare and average, but not read,
-them. It reads them. Three steps, a file each:
+them. This attack reads them. Three steps, a file each:
 
 - `structure`: softmax cross-entropy makes the updates of the head's biases, and of the weights out of each hidden unit, add up to zero over
   the classes. No permutation hides a sum that is zero, so the places of one coordinate a class are found, and with them each client's

@@ -32,7 +32,7 @@ OWN_CLIENTS = 300
 
 @dataclass(frozen=True, eq=False)
 class Recovery:
-    """What the attacker says of n clients: `structure` up to renaming, and, unless it `abstains`, label `histograms` (n, C) by name.
+    """The attacker's guesses about n clients: `structure` up to renaming, and, unless it `abstains`, label `histograms` (n, C) by name.
 
     `confidence` is its own. `response` predicts a first update from a histogram; `place` says which block of the head was found.
     """

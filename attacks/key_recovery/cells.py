@@ -96,7 +96,7 @@ def transformed_rounds(view: AdversaryView, dimension: int) -> Seen | None:
 
 
 def unmixed(seen: Seen, prior: Prior) -> Seen:
-    """The updates alone, where other parts travel in the same vectors under a permutation and can be told from them."""
+    """The updates alone, where other parts travel in the same vectors under a permutation and can be separated from them."""
     if seen.clear or prior.config is None or seen.local is None or len(seen.parts) < 2:
         return seen
     samples = np.array([prior.samples_per_client[client] for client in seen.clients])
@@ -153,7 +153,7 @@ def _histogram(one: Guess, client: int, classes: int) -> Array:
 
 
 def score_sets(one: Guess, truth: Truth, prior: Prior, clients: list[int]) -> Array:
-    """1 where the labels of largest share are a client's label set; 0 for one of whom the attacker says nothing."""
+    """1 where the labels of largest share are a client's label set; 0 for one without a guess."""
     sizes = prior.labels_per_client
     found = {client: frozenset(np.argsort(-shares, kind="stable")[: sizes[client]].tolist()) for client, shares in one.histograms.items()}
     return np.array([float(found.get(client) == truth.label_sets[client]) for client in clients])

@@ -3,7 +3,7 @@
 The attacker knows the initial model and the training settings and owns labelled samples of the kind. It trains clients of its own, with
 the recovered proportions under random namings, fits how a first update depends on proportions, and predicts the victims' updates under
 any naming. A prediction is a cloud of d points, one a coordinate, in as many dimensions as the proportions have; so is what was seen, its
-points in an order that only the key tells. Under the right naming the clouds lie on each other, whatever the order.
+points in an order that only the key determines. Under the right naming the clouds coincide, whatever the order.
 """
 
 from collections.abc import Callable

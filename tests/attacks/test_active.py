@@ -357,7 +357,7 @@ def test_an_attack_that_cannot_be_played_is_not_called_refused(monkeypatch: pyte
 def test_an_attack_of_which_nothing_comes_is_not_called_safe() -> None:
     attack = replace(ACTIVE_ATTACKS["second_sum"], play=lambda play: Guess(None, "update"))
     row = audit.played("second_sum", attack, scene_of(ACTIVE, SCENE))
-    assert (row.status, row.note) == ("failed", "nothing came of it, and nobody refused")
+    assert (row.status, row.note) == ("failed", "no result, and no refusal")
 
 
 def test_each_attack_meets_clients_that_were_just_started() -> None:

@@ -149,7 +149,7 @@ def test_bad_folders_are_refused_with_a_word(run: Path, tmp_path: Path) -> None:
     refused("--attacks none_such", attacks=["none_such"])
     refused("names none", attacks=[])
     refused("--adversary janitor", adversary="janitor")
-    refused("nobody held a key", adversary="key-holder")
+    refused("this run had no key holder", adversary="key-holder")
 
     summary = (run / "summary.json").read_text()
     (run / "summary.json").unlink()

@@ -203,7 +203,7 @@ def test_sizes_of_groups_over_cohorts_tell_who_is_in_which() -> None:
     """Oblivious sums name no cluster. Over enough different cohorts their sizes do; with everybody in every round they do not."""
     (found,), _ = ATTACKS["cluster_identity"].cells(oblivious(0.7, 18))
     assert found.status == "leaks", found.line()
-    assert "worked out from the sizes" in found.note
+    assert "inferred from the sizes" in found.note
     (fixed,), _ = ATTACKS["cluster_identity"].cells(oblivious(1.0, 3))
     assert fixed.status == "at_baseline", fixed.line()
 
