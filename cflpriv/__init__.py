@@ -60,7 +60,7 @@ _HOME = {
 _OLD: dict[str, str] = {
     "LocalFederation": "was replaced by `cflpriv.simulate(clients, ...)`, which gives a server and its clients in this process",
 }
-"""Names that earlier versions had, and what to write now. They raise ImportError, whose words `from cflpriv import NAME` lets through."""
+"""Names that earlier versions had, and what to write now. They raise ImportError, whose message `from cflpriv import NAME` shows."""
 
 __all__ = [
     "ALGORITHMS", "AlgorithmSpec", "ClientData", "Clustering", "Config", "DataSpec", "Federation", "InputError", "Model",

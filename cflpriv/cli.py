@@ -84,7 +84,7 @@ def sweep(
     plugin: Plugins = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Run a grid of experiments; the same command again goes on where it stopped."""
+    """Run a grid of experiments; the same command again resumes it."""
     from .attacks import ATTACKS, BUDGETS
     from .attacks.audit import audit_run
     from .experiments.front import write_tables
@@ -125,7 +125,10 @@ def audit(
         str, typer.Option("--budget", help="quick (this run only), standard (5 seeds), thorough (10 seeds), as far as time allows.")
     ] = "standard",
     active: Annotated[
-        bool, typer.Option("--active", help="Lie to freshly started clients of the configuration, and tell what they refuse.")
+        bool,
+        typer.Option(
+            "--active", help="Run active attacks against freshly started clients, and report what they refuse."
+        ),
     ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="With --active, the folder to write; default the run folder, or runs/NAME-active.")
@@ -134,7 +137,7 @@ def audit(
     plugin: Plugins = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Attack a recorded run; writes audit.json and audit/ into its folder. Stopped, it goes on where it was when called again."""
+    """Attack a recorded run; writes audit.json and audit/ into its folder. An interrupted audit resumes when called again."""
     from .attacks.audit import audit_run
     from .experiments.verify import digest_of
     from .plugins import load_plugin
@@ -144,7 +147,7 @@ def audit(
     names = None if attacks is None else [name.strip() for name in attacks.split(",")]
     if active:
         if adversary is not None:
-            raise InputError(f"--adversary {adversary}: goes with recordings; the active audit plays a server that lies")
+            raise InputError(f"--adversary {adversary}: applies to recordings; the active audit always attacks as the server")
         _active_audit(run_dir, set_ or [], names, out, data_dir)
         return
     if out is not None or set_:
@@ -153,7 +156,7 @@ def audit(
         cells = audit_run(run_dir, adversary=adversary, attacks=names, budget=budget, data_dir=data_dir, say=_say)
     except KeyboardInterrupt:
         done = run_dir / "audit.json"
-        words = f"what is finished is in {done}, and the same command goes on from there" if done.is_file() else "nothing was finished yet"
+        words = f"finished results are in {done}; the same command resumes" if done.is_file() else "nothing was finished yet"
         _err.print(f"cflpriv: stopped; {words}", markup=False)
         sys.exit(1)
     for cell in cells:
@@ -209,14 +212,16 @@ def report(
 @app.command()
 def reproduce(
     name: Annotated[str, typer.Argument(help="A paper's table or figure; `cflpriv list` names them.", metavar="NAME")],
-    scale: Annotated[float, typer.Option("--scale", help="Shrink rounds, clients or trials, up to 1; the output says which.")] = 1.0,
+    scale: Annotated[
+        float, typer.Option("--scale", help="Factor up to 1 for rounds, clients or trials; the output lists the changes.")
+    ] = 1.0,
     seeds: Annotated[int, typer.Option("--seeds", help="How many seeds, 0, 1, ...")] = 1,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key of every run: section.key=value. May be repeated.")] = None,
     cells: Annotated[str | None, typer.Option("--cells", help="Beginnings of cells' names, with semicolons between; default: all.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The folder for its runs and tables; default runs/reproduce-NAME.")] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Run a paper's table or figure, ours beside the published one; the same command again goes on where it stopped."""
+    """Run a paper's table or figure, ours beside the published one; the same command again resumes it."""
     from .experiments.reproduce import reproduce as run_all
 
     folder = out or Path("runs") / f"reproduce-{name}"
@@ -228,7 +233,7 @@ def reproduce(
     written = sorted(path.name for path in folder.iterdir() if path.stem in ("table", "picture"))
     _out.print(f"written: {', '.join(written)} in {folder}", markup=False)
     if outcome.interrupted:
-        _err.print("cflpriv: stopped; all that is finished is kept, and the same command goes on from there", markup=False)
+        _err.print("cflpriv: stopped; finished results are kept, and the same command resumes", markup=False)
         sys.exit(1)
 
 
@@ -271,7 +276,7 @@ def _say(line: str) -> None:
 
 
 def _progress() -> Progress:
-    """A bar on a terminal, nothing elsewhere (plain lines are printed instead)."""
+    """A progress bar on a terminal; plain lines otherwise."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -122,7 +122,7 @@ def load_plugin(path: str | Path) -> Path:
     if _loaded.get(name) == str(path):
         return path
     if name in _loaded:
-        raise InputError(f"plugin {path}: {_loaded[name]} has the same name, which has to tell them apart; rename one")
+        raise InputError(f"plugin {path}: {_loaded[name]} has the same name; rename one")
     if not path.is_file():
         raise InputError(f"plugin {path}: no such file")
     spec = spec_from_file_location(name, path)

@@ -17,7 +17,7 @@ __all__ = [
 
 
 class Recorder(Protocol):
-    """How a channel tells the transcript what it sends."""
+    """How a protection reports to the transcript what it sends."""
 
     def __call__(
         self,
@@ -47,7 +47,8 @@ class Contribution:
 
 @dataclass(frozen=True, eq=False)
 class SumCall:
-    """One call of `mean`: who brings what. `round` and `number` name the call; `public_weights` says that the server knows the weights.
+    """One call of `mean`: which clients contribute which values. `round` and `number` name the call; `public_weights`: the server knows the
+    weights.
 
     `models` is the hash of what each client was sent to compute with, of which the members of a group should hold at most `models_at_most`
     different ones.

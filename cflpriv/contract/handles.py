@@ -50,7 +50,7 @@ class Held:
         return replace(self, parts=wanted)
 
     def of(self, clients: Collection[int]) -> "Held":
-        """The same of those of `clients` that hold it, e.g. of those who answered. Raises `TooFewClients` where nobody is left."""
+        """The same of those of `clients` that hold it, e.g. of those who answered. Raises `TooFewClients` where no client is left."""
         left = tuple(client for client in self.clients if client in clients)
         if not left:
             raise TooFewClients((), 1)
@@ -89,7 +89,7 @@ class Own:
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """A sum of a clear part, blind parts (one per transform) and clients' own parts. Servers add and scale it; clients open it.
+    """A sum of a clear part, transformed parts (one per transform) and clients' own parts. Servers add and scale it; clients open it.
 
     Where `own` is not empty the sum is a different one for each client.
     """
@@ -151,8 +151,8 @@ def _same_place(a: Blind, b: Blind) -> bool:
 class GroupMean:
     """The mean over one group: `parts` by name, the sum of `weight`s (None where it is not released), the `count` of clients.
 
-    `clipped` is the number of clients whose values went beyond the range of a secure sum and were clipped. `heard` are the clients whose
-    message is in the sum, as the server knows them: those of all groups where an oblivious sum keeps to itself who is in which.
+    `clipped` is the number of clients whose values went beyond the range of a secure sum and were clipped. `contributors` are
+    the clients whose values are in the sum, as far as the server knows: those of all groups where an oblivious sum hides memberships.
     """
 
     parts: Mapping[str, Shared]
@@ -176,19 +176,19 @@ def at_server(shared: Shared, number: Shared) -> bool:
         raise InputError("product: a sum with clients' own parts has no single value")
     if number.is_clear:
         if number.value().size != 1:
-            raise InputError(f"product: is by one number, got shape {number.value().shape}")
+            raise InputError(f"product: expected a single number, got shape {number.value().shape}")
         return True
     if shared.clear is not None or number.clear is not None:
         raise InputError("product: of sums that the server sees part of, and part not")
     if any(term.stop - term.start != 1 for term in number.blind):
-        raise InputError(f"product: is by one number, got shape {number.blind[0].shape}")
+        raise InputError(f"product: expected a single number, got shape {number.blind[0].shape}")
     return False
 
 
 def times(value: Array, number: Array) -> Array:
     """A value times one number, in the value's dtype. `InputError` for more than one."""
     if number.size != 1:
-        raise InputError(f"product: is by one number, got shape {number.shape}")
+        raise InputError(f"product: expected a single number, got shape {number.shape}")
     return np.asarray(value * number.item()).astype(value.dtype, copy=False)
 
 

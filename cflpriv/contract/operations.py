@@ -127,7 +127,7 @@ class Federation(Protocol):
         None.
 
         `Held` groups are private choices: an oblivious sum keeps them with the client, otherwise they are gathered and recorded.
-        Members of a group were sent the same thing to compute with, or, where the algorithm says so in public, at most `models` different
+        Members of a group were sent the same values to compute with, or, where the algorithm declares it, at most `models` different
         ones: secure sums bind to that list, and a server that hands someone a private model gets none.
         Raises `TooFewClients` if no group reaches the minimum cohort size, before anything is sent.
         """
@@ -160,5 +160,6 @@ class Federation(Protocol):
         ...
 
     def fold(self, shared: Shared, on: int | None = None) -> Shared:
-        """The same sum with its blind parts made one, under a fresh transform, at one client; the clear part stays apart, untransformed."""
+        """The same sum with its transformed parts combined, under a fresh transform, at one client; the clear part stays apart,
+        untransformed."""
         ...

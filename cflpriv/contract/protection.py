@@ -14,7 +14,7 @@ from ..plugins import Registry
 
 SKETCH_SMALLEST = 8
 FEWEST_BUCKETS = 3
-"""Of two buckets none can be told to be bad."""
+"""With two buckets a rule cannot decide which is bad."""
 
 __all__ = ["PROTECTIONS", "ROBUST", "Protection", "ProtectionSpec", "SecureSum", "listed", "register_protection"]
 
@@ -175,7 +175,7 @@ class Protection:
             raise InputError(f"protection.robust: {self.robust!r} under sum = {self.sum!r}: the server must see buckets' means; use {fit}")
         if self.max_weight:
             raise InputError(
-                f"protection.max_weight: {self.max_weight:g} with robust = {self.robust!r}: a private weight is a client's own word, and "
+                f"protection.max_weight: {self.max_weight:g} with robust = {self.robust!r}: a private weight is not verified, and "
                 "with a large one it would own its bucket; leave it out, and weigh equally"
             )
 

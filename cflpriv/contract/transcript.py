@@ -34,7 +34,7 @@ LEVELS: dict[str, str] = {
 class Message:
     """One kind of payload between parties.
 
-    `source` and `target` are "server", "clients" or "key-holder"; `clients` says which clients, and `peers[i]`, in a relay, who got what
+    `source` and `target` are "server", "clients" or "key-holder"; `clients` says which clients, and `peers[i]`, in a relay, the recipients
     clients[i] sent. `readers` are the parties that can read the payload (a relay's server cannot). `context` holds public facts: epoch,
     group, transform, cluster, and of parameters the public task that was asked: its "task", by class name, and "settings" (`settings_of`).
 
@@ -193,7 +193,7 @@ class Transcript:
         self.messages = [message for message, _, _ in lines]
         self._chain = lines[-1][2] if lines else ""
         if len(self.messages) != saved["messages"] or self._chain != saved["chain"]:
-            raise InputError(f"{headers}: is not the transcript that the checkpoint goes on from")
+            raise InputError(f"{headers}: is not the transcript of the checkpoint")
         self.upload_bytes, self.download_bytes = saved["upload_bytes"], saved["download_bytes"]
 
 

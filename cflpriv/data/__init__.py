@@ -6,7 +6,7 @@ room turns real images into clients with a known truth:
 - `formats` reads files (idx, npz, libsvm, CIFAR's binary batches, SVHN's MATLAB files, LEAF's json, text) and trusts none of them: sizes
   are checked before memory is taken, nothing is unpickled, and every failure is one line naming the file.
 - `named` says which files make up which data set, `datasets` what form they are brought to. Nothing is downloaded or made up; what is
-  incomplete or not the official version says so in `notes`, and the notes travel into the report. Users bring their own data with
+  incomplete or not the official version is reported in `notes`, which the report shows. Users bring their own data with
   `load_npz` or `load_idx`; an npz may name each sample's real client. `text` turns articles and sentences into windows of words.
 - `partition` decides which sample belongs to which client: alike (`iid`), by labels (`label_skew`, `dirichlet`, `pathological`, by the
   kinds that labels belong to) or as the file says (`given`). `shifts` makes groups differ in other ways: rotated images, shifted, swapped
@@ -19,7 +19,7 @@ belong to two clients, except where `repeat_per_group` asks for it by name; test
 from a stream keyed by the seed, the purpose and the client, so the same specification gives the same population in any order of calls.
 
 True groups are what the scores are computed against: the rotation, shift, swap, set of labels, kind or source. Where there is no such truth
-(`dirichlet`, most of `given`) a note says that ARI means nothing.
+(`dirichlet`, most of `given`) a note states that ARI is not meaningful.
 """
 
 from .datasets import Dataset, channel_statistics, data_directory, dataset_of, load_idx, load_npz

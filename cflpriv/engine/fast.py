@@ -108,7 +108,7 @@ def _way(model: Model, clients: int, options: Options, device: Device) -> Way | 
 
 
 def _forward(model: Model, clients: int, device: Device, alone: bool = False) -> Way | None:
-    """How to compute forward for some clients at once; `alone` says that it pays for one client, too."""
+    """How to compute forward for some clients at once; `alone`: it pays for one client, too."""
     if clients < 2 and device.kind == "cpu" and not alone:
         return None
     shapes = tuple(shape for _, shape, _ in model.layout)

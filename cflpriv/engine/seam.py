@@ -95,7 +95,7 @@ class Task(Protocol):
     def run(self, given: TaskInput) -> Result:
         """Named results for one client: every name of `parts` and `keeps`. The reference for every faster way.
 
-        An empty mapping says that the client has no result this time and takes no further part in it.
+        An empty mapping: the client has no result this time and takes no further part in it.
         """
         ...
 

@@ -18,12 +18,12 @@ STATUS = {
     "leaks": "leaks", "inconclusive": "inconclusive", "not_validated": "not validated", "not_attempted": "not attempted",
     "at_baseline": "at baseline", "nothing_to_see": "nothing to see",
 }  # fmt: skip
-"""Statuses in words, the least comforting first: what is not known comes before what was found to be harmless."""
+"""Statuses for people, the least comforting first: unknown comes before harmless."""
 ACTIVE_STATUS = {
-    "learned": "learned", "failed": "could not be played", "no_gain": "accepted without gain", "refused": "refused",
+    "learned": "learned", "failed": "could not be run", "no_gain": "accepted without gain", "refused": "refused",
     "not_applicable": "not applicable",
 }  # fmt: skip
-"""What became of an active attack, in words, the least comforting first."""
+"""Outcomes of an active attack for people, the least comforting first."""
 ORDER = tuple(STATUS)
 """Of several figures of one attack the first of these is the attack's: one leak is a leak, one open question is open."""
 SPELLED = {
@@ -42,11 +42,11 @@ def metric_words(cell: Mapping[str, Any]) -> str:
 
 
 def attack_matrix(audits: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]) -> dict[str, Any]:
-    """Attacks down, runs across: what an attack came to, by adversary, over all its figures.
+    """Attacks by row, runs by column: the outcome of an attack, by adversary, over all its figures.
 
     `audits` has (column heading, line below it, cells of audit.json) for each run. Gives `columns`, and `lines` of "attack" and, for each
     column, a list of "adversary", "status", "figure" (the cell that decided; among equals the first) and "others" (how many figures have
-    another status, in words), the server first. Adversaries to whom an attack shows no figure, for one and the same reason, stand together.
+    another status, for people), the server first. Adversaries without a figure for the same reason are listed together.
     """
     attacks = list(dict.fromkeys(str(cell["attack"]) for _, _, cells in audits for cell in cells))
     lines = []
@@ -93,10 +93,10 @@ def label_histograms(truth: Array, guess: Array, titles: Sequence[str]) -> str:
         figure = new_figure(1.8 + 1.1 * m, 1.9)
         panels = figure.subplots(1, m, squeeze=False, sharey=True)[0]
         top = 1.12 * max(float(truth.max()), float(guess.max()), 1e-6)
-        for axes, real, said, title in zip(panels, truth, guess, titles, strict=True):
+        for axes, real, inferred, title in zip(panels, truth, guess, titles, strict=True):
             axes.bar(range(classes), real, color="#8fbbdc", width=0.8)
-            axes.plot(np.arange(classes), said, "o", color=CUT, markersize=3)
-            axes.set_title(f"{title}\nL1 {np.abs(real - said).sum():.2f}", fontsize=8)
+            axes.plot(np.arange(classes), inferred, "o", color=CUT, markersize=3)
+            axes.set_title(f"{title}\nL1 {np.abs(real - inferred).sum():.2f}", fontsize=8)
             axes.set_xticks([0, classes - 1])
             axes.set_xlim(-0.7, classes - 0.3)
             axes.set_ylim(-0.03 * top, top)

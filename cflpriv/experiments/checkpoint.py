@@ -52,7 +52,7 @@ TYPES: Mapping[str, type] = ChainMap(
 
 @dataclass
 class _Out:
-    """Collects a state: the server's arrays, everybody else's, and the handles that were met, by key."""
+    """Collects a state: the server's arrays, those of other parties, and the handles found, by key."""
 
     server: dict[str, Any] = field(default_factory=dict)
     others: dict[str, Any] = field(default_factory=dict)
@@ -229,7 +229,7 @@ def load_checkpoint(folder: Path, name: str) -> Checkpoint:
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
         if tree["format"] != FORMAT:
-            raise InputError(f"{path}: is of format {tree['format']!r}, of another version; this one goes on from format {FORMAT} only")
+            raise InputError(f"{path}: is of format {tree['format']!r}, of another version; this version resumes format {FORMAT} only")
         if tree["digest"] != digest_of(tree):
             raise InputError(f"{path}: does not match its own digest; the checkpoint was changed")
         server = _arrays_of(folder / f"{name}.safetensors", tree["files"][f"{name}.safetensors"])

@@ -94,7 +94,7 @@ class TrainingSection:
 class RunSection:
     """`[run]`: the seed of all that is not secret, how to compute, what to record, for whom to write secrets (simulation only).
 
-    With `target_accuracy` above 0 (a share, at most 1) the summary says how many rounds and megabits it took to reach it. `transport`: how
+    With `target_accuracy` above 0 (a share, at most 1) the summary reports the rounds and megabits it took to reach it. `transport`: how
     requests reach clients, as objects ("memory") or encoded ("bytes"). `release_policy`: clients refuse what a deployed client would refuse
     to release ("strict"), or release whatever the algorithm asks for ("off", in simulations only).
     `plugins` are
@@ -157,7 +157,7 @@ class Config:
         if self.training.weights == "examples" and self.protection.robust != "none":
             raise InputError(
                 f"training.weights = 'examples' under protection.robust = {self.protection.robust!r}: a sample count is a client's own "
-                "word, and with a large one it would own its bucket; set it to 'equal'"
+                "not verified, and with a large one it would own its bucket; set it to 'equal'"
             )
         if (
             self.training.weights == "examples"
@@ -191,7 +191,7 @@ class Config:
             )
         if self.training.on_divergence == "skip":
             raise InputError(
-                f"training.on_divergence = 'skip' under privacy.unit = {privacy.unit!r}: who is left out would tell what nobody has paid "
+                f"training.on_divergence = 'skip' under privacy.unit = {privacy.unit!r}: who is left out would reveal what is not paid "
                 "for; use 'stop'"
             )
         if privacy.unit == "client" and self.protection.sum not in ("none", "secagg"):
@@ -219,14 +219,14 @@ class Config:
             if self.data.repeat_per_group:
                 raise InputError(
                     "data.repeat_per_group = true under privacy.unit = 'sample': every sample is in a client of each group, and what it "
-                    "costs would be the sum of what these spend, not what the ledger says of one; set it to false"
+                    "costs would be the sum of what these spend, not the figure in the ledger of one; set it to false"
                 )
             if privacy.samples and self.training.batch_size > privacy.samples:
                 raise InputError(f"training.batch_size = {self.training.batch_size}: is above privacy.samples = {privacy.samples}")
         if self.run.insecure_test_entropy:
             warnings.warn(
                 f"run.insecure_test_entropy = true with privacy.unit = {privacy.unit!r}: the noise is that of a public key and protects "
-                "nothing, whatever epsilon the ledger comes to",
+                "nothing, whatever epsilon the ledger reports",
                 CflprivWarning,
                 stacklevel=2,
             )
@@ -256,7 +256,7 @@ class Config:
         return self.model.build(population.shape, population.classes, population.mean, population.std)
 
     def train_for(self, population: Population) -> Train:
-        """Local training as `[training]` says."""
+        """Local training by `[training]`."""
         return self.train_on(self.model_for(population))
 
     def train_on(self, model: Model) -> Train:
@@ -330,7 +330,7 @@ _GIVEN = {"train", "groups", "weights", "seed"}
 
 
 def own_weights(algorithm: str) -> str:
-    """What "own" weights are for an algorithm, by name; "equal" for one that weighs nobody by counts."""
+    """What "own" weights are for an algorithm, by name; "equal" for one that does not weigh by counts."""
     wanted = inspect.signature(_spec(algorithm).make).parameters
     return str(wanted["weights"].default) if "weights" in wanted else "equal"
 
@@ -456,7 +456,7 @@ def set_key(tree: dict[str, Any], change: str) -> None:
             raise InputError(f"--set {change!r}: expected one value")
         value = parsed["value"]
     except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word is a string
+        value = text.strip()  # an unquoted value is a string
     if not isinstance(tree.setdefault(section, {}), dict):
         raise InputError(f"--set {change}: {section} is not a section")
     tree[section][key] = value
@@ -473,7 +473,7 @@ def _tuples(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Mappings without None, tuples as lists: what TOML can say."""
+    """Mappings without None, tuples as lists, for TOML."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items() if item is not None}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -2,7 +2,7 @@
 
 Leakage is what attacks achieved on the recorded runs (audit.json); utility is both accuracies and the ARI. A setting is on the front of an
 attack's figure if no other setting is at least as good in both and better in one: of what was measured, not of what is possible. What an
-attack that is not validated left of a setting is on no front and beats nobody.
+attack that is not validated for a setting is on no front and dominates no other.
 """
 
 import csv
@@ -201,7 +201,7 @@ def attack_points(results: Sequence[Result]) -> dict[Attack, list[Point]]:
 
 
 def unmarked(results: Sequence[Result]) -> list[tuple[Attack, Setting, str]]:
-    """What has no point: figures of attacks that others have, settings, and why in words, the least comforting of its runs."""
+    """What has no point: figures of attacks that others have, settings, and the reason, from the least comforting of its runs."""
     missing = []
     groups = _by_setting(results)
     for key, points in attack_points(results).items():
@@ -237,7 +237,7 @@ def on_front(leakage: Sequence[float], utility: Sequence[float]) -> list[bool]:
 def front_rows(results: Sequence[Result]) -> list[dict[str, Any]]:
     """A row per attack's figure, setting and utility, with what the setting cost. ε stands beside it where one is guaranteed.
 
-    Settings of which there is no such figure have one row, which says why.
+    Settings without such a figure have one row with the reason.
     """
     groups = _by_setting(results)
     rows = []

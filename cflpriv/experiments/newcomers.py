@@ -39,7 +39,7 @@ def held_back(population: Population, count: int) -> tuple[int, ...]:
 def fine_tuned_accuracy(simulated: Simulated, served: Served, train: Train, clients: Sequence[int]) -> Array:
     """The share of each client's test data that its model gets right after `train` on its training data, shape (clients,); NaN without any.
 
-    What a client starts from is the model it would use: what the served task says (`used`), else the "model" it is given.
+    What a client starts from is the model it would use: what the served task declares (`used`), else the "model" it is given.
     """
     given = simulated.resolve(served.task, served.params, served.which, clients)
     used = getattr(served.task, "used", lambda one: one.array("model"))

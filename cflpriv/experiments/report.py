@@ -233,7 +233,8 @@ def _floats(values: Sequence[float | None]) -> Array:
 
 
 def _reveals(runs: Sequence[Run]) -> list[dict[str, str]]:
-    """Each key and setting of [protection] that occurs, its line in `cflpriv list`, and in which runs. The template has longer words."""
+    """Each key and setting of [protection] that occurs, its line in `cflpriv list`, and in which runs. The template explains them at
+    length."""
     known = {"gram": listed("gram"), "sum": listed("sum"), "robust": ROBUST}
     rows: dict[tuple[str, str], list[str]] = {}
     for key in known:

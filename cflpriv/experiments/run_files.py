@@ -36,7 +36,7 @@ NEEDED: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run folder, read. What a run need not have is None. `label` tells it from the others of a report."""
+    """One run folder, read. Optional parts are None. `label` is unique in a report."""
 
     folder: Path
     summary: Mapping[str, Any]

@@ -149,7 +149,7 @@ def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, An
             raise InputError(f"{path}: {key} = {tree.get(key)!r}: give the path of {what}")
     identity = read_identity(path.parent / tree["identity"])
     if "protection" not in tree:  # a misspelt one must not mean none
-        raise InputError(f"{path}: [protection] is not there: say which is in force; an empty section is none")
+        raise InputError(f"{path}: [protection] is missing: give the one in force; an empty section is none")
     protection, privacy = _section(path, tree, "protection", Protection), _section(path, tree, "privacy", Privacy)
     roster = read_roster(path.parent / tree["roster"]) if "roster" in tree else None
     if protection.secure and protection.secagg_mode == "active" and roster is None:
@@ -175,7 +175,7 @@ def _role(path: Path, tree: dict[str, Any], identity: Identity, protection: Prot
     if protection.encrypted and (roster is None or not roster.holder):
         raise InputError(f"{path}: [protection] gram = {list(protection.gram)}: give a roster that names the key holder")
     if role == KEY_HOLDER and "ckks" not in protection.gram:
-        raise InputError(f"{path}: role = 'key-holder' needs [protection] gram = ['ckks'], and says there what is released")
+        raise InputError(f"{path}: role = 'key-holder' needs [protection] gram = ['ckks'], which also sets what is released")
     if role == KEY_HOLDER and roster is not None and roster.holder != identity.public():
         raise InputError(f"{path}: role = 'key-holder': its key is not that of the key holder on the roster")
     return role
@@ -203,7 +203,7 @@ def _section(path: Path, tree: dict[str, Any], name: str, kind: type[Section]) -
 
 
 def _expected(kind: Any, error: Exception) -> str:
-    """What a key of this type takes, in the words of a TOML file."""
+    """What a key of this type takes, in TOML terms."""
     if get_origin(kind) is Literal:
         return f"known are {', '.join(repr(one) for one in get_args(kind))}"
     return "expected a list of names, in brackets" if get_origin(kind) is tuple else f"{error}".replace("Expected", "expected", 1)
@@ -245,7 +245,7 @@ def ask_of(message: Message) -> bytes:
 
 
 def holder(settings: Settings, store: Store) -> "KeyHolderParty":
-    """The key holder of encrypted similarity, at a node whose settings say that it is that."""
+    """The key holder of encrypted similarity, at a node whose settings give it that role."""
     from ..aggregation.key_holder import KeyHolderParty  # the protocol is loaded where it is used
 
     return KeyHolderParty(settings, store)
@@ -260,7 +260,7 @@ def client_app(data: Callable[[Context, dict[str, Any]], ClientData]) -> ClientA
             settings, folder, own = settings_of(context)
             store = store_of(context, folder)
         except Exception:
-            log.exception("settings")  # what Flower would send the server word for word stays here
+            log.exception("settings")  # Flower would send this text to the server; it stays here
             return answer(message, encode(Refused("bad-settings")))
         if settings.role == KEY_HOLDER:
             return answer(message, holder(settings, store).receive(ask_of(message)))

@@ -55,7 +55,7 @@ class ClusteredResult:
 class ClusteredAveraging:
     """FedAvg inside clusters, which are found once from the clients' signatures (PACFL), with sums under `protection`.
 
-    `k` clusters, or `beta` degrees, or neither for an automatic cut; `k = 1` clusters nobody and asks for no signature. `clients` is how
+    `k` clusters, or `beta` degrees, or neither for an automatic cut; `k = 1` does not cluster and asks for no signature. `clients` is how
     many must have answered before the first round.
 
     With `noise_multiplier`, the clients' mod scales each update down to `clip_norm`, and this server adds Gaussian noise to each cluster's
@@ -158,8 +158,8 @@ class ClusteredAveraging:
                 row["skipped"] = str(error)
             log.info("round %d: %s", number, row)
             if evaluate_fn is not None:
-                told = [evaluate_fn(number, label, cut(model.value(), layout)) for label, model in enumerate(models)]
-                row["metrics"] = [None if one is None else dict(one) for one in told]
+                results = [evaluate_fn(number, label, cut(model.value(), layout)) for label, model in enumerate(models)]
+                row["metrics"] = [None if one is None else dict(one) for one in results]
             result.rounds.append(row)
         result.arrays = [cut(model.value(), layout) for model in models]
         result.epsilon = None if self.accountant is None else self.accountant.get_privacy_spent().epsilon
@@ -177,7 +177,7 @@ class ClusteredAveraging:
                 continue
             except KeyHolderLost as error:
                 raise InputError(str(error)) from None
-            federation.close(held["signature"])  # nobody is added later
+            federation.close(held["signature"])  # no client is added later
             found = [int(label) for label in released.result["labels"]]
             return dict(zip(held.clients, found, strict=True)), released.evidence
         raise InputError("clients were lost three times while their signatures were compared; see the refusals")

@@ -20,9 +20,9 @@ RECORD, ASK, ANSWER = "cflpriv", "ask", "answer"
 class GridTransport:
     """A `federation.transport.ByteTransport` over a Grid.
 
-    A stage lasts at most `deadline_seconds` ("compute" as long as `compute_seconds`, the greeting `hello_seconds`); messages that nobody
+    A stage lasts at most `deadline_seconds` ("compute" as long as `compute_seconds`, the greeting `hello_seconds`); messages that no one
     fetched by then are dropped by the SuperLink, because their time to live ends with the stage. `message_type` is Flower's. `journal` is
-    told when a stage begins and ends; `stages` keeps (stage, clients asked, clients answered, seconds), for the record.
+    notified when a stage begins and ends; `stages` keeps (stage, clients asked, clients answered, seconds), for the record.
     """
 
     def __init__(

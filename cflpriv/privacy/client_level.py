@@ -115,7 +115,7 @@ class ClippedMean:
 
     @property
     def bound(self) -> tuple[Relation, float, float]:
-        """What clients are told whose sums get noise at the server: relation, clip_norm, noise multiplier."""
+        """What is sent to clients whose sums get noise at the server: relation, clip_norm, noise multiplier."""
         return self.privacy.relation, self.privacy.clip_norm, self.multiplier
 
     @property
@@ -170,7 +170,7 @@ class ClippedMean:
 def share(vector: Array, plan: SkellamPlan, seed: int, room: int, entropy: Entropy) -> Array:
     """A client's integers (plan.dimension,) for a secure sum, noise included, of which `room` fit on each side of zero.
 
-    What lies beyond is cut off: less than 1e-30 a coordinate where `fits` says so.
+    The rest is cut off: less than 1e-30 a coordinate where `fits` holds.
     """
     return np.clip(skellam_share(vector, plan, _signs(seed, plan.dimension), entropy), -room, room)
 

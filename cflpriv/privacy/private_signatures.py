@@ -176,5 +176,5 @@ class NoisyGradient:
             whole = torch.cat([made[name].flatten(1) for name in names], dim=1)
             rows.append(whole if directions is None else whole @ directions)
         sketched = torch.cat(rows).double().numpy() * np.sqrt(dimension / size)
-        # a gradient that no norm bounds contributes nothing: to fail for it would tell of one sample
+        # a gradient that no norm bounds contributes nothing: to fail for it would reveal one sample
         return np.asarray(np.where(np.isfinite(sketched).all(axis=1, keepdims=True), sketched, 0.0))

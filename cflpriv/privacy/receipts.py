@@ -40,7 +40,7 @@ class PrivacyLedger:
 
     @staticmethod
     def harmless(task: "Task", relation: str) -> bool:
-        """Whether it tells nothing private that a client runs a task, or fails to.
+        """Whether it reveals nothing private that a client runs a task, or fails to.
 
         It carries noise, in all the tasks that it is made of, or uses no data, or of them their number only, which is public under
         "replace_one".
@@ -84,7 +84,7 @@ class PrivacyLedger:
     def failed(
         self, task: "Task", given: Iterable[Held], remembered: Iterable[tuple[int, str]], clients: Sequence[int], round: int
     ) -> None:
-        """Charge clients whose private task gave no result, as if it had been released: that it gave none is told."""
+        """Charge clients whose private task gave no result, as if it had been released: that it gave none is visible."""
         covers = getattr(task, "covers", {})
         held = Held(HeldKey(type(task).__name__), (), tuple(part for part in task.parts if part in covers))
         self.enter(held, task, given, remembered)
@@ -108,7 +108,7 @@ class PrivacyLedger:
     def settle_sums(self, held: Held, call: SumCall, choices: Held | None, small_clusters: str, round: int) -> None:
         """Charge those who are in a group that can be summed; `TooFewClients` before anybody is charged for nothing.
 
-        Where `choices` stay private all are charged, for these too: counts tell of choices, and who is charged would.
+        Where `choices` stay private all are charged, for these too: counts reveal choices, and so would the list of charged clients.
         """
         if choices is not None:
             everybody = [one.client for one in call.contributions]

@@ -62,7 +62,7 @@ class Privacy:
             raise InputError(f"privacy.relation = {self.relation!r}: known are 'add_remove' and 'replace_one'")
         if self.unit == "none":
             if self.epsilon or self.delta:
-                raise InputError("privacy.epsilon, privacy.delta: given without privacy.unit; say 'sample' or 'client'")
+                raise InputError("privacy.epsilon, privacy.delta: given without privacy.unit; set it to 'sample' or 'client'")
             return
         for key in ("epsilon", "clip_norm", "loss_cap"):
             value = getattr(self, key)
@@ -107,7 +107,7 @@ class Privacy:
 class Releases:
     """How often a client releases at most, over a whole run: signatures (or rows of scores), trainings (updates), and choices.
 
-    `extra_epochs` are trained beside those of `trainings`, each of which has as many as `[training]` says. `mechanism` is how a signature
+    `extra_epochs` are trained beside those of `trainings`, each of which has as many as `[training]` sets. `mechanism` is how a signature
     is released: a noisy "moment" of samples, the noisy "total" of a vector for each sample, or noisy "scores" of others' models.
     """
 

@@ -116,7 +116,7 @@ class Losses:
     relation: Relation = "add_remove"
 
     def private(self, noise: Noise) -> "Losses":
-        """This choice under sample-level differential privacy: `protocols.mechanisms.noisy_argmin`, which says what it guarantees."""
+        """This choice under sample-level differential privacy: `protocols.mechanisms.noisy_argmin`, whose docstring has the guarantee."""
         return replace(self, epsilon=noise.choice, cap=noise.loss_cap, relation=noise.relation) if noise.choice else self
 
     @property

@@ -116,7 +116,7 @@ class Train:
     def private(self, noise: Noise) -> "Train":
         """This training with per-sample clipping, Poisson batches and noise.
 
-        Guarantee: "update" and what the client keeps are as private as `events` says, towards everybody who sees them.
+        Guarantee: "update" and what the client keeps are as private as `events` states, towards all who see them.
         Reveals: the update up to the noise; not "count", which has no private form.
         """
         if not noise.training:

@@ -597,7 +597,7 @@ def test_ctrl_c_then_resume_from_the_command_line(tmp_path: Path) -> None:
             break
     rest = process.stdout.read()
     assert process.wait(timeout=60) == 0
-    assert "--resume goes on" in rest
+    assert "continue with --resume" in rest
     write_report(tmp_path / "run")  # a run that ended early can be looked at
     refused = subprocess.run([*arguments, "--set", "training.lr=0.3"], capture_output=True, text=True)
     assert refused.returncode == 2
