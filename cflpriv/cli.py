@@ -126,9 +126,7 @@ def audit(
     ] = "standard",
     active: Annotated[
         bool,
-        typer.Option(
-            "--active", help="Run active attacks against freshly started clients, and report what they refuse."
-        ),
+        typer.Option("--active", help="Run active attacks against freshly started clients, and report what they refuse."),
     ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="With --active, the folder to write; default the run folder, or runs/NAME-active.")

@@ -98,7 +98,7 @@ def record(network: str, partition: str, seed: int, protection: dict[str, Any] |
 
 
 def score(one: Guess, run: Run) -> tuple[float, float, float]:
-    """Label-set accuracy, L1 of histograms (equal shares where the attacker says nothing), L1 of the structure under the best renaming."""
+    """Label-set accuracy, L1 of histograms (equal shares where the attacker abstains), L1 of the structure under the best renaming."""
     clients = sorted(run.truth.label_sets)
     sets = score_sets(one, run.truth, run.prior, clients).mean()
     return (
