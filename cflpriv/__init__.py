@@ -1,7 +1,7 @@
 """Privacy-preserving clustered federated learning, and a measured answer to what it leaks.
 
-Clients whose data are alike train together; a server finds out who is alike from protected evidence only, and sums their updates without
-seeing one. Names are imported when first used, so that `import cflpriv.protocols` does not load torch.
+Clients with similar data train together. The server finds the clusters from protected evidence only and sums updates without seeing any
+single one. Names are imported when first used, so that `import cflpriv.protocols` does not load torch.
 """
 
 from importlib import import_module

@@ -14,13 +14,13 @@ from .protocols.errors import ProtocolError
 __all__ = ["app", "main"]
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,  # a picture of an error's locals is one of clients' data
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,  # tracebacks that show locals would show clients' data
     help="Privacy-preserving clustered federated learning, and what it leaks.",
 )  # fmt: skip
 _out = Console(soft_wrap=True, highlight=False)
 _err = Console(stderr=True, soft_wrap=True, highlight=False)
 
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where data sets lie; else CFLPRIV_DATA, else data/.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The folder of data sets; default CFLPRIV_DATA, else data/.")]
 
 
 Plugins = Annotated[
@@ -36,7 +36,7 @@ def run(
     config: Annotated[Path, typer.Argument(help="An experiment, a TOML file.", metavar="CONFIG.toml")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: section.key=value. May be repeated.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run folder to make; default runs/NAME.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that ended early, from its last checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume a run that ended early from its last checkpoint.")] = False,
     plugin: Plugins = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -69,7 +69,7 @@ def run(
                 experiment, folder, data_dir, resume=resume, say=lambda line: progress.console.print(line, markup=False),
                 tick=tick, step=step,
             )  # fmt: skip
-        except InputError as error:  # found out with the data at hand: name the file that asked for it
+        except InputError as error:  # detected with the data: name the configuration file
             raise InputError(f"{config}: {error}") from None
     _out.print(_summary_text(summary), markup=False)
     _out.print(f"run folder: {folder}, digest {digest_of(folder)}", markup=False)
@@ -115,7 +115,7 @@ def audit(
         typer.Option(
             "--adversary",
             help="server, server+N (N colluding clients), active-server, key-holder, client, outsider; default: server, server+1 and "
-            "key-holder as far as the run has them.",
+            "key-holder, where the run has them.",
         ),
     ] = None,
     attacks: Annotated[
@@ -163,7 +163,7 @@ def audit(
 
 
 def _active_audit(source: Path, changes: list[str], attacks: list[str] | None, out: Path | None, data_dir: Path | None) -> None:
-    """Play the active attacks against clients of a configuration, that of a run folder or of a file."""
+    """Run the active attacks against clients of a configuration, given as a run folder or a file."""
     from .attacks.active.audit import active_audit, table, written
     from .experiments import load_config
 
@@ -180,7 +180,7 @@ def verify(
     run_dir: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN_DIR")],
     digest: Annotated[str | None, typer.Option("--digest", help="What `cflpriv run` or an audit printed at its end.")] = None,
 ) -> None:
-    """Check that a run folder is as its run and its audits left it, and that its figures follow from its rounds. Exit code 1 if not."""
+    """Check that a run folder is unchanged since its run and audits, and that its figures follow from its rounds. Exit code 1 if not."""
     from .experiments.verify import verify as check
 
     found = check(run_dir)
@@ -237,7 +237,7 @@ def reproduce(
 
 @app.command("list")
 def list_(plugin: Plugins = None) -> None:
-    """What exists: algorithms, protections, attacks, data sets, partitions, models, reproductions."""
+    """List algorithms, protections, attacks, data sets, partitions, models, reproductions."""
     from .algorithms import ALGORITHMS
     from .attacks import ATTACKS
     from .attacks.active import ACTIVE_ATTACKS

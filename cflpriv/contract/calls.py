@@ -37,7 +37,7 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Contribution:
-    """What one client brings to a mean: its `parts`, its `weight`, and the `labels` of the groups it counts towards."""
+    """One client's contribution to a mean: its `parts`, its `weight`, and the `labels` of the groups it counts towards."""
 
     client: int
     parts: Mapping[str, Array] = field(repr=False)
@@ -95,7 +95,7 @@ MOST_WEIGHT = 0.9
 def large_enough(call: SumCall) -> list[int]:
     """The groups that may be summed; `TooFewClients` if there is none.
 
-    `InputError` where public weights make one client nearly all of a group: a minimum cohort size is no protection then.
+    `InputError` where public weights make one client nearly all of a group: a minimum cohort size does not protect then.
     """
     for label in range(call.k) if call.min_cohort > 1 and call.public_weights else ():
         weights = [one.weight for one in call.members(label)]
@@ -110,7 +110,7 @@ def large_enough(call: SumCall) -> list[int]:
 
 
 def clear_means(call: SumCall, record: Recorder) -> tuple[GroupMean | None, ...]:
-    """The means of contributions as they are. Guarantee: none. Reveals: every update and weight."""
+    """The means of contributions in the clear. Guarantee: none. Reveals: every update and weight."""
     groups = large_enough(call)
     contributors = [one for one in call.contributions if any(label in groups for label in one.labels)]
     sent = [dict(one.parts) if call.public_weights else {**one.parts, "weight": np.array(one.weight)} for one in contributors]

@@ -23,7 +23,7 @@ class Labels(Protocol):
 
 
 class HeldKey:
-    """The identity of what clients hold; when the last handle is gone, the clients drop the values."""
+    """The identity of values that clients hold. When the last handle is deleted, the clients drop the values."""
 
     __slots__ = ("__weakref__", "name")
 
@@ -50,7 +50,8 @@ class Held:
         return replace(self, parts=wanted)
 
     def of(self, clients: Collection[int]) -> "Held":
-        """The same of those of `clients` that hold it, e.g. of those who answered. Raises `TooFewClients` where no client is left."""
+        """The same values of those `clients` that hold them, e.g. of those that answered. Raises `TooFewClients` where no client is
+        left."""
         left = tuple(client for client in self.clients if client in clients)
         if not left:
             raise TooFewClients((), 1)
@@ -81,7 +82,7 @@ class Blind:
 
 @dataclass(frozen=True, eq=False)
 class Own:
-    """An addend that each client has for itself: `factor` times its own value of the one part of `held`, zero for others."""
+    """A client's own addend: `factor` times its value of the one part of `held`; zero for clients without one."""
 
     held: Held
     factor: float = 1.0
@@ -91,7 +92,7 @@ class Own:
 class Shared:
     """A sum of a clear part, transformed parts (one per transform) and clients' own parts. Servers add and scale it; clients open it.
 
-    Where `own` is not empty the sum is a different one for each client.
+    Where `own` is not empty, the sum differs between clients.
     """
 
     clear: Array | None = None
@@ -164,7 +165,7 @@ class GroupMean:
 
 @dataclass(frozen=True, eq=False)
 class Released:
-    """What `gram` gives back: `result` (labels and small integers), and `evidence` where the release allows it, else None."""
+    """The result of `gram`: `result` (labels and small integers), and `evidence` where the release allows it, else None."""
 
     result: Mapping[str, Any]
     evidence: Mapping[str, Any] | None
@@ -193,7 +194,7 @@ def times(value: Array, number: Array) -> Array:
 
 
 def placed(labels: Labels, clients: Sequence[int]) -> list[int]:
-    """Those of the clients that have a label."""
+    """The clients that have a label."""
     found = []
     for client in clients:
         with suppress(KeyError, IndexError):

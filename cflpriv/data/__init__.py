@@ -1,15 +1,15 @@
 """Data sets, partitions and populations of clients.
 
-Clustered federated learning asks which clients resemble one another, so an experiment must know in what way they were made to differ. This
-room turns real images into clients with a known truth:
+Experiments in clustered federated learning need clients whose differences are known. This package turns real data into clients with known
+true groups:
 
 - `formats` reads files (idx, npz, libsvm, CIFAR's binary batches, SVHN's MATLAB files, LEAF's json, text) and trusts none of them: sizes
   are checked before memory is taken, nothing is unpickled, and every failure is one line naming the file.
-- `named` says which files make up which data set, `datasets` what form they are brought to. Nothing is downloaded or made up; what is
+- `named` lists the files of each data set, `datasets` defines their common form. Nothing is downloaded or made up; what is
   incomplete or not the official version is reported in `notes`, which the report shows. Users bring their own data with
   `load_npz` or `load_idx`; an npz may name each sample's real client. `text` turns articles and sentences into windows of words.
-- `partition` decides which sample belongs to which client: alike (`iid`), by labels (`label_skew`, `dirichlet`, `pathological`, by the
-  kinds that labels belong to) or as the file says (`given`). `shifts` makes groups differ in other ways: rotated images, shifted, swapped
+- `partition` assigns samples to clients: alike (`iid`), by labels (`label_skew`, `dirichlet`, `pathological`, by the
+  kinds that labels belong to) or as in the file (`given`). `shifts` makes groups differ in other ways: rotated images, shifted, swapped
   or permuted labels, several data sets in one frame.
 - `population` puts them together: `build_population(DataSpec(...))` returns clients, their true groups, and how to normalise a model's
   input.

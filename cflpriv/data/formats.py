@@ -75,7 +75,7 @@ def _reading(path: Path, what: str) -> Iterator[None]:
 
 
 def _named(found: Iterable[str]) -> str:
-    """Names that a file holds, in one line, whatever is in them."""
+    """Names in a file, in one line, with control characters escaped."""
     return ", ".join(name if name.isprintable() else repr(name) for name in sorted(found)) or "nothing"
 
 

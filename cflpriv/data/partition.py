@@ -263,7 +263,7 @@ def given(
     test_samples_per_client: int = 0,
     kinds: Array | None = None,
 ) -> Partition:
-    """Real clients as the file names them, by an integer owner per sample, which stays their id. `clients` > 0 takes the lowest ids only.
+    """Real clients as named in the file, by an integer owner per sample, which stays their id. `clients` > 0 takes the lowest ids only.
 
     `samples_per_client` keeps a random subset of at most that many. Test: the client's own test samples (possibly none), or, without
     `owners_test`, the test samples with its labels. The true group is the kind of a client's training samples if `kinds` (n,) names

@@ -1,6 +1,6 @@
 """The audit's part of a report: the matrix of attacks by protections, and true beside inferred label histograms.
 
-Nothing here knows of run folders; `report` reads the files and hands over what it checked.
+Independent of run folders: `run_files` reads and checks the files.
 """
 
 from collections import Counter
@@ -25,16 +25,16 @@ ACTIVE_STATUS = {
 }  # fmt: skip
 """Outcomes of an active attack for people, the least comforting first."""
 ORDER = tuple(STATUS)
-"""Of several figures of one attack the first of these is the attack's: one leak is a leak, one open question is open."""
+"""The status of several figures is the first of these that occurs: one leak is a leak, one open question is open."""
 SPELLED = {
     "histogram l1": "L1 of label histogram", "structure l1": "L1 of histogram up to renaming", "psnr db": "PSNR in dB", "l1": "L1",
     "ssim": "SSIM", "auc": "AUC", "tpr": "TPR", "fpr": "FPR", "lira": "LiRA", "rmia": "RMIA",
 }  # fmt: skip
-"""Words of metrics' names as people write them; longer ones first."""
+"""Display names of parts of metrics' names; longer ones first."""
 
 
 def metric_words(cell: Mapping[str, Any]) -> str:
-    """A figure's name for people. An arrow stands after an error, of which less means that more was learnt."""
+    """The display name of a figure. An arrow marks errors, where a smaller value means that more was learned."""
     words = f" {str(cell['metric']).replace('_', ' ')} "
     for plain, spelled in SPELLED.items():
         words = words.replace(f" {plain} ", f" {spelled} ")
@@ -74,7 +74,7 @@ def _worst(adversary: str, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]
 
 
 def _together(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Neighbours without a figure and with the same note as one."""
+    """Merge neighbours without a figure that have the same note."""
     merged: list[dict[str, Any]] = []
     for item in items:
         before = merged[-1] if merged else None
@@ -87,7 +87,7 @@ def _together(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def label_histograms(truth: Array, guess: Array, titles: Sequence[str]) -> str:
-    """A panel a client: true label shares as bars, inferred ones as dots, (m, classes) each; above it how far they are apart (L1)."""
+    """One panel per client: true label shares as bars, inferred ones as dots, (m, classes) each, with their L1 distance."""
     m, classes = truth.shape
     with style():
         figure = new_figure(1.8 + 1.1 * m, 1.9)

@@ -34,13 +34,13 @@ Done = TypeVar("Done")
 
 @dataclass(frozen=True, eq=False)
 class Backend:
-    """How a run reaches its clients, and what is known of them beside what they send: all in which simulations and deployments differ.
+    """How a run reaches its clients, and what else is known of them: all differences between simulations and deployments.
 
     welcome(run, progress): clients join, before the start or, with the `progress` of its checkpoint, before a resumed run continues;
-    raises `InputError` where too few come. begin_round(run, number): begins the round; those who came meanwhile and are to be admitted.
+    raises `InputError` where too few come. begin_round(run, number): begins the round; returns new clients to be admitted.
     scores(run, clients): accuracies, for a round's row. evidence(run): that of a clustering whose release withheld it.
     saved(run): what a checkpoint of its progress has besides. summary(run): keys of the summary besides, or in place of those of `finish`.
-    write(run, out): files that others do not have, after the beginning and at the end. close(run): nothing is asked of clients any more.
+    write(run, out): additional files, after the start and at the end. close(run): ends the exchange with clients.
     skips: the errors that end a round and not the run. save_every: rounds from one checkpoint to the next.
     """
 
@@ -103,8 +103,7 @@ def begin(run: Run) -> None:
 
 
 def advance(run: Run) -> dict[str, Any]:
-    """Run and measure one round; the new row. A round in which no group reaches the minimum cohort size changes nothing; its row records
-    that."""
+    """Run and measure one round; the new row. A round without a large enough group changes nothing and is recorded as such."""
     number, began = len(run.rows), time.perf_counter()
     if run.run_ledger is not None:
         run.run_ledger.ledger.round = number
@@ -117,7 +116,7 @@ def advance(run: Run) -> dict[str, Any]:
             row |= {"cohort": list(record.cohort), "labels": None if record.labels is None else list(record.labels), **record.notes}
         except run.backend.skips as error:
             row["skipped"] = str(error)
-        except BudgetExceeded as error:  # the run ends with what it has
+        except BudgetExceeded as error:  # the run ends here
             run.stopped = row["skipped"] = str(error)
         if number % run.config.run.evaluate_every == 0 or number >= run.config.training.rounds - LAST or run.stopped:
             row |= run.backend.scores(run, run.federation.clients)
@@ -142,7 +141,8 @@ def _retried(run: Run, step: Callable[[], Done]) -> Done:
 
 
 def _admitted(run: Run, came: Collection[int]) -> list[int]:
-    """Take in clients that the clustering has not seen, where the algorithm can. Who drops out meanwhile is asked when it is back."""
+    """Admit clients that the clustering has not seen, where the algorithm can. Clients that drop out meanwhile are asked when they
+    return."""
     admit = run.algorithm.admit
     clustering = run.algorithm.describe(run.state).get("clustering") if came and admit is not None else None
     fresh = [client for client in sorted(came) if clustering is not None and client not in clustering.clients]
@@ -217,7 +217,7 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def population_digest(population: Population) -> str:
-    """A digest of all clients' data, whatever their order, by which an audit knows that it sees the same."""
+    """A digest of all clients' data, independent of their order, by which an audit detects other data."""
     seen: dict[int, bytes] = {}
 
     def of(array: Array) -> bytes:

@@ -231,7 +231,7 @@ def _compared_bytes(config: Config, population: Population, clients: int) -> int
     sketch_dim = protection.sketch_dim if "sketch" in protection.gram else None
     if "ckks" not in protection.gram:
         return clients * p * min(dimension, sketch_dim or dimension) * 8
-    from ..aggregation.ckks_settings import CkksSettings  # the protocol is loaded where it is used
+    from ..aggregation.ckks_settings import CkksSettings  # loaded on first use
 
     settings = CkksSettings.of(protection)
     try:

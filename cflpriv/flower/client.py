@@ -39,7 +39,7 @@ Section = TypeVar("Section", Protection, Privacy)
 Role = Literal["client", "key-holder"]
 KEY_HOLDER: Role = "key-holder"
 KEYS = ("identity", "roster", "state", "role", "models", "protection", "privacy", "app")
-"""The keys of a settings file; what an application reads for itself stands in its table [app]."""
+"""The keys of a settings file; the application's own keys are in the table [app]."""
 
 
 class ContextStore(ByteStore):
@@ -75,7 +75,7 @@ def write_identities(folder: str | Path, count: int, entropy: Entropy = system_e
 
     With `key_holder` also `key-holder.key` for the key holder of encrypted similarity, whose public key the roster names.
 
-    For a trial on one machine: in a deployment every operator makes the own key, and the roster is agreed out of band. Existing files are
+    For a trial on one machine: in a deployment every operator makes its own key, and the roster is agreed out of band. Existing files are
     not overwritten (`InputError`).
     """
     folder = Path(folder)
@@ -125,13 +125,13 @@ def read_roster(path: Path) -> Roster:
 
 
 def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, Any]]:
-    """What a client's operator wrote: (settings, folder for its state or None, the application's own table).
+    """A client's settings file: (settings, folder for its state or None, the application's own table).
 
     A TOML file with `identity` (key file), `roster` (optional), `state` (optional folder; without it the state is lost when the SuperNode
     restarts), `[protection]`, which must be there, and `[privacy]`, with the keys of an experiment. Paths are relative to the file.
-    `[privacy]` needs `state`, where what was spent stays spent. `role = "key-holder"` makes it the key holder of encrypted similarity: it
-    has no data. `models` is how many models the members of one secure sum may have been sent, 1 by default. `[app]` is for the
-    application. Any other key is refused, for a misspelt one must not mean less protection.
+    `[privacy]` needs `state`, which keeps the record of what was spent. `role = "key-holder"` makes it the key holder of encrypted
+    similarity: it has no data. `models` is how many models the members of one secure sum may have been sent, 1 by default. `[app]` is for
+    the application. Any other key is refused, so that a misspelt one cannot mean less protection.
 
     Raises `InputError`.
     """
@@ -155,7 +155,7 @@ def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, An
     if protection.secure and protection.secagg_mode == "active" and roster is None:
         raise InputError(f"{path}: [protection] secagg_mode = 'active': give the roster of pinned keys, or use 'passive'")
     if privacy.unit != "none" and "state" not in tree:
-        raise InputError(f"{path}: [privacy] unit = {privacy.unit!r}: give a folder as state, in which what was spent stays spent")
+        raise InputError(f"{path}: [privacy] unit = {privacy.unit!r}: give a folder as state, which keeps the record of what was spent")
     models = tree.get("models", 1)
     if isinstance(models, bool) or not isinstance(models, int) or models < 1:
         raise InputError(f"{path}: models = {models!r}: give how many models the members of one secure sum may have been sent, 1 or more")
@@ -168,7 +168,7 @@ def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, An
 
 
 def _role(path: Path, tree: dict[str, Any], identity: Identity, protection: Protection, roster: Roster | None) -> Role:
-    """Whose settings these are, and whether the roster and the protection fit that."""
+    """The role in these settings; checks that roster and protection fit it."""
     role: Role = tree.get("role", "client")
     if role not in ("client", KEY_HOLDER):
         raise InputError(f"{path}: role = {role!r}: is not known; known are client, key-holder")
@@ -246,7 +246,7 @@ def ask_of(message: Message) -> bytes:
 
 def holder(settings: Settings, store: Store) -> "KeyHolderParty":
     """The key holder of encrypted similarity, at a node whose settings give it that role."""
-    from ..aggregation.key_holder import KeyHolderParty  # the protocol is loaded where it is used
+    from ..aggregation.key_holder import KeyHolderParty  # loaded on first use
 
     return KeyHolderParty(settings, store)
 

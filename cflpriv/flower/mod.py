@@ -34,7 +34,7 @@ log = logging.getLogger("cflpriv.flower")
 
 
 def layout_of(arrays: ArrayRecord) -> Layout:
-    """How a flat vector is cut into the arrays of a record. Raises `InputError` for arrays that are not floating."""
+    """The layout of a record's arrays in a flat vector. Raises `InputError` for arrays that are not floating."""
     layout = []
     for name, array in arrays.items():
         if not array.dtype.startswith("float"):

@@ -42,7 +42,8 @@ log = logging.getLogger("cflpriv.flower")
 
 @dataclass
 class ClusteredResult:
-    """What training gave: each client's cluster, the clusters' models, what each round did; ε of the updates where noise was added."""
+    """The result of training: each client's cluster, the clusters' models, a record of each round; ε of the updates where noise was
+    added."""
 
     labels: dict[int, int]
     arrays: list[ArrayRecord]
@@ -62,7 +63,7 @@ class ClusteredAveraging:
     sum before it is used: of noise_multiplier times the longest that an update can be, which is `clip_norm`, and in a secure sum what
     rounding to its levels may add (the root of the number of parameters, times one level). That protects clients from whoever sees the
     models, not from this server (secure aggregation hides single updates from it). `accountant` counts these releases, e.g.
-    `PldAccountant`; at its budget training ends with what there is. Numbers of clients count as public, and signatures carry no noise: ε is
+    `PldAccountant`; when its budget is spent, training ends. Numbers of clients count as public, and signatures carry no noise: ε is
     that of the updates alone.
 
     Raises `InputError` for parameters that cannot be.
@@ -187,7 +188,7 @@ class ClusteredAveraging:
         if not self.protection.secure:
             return self.clip_norm
         level = self.protection.secagg_clip / largest_levels(clients, self.protection.secagg_bits)
-        longest = level * rounded_norms(self.clip_norm / level, size, 0.0)[0]  # clients round once, whatever comes of it
+        longest = level * rounded_norms(self.clip_norm / level, size, 0.0)[0]  # clients round once
         if longest > 2 * self.clip_norm:
             raise InputError(
                 f"protection.secagg_bits = {self.protection.secagg_bits}: rounded for a sum over {clients} clients, an update of {size} "

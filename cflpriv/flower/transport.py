@@ -46,9 +46,9 @@ class GridTransport:
         return sorted(int(node) for node in self._grid.get_node_ids())
 
     def welcome(self, federation: "FederationServer", count: int, seconds: float) -> set[int]:
-        """Greet nodes until `count` clients are there (and the key holder, where one is needed), or for `seconds`; who came.
+        """Enrol nodes until `count` clients are present (and the key holder, where one is needed), or for `seconds`; the clients enrolled.
 
-        Who is slow is greeted again, with twice the time.
+        Slow nodes are asked again, with twice the time.
         """
         until = self._clock() + seconds
         while len(self.places()) < count and self._clock() < until:  # a run may start before its nodes are known
@@ -94,7 +94,7 @@ class GridTransport:
                     answers[node] = data
             if self._clock() - began >= seconds:
                 break
-            if waiting:  # asking costs both sides time that clients on the same machine need: the longer it takes, the more seldom
+            if waiting:  # polling takes time from clients on the same machine, so it slows down with time
                 time.sleep(self._poll * min(8.0, 1 + (self._clock() - began) / 2))
         self.stages.append((stage, len(requests), len(answers), self._clock() - began))
         self._journal({"stage": stage, "asked": len(requests), "answered": len(answers), "seconds": round(self._clock() - began, 3)})

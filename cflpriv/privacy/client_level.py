@@ -31,7 +31,7 @@ __all__ = ["BETA", "LOCAL", "ClippedMean", "LocalGram", "client_noise", "fits", 
 FINEST_NOISE = 1e4
 """Standard deviation of a share of Skellam noise, in integers, where the modulus leaves room: finer integers gain nothing."""
 FEWEST_LEVELS = 1.0
-"""A clipped vector is at least so many integers long: below, it would drown in its own rounding."""
+"""A clipped vector is at least so many integers long: below, rounding would dominate it."""
 LOCAL = "gram by local noise"
 """What the ledger calls a release of single clients' rows."""
 BETA = math.exp(-0.5)
@@ -43,7 +43,7 @@ REACH = 13
 def client_noise(
     privacy: Privacy, releases: Releases, protection: Protection, ledger: Ledger, clients: int, seed: int, noise_source: Entropy
 ) -> "tuple[ClippedMean, LocalGram | None]":
-    """What a server does about unit = "client": in means, and where single rows are compared. `InputError` for sums without noise."""
+    """The server's side of unit = "client": in means, and where single rows are compared. `InputError` for sums without noise."""
     if protection.sum not in ("none", "secagg"):
         raise InputError(
             f"protection.sum = {protection.sum!r} under privacy.unit = 'client': noise goes to sums in the clear ('none', the server being "
@@ -83,14 +83,13 @@ class Shares:
 class ClippedMean:
     """`mean` under client-level privacy. Every client's parts together are clipped to `privacy.clip_norm`; weights are equal.
 
-    Guarantee: that of one `GaussianEvent` (central) or `SkellamEvent` (in secure sums) a mean, charged before anything is sent.
-    Under "add_remove" neighbours differ in whether a client's contribution is there or zero: who takes part, and so the number that the
-    sum is divided by, is public. No amplification by the sampling of clients is claimed: the server sees who takes part.
-    Reveals: the means up to the noise, who is in which group; with `sum = "none"`, every contribution to the trusted server. Inside a
-    secure sum clients must be honest about their shares: whoever knows c of them takes c off the noise. A member knows its own, and may be
-    in league with the server, so the price counts one share less than the minimum cohort size, the fewest survivors; all beyond are slack
-    (for dropouts, and for more such clients).
-    Source: McMahan et al. 2018 (central); Agarwal, Kairouz & Liu 2021 (Skellam).
+    Guarantee: that of one `GaussianEvent` (central) or `SkellamEvent` (in secure sums) a mean, charged before anything is sent. Under
+    "add_remove" neighbours differ in whether a client's contribution is there or zero: who takes part, and so the number that the sum is
+    divided by, is public. No amplification by the sampling of clients is claimed: the server sees who takes part. Reveals: the means up to
+    the noise, who is in which group; with `sum = "none"`, every contribution to the trusted server. Inside a secure sum clients must be
+    honest about their shares: whoever knows c of them subtracts c from the noise. A member knows its own, and may collude with the server,
+    so the price counts one share less than the minimum cohort size, the fewest survivors; all beyond are slack (for dropouts, and for more
+    such clients). Source: McMahan et al. 2018 (central); Agarwal, Kairouz & Liu 2021 (Skellam).
     """
 
     privacy: Privacy

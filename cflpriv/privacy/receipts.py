@@ -73,7 +73,7 @@ class PrivacyLedger:
         self._held[held.key] = dict.fromkeys(held.parts, joined)
 
     def public(self, held: Held) -> None:
-        """`held` was released already: it is other clients' noisy values, sent on."""
+        """`held` was released already: it is other clients' noisy values, relayed."""
         self._held[held.key] = dict.fromkeys(held.parts, ())
 
     def covers(self, given: Iterable[Held], remembered: Iterable[tuple[int, str]]) -> bool:
@@ -91,8 +91,8 @@ class PrivacyLedger:
         self.settle(held, clients, "failure", round)
 
     def settle(self, held: Held, clients: Sequence[int], operation: str, round: int) -> None:
-        """Charge the owners of `held` before an operation releases it. `InputError` if it is not covered, `BudgetExceeded` if it is too
-        dear.
+        """Charge the owners of `held` before an operation releases it. `InputError` if it is not covered, `BudgetExceeded` if it exceeds
+        the budget.
         """
         due: list[Receipt] = []
         for part in held.parts:
@@ -106,7 +106,7 @@ class PrivacyLedger:
         self.ledger.settle(dict.fromkeys(clients, due), f"{operation} of {held.key.name} {'+'.join(held.parts)}", round)
 
     def settle_sums(self, held: Held, call: SumCall, choices: Held | None, small_clusters: str, round: int) -> None:
-        """Charge those who are in a group that can be summed; `TooFewClients` before anybody is charged for nothing.
+        """Charge those who are in a group that can be summed; `TooFewClients` before any client is charged for nothing.
 
         Where `choices` stay private all are charged, for these too: counts reveal choices, and so would the list of charged clients.
         """
@@ -137,7 +137,8 @@ class PrivacyLedger:
         return {"held": held, "remembered": remembered, "receipts": receipts}
 
     def restore(self, saved: Mapping[str, Any], keys: Mapping[str, HeldKey]) -> None:
-        """Take up what `saved` gave. What was charged since stays in the ledger: the same value may be charged again, never too little."""
+        """Restore what `saved` returned. What was charged since stays in the ledger: the same value may be charged again, never too
+        little."""
         receipts = [Receipt(tuple(map(event_from, one["events"])), set(one["paid"])) for one in saved["receipts"]]
 
         def listed(numbers: Sequence[int] | None) -> Receipts | None:

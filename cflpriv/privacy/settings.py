@@ -1,14 +1,14 @@
 """The section `[privacy]` and the noise that meets it: one (ε, δ) for signatures, choices and training.
 
 unit = "sample"
-    Clients do not trust the server: what leaves a client carries its noise already, whatever channel it goes through. A task that can be
+    Clients do not trust the server: what leaves a client carries its noise already, whatever protection it goes through. A task that can be
     made private has a method `private(noise)`; the federation runs that in its place. What a task without one computes from data stays
-    where it is: an operation that would release it refuses, naming the step.
+    where it is: an operation that would release it raises an error that names the step.
 unit = "client"
     A client's whole contribution to a mean is clipped, and the sum gets noise: by the server, which is trusted with the contributions then
     (`sum = "none"`), or by shares of Skellam noise that clients add inside secure aggregation. Nothing but `mean` is released.
 
-`plan` finds the noise for a whole run beforehand; the ledger (`protocols.ledger`) is what keeps the promise.
+`plan` calibrates the noise for a whole run beforehand; the ledger (`protocols.ledger`) enforces the budget.
 """
 
 import math
@@ -31,7 +31,7 @@ __all__ = ["Noise", "Privacy", "Releases", "plan", "secret_key", "secret_of", "u
 
 @dataclass(frozen=True)
 class Privacy:
-    """What is asked for. Field names are the keys of `[privacy]`.
+    """The section `[privacy]`; field names are its keys.
 
     unit: what is protected, a "sample" of a client or a whole "client"; "none": nothing. relation: which data sets are neighbours.
     epsilon, delta: what each client may spend over the whole run. signature_share, choice_share: the part of ε that the signature, and the

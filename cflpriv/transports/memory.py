@@ -57,7 +57,7 @@ class Faults:
 
 @dataclass(eq=False)
 class MemoryTransport:
-    """Hands requests to the clients of a host, those of `online` only.
+    """Passes requests to the clients of a host, those of `online` only.
 
     `on_error`: what a client cannot or must not do ends the run with a full message ("raise", as experiments want it: clients have the same
     settings, so one would refuse after the other), or the client answers with an error code, as one that is deployed does ("refuse").
