@@ -9,18 +9,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import nn
-from torch.func import functional_call, grad, vmap
-from torch.nn import functional
 
 from ..engine import Engine, Result, Task, TaskInput
 from ..engine.models import Model
 from ..experiments.config import Config
+from ..privacy.private_signatures import gradients_by_sample
 from ..privacy.settings import Noise
 from ..protocols.mechanisms import clip
 from ..types import Array
 
-__all__ = ["ClippingEngine", "clipped_probabilities", "compared_rows", "engine_for", "gradients_by_sample", "sampling_rate"]
+__all__ = ["ClippingEngine", "clipped_probabilities", "compared_rows", "engine_for", "sampling_rate"]
 
 NEXT_TO_NOTHING = 1e-9
 """A noise multiplier: mechanisms take none of 0."""
@@ -66,17 +64,6 @@ def compared_rows(config: Config, rows: Array) -> Array:
     return np.stack([clip(one / max(1.0, float(np.sqrt(len(one)))), 1.0) for one in rows])
 
 
-def gradients_by_sample(model: Model, module: nn.Module, x: Array, y: Array) -> dict[str, torch.Tensor]:
-    """By parameter, the gradients (n, ...) of each sample's loss; `module` holds the parameters of `model`."""
-    parameters = {name: one.detach() for name, one in module.named_parameters()}
-
-    def loss(weights: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(functional_call(module, weights, (sample.unsqueeze(0),)), label.unsqueeze(0))
-
-    made: dict[str, torch.Tensor] = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, model.inputs(x), torch.from_numpy(y))
-    return made
-
-
 def clipped_probabilities(model: Model, vector: Array, x: Array, y: Array, clip_norm: float) -> Array:
     """What takes the place of `class_probabilities` (classes, classes) where samples' gradients are clipped to norm `clip_norm`.
 
@@ -84,7 +71,7 @@ def clipped_probabilities(model: Model, vector: Array, x: Array, y: Array, clip_
     """
     places = np.concatenate([np.flatnonzero(y == label)[:CLIPPED_SAMPLES] for label in range(model.classes)])
     module = model.load(vector.astype(np.float32 if model.dtype == "float32" else np.float64))
-    made = gradients_by_sample(model, module, x[places], y[places])
+    made = gradients_by_sample(module, model.inputs(x[places]), torch.from_numpy(y[places]))
     squares = torch.stack([one.flatten(1).square().sum(1) for one in made.values()]).sum(0)
     shrunk = made[model.layout[-1][0]] * (clip_norm / squares.sqrt().clamp_min(clip_norm))[:, None]
     rows = np.zeros((model.classes, model.classes))

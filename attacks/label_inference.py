@@ -397,21 +397,27 @@ def _same(a: AdversaryView, b: AdversaryView) -> bool:
     return a.coalition == b.coalition and len(a.messages) == len(b.messages) and all(map(is_, a.messages, b.messages))
 
 
+def label_set_cell(case: Case, name: str, clients: Sequence[int], score: Callable[[list[int]], list[Array]], note: str) -> Cell:
+    """Label sets of the clients that lack a label; `score` of these gives scores with the view and on the unprotected view."""
+    metric, truth = "label_set_accuracy", case.truth
+    partial = [client for client in clients if case.prior.labels_per_client[client] < case.prior.classes]
+    if not partial:
+        return nothing(case, name, metric, "every client has all labels: there is no label set to find")
+    popular = popular_set([truth.label_sets[client] for client in partial])
+    mine, theirs = score(partial)
+    blank = np.array([float(truth.label_sets[client] == popular) for client in partial])
+    words = f"{note}; baseline: the most common label set for everyone"
+    return cell(case, name, metric, mine, blank, theirs, margin=MARGIN[metric], share=True, note=words)
+
+
 def label_cells(case: Case, name: str, clients: list[int], guesses: list[Guess], note: str) -> tuple[list[Cell], dict[str, Array]]:
     """Histograms and label sets of clients, guessed with, without and on the unprotected view; the cells and what a picture needs."""
     prior, truth = case.prior, case.truth
     l1 = [score_l1(one, truth, clients) for one in guesses]
     words = f"{note}; baseline: the label shares of the auxiliary data"
     figures = [cell(case, name, "histogram_l1", *l1, margin=MARGIN["histogram_l1"], lower_is_better=True, note=words)]
-    partial = [client for client in clients if prior.labels_per_client[client] < prior.classes]
-    if partial:
-        popular = popular_set([truth.label_sets[c] for c in partial])
-        sets = [score_sets(one, truth, prior, partial) for one in guesses]
-        sets[1] = np.array([float(truth.label_sets[c] == popular) for c in partial])
-        words = f"{note}; baseline: the most common label set for everyone"
-        figures.append(cell(case, name, "label_set_accuracy", *sets, margin=MARGIN["label_set_accuracy"], share=True, note=words))
-    else:
-        figures.append(nothing(case, name, "label_set_accuracy", "every client has all labels: there is no label set to find"))
+    mine, _, theirs = guesses
+    figures.append(label_set_cell(case, name, clients, lambda some: [score_sets(one, truth, prior, some) for one in (mine, theirs)], note))
     arrays = {
         "clients": np.array(clients),
         "label_truth": np.stack([truth.histogram(c) for c in clients]),

@@ -32,12 +32,13 @@ import torch
 
 from ..engine.models import Model
 from ..experiments.config import Config
+from ..privacy.private_signatures import gradients_by_sample
 from ..protocols.mechanisms import clip
 from ..protocols.sketch import Sketch, public_seed, sketch
 from ..randomness import stream
 from ..types import Array
 from .adversary import AdversaryView
-from .clipped import NEXT_TO_NOTHING, gradients_by_sample
+from .clipped import NEXT_TO_NOTHING
 from .leakage import Prior, Truth
 from .local_training import LocalTraining, trainings_in
 from .membership import deal
@@ -122,7 +123,7 @@ def affordable(steps: Sequence[Step], rounds: int, costs: Sequence[float], most:
 def sample_gradients(model: Model, at: Array, x: Array, y: Array, norm: float = 0.0) -> Array:
     """Each sample's gradient of the loss at parameters `at` (d,), in float64, (n, d); with `norm` above 0 clipped to it."""
     module = model.load(np.asarray(at).astype(np.float64 if model.dtype == "float64" else np.float32)).train(False)
-    made = gradients_by_sample(model, module, x, y)
+    made = gradients_by_sample(module, model.inputs(x), torch.from_numpy(y))
     rows = torch.cat([made[name].flatten(1) for name, _ in module.named_parameters()], dim=1).double().numpy()
     if norm:
         rows = rows * np.minimum(1.0, norm / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300))

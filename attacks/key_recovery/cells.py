@@ -11,7 +11,8 @@ from ...errors import InputError
 from ...randomness import stream
 from ...types import Array
 from ..adversary import AdversaryView, updates_sent
-from ..leakage import Case, Cell, Prior, Truth, cell, nothing, popular_set
+from ..label_inference import label_set_cell
+from ..leakage import Case, Cell, Prior, Truth, cell, nothing
 from ..local_training import LocalTraining, NotRecorded, training_of
 from ..significance import Status
 from ..sums import models_sent
@@ -23,7 +24,7 @@ from .naming import Knowledge
 __all__ = ["Guess", "Seen", "transformed_rounds", "cells", "guess", "guess_of", "knowledge", "score_l1", "score_sets", "score_structure"]
 
 NAME = "key_recovery"
-MARGIN = {"label_set_accuracy": 0.1, "histogram_l1": 0.1, "structure_l1": 0.1, "coordinates_exact": 0.05}
+MARGIN = {"histogram_l1": 0.1, "structure_l1": 0.1, "coordinates_exact": 0.05}
 FEWEST_CLIENTS = 4
 
 
@@ -246,16 +247,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
             case, NAME, "histogram_l1", *errors, margin=MARGIN["histogram_l1"], lower_is_better=True, note=f"{note}; baseline: equal shares"
         ),
         _structure_cell(case, mine, theirs, clients, note),
+        label_set_cell(case, NAME, clients, lambda some: [score_sets(one, truth, prior, some) for one in (mine, theirs)], note),
     ]
-    partial = [client for client in clients if prior.labels_per_client[client] < classes]
-    if partial:
-        popular = popular_set([truth.label_sets[c] for c in partial])
-        right = [score_sets(mine, truth, prior, partial), np.zeros(0), score_sets(theirs, truth, prior, partial)]
-        right[1] = np.array([float(truth.label_sets[c] == popular) for c in partial])
-        words = f"{note}; baseline: the most common label set for everyone"
-        figures.append(cell(case, NAME, "label_set_accuracy", *right, margin=MARGIN["label_set_accuracy"], share=True, note=words))
-    else:
-        figures.append(nothing(case, NAME, "label_set_accuracy", "every client has all labels: there is no label set to find"))
     exact = exact_share(mine, seen, clear, clients)
     placed = f"of {len(mine.coordinates)} coordinates placed" if mine.coordinates else "no coordinate placed"
     status: Status = "leaks" if exact > MARGIN["coordinates_exact"] else "at_baseline"

@@ -153,9 +153,11 @@ def own_proportions(proportions: Array, own_clients: int, rng: Stream, labels_pe
     return np.asarray(own / own.sum(axis=1, keepdims=True))
 
 
-def name_columns(
-    proportions: Array, first: Array, response: Response, rng: Stream, *, restarts: int = 32, points: int = 300, signed: bool = False
-) -> Naming:
+POINTS = 300
+"""Coordinates in a cloud, the largest ones."""
+
+
+def name_columns(proportions: Array, first: Array, response: Response, rng: Stream, *, restarts: int = 32, signed: bool = False) -> Naming:
     """The naming under which the `response` to `proportions` (n, C), up to renaming, and `first` (n, d) agree best as clouds.
 
     Descent over exchanges of two names from random namings, until the best optimum was met three times or `restarts` were made.
@@ -165,14 +167,14 @@ def name_columns(
     left, scale, _ = np.linalg.svd(proportions, full_matrices=False)
     weights = left[:, scale > 0.15 * scale[0]].T
     norms = np.einsum("id,id->d", response.coefficients[:classes], response.coefficients[:classes])
-    rough = response.coefficients[:, np.argsort(-norms)[: 10 * points]]
-    seen = cloud(weights @ first, points)
+    rough = response.coefficients[:, np.argsort(-norms)[: 10 * POINTS]]
+    seen = cloud(weights @ first, POINTS)
     tried: dict[tuple[int, ...], float] = {}
 
     def apart(order: Array) -> float:
         key = tuple(order.tolist())
         if key not in tried:
-            tried[key] = distance(seen, cloud((weights @ _terms(proportions[:, order])) @ rough, points), signed)
+            tried[key] = distance(seen, cloud((weights @ _terms(proportions[:, order])) @ rough, POINTS), signed)
         return tried[key]
 
     def other_answer(a: Array, b: Array) -> bool:

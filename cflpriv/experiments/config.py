@@ -434,7 +434,7 @@ def _checked(section: str, kind: Callable[..., Any], values: Mapping[str, Any]) 
         if key not in keys:
             raise unknown_key(section, key, values[key], near(key, keys))
     try:
-        parsed = model(**{key: _tuples(value) for key, value in values.items()})
+        parsed = model(**{key: tuples(value) for key, value in values.items()})
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"][:1])
@@ -468,8 +468,9 @@ def near(name: str, known: Sequence[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}" if known else "; there are none"
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+def tuples(value: Any) -> Any:
+    """Lists, nested ones too, as tuples."""
+    return tuple(tuples(item) for item in value) if isinstance(value, list) else value
 
 
 def _plain(value: Any) -> Any:

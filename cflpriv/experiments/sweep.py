@@ -37,7 +37,7 @@ import tomli_w
 from ..contract.protection import listed
 from ..errors import InputError
 from ..files import write_atomically
-from .config import Config, changed, near, parse_config, read_tree
+from .config import Config, changed, near, parse_config, read_tree, tuples
 from .folder import run_experiment
 from .resume import holds_nothing, locked
 from .verify import changed_files
@@ -171,7 +171,7 @@ def _cells(base: Mapping[str, Mapping[str, Any]], sweep: Mapping[str, Any]) -> I
     for (algorithm, name_keys), ((protection, overrides), private) in product(algorithms, zip(protections, privacy, strict=True)):
         for epsilon in sweep.get("epsilon", [None]) if private else [None]:
             for values in product(*keys.values()):
-                setting = Setting(algorithm, protection, epsilon, tuple(zip(keys, map(_hashable, values), strict=True)))
+                setting = Setting(algorithm, protection, epsilon, tuple(zip(keys, map(tuples, values), strict=True)))
                 for seed in sweep.get("seeds", [0]):
                     tree = {section: dict(its) for section, its in base.items()} | {"algorithm": dict(name_keys)}
                     for section, its in overrides.items():
@@ -194,10 +194,6 @@ def _cell(setting: Setting, seed: int, tree: Mapping[str, Any]) -> Cell:
         return Cell(name, setting, seed, parse_config(tree, name))
     except InputError as error:
         return Cell(name, setting, seed, None, str(error))
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(_hashable(item) for item in value) if isinstance(value, list) else value
 
 
 def _algorithm(entry: Any, own: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -419,7 +419,7 @@ def test_every_play_has_a_seed_of_its_own_and_its_share_of_the_time(unit: str, m
     assert max(times) <= (1000.0 if unit == "client" else 500.0)
     with pytest.raises(ValueError, match="no mean was released"):
         play(made.with_("run", seed=made.run.seed + 1), population_of(made), np.random.default_rng(0), reruns=4)
-    with pytest.raises(ValueError, match="0 plays"):
+    with pytest.raises(ValueError, match="0 reruns"):
         play(made, population_of(made), np.random.default_rng(0), reruns=0)
 
 

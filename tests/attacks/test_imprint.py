@@ -144,7 +144,7 @@ def test_steps_of_adam_are_no_gradients_and_prove_nothing() -> None:
 @pytest.mark.parametrize(
     ("protection", "adversary", "model", "why"),
     [
-        ({}, "server", {"hidden": 8}, "a server that lies"),
+        ({}, "server", {"hidden": 8}, "an active server"),
         ({}, "active-server", {"name": "linear"}, "the first layer of 'linear'"),
         ({"sum": "haar"}, "active-server", {"hidden": 8}, "not attempted under sum = 'haar'"),
     ],

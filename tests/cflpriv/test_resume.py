@@ -280,7 +280,7 @@ def test_a_checkpoint_of_an_earlier_version_is_refused_in_one_line(name: str, tm
     if name == "server":
         path = path.rename(path.with_name("server.json"))
     before = {file: file.read_bytes() for file in sorted(out.rglob("*")) if file.is_file()}
-    with pytest.raises(InputError, match=r"\.json: is of format 1, .* from format 2 only") as caught:
+    with pytest.raises(InputError, match=r"\.json: is of format 1, .* resumes format 2 only") as caught:
         run(config, out)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -303,7 +303,7 @@ def test_a_resumed_run_does_not_add_to_an_epoch_of_encrypted_vectors(
     arguments = ["run", str(tmp_path / "ckks.toml"), "--out", str(tmp_path / "run"), "--resume"]
     assert in_process(monkeypatch, *arguments) == 2
     assert "ckks.toml: " in (said := capsys.readouterr().err)
-    assert "start a new run" in said
+    assert "start a new one" in said
     assert said.count("\n") == 1
     nobody_new = small(protection={"gram": ["ckks"]}, training={"rounds": 3}, data={"newcomers": 0})
     interrupted(nobody_new, tmp_path / "none", 1)
