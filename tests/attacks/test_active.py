@@ -332,7 +332,7 @@ def test_without_the_check_the_attack_shows_the_leak(name: str, monkeypatch: pyt
 # --- the harness itself
 
 
-def test_an_unknown_or_inapplicable_attack_is_told() -> None:
+def test_an_unknown_or_inapplicable_attack_is_reported() -> None:
     with pytest.raises(InputError, match="--attacks none: is not known; known are second_sum"):
         only(ACTIVE, "none")
     with pytest.raises(InputError, match="--attacks: names none"):
@@ -342,7 +342,7 @@ def test_an_unknown_or_inapplicable_attack_is_told() -> None:
     assert "no key holder" in row.note
 
 
-def test_an_attack_that_cannot_be_played_is_not_called_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attack_that_cannot_be_run_is_not_called_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(play: Any) -> Any:
         raise InputError("no model")
 

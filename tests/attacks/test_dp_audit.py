@@ -310,7 +310,7 @@ def test_noise_that_clients_share_shows_in_a_whole_run(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_clients_as_canaries_are_told_apart_without_noise_only(relation: str) -> None:
+def test_clients_as_canaries_are_distinguished_without_noise_only(relation: str) -> None:
     made = scene("fedavg", "client", 1.0, privacy={"relation": relation})
     result, calm = play_clients(made, population_of(made), np.random.default_rng(0))
     assert audit(result.game.scores, result.game.coins, DELTA, claim=1.0).epsilon <= result.epsilon <= 1.0
@@ -380,7 +380,7 @@ def test_an_update_is_read_by_the_steps_that_clients_take(algorithm: dict[str, A
     assert share_of_coins(algorithm, relation) > 0.9
 
 
-def test_plays_put_their_canaries_together() -> None:
+def test_reruns_pool_their_canaries() -> None:
     made = scene("fedavg", "client", 1.0, training={"rounds": 1}, data={"clients": 4})
     (one, calm, once), (several, several_calm, times) = (
         play(made, population_of(made), np.random.default_rng(0), reruns=3, seconds=seconds) for seconds in (0.0, np.inf)
@@ -394,7 +394,7 @@ def test_plays_put_their_canaries_together() -> None:
 
 
 @pytest.mark.parametrize("unit", ["client", "sample"])
-def test_every_play_has_a_seed_of_its_own_and_its_share_of_the_time(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rerun_has_a_seed_of_its_own_and_its_share_of_the_time(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # test entropy is drawn from the seed, so plays of one seed would share their noise
     seeds: list[int] = []
     times: list[float] = []

@@ -240,7 +240,7 @@ def test_a_structure_that_has_nothing_to_do_with_the_clients_is_at_its_baseline(
     assert said.count("at_baseline") >= 20
 
 
-def test_structure_is_told_beside_the_same_structure_of_permuted_clients() -> None:
+def test_structure_is_reported_beside_the_same_structure_of_permuted_clients() -> None:
     found = by_metric(scene("permutation"))["structure_l1"]
     assert found.status == "leaks"
     assert found.value is not None

@@ -120,7 +120,7 @@ def test_other_parts_do_not_hide_labels_under_a_permutation(algorithm: str, kind
 
 
 @pytest.mark.parametrize("algorithm", ["fednova", "ifca", "fesem"])
-def test_updates_by_another_name_are_not_said_to_be_out_of_view(algorithm: str) -> None:
+def test_updates_by_another_name_are_not_reported_as_out_of_view(algorithm: str) -> None:
     """FedNova's "direction" and "steps", IFCA's and FeSEM's "step"."""
     made = config({"name": algorithm, **({} if algorithm == "fednova" else {"k": 2})}, data=DATA, training={"rounds": 1})
     seen = case_of(fresh_scene(made, build_population(made.data), 1, QUICK), "server", QUICK)
@@ -163,7 +163,7 @@ def test_key_recovery_takes_the_first_sum_that_is_over_enough(names: tuple[str, 
     assert len(found.rounds) == (2 if names[0] == names[1] else 1)
 
 
-def test_rows_that_do_not_fit_are_left_out_and_not_read_blind() -> None:
+def test_rows_that_do_not_fit_are_left_out_and_not_read_as_transformed() -> None:
     seen = cases("scaffold", "haar")["server+1"]
 
     def cut(message: Message) -> Message:

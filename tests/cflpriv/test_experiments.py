@@ -360,7 +360,7 @@ def test_pixels_go_in_normalised_or_as_they_are(normalise: bool) -> None:
     assert (public_model(prior).mean == digits.mean) is normalise
 
 
-def test_a_round_below_the_floor_changes_nothing_and_says_so() -> None:
+def test_a_round_below_the_minimum_cohort_size_changes_nothing_and_is_recorded() -> None:
     simulation = start(small(protection={"min_cohort": 8}))
     row = advance(simulation)
     assert "minimum cohort size of 8" in row["skipped"]

@@ -120,7 +120,7 @@ def test_an_update_is_charged_once_and_showing_it_again_is_free() -> None:
 
 
 @pytest.mark.parametrize("operation", ["mean", "gram", "gather", "relay"])
-def test_no_verb_releases_what_has_no_noise(operation: str) -> None:
+def test_no_operation_releases_what_has_no_noise(operation: str) -> None:
     scene = scenes.population()
     fed, ledger = federation(scene)
     held = fed.compute(Half())["vector"]

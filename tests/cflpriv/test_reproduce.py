@@ -407,7 +407,7 @@ def test_wrong_words_are_refused_by_name(tmp_path: Path) -> None:
     assert "without algorithm.k=2, which is for runs: drawn" in outcome.remarks
 
 
-def test_what_is_given_is_not_shrunk_nor_said_to_be() -> None:
+def test_what_is_given_is_not_shrunk_nor_reported_as_shrunk() -> None:
     config, said = config_of(TINY, TINY.cell("FedAvg"), 0, 0.5, ["training.rounds = 3"])
     assert (config.training.rounds, config.data.clients) == (3, 4)
     assert said == ("data.clients 8 → 4",)

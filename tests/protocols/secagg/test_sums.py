@@ -216,7 +216,7 @@ def test_keys_advertised_with_the_upload_save_the_first_stage() -> None:
     assert second.sum.block().tolist() == np.sum([levels(i, 10, 1000) for i in range(6)], axis=0).tolist()
 
 
-def test_floor_is_enforced_by_client_and_server() -> None:
+def test_the_minimum_cohort_size_is_enforced_by_client_and_server() -> None:
     with pytest.raises(TooFewClients):
         run(terms(2, "passive", min_cohort=3), {}, dict.fromkeys(range(2), 1.0))
     with pytest.raises(TooFewClients):
