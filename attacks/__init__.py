@@ -1,4 +1,4 @@
-"""What can be learnt from what was seen?
+"""Attacks on recorded runs: what an adversary learns from what it has seen.
 
 An attack gets an `AdversaryView` (a filter of a recorded transcript plus the coalition's own secrets) and a stated `Prior`, and returns a
 guess; a scorer that never sees the view compares the guess with the truth. Every figure stands beside the same attack without a view and
@@ -18,7 +18,7 @@ from arrays of scores, one a client: of the view, of no view, of the reference. 
 the view holds nothing for it, with a `why` that begins "not attempted" where there may be something that it does not read. Arrays, if any,
 are saved for the report: "clients" (m,) with "truth", "recovered" (m, C, H, W) and "baseline" (C, H, W), and/or "label_truth",
 "label_guess" (m, classes). An audit calls `cells` for every seed of its budget (for the
-recorded one only, if the attack `plays` by itself) and pools what comes back.
+recorded one only, if the attack reruns the configuration itself: `plays`) and pools the results.
 
 Stand-alone
 -----------
@@ -81,7 +81,7 @@ __all__ = [
 class Attack:
     """An attack of the suite: a line for `cflpriv list`, and what turns a case into cells and arrays for the report.
 
-    `plays`: it plays the run anew by itself, as often as the budget has seeds, and is asked about the recorded run only.
+    `plays`: the attack reruns the configuration itself, once per seed of the budget, and is called for the recorded run only.
     """
 
     summary: str
@@ -95,17 +95,21 @@ for _name, _attack in {
     "anchor_counts": Attack("label counts from gradients at an anchor model (StoCFL)", anchor_counts.cells),
     "gram_geometry": Attack("label sets from inner products, with 0, 3 and 10 known clients", gram_geometry.cells),
     "sybil_span": Attack("signatures from inner products with known vectors that span them", sybil_span.cells),
-    "cluster_identity": Attack("a client's group from which model it is sent and whom it is summed with", cluster_identity.cells),
+    "cluster_identity": Attack("a client's group, from the model it is sent and the clients it is summed with", cluster_identity.cells),
     "disaggregation": Attack("single clients' values from sums over cohorts", disaggregation.cells),
     "key_recovery": Attack("label sets, histograms and coordinates from updates under a secret permutation", key_recovery.cells),
     "gradient_inversion": Attack("training images from one client's update, for few samples and steps", gradient_inversion.cells),
-    "membership": Attack("who was trained on, from models and updates: loss threshold, LiRA, RMIA, gradients", membership_audit.cells),
-    "property_inference": Attack("thick strokes, slant, turn, a label: from signatures, updates, models", property_inference.cells),
-    "model_inconsistency": Attack("one client's update from a secure sum, by sending others a dead model", model_inconsistency.cells),
+    "membership": Attack(
+        "membership of training samples, from models and updates: loss threshold, LiRA, RMIA, gradients", membership_audit.cells
+    ),
+    "property_inference": Attack("stroke width, slant, rotation, a label: from signatures, updates, models", property_inference.cells),
+    "model_inconsistency": Attack(
+        "one client's update from a secure sum, by sending the others a model whose units are dead", model_inconsistency.cells
+    ),
     "imprint": Attack("training images from one update or one secure sum, by sending a first layer made of bins", imprint.cells),
     "influence": Attack("groups from the N × N scores of pFedLIA", influence.cells),
     "dp_audit": Attack(
-        "a lower bound on ε for each private release and for the whole run, by canaries played again", dp_run.cells, plays=True
+        "a lower bound on ε for each private release and for the whole run, by reruns with canaries", dp_run.cells, plays=True
     ),
 }.items():
     register_attack(_name, _attack)

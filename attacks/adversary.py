@@ -1,12 +1,12 @@
-"""Who attacks, and what they have: a filter of the transcript and the secrets of the parties that collude.
+"""Adversaries and their views: a filter of the transcript, and the secrets of the parties that collude.
 
-server            what reaches or passes the server, as far as it can read it
-server+N          the same, with the secrets of N clients that collude, and what these were sent and sent themselves
+server            every message that reaches or passes the server, as far as it can read it
+server+N          the same, with the secrets of N clients that collude, and the messages that these received and sent
 active-server     what the server sees; it may deviate from the protocol. A recorded run is one in which it did not, so on a transcript
                   its view is the server's: attacks that craft messages need a run in which they were sent
 key-holder        what reaches the party that holds the key of a Gram, if the run has one
 client            what one client sends, receives and knows: the first one whose secrets were written
-outsider          who talks to whom, when, and how much; no payloads, and nothing of what groups clients inside one message
+outsider          parties, times and sizes of messages; no payloads, and no grouping of clients inside one message
 """
 
 import json
@@ -32,7 +32,7 @@ from ..types import Array
 __all__ = ["ADVERSARIES", "AdversaryView", "load_view", "opened", "parts_in", "updates_sent", "view_of"]
 
 ADVERSARIES: dict[str, str] = {
-    "server": "curious: every message that reaches or passes it",
+    "server": "honest but curious: every message that reaches or passes it",
     "server+N": "the server with N colluding clients and their secrets",
     "active-server": "a server that may lie; on the transcript of an honest run it sees what `server` sees",
     "key-holder": "the party that holds the key of an encrypted Gram",
@@ -54,6 +54,11 @@ class AdversaryView:
     coalition: tuple[int, ...] = ()
     protection: Protection = field(default_factory=Protection)
 
+    @property
+    def is_server(self) -> bool:
+        """Whether the adversary is a server, which sees who trains and who takes part in sums."""
+        return self.adversary.startswith(("server", "active-server"))
+
     def select(self, operation: str, kind: str | None = None) -> tuple[Message, ...]:
         """The messages of an operation (and kind) whose payload is at hand."""
         return tuple(m for m in self.messages if m.operation == operation and kind in (None, m.kind) and m.payload is not None)
@@ -63,8 +68,8 @@ class AdversaryView:
         return replace(self, messages=tuple(m for m in self.messages if m.round < rounds))
 
     def secret_of(self, name: str) -> bytes | None:
-        """What the transform of this name is made from, if a colluding client has it: the secret of its group epoch, or the key of its
-        clustering epoch. Colluding clients erase nothing: what is written of them is from before they would have."""
+        """The secret behind the transform of this name, if a colluding client has it: the secret of its group epoch, or the key of its
+        clustering epoch. Colluding clients erase nothing."""
         epoch, named = name.partition("@")[2], clustering_name(name)
         key = ("group_secret" if named is None else "epoch_secrets") + (f"@{epoch}" if epoch else "")
         found = next((bytes.fromhex(party[key]) for party in self.secrets.values() if key in party), None)
@@ -75,14 +80,14 @@ class AdversaryView:
 
 
 UPDATES = ("update", "step", "movement", "direction", "contribution")
-"""Parts of which one is a client's update, or what tells it."""
+"""Names of parts that hold a client's update or determine it."""
 
 
 def opened(view: AdversaryView, rows: Array, name: str, operation: str, dimension: int) -> Array | None:
     """Rows (..., size) as the clients had them, (..., dimension), where the coalition has the secret of their transform.
 
-    Sketched ones come out as they were sketched. Without the secret rows are as they came; with it they are None if they are not of the
-    transform's size and so stay blind. `name` is the transform's, `operation` ("gram" or "mean") says whose kind it is.
+    Sketched rows stay sketched. Without the secret, rows are returned as they are. With it, the result is None for rows that are not of the
+    transform's size and so cannot be opened. `name` is the transform's; `operation` ("gram" or "mean") selects its protection.
     """
     stages = view.protection.gram if operation == "gram" else (view.protection.sum,)
     kind = next((stage for stage in stages if stage in TRANSFORMS), None)
@@ -96,9 +101,10 @@ def opened(view: AdversaryView, rows: Array, name: str, operation: str, dimensio
 
 
 def parts_in(view: AdversaryView, message: Message) -> dict[str, Array]:
-    """What a message of updates holds by name, a row a client, the parts of blind vectors cut out where the coalition's secret opens them.
+    """What a message of updates holds by name, a row a client, the parts of transformed vectors split up where the coalition's secret opens
+    them.
 
-    What it does not open is "blind" (m, size), as it came; of vectors that do not fit what the message says of them there is nothing.
+    Vectors that it cannot open are under "blind" (m, size), unchanged. Vectors that do not fit the message's description are left out.
     """
     parts, context = dict(message.payload or {}), message.context
     if "blind" not in parts or view.secret_of(str(context["transform"])) is None:
@@ -108,9 +114,10 @@ def parts_in(view: AdversaryView, message: Message) -> dict[str, Array]:
 
 
 def updates_sent(view: AdversaryView, message: Message, named: Sequence[str] = UPDATES) -> Array | None:
-    """The update of each client (m, d) in a message of updates, None where there is none; what stays blind is as it came, (m, size).
+    """The update of each client (m, d) in a message of updates, None where there is none; transformed ones that cannot be opened are
+    unchanged, (m, size).
 
-    It is the first of the parts `named` that there is.
+    The first available part of `named` is taken.
     """
     parts = parts_in(view, message)
     name = next((name for name in named if name in message.context.get("parts", parts)), None)
@@ -125,7 +132,7 @@ def updates_sent(view: AdversaryView, message: Message, named: Sequence[str] = U
 
 @lru_cache(maxsize=4)
 def _transform(kind: str, secret: bytes, name: str, dimension: int) -> Transform:
-    """Attacks ask for the same few transforms again and again, and a Haar transform takes a while to make."""
+    """Cached: attacks use the same few transforms repeatedly, and a Haar transform takes long to make."""
     return transform(kind, secret, name, dimension)
 
 
@@ -134,7 +141,7 @@ def view_of(
 ) -> AdversaryView:
     """The view of `adversary` on recorded `messages`. `secrets` maps parties ("client:3") to theirs; only the coalition's are taken.
 
-    Raises `InputError` for an unknown adversary, one whose secrets were not written, or a key holder in a run without one.
+    Raises `InputError` for an unknown adversary, an adversary whose secrets were not written, or a key holder in a run without one.
     """
     protection = protection or Protection()
     match = re.fullmatch(r"server(?:\+(\d+))?", adversary)
@@ -153,11 +160,10 @@ def view_of(
     if adversary == "outsider":
         return AdversaryView(adversary, _traffic(messages), {}, (), protection)
     if adversary == "key-holder" and not any("key-holder" in (m.source, m.target) for m in messages):
-        raise InputError("--adversary key-holder: nobody held a key in this run (no message to or from one)")
+        raise InputError("--adversary key-holder: this run had no key holder (no message to or from one)")
     if adversary == "key-holder" and protection.encrypted and adversary not in secrets:
         raise InputError(
-            "--adversary key-holder: its key was not written, so what it can read is not known; "
-            'run with [run] audit_parties naming "key-holder"'
+            '--adversary key-holder: its key was not written, so its view is unknown; run with [run] audit_parties naming "key-holder"'
         )
     party = {"key-holder": "key-holder", "client": None}.get(adversary, "server")
     seen = []
@@ -175,7 +181,7 @@ def view_of(
 def _of_coalition(message: Message, coalition: tuple[int, ...], *, header: bool) -> Message | None:
     """What colluding clients read of a message: their own rows, what was sent to all of them alike, what a relay brought them.
 
-    `header` says that the adversary sees the message pass: without it, a message of which the clients have no part is not seen at all.
+    `header`: the adversary sees that the message passes. Without it, messages that do not concern the colluding clients are dropped.
     """
     closed = replace(message, payload=None, digest="", kept_digest="") if header else None  # a digest would let small values be guessed
     if not coalition or "clients" not in (message.source, message.target):
@@ -208,7 +214,7 @@ def _taken(message: Message, rows: tuple[int, ...], mine: Sequence[int]) -> dict
 
 
 def _traffic(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Headers as a wire shows them: clients that were sent equally much in one step are not told apart by what they were sent."""
+    """Headers as an outsider sees them: clients that were sent equally many bytes in one step are not distinguished by content."""
     merged: dict[tuple[int, str, str, str, int], Message] = {}
     for message in messages:
         key = (message.round, message.operation, message.source, message.target, message.bytes_each)
@@ -225,7 +231,7 @@ def _traffic(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def load_view(run_dir: str | Path, adversary: str = "server") -> AdversaryView:
-    """The view of `adversary` on a run folder. Raises `InputError` naming the file for a folder that is none, or was changed."""
+    """The view of `adversary` on a run folder. Raises `InputError` naming the file for a folder that is not a run folder or was changed."""
     folder = Path(run_dir)
     if not (folder / "config.toml").is_file():
         raise InputError(f"{folder}: is not a run folder (no config.toml)")
@@ -233,10 +239,9 @@ def load_view(run_dir: str | Path, adversary: str = "server") -> AdversaryView:
 
 
 def recorded(folder: Path) -> list[Message]:
-    """The messages of a run folder; none for a run in which nobody said anything (`local`).
+    """The messages of a run folder; none for a run without messages (`local`).
 
-    Raises `InputError` for one that an earlier version wrote, which says neither what clients were asked to train nor where the parts of
-    blind updates lie.
+    Raises `InputError` for a run of an earlier version, which records neither the training tasks nor the layout of transformed updates.
     """
     count = messages_of(folder / "summary.json")
     if count == 0 and not (folder / "transcript").exists():
@@ -244,17 +249,17 @@ def recorded(folder: Path) -> list[Message]:
     messages = read_transcript(folder / "transcript", count)
     if any(one.kind == "blind update" and not {"dimension", "parts"} <= set(one.context) for one in messages):
         raise InputError(
-            f"{folder / 'transcript'}: does not say where the parts of blind updates lie; an earlier version wrote it: make the run again"
+            f"{folder / 'transcript'}: does not record the layout of transformed updates; an earlier version wrote it: make the run again"
         )
     if any(one.kind == "parameters" and "settings" not in one.context for one in messages):
         raise InputError(
-            f"{folder / 'transcript'}: does not say how clients were asked to train; {_writer(folder)} wrote it: make the run again"
+            f"{folder / 'transcript'}: does not record how clients were asked to train; {_writer(folder)} wrote it: make the run again"
         )
     return messages
 
 
 def _writer(folder: Path) -> str:
-    """Which version wrote a run folder, in words."""
+    """The version that wrote a run folder, for messages."""
     try:
         return f"an earlier version ({json.loads((folder / 'environment.json').read_text(encoding='utf-8'))['cflpriv']})"
     except (OSError, ValueError, KeyError, TypeError):
@@ -262,7 +267,7 @@ def _writer(folder: Path) -> str:
 
 
 def messages_of(path: Path) -> int | None:
-    """How many messages the run's summary counts."""
+    """The number of messages in the run's summary."""
     try:
         return int(json.loads(path.read_text(encoding="utf-8"))["messages"])
     except FileNotFoundError:

@@ -5,8 +5,8 @@ what the model predicts for label c (see `label_inference`). StoCFL's Ψ is that
 sketched. Where the bias coordinates are there, the scale that normalising took is found from the labels that are absent; where a sketch
 hides them, Ψ is split into the gradients of clients with a single label, which the attacker makes itself.
 
-What it proves: representations at an anchor model give label counts away. What it does not: nothing about single samples; where all labels
-are present the scale is not known and what is uneven is overstated.
+What it proves: representations at an anchor model reveal label counts. What it does not: anything about single samples. Where all labels
+are present the scale is unknown, and differences between shares are overstated.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,6 @@ from ..engine.models import Model
 from ..federation.transforms import sketched
 from ..types import Array
 from .adversary import AdversaryView, opened
-from .encrypted import with_opened_uploads
 from .label_inference import Guess, auxiliary_shares, bias_span, class_probabilities, counts_from_bias, label_cells
 from .leakage import Case, Cell, Prior, Truth, cell, nothing
 from .sums import models_sent
@@ -34,8 +33,8 @@ MARGIN = 0.1
 def labels_from_templates(vector: Array, templates: Array, mixture: Array) -> Array:
     """Label shares (classes,) from a vector (d,) that is linear in them up to its length, such as a normalised, sketched gradient.
 
-    `templates` (classes, d) are those of pretended clients with a single label, `mixture` (d,) that of one with all labels equally: it
-    tells how long each label's part is. Non-negative least squares.
+    `templates` (classes, d) are those of simulated clients with a single label, `mixture` (d,) that of one with all labels equally: it
+    gives the length of each label's part. Non-negative least squares.
     """
     parts, whole = nnls(templates.T, np.asarray(vector, np.float64))[0], nnls(templates.T, np.asarray(mixture, np.float64))[0]
     shares = np.divide(parts, whole, out=np.zeros_like(parts), where=whole > 0)
@@ -43,7 +42,7 @@ def labels_from_templates(vector: Array, templates: Array, mixture: Array) -> Ar
 
 
 def representations_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
-    """StoCFL's Ψ by client, first come."""
+    """StoCFL's Ψ by client, the first of each."""
     found: dict[int, Array] = {}
     for message in view.select("gram", "representation"):
         if message.payload is None or "rows" not in message.payload:
@@ -100,7 +99,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """Label counts from gradients at the anchor."""
     prior = case.prior
     model = None if prior.config is None else public_model(prior)
-    view = with_opened_uploads(case.view, np.shape(next(iter(case.rows.values()), np.zeros((0, 0)))))
+    view = case.view
     mine, theirs = ({}, {}) if model is None else (representations_in(one, model.dimension) for one in (view, case.reference))
     clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
     if model is None or not clients:

@@ -4,8 +4,8 @@ The recorded transcript is attacked first. Then the same configuration runs agai
 as the budget allows, so that figures come with an interval over seeds; those runs stay in memory. The reference of each is the same
 pipeline on the same data and seed without protection. Truth is rebuilt from configuration and data; no attack sees it.
 
-What is finished is kept in audit/units.json: an audit that was stopped goes on where it was when it is called again, unless run, budget or
-attacks have changed meanwhile. What it will do and about how long that takes is said first (`plan`).
+Finished results are kept in audit/units.json: an interrupted audit resumes when it is called again, unless run, budget or attacks have
+changed. The plan and an estimate of its duration are printed first (`plan`).
 """
 
 import json
@@ -73,9 +73,9 @@ def audit_run(
     """Run the attacks and write audit.json and audit/ into the folder; the cells asked for.
 
     Without `adversary`: the server, the server with one client if that client's secrets were written, and the key holder if its key was;
-    not the server that lies, which a line says.
+    not the active server; a line reports that.
     `population` replaces the data that the configuration names, for all seeds. Raises `InputError` for a folder that is no complete
-    recorded run, was changed, or is being worked on by another process, for an unknown attack, adversary or budget.
+    recorded run, was changed or is in use by another process, for an unknown attack, adversary or budget.
     """
     folder, given = Path(run_dir), population
     if not (folder / "config.toml").is_file():
@@ -99,7 +99,7 @@ def audit_run(
         todo = [seed for seed in plan.seeds if not units[seed].keys() <= kept.cells.keys()]
         say(plan.words(budget, todo, len(wanted), adversaries))
         if adversary is None:
-            say("not run: a server that lies; attack with --adversary active-server as well")
+            say("not run: an active server; audit with --adversary active-server as well")
         clock = Clock(plan, todo, len(wanted))
         for seed in todo:
             say(clock.words(seed))
@@ -181,13 +181,13 @@ def _key(folder: Path, budget: str) -> str:
 
 
 def _played(config: Config, summary: Mapping[str, Any], wanted: Sequence[tuple[str, str]], budget: Budget) -> float:
-    """About how many seconds go to attacks that play the run by themselves, with its noise and without: with canaries three runs each."""
+    """Estimated seconds for attacks that rerun the configuration, with and without noise: three runs each."""
     plays = config.privacy.unit != "none" and any(ATTACKS[attack].plays and adversary == "server" for adversary, attack in wanted)
     return min(budget.seconds, 6 * budget.seeds * float(summary["seconds"])) if plays else 0.0
 
 
 def _units(wanted: Sequence[tuple[str, str]], seed: int, recorded: int) -> dict[str, tuple[str, str]]:
-    """What is asked about a seed, (adversary, attack) by name: of fresh ones, all but what plays the run by itself."""
+    """The units of a seed, (adversary, attack) by name: for fresh seeds, all but attacks that rerun the configuration themselves."""
     return {_unit(*pair, seed): pair for pair in wanted if seed == recorded or not ATTACKS[pair[1]].plays}
 
 
@@ -196,7 +196,7 @@ def _unit(adversary: str, attack: str, seed: int) -> str:
 
 
 class _Kept:
-    """Finished cells by unit, on disk after each; those of another run, budget or version are forgotten."""
+    """Finished cells by unit, written to disk after each. Cells of another run, budget or version are dropped."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self.folder, self.key = folder, key
@@ -307,11 +307,11 @@ def _recording(config: Config) -> Config:
 
 
 class _Upload(Exception):
-    """What was to be known of a pretended run is known."""
+    """Raised when a simulated run has made its first comparison."""
 
 
 class _UntilCompared(Transcript):
-    """A transcript that stops its run at the first vectors that clients have compared."""
+    """A transcript that stops its run at the first comparison."""
 
     def add(self, *parts: Any, **more: Any) -> None:
         super().add(*parts, **more)

@@ -5,9 +5,9 @@ mᵢ = αᵢ + xᵢ s and nⱼ = βⱼ + yⱼ s; c₀ has a mask wherever a coef
 by c₂: Pᵢ + Qⱼ with P = m/x, Q = n/y. From the sums of all pairs it knows all P and Q up to one polynomial t, (P + t, Q − t); and mᵢ nⱼ =
 (Pᵢ + t)(Qⱼ − t) c₂, linear in t and t², is known at the wanted coefficients. Enough pairs give more equations than unknowns.
 
-Source: ours. What it proves: bare products give the key holder every product polynomial whole, hence products of single coordinates,
-which no inner product shows; the mask on c₀ does not help. What it does not: that products rerandomised by a fresh encryption leave
-nothing else. A recorded run never sends a bare product, so this attack is played (`play`), on a toy ring of the same arithmetic, where the
+Source: ours. What it proves: bare products give the key holder every product polynomial whole, hence products of single coordinates, which
+no inner product shows; the mask on c₀ does not help. What it does not: that products rerandomised by a fresh encryption leave nothing else.
+A recorded run never sends a bare product, so this attack runs on its own example (`play`), on a toy ring of the same arithmetic, where the
 linear algebra takes a second; it is as good on a large ring. `examples/ckks_product_leak.py` runs it.
 """
 
@@ -95,7 +95,7 @@ def products_from_bare(seen: Mapping[Pair, tuple[Array, Array, Array]], secret: 
     return {(i, j): ring.dot(ring.backward, (left[i] + t) % q * ((right[j] - t) % q) % q * c2 % q) for (i, j), (_, _, c2) in values.items()}
 
 
-# --- played -------------------------------------------------------------------------------------------------------------------------
+# --- an example -------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,9 @@
-"""Class owners: which labels a client has, as FedProto's clients tell the server.
+"""Class owners: which labels a client has, as FedProto's clients declare to the server.
 
 Source: FedProto (Tan et al. 2022, Algorithm 1) averages a mean feature vector for each class over the clients that own it, so whoever
-adds up has to know who does: every client says so (`gather`), and who is in a class's sum says it again. Nothing is inferred: it is read.
+adds up has to know them: every client declares its classes (`gather`), and membership in a class's sum repeats it. Nothing is inferred.
 
-What it proves: FedProto tells label sets to whoever adds up, exactly, under every protection of sums that names who is in a sum. What it
+What it proves: FedProto reveals exact label sets to whoever adds up, under every protection of sums that names who is in a sum. What it
 does not: how many samples of each label there are; nor what the mean feature vectors show, which is not attacked (with a linear model they
 *are* the mean images of classes). With oblivious sums the server learns how many own each class, not who.
 """
@@ -23,24 +23,24 @@ TOLD = "owns "
 
 
 def owned_in(view: AdversaryView) -> Mapping[int, frozenset[int]]:
-    """The classes that each client said it owns, in any round."""
-    told: dict[int, set[int]] = {}
+    """The classes that each client declared, in any round."""
+    declared: dict[int, set[int]] = {}
     for message in view.select("gather"):
         if not message.kind.startswith(TOLD) or message.payload is None or message.kind not in message.payload:
             continue
         for client, owns in zip(payload_rows(message), np.asarray(message.payload[message.kind]), strict=True):
-            of = told.setdefault(client, set())
+            of = declared.setdefault(client, set())
             if owns:
                 of.add(int(message.kind.removeprefix(TOLD)))
-    return {client: frozenset(labels) for client, labels in told.items()}
+    return {client: frozenset(labels) for client, labels in declared.items()}
 
 
 def cells(case: Case, attack: str) -> list[Cell]:
-    """The share of clients whose label set is told, under the name of the `attack` that asks."""
+    """The share of clients whose label set is declared, under the name of the `attack` that asks."""
     mine, theirs = owned_in(case.view), owned_in(case.reference)
     clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
     if not clients:
-        return [nothing(case, attack, "label_set_accuracy", "not attempted: prototypes; who owns which class is not told in this view")]
+        return [nothing(case, attack, "label_set_accuracy", "not attempted: prototypes; this view does not show who owns which class")]
     sets = case.truth.label_sets
     if all(len(sets[client]) == case.prior.classes for client in clients):
         return [nothing(case, attack, "label_set_accuracy", "every client has all labels: there is no label set to find")]
@@ -49,7 +49,7 @@ def cells(case: Case, attack: str) -> list[Cell]:
         [mine[c] for c in clients], [popular] * len(clients), [theirs[c] for c in clients],
     )]  # fmt: skip
     note = (
-        "read, not inferred: clients say which classes they own, and each class is a sum over those; how many samples, and the prototypes "
+        "read, not inferred: clients declare their classes, and each class is a sum over those; how many samples, and the prototypes "
         "themselves (class mean features), are not attacked; baseline: the most common label set for everyone"
     )
     return [cell(case, attack, "label_set_accuracy", *scores, margin=MARGIN, share=True, note=note)]

@@ -1,7 +1,7 @@
-"""How an attacker's pretended clients compute in a run with `[privacy]`: clipped, sketched and scaled as everybody, without the noise.
+"""How an attacker's simulated clients compute in a run with `[privacy]`: clipped, sketched and scaled as real ones, without the noise.
 
 Clip, sketch, sampling rate and the public number of samples stand in the configuration, so whoever imitates the pipeline applies them too.
-The noise is left out: what it is added to is the best guess of what was sent.
+The noise is left out: the value without it is the best guess of what was sent.
 """
 
 from collections.abc import Sequence
@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch.func import functional_call, grad, vmap
-from torch.nn import functional
 
 from ..engine import Engine, Result, Task, TaskInput
 from ..engine.models import Model
 from ..experiments.config import Config
+from ..privacy.private_signatures import gradients_by_sample
 from ..privacy.settings import Noise
 from ..protocols.mechanisms import clip
 from ..types import Array
@@ -47,7 +46,7 @@ def sampling_rate(config: Config) -> float:
 
 
 def engine_for(config: Config, engine: Engine) -> Engine | ClippingEngine:
-    """What pretended clients of a run of `config` compute with: `engine` where no sample-level privacy changes what clients do."""
+    """What simulated clients of a run of `config` compute with: `engine` where no sample-level privacy changes what clients do."""
     privacy = config.privacy
     if privacy.unit != "sample":
         return engine
@@ -70,14 +69,9 @@ def clipped_probabilities(model: Model, vector: Array, x: Array, y: Array, clip_
 
     One minus the mean clipped gradient by the head's bias of samples of each label, with its sign turned.
     """
-    module = model.load(vector.astype(np.float32 if model.dtype == "float32" else np.float64))
-    parameters = {name: one.detach() for name, one in module.named_parameters()}
-
-    def loss(weights: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(functional_call(module, weights, (sample.unsqueeze(0),)), label.unsqueeze(0))
-
     places = np.concatenate([np.flatnonzero(y == label)[:CLIPPED_SAMPLES] for label in range(model.classes)])
-    made = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, model.inputs(x[places]), torch.from_numpy(y[places]))
+    module = model.load(vector.astype(np.float32 if model.dtype == "float32" else np.float64))
+    made = gradients_by_sample(module, model.inputs(x[places]), torch.from_numpy(y[places]))
     squares = torch.stack([one.flatten(1).square().sum(1) for one in made.values()]).sum(0)
     shrunk = made[model.layout[-1][0]] * (clip_norm / squares.sqrt().clamp_min(clip_norm))[:, None]
     rows = np.zeros((model.classes, model.classes))

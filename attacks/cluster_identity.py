@@ -1,4 +1,4 @@
-"""Cluster identity: which group a client belongs to, from which model it is sent, whom it is summed with, or which one it asks for.
+"""Cluster identity: which group a client belongs to, from the model it is sent, the clients it is summed with, or the one it asks for.
 
 Source: the traffic of every clustered system names clusters (PACFL sends cluster models, CFL and StoCFL too; IFCA's clients name theirs).
 Oblivious sums name none, but the server learns how many of a round's cohort are in each group. Where clients stay in their groups, these
@@ -19,7 +19,7 @@ from ..contract.transcript import payload_rows
 from ..randomness import stream
 from ..types import Array
 from .adversary import AdversaryView
-from .leakage import Case, Cell, Truth, cell, chance_of_deals, dealt_at_random, grouping_accuracy, nothing
+from .leakage import Case, Cell, cell, chance_of_deals, dealt_at_random, group_scores, nothing
 from .sums import sizes_in
 
 __all__ = ["cells", "clusters_from_sizes", "clusters_in", "linked_clusters"]
@@ -32,12 +32,12 @@ UNNAMED = -1
 def clusters_in(view: AdversaryView) -> dict[int, int]:
     """The cluster of each client where traffic last named one. What is sent to all alike names none.
 
-    One numbering is taken throughout: which of several models a client was sent, else the group of its sum, else the choice it told,
-    else the labels that a key holder worked out.
+    One numbering is taken throughout: which of several models a client was sent, else the group of its sum, else the choice it reported,
+    else the labels that a key holder computed.
     """
     sent: dict[int, int] = {}
     summed: dict[int, int] = {}
-    told: dict[int, int] = {}
+    reported: dict[int, int] = {}
     made: dict[int, int] = {}
     enrolled: dict[int, list[int]] = {}
     for message in view.messages:
@@ -51,14 +51,14 @@ def clusters_in(view: AdversaryView) -> dict[int, int]:
             if len({tuple(one) for one in labels}) > 1:
                 summed |= {client: int(one[0]) for client, one in zip(message.clients, labels, strict=True) if one}
         if message.operation == "gather" and message.payload is not None and "choice" in message.payload:
-            told |= {client: int(one) for client, one in zip(payload_rows(message), message.payload["choice"], strict=True)}
+            reported |= {client: int(one) for client, one in zip(payload_rows(message), message.payload["choice"], strict=True)}
         if message.operation == "gram" and message.kind == "ckks enrolment":
             enrolled.setdefault(int(message.context.get("epoch", 0)), []).extend(message.clients)
         if message.operation == "gram" and message.kind == "result" and message.payload is not None and "labels" in message.payload:
             labels, everyone = message.payload["labels"], enrolled.get(int(message.context.get("epoch", 0)), [])
             if np.ndim(labels) == 1 and len(labels) == len(everyone):
                 made = dict(zip(everyone, np.asarray(labels).astype(int).tolist(), strict=True))
-    sources = (sent, summed, told, made)
+    sources = (sent, summed, reported, made)
     return max(sources, key=lambda found: (len(set(found.values())) > 1, len(found)))
 
 
@@ -150,11 +150,6 @@ def compares(view: AdversaryView) -> bool:
     )
 
 
-def score(guessed: Mapping[int, int], truth: Truth, clients: Sequence[int]) -> Array:
-    """1 where a client's cluster is its group, under the best naming."""
-    return grouping_accuracy(np.array([guessed[c] for c in clients]), np.array([truth.groups[c] for c in clients]))
-
-
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """The share of clients whose group is known up to renaming."""
     metric, groups = "group_accuracy", case.truth.groups
@@ -166,14 +161,14 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if set(mine.values()) == {UNNAMED}:
         return [nothing(case, NAME, metric, "no message of this view names a client's cluster")], None
     if len(set(mine.values())) < 2 and not (compares(case.view) or compares(case.reference)):
-        return [nothing(case, NAME, metric, "everybody is sent the same model and summed with everybody: no cluster is named")], None
+        return [nothing(case, NAME, metric, "all clients are sent the same model and summed together: no cluster is named")], None
     names = np.array([groups[c] for c in clients])
     largest = np.bincount(np.unique(names, return_inverse=True)[1]).max() / len(names)
     blank = [np.maximum(dealt_at_random(np.array(list(one.values())), names, case.seed), largest) for one in (mine, theirs)]
     note = "up to renaming; baseline: the same clusters dealt at random, or everybody in the largest group, whichever is more"
     if rounds := len(sizes_in(case.view)):
-        note = f"no message names a cluster; worked out from the sizes of the groups in the cohorts of {rounds} round(s); {note}"
-    scores = [score(one, case.truth, clients) for one in (mine, theirs)]
+        note = f"no message names a cluster; inferred from the sizes of the groups in the cohorts of {rounds} round(s); {note}"
+    scores = [group_scores(one, case.truth, clients) for one in (mine, theirs)]
     mine_p, theirs_p = (chance_of_deals(np.array(list(one.values())), names, case.seed) for one in (mine, theirs))
     made = cell(
         case, NAME, metric, scores[0], blank[0], scores[1], theirs_blank=blank[1], margin=MARGIN, note=note, chances=(mine_p, theirs_p)

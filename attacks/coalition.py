@@ -1,4 +1,4 @@
-"""What colluding clients take off a sum: their own updates, which each of them knows.
+"""What colluding clients subtract from a sum: their own updates, which they know.
 
 Source: textbook; a minimum cohort size of m clients is one of m − N clients to a server with N of them in the sum. No transcript holds what
 a client put into a secure sum, and the secrets of a run folder hold no updates. They follow from what the client does have: the model it
@@ -6,8 +6,8 @@ was sent, its data and its batches, so it trains again. That makes the very upda
 that model.
 
 What is left alone: runs in which a client's update holds more than such a training, by the tasks that the transcript records
-(`LocalTraining.alone`), sums of which the view does not have the model (blind ones, oblivious totals, models of which only a part travels),
-and runs with `[privacy]`, whose noise is not on record.
+(`LocalTraining.alone`), sums of which the view does not have the model (transformed ones, oblivious totals, models of which only a part
+travels), and runs with `[privacy]`, whose noise is not on record.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def sums_of_others(case: Case, sums: Sequence[CohortSum]) -> list[CohortSum]:
 
 
 def _of_others(case: Case, one: CohortSum) -> CohortSum | None:
-    assert case.prior.config is not None  # the caller's
+    assert case.prior.config is not None  # checked by the caller
     own = [client for client in one.members if client in case.view.coalition]
     others = tuple(client for client in one.members if client not in case.view.coalition)
     if (
@@ -58,7 +58,7 @@ def _of_others(case: Case, one: CohortSum) -> CohortSum | None:
 
 def trained_again(case: Case, clients: Sequence[int], one: CohortSum) -> dict[int, Array] | None:
     """The updates (d,) of colluding clients in a sum; None where not all of them train a whole model to an end."""
-    assert case.prior.config is not None  # the caller's
+    assert case.prior.config is not None  # checked by the caller
     if one.local is None or one.start is None or one.start.shape != (one.local.train.model.dimension,):
         return None
     train = replace(one.local.train, on_divergence="stop")

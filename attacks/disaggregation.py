@@ -5,7 +5,7 @@ change between rounds (a count, a gradient at a fixed model, any signature) the 
 each cohort; a client whose unit vector lies in their row space is known exactly (Pasquini et al. 2022 and So et al. 2023 on
 participation over rounds). Clustering makes cohorts smaller, so fewer rounds do.
 
-What it sees: who was in which sum, and the sums, which the next model sent to a cluster tells (mean = new model − old model). In an
+What it sees: who was in which sum, and the sums, which follow from the next model sent to a cluster (mean = new model − old model). In an
 oblivious sum who is in which group is hidden, but who takes part is not: there the sums are totals over the round's cohort. Single
 updates, where a protection leaves these open, are not looked at: there the sums are beside the point.
 
@@ -67,7 +67,7 @@ def score_single(guessed: dict[tuple[int, int], Array], truth: dict[tuple[int, i
 def score_static(seen: Sequence[CohortSum], clients: Sequence[int], seed: int) -> tuple[Array, str]:
     """1 for a client whose value would be recovered if it were the same in all recorded sums; and what the cohorts look like."""
     sums = [replace(one, members=tuple(client for client in one.members if client in clients)) for one in seen]
-    sums = [one for one in sums if one.members]  # colluders know their own values and take them off, of whatever kind these are
+    sums = [one for one in sums if one.members]  # colluders know their own values and take them off, whatever their values are
     if not sums:
         return np.zeros(len(clients)), "no sum has members that do not collude"
     values = stream(seed, "static values").normal(size=(len(clients), 4))  # any will do: the answer depends on cohorts alone
@@ -118,7 +118,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
             f"a client's update, from a sum over it alone{beside and f', or over it{beside}'}",
         ),
         (
-            "static_value_exact", static[0][0], static[1][0], f"cohorts tell no client apart, even without a minimum cohort size: {there}",
+            "static_value_exact", static[0][0], static[1][0], f"cohorts distinguish no client, even without a minimum cohort size: {there}",
             f"a value that a client would send unchanged in every sum, by differencing; here {here}; without a minimum cohort size {there}",
         ),
     ):  # fmt: skip

@@ -1,4 +1,4 @@
-"""Is a noisy release as private as its accountant says? Many canaries in one run, guessed afterwards: a lower bound on ε.
+"""Privacy auditing with canaries: a lower bound on ε from many canaries in one run, guessed afterwards.
 
 Each of m canaries (records that nobody else resembles) is put in or left out by its own coin. After a single release the auditor guesses
 the coins of those it is surest of, and abstains on the rest. If the release is (ε, δ)-private, hardly more guesses can be right than with a
@@ -7,7 +7,7 @@ samples are disjoint, so the whole is as private towards each coin as one client
 
 A bound is a statement at a confidence: the true ε is at or above it in a share of `confidence` of all audits. So an audit of a *sound*
 mechanism exceeds the accountant's ε in at most 1 − confidence of repetitions. And a bound has a ceiling: with r guesses, all of them right,
-it says no more than `ceiling(r, ...)`; of a claim above that an audit can refute nothing.
+it cannot exceed `ceiling(r, ...)`, so an audit cannot refute a claim above that.
 
 Source: Steinke, Nasr & Jagielski 2023 ("Privacy auditing with one (1) training run"), Algorithm 1 and Theorem 5.2. Deviation: two numbers
 of guesses are tried, which share 1 − confidence evenly. The games that are guessed at are in `dp_mechanisms` (one release) and `dp_run`
@@ -30,7 +30,7 @@ __all__ = ["AuditResult", "audit", "ceiling", "epsilon_lower_bound", "guess", "n
 class AuditResult:
     """`correct` of `guesses` coins of `canaries` were right, and ε is at least `epsilon` at the confidence that was asked for.
 
-    `ceiling`: no audit of this size says more.
+    `ceiling`: the largest bound that an audit of this size can give.
     """
 
     canaries: int

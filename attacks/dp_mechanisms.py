@@ -1,17 +1,17 @@
-"""Canary games against everything that releases something: one release each, with the parameters of the event that prices it.
+"""Canary games against each noisy mechanism: one release each, with the parameters of the event that prices it.
 
 A game tosses a coin for each canary, makes data of those that are in, has the *run's own code* release what it releases of such data, and
 scores each canary from what came out. That code is the private form of the algorithm's task (`moment`, `total`, `scores`, `choice`,
-`training`), a client that gives rows with noise of its own (`local`), or the mechanism (`shares`): where it leaves its noise
-out, or its bound on one record, canaries are told apart. `dp_audit.audit` makes a bound of scores and coins, to be held against what the
-accountant says of the event.
+`training`), a client that gives rows with noise of its own (`local`), or the mechanism (`shares`): where it leaves its noise out, or its
+bound on one record, canaries are distinguished. `dp_audit.audit` computes a bound from scores and coins, to be compared with the
+accountant's price of the event.
 
 Canaries do not disturb each other, and are several times as long (or their losses as large) as the bound allows, so that a missing bound
 shows. Under "add_remove" a coin puts a record in or leaves it out; under "replace_one" it chooses between two that are as far apart as they
 can be. Records beside them, the same for both coins, give the scale of what is released without one (eigenvectors, vectors of norm 1).
 
 What they prove: that *this* release with these canaries leaks more than claimed, if a bound exceeds the claim. What they do not: a bound
-below the claim is no proof of privacy, and a composition is not tried here (`dp_run` plays whole runs).
+below the claim is no proof of privacy, and compositions are not audited here (`dp_run` reruns whole runs).
 """
 
 from collections.abc import Callable, Mapping
@@ -45,7 +45,7 @@ from ..types import Array, ClientData
 __all__ = ["GAMES", "Game", "Unpriced", "quiet"]
 
 CLIENTS, EACH = 20, 500
-"""Canaries: clients times records of each. Games whose releases hold fewer canaries play as many more clients."""
+"""Canaries: clients times records of each. Games whose releases hold fewer canaries use correspondingly more clients."""
 LONG = 3.0
 """Canaries are so many times as long as the clip."""
 LABELS = 10
@@ -288,7 +288,7 @@ GAMES: dict[str, Callable[..., Game]] = {
 
 
 def quiet(event: Event) -> Event:
-    """The same release with its noise left out, nearly: what an audit's reference is played with."""
+    """The same release with its noise left out, nearly: which an audit's reference uses."""
     if isinstance(event, GaussianEvent):
         return replace(event, noise_multiplier=1e-3)
     if isinstance(event, SampledGaussianEvent):

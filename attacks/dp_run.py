@@ -1,8 +1,8 @@
-"""The DP audit of a run with [privacy]: canaries in every release by itself, and in the whole of it.
+"""The DP audit of a run with `[privacy]`: canaries in each kind of release by itself, and in the whole run.
 
 Source: Steinke, Nasr & Jagielski 2023 (`dp_audit`); canaries with directions of their own in the space of updates after Andrew et al. 2023
-("One-shot empirical privacy estimation for federated learning"). A recorded run has no canaries in it, so the auditor plays the same
-configuration again, on the run's clients, as often (each time with noise and coins of its own) and as long as the budget allows.
+("One-shot empirical privacy estimation for federated learning"). A recorded run has no canaries in it, so the auditor reruns the same
+configuration on the run's clients, as often (each time with fresh noise and coins) and as long as the budget allows.
 
 unit = "sample": spikes (one long pixel, one label) are put among clients' samples, each by its own coin. A canary's score is how far the
     client's recorded updates go along the canary's own clipped gradient, less what the client's other samples, which the auditor knows,
@@ -11,14 +11,14 @@ unit = "sample": spikes (one long pixel, one label) are put among clients' sampl
 unit = "client": a client is a canary. What it brings to each mean is a long vector of its own, or, by its coin, zero (its negative under
     "replace_one"); its score is how far the released means go along that. Clipping, noise, secure sums and dropouts are the run's.
 
-Of a whole run only the updates, or the released means, are scored, and held against all that it spent: its figure says nothing of
-signatures, choices and rows with local noise, and its note says that. These are played singly, by the code that releases them in runs
-(`dp_mechanisms`).
+Of a whole run only the updates, or the released means, are scored, and held against all that it spent: its figure does not cover
+signatures, choices and rows with local noise, and its note reports that. These are audited one by one, with the code that releases them
+in runs (`dp_mechanisms`).
 
-The figure is a lower bound on ε at one-sided 95 %, beside what the ledger says was spent: *above it* the run is less private than it claims
+The figure is a lower bound on ε at one-sided 95 %, beside the ε in the ledger: *above it* the run is less private than it claims
 (`leaks`). The reference is the same game with the noise left out: where that does not exceed the claim either, an audit of this size can
 show nothing (`not_validated`). What it proves: a bound above the claim is a bug. What it does not: a bound below is no proof. Noise that is
-right in size but can be foretold (from a seed that the server knows, or the same in each round) is not looked for.
+right in size but predictable (from a seed that the server knows, or the same in each round) is not tested.
 """
 
 import time
@@ -111,8 +111,8 @@ def play_samples(
     sent = {client: steps for client, steps in sent.items() if len(steps[0].members) == 1}
     if not sent:
         raise ValueError("no single client's update is in the transcript")
-    books = simulation.books
-    assert books is not None
+    run_ledger = simulation.run_ledger
+    assert run_ledger is not None
     drawn, known, planted = _noise(config), {one.id: one for one in population.clients}, {one.id: one for one in clients}
     samples, asked = {}, {}
     for owner in sent:
@@ -142,10 +142,10 @@ def play_samples(
             others = (total - mine) / (len(beyond) - 1)
             train = asked_in(step).train.private(drawn)
             apart[owner] += _estimate(train, towards(owner, step, train), mine - others, LEFT)
-    spent = max(books.ledger.spent(client) for client in sent) if noise == 1.0 else 0.0
+    spent = max(run_ledger.ledger.spent(client) for client in sent) if noise == 1.0 else 0.0
     tossed = np.concatenate([coins[owner][asked[owner]] for owner in sent])
     games = [Game(np.concatenate([found[owner] for owner in sent]), tossed) for found in (scores, apart)]
-    return Played(games[0], spent, len(simulation.rows), _unscored(books.ledger), games[1] if several else None)
+    return Played(games[0], spent, len(simulation.rows), _unscored(run_ledger.ledger), games[1] if several else None)
 
 
 def _spikes(client: ClientData, model: Model, config: Config, clients: int, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -169,7 +169,7 @@ def _mirrored(x: Array, model: Model, inside: Array) -> Array:
 def _noise(config: Config) -> Noise:
     """The calibrated noise of a run whose unit is a sample."""
     noise = config.noise()
-    assert noise is not None  # the caller's
+    assert noise is not None  # checked by the caller
     return noise
 
 
@@ -289,29 +289,29 @@ def play_clients(config: Config, population: Population, rng: np.random.Generato
     federation.mean = scored  # type: ignore[method-assign]  # whoever looks at what the server got
     begin(simulation)
     _rounds(simulation, config.training.rounds, seconds)
-    books, seen = simulation.books, sorted(canaries.scores)
+    run_ledger, seen = simulation.run_ledger, sorted(canaries.scores)
     if not seen:
         raise ValueError("no mean was released")
-    assert books is not None
+    assert run_ledger is not None
     tossed = np.array([coins[client] for client in seen])
     games = [Game(np.array([found[client] for client in seen]), tossed) for found in (canaries.scores, canaries.exact)]
-    spent = max(books.ledger.spent(client) for client in books.ledger.clients)
-    return Played(games[0], spent, len(simulation.rows), _unscored(books.ledger)), games[1]
+    spent = max(run_ledger.ledger.spent(client) for client in run_ledger.ledger.clients)
+    return Played(games[0], spent, len(simulation.rows), _unscored(run_ledger.ledger)), games[1]
 
 
 def play(
-    config: Config, population: Population, rng: np.random.Generator, *, plays: int = 1, seconds: float = np.inf
+    config: Config, population: Population, rng: np.random.Generator, *, reruns: int = 1, seconds: float = np.inf
 ) -> tuple[Played, Game, int]:
-    """The run of `config` with canaries of its unit, the same without noise, and how often both were played: the canaries of all plays.
+    """The run of `config` with canaries of its unit, the same without noise, and the number of reruns: the canaries of all reruns together.
 
-    Plays share no noise, so each coin is as private as in one play, and more canaries show more. At most `plays`, as far as `seconds` go;
-    the first is played in any case, its rounds cut short if they must be. Later ones that come to nothing (nobody left to sum) are left
-    out. Raises as `play_samples`, and `ValueError` for less than one play.
+    Reruns share no noise, so each coin is as private as in one rerun, and more canaries show more. At most `reruns`, within `seconds`; the
+    first always runs, with fewer rounds if necessary. Later ones that fail (too few clients for a sum) are left out. Raises as
+    `play_samples`, and `ValueError` for less than one rerun.
     """
-    if plays < 1:
-        raise ValueError(f"play: {plays} plays; one at least")
+    if reruns < 1:
+        raise ValueError(f"play: {reruns} reruns; expected at least 1")
     began, mine, calm = time.perf_counter(), list[Played](), list[Game]()
-    for number in range(plays):
+    for number in range(reruns):
         used = time.perf_counter() - began
         if mine and used * (1 + 1 / len(mine)) > seconds:
             break
@@ -332,7 +332,7 @@ def play(
 
 
 def _pair(config: Config, population: Population, rng: np.random.Generator, seconds: float) -> tuple[Played, Game]:
-    """One play, and the same without noise, in about `seconds`."""
+    """One rerun, and the same without noise, in about `seconds`."""
     if config.privacy.unit == "client":
         return play_clients(config, population, rng, seconds=seconds)
     played = play_samples(config, population, rng, seconds=seconds / 2)
@@ -343,7 +343,7 @@ def _joined(games: Sequence[Game]) -> Game:
     return Game(np.concatenate([game.scores for game in games]), np.concatenate([game.coins for game in games]))
 
 
-# --- playing --------------------------------------------------------------------------------------------------------------------------
+# --- rerunning --------------------------------------------------------------------------------------------------------------------------
 
 
 def _recorded(config: Config) -> Config:
@@ -377,13 +377,14 @@ def _rounds(simulation: Run, rounds: int, seconds: float) -> None:
 
 
 def releases(config: Config, population: Population) -> dict[str, tuple[str, Event]]:
-    """What one client of the run releases: figure -> (name of the game, its event). Means over clients are played in the whole run only."""
+    """What one client of the run releases: figure -> (name of the game, its event). Means over clients are audited in the whole run
+    only."""
     found: dict[str, tuple[str, Event]] = {}
     if config.privacy.unit == "client":
         if "gram" not in config.privacy.local:
             return found
-        books = prepare(_recorded(config), population=population).books
-        gram = None if books is None else books.options(config.protection, len(population.clients))["local"]
+        run_ledger = prepare(_recorded(config), population=population).run_ledger
+        gram = None if run_ledger is None else run_ledger.options(config.protection, len(population.clients))["local"]
         return {"signature_epsilon": ("local", gram.event)} if isinstance(gram, LocalGram) else found
     noise, relation = _noise(config), config.privacy.relation
     if noise.signature:
@@ -408,7 +409,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if config is None or config.privacy.unit == "none":
         why = "no differential privacy is claimed in this run"
     elif case.view.adversary != "server":
-        why = "not attempted: played once, with the server's view, which has all releases (--adversary server)"
+        why = "not attempted: audited once, with the server's view, which has all releases (--adversary server)"
     elif not case.reference.messages:
         why = "nothing is released"
     if why:
@@ -427,13 +428,13 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
 def _whole(case: Case, config: Config, population: Population, rng: np.random.Generator) -> Cell:
     delta = config.privacy.delta
     try:
-        played, calm, plays = play(config, population, rng, plays=case.budget.seeds, seconds=case.budget.seconds)
+        played, calm, reruns = play(config, population, rng, reruns=case.budget.seeds, seconds=case.budget.seconds)
     except (ValueError, ArithmeticError, ProtocolError) as error:
         return nothing(case, NAME, WHOLE, f"not attempted: {error}")
-    times = f", {plays} times over" if plays > 1 else ""
+    times = f", {reruns} times" if reruns > 1 else ""
     scored = "the means over clients" if config.privacy.unit == "client" else "clients' updates"
-    blind = f"; not validated by it, though paid for: what has {' and '.join(played.unscored)}" if played.unscored else ""
-    what = f"{played.rounds} of {config.training.rounds} rounds, played again with canaries{times}; scored are {scored}{blind}"
+    unscored = f"; charged but not validated by it: what has {' and '.join(played.unscored)}" if played.unscored else ""
+    what = f"{played.rounds} of {config.training.rounds} rounds, rerun with canaries{times}; scored are {scored}{unscored}"
     looks = [game for game in (played.game, played.apart) if game is not None]
     confidence = 1 - 0.05 / len(looks)  # each look has its share of what may go wrong
     found = [audit(game.scores, game.coins, delta, claim=played.epsilon, confidence=confidence) for game in looks]

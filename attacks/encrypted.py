@@ -1,26 +1,22 @@
-"""What a key holder decrypts of an encrypted Gram, from the requests that it was sent and its secret key.
+"""The blocks of an encrypted Gram that a key holder decrypts, recomputed from the requests it received and its secret key.
 
-Not an attack of its own: the inner products that `gram_geometry` and `sybil_span` start from when the adversary is the key holder, and
-the vectors themselves where a server colludes with a client in mode "symmetric", whose clients share the secret key.
+Not an attack of its own: `gram_geometry` and `sybil_span` start from these inner products when the adversary is the key holder.
 Source: `protocols.ckks`; the key holder sees the Gram matrix by design, and this shows what that is worth. What bare products would show
 it is in `ckks_products`.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from ..aggregation.ckks_settings import CkksSettings
 from ..contract.transcript import Message
 from ..protocols import ckks, codec
-from ..protocols.ckks.messages import Request, Upload
-from ..protocols.ckks.parameters import Packing
-from ..protocols.ckks.seal import Arithmetic
+from ..protocols.ckks.messages import Request
 from ..types import Array
 from .adversary import AdversaryView
 
-__all__ = ["Blocks", "decrypted_blocks", "with_opened_uploads"]
+__all__ = ["Blocks", "decrypted_blocks"]
 
 Blocks = dict[tuple[int, int], Array]
 """Inner products (p, p) by pair of clients."""
@@ -55,40 +51,6 @@ def decrypted_blocks(view: AdversaryView, everyone: Sequence[int], shape: tuple[
                 block = np.triu(block) + np.triu(block, 1).T
             blocks[everyone[request.left], everyone[right]] = block
     return blocks
-
-
-def with_opened_uploads(view: AdversaryView, shape: tuple[int, int]) -> AdversaryView:
-    """The view with encrypted vectors (p, d) as "rows" where the adversary has their uploads and the key: a server with one client, in
-    mode "symmetric". `shape` (p, d) is what clients send. Any other view as it is."""
-    keys = {one.context.get("epoch"): one for one in view.select("gram", "ckks secret key")}
-    if not keys or "ckks" not in view.protection.gram or not all(shape):
-        return view
-    settings = CkksSettings.of(view.protection)
-    packing, ring = settings.packing(*shape), ckks.arithmetic(settings.parameters())
-    messages = []
-    for message in view.messages:
-        key = keys.get(message.context.get("epoch"))
-        upload = message.operation == "gram" and message.source == "clients" and "bytes" in (message.payload or {})
-        if key is not None and upload and view.adversary.startswith("server"):
-            assert key.payload is not None  # selected
-            secret = np.asarray(key.payload["bytes"], np.uint8).tobytes()
-            rows = np.stack([_opened(ring, packing, secret, data) for data in _bytes_in(message)])
-            kept = {name: array for name, array in (message.payload or {}).items() if name == "clients"}
-            message = replace(message, payload={"rows": rows, **kept})
-        messages.append(message)
-    return replace(view, messages=tuple(messages))
-
-
-def _opened(ring: Arithmetic, packing: Packing, secret: bytes, data: bytes) -> Array:
-    """The vectors (p, dimension) of one upload."""
-    decryptor = ring.seal.Decryptor(ring.context, ring.load_secret_key(secret))
-    chunks = []
-    for cipher in codec.decode(data, Upload, MOST_BYTES).left:
-        plain = ring.seal.Plaintext()
-        decryptor.decrypt(ring.load(cipher, 2), plain)
-        chunks.append(ring.coefficients(plain, list(range(packing.p * packing.r))))
-    values = np.array(chunks, dtype=np.float64).reshape(packing.chunks, packing.p, packing.r)
-    return np.asarray(values.transpose(1, 0, 2).reshape(packing.p, -1)[:, : packing.dimension] / packing.scale)
 
 
 def _bytes_in(message: Message) -> list[bytes]:

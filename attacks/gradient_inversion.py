@@ -191,7 +191,7 @@ def _guess(
     if steps is None:
         mean, label = prior.x.mean(axis=0, dtype=np.float64), int(np.bincount(prior.y).argmax())
         return Guess({c: np.repeat(mean[None], n, axis=0) for c, n in sizes.items()}, {c: np.full(n, label) for c, n in sizes.items()})
-    assert prior.config is not None  # the caller's
+    assert prior.config is not None  # checked by the caller
     images: dict[int, Array] = {}
     labels: dict[int, Array] = {}
     for size, number in sorted({(sizes[client], steps[client][0].round) for client in clients}):
@@ -283,7 +283,7 @@ def _refusal(case: Case) -> str:
     if any(isinstance(layer, nn.LSTM | nn.Embedding) for layer in build_module(model).modules()):
         return "not attempted: inputs are words, not numbers"
     if case.prior.config.training.optimizer == "adam" or any(one.train.optimizer == "adam" for one in trainings.all):
-        return "not attempted: Adam's steps keep little of a gradient but its signs, by which no image is sought; that proves nothing"
+        return "not attempted: Adam's steps keep little more than a gradient's signs, too little for this attack; that proves nothing"
     if trainings.first is None:
         passed = any(message.operation == "relay" for message in case.reference.messages)
         return "not attempted: clients send models to each other, none to be averaged; that proves nothing of them" if passed else ""

@@ -1,9 +1,9 @@
-"""Gram geometry: labels from inner products alone, with k clients whose data the attacker knows.
+"""Gram geometry: labels from inner products alone, given k clients whose data the attacker knows.
 
 Source: a rotation, or encryption with a released Gram, keeps all inner products (Sattler et al. 2019 send rotated updates; PACFL's angles
-are functions of them). A client's inner products with k known clients are those of a pretended client with the same labels, which the
+are functions of them). A client's inner products with k known clients are those of a simulated client with the same labels, which the
 attacker makes from auxiliary data by running the public pipeline. With k = 0 there is nothing to hold on to but the Gram itself: label sets
-are dealt so that the whole Gram fits that of pretended clients best (a quadratic assignment, by descent from many starts).
+are dealt so that the whole Gram fits that of simulated clients best (a quadratic assignment, by descent from many starts).
 
 What it proves: hiding coordinates does not hide labels from a reader of the Gram who knows a few clients' data. What it does not: "the Gram
 leaks labels" without a k; a better matching for k = 0 may exist. Only Grams of what clients send at the start are attacked (signatures,
@@ -22,7 +22,7 @@ from ..protocols import ckks
 from ..randomness import stream
 from ..types import Array
 from .adversary import AdversaryView
-from .encrypted import Blocks, decrypted_blocks, with_opened_uploads
+from .encrypted import Blocks, decrypted_blocks
 from .leakage import Case, Cell, Prior, Truth, cell, nothing, popular_set
 from .significance import FEWEST_SCORES
 
@@ -47,7 +47,7 @@ def labels_from_gram(
 ) -> list[frozenset[int]]:
     """The label set of each of n clients from their inner products (n, p, n, p), given the vectors (p, d) of some of them by place.
 
-    `templates` are the vectors (p, d) of pretended clients by label set. With `known` empty, the whole Gram is matched instead.
+    `templates` are the vectors (p, d) of simulated clients by label set. With `known` empty, the whole Gram is matched instead.
     """
     n, p = products.shape[:2]
     sets = list(templates)
@@ -178,7 +178,7 @@ def guess(
 def pretended(prior: Prior, size: int, samples: int) -> dict[frozenset[int], Array]:
     """What clients with each set of `size` labels would send, made of auxiliary data by the public pipeline; empty where it cannot be."""
     sets, data = [], []
-    rng = stream(prior.seed, f"pretended clients {size}")
+    rng = stream(prior.seed, f"simulated clients {size}")
     for chosen in combinations(range(prior.classes), size):
         pools = [np.flatnonzero(prior.y == label) for label in chosen]
         each = min(min(len(pool) for pool in pools), max(1, samples // size))
@@ -200,8 +200,7 @@ def products_of(case: Case) -> tuple[Products | None, Products | None]:
     """The inner products in the view of a case, and in its reference."""
     first = next(iter(case.rows.values()), np.zeros((0, 0)))
     shape = (int(first.shape[0]), int(first.shape[1]))
-    view = with_opened_uploads(case.view, shape)
-    return products_in(view, sorted(case.prior.samples_per_client), shape), products_in(case.reference)
+    return products_in(case.view, sorted(case.prior.samples_per_client), shape), products_in(case.reference)
 
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:

@@ -1,4 +1,4 @@
-"""Imprint: a server that lies sends a first layer whose gradient holds single training images, one a bin.
+"""Imprint: an active server sends a first layer whose gradient holds single training images, one per bin.
 
 Source: Fowl, Geiping, Czaja, Goldblum & Goldstein 2022 ("Robbing the Fed", Sec. 3): every unit of the first linear layer measures the same
 scalar and fires above a threshold of its own, at quantiles of auxiliary data. With equal weights behind all units, the gradients of two
@@ -13,7 +13,7 @@ models whose first layer is no linear map, or about clients that look at what th
 and images blur. Adam divides every coordinate of a gradient by its own size, so that weight over bias is no image any more: against it this
 form of the attack recovers nothing even unprotected, and says `not_validated`.
 
-No recorded transcript has this attack in it, since recorded servers do not lie: it is played with the run's data, and sums against the real
+No recorded transcript contains this attack, since recorded servers follow the protocol: it runs on the run's data, and its sums on the real
 machines of `protocols.secagg`. Only an audit may do that; the server's part sees updates and sums alone.
 """
 
@@ -123,21 +123,21 @@ def updates_of(people: Sequence[ClientData], train: Train, start: Array, seed: i
     inputs = [
         TaskInput(one, {"model": start}, {}, Streams(seed, 0, one.id), secret=blake2b(f"{seed}|{one.id}".encode(), digest_size=32).digest())
         for one in people
-    ]  # the noise of [privacy], if any, is of a play: nothing has to stay secret
+    ]  # the noise of [privacy], if any, protects nothing here
     return {one.id: np.asarray(made["update"], np.float64) for one, made in zip(people, Engine().run(train, inputs), strict=True) if made}
 
 
-def summed(updates: Mapping[int, Array], start: Array, *, clip: float, floor: int) -> Array | None:
+def summed(updates: Mapping[int, Array], start: Array, *, clip: float, min_cohort: int) -> Array | None:
     """The secure sum of `updates`, bound to the model `start` that all were sent; None where there are too few for one."""
     held = sha256(np.ascontiguousarray(start).tobytes()).digest()
-    return isolate(updates, dict.fromkeys(updates, held), min(updates), clip=clip, floor=floor, binding=True).update
+    return isolate(updates, dict.fromkeys(updates, held), min(updates), clip=clip, min_cohort=min_cohort, binding=True).update
 
 
 def _refusal(case: Case) -> str:
     """Why this adversary on this run is not attempted; empty if it is."""
     config = case.prior.config
     if case.view.adversary != "active-server":
-        return "not attempted: only a server that lies can do this (--adversary active-server)"
+        return "not attempted: only an active server can do this (--adversary active-server)"
     if config is None:
         return "not attempted: the training settings are not known"
     if config.model.name != "mlp":
@@ -153,8 +153,8 @@ def _refusal(case: Case) -> str:
 
 def _cohort(case: Case, view: AdversaryView, config: Config) -> list[ClientData]:
     """Whose updates the server gets: the members of the run's first sum, at most so many."""
-    floor = config.protection.smallest_sum
-    members = next((one.members for one in sums_in(view) if len(one.members) >= floor), tuple(case.truth.data))
+    min_cohort = config.protection.smallest_sum
+    members = next((one.members for one in sums_in(view) if len(one.members) >= min_cohort), tuple(case.truth.data))
     return [client for client in clients_of(case.truth) if client.id in members][:COHORT]
 
 
@@ -177,7 +177,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         theirs = {client: guess(update, case.prior, model) for client, update in clear.items()}
         sent = clear if noise is None else updates_of(people, train.private(noise), start, case.seed)
         if secure:
-            total = summed(sent, start, clip=config.protection.secagg_clip, floor=config.protection.smallest_sum)
+            total = summed(sent, start, clip=config.protection.secagg_clip, min_cohort=config.protection.smallest_sum)
             mine = dict.fromkeys(sent, guess(total, case.prior, model))
         else:
             mine = theirs if noise is None else {client: guess(update, case.prior, model) for client, update in sent.items()}
@@ -191,7 +191,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
             f"{model.hidden} bins; {count} images of {len(answered)} client(s), "
             f"{'one secure sum of all, bound to the model sent' if secure else 'one update each'}; "
             f"{'one full-batch step' if kind == 'gradient' else 'the local training of the run'}; share at {GOOD_DB:.0f} dB PSNR or more; "
-            f"played with the run's data; {case.prior.description}; baseline: the mean auxiliary image; a single image is a leak"
+            f"run on the run's data; {case.prior.description}; baseline: the mean auxiliary image; a single image is a leak"
         )
         made = cell(case, NAME, f"images_recovered_{kind}", *scores, margin=0.0, note=note)
         status: Status = "leaks" if scores[0].any() else "at_baseline" if scores[2].any() else "not_validated"

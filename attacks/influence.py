@@ -1,12 +1,10 @@
 """Influence scores: the groups behind pFedLIA's N × N scores.
 
 Source: Rokvic, Danassis & Faltings 2025, Sections III-D to III-F: client i's score of client j is how much j's update lowers i's validation
-loss. Scores are high among clients with like data, which is their purpose; so whoever gathers them learns who is like whom.
+loss. Scores are high among clients with like data, which is their purpose; so whoever gathers them learns which clients are alike.
 
-What it proves: the scores tell the partition without a look at models or data. What it does not: what a group is about.
+What it proves: the scores reveal the partition without models or data. What it does not: what a group is about.
 """
-
-from collections.abc import Sequence
 
 import numpy as np
 from scipy.cluster import hierarchy
@@ -15,7 +13,7 @@ from scipy.spatial.distance import squareform
 from ..contract.transcript import payload_rows
 from ..types import Array
 from .adversary import AdversaryView
-from .leakage import Case, Cell, Truth, cell, chance_of_deals, dealt_at_random, grouping_accuracy, nothing
+from .leakage import Case, Cell, cell, chance_of_deals, dealt_at_random, group_scores, nothing
 
 __all__ = ["cells", "groups_from_scores", "scores_in"]
 
@@ -57,14 +55,9 @@ def scores_in(view: AdversaryView) -> tuple[tuple[int, ...], Array] | None:
 def guess(view: AdversaryView, groups: int) -> dict[int, int]:
     """A group for each client."""
     found = scores_in(view)
-    assert found is not None  # the caller's
+    assert found is not None  # checked by the caller
     clients, scores = found
     return dict(zip(clients, groups_from_scores(scores, groups).tolist(), strict=True))
-
-
-def score(guessed: dict[int, int], truth: Truth, clients: Sequence[int]) -> Array:
-    """1 where a client's found group is its true one, under the best naming."""
-    return grouping_accuracy(np.array([guessed[c] for c in clients]), np.array([truth.groups[c] for c in clients]))
 
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
@@ -80,7 +73,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     guesses = [guess(view, case.prior.groups) for view in (case.view, case.reference)]
     largest = np.bincount(np.unique(names, return_inverse=True)[1]).max() / len(names)
     blank = [np.maximum(dealt_at_random(np.array([one[c] for c in clients]), names, case.seed), largest) for one in guesses]
-    scores = [score(one, case.truth, clients) for one in guesses]
+    scores = [group_scores(one, case.truth, clients) for one in guesses]
     note = "up to renaming, number of groups known; baseline: the same groups dealt at random, or everybody in the largest if that is more"
     mine_p, theirs_p = (chance_of_deals(np.array([one[c] for c in clients]), names, case.seed) for one in guesses)
     made = cell(

@@ -70,8 +70,8 @@ def labels_from_bias(bias_update: Array, probabilities: Array, scale: float) -> 
 def counts_from_bias(bias_gradient: Array, probabilities: Array, labels: int) -> Array:
     """Label shares q (classes,) from a bias gradient of unknown scale s > 0: s·(Σ_c q_c probabilities[c] − q), `labels` classes present.
 
-    The scale is that at which the classes − `labels` smallest shares vanish. With all labels present it cannot be known this way: then the
-    one that makes the smallest share vanish is taken, which overstates what is uneven.
+    The scale is that at which the classes − `labels` smallest shares are zero. With all labels present this does not determine it; then the
+    scale that makes the smallest share zero is taken, which overstates differences between shares.
     """
     classes = len(bias_gradient)
     system = np.asarray(probabilities, np.float64).T - np.eye(classes)
@@ -155,7 +155,7 @@ def _summed(steps: Mapping[int, Sequence[Step]], prior: Prior, model: Model) -> 
 
 def shares_of(step: Step, prior: Prior, model: Model, labels: int, sums: int = 1) -> Array:
     """Label shares (classes,) of those who made one update, in `sums` rounds. `labels` they have matters where its scale is unknown."""
-    assert prior.config is not None  # the caller's
+    assert prior.config is not None  # checked by the caller
     bias, privacy, local = bias_span(model), prior.config.privacy, local_of(step, prior)
     if local.train.optimizer == "adam":
         anchor, members = step.beside.get("anchor"), _members(step, prior)
@@ -181,7 +181,7 @@ def _moved(step: Step, model: Model) -> Array:
 
 def _predictions(step: Step, prior: Prior, model: Model, sums: int = 1) -> Array:
     """What the model predicts for samples of each label (classes, classes), on the way of one step's training; clipped as clients clip."""
-    assert prior.config is not None  # the caller's
+    assert prior.config is not None  # checked by the caller
     sampled, clip_norm = prior.config.privacy.unit == "sample", prior.config.privacy.clip_norm
     local = local_of(step, prior)
     once = sums == 1 and max(local.steps(prior.samples_per_client[one]) for one in _members(step, prior)) == 1
@@ -198,7 +198,7 @@ def _scale(step: Step, prior: Prior, sums: int = 1) -> float:
 
 def is_summed(prior: Prior) -> bool:
     """Whether updates have noise of their own in every round and are linear in label shares, so that all rounds are one system."""
-    assert prior.config is not None  # the caller's
+    assert prior.config is not None  # checked by the caller
     return prior.config.privacy.unit == "sample" and prior.config.training.optimizer != "adam"
 
 
@@ -235,12 +235,12 @@ def _reader(
     prior: Prior, start: bytes, local: LocalTraining, samples: int, labels: int, anchor: bytes | None = None
 ) -> Callable[[Array], Array]:
     """What turns bias updates from one model into label shares, under Adam: the same for all clients that were sent it."""
-    assert prior.config is not None  # the caller's
+    assert prior.config is not None  # checked by the caller
     span = bias_span(local.train.model)
-    assert span is not None  # the caller's
+    assert span is not None  # checked by the caller
     return shares_by_simulation(
         replace(local.train, on_divergence="skip"), np.frombuffer(start), prior.x, prior.y, local.samples(samples), labels, span,
-        stream(prior.seed, "pretended clients, Adam"), directions=prior.config.privacy.unit == "client",
+        stream(prior.seed, "simulated clients, Adam"), directions=prior.config.privacy.unit == "client",
         anchor=None if anchor is None else np.frombuffer(anchor),
     )  # fmt: skip
 
@@ -258,7 +258,7 @@ def bias_span(model: Model) -> slice | None:
 
 def steps_scale(prior: Prior, client: int, local: LocalTraining) -> float:
     """How far a constant unit gradient would carry a client's parameters in one round of `local`, as clients of the run clip."""
-    assert prior.config is not None  # the caller's
+    assert prior.config is not None  # checked by the caller
     count, privacy = prior.samples_per_client[client], prior.config.privacy
     # Poisson batches' sums are divided by the public number of samples
     share = local.samples(count) / privacy.samples if privacy.unit == "sample" else 1.0
@@ -287,13 +287,13 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     mine = steps_in(case.view, model.dimension, case)
     theirs = mine if _same(case.view, case.reference) else steps_in(case.reference, model.dimension, case)
     whole = aggregate_cell(case, model)
-    told = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
-    clients = [client for client in told if less_known(mine[client], prior, model)]
+    known = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
+    clients = [client for client in known if less_known(mine[client], prior, model)]
     if not clients:
         why = "no single update, and no mean update of a cluster whose members are known, can be read in this view"
         if any(row.shape != (model.dimension,) for row in updates_in(case.view, model.dimension).values()):
             why = "not attempted: updates are in this view, but of a part of the model only; that part may well show labels"
-        if told:
+        if known:
             why = "not attempted: updates are in this view, but not the turns before them, from which clients' corrections follow"
         return [nothing(case, NAME, "histogram_l1", why), whole], None
     apart = all(len(step.members) == 1 for client in clients for step in mine[client])
@@ -318,12 +318,12 @@ def _which_rounds(prior: Prior, rounds: int) -> str:
 
 
 def aggregate_cell(case: Case, model: Model) -> Cell:
-    """The label histogram of each cluster as a whole, from the models it was sent one after the other."""
+    """The label histogram of each cluster as a whole, from the successive models it was sent."""
     prior = case.prior
     scored = [_aggregated(case, view, model) for view in (case.view, case.reference)]
     errors = [np.array([float(np.abs(shares - truth).sum()) for shares, truth in found]) for found in scored]
     if not len(errors[0]) or not len(errors[1]):
-        return nothing(case, NAME, AGGREGATE, "no two models of one cluster can be read in this view, or nobody knows who trained them")
+        return nothing(case, NAME, AGGREGATE, "no two models of one cluster can be read in this view, or it is unknown who trained them")
     blanks = [np.array([float(np.abs(auxiliary_shares(prior) - truth).sum()) for _, truth in found]) for found in scored]
     note = (
         f"{len(errors[0])} cluster(s), each as a whole: nothing about a member; {_which_rounds(prior, case.budget.rounds)}; "
@@ -397,21 +397,27 @@ def _same(a: AdversaryView, b: AdversaryView) -> bool:
     return a.coalition == b.coalition and len(a.messages) == len(b.messages) and all(map(is_, a.messages, b.messages))
 
 
+def label_set_cell(case: Case, name: str, clients: Sequence[int], score: Callable[[list[int]], list[Array]], note: str) -> Cell:
+    """Label sets of the clients that lack a label; `score` of these gives scores with the view and on the unprotected view."""
+    metric, truth = "label_set_accuracy", case.truth
+    partial = [client for client in clients if case.prior.labels_per_client[client] < case.prior.classes]
+    if not partial:
+        return nothing(case, name, metric, "every client has all labels: there is no label set to find")
+    popular = popular_set([truth.label_sets[client] for client in partial])
+    mine, theirs = score(partial)
+    blank = np.array([float(truth.label_sets[client] == popular) for client in partial])
+    words = f"{note}; baseline: the most common label set for everyone"
+    return cell(case, name, metric, mine, blank, theirs, margin=MARGIN[metric], share=True, note=words)
+
+
 def label_cells(case: Case, name: str, clients: list[int], guesses: list[Guess], note: str) -> tuple[list[Cell], dict[str, Array]]:
     """Histograms and label sets of clients, guessed with, without and on the unprotected view; the cells and what a picture needs."""
     prior, truth = case.prior, case.truth
     l1 = [score_l1(one, truth, clients) for one in guesses]
     words = f"{note}; baseline: the label shares of the auxiliary data"
     figures = [cell(case, name, "histogram_l1", *l1, margin=MARGIN["histogram_l1"], lower_is_better=True, note=words)]
-    partial = [client for client in clients if prior.labels_per_client[client] < prior.classes]
-    if partial:
-        popular = popular_set([truth.label_sets[c] for c in partial])
-        sets = [score_sets(one, truth, prior, partial) for one in guesses]
-        sets[1] = np.array([float(truth.label_sets[c] == popular) for c in partial])
-        words = f"{note}; baseline: the most common label set for everyone"
-        figures.append(cell(case, name, "label_set_accuracy", *sets, margin=MARGIN["label_set_accuracy"], share=True, note=words))
-    else:
-        figures.append(nothing(case, name, "label_set_accuracy", "every client has all labels: there is no label set to find"))
+    mine, _, theirs = guesses
+    figures.append(label_set_cell(case, name, clients, lambda some: [score_sets(one, truth, prior, some) for one in (mine, theirs)], note))
     arrays = {
         "clients": np.array(clients),
         "label_truth": np.stack([truth.histogram(c) for c in clients]),

@@ -1,4 +1,4 @@
-"""Many small minimisations at once: L-BFGS with a line search of its own for each row of a batch.
+"""Batched L-BFGS: many small minimisations at once, with a line search for each row of the batch.
 
 Source: Nocedal & Wright 2006, Algorithm 7.4 (two loops), with the bisecting weak-Wolfe search of Lewis & Overton 2013. A row stops when no
 step lowers it, and from then on is no part of the batch. Rows share nothing: each goes its way as if it were alone.

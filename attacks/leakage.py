@@ -1,4 +1,4 @@
-"""How a leak is stated: a value with an interval, beside its no-view baseline and its unprotected reference.
+"""The statement of a leak: a value with an interval, beside its no-view baseline and its unprotected reference.
 
 Status of a cell: `leaks` if the attack beats the baseline by the margin, `at_baseline` if it does not although its unprotected reference
 does, `not_validated` if the reference does not either, `not_attempted` if the attack was not made on what is there, `nothing_to_see` if the
@@ -29,8 +29,8 @@ from .significance import FEWEST_SCORES, RATE, SHARES, Status, chance, interval,
 
 NOT_ATTEMPTED = "not attempted"
 __all__ = [
-    "BUDGETS", "Budget", "Case", "Cell", "Prior", "Truth", "cell", "chance_of_deals", "cosine", "dealt_at_random", "grouping_accuracy",
-    "nothing", "popular_set", "psnr_db", "ssim",
+    "BUDGETS", "Budget", "Case", "Cell", "Prior", "Truth", "cell", "chance_of_deals", "cosine", "dealt_at_random", "group_scores",
+    "grouping_accuracy", "nothing", "popular_set", "psnr_db", "ssim",
 ]  # fmt: skip
 
 
@@ -92,11 +92,11 @@ class Cell:
 class Prior:
     """What an attacker knows beforehand: labelled auxiliary samples, the shape of a sample, how many labels and samples each client has.
 
-    `description` says so in words, with size and distribution, and goes into every cell's note. `rows_per_label` is the public number of
-    rows that a signature has for each label (0: signatures are of all samples together). `groups` is the number of true groups. `config` is
-    the public configuration: model, learning rate, steps; `mean` and `std` are the data set's. `simulate` runs the public
-    pipeline, in the clear, on data (x, y) of pretended clients and gives what they would have uploaded for comparison, shape (m, p, d);
-    None where the pipeline compares nothing at its start. `simulate_open` runs it without `[privacy]`.
+    `description` states it for people, with size and distribution, and goes into every cell's note. `rows_per_label` is the public number
+    of rows that a signature has for each label (0: signatures are of all samples together). `groups` is the number of true groups. `config`
+    is the public configuration: model, learning rate, steps; `mean` and `std` are the data set's. `simulate` runs the public pipeline, in
+    the clear, on data (x, y) of simulated clients and gives what they would have uploaded for comparison, shape (m, p, d); None where the
+    pipeline compares nothing at its start. `simulate_open` runs it without `[privacy]`.
     """
 
     x: Array
@@ -272,6 +272,11 @@ def grouping_accuracy(found: Array, groups: Array) -> Array:
     rows, columns = linear_sum_assignment(-table)
     match = dict(zip(rows.tolist(), columns.tolist(), strict=True))
     return np.array([float(match.get(label, -1) == group) for label, group in zip(theirs.tolist(), mine.tolist(), strict=True)])
+
+
+def group_scores(found: Mapping[int, int], truth: Truth, clients: Sequence[int]) -> Array:
+    """`grouping_accuracy` of what was found by client, shape (m,)."""
+    return grouping_accuracy(np.array([found[client] for client in clients]), np.array([truth.groups[client] for client in clients]))
 
 
 def dealt_at_random(found: Array, groups: Array, seed: int, times: int = 200) -> Array:

@@ -1,11 +1,11 @@
-"""How clients trained, read off the public tasks that the transcript records.
+"""How clients trained, read from the public tasks in the transcript.
 
 Clients are sent the task with the model, so whoever sees the parameters sees the settings: rate, momentum, proximal term, epochs, inner
 step, share held back. Nothing here knows an algorithm: a task is rebuilt from its settings as a client would rebuild it, and of tasks that
 wrap others the first `Train` or `Gradient` in the order of fields counts: the one whose update leaves. The task is the one that was asked;
 what `[privacy]` adds to it (clipping, Poisson batches) is in the public configuration, and `LocalTraining.clipped` adds it.
 
-What a client's update or the mean of several holds beside that training is put into words (`LocalTraining.beyond`): by what the class of
+What a client's update or the mean of several holds beside that training is described (`LocalTraining.beyond`): by what the class of
 the task declares (`beyond`), else by what clients were sent beside the model. What is known of a client's steps only once messages are
 read, the pull to an anchor and the correction of a control, is in `updates.less_known`.
 """
@@ -161,7 +161,7 @@ def _read(settings: str, sent: frozenset[str]) -> LocalTraining | None:
 
 
 def _task(tree: Any) -> Any:
-    """The task of these settings; None for one that clients elsewhere would not know."""
+    """The task of these settings; None for one that remote clients would not know."""
     task = task_of(tree)
     return None if isinstance(task, UnknownTask) else task
 

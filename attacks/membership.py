@@ -1,4 +1,4 @@
-"""Membership inference: was this sample among those a model was trained on?
+"""Membership inference: whether a sample was among those a model was trained on.
 
 Three scores, larger for members: the loss itself (Yeom et al. 2018); LiRA, how much likelier the model's confidence is among shadow models
 trained with the sample than among those without (Carlini et al. 2022, Algorithm 1, with one variance for all samples, which they advise for
@@ -6,7 +6,7 @@ few shadow models); RMIA, in how many pairings with samples of the population it
 all shadow models as the marginal). Shadow models are trained as clients of one stacked program.
 
 What it proves: what a model shows of single samples, on average (AUC) and at worst (true positives at few false ones). What it does not:
-an AUC near one half says nothing of the few samples that stand out. These are functions of arrays; `membership_audit` plays them on
+an AUC near one half says nothing of the few samples that stand out. These are functions of arrays; `membership_audit` applies them to
 recorded runs.
 """
 

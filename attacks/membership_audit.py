@@ -1,4 +1,4 @@
-"""Membership inference on recorded runs: were these samples among those that the models in a view were trained on?
+"""Membership inference on recorded runs, against the models in a view.
 
 The attacks are those of `membership`: the loss threshold, LiRA and RMIA. Two kinds of models are attacked: the last shared or cluster model
 that the adversary was shown, and, where single updates can be read, a client's own model after its last one. These attacks ask models how
@@ -37,7 +37,7 @@ from .leakage import Case, Cell, Prior, Truth, nothing
 from .local_training import trainings_in
 from .membership import lira, loss_threshold, placements, rmia, roc, threshold
 from .membership_gradients import affordable, evidence, passes_of, read_steps
-from .membership_shadows import Game, Target, games_of, is_of_server, models_in, pairs_of
+from .membership_shadows import Game, Target, games_of, models_in, pairs_of
 from .significance import Status
 from .updates import Step, public_model, updates_in
 
@@ -242,7 +242,7 @@ def _unreadable(case: Case) -> str:
 
 def _steps(case: Case, view: AdversaryView, prior: Prior) -> tuple[list[Step], list[Step]]:
     """The updates in a view that the budget allows to be regressed, and all that can be read."""
-    assert prior.config is not None  # the caller's
+    assert prior.config is not None  # checked by the caller
     model, budget, known = public_model(prior), case.budget, case.truth.data.keys()
     found = read_steps(view, case.reference, prior, model, prior.config.spec.renumbers)
     # not newcomers, nor colluders, in the reference as in the view
@@ -277,7 +277,7 @@ def _refusal(case: Case, config: Config) -> str:
         return "not attempted: inputs are words, which training and test texts share"
     if any(one.gradient for one in trainings_in(case.reference).all):
         return "not attempted: clients send gradients, which replicas by local training do not imitate"
-    if config.privacy.unit != "none" and not is_of_server(case.view):
+    if config.privacy.unit != "none" and not case.view.is_server:
         return "not attempted: this view does not say who trained a model, and the unprotected run's clusters need not be the same"
     return ""
 

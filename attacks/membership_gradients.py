@@ -1,9 +1,9 @@
-"""Membership inference from updates: was this sample among those that an update was trained on?
+"""Membership inference from updates: whether a sample was among those an update was trained on.
 
 Source: Nasr, Shokri & Houmansadr 2019, whose white-box attacks on federated learning read single samples' gradients, and Li et al. 2022
 ("Effective passive membership inference attacks in federated learning against overparameterized models"), who compare them with the update
 by cosine. Deviation: all candidates' gradients explain the update together, by ridge regression, so that samples which resemble each other
-are told apart. An update by SGD is a sum of gradients of the client's samples, and adding a sample adds its gradient to the sum.
+are distinguished. An update by SGD is a sum of gradients of the client's samples, and adding a sample adds its gradient to the sum.
 
 An observed training (`read_steps`) is one client's update from a model that it was sent, or the mean of a cluster's, which two models tell.
 Of it is taken off what shadow clients, half of the candidates in each, did from the same model by the same local training on average. What
@@ -29,11 +29,10 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from torch.func import functional_call, grad, vmap
-from torch.nn import functional
 
 from ..engine.models import Model
 from ..experiments.config import Config
+from ..privacy.private_signatures import gradients_by_sample
 from ..protocols.mechanisms import clip
 from ..protocols.sketch import Sketch, public_seed, sketch
 from ..randomness import stream
@@ -97,7 +96,7 @@ def _mean_steps(view: AdversaryView, reference: AdversaryView, dimension: int, r
 
 def passes_of(step: Step, prior: Prior, shadows: int) -> float:
     """About how many samples' passes through the model a step takes: its shadows' training, and candidates' gradients."""
-    assert prior.config is not None  # the caller's
+    assert prior.config is not None  # checked by the caller
     local, counts = local_of(step, prior), [prior.samples_per_client.get(c, 0) for c in step.members]
     points = (len(_path(local, prior.config, count)) for count in counts)
     return sum(n * (local.train.epochs * shadows + 2 * GRADIENT * m) + CALLED for n, m in zip(counts, points, strict=True))
@@ -124,13 +123,8 @@ def affordable(steps: Sequence[Step], rounds: int, costs: Sequence[float], most:
 def sample_gradients(model: Model, at: Array, x: Array, y: Array, norm: float = 0.0) -> Array:
     """Each sample's gradient of the loss at parameters `at` (d,), in float64, (n, d); with `norm` above 0 clipped to it."""
     module = model.load(np.asarray(at).astype(np.float64 if model.dtype == "float64" else np.float32)).train(False)
-    parameters = {name: one.detach() for name, one in module.named_parameters()}
-
-    def loss(weights: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(functional_call(module, weights, (sample.unsqueeze(0),)), label.unsqueeze(0))
-
-    made = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, model.inputs(x), torch.from_numpy(y))
-    rows = torch.cat([made[name].flatten(1) for name in parameters], dim=1).double().numpy()
+    made = gradients_by_sample(module, model.inputs(x), torch.from_numpy(y))
+    rows = torch.cat([made[name].flatten(1) for name, _ in module.named_parameters()], dim=1).double().numpy()
     if norm:
         rows = rows * np.minimum(1.0, norm / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300))
     return np.asarray(rows)
@@ -169,7 +163,7 @@ class _Attack:
 
     @property
     def config(self) -> Config:
-        assert self.prior.config is not None  # the caller's
+        assert self.prior.config is not None  # checked by the caller
         return self.prior.config
 
     @property

@@ -1,4 +1,4 @@
-"""The game that membership inference plays on a federated run: which models there are to attack, whom to ask about, and shadow federations.
+"""The membership game on a federated run: the models to attack, the samples to ask about, and shadow federations.
 
 A model in a view is followed back through the traffic to the initial model: who trained it, round by round (`models_in`). Its owners'
 training samples are paired with samples of their test distribution, label by label (`pairs_of`). Shadow federations train by the same
@@ -25,7 +25,7 @@ from .sums import models_sent
 from .updates import steps_in
 
 __all__ = [
-    "Game", "Pairs", "Target", "federated_replicas", "games_of", "is_of_server", "lines_in", "models_in", "once", "pairs_of", "turns_in",
+    "Game", "Pairs", "Target", "federated_replicas", "games_of", "lines_in", "models_in", "once", "pairs_of", "turns_in",
 ]  # fmt: skip
 
 Result = TypeVar("Result")
@@ -33,11 +33,6 @@ Training = Callable[[int], Train]
 """The local training of each round, by its number."""
 MOST_ASKED = 400
 """Pairs asked about for one model."""
-
-
-def is_of_server(view: AdversaryView) -> bool:
-    """Whether a view has what passes the server, and so names who trained what."""
-    return view.adversary.startswith(("server", "active-server"))
 
 
 # --- what the view holds ------------------------------------------------------------------------------------------------------------
@@ -115,18 +110,18 @@ def models_in(view: AdversaryView, reference: AdversaryView, dimension: int, ren
     `renumbered`: clusters get new numbers, so that a model's predecessor is the nearest one before it, not the one of its name.
     """
     seen = turns_in(view, dimension)
-    told = _told(view, reference, seen, dimension)
+    attributed = _attributed(view, reference, seen, dimension)
     last = {turn.name: turn for turn in seen}
     single = {client: steps for client, steps in steps_in(view, dimension).items() if len(steps[0].members) == 1}
     served: dict[int, str] = {}
-    for turn in told:
+    for turn in attributed:
         served |= dict.fromkeys(turn.clients or (), turn.name)
     targets = []
     for name, turn in last.items():
-        at = _same_in(told, turn)
+        at = _same_in(attributed, turn)
         if at is None:
             continue
-        line = _line(at, told, renumbered)
+        line = _line(at, attributed, renumbered)
         chain = tuple((one.round, one.clients) for one in line if one.clients)
         owners = sorted({client for _, clients in chain for client in clients if served.get(client) == name})
         if owners:
@@ -145,21 +140,21 @@ def lines_in(
     Where the view does not say who trained a model, lines are the reference's. `renumbered` as in `models_in`.
     """
     seen = turns_in(view, dimension)
-    told = _told(view, reference, seen, dimension)
+    attributed = _attributed(view, reference, seen, dimension)
     last = {turn.name: turn for turn in seen}
-    ends = [at for turn in last.values() if (at := _same_in(told, turn)) is not None]
-    return seen, [(*_line(at, told, renumbered), at) for at in ends]
+    ends = [at for turn in last.values() if (at := _same_in(attributed, turn)) is not None]
+    return seen, [(*_line(at, attributed, renumbered), at) for at in ends]
 
 
-def _told(view: AdversaryView, reference: AdversaryView, seen: list[Turn], dimension: int) -> list[Turn]:
+def _attributed(view: AdversaryView, reference: AdversaryView, seen: list[Turn], dimension: int) -> list[Turn]:
     """Turns that say who trained: those seen, else the reference's."""
-    own = is_of_server(view) and all(turn.clients is not None for turn in seen)
+    own = view.is_server and all(turn.clients is not None for turn in seen)
     return seen if own else turns_in(reference, dimension)
 
 
-def _same_in(told: Sequence[Turn], turn: Turn) -> Turn | None:
+def _same_in(attributed: Sequence[Turn], turn: Turn) -> Turn | None:
     """The turn of the same name, or the last one of it before."""
-    return next((one for one in reversed(told) if one.name == turn.name and one.step <= turn.step), None)
+    return next((one for one in reversed(attributed) if one.name == turn.name and one.step <= turn.step), None)
 
 
 def _line(turn: Turn, turns: Sequence[Turn], renumbered: bool) -> list[Turn]:
@@ -290,7 +285,7 @@ class Game:
     shadow_others: Array
 
     def without(self, s: int) -> "Game":
-        """The same game about shadow model s, played with the others: nothing of who is a member is in it."""
+        """The same game about shadow model s, with the other shadows: it holds nothing about who is a member."""
         rest = np.arange(len(self.shadow)) != s
         return Game(self.shadow[s], self.shadow[rest], self.inside[rest], self.member, self.shadow_others[s], self.shadow_others[rest])
 
@@ -327,7 +322,7 @@ def games_of(
 
     Nothing is asked about the clients `left_out`.
     """
-    assert prior.config is not None  # the caller's
+    assert prior.config is not None  # checked by the caller
     model, weights = train(target.round).model, prior.config.training.weights
     known = {sample.tobytes() for sample in pairs.x}
     free = np.array([i for i, sample in enumerate(prior.x) if sample.tobytes() not in known], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Model inconsistency: a server that lies reads one client's update out of a secure sum.
+"""Model inconsistency: an active server reads one client's update from a secure sum.
 
 Source: Pasquini, Francati & Ateniese 2022 ("Eluding secure aggregation in federated learning via model inconsistency"): the victim is sent
 the true model, everybody else one whose hidden units are all dead, so that their updates are zero except in the head's bias, and the sum is
@@ -9,8 +9,8 @@ What it proves: a secure sum protects only among clients that trained the same m
 the binding is to a *list* of models; where sums over clients of several clusters list k models (oblivious sums), a private model planted as
 one of the k is not refused by it.
 
-No recorded transcript has this attack in it, since recorded servers do not lie: it is played against the real machines of
-`protocols.secagg` by clients that hold the run's data. Only an audit may do that; the server's part sees messages alone.
+No recorded transcript contains this attack, since recorded servers follow the protocol: it runs against the real machines of
+`protocols.secagg`, with clients that hold the run's data. Only an audit may do that; the server's part sees messages alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,21 +43,21 @@ SESSION = b"model inconsist."
 
 @dataclass(frozen=True, eq=False)
 class Attempt:
-    """What the server ends up with: the victim's update (d,), None if there was no sum; and what clients refused, in their words."""
+    """The server's result: the victim's update (d,), None if there was no sum; and the error codes of clients that refused."""
 
     update: Array | None
     refused: tuple[str, ...] = ()
 
 
 def deadened(model: Model, vector: Array) -> Array:
-    """Parameters (d,) like `vector` whose hidden units never answer: each linear map before a ReLU has weight 0 and bias −1.
+    """Parameters (d,) like `vector` whose hidden units are dead: each linear map before a ReLU has weight 0 and bias −1.
 
     Raises `InputError` for a model without one, or one whose maps lack a bias.
     """
     layers = list(build_module(model).named_modules())
     before = {name for (name, layer), (_, after) in pairwise(layers) if _has_bias(layer) and isinstance(after, nn.ReLU)}
     if not before:
-        raise InputError(f"model {model.name!r}: no linear map with a bias stands before a ReLU; this attack cannot silence it")
+        raise InputError(f"model {model.name!r}: no linear map with a bias stands before a ReLU; this attack cannot disable it")
     made = np.array(vector)
     for name, shape, at in model.layout:
         if name.rpartition(".")[0] in before:
@@ -70,25 +70,25 @@ def _has_bias(layer: nn.Module) -> bool:
 
 
 def isolate(
-    updates: Mapping[int, Array], held: Mapping[int, bytes], victim: int, *, clip: float = 1.0, floor: int = 3, binding: bool = True,
+    updates: Mapping[int, Array], held: Mapping[int, bytes], victim: int, *, clip: float = 1.0, min_cohort: int = 3, binding: bool = True,
     entropy: Entropy = system_entropy,
 ) -> Attempt:  # fmt: skip
     """Asks clients for the secure sum of `updates` (d,), where the victim alone was sent the model whose hash `held` has for it.
 
     With `binding` each client insists on the hash of the model that it was sent itself: who is shown another one refuses, and the sum goes
-    on without it, as with any dropout. Without, it believes the server's word for it: a channel for this experiment only, which no
-    configuration reaches.
+    on without it, as with any dropout. Without, it accepts the hash that the server names: for this experiment only, no configuration
+    allows it.
     """
     numbers = {client: number for number, client in enumerate(sorted(updates))}
     by_number = {number: client for client, number in numbers.items()}
     identities = {number: Identity.create(number, entropy) for number in by_number}
     roster = Roster(tuple(identities[number].public() for number in sorted(identities)))
     terms = secagg.make_terms(
-        session=SESSION, slot=(1, 0), cohort=by_number, models=[held[victim]], dimension=len(updates[victim]), clip=clip, floor=floor,
-        roster=roster, entropy=entropy,
+        session=SESSION, slot=(1, 0), cohort=by_number, models=[held[victim]], dimension=len(updates[victim]), clip=clip,
+        min_cohort=min_cohort, roster=roster, entropy=entropy,
     )  # fmt: skip
     policies = {
-        number: secagg.Policy(SESSION, "active", held[client] if binding else held[victim], 1, floor, None, terms.dimension)
+        number: secagg.Policy(SESSION, "active", held[client] if binding else held[victim], 1, min_cohort, None, terms.dimension)
         for number, client in by_number.items()
     }
     refusals: dict[int, str] = {}
@@ -112,13 +112,13 @@ def isolate(
 # --- the attack ---------------------------------------------------------------------------------------------------------------------
 
 
-def play(clients: Sequence[ClientData], train: Train, start: Array, victim: int, *, clip: float, floor: int, binding: bool) -> Attempt:
-    """The whole of it: crafted models out, updates trained on them, the secure sum of these."""
+def play(clients: Sequence[ClientData], train: Train, start: Array, victim: int, *, clip: float, min_cohort: int, binding: bool) -> Attempt:
+    """The whole attack: send crafted models, train updates on them, take their secure sum."""
     dead = deadened(train.model, start)
     sent = {client.id: start if client.id == victim else dead for client in clients}
     updates = {client.id: trained(client, train, sent[client.id]) for client in clients}
     held = {client: sha256(np.ascontiguousarray(vector).tobytes()).digest() for client, vector in sent.items()}
-    return isolate(updates, held, victim, clip=clip, floor=floor, binding=binding)
+    return isolate(updates, held, victim, clip=clip, min_cohort=min_cohort, binding=binding)
 
 
 def trained(client: ClientData, train: Train, start: Array) -> Array:
@@ -137,7 +137,7 @@ def score(attempt: Attempt, truth: Array, metric: str, inside: int) -> float:
 
 
 def clients_of(truth: Truth) -> list[ClientData]:
-    """Clients with the run's training data, for the audit's play."""
+    """Clients with the run's training data, for the audit."""
     return [ClientData(client, x, y, x[:0], y[:0]) for client, (x, y) in sorted(truth.data.items())]
 
 
@@ -146,7 +146,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     config = case.prior.config
     why = ""
     if case.view.adversary != "active-server":
-        why = "not attempted: only a server that lies can do this (--adversary active-server)"
+        why = "not attempted: only an active server can do this (--adversary active-server)"
     elif config is not None and config.protection.sum == "secagg-oblivious":
         why = "not attempted: sums that list several models"
     elif config is None or config.protection.sum != "secagg":
@@ -165,21 +165,23 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     t = config.training
     train = Train(model, t.epochs, t.batch_size, t.lr, t.momentum, t.weight_decay, optimizer=t.optimizer)
     people = clients_of(case.truth)[:COHORT]
-    floor = protection.smallest_sum
-    if len(people) < max(floor, VICTIMS):
-        return [nothing(case, NAME, "update_relative_error", f"not attempted: fewer than {max(floor, VICTIMS)} clients")], None
+    min_cohort = protection.smallest_sum
+    if len(people) < max(min_cohort, VICTIMS):
+        return [nothing(case, NAME, "update_relative_error", f"not attempted: fewer than {max(min_cohort, VICTIMS)} clients")], None
     victims = [client.id for client in people[:VICTIMS]]
     head = bias_span(model)
     inside = model.dimension if head is None else head.start  # the head's bias comes last
     exact = {client.id: trained(client, train, start) for client in people if client.id in victims}
     tries = {
-        binding: [play(people, train, start, victim, clip=protection.secagg_clip, floor=floor, binding=binding) for victim in victims]
+        binding: [
+            play(people, train, start, victim, clip=protection.secagg_clip, min_cohort=min_cohort, binding=binding) for victim in victims
+        ]
         for binding in (True, False)
     }
     words = sorted({word for attempt in tries[True] for word in attempt.refused})
     note = (
         f"{len(victims)} victims in turn, {len(people)} clients, first round, {inside} of {model.dimension} coordinates (all but the "
-        "head's bias); played against the real machines; with the binding clients said: "
+        "head's bias); run against the real machines; error codes with the binding: "
         f"{'; '.join(words) or 'nothing'}; reference: the binding off; baseline: no sum (û = 0)"
     )
     figures = []

@@ -1,4 +1,4 @@
-"""What an audit will do, and about how long that takes: said before it starts, and corrected as it goes."""
+"""The plan of an audit and an estimate of its duration, printed before it starts and corrected as it runs."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ MOST_BYTES = 1 << 30
 """Payloads of a run that is made again for the audit; beyond this it has fewer rounds."""
 SEED_STEP = 1000
 ATTACK_SECONDS = 0.5
-"""A guess at what an attack takes on one run, from audits of small runs; `Clock` replaces it by what was measured."""
+"""Estimated seconds of an attack on one run, from audits of small runs; `Clock` replaces it by measurements."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Plan:
     """The `seeds` that are attacked, that of the recorded run first, each for so many `rounds` (`cut`: fewer than were recorded).
 
     For the recorded run `here` runs are made (0 or 1: its unprotected twin), for each fresh seed `each` (itself, and its twin if it is
-    protected); one takes about `seconds`. Attacks that play runs by themselves, which they do once, take about `plays` seconds.
+    protected); one takes about `seconds`. Attacks that rerun the configuration themselves, once, take about `plays` seconds.
     """
 
     seeds: tuple[int, ...]
@@ -86,7 +86,7 @@ class Clock:
 
 
 def spoken(seconds: float) -> str:
-    """A duration as people say it."""
+    """A duration for people."""
     if seconds < 100:
         return f"{max(seconds, 0.1):.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 100 * 60 else f"{seconds / 3600:.1f} hours"

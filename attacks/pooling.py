@@ -1,4 +1,4 @@
-"""One figure from several seeds, whose status is of all of them together: see `leakage` for what each status takes."""
+"""Pool one figure over several seeds; `leakage` defines what each status requires."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -68,7 +68,7 @@ def _verdict(seen: Sequence[Cell], recorded: bool) -> Status:
         return "not_validated"
     if together or _leaks_alone(seen, recorded):
         return "leaks"
-    if not several:  # no test over two seeds: the recorded one's word, unless a seed says otherwise
+    if not several:  # no test over two seeds: the recorded one decides, unless a seed leaks
         return "inconclusive" if any(one.status == "leaks" for one in seen) else first.status
     if not valid:
         return "not_validated"

@@ -1,8 +1,8 @@
-"""Property inference: does this client's data have a property that nobody asked it for?
+"""Property inference: whether a client's data have a property that the training task does not ask about.
 
-Source: Ateniese et al. 2015 and Ganju et al. 2018: pretend to be clients with and without the property, and learn to tell from what they
+Source: Ateniese et al. 2015 and Ganju et al. 2018: simulate clients with and without the property, and learn to distinguish what they
 would have sent. Melis et al. 2019 for updates of federated learning. Deviations: the meta-classifier is a ridge regression whose penalty is
-chosen by exact leave-one-out, on the share of samples that a pretended client has, not on yes and no; hidden units need no sorting
+chosen by exact leave-one-out, on the share of samples that a simulated client has, not on yes and no; hidden units need no sorting
 (Ganju et al., Sec. 4), because updates of one round start at one model whose units are named by their place; a cluster's model is not
 compared with shadow models, but asked on which auxiliary samples, with or without, it does better.
 
@@ -15,10 +15,11 @@ label_0       the label is the first one
 
 What it proves: views show properties that no algorithm asked about; a cluster's model does so under secure sums as well, for all its
 members alike. What it does not: nothing about single samples, or properties not listed. Where a property is that of whole groups the trials
-of one run are its groups, and under a transform that nobody undoes the run is one trial: all clients turn round together, and a figure may
-be near 0 or 1 by the toss of a coin. So one run says `leaks` by a permutation test over such trials only, else by one within groups, whose
-clients are alike in more than the property; and where a run is a toss, so are seeds: five that agree are 1 in 32, fewer claim nothing.
-Intervals of one run count clients of a group as one as far as these have the property, and the score, in common (Kish's design effect).
+of one run are its groups, and under a transform that nobody undoes the run is one trial: all clients' scores flip together, and a figure
+may be near 0 or 1 by the toss of a coin. So one run says `leaks` by a permutation test over such trials only, else by one within groups,
+whose clients are alike in more than the property; and where a run is a toss, so are seeds: five that agree are 1 in 32, fewer claim
+nothing. Intervals of one run count clients of a group as one as far as these have the property, and the score, in common (Kish's design
+effect).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -147,7 +148,7 @@ def who_has(statement: Statement, truth: Truth) -> dict[int, bool] | None:
 def infer_property(seen: Array, made: Array, share: Array) -> Array:
     """Scores (m,), larger for clients likelier to have a property, from their features (m, f).
 
-    `made` (k, f) are the features of pretended clients and `share` (k,) how much of the property each has: 0 or 1, or between. Ridge
+    `made` (k, f) are the features of simulated clients and `share` (k,) how much of the property each has: 0 or 1, or between. Ridge
     regression, the penalty by exact leave-one-out. Raises `InputError` for arrays that do not fit or are not finite.
     """
     seen = check_array("seen", np.asarray(seen, np.float64), ndim=2)
@@ -171,11 +172,11 @@ def infer_property(seen: Array, made: Array, share: Array) -> Array:
     return np.asarray(asked @ (known.T @ weights) + middle)
 
 
-# --- pretended clients --------------------------------------------------------------------------------------------------------------
+# --- simulated clients --------------------------------------------------------------------------------------------------------------
 
 
 def pretended(statement: Statement, prior: Prior, count: int) -> tuple[list[tuple[Array, Array]], Array]:
-    """Data (x, y) of `count` pretended clients from auxiliary samples, and the share of samples with the property of each, (count,).
+    """Data (x, y) of `count` simulated clients from auxiliary samples, and the share of samples with the property of each, (count,).
 
     Sizes and numbers of labels are the real clients', who they are of is not. Samples repeat where the auxiliary data have too few.
     """
@@ -208,7 +209,7 @@ def _drawn(pool: Array, count: int, rng: np.random.Generator) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """Features (k, f) of pretended clients, how much of the property each has (k,), and the frame of features that are of signatures."""
+    """Features (k, f) of simulated clients, how much of the property each has (k,), and the frame of features that are of signatures."""
 
     features: Array
     share: Array
@@ -216,16 +217,16 @@ class Made:
 
 
 def pretended_signatures(view: AdversaryView, statement: Statement, prior: Prior, count: int, shape: tuple[int, ...]) -> Made | None:
-    """What pretended clients would have let be compared; None where the public pipeline cannot be imitated as `shape` (p, d)."""
+    """What simulated clients would have let be compared; None where the public pipeline cannot be imitated as `shape` (p, d)."""
     data, share = pretended(statement, prior, count)
     rows, frame = sent_by(view, prior, data), frame_of(view, prior)
     return None if rows is None or frame is None or rows.shape[1:] != shape else Made(frame.features(rows), share, frame)
 
 
 def pretended_updates(statement: Statement, prior: Prior, count: int, step: Step) -> Made:
-    """What pretended clients would have sent from the model and in the round of `step`."""
+    """What simulated clients would have sent from the model and in the round of `step`."""
     config = prior.config
-    assert config is not None  # the caller's
+    assert config is not None  # checked by the caller
     data, share = pretended(statement, prior, count)
     model = public_model(prior)
     local = local_of(step, prior)
@@ -251,7 +252,7 @@ def update_features(updates: Array, prior: Prior) -> Array:
 
 
 def _secret(client: int) -> bytes:
-    """Of the noise of pretended clients nothing has to stay secret."""
+    """Of the noise of simulated clients nothing has to stay secret."""
     return blake2b(f"{NAME}|{client}".encode(), digest_size=32).digest()
 
 
@@ -314,17 +315,16 @@ def first_steps(view: AdversaryView, dimension: int) -> dict[int, Step]:
 UNSEEN = {
     "signature": "no signature can be read in this view",
     "update": "no single client's first update can be read in this view",
-    "model": "fewer than two models can be told apart in this view, so clients are alike",
+    "model": "fewer than two models can be distinguished in this view, so clients are alike",
 }
 """What is read -> why there may be nothing to read."""
 
 
-def held_in(view: AdversaryView, prior: Prior, source: str, rows: tuple[int, int]) -> Mapping[int, Any]:
-    """What the attacker has of each client but the colluding ones: signatures, first updates, or models. `rows` (p, d) is what clients
-    had compared."""
+def held_in(view: AdversaryView, prior: Prior, source: str) -> Mapping[int, Any]:
+    """What the attacker has of each client except the colluding ones: signatures, first updates, or models."""
     found: Mapping[int, Any]
     if source == "signature":
-        found = read(view, prior, rows)
+        found = read(view, prior)
     else:
         found = (first_steps if source == "update" else last_models)(view, public_model(prior).dimension)
     found = {client: one for client, one in found.items() if client not in view.coalition}
@@ -332,7 +332,7 @@ def held_in(view: AdversaryView, prior: Prior, source: str, rows: tuple[int, int
 
 
 def imitated(held: Mapping[int, Any], view: AdversaryView, prior: Prior, source: str, statement: Statement, count: int) -> Made | None:
-    """What pretended clients would have sent in place of what is `held`; None where the public pipeline cannot be imitated."""
+    """What simulated clients would have sent in place of what is `held`; None where the public pipeline cannot be imitated."""
     like = next(iter(held.values()))
     if source == "signature":
         return pretended_signatures(view, statement, prior, count, like.shape)
@@ -342,12 +342,12 @@ def imitated(held: Mapping[int, Any], view: AdversaryView, prior: Prior, source:
 def guess(
     held: Mapping[int, Any] | None, prior: Prior, source: str, clients: Sequence[int], statement: Statement, made: Made | None = None
 ) -> Array:
-    """Scores (m,) of `clients` from what is `held` of them and, unless that is models, of pretended clients; without a view all alike."""
+    """Scores (m,) of `clients` from what is `held` of them and, unless that is models, of simulated clients; without a view all alike."""
     if held is None:
         return np.zeros(len(clients))
     if source == "model":
         return from_models(held, prior, clients, statement)
-    assert made is not None  # the caller's
+    assert made is not None  # checked by the caller
     if source == "signature":
         assert made.frame is not None  # of signatures
         seen = made.frame.features(np.stack([held[client] for client in clients]))
@@ -356,7 +356,7 @@ def guess(
     return infer_property(seen, made.features, made.share)
 
 
-def _is_blind(view: AdversaryView, source: str) -> bool:
+def _is_transformed(view: AdversaryView, source: str) -> bool:
     """Whether a transform that the adversary cannot undo stands before what it reads: then a whole run is one trial."""
     stages = {"signature": view.protection.gram, "update": (view.protection.sum,)}.get(source, ())
     return not view.secrets and any(stage in TRANSFORMS for stage in stages)
@@ -366,19 +366,19 @@ def _cell(case: Case, source: str, name: str, clients: Sequence[int], scores: Ar
     """One figure from the scores (3, m) of the view, of no view and of the reference."""
     groups = np.array([case.truth.groups[client] for client in clients])
     value, blank, reference = (score(one, has) for one in scores)
-    tried, blind = trials_of(scores, has, groups), _is_blind(case.view, source)
+    tried, transformed = trials_of(scores, has, groups), _is_transformed(case.view, source)
     rng = stream(case.seed, f"{NAME}: dealt again")
     sure, sound = (improbable(tried.scores[which], tried.has, tried.blocks, rng) for which in (0, 2))
     status: Status = "at_baseline"
-    if not (sound and reference > blank + MARGIN) or (blind and value > blank + MARGIN):
+    if not (sound and reference > blank + MARGIN) or (transformed and value > blank + MARGIN):
         status = "not_validated"  # a reference that shows nothing, or a toss that may have been luck
     elif sure and value > blank + MARGIN:
         status = "leaks"
-    low, high = auc_interval(value, 1, 1) if blind else interval(scores[0], has, groups)
+    low, high = auc_interval(value, 1, 1) if transformed else interval(scores[0], has, groups)
     return Cell(
         NAME, case.view.adversary, case.protection, f"{source}_{name}_auc", value, low, high, baseline=blank, reference=reference,
         status=status, k_known=len(case.view.coalition), seeds=(case.seed,), note=note, margin=MARGIN, reference_baseline=blank,
-        coin=blind or is_toss(has, groups),
+        coin=transformed or is_toss(has, groups),
     )  # fmt: skip
 
 
@@ -404,9 +404,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
 
 def _figures(case: Case, source: str, asked: Sequence[tuple[Statement, Mapping[int, bool]]]) -> list[Cell]:
     prior, count = case.prior, pretended_count(case)
-    p, dimension = next((one.shape for one in case.rows.values()), (0, 0))
-    mine = held_in(case.view, prior, source, (p, dimension))
-    theirs = held_in(case.reference, prior.unprotected(), source, (p, dimension))
+    mine = held_in(case.view, prior, source)
+    theirs = held_in(case.reference, prior.unprotected(), source)
     clients = sorted(set(mine) & set(theirs))
     figures: list[Cell] = []
     for statement, truth in asked:
@@ -423,7 +422,7 @@ def _figures(case: Case, source: str, asked: Sequence[tuple[Statement, Mapping[i
         seen = guess(mine, prior, source, clients, statement, made)
         unseen = guess(None, prior, source, clients, statement)
         scores = np.stack([seen, unseen, guess(theirs, prior.unprotected(), source, clients, statement, beside)])
-        by = f"{count} pretended clients" if source != "model" else f"{len({mine[client].tobytes() for client in clients})} models"
+        by = f"{count} simulated clients" if source != "model" else f"{len({mine[client].tobytes() for client in clients})} models"
         note = (
             f"{int(has.sum())} of {len(clients)} clients have {statement.name!r} in more than {statement.share:.0%} of samples; "
             f"{by}; {prior.description}; baseline: one score for all"
@@ -433,7 +432,7 @@ def _figures(case: Case, source: str, asked: Sequence[tuple[Statement, Mapping[i
 
 
 def _alike(mine: Mapping[int, Any], theirs: Mapping[int, Any], prior: Prior) -> bool:
-    """Whether the same pretended clients serve for a view and its reference."""
+    """Whether the same simulated clients serve for a view and its reference."""
     one, other = next(iter(mine.values())), next(iter(theirs.values()))
     if prior.private:
         return False
@@ -441,8 +440,8 @@ def _alike(mine: Mapping[int, Any], theirs: Mapping[int, Any], prior: Prior) -> 
 
 
 def pretended_count(case: Case) -> int:
-    """How many pretended clients the budget allows to be trained for one round, at least 30."""
-    assert case.prior.config is not None  # the caller's
+    """How many simulated clients the budget allows to be trained for one round, at least 30."""
+    assert case.prior.config is not None  # checked by the caller
     size = float(np.mean(list(case.prior.samples_per_client.values())))
     model = public_model(case.prior)
     first = trainings_in(case.reference).first  # of the first update that any client sends

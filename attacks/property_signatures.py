@@ -1,4 +1,4 @@
-"""Signatures as features of property inference, sketched ones too: the sketch is public, and pretended clients go through it as well."""
+"""Signatures as features of property inference. Sketches are public, so simulated clients are sketched too."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,6 @@ from ..federation.transforms import sketched
 from ..randomness import stream
 from ..types import Array
 from .adversary import AdversaryView
-from .encrypted import with_opened_uploads
 from .leakage import Prior
 from .signature_inversion import signatures_in
 
@@ -31,9 +30,9 @@ class Frame:
         return np.concatenate([first, ((rows @ self.anchors.T) ** 2).sum(axis=1)], axis=1)
 
 
-def read(view: AdversaryView, prior: Prior, shape: tuple[int, int]) -> dict[int, Array]:
-    """The signatures (p, d) of a view as they were sent, sketched or not. `shape` is that of what clients had compared."""
-    return signatures_in(with_opened_uploads(view, shape), _size(view, prior))
+def read(view: AdversaryView, prior: Prior) -> dict[int, Array]:
+    """The signatures (p, d) of a view as they were sent, sketched or not."""
+    return signatures_in(view, _size(view, prior))
 
 
 def _size(view: AdversaryView, prior: Prior) -> int:

@@ -1,4 +1,4 @@
-"""What one run has tried about a property, and how sure that makes: clients of one group are alike in more than what is asked about.
+"""Trials of one property in one run, and their significance: clients of one group resemble each other in more than that property.
 
 A score that merely tells groups apart has a property right, or wrong, for whole groups at a time. So where the property is that of whole
 groups these are the trials; where it differs within groups, clients are compared within their group only; and with two or three groups a

@@ -1,4 +1,4 @@
-"""Signature inversion: a client's mean image and its labels from the signature U_p that PACFL sends.
+"""Signature inversion: a client's mean image and its labels from PACFL's signature U_p.
 
 Source: the signature is the leading left singular vectors of uncentred pixels (PACFL, Sec. 3), and the first of these points almost
 exactly at the mean image; the span of all of them fits that of a simulated client with the same labels best.
@@ -19,7 +19,6 @@ from ..contract.transcript import payload_rows
 from ..tasks.signatures import principal_vectors
 from ..types import Array
 from .adversary import AdversaryView, opened
-from .encrypted import with_opened_uploads
 from .leakage import Case, Cell, Prior, cell, cosine, nothing, popular_set, psnr_db, ssim
 
 __all__ = ["cells", "invert_signature", "recover_label_set", "signatures_in"]
@@ -117,7 +116,7 @@ def _has_set_to_find(prior: Prior, size: int) -> bool:
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """Cells and recovered arrays for the report."""
     prior, truth = case.prior, case.truth
-    view = with_opened_uploads(case.view, np.shape(next(iter(case.rows.values()), np.zeros((0, 0)))))
+    view = case.view
     seen = signatures_in(view, int(np.prod(prior.shape)))
     if not seen:
         why = "no signature is in this view"

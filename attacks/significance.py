@@ -1,4 +1,4 @@
-"""Whether scores show a leak: intervals of means and shares, and one-sided tests of a gain beside a baseline, paired by client."""
+"""Significance of scores: intervals of means and shares, and one-sided tests of a gain over a baseline, paired by client."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Label shares from updates of an optimiser that is not linear in gradients (Adam): the attacker trains clients of its own and compares.
+"""Label shares from updates of a non-linear optimiser (Adam): the attacker trains simulated clients and compares.
 
 Source: ours; shadow training as in membership inference, regression instead of a classifier. Adam divides each coordinate's step by that
 coordinate's own size, so that no rate × steps turns a head's bias into label shares. The settings are public: clients that the attacker

@@ -1,4 +1,4 @@
-"""Which sums a view shows: over whom, from which model, and what came out.
+"""The sums in a view: the clients of each, the model they started from, and the result.
 
 A sum is not a message. The server knows whom it asked, and gives the result away itself: the next model of a cluster is the last one plus
 the mean update. So a sum is read off two models of one name, sent one after the other, and the traffic of the sum between them.
@@ -88,7 +88,7 @@ def sizes_in(view: AdversaryView) -> list[Sizes]:
     A sum from which somebody dropped out is left out: its sizes are those of before.
     """
     found: list[Sizes] = []
-    if not _sees_sums(view):
+    if not view.is_server:
         return found
     terms: Terms | None = None
     for message in view.messages:
@@ -121,14 +121,9 @@ def _terms(message: Message) -> Terms | None:
 # --- the walk -----------------------------------------------------------------------------------------------------------------------
 
 
-def _sees_sums(view: AdversaryView) -> bool:
-    """Whether the adversary sees who takes part in sums: a server does, a client or key holder does not."""
-    return view.adversary.startswith(("server", "active-server"))
-
-
 def _sums(view: AdversaryView) -> list[CohortSum]:
     """All sums in order, those of unknown members with none."""
-    whole = _sees_sums(view)
+    whole = view.is_server
     hidden = not whole or any("group" not in message.context for message in view.select("mean", TERMS))
     found: list[CohortSum] = []
     pending: dict[tuple[str, int, str], tuple[int, Array]] = {}  # task, which call of it in the round, model -> place in `found`, start
@@ -244,7 +239,7 @@ def models_sent(view: AdversaryView, message: Message, of: str = "model") -> dic
 
 def _opened_part(view: AdversaryView, message: Message, part: str, purpose: str) -> Array | None:
     """A blind part of a parameter, cut out of the vector it travelled in; None where it stays blind."""
-    assert message.payload is not None  # the caller's
+    assert message.payload is not None  # checked by the caller
     if view.secret_of(purpose) is None:
         return None
     start, stop, dimension = message.context["blind"][part]

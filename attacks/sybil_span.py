@@ -33,7 +33,7 @@ def rows_from_products(products: Array, known: Array) -> Array:
 
 
 def guess(found: Products | None, prior: Prior, known: Mapping[int, Array], clients: Sequence[int]) -> dict[int, Array]:
-    """Vectors (p, d) of `clients`. Without a view: those of a pretended client with all auxiliary data, for everyone."""
+    """Vectors (p, d) of `clients`. Without a view: those of a simulated client with all auxiliary data, for everyone."""
     if found is None:
         made = prior.simulate([(prior.x, prior.y)])
         shape = next(iter(known.values())).shape

@@ -1,4 +1,4 @@
-"""What a view shows of updates: each client's, or the mean ones of clusters, with the model and the training that they began with.
+"""The updates in a view: of single clients or means of clusters, with the model and training they started from.
 
 A step is an update beside what made it: the model that was sent and how clients were asked to train it (`local_training`). Gradients that
 are sent as such are turned into movements: they are one full-batch step of rate 1.
@@ -49,7 +49,7 @@ def asked_in(step: Step) -> LocalTraining:
 
 def local_of(step: Step, prior: Prior) -> LocalTraining:
     """The training of a step, clipped as clients of the run clip. Raises `NotRecorded`."""
-    assert prior.config is not None  # the caller's
+    assert prior.config is not None  # checked by the caller
     return asked_in(step).clipped(prior.config)
 
 
@@ -144,7 +144,7 @@ def less_known(steps: Sequence[Step], prior: Prior, model: Model) -> list[Step]:
     Such are StoCFL's λ (θ − ω) at the model sent, ω the anchor, and SCAFFOLD's c − c_i: c is sent, and c_i is the mean gradient of the turn
     whose change is the client's last in c. Where that turn is not in the view the step is left out.
     """
-    assert prior.config is not None  # the caller's
+    assert prior.config is not None  # checked by the caller
     if prior.config.privacy.unit == "client":  # clipped, so that nothing can be taken off
         return list(steps)
     controls: dict[int, Array] = {-1: np.zeros(model.dimension)}
@@ -169,5 +169,5 @@ def less_known(steps: Sequence[Step], prior: Prior, model: Model) -> list[Step]:
 
 def public_model(prior: Prior) -> Model:
     """The model that everybody trains, from the public configuration."""
-    assert prior.config is not None  # the caller's
+    assert prior.config is not None  # checked by the caller
     return prior.config.model.build(prior.shape, prior.classes, prior.mean, prior.std)

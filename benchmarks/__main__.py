@@ -1,7 +1,7 @@
 """`make bench`: every comparison the project claims, measured in one run; prints a table and writes benchmarks.json.
 
 Each comparison runs in a process of its own, A B A B interleaved, one intra-op thread a process. An entry: name, ratio (median over the
-pairs; above 1 ours is quicker), low, high, floor, stretch, against, note. Give words of names to run some only.
+pairs; above 1 ours is quicker), low, high, floor, stretch, against, note. Arguments select rows by words of their names.
 
 `python -m benchmarks federation` compares the federation with an old commit, in a table of its own: see `federation`.
 `python -m benchmarks robustness` measures what bad clients do, with and without robust means: see `robustness`.

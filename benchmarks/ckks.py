@@ -1,10 +1,10 @@
-"""Encrypted inner products against the naive way, 9 × `CKKSVector.dot` a pair, interleaved A B A B in one process: p = 3, d = 784.
+"""Encrypted inner products against the naive way (9 × `CKKSVector.dot` a pair), interleaved A B A B in one process: p = 3, d = 784.
 
 "online" is what a pair costs with its mask made ahead: multiply, add the mask, decrypt, read p² coefficients. "with the masks" makes the
-mask too. Both leave bytes on the wire out, on both sides (`CKKSVector.dot` is timed between objects as well, decryption included). Rows for
+mask too. Both leave serialisation out, on both sides (`CKKSVector.dot` is timed between objects as well, decryption included). Rows for
 N = 8192 without "ungrouped" are what `ckks_group = 0` gives: four pairs an output. Seconds are the processor's: both sides compute in one
 thread, and others on the machine do not count.
-`python -m benchmarks.ckks` prints the rows and the seconds of all pairs of 100 clients, wire, signatures and all.
+`python -m benchmarks.ckks` prints the rows and the seconds of all pairs of 100 clients, serialisation and signatures included.
 """
 
 import statistics

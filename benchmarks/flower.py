@@ -2,7 +2,7 @@
 
 A SuperLink and four SuperNodes on the loopback (`examples/flower_app/loopback.py`). Before or after each of our stages the same clients are
 asked an empty question, which is answered without a line or an import of ours (Flower starts a process for every message). A ratio is the
-empty stage's seconds over ours, so 1 / 1.5 is the floor. Where flwr is not installed the row is skipped with a word.
+empty stage's seconds over ours, so 1 / 1.5 is the floor. Where flwr is not installed the row is skipped with a reason.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""What bad clients do to honest ones, with and without a robust rule: attack × share of bad clients × method.
+"""The effect of misbehaving clients on honest ones, with and without a robust rule: attack × share of bad clients × method.
 
     python -m benchmarks robustness [digits | fashion_mnist | clustering ...] [--seeds 11 12] [--out FILE]
 
@@ -9,7 +9,7 @@ round (of the model of their cluster, on their own test data), the ARI of honest
 honest clients' test images of other classes that the model takes for the target once they bear the trigger.
 
 The settings stand below as they were fixed before the run that judges, on seed 0; this run has seeds 11 and 12. Finished cells are in the
-file of results, and a run that is started again goes on from there.
+file of results, and a restarted run resumes from it.
 """
 
 import argparse

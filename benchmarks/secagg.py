@@ -126,8 +126,8 @@ def compared(ours: list[float], theirs: list[float], floor: float, stretch: floa
 def skipped(ours: list[float], floor: float, stretch: float, note: str) -> dict[str, Any]:
     """The row where there is nothing to compare with."""
     nothing = float("nan")
-    said = f"flwr is not installed, so nothing is compared; ours {statistics.median(ours):.4g} s; {note}"
-    return {"ratio": nothing, "low": nothing, "high": nothing, "floor": floor, "stretch": stretch, "against": "-", "note": said}
+    why = f"flwr is not installed, so nothing is compared; ours {statistics.median(ours):.4g} s; {note}"
+    return {"ratio": nothing, "low": nothing, "high": nothing, "floor": floor, "stretch": stretch, "against": "-", "note": why}
 
 
 def masking(bits: Any = 32, n: int = N, d: int = D, repeats: int = REPEATS) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def _flower_unmasking(n: int, d: int, lost: int, part: int = 100_000) -> float:
 
 
 def upload(bits: Any = 32, d: int = D) -> dict[str, Any]:
-    """Bytes of a masked vector on the wire."""
+    """Bytes of an encoded masked vector."""
     ours = Ours(3, d, bits)
     ours.stage()
     ours.stage()

@@ -1,7 +1,7 @@
 """Privacy-preserving clustered federated learning, and a measured answer to what it leaks.
 
-Clients whose data are alike train together; a server finds out who is alike from protected evidence only, and sums their updates without
-seeing one. Names are imported when first used, so that `import cflpriv.protocols` does not load torch.
+Clients with similar data train together. The server finds the clusters from protected evidence only and sums updates without seeing any
+single one. Names are imported when first used, so that `import cflpriv.protocols` does not load torch.
 """
 
 from importlib import import_module
@@ -60,7 +60,7 @@ _HOME = {
 _OLD: dict[str, str] = {
     "LocalFederation": "was replaced by `cflpriv.simulate(clients, ...)`, which gives a server and its clients in this process",
 }
-"""Names that earlier versions had, and what to write now. They raise ImportError, whose words `from cflpriv import NAME` lets through."""
+"""Names that earlier versions had, and what to write now. They raise ImportError, whose message `from cflpriv import NAME` shows."""
 
 __all__ = [
     "ALGORITHMS", "AlgorithmSpec", "ClientData", "Clustering", "Config", "DataSpec", "Federation", "InputError", "Model",

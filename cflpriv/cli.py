@@ -1,4 +1,4 @@
-"""The command line. Exit codes: 0 done, 2 the user's input is wrong (one clear line), 1 anything else."""
+"""The command line. Exit codes: 0 success, 2 invalid user input (one clear line), 1 anything else."""
 
 import sys
 from pathlib import Path
@@ -14,13 +14,13 @@ from .protocols.errors import ProtocolError
 __all__ = ["app", "main"]
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,  # a picture of an error's locals is one of clients' data
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,  # tracebacks that show locals would show clients' data
     help="Privacy-preserving clustered federated learning, and what it leaks.",
 )  # fmt: skip
 _out = Console(soft_wrap=True, highlight=False)
 _err = Console(stderr=True, soft_wrap=True, highlight=False)
 
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where data sets lie; else CFLPRIV_DATA, else data/.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The folder of data sets; default CFLPRIV_DATA, else data/.")]
 
 
 Plugins = Annotated[
@@ -36,7 +36,7 @@ def run(
     config: Annotated[Path, typer.Argument(help="An experiment, a TOML file.", metavar="CONFIG.toml")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: section.key=value. May be repeated.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run folder to make; default runs/NAME.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that ended early, from its last checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume a run that ended early from its last checkpoint.")] = False,
     plugin: Plugins = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -69,7 +69,7 @@ def run(
                 experiment, folder, data_dir, resume=resume, say=lambda line: progress.console.print(line, markup=False),
                 tick=tick, step=step,
             )  # fmt: skip
-        except InputError as error:  # found out with the data at hand: name the file that asked for it
+        except InputError as error:  # detected with the data: name the configuration file
             raise InputError(f"{config}: {error}") from None
     _out.print(_summary_text(summary), markup=False)
     _out.print(f"run folder: {folder}, digest {digest_of(folder)}", markup=False)
@@ -84,7 +84,7 @@ def sweep(
     plugin: Plugins = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Run a grid of experiments; the same command again goes on where it stopped."""
+    """Run a grid of experiments; the same command again resumes it."""
     from .attacks import ATTACKS, BUDGETS
     from .attacks.audit import audit_run
     from .experiments.front import write_tables
@@ -115,7 +115,7 @@ def audit(
         typer.Option(
             "--adversary",
             help="server, server+N (N colluding clients), active-server, key-holder, client, outsider; default: server, server+1 and "
-            "key-holder as far as the run has them.",
+            "key-holder, where the run has them.",
         ),
     ] = None,
     attacks: Annotated[
@@ -125,7 +125,8 @@ def audit(
         str, typer.Option("--budget", help="quick (this run only), standard (5 seeds), thorough (10 seeds), as far as time allows.")
     ] = "standard",
     active: Annotated[
-        bool, typer.Option("--active", help="Lie to freshly started clients of the configuration, and tell what they refuse.")
+        bool,
+        typer.Option("--active", help="Run active attacks against freshly started clients, and report what they refuse."),
     ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="With --active, the folder to write; default the run folder, or runs/NAME-active.")
@@ -134,7 +135,7 @@ def audit(
     plugin: Plugins = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Attack a recorded run; writes audit.json and audit/ into its folder. Stopped, it goes on where it was when called again."""
+    """Attack a recorded run; writes audit.json and audit/ into its folder. An interrupted audit resumes when called again."""
     from .attacks.audit import audit_run
     from .experiments.verify import digest_of
     from .plugins import load_plugin
@@ -144,7 +145,7 @@ def audit(
     names = None if attacks is None else [name.strip() for name in attacks.split(",")]
     if active:
         if adversary is not None:
-            raise InputError(f"--adversary {adversary}: goes with recordings; the active audit plays a server that lies")
+            raise InputError(f"--adversary {adversary}: applies to recordings; the active audit always attacks as the server")
         _active_audit(run_dir, set_ or [], names, out, data_dir)
         return
     if out is not None or set_:
@@ -153,7 +154,7 @@ def audit(
         cells = audit_run(run_dir, adversary=adversary, attacks=names, budget=budget, data_dir=data_dir, say=_say)
     except KeyboardInterrupt:
         done = run_dir / "audit.json"
-        words = f"what is finished is in {done}, and the same command goes on from there" if done.is_file() else "nothing was finished yet"
+        words = f"finished results are in {done}; the same command resumes" if done.is_file() else "nothing was finished yet"
         _err.print(f"cflpriv: stopped; {words}", markup=False)
         sys.exit(1)
     for cell in cells:
@@ -162,7 +163,7 @@ def audit(
 
 
 def _active_audit(source: Path, changes: list[str], attacks: list[str] | None, out: Path | None, data_dir: Path | None) -> None:
-    """Play the active attacks against clients of a configuration, that of a run folder or of a file."""
+    """Run the active attacks against clients of a configuration, given as a run folder or a file."""
     from .attacks.active.audit import active_audit, table, written
     from .experiments import load_config
 
@@ -179,7 +180,7 @@ def verify(
     run_dir: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN_DIR")],
     digest: Annotated[str | None, typer.Option("--digest", help="What `cflpriv run` or an audit printed at its end.")] = None,
 ) -> None:
-    """Check that a run folder is as its run and its audits left it, and that its figures follow from its rounds. Exit code 1 if not."""
+    """Check that a run folder is unchanged since its run and audits, and that its figures follow from its rounds. Exit code 1 if not."""
     from .experiments.verify import verify as check
 
     found = check(run_dir)
@@ -209,14 +210,16 @@ def report(
 @app.command()
 def reproduce(
     name: Annotated[str, typer.Argument(help="A paper's table or figure; `cflpriv list` names them.", metavar="NAME")],
-    scale: Annotated[float, typer.Option("--scale", help="Shrink rounds, clients or trials, up to 1; the output says which.")] = 1.0,
+    scale: Annotated[
+        float, typer.Option("--scale", help="Factor up to 1 for rounds, clients or trials; the output lists the changes.")
+    ] = 1.0,
     seeds: Annotated[int, typer.Option("--seeds", help="How many seeds, 0, 1, ...")] = 1,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key of every run: section.key=value. May be repeated.")] = None,
     cells: Annotated[str | None, typer.Option("--cells", help="Beginnings of cells' names, with semicolons between; default: all.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The folder for its runs and tables; default runs/reproduce-NAME.")] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Run a paper's table or figure, ours beside the published one; the same command again goes on where it stopped."""
+    """Run a paper's table or figure, ours beside the published one; the same command again resumes it."""
     from .experiments.reproduce import reproduce as run_all
 
     folder = out or Path("runs") / f"reproduce-{name}"
@@ -228,13 +231,13 @@ def reproduce(
     written = sorted(path.name for path in folder.iterdir() if path.stem in ("table", "picture"))
     _out.print(f"written: {', '.join(written)} in {folder}", markup=False)
     if outcome.interrupted:
-        _err.print("cflpriv: stopped; all that is finished is kept, and the same command goes on from there", markup=False)
+        _err.print("cflpriv: stopped; finished results are kept, and the same command resumes", markup=False)
         sys.exit(1)
 
 
 @app.command("list")
 def list_(plugin: Plugins = None) -> None:
-    """What exists: algorithms, protections, attacks, data sets, partitions, models, reproductions."""
+    """List algorithms, protections, attacks, data sets, partitions, models, reproductions."""
     from .algorithms import ALGORITHMS
     from .attacks import ATTACKS
     from .attacks.active import ACTIVE_ATTACKS
@@ -271,7 +274,7 @@ def _say(line: str) -> None:
 
 
 def _progress() -> Progress:
-    """A bar on a terminal, nothing elsewhere (plain lines are printed instead)."""
+    """A progress bar on a terminal; plain lines otherwise."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

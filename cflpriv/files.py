@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, and files that only grow: what is written survives a kill, a full disk and a power cut."""
+"""Atomic and append-only files: what is written survives a kill, a full disk and a power cut."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Registries: things by name, those of the package and those that a user's file or an installed package adds.
+"""Registries: named components of the package, of a user's file or of an installed package.
 
 A file calls `cflpriv.register_algorithm` and the like; it is loaded by `--plugin FILE`, by `[run] plugins` or by `load_plugin`. An
 installed package names its things as entry points of the groups `cflpriv.algorithms`, `cflpriv.models`, `cflpriv.protections`,
@@ -122,7 +122,7 @@ def load_plugin(path: str | Path) -> Path:
     if _loaded.get(name) == str(path):
         return path
     if name in _loaded:
-        raise InputError(f"plugin {path}: {_loaded[name]} has the same name, which has to tell them apart; rename one")
+        raise InputError(f"plugin {path}: {_loaded[name]} has the same name; rename one")
     if not path.is_file():
         raise InputError(f"plugin {path}: no such file")
     spec = spec_from_file_location(name, path)

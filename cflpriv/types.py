@@ -1,4 +1,4 @@
-"""The few nouns that every room shares: a client's data, a population of clients, a clustering."""
+"""Shared types: a client's data, a population of clients, a clustering."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

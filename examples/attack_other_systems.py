@@ -1,4 +1,4 @@
-"""The attacks without the rest: on an update, a signature, a Gram matrix, cohort sums and scores from any other federated system.
+"""The attacks alone: on an update, a signature, a Gram matrix, cohort sums and scores from any other federated system.
 
 Each function takes plain numpy arrays. What stands in for "another system" here is a few lines of numpy on scikit-learn's digits; replace
 `their_*` by what your own system sends. Beside every figure stands what the same attacker gets without a view. No run folder is needed:
@@ -73,8 +73,8 @@ def main() -> None:
     print(f"            L1 {np.abs(shares - truth).sum():.3f}; the shares of all data, without a view, {np.abs(common - truth).sum():.3f}")
 
     signature, mean = their_signature(samples), samples.mean(axis=0)
-    likeness, blank = cosine(invert_signature(signature, (64,)), mean), cosine(PIXELS.mean(axis=0), mean)
-    print(f"signature:  cosine to the mean image {likeness:.3f}; the mean image of all data, without a view, {blank:.3f}")
+    similarity, blank = cosine(invert_signature(signature, (64,)), mean), cosine(PIXELS.mean(axis=0), mean)
+    print(f"signature:  cosine to the mean image {similarity:.3f}; the mean image of all data, without a view, {blank:.3f}")
     templates = {pair: their_signature(their_client(sorted(pair))[0]) for pair in PAIRS}
     found = sorted(recover_label_set(signature, templates))
     print(f"            label set {found}, really {KINDS[0]}; a guess is right in 1 of {len(PAIRS)}")

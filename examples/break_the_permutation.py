@@ -26,9 +26,8 @@ from cflpriv.algorithms import cfl
 from cflpriv.attacks import labels_from_gram
 from cflpriv.attacks.adversary import AdversaryView, view_of
 from cflpriv.attacks.audit import case_of, fresh_scene
-from cflpriv.attacks.key_recovery import ABSTAIN_BELOW, Guess, Knowledge, blind_rounds, cells, match_coordinates, recover_labels
-from cflpriv.attacks.key_recovery.attack import Recovery
-from cflpriv.attacks.key_recovery.cells import Seen, exact_share, knowledge, score_l1, score_sets, score_structure
+from cflpriv.attacks.key_recovery import ABSTAIN_BELOW, Guess, Knowledge, cells, recover_labels, transformed_rounds
+from cflpriv.attacks.key_recovery.cells import Seen, exact_share, guess_of, knowledge, score_l1, score_sets, score_structure
 from cflpriv.attacks.key_recovery.naming import own_proportions, simulate
 from cflpriv.attacks.leakage import Prior, Truth, cosine, popular_set, prior_of, truth_of
 from cflpriv.attacks.sums import models_sent
@@ -98,17 +97,8 @@ def record(network: str, partition: str, seed: int, protection: dict[str, Any] |
     return Run(views[0], views[1], prior_of(population, seed, config=config), truth_of(population))
 
 
-def guess_of(found: Recovery, seen: Seen) -> Guess:
-    """What the attacker says by client, nothing where it abstains."""
-    shares = dict(zip(seen.clients, found.structure.proportions, strict=True))
-    if found.histograms is None or found.response is None or found.abstains:
-        return Guess({}, shares, {}, found)
-    pairs = match_coordinates(seen.rounds[0], found.response.predict(found.histograms), signed=seen.signed)
-    return Guess(dict(zip(seen.clients, found.histograms, strict=True)), shares, pairs, found)
-
-
 def score(one: Guess, run: Run) -> tuple[float, float, float]:
-    """Label-set accuracy, L1 of histograms (equal shares where the attacker says nothing), L1 of the structure under the best renaming."""
+    """Label-set accuracy, L1 of histograms (equal shares where the attacker abstains), L1 of the structure under the best renaming."""
     clients = sorted(run.truth.label_sets)
     sets = score_sets(one, run.truth, run.prior, clients).mean()
     return (
@@ -157,7 +147,7 @@ def _claim(network: str, partition: str, seed: int, before: Guess | None) -> tup
     began = time.perf_counter()
     run = record(network, partition, seed)
     dimension = knowledge(run.prior, None).theta0.size
-    seen, clear = blind_rounds(run.view, dimension), blind_rounds(run.opened, dimension)
+    seen, clear = transformed_rounds(run.view, dimension), transformed_rounds(run.opened, dimension)
     assert seen is not None
     assert clear is not None
     known = knowledge(run.prior, seen.theta0, seen.local)
@@ -232,7 +222,7 @@ def _of_one_run(network: str, partition: str, seed: int) -> list[Row]:
     def clear() -> tuple[Run, Seen, Knowledge]:
         run = record(network, partition, seed)
         d = knowledge(run.prior, None).theta0.size
-        seen = blind_rounds(run.opened, d)
+        seen = transformed_rounds(run.opened, d)
         assert seen is not None
         return run, replace(seen, rounds=tuple(one[:, :d] for one in seen.rounds)), knowledge(run.prior, seen.theta0, seen.local)
 
@@ -281,7 +271,7 @@ def _of_other_runs(network: str, partition: str, seed: int) -> list[Row]:
     def again(name: str, protection: dict[str, Any] | None = None, **training: Any) -> Row:
         def row() -> None:
             run = record(network, partition, seed, protection, **training)
-            seen = blind_rounds(run.view, knowledge(run.prior, None).theta0.size)
+            seen = transformed_rounds(run.view, knowledge(run.prior, None).theta0.size)
             assert seen is not None
             _variant(name, run, seen, knowledge(run.prior, seen.theta0, seen.local), seed)
 
@@ -368,7 +358,7 @@ def unbiased(network: str, partition: str, seed: int, run: Run) -> None:
     for number in range(rounds):
         federation.begin_round(number)
         state, _ = algorithm.round(federation, state)
-    seen = blind_rounds(view_of(federation.transcript.messages, "server", {}, protection), model.dimension)
+    seen = transformed_rounds(view_of(federation.transcript.messages, "server", {}, protection), model.dimension)
     assert seen is not None
     assert seen.theta0 is not None
     theta0 = seen.theta0.astype(np.float32)

@@ -1,4 +1,4 @@
-"""What does a ledger come to? The ε of every client, computed from ledger.json alone, without the project.
+"""Check a ledger: the ε of every client, computed from ledger.json alone, without the project.
 
     python examples/check_ledger.py RUN_DIR/ledger.json [RUN_DIR/summary.json]
 

@@ -1,6 +1,6 @@
 """The demo: PACFL with and without protection, beside FedAvg and local training, on real digits; then audit, report and a small sweep.
 
-Half of the clients see the digits upright, half turned by 90 degrees. Nobody tells the server how many groups there are.
+Half of the clients see the digits upright, half turned by 90 degrees. The server is not given the number of groups.
 """
 
 import shutil
@@ -39,7 +39,7 @@ def main() -> None:
         table.append((name, summary, seen))
     print()
     print(
-        f"{'run':<12}{'accuracy':>10}{'worst':>8}{'own model':>11}{'clusters':>10}{'ARI':>7}   attacker's image: likeness to the real one"
+        f"{'run':<12}{'accuracy':>10}{'worst':>8}{'own model':>11}{'clusters':>10}{'ARI':>7}   attacker's image: cosine with the real one"
     )
     for name, summary, seen in table:
         ari = "–" if summary["ari"] is None else f"{summary['ari']:.2f}"
@@ -48,7 +48,7 @@ def main() -> None:
         )
         accuracy, worst, own = (f"{100 * summary[f'{key}']:.1f} %" for key in ("accuracy_mean", "accuracy_worst", "local_accuracy_mean"))
         print(f"{name:<12}{accuracy:>10}{worst:>8}{own:>11}{summary['clusters'] or '–':>10}{ari:>7}   {leak}")
-    print("\n(likeness is a cosine; without any view an attacker's guess, the average image, has the baseline in the report)")
+    print("\n(without any view an attacker's guess, the average image, has the baseline in the report)")
     print(f"report: {write_report(OUT)}   ({time.perf_counter() - began:.0f} s)")
 
     print("\nPrivacy against utility: two systems under four protections, two seeds each")

@@ -1,4 +1,4 @@
-"""How much privacy does a clustering stand? PACFL's signatures at several ε, with and without the sketch, over several seeds.
+"""PACFL's signatures at several ε, with and without the sketch, over several seeds: how much privacy does clustering withstand?
 
     python examples/dp_signatures.py [--seeds 10] [--epsilons 1 0.5] [--sketches 32 0] [--data-dir DIR]
 

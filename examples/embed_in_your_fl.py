@@ -17,58 +17,65 @@ import numpy as np
 from cflpriv.protocols import secagg
 from cflpriv.protocols.secagg import Client, Contribution, Identity, Policy, RemoteError, Roster, Server
 
-CLIENTS, DIMENSION, FLOOR, DIES = 6, 1000, 3, 4
+CLIENTS, DIMENSION, MIN_COHORT, DIES = 6, 1000, 3, 4
 SESSION, MODEL = bytes(range(16)), bytes(32)  # in your system: a random session, and the SHA-256 of the model that was sent
 
 
-def send(wire: socket.socket, data: bytes) -> None:
-    wire.sendall(struct.pack("!I", len(data)) + data)
+def send(link: socket.socket, data: bytes) -> None:
+    link.sendall(struct.pack("!I", len(data)) + data)
 
 
-def receive(wire: socket.socket) -> bytes:
+def receive(link: socket.socket) -> bytes:
     """One message; empty if the other side is gone."""
     size = b""
     while len(size) < 4:
-        if not (more := wire.recv(4 - len(size))):
+        if not (more := link.recv(4 - len(size))):
             return b""
         size += more
     data = b""
     while len(data) < struct.unpack("!I", size)[0]:
-        if not (more := wire.recv(1 << 16)):
+        if not (more := link.recv(1 << 16)):
             return b""
         data += more
     return data
 
 
-def run_client(wire: socket.socket, identity: Identity, roster: Roster) -> None:
+def run_client(link: socket.socket, identity: Identity, roster: Roster) -> None:
     """A client insists on its own policy, whatever the server proposes: session, model, at most one model, a minimum cohort size."""
     vector = np.random.default_rng(identity.client).normal(size=DIMENSION) * 0.1
-    machine = Client(identity, Policy(SESSION, "active", MODEL, models=1, floor=FLOOR), roster=roster)
-    while message := receive(wire):
+    machine = Client(identity, Policy(SESSION, "active", MODEL, models=1, min_cohort=MIN_COHORT), roster=roster)
+    while message := receive(link):
         if machine.wants_values and identity.client == DIES:
             return  # gone, at the worst moment: its masks are in everybody's vectors
         values = [Contribution(vector)] if machine.wants_values else []
         try:
-            send(wire, machine.receive(message, *values))
+            send(link, machine.receive(message, *values))
         except RemoteError as refused:
             print(f"client {identity.client} refuses: {refused.code}")
             return
 
 
-def serve(wires: Mapping[int, socket.socket], roster: Roster) -> secagg.Sum:
-    """The server asks, waits at most so long, and goes on with whoever answered."""
+def serve(links: Mapping[int, socket.socket], roster: Roster) -> secagg.Sum:
+    """The server asks, waits at most so long, and continues with the clients that answered."""
     terms = secagg.make_terms(
-        session=SESSION, slot=(0, 0), cohort=sorted(wires), models=[MODEL], dimension=DIMENSION, clip=1.0, floor=FLOOR, roster=roster
+        session=SESSION,
+        slot=(0, 0),
+        cohort=sorted(links),
+        models=[MODEL],
+        dimension=DIMENSION,
+        clip=1.0,
+        min_cohort=MIN_COHORT,
+        roster=roster,
     )
     server = Server(terms, roster=roster)
     while outbox := server.advance():
         for client, message in outbox.items():
             with suppress(OSError):  # it is gone, and so a dropout
-                send(wires[client], message)
+                send(links[client], message)
         for client in outbox:
-            wires[client].settimeout(10.0)
+            links[client].settimeout(10.0)
             try:
-                if answer := receive(wires[client]):
+                if answer := receive(links[client]):
                     server.receive(client, answer)
             except (RemoteError, OSError):
                 continue  # refused or late: a dropout
@@ -79,16 +86,16 @@ def main() -> None:
     identities = [Identity.create(client) for client in range(CLIENTS)]
     roster = Roster(tuple(identity.public() for identity in identities))  # pinned out of band
     context = multiprocessing.get_context("spawn")
-    wires, processes = {}, []
+    links, processes = {}, []
     for identity in identities:
-        wires[identity.client], theirs = socket.socketpair()
+        links[identity.client], theirs = socket.socketpair()
         process = context.Process(target=run_client, args=(theirs, identity, roster), daemon=True)
         process.start()
         theirs.close()
         processes.append(process)
-    total = serve(wires, roster)
-    for wire in wires.values():
-        wire.close()
+    total = serve(links, roster)
+    for link in links.values():
+        link.close()
     for process in processes:
         process.join(10)
     expected = np.mean([np.random.default_rng(c).normal(size=DIMENSION) * 0.1 for c in total.survivors], axis=0)

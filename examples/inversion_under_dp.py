@@ -1,4 +1,4 @@
-"""What does noise do to gradient inversion? The image behind one private step of training, over the ε that the step cost.
+"""Gradient inversion under noise: the image behind one private training step, over the ε that the step cost.
 
     python examples/inversion_under_dp.py [PICTURE]
 
@@ -61,8 +61,8 @@ def main(path: Path) -> None:
     )  # fmt: skip
     images = found[:, 0].reshape(len(EPSILONS), IMAGES, 1, 8, 8)
     blank = np.array([psnr_db(one, mean) for one in truth])
-    likeness = np.mean([ssim(one, mean) for one in truth])
-    print(f"mean image (baseline): PSNR {blank.mean():.1f} dB, SSIM {likeness:.2f}; {IMAGES} images")
+    similarity = np.mean([ssim(one, mean) for one in truth])
+    print(f"mean image (baseline): PSNR {blank.mean():.1f} dB, SSIM {similarity:.2f}; {IMAGES} images")
     curve = []
     for epsilon, several in zip(EPSILONS, images, strict=True):
         scores = np.array([psnr_db(*pair) for pair in zip(truth, several, strict=True)])

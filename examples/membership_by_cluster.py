@@ -1,4 +1,4 @@
-"""Do cluster models leak more than the shared one? Membership inference on federated models by cluster size and purity.
+"""Membership inference on federated models by cluster size and purity: do cluster models leak more than the shared one?
 
     python examples/membership_by_cluster.py --picture leakage.png                  # embedded digits: a few minutes of one core
     CFLPRIV_DATA=DIR python examples/membership_by_cluster.py --source fashion_mnist --few --samples 20 --rounds 30 --seeds 3
@@ -99,7 +99,7 @@ def in_order(people: Population) -> Population:
 
 
 def found_by_pacfl(people: Population, train: Train, inside: Array, k: int | None) -> tuple[int, float]:
-    """How many clusters PACFL finds on one federation's data, by itself or told `k`, and how well they are the groups (ARI)."""
+    """How many clusters PACFL finds on one federation's data, by itself or given `k`, and how well they match the groups (ARI)."""
     parts = [_part(people, client, inside[client]) for client in range(CLIENTS)]
     clients = [replace(people.clients[client], x_train=x, y_train=y, x_test=x[:0], y_test=y[:0]) for client, (x, y) in enumerate(parts)]
     algorithm = pacfl(train, k=k)
@@ -152,8 +152,8 @@ def main() -> None:
         model = Model("mlp", people.shape, people.classes, hidden=32, mean=people.mean, std=people.std)
         train = Train(model, epochs=2, batch_size=8, lr=0.1)
         inside = coins_of(options.samples, options.federations, seed)
-        (k, by_itself), (_, told) = (found_by_pacfl(people, train, inside[0], k) for k in (None, GROUPS))
-        print(f"seed {seed}: PACFL finds {k} cluster(s), ARI {by_itself:.2f}; told k = {GROUPS}: ARI {told:.2f}", flush=True)
+        (k, by_itself), (_, given) = (found_by_pacfl(people, train, inside[0], k) for k in (None, GROUPS))
+        print(f"seed {seed}: PACFL finds {k} cluster(s), ARI {by_itself:.2f}; given k = {GROUPS}: ARI {given:.2f}", flush=True)
         for arm in FEW if options.few else ARMS:
             size, alike, times = arm
             found = attack(people, clusters_of(size, alike), train, times * options.rounds, inside, seed)

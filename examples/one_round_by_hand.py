@@ -1,4 +1,4 @@
-"""One clustered round through the operations themselves: what clients compute, what leaves them, what the server can make of it.
+"""One clustered round through the operations themselves: what clients compute, what leaves them, what the server can learn from it.
 
     python examples/one_round_by_hand.py
 

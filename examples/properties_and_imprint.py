@@ -70,7 +70,7 @@ class Images:
         model = Model("mlp", self.population.shape, self.population.classes, bins, self.population.mean, self.population.std)
         start = imprinted(model, self.prior.x)
         updates = updates_of(people, Train(model, epochs, batch, 0.1), start, seed)
-        total = updates[0] if clients == 1 else summed(updates, start, clip=1.0, floor=3)
+        total = updates[0] if clients == 1 else summed(updates, start, clip=1.0, min_cohort=3)
         return share_recovered(self.x[order.ravel()], guess(total, self.prior, model))
 
 

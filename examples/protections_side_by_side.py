@@ -51,9 +51,7 @@ def main() -> None:
             f"{setting.protection:<16}{row['accuracy_mean']:>9.1%}{row['local_accuracy_mean']:>11.1%}{ari:>6}{leak:>10}"
             f"{row['upload_bytes'] / 1e6:>8.2f}{row['download_bytes'] / 1e6:>9.2f}{row['seconds']:>9.1f}"
         )
-    print(
-        "\n(attacker: likeness, a cosine, of what it recovers of a client's mean image to the real one; – where nothing is sent to invert)"
-    )
+    print("\n(attacker: cosine of the recovered and the real mean image of a client; – where nothing is sent to invert)")
     for name, error in failed.items():
         print(f"failed: {name}: {error}")
     print(f"report: {write_report(folder)}")

@@ -1,4 +1,4 @@
-"""Which algorithm finds which kind of difference? The table of docs/clustering.md, cell by cell.
+"""The table of docs/clustering.md, cell by cell: which algorithm finds which kind of difference?
 
     python examples/which_finds_what.py --data-dir DIR
 
@@ -82,7 +82,7 @@ ALGORITHMS: dict[str, Callable[[Population, int], Trial]] = {
 
 
 def cell(scene: Population, algorithm: str, seed: int) -> dict[str, Any]:
-    """Cluster `scene`: the ARI over the clients placed, the clusters found, what was said about it."""
+    """Cluster `scene`: the ARI over the clients placed, the clusters found, the notes."""
     began = time.perf_counter()
     tried, share, rounds = ALGORITHMS[algorithm](scene, seed)
     simulated = simulate(scene.clients, sampling=Sampling("global", share), seed=seed, transcript=Transcript("headers"))

@@ -1,4 +1,4 @@
-"""How can strangers compute together without telling?
+"""Cryptographic and differential-privacy protocols: secure sums, shared secrets, encrypted comparisons, noise and ledgers.
 
 This folder stands alone: it imports nothing else of the project and only relatively, so that it can be vendored whole into another
 system. Each module is one protocol or one building block; its docstring says **Guarantee** (what holds, against whom), **Reveals** (what

@@ -1,4 +1,4 @@
-"""What did all of it cost together? (ε, δ) of any collection of events, by accountants that must agree.
+"""Privacy accounting: (ε, δ) of any collection of events, by several accountants that are checked against each other.
 
 pld
     The truth here: privacy-loss distributions of dp-accounting, composed numerically with every discretisation upwards (pessimistic), so

@@ -1,6 +1,6 @@
-"""How do messages become bytes and back, when the bytes may come from an enemy?
+"""Canonical encoding of messages, with strict decoding of untrusted bytes.
 
-A message is a frozen, typed `msgspec.Struct`. On the wire it is
+A message is a frozen, typed `msgspec.Struct`. Its encoding is
 
     magic "CFLP" | format version 1 | MessagePack of the struct | first 16 bytes of SHA-256 over all that
     precedes
@@ -8,8 +8,8 @@ A message is a frozen, typed `msgspec.Struct`. On the wire it is
 Guarantee: `decode` takes any bytes and returns a valid message of the wanted type or raises
 `MalformedMessage` and nothing else; it reads no more than `limit` bytes; encoding is canonical, i.e. every
 accepted byte string is exactly what `encode` makes of its message, so equal messages have equal hashes. No
-pickle, no code, no recursion beyond the declared types. Reveals: nothing is hidden here. The checksum finds
-accidents, not enemies: whoever can change a message can also recompute it. What must hold against enemies is
+pickle, no code, no recursion beyond the declared types. Reveals: nothing is hidden here. The checksum detects
+accidents, not attacks: whoever can change a message can also recompute it. What must hold against attackers is
 signed, or bound into authenticated encryption, by the protocols themselves.
 """
 

@@ -1,4 +1,4 @@
-"""How are clients dealt into buckets so that no party chooses who is with whom?
+"""Deal clients into buckets so that no party chooses who shares a bucket with whom.
 
 Commit, then open. Every client draws a nonce and shows its hash. Who has been shown the hashes of all on the list opens its own, once. The
 dealing is a public function of the list and of all nonces, so whoever has them can check it.

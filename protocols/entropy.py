@@ -1,4 +1,4 @@
-"""Where secrets and privacy noise come from: the operating system's cryptographic source, or, in tests only, a keyed stream.
+"""Entropy for secrets and privacy noise: the operating system's cryptographic source or, in tests only, a keyed stream.
 
 Guarantee: `system_entropy` is `os.urandom`. `public_entropy` is a deterministic AES-256-CTR stream under a public key; it exists so that
 two test runs can be compared byte for byte, it is named for what it is, and nothing in the library chooses it by default.

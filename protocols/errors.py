@@ -1,6 +1,6 @@
-"""The errors a protocol may end with. None carries a secret value, so each may be logged or sent.
+"""Errors of the protocols. None carries a secret value, so each may be logged or sent.
 
-Two kinds are kept apart, because they call for different reactions:
+Two classes are kept apart, because they call for different reactions:
 
 - `RemoteError`: what another party sent was refused. The refusing machine has not changed and still waits for
   a proper message.
@@ -23,7 +23,7 @@ class ProtocolError(Exception):
 class RemoteError(ProtocolError):
     """A received message was refused; the receiver's state is as if it had never arrived.
 
-    `code` is one of a fixed list of words (such as "wrong-stage", "bad-signature"); `party` is the public
+    `code` is one of a fixed list (such as "wrong-stage", "bad-signature"); `party` is the public
     number of the client that the offending part came from, None for the server or where it is not known.
     """
 
@@ -53,12 +53,12 @@ class TooFewClients(ProtocolError):
 
     code = "too-few-clients"
 
-    def __init__(self, counts: tuple[int, ...], floor: int) -> None:
+    def __init__(self, counts: tuple[int, ...], min_cohort: int) -> None:
         self.counts = counts
-        self.floor = floor
+        self.min_cohort = min_cohort
         sizes = ", ".join(str(count) for count in counts) or "none"
         super().__init__(
-            f"no group reaches the minimum cohort size of {floor} clients (group sizes: {sizes}); their sums would show individuals"
+            f"no group reaches the minimum cohort size of {min_cohort} clients (group sizes: {sizes}); their sums would show individuals"
         )
 
 

@@ -1,6 +1,6 @@
-"""What was released, as data: one frozen event per noisy release, with everything that decides its price and nothing that is secret.
+"""Privacy events: one frozen record per noisy release, with everything that decides its price and nothing that is secret.
 
-An event says what kind of noise stood between a value and its readers, which datasets count as neighbours (`relation`) and what a record
+An event records the kind of noise added to a value, which datasets count as neighbours (`relation`) and what a record
 is (`unit`). What it costs is computed elsewhere (`accounting`); an event that is not known there is refused, never priced at zero.
 
 relation

@@ -1,9 +1,9 @@
-"""How can real vectors be added in modular arithmetic without ever overflowing?
+"""Fixed-point quantisation: real vectors added in modular arithmetic without overflow.
 
 x ∈ [−clip, clip] becomes an integer level in {−L, …, L}: x·L/clip, rounded up with the probability of its
 fractional part and down otherwise (stochastic rounding, unbiased). Sums of at most n levels lie in [−nL, nL];
 they are read back from arithmetic modulo 2^b without ambiguity exactly when nL ≤ 2^(b−1) − 1. That is the
-whole overflow proof; `check_no_overflow` holds it for public numbers only, so it can be (and is) checked
+whole overflow proof; `check_no_overflow` checks it for public numbers only, so it can be (and is) checked
 before any input is touched.
 
 Guarantee: decoding the modular sum of at most n encodings gives the exact integer sum of the levels; each

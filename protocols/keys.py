@@ -1,11 +1,11 @@
-"""Who is who, and how do two parties get a key that no third one has?
+"""Identities, key agreement, authenticated encryption and signatures.
 
 Long-term identities (Ed25519 to sign, X25519 to agree), a pinned roster of them, and three operations that
 the protocols share: `agree` (X25519, then HKDF under a label of its own), `seal`/`unseal` (AES-256-GCM with a
 fresh random nonce), and labelled signatures.
 
 Guarantee: keys derived under different labels or contexts are independent; a sealed box opens only under the
-same key and associated data; a signature under one label says nothing under another. An active server can
+same key and associated data; a signature under one label is invalid under another. An active server can
 impersonate nobody on the roster. Reveals: public keys identify a client across rounds. A roster is only as
 honest as whoever made it: it is what keeps sybils out. Source: RFC 7748 (X25519), RFC 8032 (Ed25519), RFC
 5869 (HKDF), NIST SP 800-38D (GCM).
@@ -187,7 +187,7 @@ def verify(roster: Roster, client: int, signature: bytes, label: str, *parts: by
 
 
 def verify_key(key: bytes, client: int, signature: bytes, label: str, *parts: bytes) -> None:
-    """Checks that `signature` over frame(label, *parts) is by the Ed25519 public key `key`, said to be that of `client`.
+    """Checks that `signature` over frame(label, *parts) is by the Ed25519 public key `key`, claimed to be that of `client`.
 
     Raises:
         RemoteError: "bad-signature" if it is not.

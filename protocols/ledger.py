@@ -1,15 +1,16 @@
-"""Who has spent how much? One ledger for everything that leaves a client, asked before it leaves.
+"""The privacy ledger: every release of a client is charged to it before the value leaves.
 
 Rules
 - **Asked before.** `charge` prices what each client has released so far together with what it is about to release; if that exceeds the
-  budget of any of them, nobody is charged and `BudgetExceeded` says who stands where. Only after `charge` returns may a value leave.
+  budget of any of them, nobody is charged and `BudgetExceeded` reports what the client with the largest excess has spent. Only after
+  `charge` returns may a value leave.
 - **Durable before.** With a path, the new ledger has reached the disk (written aside, flushed, renamed, folder flushed) when `charge`
   returns: a program that dies between charge and release has charged too much, never too little.
 - **Never taken back.** There is no refund. A round that was interrupted and is run again draws new noise, so it is charged again.
 - **Once per noise.** A value that carries its noise is charged by whoever holds it at its first release (see `Receipt`); showing the same
   noisy value again is free. A value without noise that goes through a noising operation gets fresh noise, so each release is charged.
-- **Membership counts.** Who is in a cohort is public here. Where membership follows from data, whatever told it (a gathered choice, a
-  Gram's labels) was itself a charged release.
+- **Membership counts.** Who is in a cohort is public here. Where membership follows from data, the value that revealed it (a gathered
+  choice, a Gram's labels) was itself a charged release.
 
 Guarantee: for each client, all charged releases together are (ε, δ)-private for the stated relation and unit, against whoever sees them
 all. Reveals: the ledger holds no secret; it is made of public parameters. What is *not* charged (plain values that another protection

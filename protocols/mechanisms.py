@@ -1,15 +1,15 @@
-"""How can a number be said and yet not known? Clipping and noise; every mechanism returns its value together with the event it was.
+"""Differential-privacy mechanisms: noisy releases with stated sensitivity. Each returns its value with the event that prices it.
 
 A value and its sensitivity travel together: a mechanism bounds its own input (it clips), adds the noise, and reports the event that prices
 it. Noise comes from a cryptographic source (`entropy`: any callable that gives bytes), one fresh key for each call.
 
-**Floating point** (Mironov 2012). A Gaussian sample computed in floating point leaves holes: which doubles can occur betrays the value
-below. So a noisy value is rounded to a public grid of spacing 2^⌊log2(σ/8)⌋ before anybody sees it. Rounding is post-processing: it costs
-no privacy and 0.13 % of variance at most. What remains is that the probability of a cell is right to some 2^-52 only, and nothing beyond
-8.2 σ occurs: together less than η = 2e-13 of total variation a coordinate for values below 100 σ. It is not part of the reported δ; for
-d coordinates add (1 + e^ε) d η. Choices (noisy argmin) are drawn from their probabilities by one 52-bit uniform: what has less than 2^-53
-never occurs, so beyond ε = 36 they are not private in the pure sense. Running times are not constant: an observer with
-a clock is not covered.
+**Floating point** (Mironov 2012). A Gaussian sample computed in floating point leaves holes: which doubles can occur reveals the value
+without noise. So a noisy value is rounded to a public grid of spacing 2^⌊log2(σ/8)⌋ before anybody sees it. Rounding is post-processing: it
+costs no privacy and 0.13 % of variance at most. What remains is that the probability of a cell is right to some 2^-52 only, and nothing
+beyond 8.2 σ occurs: together less than η = 2e-13 of total variation a coordinate for values below 100 σ. It is not part of the reported δ;
+for d coordinates add (1 + e^ε) d η. Choices (noisy argmin) are drawn from their probabilities by one 52-bit uniform: what has less than
+2^-53 never occurs, so beyond ε = 36 they are not private in the pure sense. Running times are not constant: an observer with a clock is not
+covered.
 
 All of it is unaudited research code.
 """
@@ -266,7 +266,7 @@ def skellam_noise(variance: float, count: int, entropy: Entropy) -> NDArray[np.i
 
 @lru_cache(maxsize=8)
 def _skellam_edges(variance: float) -> Floats:
-    """The distribution function at −reach … reach. Raises `ValueError` where it does not end at 1: better no noise than a wrong one."""
+    """The distribution function at −reach … reach. Raises `ValueError` where it does not end at 1: wrong noise is refused."""
     # tails of a Skellam law are heavier than Gaussian for small variances: exp(-k log(k / e variance)), hence the constant
     reach = math.ceil(12 * math.sqrt(variance)) + 40
     edges = np.cumsum(_skellam_law(np.abs(np.arange(-reach, reach + 1)), variance))

@@ -1,4 +1,4 @@
-"""A public random sketch: long vectors become short ones, and inner products survive on average.
+"""A public random sketch: short vectors in place of long ones, with inner products preserved on average.
 
 Every client uses the same sketch, made from a public seed, so sketches can be compared, added and averaged in place of the vectors. It is a
 step before a protection (a Haar rotation, encryption), for vectors too long for it; it protects nothing by itself.

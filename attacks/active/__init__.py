@@ -1,24 +1,22 @@
-"""What does a server learn that lies? Attacks that are played against clients that were just started.
+"""Active attacks: what a server learns when it deviates from the protocol, tried against freshly started clients.
 
 The attacks of `cflpriv.attacks` read recordings, of servers that follow the protocol. These take the server's side themselves, over any
-transport (`federation.transport`), and deviate: each tells what honest clients answered, and what the server has in hand then, beside the
-best guess without the deviation. `audit` plays all of them; `cflpriv audit --active CONFIG` calls it.
+transport (`federation.transport`), and deviate: each reports what honest clients answered and what the server learned, beside the best
+guess without the deviation. `audit` runs all of them; `cflpriv audit --active CONFIG` calls it.
 
-Writing one
------------
-A function of a `scene.Play` that returns a `Guess` (of the victim's update or signature) or a `Figure`; an `ActiveAttack` that names the
-sentence which it checks; and one line below. `Play.fed` is an honest server over `Play.liar`: what it says to clients can be changed
-(`liar.say`), so can what it hears (`liar.hear`), and anything can be asked directly (`liar.ask`). A guess is scored by `outcome.judged`,
-which alone knows the truth; an attack with a `Figure` of its own takes the truth last, when its guess is made. A test plants the hole that
-the attack is about, by taking the client's check away, and sees the figure.
+Writing one ----------- A function of a `scene.Play` that returns a `Guess` (of the victim's update or signature) or a `Figure`; an
+`ActiveAttack` that names the sentence which it checks; and one line below. `Play.fed` is an honest server over `Play.liar`: its requests
+can be changed (`liar.say`), so can the answers it receives (`liar.hear`), and any request can be sent directly (`liar.ask`). A guess is
+scored by `outcome.judged`, which alone knows the truth; an attack with a `Figure` of its own takes the truth last, when its guess is made.
+A test plants the hole that the attack is about, by taking the client's check away, and sees the figure.
 
-    liar         the line on which the server lies, and accomplices answer
+    liar         the transport on which the server deviates and accomplices answer
     scene        fresh clients, the server, the truth        outcome      statuses and figures
     halted       a secure sum that is finished by hand       audit        all attacks, the folder that is written
 
 A status: `refused` (by which check: code and stage), `no_gain` (accepted, and no better than without), `learned` (a figure, better than
-without by a margin), `not_applicable` (why), `failed` (could not be played, which is neither). `claimed` says whether the guarantee of the
-configuration speaks of a server that lies at all.
+without by a margin), `not_applicable` (why), `failed` (could not be run, which is neither). `claimed` says whether the guarantee of the
+configuration covers an active server at all.
 """
 
 from ...plugins import Registry

@@ -1,6 +1,6 @@
-"""All active attacks against freshly started clients of one configuration, and the folder that tells what came of them.
+"""Run every active attack against freshly started clients of one configuration, and write the results to a folder.
 
-A recording is never attacked: of a run folder the configuration alone is read.
+A recording is never attacked: only the configuration of a run folder is read.
 """
 
 import json
@@ -30,7 +30,7 @@ def active_audit(
     config: Config, data_dir: str | Path | None = None, *, attacks: Sequence[str] | None = None, population: Population | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:  # fmt: skip
-    """Play the catalogue against clients in this process. `population` replaces the data that the configuration names.
+    """Run all active attacks against clients in this process. `population` replaces the data that the configuration names.
 
     Clients are new for each attack: new identities, empty stores, system entropy, the strict release policy, whatever `[run]` says of
     these. Raises `InputError` for an unknown attack.
@@ -53,7 +53,7 @@ def play_all(scene: Scene, attacks: Sequence[str] | None = None, say: Callable[[
 
 
 def played(name: str, attack: ActiveAttack, scene: Scene) -> Row:
-    """The line of one attack."""
+    """The result of one attack."""
     config, why = scene.config, attack.applies(scene.config)
     nothing = Row(name, config.protection.name, "not_applicable", attack.guarantee, attack.claimed(config), clients=len(scene.clients))
     if why:
@@ -65,7 +65,7 @@ def played(name: str, attack: ActiveAttack, scene: Scene) -> Row:
     except (InputError, ProtocolError) as error:
         if play is None or not play.liar.refused or isinstance(error, InputError):
             return replace(nothing, status="failed", note=f"{type(error).__name__}: {error}")
-        reading = Guess(None, "update")  # so many refused that the server could not go on
+        reading = Guess(None, "update")  # too many refusals for the server to continue
     return judged(name, attack, scene, reading, play, play.liar.refused)
 
 

@@ -1,4 +1,4 @@
-"""Who is in a sum is the server's choice: a cohort of one and accomplices, of two, or of one and inventions of the server.
+"""Cohorts of the server's choice: a victim with accomplices, a cohort of two, or a victim among clients that the server invented.
 
 Checks: "the server learns each group's sum over its survivors (of whom there are at least the minimum cohort size)" (aggregation/secagg.py,
 Guarantee); "as good as the roster" (docs/secure_aggregation.md, who is stopped by what); "A server, also one that lies, … cannot put in a
@@ -56,7 +56,7 @@ def sybil_group(play: Play) -> Guess:
     with suppress(ProtocolError):
         play.fed.gram(play.fed.compute(play.scene.signature)["signature"], ClusterByAngles())
     kind, dimension = play.scene.config.protection.comparison.name, math.prod(play.scene.population.shape)
-    for one in play.liar.said:
+    for one in play.liar.exchanges:
         if one.client == play.victim and isinstance(one.ask, m.Give) and isinstance(one.answer, m.Given) and play.puppets:
             named, secrets = clustering_name(one.ask.transform), next(iter(play.puppets.values())).secrets()
             rows = np.asarray(one.answer.values[0].value, np.float64)

@@ -1,4 +1,4 @@
-"""Two comparisons under one shared transform, and one comparison into which other clients are made to put vectors of the server's choice.
+"""Attacks on shared transforms: two comparisons in one clustering epoch, and a comparison that contains vectors of the server's choice.
 
 A training with learning rate r and weight decay 1/r, one step over all data, ends near zero: its update is the model that the server sent,
 with the other sign, whatever the data. So a client can be made to send any vector, such as a multiple of a unit vector e_i; under an

@@ -1,4 +1,4 @@
-"""A secure sum that the server stops when all masked vectors are in, to ask for its end by hand, with lists of survivors of its choice."""
+"""A secure sum stopped after the upload, so that the attacker can finish it by hand with survivor lists of its choice."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ LARGEST = 1 << 31
 class Halted:
     """A sum after masking. `members` masked (U2), `uploads` are the vectors of those whose upload came.
 
-    `self_shares` and `key_shares` are what was revealed so far: by client, what each keeper gave.
+    `self_shares` and `key_shares` hold the shares revealed so far: by client, then by keeper.
     """
 
     play: Play
@@ -59,7 +59,7 @@ class Halted:
     key_shares: dict[int, dict[int, bytes]] = field(default_factory=dict)
 
     def challenge(self, dealer: int, accusers: Collection[int]) -> bool:
-        """Tell a client that these complained of the shares that it dealt them; whether it opened them."""
+        """Report to a client that these complained about the shares it dealt them; whether it opened the shares."""
         answer = self.ask({dealer: Challenge(self.context, ids(accusers))}).get(dealer)
         opened = None if answer is None else decode_client(answer)
         for one in opened.shares if isinstance(opened, Opening) else ():
@@ -67,12 +67,14 @@ class Halted:
             self.key_shares.setdefault(dealer, {})[one.peer] = one.key_share
         return isinstance(opened, Opening)
 
-    def ask(self, said: Mapping[int, Survivors | Unmask | Challenge]) -> dict[int, bytes]:
-        """Say these to clients; what they answer. Accomplices forget that they were asked, and answer each list as if it were the first."""
-        kinds = {type(one).__name__ for one in said.values()}
-        kept = {one: dict(self.play.stores[one]) for one in said if one in self.play.stores}
+    def ask(self, requests: Mapping[int, Survivors | Unmask | Challenge]) -> dict[int, bytes]:
+        """Send these messages to clients; their answers. Accomplices forget earlier requests and answer each list as if it were the
+        first."""
+        kinds = {type(one).__name__ for one in requests.values()}
+        kept = {one: dict(self.play.stores[one]) for one in requests if one in self.play.stores}
         asks: dict[int, m.Ask] = {
-            client: msgspec.structs.replace(self.steps[client], said=encode(one)) for client, one in said.items() if client in self.steps
+            client: msgspec.structs.replace(self.steps[client], said=encode(one)) for client, one in requests.items()
+            if client in self.steps
         }  # fmt: skip
         answers = self.play.liar.ask(asks, f"secagg {'+'.join(sorted(kinds))}") if asks else {}
         if "Unmask" in kinds:
@@ -82,20 +84,20 @@ class Halted:
         return {client: answer.said for client, answer in answers.items() if isinstance(answer, m.Stepped) and answer.said}
 
     def agree(self, lists: Mapping[int, Collection[int]]) -> dict[int, bytes]:
-        """Tell each client its list of survivors; the signatures of those who agree. In passive mode nobody is asked."""
+        """Send each client its list of survivors; the signatures of those who agree. In passive mode no client is asked."""
         if self.terms.mode != "active":
             return {}
-        said = self.ask({client: Survivors(self.context, ids(survivors)) for client, survivors in lists.items()})
-        signed = {client: decode_client(one) for client, one in said.items()}
+        answers = self.ask({client: Survivors(self.context, ids(survivors)) for client, survivors in lists.items()})
+        signed = {client: decode_client(one) for client, one in answers.items()}
         return {client: one.signature for client, one in signed.items() if isinstance(one, Consistent)}
 
     def reveal(self, lists: Mapping[int, Collection[int]], signatures: Mapping[int, bytes]) -> None:
         """Ask each client for the shares that its list of survivors gives, with the signatures of those of `signatures` on that list."""
-        said: dict[int, Unmask] = {}
+        requests: dict[int, Unmask] = {}
         for client, survivors in lists.items():
             alike = [one for one in sorted(signatures) if one in survivors and set(lists.get(one, ())) == set(survivors)]
-            said[client] = Unmask(self.context, ids(survivors), tuple(Signed(one, signatures[one]) for one in alike))
-        for keeper, answer in self.ask(said).items():
+            requests[client] = Unmask(self.context, ids(survivors), tuple(Signed(one, signatures[one]) for one in alike))
+        for keeper, answer in self.ask(requests).items():
             revealed = decode_client(answer)
             if isinstance(revealed, Reveal):
                 for shares, into in ((revealed.self_shares, self.self_shares), (revealed.key_shares, self.key_shares)):
@@ -103,7 +105,7 @@ class Halted:
                         into.setdefault(share.peer, {})[keeper] = share.share
 
     def opened(self, survivors: Sequence[int]) -> Array | None:
-        """The mean (d,) over some of those whose upload came, as far as the shares that were revealed go; None if they do not."""
+        """The mean (d,) over some of the clients that uploaded; None if the revealed shares do not suffice."""
         bound, left = binding(self.terms), [one for one in self.members if one not in survivors]
         masks: list[Mask] = []
         keys = {one: seed for one in self.members if (seed := self._secret(self.key_shares, one)) is not None}
@@ -129,7 +131,7 @@ class Halted:
         return np.asarray(secagg.Sum(self.terms, tuple(survivors), levels).mean(cluster))
 
     def _secret(self, shares: Mapping[int, Mapping[int, bytes]], client: int) -> bytes | None:
-        """What enough shares of a client's secret make."""
+        """A client's secret, None with too few shares."""
         given = shares.get(client, {})
         if len(given) < self.terms.threshold:
             return None
@@ -142,33 +144,33 @@ class Halted:
 
 
 def halted(play: Play, held: Held, on: Collection[int]) -> Halted | None:
-    """Have clients mask what they hold, and stop there: the server's honest part is told that nothing came. None if too few masked."""
+    """Have clients upload masked values and stop there: the server's honest part receives no upload. None if too few masked."""
 
     def hear(client: int, ask: m.Ask, answer: m.Answer, stage: str) -> m.Answer:
         if stage == "secagg Deliver" and isinstance(ask, m.Step) and ask.kind != "counts" and isinstance(answer, m.Stepped):
             return m.Stepped(b"")
         return answer
 
-    first = len(play.liar.said)
+    first = len(play.liar.exchanges)
     play.liar.hear = hear
     play.sum(held, on)
     play.liar.hear = honest_answer
-    asked = [one for one in play.liar.said[first:] if isinstance(one.ask, m.Step) and one.ask.kind != "counts"]
+    asked = [one for one in play.liar.exchanges[first:] if isinstance(one.ask, m.Step) and one.ask.kind != "counts"]
     steps: dict[int, m.Step] = {}
     uploads: dict[int, bytes] = {}
     adverts: dict[int, Advert] = {}
     terms, context, members = None, b"", b""
     for one in asked:
         assert isinstance(one.ask, m.Step)
-        said = decode_server(one.ask.said)
-        if isinstance(said, Adverts):
-            terms = said.terms
-            adverts |= {advert.client: advert for advert in said.adverts}
-        elif isinstance(said, Deliver) and isinstance(one.answer, m.Stepped):
+        request = decode_server(one.ask.said)
+        if isinstance(request, Adverts):
+            terms = request.terms
+            adverts |= {advert.client: advert for advert in request.adverts}
+        elif isinstance(request, Deliver) and isinstance(one.answer, m.Stepped):
             masked = decode_client(one.answer.said, LARGEST)
             if isinstance(masked, Masked):
                 steps[one.client], uploads[one.client] = one.ask, masked.vector
-                context, members = said.context, said.members
+                context, members = request.context, request.members
     if terms is None or not uploads:
         return None
     return Halted(play, terms, context, names(members), steps, adverts, uploads)

@@ -1,4 +1,4 @@
-"""Encrypted comparisons: a key of the server's own in place of the key holder's, and other functions for the key holder to run.
+"""Attacks on encrypted comparisons: the server substitutes its own key, or asks the key holder for other functions.
 
 Checks: "Clients check for themselves whose key they encrypt under" (aggregation/ckks.py, Guarantee); "an epoch answers the server's key
 that opened it, at most as many steps as the roster has clients, each once" (aggregation/key_holder.py, Guarantee). What `other_function`
@@ -36,7 +36,7 @@ RIGHT_ANGLE = 90.0
 
 
 def swapped_holder(play: Play) -> Guess:
-    """The victim is told that a key which the server made is the key holder's."""
+    """The server presents a key of its own to the victim as the key holder's."""
     held = play.fed.compute(play.scene.signature)["signature"]
     made: list[tuple[ckks.Setup, Any]] = []
     uploads: list[bytes] = []
@@ -65,7 +65,7 @@ def swapped_holder(play: Play) -> Guess:
 
 
 def _compared(play: Play, held: Held) -> None:
-    """Compare what clients hold; that it comes to nothing is no matter."""
+    """Compare what clients hold; the comparison may fail."""
     with suppress(ProtocolError, InputError):
         play.fed.gram(held, ClusterByAngles())
 
@@ -126,7 +126,7 @@ def repeated_step(play: Play) -> Figure:
     """
     held = play.fed.compute(play.scene.signature)["signature"]
     _compared(play, held)
-    asks = [one.ask for one in play.liar.said if one.client == HOLDER and isinstance(one.ask, m.Decrypt)]
+    asks = [one.ask for one in play.liar.exchanges if one.client == HOLDER and isinstance(one.ask, m.Decrypt)]
     again = 0
     for ask in asks:
         for first in (True, False):
@@ -142,7 +142,7 @@ def encrypted_comparisons(config: Config) -> str:
     if not config.protection.encrypted:
         return f"there is no key holder under gram = {list(config.protection.gram)}"
     if config.privacy.unit != "none":
-        return "clients demand noise in what is compared, which this attack does not play"
+        return "clients demand noise in what is compared, which this attack does not handle"
     return ""
 
 

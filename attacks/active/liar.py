@@ -1,7 +1,6 @@
-"""A server's line to its clients on which it lies: what is asked is changed, what is answered is kept, and accomplices are played.
+"""A transport that deviates from the protocol: it changes requests, keeps answers, and runs accomplices itself.
 
-It is a transport over any transport, so the server on top of it may be an honest one: each client is then told what a lie makes of what
-the server said.
+It wraps any transport, so the server on top of it may be an honest one: `say` changes what each client receives.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,16 +10,16 @@ from typing import Protocol
 from ...federation import messages as m
 from ...federation.transport import Stage, Transport
 
-__all__ = ["Hear", "Liar", "Puppet", "Refusal", "Said", "Say", "honest_answer", "honest_ask"]
+__all__ = ["Hear", "Liar", "Exchange", "Puppet", "Refusal", "Say", "honest_answer", "honest_ask"]
 
 Say = Callable[[int, m.Ask, str], m.Ask]
-"""What a client (by number) is told at a stage, in place of what the server would tell it."""
+"""The request that a client (by number) receives at a stage, given the server's."""
 Hear = Callable[[int, m.Ask, m.Answer, str], m.Answer]
-"""What the server takes for a client's answer to a request at a stage, in place of what it said."""
+"""The answer that the server receives at a stage, given the request and the client's answer."""
 
 
 class Puppet(Protocol):
-    """A client whose side the server plays itself: bytes in, bytes out."""
+    """A client that the server runs itself: bytes in, bytes out."""
 
     def receive(self, data: bytes) -> bytes: ...
 
@@ -35,8 +34,8 @@ class Refusal:
 
 
 @dataclass(frozen=True, eq=False)
-class Said:
-    """One request and its answer, as the client saw and gave them."""
+class Exchange:
+    """One request and its answer, as the client received and sent them."""
 
     client: int
     stage: str
@@ -45,20 +44,20 @@ class Said:
 
 
 def honest_ask(client: int, ask: m.Ask, stage: str) -> m.Ask:
-    """No lie."""
+    """The request, unchanged."""
     return ask
 
 
 def honest_answer(client: int, ask: m.Ask, answer: m.Answer, stage: str) -> m.Answer:
-    """The answer as it came."""
+    """The answer, unchanged."""
     return answer
 
 
 class Liar:
-    """A transport that tells each client what `say` makes of a request, and the server what `hear` makes of its answer.
+    """A transport that changes requests by `say` and answers by `hear`.
 
-    `puppets` are asked in place of the clients of their numbers, who are only greeted. `refused` are the refusals of all others, `said` is
-    everything that was asked and answered, in order.
+    `puppets` answer in place of the clients of their numbers, who only enrol. `refused` are the refusals of all other clients,
+    `exchanges` all requests and answers in order.
     """
 
     def __init__(self, transport: Transport, puppets: Mapping[int, Puppet]) -> None:
@@ -66,48 +65,48 @@ class Liar:
         self.say: Say = honest_ask
         self.hear: Hear = honest_answer
         self.refused: list[Refusal] = []
-        self.said: list[Said] = []
+        self.exchanges: list[Exchange] = []
         self._client_at: dict[int, int] = {}
 
     def places(self) -> Sequence[int]:
         return self._transport.places()
 
     def exchange(self, asks: Mapping[int, m.Ask], stage: Stage) -> Mapping[int, m.Answer]:
-        told = {place: self._said(place, ask, stage.name) for place, ask in asks.items()}
-        answers = self._exchanged(told, stage)
+        sent = {place: self._changed(place, ask, stage.name) for place, ask in asks.items()}
+        answers = self._exchanged(sent, stage)
         return {
-            place: answer if place not in self._client_at else self.hear(self._client_at[place], told[place], answer, stage.name)
+            place: answer if place not in self._client_at else self.hear(self._client_at[place], sent[place], answer, stage.name)
             for place, answer in answers.items()
         }  # fmt: skip
 
     def ask(self, asks: Mapping[int, m.Ask], stage: str) -> dict[int, m.Answer]:
-        """Ask clients (by number) just this; their answers."""
+        """Send these requests to clients (by number), unchanged; their answers."""
         place_of = {client: place for place, client in self._client_at.items()}
         answers = self._exchanged({place_of[client]: ask for client, ask in asks.items()}, Stage(stage))
         return {self._client_at[place]: answer for place, answer in answers.items()}
 
     def enrolled(self, client: int) -> m.Enrolled:
-        """What a client said when it was greeted last."""
-        for one in reversed(self.said):
+        """A client's last answer to an enrolment."""
+        for one in reversed(self.exchanges):
             if one.client == client and isinstance(one.answer, m.Enrolled):
                 return one.answer
         raise KeyError(client)
 
-    def _said(self, place: int, ask: m.Ask, stage: str) -> m.Ask:
+    def _changed(self, place: int, ask: m.Ask, stage: str) -> m.Ask:
         return self.say(self._client_at[place], ask, stage) if place in self._client_at and not isinstance(ask, m.Enrol) else ask
 
-    def _exchanged(self, told: Mapping[int, m.Ask], stage: Stage) -> dict[int, m.Answer]:
-        elsewhere = {place: ask for place, ask in told.items() if isinstance(ask, m.Enrol) or not self._is_puppet(place)}
-        answers = dict(self._transport.exchange(elsewhere, stage)) if elsewhere else {}
+    def _exchanged(self, sent: Mapping[int, m.Ask], stage: Stage) -> dict[int, m.Answer]:
+        remote = {place: ask for place, ask in sent.items() if isinstance(ask, m.Enrol) or not self._is_puppet(place)}
+        answers = dict(self._transport.exchange(remote, stage)) if remote else {}
         for place, answer in answers.items():
             if isinstance(answer, m.Enrolled):
                 self._client_at[place] = HOLDER if answer.role == "key-holder" else answer.client
-        for place, ask in told.items():
+        for place, ask in sent.items():
             if self._is_puppet(place):
                 answers[place] = m.decode_answer(self.puppets[self._client_at[place]].receive(m.encode(ask)))
         for place, answer in sorted(answers.items()):
             client = self._client_at.get(place, -1)
-            self.said.append(Said(client, stage.name, told[place], answer))
+            self.exchanges.append(Exchange(client, stage.name, sent[place], answer))
             if isinstance(answer, m.Refused) and client not in self.puppets:
                 self.refused.append(Refusal(client, stage.name, answer.code))
         return answers
@@ -117,4 +116,4 @@ class Liar:
 
 
 HOLDER = -2
-"""The key holder among clients' numbers."""
+"""The key holder's number, which no client has."""

@@ -1,4 +1,4 @@
-"""What is hidden is asked for by another operation, under another task, by another client: a task dressed as another.
+"""Asking for a hidden value by another route: another operation, another task, or another client.
 
 Checks: "what leaves the client leaves it through `give`, `seal` and secure sums alone, under the protection that its own settings name; a
 server that asks for more is refused" (federation/client.py, Guarantee); "below the threshold nothing else" for colluding clients under
@@ -115,7 +115,7 @@ def choices(play: Play) -> Figure:
 
 
 def _share(play: Play, model: Model, label: int) -> float | None:
-    """One label's share at the victim, None where it does not say."""
+    """One label's share at the victim, None where it does not answer."""
     span = bias_span(model)
     assert span is not None  # `_choices_apply` says so
     shares = (np.arange(STEPS) + 0.5) / STEPS

@@ -1,4 +1,4 @@
-"""What an active attack came to: refused, accepted without gain, or a figure beside the best guess without the deviation."""
+"""The outcome of an active attack: refused, accepted without gain, or a figure beside the best guess without the deviation."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -78,7 +78,7 @@ class Row:
         return asdict(self)
 
     def result(self) -> str:
-        """What it came to, in words."""
+        """The outcome, for people."""
         words = ACTIVE_STATUS[self.status]
         if self.status == "refused":
             words += f": {self.code} ({self.stage})"
@@ -95,7 +95,7 @@ def same(protection: Protection) -> Protection:
 
 
 def lies_claimed(config: Config) -> bool:
-    """Whether the sums' guarantee speaks of a server that lies."""
+    """Whether the sums' guarantee covers an active server."""
     return config.protection.sum == "secagg" and config.protection.secagg_mode == "active"
 
 
@@ -110,8 +110,8 @@ def secure_sums(config: Config) -> str:
 class ActiveAttack:
     """A deviation of the server's.
 
-    summary: a line for `cflpriv list`. guarantee: the sentence that it checks, and where that stands. play: takes the server's side.
-    applies: why it does not apply under a configuration, empty if it does. claimed: whether the guarantee speaks of such a server there.
+    summary: a line for `cflpriv list`. guarantee: the sentence that it checks, and where that stands. play: the attack.
+    applies: why it does not apply under a configuration, empty if it does. claimed: whether the guarantee covers such a server there.
     server: the protection that the server goes by, made from clients' own. accomplices: whether it has some. sybils: whether all clients
     but the victim are inventions of the server.
     """
@@ -129,7 +129,7 @@ class ActiveAttack:
 def judged(
     name: str, attack: ActiveAttack, scene: Scene, reading: Guess | Figure, play: Play, refused: Sequence[Refusal]
 ) -> Row:  # fmt: skip
-    """The line of an attack that was played."""
+    """The result of an attack that ran."""
     figure = scored(scene, reading, play.victim) if isinstance(reading, Guess) else reading
     gained = False
     if figure.value is not None:
@@ -141,7 +141,7 @@ def judged(
     words = "; ".join(f"{code} at {stage} ({count} of {len(play.honest)})" for (code, stage), count in counts.items())
     shown, note = figure.value is not None, figure.note
     if status == "failed":
-        note = "; ".join([*([note] if note else []), "nothing came of it, and nobody refused"])
+        note = "; ".join([*([note] if note else []), "no result, and no refusal"])
     return Row(
         name, scene.config.protection.name, status, attack.guarantee, attack.claimed(scene.config),
         code=first.code if first else "", stage=first.stage if first else "", refusals=words, metric=figure.metric if shown else "",

@@ -1,4 +1,4 @@
-"""A private step asked for again and again: does the client's own ledger count it?
+"""Repeated requests for a private step: does the client's own ledger count each one?
 
 Checks: "what the client releases under unit = "sample", or into secure sums … under unit = "client", is private as its settings say,
 (ε, δ), whatever a server asks for" (federation/client_ledger.py, Guarantee). The figure is the ε of all that the server got, by the

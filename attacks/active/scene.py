@@ -1,4 +1,4 @@
-"""What an active attack is played on: clients that were just started, the server that lies to them, and what only the scorer knows."""
+"""The setting of an active attack: freshly started clients, the deviating server, and the ground truth that only the scorer sees."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ HOLDER_PLACE = -2
 DEALINGS = 40
 """So often a dealing is made again."""
 BOUNDLESS = 1e9
-"""The ε that a server allows itself that does not care."""
+"""The ε in the ledger of a server that ignores budgets."""
 WHOLE: dict[str, Any] = {"epochs": 1, "batch_size": 0, "momentum": 0.0}
 """What makes a training one step over all of a client's data: the same whatever the round."""
 Value = Literal["update", "whole_batch_update", "signature"]
@@ -161,7 +161,7 @@ class Summed:
 class Play:
     """One attack's server and its fresh clients.
 
-    `victim` is an honest client, `accomplices` are those whose side the server plays: fewer than a third of all where sums are for a server
+    `victim` is an honest client, `accomplices` are the clients that the server runs: fewer than a third of all where sums are for a server
     that lies, fewer than the threshold else. With `sybils` all others are inventions of the server, with keys that are on no roster.
     `protection` is what the server goes by, whatever clients' own settings say. `fed` is an honest server over a `liar`.
 

@@ -1,4 +1,4 @@
-"""Two sums that differ by the victim, of one value or of values that are nearly one: the difference is the victim's update.
+"""Two sums that differ by the victim, of one value or of nearly equal values: the difference is the victim's update.
 
 Checks: "of the values that a client computes in one round of a session, and of all that is computed from these, only sums over the same
 survivors are opened" (aggregation/summed_once.py, Guarantee); "the server learns each group's sum over its survivors … and nothing else
@@ -57,7 +57,7 @@ def derived(play: Play) -> Guess:
             models = [[client, UNTRACED.hex()] for client in play.clients]
         play.fed.know(key, {**known, "number": MADE_NUMBER, "layout": layout, "models": models})
         copy = Held(key, play.clients, ("own",))
-        if play.fed.accounts is not None:  # the server's own books, which keep nobody from anything
+        if play.fed.accounts is not None:  # the server's own ledger, which binds no client
             play.fed.accounts.derive(copy, [held])
         return copy
 

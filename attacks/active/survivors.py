@@ -1,11 +1,11 @@
 """The end of a secure sum with lists of survivors of the server's choice.
 
-With both kinds of a client's shares its masks come off. So: two lists, to two parts of the clients or one after the other to all; a list
-shorter than the minimum cohort size; the passive mode, in which nobody compares lists; a client accused so that the sum is taken again
-without it, after which the first sum is finished as well; complaints that nobody made, so that a client opens its shares.
+Shares of both secrets of a client remove its masks. The attempts: two lists, to two parts of the clients or one after the other to all; a
+list shorter than the minimum cohort size; the passive mode, in which clients do not compare lists; a client accused so that the sum is
+taken again without it, after which the first sum is finished as well; complaints that nobody made, so that a client opens its shares.
 
-Checks: "what leaves this machine shows no more than the sum over at least `floor` survivors" (protocols/secagg/client.py, Guarantee), and
-the rows "two stories about who survived" and "asks for both shares of a client" of docs/secure_aggregation.md.
+Checks: "what leaves this machine shows no more than the sum over at least `min_cohort` survivors" (protocols/secagg/client.py, Guarantee),
+and the rows "two stories about who survived" and "asks for both shares of a client" of docs/secure_aggregation.md.
 """
 
 from dataclasses import replace
@@ -22,16 +22,16 @@ GUARANTEE = "protocols/secagg: what leaves a client shows no more than the sum o
 
 
 def split_survivors(play: Play) -> Guess:
-    """One part of the clients is told that the victim survived, the other that it did not; accomplices answer both parts."""
+    """The server reports the victim as a survivor to some clients and as dropped to the others; accomplices answer both."""
     stopped = halted(play, play.compute(), play.clients)
     if stopped is not None:
         everyone = [one for one in play.clients if one in stopped.uploads]
         honest = [one for one in everyone if one not in (*play.accomplices, play.victim)]
         few = max(0, stopped.terms.threshold - 1 - len(play.accomplices))
-        told = {play.victim: everyone, **dict.fromkeys(honest[:few], everyone)}
-        _told(stopped, {**told, **dict.fromkeys(play.accomplices, everyone)})
+        lists = {play.victim: everyone, **dict.fromkeys(honest[:few], everyone)}
+        _finish(stopped, {**lists, **dict.fromkeys(play.accomplices, everyone)})
         without = [one for one in everyone if one != play.victim]
-        _told(stopped, dict.fromkeys([*honest[few:], *play.accomplices], without))
+        _finish(stopped, dict.fromkeys([*honest[few:], *play.accomplices], without))
     return _read(play, stopped)
 
 
@@ -41,12 +41,12 @@ def second_unmasking(play: Play) -> Guess:
     if stopped is not None:
         everyone = [one for one in play.clients if one in stopped.uploads]
         without = [one for one in everyone if one != play.victim]
-        _told(stopped, dict.fromkeys(everyone, everyone))
-        _told(stopped, dict.fromkeys(without, without))
+        _finish(stopped, dict.fromkeys(everyone, everyone))
+        _finish(stopped, dict.fromkeys(without, without))
     return _read(play, stopped)
 
 
-def _told(stopped: Halted, lists: dict[int, list[int]]) -> None:
+def _finish(stopped: Halted, lists: dict[int, list[int]]) -> None:
     signatures = stopped.agree(lists)
     stopped.reveal(lists, signatures)
 
@@ -56,7 +56,7 @@ def _read(play: Play, stopped: Halted | None) -> Guess:
 
 
 def few_survivors(play: Play) -> Guess:
-    """All but the victim, accomplices and as few others as hold enough shares are said to have dropped out."""
+    """The server reports all clients as dropped but the victim, accomplices and as few others as hold enough shares."""
     held = play.compute()
     stopped = halted(play, held, play.clients)
     guess, few = None, []
@@ -65,12 +65,12 @@ def few_survivors(play: Play) -> Guess:
         most = max(1, min(smallest - 1, stopped.terms.threshold))  # below the minimum, or at least as few as can be opened
         honest = [one for one in play.honest if one != play.victim]
         few = sorted([play.victim, *play.accomplices, *honest][:most])
-        _told(stopped, dict.fromkeys(few, few))
+        _finish(stopped, dict.fromkeys(few, few))
         mean = stopped.opened(few)
         if mean is not None:
             theirs = sum((play.known(one, held) for one in few if one in play.accomplices), start=0 * mean)
             guess = (mean * len(few) - theirs) / len([one for one in few if one not in play.accomplices])
-    return Guess(guess, "update", play.honest, f"{len(few)} said to have survived of {len(play.clients)}")
+    return Guess(guess, "update", play.honest, f"{len(few)} reported as survivors of {len(play.clients)}")
 
 
 def false_accusation(play: Play) -> Guess:
@@ -81,7 +81,7 @@ def false_accusation(play: Play) -> Guess:
     rest = None if first is None else play.sum(held, play.others)
     if first is not None:
         everyone = [one for one in play.clients if one in first.uploads]
-        _told(first, dict.fromkeys(everyone, everyone))
+        _finish(first, dict.fromkeys(everyone, everyone))
         whole = first.opened(everyone)
     guess = None
     if first is not None and whole is not None and rest is not None and set(first.uploads) - set(rest.survivors) == {play.victim}:
@@ -90,7 +90,8 @@ def false_accusation(play: Play) -> Guess:
 
 
 def false_complaints(play: Play) -> Guess:
-    """The victim is told that all others complained of its shares, then that half of them did, then the rest; then the sum is finished.
+    """The server reports to the victim that all others complained about its shares, then half of them, then the rest; then it finishes the
+    sum.
 
     What it opens are shares of both its secrets. It is in the sum, so that the others reveal theirs of its self mask.
     """
@@ -102,7 +103,7 @@ def false_complaints(play: Play) -> Guess:
         if not stopped.challenge(play.victim, others):
             for accusers in (others[:half], others[half:]):
                 stopped.challenge(play.victim, accusers)
-        _told(stopped, dict.fromkeys(everyone, everyone))
+        _finish(stopped, dict.fromkeys(everyone, everyone))
     return _read(play, stopped)
 
 

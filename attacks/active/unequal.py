@@ -1,4 +1,4 @@
-"""Members of one sum that are not told the same: another model, another task, another value at the upload, another weight.
+"""Members of one sum that receive different requests: another model, task, uploaded value or weight.
 
 All but the victim are made to add next to nothing, so that the sum is the victim's update.
 
@@ -96,7 +96,7 @@ def switched_value(play: Play) -> Guess:
 
 
 def unequal_weights(play: Play) -> Guess:
-    """The victim is told all of the weight that the terms allow, the others next to none."""
+    """The server gives the victim all of the weight that the terms allow, and the others next to none."""
 
     def say(client: int, ask: m.Ask, stage: str) -> m.Ask:
         return msgspec.structs.replace(ask, weight=SLOW) if isinstance(ask, m.Step) and client != play.victim else ask

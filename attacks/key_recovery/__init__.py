@@ -1,7 +1,7 @@
-"""Key recovery on updates: a secret permutation of coordinates that clients share is undone by a server that lacks the key.
+"""Key recovery on updates: a server without the key undoes a secret permutation of coordinates that clients share.
 
 CFL's Algorithm 5 has clients send updates under one secret order of coordinates, so that the server can compare and average, but not read,
-them. It reads them. Three steps, a file each:
+them. This attack reads them. Three steps, a file each:
 
 - `structure`: softmax cross-entropy makes the updates of the head's biases, and of the weights out of each hidden unit, add up to zero over
   the classes. No permutation hides a sum that is zero, so the places of one coordinate a class are found, and with them each client's
@@ -16,11 +16,11 @@ that leaves only the Gram matrix (Haar, or a permutation *after* a Hadamard tran
 """
 
 from .attack import ABSTAIN_BELOW, Recovery, match_coordinates, recover_in_clear, recover_labels
-from .cells import Guess, blind_rounds, cells, guess
+from .cells import Guess, cells, guess, transformed_rounds
 from .naming import Knowledge
 from .structure import Block, Structure, find_structure, zero_sum_blocks
 
 __all__ = [
-    "ABSTAIN_BELOW", "Block", "Guess", "Knowledge", "Recovery", "Structure", "blind_rounds", "cells", "find_structure", "guess",
+    "ABSTAIN_BELOW", "Block", "Guess", "Knowledge", "Recovery", "Structure", "transformed_rounds", "cells", "find_structure", "guess",
     "match_coordinates", "recover_in_clear", "recover_labels", "zero_sum_blocks",
 ]  # fmt: skip

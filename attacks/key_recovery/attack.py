@@ -1,4 +1,4 @@
-"""The attack as a whole: structure, names, histograms, coordinates."""
+"""The whole key-recovery attack: structure, class names, histograms, coordinates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ OWN_CLIENTS = 300
 
 @dataclass(frozen=True, eq=False)
 class Recovery:
-    """What the attacker says of n clients: `structure` up to renaming, and, unless it `abstains`, label `histograms` (n, C) by name.
+    """The attacker's guesses about n clients: `structure` up to renaming, and, unless it `abstains`, label `histograms` (n, C) by name.
 
     `confidence` is its own. `response` predicts a first update from a histogram; `place` says which block of the head was found.
     """

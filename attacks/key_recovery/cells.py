@@ -1,4 +1,4 @@
-"""Key recovery on a recorded run: what the view holds, what the attacker says of it, and how that scores."""
+"""Key recovery on a recorded run: what the view holds, what the attack infers from it, and how that is scored."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,7 +11,8 @@ from ...errors import InputError
 from ...randomness import stream
 from ...types import Array
 from ..adversary import AdversaryView, updates_sent
-from ..leakage import Case, Cell, Prior, Truth, cell, nothing, popular_set
+from ..label_inference import label_set_cell
+from ..leakage import Case, Cell, Prior, Truth, cell, nothing
 from ..local_training import LocalTraining, NotRecorded, training_of
 from ..significance import Status
 from ..sums import models_sent
@@ -20,10 +21,10 @@ from .attack import Recovery, match_coordinates, recover_in_clear, recover_label
 from .mixed import of_update
 from .naming import Knowledge
 
-__all__ = ["Guess", "Seen", "blind_rounds", "cells", "guess", "knowledge", "score_l1", "score_sets", "score_structure"]
+__all__ = ["Guess", "Seen", "transformed_rounds", "cells", "guess", "guess_of", "knowledge", "score_l1", "score_sets", "score_structure"]
 
 NAME = "key_recovery"
-MARGIN = {"label_set_accuracy": 0.1, "histogram_l1": 0.1, "structure_l1": 0.1, "coordinates_exact": 0.05}
+MARGIN = {"histogram_l1": 0.1, "structure_l1": 0.1, "coordinates_exact": 0.05}
 FEWEST_CLIENTS = 4
 
 
@@ -58,7 +59,7 @@ class Guess:
     recovery: Recovery | None = None
 
 
-def blind_rounds(view: AdversaryView, dimension: int) -> Seen | None:
+def transformed_rounds(view: AdversaryView, dimension: int) -> Seen | None:
     """The updates of the first round and all later ones under the same transform; None where there are none, one by one.
 
     The clients of the first sum over enough of them are attacked. Where a colluding client's secret opens the updates, they are clear.
@@ -96,7 +97,7 @@ def blind_rounds(view: AdversaryView, dimension: int) -> Seen | None:
 
 
 def unmixed(seen: Seen, prior: Prior) -> Seen:
-    """The updates alone, where other parts travel in the same vectors under a permutation and can be told from them."""
+    """The updates alone, where other parts travel in the same vectors under a permutation and can be separated from them."""
     if seen.clear or prior.config is None or seen.local is None or len(seen.parts) < 2:
         return seen
     samples = np.array([prior.samples_per_client[client] for client in seen.clients])
@@ -125,7 +126,7 @@ def guess(view: AdversaryView | None, prior: Prior) -> Guess:
     """The attack. Without a view it knows no clients, and `score` takes equal shares for everyone."""
     if view is None:
         return Guess()
-    seen = blind_rounds(view, public_model(prior).dimension)
+    seen = transformed_rounds(view, public_model(prior).dimension)
     if seen is None:
         return Guess()
     if seen.local is None:
@@ -136,6 +137,11 @@ def guess(view: AdversaryView | None, prior: Prior) -> Guess:
         found = recover_in_clear(seen.rounds[0][:, : known.theta0.size], known, rng)
     else:
         found = recover_labels(seen.rounds, known, rng, signed=seen.signed)
+    return guess_of(found, seen)
+
+
+def guess_of(found: Recovery, seen: Seen) -> Guess:
+    """The attack's guesses by client; none where it abstains."""
     shares = dict(zip(seen.clients, found.structure.proportions, strict=True))
     if found.histograms is None or found.response is None or found.abstains:
         return Guess({}, shares, {}, found)
@@ -148,7 +154,7 @@ def _histogram(one: Guess, client: int, classes: int) -> Array:
 
 
 def score_sets(one: Guess, truth: Truth, prior: Prior, clients: list[int]) -> Array:
-    """1 where the labels of largest share are a client's label set; 0 for one of whom the attacker says nothing."""
+    """1 where the labels of largest share are a client's label set; 0 for one without a guess."""
     sizes = prior.labels_per_client
     found = {client: frozenset(np.argsort(-shares, kind="stable")[: sizes[client]].tolist()) for client, shares in one.histograms.items()}
     return np.array([float(found.get(client) == truth.label_sets[client]) for client in clients])
@@ -211,7 +217,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if prior.config is None:
         return [nothing(case, NAME, "label_set_accuracy", "not attempted: the prior has no public configuration")], None
     dimension = public_model(prior).dimension
-    seen, clear = blind_rounds(case.view, dimension), blind_rounds(case.reference, dimension)
+    seen, clear = transformed_rounds(case.view, dimension), transformed_rounds(case.reference, dimension)
     if seen is None or clear is None:
         why = f"updates of single clients, {FEWEST_CLIENTS} or more under one transform, are not in this view"
         return [nothing(case, NAME, "label_set_accuracy", why)], None
@@ -241,16 +247,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
             case, NAME, "histogram_l1", *errors, margin=MARGIN["histogram_l1"], lower_is_better=True, note=f"{note}; baseline: equal shares"
         ),
         _structure_cell(case, mine, theirs, clients, note),
+        label_set_cell(case, NAME, clients, lambda some: [score_sets(one, truth, prior, some) for one in (mine, theirs)], note),
     ]
-    partial = [client for client in clients if prior.labels_per_client[client] < classes]
-    if partial:
-        popular = popular_set([truth.label_sets[c] for c in partial])
-        right = [score_sets(mine, truth, prior, partial), np.zeros(0), score_sets(theirs, truth, prior, partial)]
-        right[1] = np.array([float(truth.label_sets[c] == popular) for c in partial])
-        words = f"{note}; baseline: the most common label set for everyone"
-        figures.append(cell(case, NAME, "label_set_accuracy", *right, margin=MARGIN["label_set_accuracy"], share=True, note=words))
-    else:
-        figures.append(nothing(case, NAME, "label_set_accuracy", "every client has all labels: there is no label set to find"))
     exact = exact_share(mine, seen, clear, clients)
     placed = f"of {len(mine.coordinates)} coordinates placed" if mine.coordinates else "no coordinate placed"
     status: Status = "leaks" if exact > MARGIN["coordinates_exact"] else "at_baseline"

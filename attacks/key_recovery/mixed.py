@@ -1,4 +1,4 @@
-"""Which columns are the update's, where clients put other parts into the same vector under a secret permutation.
+"""Find the columns of the update where clients put other parts into the same permuted vector.
 
 All but the update is public in a first round: FedNova sends the update divided by ‖a‖₁, and ‖a‖₁ itself in units of `STEPS_UNIT`; SCAFFOLD,
 whose controls begin at zero, sends the update and a known negative multiple of it. So the column of that number is known by what it holds,

@@ -1,9 +1,9 @@
-"""Which of the recovered columns is which label: two clouds of coordinates, the victims' and that of the attacker's own clients.
+"""Name the recovered columns: match the point cloud of the victims' coordinates to that of the attacker's own clients.
 
 The attacker knows the initial model and the training settings and owns labelled samples of the kind. It trains clients of its own, with
 the recovered proportions under random namings, fits how a first update depends on proportions, and predicts the victims' updates under
 any naming. A prediction is a cloud of d points, one a coordinate, in as many dimensions as the proportions have; so is what was seen, its
-points in an order that only the key tells. Under the right naming the clouds lie on each other, whatever the order.
+points in an order that only the key determines. Under the right naming the clouds coincide, whatever the order.
 """
 
 from collections.abc import Callable
@@ -153,9 +153,11 @@ def own_proportions(proportions: Array, own_clients: int, rng: Stream, labels_pe
     return np.asarray(own / own.sum(axis=1, keepdims=True))
 
 
-def name_columns(
-    proportions: Array, first: Array, response: Response, rng: Stream, *, restarts: int = 32, points: int = 300, signed: bool = False
-) -> Naming:
+POINTS = 300
+"""Coordinates in a cloud, the largest ones."""
+
+
+def name_columns(proportions: Array, first: Array, response: Response, rng: Stream, *, restarts: int = 32, signed: bool = False) -> Naming:
     """The naming under which the `response` to `proportions` (n, C), up to renaming, and `first` (n, d) agree best as clouds.
 
     Descent over exchanges of two names from random namings, until the best optimum was met three times or `restarts` were made.
@@ -165,14 +167,14 @@ def name_columns(
     left, scale, _ = np.linalg.svd(proportions, full_matrices=False)
     weights = left[:, scale > 0.15 * scale[0]].T
     norms = np.einsum("id,id->d", response.coefficients[:classes], response.coefficients[:classes])
-    rough = response.coefficients[:, np.argsort(-norms)[: 10 * points]]
-    seen = cloud(weights @ first, points)
+    rough = response.coefficients[:, np.argsort(-norms)[: 10 * POINTS]]
+    seen = cloud(weights @ first, POINTS)
     tried: dict[tuple[int, ...], float] = {}
 
     def apart(order: Array) -> float:
         key = tuple(order.tolist())
         if key not in tried:
-            tried[key] = distance(seen, cloud((weights @ _terms(proportions[:, order])) @ rough, points), signed)
+            tried[key] = distance(seen, cloud((weights @ _terms(proportions[:, order])) @ rough, POINTS), signed)
         return tried[key]
 
     def other_answer(a: Array, b: Array) -> bool:

@@ -1,4 +1,4 @@
-"""What a shared permutation leaves in place: sums of coordinates that are zero in every update, and with them the classes, unnamed.
+"""Structure that a shared permutation keeps: sums of coordinates that are zero in every update, and with them the unnamed classes.
 
 Softmax cross-entropy: the gradients by the scores z_c of a sample are p_c − [y = c], which add up to zero over the classes c. The head's
 gradients by its biases are their sums, those by the weights of a hidden unit their sums times the unit's activation. So in every step,
@@ -186,18 +186,18 @@ def _centre(rows: Array, members: Array) -> Array:
 
 def _groups(first: Array, k: int) -> Array | None:
     """The group (n,) of each client, where updates fall into `k` groups by their cosines; None where they do not. Any Gram
-    matrix tells this."""
+    matrix shows this."""
     if not 2 <= k < len(first):
         return None
     centred = first - first.mean(axis=0)
     unit = centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-300)
-    likeness = unit @ unit.T
-    apart = np.maximum(1.0 - likeness, 0.0)
+    cosines = unit @ unit.T
+    apart = np.maximum(1.0 - cosines, 0.0)
     np.fill_diagonal(apart, 0.0)
     groups = hierarchy.fcluster(hierarchy.linkage(squareform(apart, checks=False), "average"), k, "maxclust") - 1
     same = groups[:, None] == groups[None, :]
     off = ~np.eye(len(first), dtype=bool)
-    if len(np.unique(groups)) < k or not (same & off).any() or likeness[same & off].mean() - likeness[~same].mean() < APART:
+    if len(np.unique(groups)) < k or not (same & off).any() or cosines[same & off].mean() - cosines[~same].mean() < APART:
         return None
     return np.asarray(groups)
 
@@ -205,9 +205,9 @@ def _groups(first: Array, k: int) -> Array | None:
 def _alike(stacked: Array, order: Array, centres: Array, least: float = 0.6) -> list[Array]:
     """For each column of `centres` the coordinates of `order` that move most like it, largest first."""
     unit = stacked[:, order] / np.maximum(np.linalg.norm(stacked[:, order], axis=0), 1e-300)
-    likeness = np.abs(unit.T @ (centres / np.linalg.norm(centres, axis=0)))
-    best = likeness.argmax(axis=1)
-    lists = [order[(best == k) & (likeness[:, k] > least)] for k in range(centres.shape[1])]
+    cosines = np.abs(unit.T @ (centres / np.linalg.norm(centres, axis=0)))
+    best = cosines.argmax(axis=1)
+    lists = [order[(best == k) & (cosines[:, k] > least)] for k in range(centres.shape[1])]
     return [one for one in lists if len(one)]
 
 
@@ -233,10 +233,10 @@ def null_blocks(stacked: Array, columns: Array, classes: int, threshold: float) 
 def _aligned(stacked: Array, to: Block, block: Block) -> Block:
     """The same block with its classes in the order of another's, and its overall sign that of the other."""
     mine, theirs = stacked[:, list(block.coordinates)] * np.array(block.signs), stacked[:, list(to.coordinates)] * np.array(to.signs)
-    likeness = mine.T @ theirs / np.outer(np.linalg.norm(mine, axis=0), np.linalg.norm(theirs, axis=0))
+    cosines = mine.T @ theirs / np.outer(np.linalg.norm(mine, axis=0), np.linalg.norm(theirs, axis=0))
     options = []
     for sign in (1, -1):
-        rows, columns = linear_sum_assignment(-sign * likeness)
-        options.append((float((sign * likeness)[rows, columns].sum()), sign, rows[np.argsort(columns)]))
+        rows, columns = linear_sum_assignment(-sign * cosines)
+        options.append((float((sign * cosines)[rows, columns].sum()), sign, rows[np.argsort(columns)]))
     _, sign, place = max(options, key=lambda option: option[0])
     return Block(tuple(block.coordinates[i] for i in place), tuple(sign * block.signs[i] for i in place))

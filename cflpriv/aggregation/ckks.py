@@ -64,7 +64,7 @@ class ClientComparison:
         if rows.ndim != 2:
             raise RemoteError("bad-input")
         setup = CkksSettings.of(self._settings.protection).setup(ask.session, epoch.number, roster, *rows.shape)
-        if setup.digest != epoch.setup or setup.mode != "public-key":
+        if setup.digest != epoch.setup:
             raise RemoteError("forbidden")
         reduced = np.atleast_2d(sketched(epoch.number, self._settings.protection.sketched)(rows))
         try:
@@ -82,8 +82,7 @@ class ClientComparison:
 class ServerComparison:
     """The server's part: clustering epochs of ciphertexts.
 
-    Raises `InputError` for inconsistent settings, for a roster without a key holder, and for `ckks_mode = "symmetric"`: it would give every
-    client the key to all vectors, for the same labels.
+    Raises `InputError` for settings that do not fit each other, and without a key holder on the roster.
     """
 
     where: Literal["key-holder"] = "key-holder"
@@ -93,10 +92,6 @@ class ServerComparison:
         registry, session, protection, roster, entropy = parts.registry, parts.session, parts.protection, parts.roster, parts.entropy
         if roster is None or not roster.holder:
             raise InputError("protection.gram: 'ckks' needs the clients' pinned roster, with the key of the key holder on it")
-        if protection.ckks_mode == "symmetric":
-            raise InputError(
-                "protection.ckks_mode: 'symmetric' gives every client the key to all vectors and is run by no federation; use 'public-key'"
-            )
         self._registry, self._session, self._protection, self._roster, self._entropy = registry, session, protection, roster, entropy
         self._settings = CkksSettings.of(protection)
         try:

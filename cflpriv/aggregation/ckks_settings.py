@@ -31,7 +31,6 @@ class CkksSettings:
     """
 
     release: Literal["gram", "distances", "labels"]
-    mode: Literal["public-key", "symmetric"]
     ring: int
     bound: float
     landmarks: int
@@ -42,17 +41,16 @@ class CkksSettings:
     @classmethod
     def of(cls, protection: Protection) -> "CkksSettings":
         return cls(
-            protection.ckks_release, protection.ckks_mode, protection.ckks_ring, protection.ckks_bound, protection.landmarks,
+            protection.ckks_release, protection.ckks_ring, protection.ckks_bound, protection.landmarks,
             protection.ckks_group, protection.ckks_workers, protection.sketched,
         )  # fmt: skip
 
     def parameters(self) -> Parameters:
         """The ring. Raises `InputError` for one that does not exist or is too small for the release."""
-        known = ckks.PARAMETERS if self.mode == "public-key" else ckks.SYMMETRIC_PARAMETERS
         ring = self.ring or (4096 if self.release == "labels" else 8192)
-        if ring not in known:
-            raise InputError(f"protection.ckks_ring: {ring} is not known in mode {self.mode!r}; known are {', '.join(map(str, known))}")
-        parameters = known[ring]
+        if ring not in ckks.PARAMETERS:
+            raise InputError(f"protection.ckks_ring: {ring} is not known; known are {', '.join(map(str, ckks.PARAMETERS))}")
+        parameters = ckks.PARAMETERS[ring]
         if parameters.primes < 2 and self.release != "labels":
             raise InputError(
                 f"protection.ckks_release: {self.release!r} with ckks_ring = {ring}, whose one prime leaves no room for the noise that "

@@ -132,7 +132,7 @@ class KeyHolderParty:
         if self._store.get(f"epoch/{ask.epoch}") is not None:
             raise RemoteError("replay")
         setup = self._setup(ask.session, ask.epoch, ask.p, ask.dimension)
-        if setup.digest != ask.setup or setup.mode != "public-key":
+        if setup.digest != ask.setup:
             raise RemoteError("forbidden")
         machine = KeyHolder(setup, self._settings.identity, ask.server, self._roster(), entropy=self._entropy)
         self._store.keep(f"epoch/{ask.epoch}", _Epoch(_Stored(ask.p, ask.dimension, ask.server), machine), _Epoch.to_bytes)

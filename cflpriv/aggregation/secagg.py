@@ -229,7 +229,7 @@ def balanced(weight: float, terms: secagg.Terms) -> bool:
 
     Counts the fewest survivors that the terms allow. Sums without weights are balanced.
     """
-    fewest = terms.floor if terms.blocks else fewest_survivors(terms)
+    fewest = terms.min_cohort if terms.blocks else fewest_survivors(terms)
     return terms.weight_limit <= MOST_WEIGHT * (terms.weight_limit + (fewest - 1) * weight)
 
 

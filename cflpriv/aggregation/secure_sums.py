@@ -62,14 +62,14 @@ class SecureSums:
         """The terms of one group's sum."""
         return secagg.make_terms(
             session=self.session, slot=slot, cohort=cohort, models=models, dimension=dimension, clip=self.settings.clip,
-            bits=self.settings.bits, weight_limit=weight_limit, floor=self.min_cohort, roster=self.roster, following=following,
+            bits=self.settings.bits, weight_limit=weight_limit, min_cohort=self.min_cohort, roster=self.roster, following=following,
             entropy=self.entropy,
         )  # fmt: skip
 
     def counts(self, slot: Slot, cohort: Sequence[int], models: Sequence[bytes], k: int, following: Slot) -> Terms:
         """The terms of the first of two oblivious sums."""
         return secagg.count_terms(
-            session=self.session, slot=slot, cohort=cohort, models=models, clusters=k, floor=self.min_cohort, roster=self.roster,
+            session=self.session, slot=slot, cohort=cohort, models=models, clusters=k, min_cohort=self.min_cohort, roster=self.roster,
             following=following, entropy=self.entropy,
         )  # fmt: skip
 

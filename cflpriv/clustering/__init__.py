@@ -1,1 +1,1 @@
-"""Similarities, where to cut a tree, and how well clusters were found."""
+"""Similarities, clustering cuts, and clustering scores."""

@@ -1,4 +1,4 @@
-"""From distances to clusters: agglomerative clustering, and where to cut the tree when nobody says.
+"""From distances to clusters: agglomerative clustering, and the choice of a cut when none is given.
 
 A tree is scipy's linkage matrix Z, rows (left, right, height, size), ready for `scipy.cluster.hierarchy.dendrogram`.
 """
@@ -41,7 +41,7 @@ MOST_CLUSTERS = 20
 class Cut:
     """Where a tree was cut: `labels` (n,) in order of first client, `k` clusters, by which `rule`, at `height` (a distance).
 
-    `gap_ratio` is the largest ratio of neighbouring merge heights, `clear` whether the structure is clear; `note` says what was decided.
+    `gap_ratio` is the largest ratio of neighbouring merge heights, `clear` whether the structure is clear; `note` explains the decision.
     """
 
     labels: tuple[int, ...]
@@ -114,9 +114,9 @@ def cut_tree(
 
 
 def gap_ratios(tree: Array, noise: float = 0.0) -> dict[int, float]:
-    """For each number of clusters K ≥ 2: the height at which K merge into K − 1, over the height at which K came to be.
+    """For each number of clusters K ≥ 2: the height at which K merge into K − 1, over the height at which K were formed.
 
-    K goes up to `MOST_CLUSTERS` and to half the number of clients: below that the tree only tells who is whose twin. Heights below `noise`
+    K goes up to `MOST_CLUSTERS` and to half the number of clients: below that the tree only pairs near-equal clients. Heights below `noise`
     count as `noise`.
     """
     n = len(tree) + 1

@@ -1,4 +1,4 @@
-"""Numbers that say how well clients are served and how well clusters match the truth."""
+"""Scores: how well clients are served, and how well clusters match the true groups."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ from ..types import Array
 __all__ = ["ari", "perplexity", "spread"]
 
 MOST_NATS = 100.0
-"""Mean losses count as at most this many nats a sample: what lies above says no more than that the model diverged."""
+"""Mean losses count as at most this many nats a sample: above it a loss shows only that the model diverged."""
 
 
 def ari(truth: Sequence[int], labels: Sequence[int]) -> float:
@@ -22,7 +22,7 @@ def perplexity(loss: Array, accuracy: Array) -> Array:
     """exp(loss) of the clients' mean losses, each (clients,), and NaN for those without an `accuracy`, which have no test data.
 
     A loss that is above `MOST_NATS`, or not finite, counts as `MOST_NATS` (e¹⁰⁰, 2.7e43): so a client whose model diverged is not left out
-    of a mean, and the mean and its deviation are numbers that JSON can say.
+    of a mean, and the mean and its deviation are finite, so that JSON can hold them.
     """
     return np.where(np.isnan(accuracy), np.nan, np.exp(np.clip(np.nan_to_num(loss, nan=np.inf), None, MOST_NATS)))
 

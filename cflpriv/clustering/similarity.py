@@ -1,4 +1,4 @@
-"""Who is alike: every measure is a function of the blocks of a Gram matrix, the one thing all protections can provide.
+"""Similarity measures, each a function of the blocks of a Gram matrix, which all protections can provide.
 
 Angles are in degrees throughout, as in PACFL.
 """
@@ -28,16 +28,17 @@ MEASURES: dict[str, str] = {
 NOISE_DEGREES, NOISE_CHORDAL = 1e-5, 1e-6
 """Near zero, distances from a Gram matrix in float64 are rounding: 1 − cos is known to a few 1e-16."""
 ZERO_BELOW = 4.0
-"""A squared norm below so many errors cannot be told from zero: one of 30,000 zero vectors comes out longer."""
+"""A squared norm below so many errors cannot be distinguished from zero: one of 30,000 zero vectors comes out longer."""
 DROWNED_BELOW = 16.0
 """Between vectors of fewer errors squared a cosine errs by more than 1/16: by 0.25 in one of 16,000 pairs, the width of a choice of τ."""
 
 
 @dataclass(frozen=True, eq=False)
 class SimilarityMatrix:
-    """`values[i, j]` compares clients[i] and clients[j]. `kind` says whether alike means near 0 ("distance") or large ("similarity").
+    """`values[i, j]` compares clients[i] and clients[j]. `kind`: "distance" (0 for equal clients) or "similarity" (large for equal
+    clients).
 
-    Values below `noise` cannot be told from zero.
+    Values below `noise` cannot be distinguished from zero.
     """
 
     values: Array
@@ -107,7 +108,7 @@ def angles(gram: Gram, measure: Measure = "smallest_angle", *, authors: bool = F
     then depend on the arbitrary signs of singular vectors.
 
     Near 0 the cosine carries half the digits: from a Gram in float64 the angle is good to about 1e-16 / angle (radians). `noise` is the
-    distance that `gram.error` alone can make of two equal vectors.
+    distance that `gram.error` alone can give two equal vectors.
     """
     values = np.empty((gram.n, gram.n))
     for start in range(0, gram.n, rows_at_once):
@@ -141,7 +142,8 @@ def angle_rows(gram: Gram, rows: slice, cols: slice, measure: Measure, *, author
 
 
 def _noise(gram: Gram, measure: str) -> float:
-    """What errors make of a distance of 0. A p × p block of them has spectral norm about 2 √p error; this takes twice as much."""
+    """The distance that errors alone can give equal vectors. A p × p block of them has spectral norm about 2 √p error; this takes twice as
+    much."""
     cosine = 4 * np.sqrt(gram.p) * gram.error
     if measure == "chordal":  # p − ‖G‖² errs by 2 ⟨G, E⟩, of std 2 √p error where G is orthogonal
         return max(NOISE_CHORDAL, float(np.sqrt(2 * cosine)))
@@ -185,7 +187,8 @@ def cosines(gram: Gram) -> SimilarityMatrix:
 
 
 def without_noise(products: Array, error: float) -> Array:
-    """Inner products (n, n) of vectors, each with an error of standard deviation `error`: what cannot be told from zero is zero.
+    """Inner products (n, n) of vectors, each with an error of standard deviation `error`: values that cannot be distinguished from zero are
+    zero.
 
     A zero vector's products with others may err by more than its own norm comes out as, and would make any cosine.
     """

@@ -1,9 +1,9 @@
-"""What algorithms are written against: the operations of a federation, handles, calls of means, protections by name, the transcript.
+"""The interface for algorithms: the operations of a federation, handles, calls of means, protections by name, the transcript.
 
-operations   the operations by which server code gets at clients without holding their data
-handles      what a server holds of things it must not see
+operations   the operations with which server code computes on clients' data
+handles      opaque handles to values that the server must not see
 calls        one call of `mean`
-algorithm    what an algorithm is, and what it declares of itself
+algorithm    the interface of an algorithm, and its declarations
 protection   the section `[protection]`
 transcript   every message that crosses a trust boundary
 """

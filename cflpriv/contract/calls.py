@@ -1,4 +1,4 @@
-"""One call of `mean`, as the server knows it: who brings what to which group, and what every protection does with it."""
+"""One call of `mean` as the server knows it: the clients, values and groups, and what each protection does with them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ __all__ = [
 
 
 class Recorder(Protocol):
-    """How a channel tells the transcript what it sends."""
+    """How a protection reports to the transcript what it sends."""
 
     def __call__(
         self,
@@ -37,7 +37,7 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Contribution:
-    """What one client brings to a mean: its `parts`, its `weight`, and the `labels` of the groups it counts towards."""
+    """One client's contribution to a mean: its `parts`, its `weight`, and the `labels` of the groups it counts towards."""
 
     client: int
     parts: Mapping[str, Array] = field(repr=False)
@@ -47,7 +47,8 @@ class Contribution:
 
 @dataclass(frozen=True, eq=False)
 class SumCall:
-    """One call of `mean`: who brings what. `round` and `number` name the call; `public_weights` says that the server knows the weights.
+    """One call of `mean`: which clients contribute which values. `round` and `number` name the call; `public_weights`: the server knows the
+    weights.
 
     `models` is the hash of what each client was sent to compute with, of which the members of a group should hold at most `models_at_most`
     different ones.
@@ -94,7 +95,7 @@ MOST_WEIGHT = 0.9
 def large_enough(call: SumCall) -> list[int]:
     """The groups that may be summed; `TooFewClients` if there is none.
 
-    `InputError` where public weights make one client nearly all of a group: a minimum cohort size is no protection then.
+    `InputError` where public weights make one client nearly all of a group: a minimum cohort size does not protect then.
     """
     for label in range(call.k) if call.min_cohort > 1 and call.public_weights else ():
         weights = [one.weight for one in call.members(label)]
@@ -109,7 +110,7 @@ def large_enough(call: SumCall) -> list[int]:
 
 
 def clear_means(call: SumCall, record: Recorder) -> tuple[GroupMean | None, ...]:
-    """The means of contributions as they are. Guarantee: none. Reveals: every update and weight."""
+    """The means of contributions in the clear. Guarantee: none. Reveals: every update and weight."""
     groups = large_enough(call)
     contributors = [one for one in call.contributions if any(label in groups for label in one.labels)]
     sent = [dict(one.parts) if call.public_weights else {**one.parts, "weight": np.array(one.weight)} for one in contributors]

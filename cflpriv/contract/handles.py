@@ -1,4 +1,4 @@
-"""What a server may hold of things it must not see: opaque handles, and sums of which it knows only a part.
+"""Opaque handles to values that the server must not see, and sums of which it knows only a part.
 
 An algorithm passes these between the operations of a federation. They carry no client value that the protection in force hides.
 """
@@ -23,7 +23,7 @@ class Labels(Protocol):
 
 
 class HeldKey:
-    """The identity of what clients hold; when the last handle is gone, the clients drop the values."""
+    """The identity of values that clients hold. When the last handle is deleted, the clients drop the values."""
 
     __slots__ = ("__weakref__", "name")
 
@@ -50,7 +50,8 @@ class Held:
         return replace(self, parts=wanted)
 
     def of(self, clients: Collection[int]) -> "Held":
-        """The same of those of `clients` that hold it, e.g. of those who answered. Raises `TooFewClients` where nobody is left."""
+        """The same values of those `clients` that hold them, e.g. of those that answered. Raises `TooFewClients` where no client is
+        left."""
         left = tuple(client for client in self.clients if client in clients)
         if not left:
             raise TooFewClients((), 1)
@@ -81,7 +82,7 @@ class Blind:
 
 @dataclass(frozen=True, eq=False)
 class Own:
-    """An addend that each client has for itself: `factor` times its own value of the one part of `held`, zero for others."""
+    """A client's own addend: `factor` times its value of the one part of `held`; zero for clients without one."""
 
     held: Held
     factor: float = 1.0
@@ -89,9 +90,9 @@ class Own:
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """A sum of a clear part, blind parts (one per transform) and clients' own parts. Servers add and scale it; clients open it.
+    """A sum of a clear part, transformed parts (one per transform) and clients' own parts. Servers add and scale it; clients open it.
 
-    Where `own` is not empty the sum is a different one for each client.
+    Where `own` is not empty, the sum differs between clients.
     """
 
     clear: Array | None = None
@@ -151,8 +152,8 @@ def _same_place(a: Blind, b: Blind) -> bool:
 class GroupMean:
     """The mean over one group: `parts` by name, the sum of `weight`s (None where it is not released), the `count` of clients.
 
-    `clipped` is the number of clients whose values went beyond the range of a secure sum and were clipped. `heard` are the clients whose
-    message is in the sum, as the server knows them: those of all groups where an oblivious sum keeps to itself who is in which.
+    `clipped` is the number of clients whose values went beyond the range of a secure sum and were clipped. `contributors` are
+    the clients whose values are in the sum, as far as the server knows: those of all groups where an oblivious sum hides memberships.
     """
 
     parts: Mapping[str, Shared]
@@ -164,7 +165,7 @@ class GroupMean:
 
 @dataclass(frozen=True, eq=False)
 class Released:
-    """What `gram` gives back: `result` (labels and small integers), and `evidence` where the release allows it, else None."""
+    """The result of `gram`: `result` (labels and small integers), and `evidence` where the release allows it, else None."""
 
     result: Mapping[str, Any]
     evidence: Mapping[str, Any] | None
@@ -176,24 +177,24 @@ def at_server(shared: Shared, number: Shared) -> bool:
         raise InputError("product: a sum with clients' own parts has no single value")
     if number.is_clear:
         if number.value().size != 1:
-            raise InputError(f"product: is by one number, got shape {number.value().shape}")
+            raise InputError(f"product: expected a single number, got shape {number.value().shape}")
         return True
     if shared.clear is not None or number.clear is not None:
         raise InputError("product: of sums that the server sees part of, and part not")
     if any(term.stop - term.start != 1 for term in number.blind):
-        raise InputError(f"product: is by one number, got shape {number.blind[0].shape}")
+        raise InputError(f"product: expected a single number, got shape {number.blind[0].shape}")
     return False
 
 
 def times(value: Array, number: Array) -> Array:
     """A value times one number, in the value's dtype. `InputError` for more than one."""
     if number.size != 1:
-        raise InputError(f"product: is by one number, got shape {number.shape}")
+        raise InputError(f"product: expected a single number, got shape {number.shape}")
     return np.asarray(value * number.item()).astype(value.dtype, copy=False)
 
 
 def placed(labels: Labels, clients: Sequence[int]) -> list[int]:
-    """Those of the clients that have a label."""
+    """The clients that have a label."""
     found = []
     for client in clients:
         with suppress(KeyError, IndexError):

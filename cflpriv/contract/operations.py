@@ -1,4 +1,4 @@
-"""The operations by which server code gets at clients without holding their data: what algorithms are written against.
+"""The operations with which server code computes on clients' data without holding them. Algorithms use these only.
 
 `federation.server` has the one implementation. Nothing that clients own is reachable through it: what an operation gives back is a handle
 (`Held`), a sum (`Shared`), or what the protection in force releases. Every message between parties goes to the transcript.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # parties that only speak a protocol load neither torch nor s
 __all__ = ["Federation", "GramView", "Parameter", "Results", "Sampling", "Then"]
 
 Parameter = Array | Shared | Held | Sequence[Array] | Sequence[Shared]
-"""What `compute` takes under one name: one for all, a list to choose from, or each client's own."""
+"""A parameter of `compute`: one for all, a list to choose from, or each client's own."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class GramView:
-    """What `then` sees: the whole `gram` so far, which of its clients are `new` (they come last), and `memory` until the epoch closes."""
+    """The input of `then`: the whole `gram` so far, its `new` clients (they come last), and `memory` until the epoch closes."""
 
     gram: "Gram"
     new: tuple[int, ...]
@@ -50,7 +50,7 @@ class GramView:
 
 
 Then = Callable[[GramView], tuple[Mapping[str, Any], Mapping[str, Any]]]
-"""A public function run where the Gram may be seen: (result, evidence). The result is labels and small integers only.
+"""A public function, run by the party that may see the Gram: (result, evidence). The result is labels and small integers only.
 
 One that is to travel to a key holder is a frozen dataclass that declares its `results`.
 """
@@ -95,7 +95,7 @@ class Federation(Protocol):
         which: Labels | Held | None = None,
         on: Sequence[int] | None = None,
     ) -> Held:
-        """Clients run `task`. Nothing leaves them.
+        """Clients run `task`. No value leaves them.
 
         `which` picks from every list of `params`: a label (or several) per client, or a `Held` of choices, which only the client knows:
         then the whole list is sent. Without `which` a client gets whole lists. `InputError` for a client without a
@@ -127,7 +127,7 @@ class Federation(Protocol):
         None.
 
         `Held` groups are private choices: an oblivious sum keeps them with the client, otherwise they are gathered and recorded.
-        Members of a group were sent the same thing to compute with, or, where the algorithm says so in public, at most `models` different
+        Members of a group were sent the same values to compute with, or, where the algorithm declares it, at most `models` different
         ones: secure sums bind to that list, and a server that hands someone a private model gets none.
         Raises `TooFewClients` if no group reaches the minimum cohort size, before anything is sent.
         """
@@ -141,13 +141,14 @@ class Federation(Protocol):
         ...
 
     def gather(self, held: Held, on: Sequence[int] | None = None) -> Mapping[int, Mapping[str, Array]]:
-        """Individual values, one by one: the operation that leaks most. Of those only who gave any, of the shape that most have."""
+        """Individual values, one per client: the operation that leaks most. Clients without a value, or with one of another shape than
+        most, are left out."""
         ...
 
     def labels(self, held: Held) -> Mapping[int, int] | None:
-        """What the server learns of labels that clients chose: what `gather` gives, or None where an oblivious sum keeps them private.
+        """The labels that clients chose, as `gather` returns them, or None where an oblivious sum keeps them private.
 
-        Whose label did not come, or is no whole number of 0 or more, is not among them.
+        Clients without a label, or with one that is no whole number of 0 or more, are left out.
         """
         ...
 
@@ -160,5 +161,6 @@ class Federation(Protocol):
         ...
 
     def fold(self, shared: Shared, on: int | None = None) -> Shared:
-        """The same sum with its blind parts made one, under a fresh transform, at one client; the clear part stays apart, untransformed."""
+        """The same sum with its transformed parts combined, under a fresh transform, at one client; the clear part stays apart,
+        untransformed."""
         ...

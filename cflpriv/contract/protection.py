@@ -1,6 +1,6 @@
-"""What is asked to stand between clients and the server, as data: the section `[protection]`.
+"""The section `[protection]` as data: which protections stand between clients and the server.
 
-What does it is registered in `PROTECTIONS`; `cflpriv.aggregation` has the project's own.
+Implementations are registered in `PROTECTIONS`; the package's own are in `cflpriv.aggregation`.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from ..plugins import Registry
 
 SKETCH_SMALLEST = 8
 FEWEST_BUCKETS = 3
-"""Of two buckets none can be told to be bad."""
+"""With two buckets a rule cannot decide which is bad."""
 
 __all__ = ["PROTECTIONS", "ROBUST", "Protection", "ProtectionSpec", "SecureSum", "listed", "register_protection"]
 
@@ -23,10 +23,10 @@ SmallClusters = Literal["wait", "local", "merge"]
 
 @dataclass(frozen=True)
 class ProtectionSpec:
-    """A protection: what stands between a client's value and the server, for sums ("sum") or for comparisons ("gram").
+    """A protection of clients' values against the server, for sums ("sum") or for comparisons ("gram").
 
     `reveals`: one line for `cflpriv list`. `server` makes its server half of `federation.protections.ServerParts`, `client` its client half
-    of `ClientParts`; both are called when they are needed first. `hides`: single values do not leave clients readable. `transformed`: it
+    of `ClientParts`; both are called on first use. `hides`: single values do not leave clients readable. `transformed`: it
     needs the secret that clients share. `secure`: sums bind to what their members were sent, and no single value leaves. `oblivious`: who
     is in which group stays with the clients. `encrypted`: it needs a key holder. `robust`: its sums may be over buckets (`ServerParts` with
     `protection.robust` make a half that deals them).
@@ -46,14 +46,14 @@ class ProtectionSpec:
 
 
 def register_protection(spec: ProtectionSpec) -> None:
-    """Make a protection known by its name in `[protection] sum` or `gram`. Raises `InputError` if the name is that of another."""
+    """Register a protection under its name in `[protection] sum` or `gram`. Raises `InputError` if the name is that of another."""
     PROTECTIONS.add(f"{spec.of}.{spec.name}", spec)
 
 
 PROTECTIONS: Registry[ProtectionSpec] = Registry(
     "protection", lambda spec: spec.server, lambda name, spec: register_protection(spec), home=".aggregation"
 )
-"""What is registered, by "sum.NAME" and "gram.NAME"; so are entry points of the group `cflpriv.protections` called."""
+"""The registered protections, by "sum.NAME" and "gram.NAME", as in entry points of the group `cflpriv.protections`."""
 
 
 def listed(of: Literal["sum", "gram"]) -> dict[str, str]:
@@ -74,7 +74,7 @@ SKETCH = "a first stage for long vectors: a public random sketch of `sketch_dim`
 
 @dataclass(frozen=True)
 class SecureSum:
-    """How sums are made secure: the `secagg_*` keys of `[protection]` and `max_weight`."""
+    """Settings of secure sums: the `secagg_*` keys of `[protection]` and `max_weight`."""
 
     mode: Literal["active", "passive"]
     bits: Literal[16, 32]
@@ -84,25 +84,21 @@ class SecureSum:
 
 @dataclass(frozen=True)
 class Protection:
-    """What is asked for. Field names are the keys of `[protection]`.
+    """The section `[protection]`; field names are its keys.
 
-    gram: how signatures and other compared vectors reach the server, in order; empty or ("none",) for in the clear.
-    sum: how updates are averaged. Single values that an algorithm gathers are released as they are.
-    min_cohort: no sum is formed over fewer clients (0: 3 under secure aggregation, else 1).
-    robust: a rule by which few bad clients move a mean little: a group is dealt into random buckets of at least the minimum cohort size,
-    and the rule combines their means ("none": the mean). buckets: how many, 0 for as many as there can be; a group of fewer than three gets
-    no sum, so it counts as small.
-    small_clusters: what happens to a group below that: its model waits ("wait"), its members train alone ("local"), or clusters below
-    it join the nearest while clustering ("merge").
-    sketch_dim: what the stage "sketch" of `gram` makes of longer vectors; shorter ones it leaves as they are.
-    transform: a fresh transform for each sum ("per_round"), or one for all ("fixed", CFL's Algorithm 5 as printed).
-    secagg_mode: what the server may do: lie ("active": signatures against a roster, complete graph) or only look ("passive").
-    relay_updates: under secure aggregation, clients seal updates for other clients where an algorithm relays them (pFedLIA, FedFomo): these
-    then see each other's, and so does a server that lies and has one of them for an accomplice.
-    secagg_bits, secagg_clip: the modulus is 2^bits, and values beyond ±clip are clipped, and reported. max_weight: the public maximum of a
-    client's weight, needed for `weights = "examples"` under secure aggregation.
-    ckks_release: what the server learns of encrypted similarities: the result of clustering ("labels"), also distances, or the Gram matrix,
-    both noised. ckks_mode: clients encrypt under the key holder's public key, or ("symmetric") share its secret key.
+    gram: how signatures and other compared vectors reach the server, in order; empty or ("none",) for in the clear. sum: how updates are
+    averaged. Single values that an algorithm gathers are released as they are. min_cohort: no sum is formed over fewer clients (0: 3 under
+    secure aggregation, else 1). robust: a rule that limits the influence of a few bad clients on a mean: a group is dealt into random
+    buckets of at least the minimum cohort size, and the rule combines their means ("none": the mean). buckets: how many, 0 for as many as
+    there can be; a group of fewer than three gets no sum, so it counts as small. small_clusters: what happens to a group below that: its
+    model waits ("wait"), its members train alone ("local"), or clusters below it join the nearest while clustering ("merge"). sketch_dim:
+    what the stage "sketch" of `gram` makes of longer vectors; shorter ones it leaves as they are. transform: a fresh transform for each sum
+    ("per_round"), or one for all ("fixed", CFL's Algorithm 5 as printed). secagg_mode: the assumed server: it may deviate ("active":
+    signatures against a roster, complete graph) or is curious only ("passive"). relay_updates: under secure aggregation, clients seal
+    updates for other clients where an algorithm relays them (pFedLIA, FedFomo): these then see each other's, and so does a server that lies
+    and has one of them for an accomplice. secagg_bits, secagg_clip: the modulus is 2^bits, and values beyond ±clip are clipped, and
+    reported. max_weight: the public maximum of a client's weight, needed for `weights = "examples"` under secure aggregation. ckks_release:
+    what the server learns of encrypted similarities: the result of clustering ("labels"), also distances, or the Gram matrix, both noised.
     ckks_ring: the ring's degree, 0 for the smallest that serves. ckks_bound: the public bound on a compared vector's norm. ckks_group: how
     many pairs share an output (more takes more upload and less of all else), 0 for as many as fit, in a ring of 8192 at least 4.
     ckks_workers: processes, 0 for one a core where that pays. landmarks: clients are compared with so many of them only, 0 for all pairs.
@@ -122,7 +118,6 @@ class Protection:
     secagg_clip: float = 1.0
     max_weight: float = 0.0
     ckks_release: Literal["gram", "distances", "labels"] = "labels"
-    ckks_mode: Literal["public-key", "symmetric"] = "public-key"
     ckks_ring: int = 0
     ckks_bound: float = 1.0
     ckks_group: int = 0
@@ -176,7 +171,7 @@ class Protection:
             raise InputError(f"protection.robust: {self.robust!r} under sum = {self.sum!r}: the server must see buckets' means; use {fit}")
         if self.max_weight:
             raise InputError(
-                f"protection.max_weight: {self.max_weight:g} with robust = {self.robust!r}: a private weight is a client's own word, and "
+                f"protection.max_weight: {self.max_weight:g} with robust = {self.robust!r}: a private weight is not verified, and "
                 "with a large one it would own its bucket; leave it out, and weigh equally"
             )
 
@@ -212,7 +207,7 @@ class Protection:
 
     @property
     def idle(self) -> tuple[str, ...]:
-        """The keys that were set and do nothing here, because what they are about is off."""
+        """Keys that were set but have no effect here, because their feature is off."""
         on = {
             "secagg_": self.secure, "max_weight": self.secure, "ckks_": "ckks" in self.gram, "sketch_dim": "sketch" in self.gram,
             "transform": self.sums.transformed, "buckets": self.robust != "none",

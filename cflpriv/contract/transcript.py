@@ -1,4 +1,4 @@
-"""The transcript: everything that crosses a trust boundary, written down once.
+"""The transcript: a record of everything that crosses a trust boundary.
 
 An adversary's view is a filter of it plus the coalition's own secrets; attacks run on nothing else. A message covers one kind of
 payload between the server (or key holder) and a set of clients, so that a round of a thousand clients is a handful of records.
@@ -34,7 +34,7 @@ LEVELS: dict[str, str] = {
 class Message:
     """One kind of payload between parties.
 
-    `source` and `target` are "server", "clients" or "key-holder"; `clients` says which clients, and `peers[i]`, in a relay, who got what
+    `source` and `target` are "server", "clients" or "key-holder"; `clients` says which clients, and `peers[i]`, in a relay, the recipients
     clients[i] sent. `readers` are the parties that can read the payload (a relay's server cannot). `context` holds public facts: epoch,
     group, transform, cluster, and of parameters the public task that was asked: its "task", by class name, and "settings" (`settings_of`).
 
@@ -66,7 +66,7 @@ class Message:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What a round did, as the server knows it: `cohort`, `labels` of the cohort (None where the server does not learn them), `notes`."""
+    """A round as the server knows it: `cohort`, `labels` of the cohort (None where the server does not learn them), `notes`."""
 
     round: int
     cohort: tuple[int, ...]
@@ -75,7 +75,7 @@ class RoundRecord:
 
 
 LARGEST_DIGESTED_BYTES = 1 << 26
-"""At level "headers" larger payloads get no digest: nothing is kept that it could vouch for."""
+"""At level "headers" larger payloads get no digest, since they are not kept."""
 
 
 class Transcript:
@@ -166,7 +166,7 @@ class Transcript:
     def write(self, folder: Path, first: int = 0) -> None:
         """Append messages from number `first` on: headers to messages.jsonl, payloads to one safetensors file per call.
 
-        Whole or not at all: where it fails, OSError is raised and the folder is as it was, but for a payload file that no header names.
+        Atomic: where it fails, OSError is raised and the folder is unchanged, except for a payload file that no header names.
         """
         folder.mkdir(parents=True, exist_ok=True)
         fresh = self.messages[first:]
@@ -182,23 +182,23 @@ class Transcript:
         self._chain = chain
 
     def saved(self) -> dict[str, Any]:
-        """Where it stands, for a checkpoint, once all of it is written."""
+        """Its position, for a checkpoint, once all of it is written."""
         counted = {"upload_bytes": self.upload_bytes, "download_bytes": self.download_bytes}
         return {"messages": len(self.messages), "chain": self._chain, **counted}
 
     def restore(self, folder: Path, saved: Mapping[str, Any]) -> None:
-        """Take up a written transcript where `saved` was taken; headers are read, payloads stay on disk. `InputError` if it is another."""
+        """Continue a written transcript at the position `saved`; headers are read, payloads stay on disk. `InputError` if it is another."""
         headers = folder / "messages.jsonl"
         lines = list(_parsed(headers)) if headers.is_file() else []
         self.messages = [message for message, _, _ in lines]
         self._chain = lines[-1][2] if lines else ""
         if len(self.messages) != saved["messages"] or self._chain != saved["chain"]:
-            raise InputError(f"{headers}: is not the transcript that the checkpoint goes on from")
+            raise InputError(f"{headers}: is not the transcript of the checkpoint")
         self.upload_bytes, self.download_bytes = saved["upload_bytes"], saved["download_bytes"]
 
 
 def cut_transcript(folder: Path, count: int, aside: Path) -> int:
-    """Cut a transcript back to its first `count` messages; what came later is moved to the folder `aside`. How many lines that were."""
+    """Cut a transcript back to its first `count` messages; later ones are moved to the folder `aside`. Returns the number of these."""
     headers = folder / "messages.jsonl"
     lines = headers.read_bytes().splitlines(keepends=True) if headers.is_file() else []
     payloads = [path for path in sorted(folder.glob("payloads_*.safetensors")) if int(path.stem.split("_")[1]) >= count]
@@ -218,7 +218,7 @@ def cut_transcript(folder: Path, count: int, aside: Path) -> int:
 def settings_of(value: object) -> Any:
     """A public task, or a part of one, as plain JSON: the fields of a dataclass by name, and "" for its class, as tasks travel.
 
-    Of anything else that is no JSON, such as a function, there is the class alone. It is the task that was asked: under `[privacy]` clients
+    Anything else that is no JSON, such as a function, is given by its class alone. It is the task that was asked: under `[privacy]` clients
     run its private form, whose noise is in the public configuration.
     """
     if value is None or isinstance(value, bool | int | float | str):

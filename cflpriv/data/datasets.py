@@ -1,4 +1,4 @@
-"""The form that every data set of images is brought to, and the user's own files. Nothing is downloaded and nothing is invented."""
+"""The common form of image data sets, and the user's own files. Nothing is downloaded and nothing is invented."""
 
 import os
 from collections.abc import Iterable
@@ -119,7 +119,7 @@ def dataset_of(
     owners: tuple[Array | None, Array | None] = (None, None),
     label_kinds: tuple[int, ...] = (),
 ) -> Dataset:
-    """Bring whatever a file held to the form of `Dataset`; `classes` 0 means one more than the largest label."""
+    """Convert a file's arrays to a `Dataset`; `classes` 0 means one more than the largest label."""
     x_train, x_test = _images(f"{name}: x_train", train[0]), _images(f"{name}: x_test", test[0])
     y_train, y_test = _whole(f"{name}: y_train", train[1]), _whole(f"{name}: y_test", test[1])
     if not classes:

@@ -1,4 +1,4 @@
-"""Strict readers of the files that data sets come in: idx, npz, libsvm, CIFAR's binary batches, SVHN's MATLAB files, LEAF's json, text.
+"""Strict readers of data-set files: idx, npz, libsvm, CIFAR's binary batches, SVHN's MATLAB files, LEAF's json, text.
 
 Files are untrusted. Sizes are checked before memory is taken, nothing is unpickled, and whatever is wrong becomes an `InputError` of one
 line that names the file.
@@ -38,7 +38,7 @@ __all__ = [
     "read_svmlight",
 ]
 
-# No file that belongs here unpacks to more than this; a header that says so is damaged or hostile.
+# No valid file unpacks to more than this; a header that claims more is damaged or hostile.
 LARGEST_BYTES = 2**31
 _CHUNK_BYTES = 2**20
 _IDX_UINT8 = 0x08
@@ -64,7 +64,7 @@ def _reading(path: Path, what: str) -> Iterator[None]:
         MemoryError,
         csv.Error,
         OverflowError,
-        RuntimeError,  # zipfile's word for an encrypted member; NotImplementedError, for an unknown compression, is one too
+        RuntimeError,  # zipfile raises it for an encrypted member; NotImplementedError, for an unknown compression, is a subclass
         struct.error,
         tokenize.TokenError,
         zipfile.BadZipFile,
@@ -75,7 +75,7 @@ def _reading(path: Path, what: str) -> Iterator[None]:
 
 
 def _named(found: Iterable[str]) -> str:
-    """Names that a file holds, in one line, whatever is in them."""
+    """Names in a file, in one line, with control characters escaped."""
     return ", ".join(name if name.isprintable() else repr(name) for name in sorted(found)) or "nothing"
 
 
@@ -90,7 +90,7 @@ def _read_at_most(handle: IO[bytes], limit_bytes: int) -> bytes:
 
 
 def read_idx(path: str | Path, axes: int) -> Array:
-    """An idx file of unsigned bytes (raw or gzip, told apart by content) as a uint8 array with `axes` axes.
+    """An idx file of unsigned bytes (raw or gzip, detected by content) as a uint8 array with `axes` axes.
 
     Raises `InputError` for a missing file, a wrong magic number, element type or number of axes, sizes beyond `LARGEST_BYTES`, too few or
     too many bytes, or a damaged gzip stream.
@@ -152,8 +152,8 @@ def read_npz(path: str | Path, required: tuple[str, ...], optional: tuple[str, .
 def read_svmlight(path: str | Path, features: int) -> tuple[Array, Array]:
     """A libsvm text file (`label index:value ...`, indices from 1; plain, gzip or bz2): values (n, features) float32 and labels (n,) int64.
 
-    Absent indices are 0, as the format says; every line is a sample. Raises `InputError`, also for a feature beyond `features`, a label
-    that is no whole number, and more than `LARGEST_BYTES` of text or of values.
+    Absent indices are 0, as in the format's definition; every line is a sample. Raises `InputError`, also for a feature beyond `features`,
+    a label that is no whole number, and more than `LARGEST_BYTES` of text or of values.
     """
     from sklearn.datasets import load_svmlight_file
 
@@ -302,7 +302,7 @@ def _leaf_user(name: str, entry: Any, features: int, classes: int) -> tuple[Arra
 
 
 def read_lines(path: str | Path) -> tuple[str, ...]:
-    """The lines of a UTF-8 text file (gzip or plain, told apart by content) that are not blank."""
+    """The lines of a UTF-8 text file (gzip or plain, detected by content) that are not blank."""
     path = Path(path)
     with _reading(path, "UTF-8 text"):
         return tuple(line for line in _unpacked(path).decode("utf-8").split("\n") if line.strip())

@@ -1,7 +1,7 @@
 """The named data sets of images, read from a directory the user names.
 
-A data set keeps its name only if it is that data set: files of another shape are refused, fewer images than the official number are said
-so in `notes`.
+A data set keeps its name only if it is that data set: files of another shape are refused, fewer images than the official number are
+reported so in `notes`.
 """
 
 from collections.abc import Callable, Iterable
@@ -192,7 +192,7 @@ def _emnist_letters(directory: Path) -> Dataset:
                 raise InputError(f"{file}: holds label {y.max() if y.max() > 26 else y.min()}, not in 1..26")
         parts = [(x.transpose(0, 2, 1), y.astype(np.int64) - 1) for x, y in ((x_train, y_train), (x_test, y_test))]
         dataset = dataset_of(str(path), parts[0], parts[1], classes=26)
-    return _official("emnist_letters", dataset, (1, 28, 28), (124_800, 20_800), ("emnist_letters: nobody knows who wrote what",))
+    return _official("emnist_letters", dataset, (1, 28, 28), (124_800, 20_800), ("emnist_letters: the writers are unknown",))
 
 
 def _omniglot(directory: Path) -> Dataset:

@@ -1,4 +1,4 @@
-"""From labels to the samples of each client. Pure functions: the same arguments give the same partition, whatever was called before.
+"""Partitions: from labels to the samples of each client. Pure functions of their arguments.
 
 Every function takes `y_train` and `y_test`, integer labels (n,), and returns a `Partition` of index arrays. Training samples are disjoint
 between clients. Test samples are for scoring only, so clients may share them: a client's test set follows its own labels, as in PACFL, and
@@ -80,7 +80,7 @@ def label_skew(
 ) -> Partition:
     """PACFL's label skew: each client owns a random `percent` of the labels; owners of a label share its samples evenly (to within one).
 
-    The number of labels is rounded to the nearest whole, at least 1. A label that nobody drew stays unused, with a note (the paper's
+    The number of labels is rounded to the nearest whole, at least 1. A label that no client drew stays unused, with a note (the paper's
     wording; other implementations force an owner). `samples_per_client` keeps a random subset of at most that many. Test: all test samples
     with the client's own labels. The true group is the set of labels. Source: PACFL, experiments.
 
@@ -263,7 +263,7 @@ def given(
     test_samples_per_client: int = 0,
     kinds: Array | None = None,
 ) -> Partition:
-    """Real clients as the file names them, by an integer owner per sample, which stays their id. `clients` > 0 takes the lowest ids only.
+    """Real clients as named in the file, by an integer owner per sample, which stays their id. `clients` > 0 takes the lowest ids only.
 
     `samples_per_client` keeps a random subset of at most that many. Test: the client's own test samples (possibly none), or, without
     `owners_test`, the test samples with its labels. The true group is the kind of a client's training samples if `kinds` (n,) names
@@ -287,7 +287,7 @@ def given(
     if owners_test is None:
         label_sets = [tuple(map(int, np.unique(y_train[own]))) for own in train]
         test = _test_with_labels(y_test, label_sets, test_samples_per_client, seed, "data.given", ids)
-        notes.append("the file does not say whose the test samples are: each client gets those with its own labels")
+        notes.append("the file does not assign the test samples: each client gets those with its own labels")
     else:
         pools = [np.flatnonzero(owners_test == owner) for owner in ids]
         test = tuple(
@@ -364,7 +364,7 @@ def _dirichlet_counts(samples: int, clients: int, alpha: float, draws: Stream) -
 def _fill_to_minimum(counts: Array, minimum: int) -> None:
     """Move samples, in place in counts (clients, classes), until every row sums to at least `minimum`.
 
-    The donor holds the most of all, hence more than the minimum as long as somebody is below it, so nobody is pushed under.
+    The donor holds the most of all, hence more than the minimum as long as some client is below it, so no donor falls below.
     """
     totals = counts.sum(axis=1)
     for client in range(len(counts)):

@@ -31,7 +31,7 @@ DATASETS: dict[str, str] = {
     "emnist_letters": "EMNIST letters, 26 classes of 28×28, the official idx files or the npz subset; no writers",
     "omniglot": "Omniglot's small sets at 28×28: 160 drawers as clients, eight alphabets as kinds; not FEMNIST",
     "femnist": "FEMNIST with its writers, LEAF's json files in femnist/train and femnist/test",
-    "ag_news": "AG News for next-word models, four topics as kinds; train.csv and test.csv",
+    "ag_news": "AG News for next-word models, four topics as groups; train.csv and test.csv",
     "nordic_wiki": "sentences of Wikipedia in Nordic languages for next-word models; LANGUAGE_train.txt, LANGUAGE_test.txt",
     "nordic_ud": "sentences of the Nordic treebanks, in the same form",
     "npz": "your own arrays x_train, y_train, x_test, y_test (and client_train, client_test), one path",
@@ -40,7 +40,7 @@ DATASETS: dict[str, str] = {
 }
 
 PARTITIONS: dict[str, str] = {
-    "iid": "everybody draws alike; with rotations, label_shifts or label_swaps these are the true groups",
+    "iid": "all clients draw from the same distribution; with rotations, label_shifts or label_swaps these are the true groups",
     "label_skew": "each client owns skew_percent of the labels, at random; a true group is a set of labels (PACFL)",
     "dirichlet": "each class is divided in proportions from Dirichlet(alpha); no true groups",
     "pathological": "groups of clients with a few labels each, the same number of clients in every group",

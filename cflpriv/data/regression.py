@@ -27,7 +27,7 @@ class Regression:
 def regression(seed: int, *, d: int, k: int, m: int, n: int, separation: float, noise: float, scale: Scale = "norm") -> Regression:
     """y = xᵀθ*_j + ε with x ~ N(0, I_d), ε ~ N(0, noise²), θ* Bernoulli(½) in each coordinate; machine i is in group i mod k.
 
-    `scale="norm"`: θ* rescaled to norm `separation`, as the paper says; "multiply": multiplied by it, as the authors' code does.
+    `scale="norm"`: θ* rescaled to norm `separation`, as in the paper; "multiply": multiplied by it, as the authors' code does.
 
     Raises `InputError` for sizes below 1, m not a multiple of k, a separation not above 0 or a negative noise.
     """

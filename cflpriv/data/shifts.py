@@ -1,4 +1,4 @@
-"""Ways in which groups of clients differ although their images come from one place: rotated pixels, renamed labels, another domain."""
+"""Shifts between groups of clients with images from one source: rotated pixels, renamed labels, another domain."""
 
 import math
 from collections.abc import Sequence

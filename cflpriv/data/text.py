@@ -1,4 +1,4 @@
-"""Text for next-word models: articles with a topic, sentences with a language, and the words and windows that an LSTM is given.
+"""Text for next-word models: articles with a topic, sentences with a language, and the vocabulary and windows of an LSTM.
 
 A window is the `length` words before a word, as their numbers, and its label is the number of that word. The vocabulary is fitted on
 training text alone and is public: every client knows it.

@@ -1,6 +1,6 @@
-"""How is one task computed for many clients?
+"""The engine: computes one task for many clients.
 
-Algorithms say *what* clients compute, as tasks; this room decides *how*. `Engine.run` cuts the clients into chunks of like size, always
+Algorithms say *what* clients compute, as tasks; this package decides *how*. `Engine.run` cuts the clients into chunks of like size, always
 the same way, and computes each chunk
 
 - `stacked`: the parameters of its clients are one set of tensors with a leading client axis, and one forward, backward and update serves

@@ -1,5 +1,5 @@
 """Training frees and asks for the same large buffers thousands of times; glibc hands them back to the system each time, at the price of
-page faults (a fifth of a step). This tells it to keep them."""
+page faults (a fifth of a step). This makes it keep them."""
 
 import ctypes
 import sys

@@ -1,4 +1,4 @@
-"""Per-sample gradients, clipped and added up, by book-keeping: one backward pass to the outputs of the layers, and no pass per sample.
+"""Clipped sums of per-sample gradients by book-keeping: one backward pass to the outputs of the layers, and none per sample.
 
 A layer's parameters get, from one sample, a gradient made of its input a and the gradient δ of its output. So the norm of every sample's
 whole gradient follows from (a, δ) of all layers; then each layer adds up what its samples may contribute.

@@ -1,4 +1,4 @@
-"""Where chunks are computed, and how exactly."""
+"""The device on which chunks are computed, and its numerical precision."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,7 +14,7 @@ Precision = Literal["full", "tf32", "bf16"]
 
 @dataclass(frozen=True)
 class Device:
-    """`kind` "cpu" or "cuda"; `precision` as `arithmetic` and `half` say."""
+    """`kind` "cpu" or "cuda"; `precision` as in `arithmetic` and `half`."""
 
     kind: str = "cpu"
     precision: Precision = "full"

@@ -1,4 +1,4 @@
-"""Which way is fastest for a model and a chunk of clients, decided from measurements."""
+"""Choose the fastest method for a model and a chunk of clients, from measurements."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -108,7 +108,7 @@ def _way(model: Model, clients: int, options: Options, device: Device) -> Way | 
 
 
 def _forward(model: Model, clients: int, device: Device, alone: bool = False) -> Way | None:
-    """How to compute forward for some clients at once; `alone` says that it pays for one client, too."""
+    """How to compute forward for some clients at once; `alone`: it pays for one client, too."""
     if clients < 2 and device.kind == "cpu" and not alone:
         return None
     shapes = tuple(shape for _, shape, _ in model.layout)

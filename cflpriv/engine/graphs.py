@@ -1,4 +1,4 @@
-"""Training steps over fixed buffers, so that a CUDA device can replay one from a graph instead of being told each of its kernels.
+"""Training steps over fixed buffers, so that a CUDA device can replay one from a graph without a launch of each kernel.
 
 A step of a small network is some eighty kernels, each shorter than its launch. So the batches of a whole phase (the steps that all clients
 of a stack have) are sent to the device at once; a step finds its own by a counter that lives there, and changes parameters, moments and

@@ -27,7 +27,7 @@ class Tap:
 
 
 Taps = list[Tap] | None
-"""Where layers with parameters leave a `Tap`, in order; None where nobody asks."""
+"""Where layers with parameters leave a `Tap`, in order; None where none is wanted."""
 Step = Callable[[Tensor, Sequence[Tensor], int, Taps], Tensor]
 """(activations, this layer's stacked parameters, clients, taps) -> activations."""
 
@@ -45,7 +45,7 @@ class Residual(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Stacked:
-    """The layers of a module. `images` says which layout the input needs; `forward` takes parameters stacked over clients, (C, *shape).
+    """The layers of a module. `images` is the layout that the input needs; `forward` takes parameters stacked over clients, (C, *shape).
 
     Where `transposed`, a parameter is stacked as (C, *reversed shape): a linear layer's weight as its product wants it, so that neither it
     nor its gradient is copied.

@@ -1,4 +1,4 @@
-"""What a device's memory is used for: clients' samples, which stay between rounds, and chunks, cut to what is free."""
+"""Device memory: samples of clients, which stay between rounds, and chunks, cut to the free memory."""
 
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence

@@ -246,7 +246,7 @@ def build_module(model: Model) -> nn.Module:
 
 @lru_cache(maxsize=32)
 def keeps_samples_apart(model: Model) -> bool:
-    """Whether what the module says of a sample is known not to depend on the others of its batch.
+    """Whether the output for a sample is known not to depend on the rest of its batch.
 
     By structure: known layers in plain Sequentials, none of which mixes samples. False for what is not known (a batch norm, a module of
     one's own): pass it one sample at a time where it matters.

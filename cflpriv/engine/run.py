@@ -1,4 +1,4 @@
-"""The engine: cuts clients into chunks and has each computed, here or in worker processes."""
+"""The engine: cuts clients into chunks and computes each, in this process or in worker processes."""
 
 import os
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The seam: what a task is, and all that it may use on one client."""
+"""The interface of a task: what a task is, and all that it may use on one client."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,7 +95,7 @@ class Task(Protocol):
     def run(self, given: TaskInput) -> Result:
         """Named results for one client: every name of `parts` and `keeps`. The reference for every faster way.
 
-        An empty mapping says that the client has no result this time and takes no further part in it.
+        An empty mapping: the client has no result this time and takes no further part in it.
         """
         ...
 

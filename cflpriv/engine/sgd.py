@@ -316,7 +316,7 @@ def _gradients(way: Way, stack: Stack, parameters: Sequence[Tensor], batch: Batc
             norms = torch.stack([spread.squares() for spread in spreads]).sum(0).sqrt()
             factors = (clip_norm / norms.clamp_min(clip_norm)) * batch.weights
             lost = ~torch.isfinite(norms)
-            if lost.any():  # a sample whose gradient no norm bounds contributes nothing, and spoils nobody else's
+            if lost.any():  # a sample whose gradient no norm bounds contributes nothing, and does not affect the others
                 kept = partial(_without, lost=lost)
                 spreads = [tap.rule.spread(kept(tap.before), kept(delta), clients) for tap, delta in zip(taps, deltas, strict=True)]
                 factors = torch.where(lost, 0.0, factors)

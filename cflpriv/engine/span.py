@@ -1,4 +1,4 @@
-"""Full-batch gradient descent on a one-hidden-layer ReLU network, in the span of its samples: exact, and the big matrix is never formed.
+"""Full-batch gradient descent on a one-hidden-layer ReLU network in the span of its samples: exact, without forming the big matrix.
 
 Let X̃ be the samples with a constant 1 appended, W̃ = (W₁ | b₁). With H = X̃ W̃ᵀ and δ = ∂L/∂H the gradient of W̃ is δᵀX̃, so W̃ stays of the
 form  c·S + e·R + AᵀX̃  with the start S, the anchor R of a prox term, and A (n × h). Then

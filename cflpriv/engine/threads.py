@@ -1,4 +1,4 @@
-"""Linear algebra on one thread: processes compute side by side, and a sum is added up in the same order everywhere."""
+"""Single-threaded linear algebra: processes compute in parallel, and sums are added in the same order everywhere."""
 
 import sys
 from contextlib import AbstractContextManager

@@ -1,9 +1,8 @@
-"""What was measured? From a TOML file to a run folder to a report.
+"""Experiments: from a TOML file to a run folder to a report.
 
 `config` reads an experiment, `loop` has its rounds over any federation, `run` makes a simulation, `folder` writes a run folder,
-`checkpoint` and `resume` let a run that ended early go on, `measure` is the experimenter's eye (it may see truth; nothing it sees reaches
-the transcript), `sweep` runs a grid of experiments, `front` sets what they found side by side, `report` turns folders into one page with
-pictures.
+`checkpoint` and `resume` resume a run that ended early, `measure` has the experimenter's measurements (they use ground truth; nothing of
+them reaches the transcript), `sweep` runs a grid of experiments, `front` compares their results, `report` makes one page of the folders.
 """
 
 from .config import Config, load_config, parse_config

@@ -1,6 +1,6 @@
 """The audit's part of a report: the matrix of attacks by protections, and true beside inferred label histograms.
 
-Nothing here knows of run folders; `report` reads the files and hands over what it checked.
+Independent of run folders: `run_files` reads and checks the files.
 """
 
 from collections import Counter
@@ -18,23 +18,23 @@ STATUS = {
     "leaks": "leaks", "inconclusive": "inconclusive", "not_validated": "not validated", "not_attempted": "not attempted",
     "at_baseline": "at baseline", "nothing_to_see": "nothing to see",
 }  # fmt: skip
-"""Statuses in words, the least comforting first: what is not known comes before what was found to be harmless."""
+"""Statuses for people, the least comforting first: unknown comes before harmless."""
 ACTIVE_STATUS = {
-    "learned": "learned", "failed": "could not be played", "no_gain": "accepted without gain", "refused": "refused",
+    "learned": "learned", "failed": "could not be run", "no_gain": "accepted without gain", "refused": "refused",
     "not_applicable": "not applicable",
 }  # fmt: skip
-"""What became of an active attack, in words, the least comforting first."""
+"""Outcomes of an active attack for people, the least comforting first."""
 ORDER = tuple(STATUS)
-"""Of several figures of one attack the first of these is the attack's: one leak is a leak, one open question is open."""
+"""The status of several figures is the first of these that occurs: one leak is a leak, one open question is open."""
 SPELLED = {
     "histogram l1": "L1 of label histogram", "structure l1": "L1 of histogram up to renaming", "psnr db": "PSNR in dB", "l1": "L1",
     "ssim": "SSIM", "auc": "AUC", "tpr": "TPR", "fpr": "FPR", "lira": "LiRA", "rmia": "RMIA",
 }  # fmt: skip
-"""Words of metrics' names as people write them; longer ones first."""
+"""Display names of parts of metrics' names; longer ones first."""
 
 
 def metric_words(cell: Mapping[str, Any]) -> str:
-    """A figure's name for people. An arrow stands after an error, of which less means that more was learnt."""
+    """The display name of a figure. An arrow marks errors, where a smaller value means that more was learned."""
     words = f" {str(cell['metric']).replace('_', ' ')} "
     for plain, spelled in SPELLED.items():
         words = words.replace(f" {plain} ", f" {spelled} ")
@@ -42,11 +42,11 @@ def metric_words(cell: Mapping[str, Any]) -> str:
 
 
 def attack_matrix(audits: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]) -> dict[str, Any]:
-    """Attacks down, runs across: what an attack came to, by adversary, over all its figures.
+    """Attacks by row, runs by column: the outcome of an attack, by adversary, over all its figures.
 
     `audits` has (column heading, line below it, cells of audit.json) for each run. Gives `columns`, and `lines` of "attack" and, for each
     column, a list of "adversary", "status", "figure" (the cell that decided; among equals the first) and "others" (how many figures have
-    another status, in words), the server first. Adversaries to whom an attack shows no figure, for one and the same reason, stand together.
+    another status, for people), the server first. Adversaries without a figure for the same reason are listed together.
     """
     attacks = list(dict.fromkeys(str(cell["attack"]) for _, _, cells in audits for cell in cells))
     lines = []
@@ -74,7 +74,7 @@ def _worst(adversary: str, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]
 
 
 def _together(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Neighbours without a figure and with the same note as one."""
+    """Merge neighbours without a figure that have the same note."""
     merged: list[dict[str, Any]] = []
     for item in items:
         before = merged[-1] if merged else None
@@ -87,16 +87,16 @@ def _together(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def label_histograms(truth: Array, guess: Array, titles: Sequence[str]) -> str:
-    """A panel a client: true label shares as bars, inferred ones as dots, (m, classes) each; above it how far they are apart (L1)."""
+    """One panel per client: true label shares as bars, inferred ones as dots, (m, classes) each, with their L1 distance."""
     m, classes = truth.shape
     with style():
         figure = new_figure(1.8 + 1.1 * m, 1.9)
         panels = figure.subplots(1, m, squeeze=False, sharey=True)[0]
         top = 1.12 * max(float(truth.max()), float(guess.max()), 1e-6)
-        for axes, real, said, title in zip(panels, truth, guess, titles, strict=True):
+        for axes, real, inferred, title in zip(panels, truth, guess, titles, strict=True):
             axes.bar(range(classes), real, color="#8fbbdc", width=0.8)
-            axes.plot(np.arange(classes), said, "o", color=CUT, markersize=3)
-            axes.set_title(f"{title}\nL1 {np.abs(real - said).sum():.2f}", fontsize=8)
+            axes.plot(np.arange(classes), inferred, "o", color=CUT, markersize=3)
+            axes.set_title(f"{title}\nL1 {np.abs(real - inferred).sum():.2f}", fontsize=8)
             axes.set_xticks([0, classes - 1])
             axes.set_xlim(-0.7, classes - 0.3)
             axes.set_ylim(-0.03 * top, top)

@@ -1,9 +1,9 @@
-"""A run's state on disk, complete enough to go on from: what the server has of it, and apart from that what simulated parties keep.
+"""A run's state on disk, complete enough to resume: what the server holds and, apart from it, what simulated parties hold.
 
 `NAME.json` is the structure, `NAME.safetensors` the server's arrays. `NAME.clients.safetensors` holds what clients and key holder of a
 simulation keep (values, memory, protocol machines, identities): it is as secret as the folder `secrets/`, a deployed server does not have
 it, and no adversary's view reads it. The JSON file is written last and carries the digests of the others and of itself, so a checkpoint is
-there as a whole or not at all. Nothing that depends on the clock is in it: the same run gives the same bytes.
+complete or absent. Nothing that depends on the clock is in it: the same run gives the same bytes.
 
 Reading makes only the types in `TYPES`, which algorithms declare; there is no pickle and no import by name.
 """
@@ -35,7 +35,7 @@ from ..transports.simulation import Simulated
 from ..types import Array, Clustering
 
 __all__ = [
-    "TYPES", "Checkpoint", "flatten", "latest", "load_checkpoint", "prune", "restore", "save_checkpoint", "write_atomically",
+    "TYPES", "Checkpoint", "flatten", "latest", "load_checkpoint", "prune", "restore", "save_checkpoint",
 ]  # fmt: skip
 
 FORMAT = 2
@@ -52,7 +52,7 @@ TYPES: Mapping[str, type] = ChainMap(
 
 @dataclass
 class _Out:
-    """Collects a state: the server's arrays, everybody else's, and the handles that were met, by key."""
+    """Collects a state: the server's arrays, those of other parties, and the handles found, by key."""
 
     server: dict[str, Any] = field(default_factory=dict)
     others: dict[str, Any] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class _Out:
         if isinstance(value, Held):
             place = self.keys.setdefault(value.key, path)
             return {"held": place, "clients": list(value.clients), "parts": list(value.parts)}
-        if hasattr(value, "__array__"):  # made on demand: made now, one at a time, when it is written
+        if hasattr(value, "__array__"):  # computed on demand, one at a time, when it is written
             arrays[path] = value
             return {"array": path}
         if is_dataclass(value) and not isinstance(value, type):
@@ -87,7 +87,7 @@ class _Out:
         raise TypeError(f"checkpoint: {path} is a {type(value).__name__}, which a state may not hold")
 
     def held(self, federation: FederationServer) -> dict[str, Any]:
-        """What the server knows of the values behind the handles that were met, and the open epochs that these are in."""
+        """What the server knows of the values behind the handles found, and their open epochs."""
         keys: dict[str, Any] = {}
         epochs: list[dict[str, Any]] = []
         numbers: dict[int, int] = {}
@@ -133,7 +133,7 @@ def save_checkpoint(
     folder: Path, name: str, state: Any, federation: FederationServer, progress: Mapping[str, Any] | None = None,
     simulated: Simulated | None = None,
 ) -> int:  # fmt: skip
-    """Write a checkpoint into `folder`; its size in bytes. `progress` is what the run knows besides, `simulated` has clients' side of it.
+    """Write a checkpoint into `folder`; its size in bytes. `progress` is the run's own state, `simulated` has the clients' side.
 
     Raises OSError where it cannot be written; an earlier checkpoint of another name is untouched then.
     """
@@ -165,7 +165,7 @@ def digest_of(tree: Mapping[str, Any]) -> str:
 
 
 def prune(folder: Path, keep: str) -> None:
-    """Remove the checkpoints of rounds other than `keep`: the JSON file first, so that none is ever there in part."""
+    """Remove the checkpoints of rounds other than `keep`: the JSON file first, so that none is ever incomplete."""
     for path in sorted(folder.glob("round_*"), key=lambda path: (path.suffix != ".json", path.name)):
         if path.name.split(".")[0] != keep:
             path.unlink(missing_ok=True)
@@ -176,7 +176,7 @@ def prune(folder: Path, keep: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A checkpoint as read and verified; `restore` makes a state of it."""
+    """A checkpoint, read and verified; `restore` turns it into a state."""
 
     path: Path
     tree: Mapping[str, Any]
@@ -190,7 +190,7 @@ class Checkpoint:
 
     @property
     def session(self) -> bytes:
-        """The session, by which clients know the federation again."""
+        """The session, by which clients recognise the federation."""
         return self._walk(self.tree["federation"], self.server)["session"]  # type: ignore[no-any-return]
 
     def parties(self) -> dict[str, Any]:
@@ -229,7 +229,7 @@ def load_checkpoint(folder: Path, name: str) -> Checkpoint:
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
         if tree["format"] != FORMAT:
-            raise InputError(f"{path}: is of format {tree['format']!r}, of another version; this one goes on from format {FORMAT} only")
+            raise InputError(f"{path}: is of format {tree['format']!r}, of another version; this version resumes format {FORMAT} only")
         if tree["digest"] != digest_of(tree):
             raise InputError(f"{path}: does not match its own digest; the checkpoint was changed")
         server = _arrays_of(folder / f"{name}.safetensors", tree["files"][f"{name}.safetensors"])

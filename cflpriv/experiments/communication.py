@@ -1,4 +1,4 @@
-"""What a run's traffic comes to: the keys of rounds.jsonl and summary.json that count bytes, numbers and megabits."""
+"""Traffic of a run: the keys of rounds.jsonl and summary.json that count bytes, numbers and megabits."""
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
@@ -27,10 +27,11 @@ def traffic_so_far(federation: FederationServer, number: int) -> dict[str, Any]:
 
 
 def traffic_summary(federation: FederationServer, rows: Sequence[Mapping[str, Any]], target: float, trained: int) -> dict[str, Any]:
-    """The same for a whole run: `setup_bytes` is what went before the first round (PACFL's signatures), `megabits` all numbers at 32 bits.
+    """The same for a whole run: `setup_bytes` is the traffic before the first round (PACFL's signatures), `megabits` all numbers at 32
+    bits.
 
-    With a `target` above 0, rounds and megabits until either accuracy first reached it (None: never). What is `a_client` is divided by the
-    number of all clients, sampled or not, as in PACFL's Table 8: those in the federation now, and up to a target the `trained` of them
+    With a `target` above 0, rounds and megabits until either accuracy first reached it (None: never). Keys with `a_client` are divided by
+    the number of all clients, sampled or not, as in PACFL's Table 8: those in the federation now, and up to a target the `trained` of them
     that took part in training, without newcomers.
     """
     bare, transcript, present = federation.bare, federation.transcript, len(federation.clients)

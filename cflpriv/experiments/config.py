@@ -1,6 +1,6 @@
-"""An experiment as a TOML file: sections of typed keys, unknown ones refused by name.
+"""An experiment as a TOML file: sections of typed keys. Unknown keys are refused by name.
 
-Sections are made from the very types they configure, so a key exists in one place only. Every error is an `InputError` that names the
+Sections are derived from the types they configure, so a key is defined in one place only. Every error is an `InputError` that names the
 file, the section, the key and the value.
 """
 
@@ -43,9 +43,9 @@ Section = TypeVar("Section")
 
 @dataclass(frozen=True)
 class DataSection(DataSpec):
-    """`[data]`: whose data, and how many clients (the last ones) join only after training.
+    """`[data]`: the data set, its partition, and how many clients (the last ones) join after training.
 
-    Newcomers are scored as they are and after `newcomer_epochs` of training on their own data (0: not).
+    Newcomers are scored without training and after `newcomer_epochs` of training on their own data (0: not).
     """
 
     newcomers: int = 0
@@ -92,9 +92,9 @@ class TrainingSection:
 
 @dataclass(frozen=True)
 class RunSection:
-    """`[run]`: the seed of all that is not secret, how to compute, what to record, for whom to write secrets (simulation only).
+    """`[run]`: the seed of all that is not secret, how to compute, what to record, and whose secrets to write (simulation only).
 
-    With `target_accuracy` above 0 (a share, at most 1) the summary says how many rounds and megabits it took to reach it. `transport`: how
+    With `target_accuracy` above 0 (a share, at most 1) the summary reports the rounds and megabits it took to reach it. `transport`: how
     requests reach clients, as objects ("memory") or encoded ("bytes"). `release_policy`: clients refuse what a deployed client would refuse
     to release ("strict"), or release whatever the algorithm asks for ("off", in simulations only).
     `plugins` are
@@ -156,8 +156,8 @@ class Config:
             raise InputError(f"training.weights = {self.training.weights!r}: known are 'own', 'examples' and 'equal'")
         if self.training.weights == "examples" and self.protection.robust != "none":
             raise InputError(
-                f"training.weights = 'examples' under protection.robust = {self.protection.robust!r}: a sample count is a client's own "
-                "word, and with a large one it would own its bucket; set it to 'equal'"
+                f"training.weights = 'examples' under protection.robust = {self.protection.robust!r}: a sample count is "
+                "not verified, and with a large one it would own its bucket; set it to 'equal'"
             )
         if (
             self.training.weights == "examples"
@@ -181,7 +181,7 @@ class Config:
         return Sampling(self.training.sampling, self.training.participation)  # type: ignore[arg-type]
 
     def _check_privacy(self) -> None:
-        """What can be known of `[privacy]` before any data are touched."""
+        """Checks of `[privacy]` that need no data."""
         privacy = self.privacy
         if privacy.unit == "none":
             return
@@ -191,7 +191,7 @@ class Config:
             )
         if self.training.on_divergence == "skip":
             raise InputError(
-                f"training.on_divergence = 'skip' under privacy.unit = {privacy.unit!r}: who is left out would tell what nobody has paid "
+                f"training.on_divergence = 'skip' under privacy.unit = {privacy.unit!r}: who is left out would reveal what is not paid "
                 "for; use 'stop'"
             )
         if privacy.unit == "client" and self.protection.sum not in ("none", "secagg"):
@@ -219,14 +219,14 @@ class Config:
             if self.data.repeat_per_group:
                 raise InputError(
                     "data.repeat_per_group = true under privacy.unit = 'sample': every sample is in a client of each group, and what it "
-                    "costs would be the sum of what these spend, not what the ledger says of one; set it to false"
+                    "costs would be the sum of what these spend, not the figure in the ledger of one; set it to false"
                 )
             if privacy.samples and self.training.batch_size > privacy.samples:
                 raise InputError(f"training.batch_size = {self.training.batch_size}: is above privacy.samples = {privacy.samples}")
         if self.run.insecure_test_entropy:
             warnings.warn(
                 f"run.insecure_test_entropy = true with privacy.unit = {privacy.unit!r}: the noise is that of a public key and protects "
-                "nothing, whatever epsilon the ledger comes to",
+                "nothing, whatever epsilon the ledger reports",
                 CflprivWarning,
                 stacklevel=2,
             )
@@ -234,7 +234,7 @@ class Config:
 
     @property
     def spec(self) -> AlgorithmSpec:
-        """What the algorithm declares of itself. Raises `InputError` for one that is not known."""
+        """The algorithm's declarations. Raises `InputError` for one that is not known."""
         return _spec(self.algorithm["name"])
 
     def releases(self) -> Releases:
@@ -256,7 +256,7 @@ class Config:
         return self.model.build(population.shape, population.classes, population.mean, population.std)
 
     def train_for(self, population: Population) -> Train:
-        """Local training as `[training]` says."""
+        """Local training by `[training]`."""
         return self.train_on(self.model_for(population))
 
     def train_on(self, model: Model) -> Train:
@@ -270,7 +270,7 @@ class Config:
     def algorithm_for(self, population: Population) -> Algorithm:
         """The algorithm, its hyper-parameters checked. The true groups go only to those that ask for them (oracle, shuffled).
 
-        Raises `InputError` for what cannot be, and naming algorithm and protection where these do not go together.
+        Raises `InputError` for invalid values, and naming algorithm and protection where these are incompatible.
         """
         make = self.spec.make
         t, train = self.training, self.train_for(population)
@@ -283,7 +283,7 @@ class Config:
         return algorithm
 
     def _check_protection(self, algorithm: Algorithm) -> None:
-        """What clients would refuse later, as far as it follows from what algorithm and protection declare."""
+        """Refuse combinations that clients would refuse later, by the declarations of algorithm and protection."""
         protection = self.protection
         if protection.sums.oblivious and algorithm.public_groups:
             raise InputError(
@@ -310,7 +310,7 @@ class Config:
     def with_(self, section: str, **changes: Any) -> "Config":
         """The same experiment with some keys of a section changed; those of the others stay as they are resolved.
 
-        But weights that are the algorithm's own are another's own under another `name`.
+        Weights that were "own" are resolved anew under another `name`.
         """
         current = getattr(self, section)
         if section == "algorithm":
@@ -330,7 +330,7 @@ _GIVEN = {"train", "groups", "weights", "seed"}
 
 
 def own_weights(algorithm: str) -> str:
-    """What "own" weights are for an algorithm, by name; "equal" for one that weighs nobody by counts."""
+    """What "own" weights are for an algorithm, by name; "equal" for one that does not weigh by counts."""
     wanted = inspect.signature(_spec(algorithm).make).parameters
     return str(wanted["weights"].default) if "weights" in wanted else "equal"
 
@@ -420,7 +420,7 @@ def _algorithm(values: Mapping[str, Any]) -> dict[str, Any]:
 def _validator(section: str, kind: Callable[..., Any]) -> Any:
     """The keys of a section, with types and defaults, as a pydantic model: those of the dataclass or function that it configures.
 
-    Kept, because to make one takes some milliseconds.
+    Cached, because making one takes some milliseconds.
     """
     hints, signature = get_type_hints(kind), inspect.signature(kind).parameters.items()
     keys = {key: (hints[key], one.default) for key, one in signature if isinstance(kind, type) or key not in _GIVEN}
@@ -434,7 +434,7 @@ def _checked(section: str, kind: Callable[..., Any], values: Mapping[str, Any]) 
         if key not in keys:
             raise unknown_key(section, key, values[key], near(key, keys))
     try:
-        parsed = model(**{key: _tuples(value) for key, value in values.items()})
+        parsed = model(**{key: tuples(value) for key, value in values.items()})
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"][:1])
@@ -456,24 +456,25 @@ def set_key(tree: dict[str, Any], change: str) -> None:
             raise InputError(f"--set {change!r}: expected one value")
         value = parsed["value"]
     except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word is a string
+        value = text.strip()  # an unquoted value is a string
     if not isinstance(tree.setdefault(section, {}), dict):
         raise InputError(f"--set {change}: {section} is not a section")
     tree[section][key] = value
 
 
 def near(name: str, known: Sequence[str]) -> str:
-    """The end of a sentence about an unknown name: the nearest known one, or all."""
+    """The end of an error about an unknown name: the nearest known one, or all."""
     close = get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}" if known else "; there are none"
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+def tuples(value: Any) -> Any:
+    """Lists, nested ones too, as tuples."""
+    return tuple(tuples(item) for item in value) if isinstance(value, list) else value
 
 
 def _plain(value: Any) -> Any:
-    """Mappings without None, tuples as lists: what TOML can say."""
+    """Mappings without None, tuples as lists, for TOML."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items() if item is not None}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

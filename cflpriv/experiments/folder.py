@@ -1,4 +1,4 @@
-"""A run folder: an experiment's rounds written as they end, its checkpoints, its resumption, and what only the experimenter sees."""
+"""A run folder: rounds written as they end, checkpoints, resumption, and the ground truth that only the experimenter sees."""
 
 import io
 import json
@@ -65,11 +65,11 @@ def carry_out(
 ) -> dict[str, Any]:
     """Run an experiment into the folder `out`; the summary. `make` gives the run: a new one, or the one that a checkpoint is of.
 
-    `tick` gets each round's row, `say` lines for people, `step` how far a long step (what, done, total) inside a round has got.
+    `tick` gets each round's row, `say` lines for people, `step` the progress (what, done, total) of a long step inside a round.
 
-    Nothing stays written unless the data and the algorithm's beginning prove sound. A checkpoint is saved after the beginning and after
+    Nothing is kept unless the data and the algorithm's start succeed. A checkpoint is saved after the beginning and after
     every `run.checkpoint_every`-th round, and only the last is kept. Ctrl-C ends after the current round with everything saved. With
-    `resume`, a run that ended early goes on from its last checkpoint (see `resume`), one that is done is left alone, and one that never
+    `resume`, a run that ended early resumes from its last checkpoint (see `resume`), a finished one is left unchanged, and one that never
     started is started. Raises `InputError`, also if `out` exists and is not to be resumed; OSError where something cannot be written,
     with all rounds before that in place.
     """
@@ -84,7 +84,7 @@ def carry_out(
     if resume and old:
         check_same_config(config, out)
     elif out.exists() and not (resume and holds_nothing(out)):
-        again = ", or go on with --resume" if old and not resume else ""
+        again = ", or continue with --resume" if old and not resume else ""
         raise InputError(f"{out}: the output folder exists; choose another with --out, or remove it{again}")
     try:
         if old:
@@ -102,25 +102,25 @@ def carry_out(
             except InputError:
                 if not (out / "rounds.jsonl").exists() and not (out / "ledger.json").exists():
                     shutil.rmtree(out, ignore_errors=True)
-                    with suppress(OSError):  # somebody else's files are in it by now
+                    with suppress(OSError):  # it holds other files by now
                         for folder in missing[1:]:
                             folder.rmdir()
                 raise
     except EpochEnded as error:
-        raise InputError(f"{out}: {error}: the resumed run cannot go on, only be begun anew") from None
+        raise InputError(f"{out}: {error}: the run cannot be resumed; start a new one") from None
     except OSError as error:
         if error.filename is None:  # not of a file: a connection, say
             raise
-        kept = "all that was complete is saved; make room or access, and go on with --resume"
+        kept = "everything completed is saved; make room or access, and continue with --resume"
         raise OSError(error.errno, f"{error.strerror} ({kept})", error.filename) from None
 
 
 def _started(run: Run, out: Path, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """A run from its beginning, in a folder that holds nothing of it yet."""
+    """Start a new run, in a folder that holds none yet."""
     write_atomically(out / "config.toml", run.config.to_toml())
     write_atomically(out / "environment.json", json.dumps(environment(), indent=1) + "\n")
     run.backend.welcome(run, None)
-    opened(run.books, out)
+    opened(run.run_ledger, out)
     begin(run)
     run.backend.write(run, out)
     _announce(run)
@@ -132,7 +132,7 @@ def _started(run: Run, out: Path, tick: Callable[[dict[str, Any]], None]) -> dic
 def _resumed(
     config: Config, out: Path, make: Callable[[Checkpoint | None], Run], say: Callable[[str], None], tick: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
-    """A run from its last checkpoint; from its beginning, if it ended before the first."""
+    """Resume a run from its last checkpoint; from its start, if it ended before the first."""
     checkpoint = last_checkpoint(out)
     summary = out / "summary.json"
     if checkpoint is not None and checkpoint.path.stem == "final" and summary.is_file():
@@ -158,7 +158,7 @@ def _resumed(
     if progress["rounds"] < config.training.rounds and progress["stopped"] is None:
         put_audit_aside(out, number)
     run.federation.transcript.restore(out / "transcript", progress["transcript"])
-    run.state = restore(checkpoint, run.federation, 0 if progress.get("entropy") else number)  # test entropy goes on where it was
+    run.state = restore(checkpoint, run.federation, 0 if progress.get("entropy") else number)  # test entropy resumes at its position
     run.rows, run.admitted, run.stopped = kept_rows(out, progress["rounds"]), progress["admitted"], progress["stopped"]
     run.started -= sum(row["seconds"] for row in run.rows)
     run.federation.protection_seconds = run.rows[-1].get("protection_seconds", 0.0) if run.rows else 0.0
@@ -169,19 +169,19 @@ def _resumed(
 
 
 def _same(run: Run, out: Path, progress: Mapping[str, Any]) -> None:
-    """`InputError` if the run cannot go on with what is there now: other data, other newcomers, a ledger that has forgotten charges."""
+    """`InputError` if the run cannot be resumed: other data, other newcomers, a ledger without some charges."""
     if progress["data_digest"] != run.digest:
         raise InputError(f"{out}: the run was made with other data than are found now; give the same --data-dir")
     if list(run.newcomers) != progress["newcomers"]:
         raise InputError(
             f"{out}: the run holds other clients back than this version would as data.newcomers = {len(run.newcomers)} "
-            f"({progress['newcomers']}, now {list(run.newcomers)}); it can only be begun anew"
+            f"({progress['newcomers']}, now {list(run.newcomers)}); start a new run"
         )
-    opened(run.books, out, progress["charges"])
+    opened(run.run_ledger, out, progress["charges"])
 
 
 def _rounds(run: Run, out: Path, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """The rounds that are left, each saved when it is complete, and the finish."""
+    """Run the remaining rounds, saving each, and finish."""
     rounds, written = run.config.training.rounds, len(run.federation.transcript.messages)
     with interruptible() as interrupted:
         while len(run.rows) < rounds and not interrupted() and run.stopped is None:
@@ -200,7 +200,7 @@ def _rounds(run: Run, out: Path, tick: Callable[[dict[str, Any]], None]) -> dict
         flush(run.federation.transcript, out, written)
         _save(run, out, "final" if done else "")
         if not done:
-            run.say(f"interrupted: stopped after round {len(run.rows)} of {rounds}; all of it is saved, --resume goes on")
+            run.say(f"interrupted: stopped after round {len(run.rows)} of {rounds}; everything is saved; continue with --resume")
         run.backend.write(run, out)
         _measured(run, out)
         run.backend.close(run)
@@ -210,7 +210,7 @@ def _rounds(run: Run, out: Path, tick: Callable[[dict[str, Any]], None]) -> dict
 
 
 def _save(run: Run, out: Path, name: str = "") -> None:
-    """A checkpoint of the run as it stands, written when all that it counts is on the disk; earlier ones are removed."""
+    """Write a checkpoint of the run after everything it refers to is on the disk; remove earlier ones."""
     folder, name = out / "checkpoints", name or f"round_{len(run.rows):07d}"
     progress = {
         "rounds": len(run.rows),
@@ -219,7 +219,7 @@ def _save(run: Run, out: Path, name: str = "") -> None:
         "newcomers": list(run.newcomers),
         "admitted": plain_json(run.admitted),
         "stopped": run.stopped,
-        "charges": charges(run.books),
+        "charges": charges(run.run_ledger),
         **run.backend.saved(run),
     }
     save_checkpoint(folder, name, run.state, run.federation, progress, run.parties)
@@ -227,7 +227,7 @@ def _save(run: Run, out: Path, name: str = "") -> None:
 
 
 def flush(transcript: Transcript, out: Path, written: int) -> int:
-    """Append new messages to the transcript in the run folder `out` and let go of their payloads; how many are written now."""
+    """Append new messages to the transcript in the run folder `out` and drop their payloads from memory; the number written so far."""
     messages = transcript.messages
     if len(messages) > written:
         transcript.write(out / "transcript", written)
@@ -297,7 +297,7 @@ def environment() -> dict[str, Any]:
 
 @dataclass
 class _Noted:
-    """A handler of Ctrl-C that remembers the first and lets the second through; one inside another shares what is remembered."""
+    """A handler of Ctrl-C that records the first and passes on the second; nested ones share the record."""
 
     around: "_Noted | None" = None
     here: bool = False

@@ -1,8 +1,8 @@
-"""What a sweep found: means over seeds, paired differences, and utility against measured leakage and against ε.
+"""Results of a sweep: means over seeds, paired differences, and utility against measured leakage and against ε.
 
 Leakage is what attacks achieved on the recorded runs (audit.json); utility is both accuracies and the ARI. A setting is on the front of an
 attack's figure if no other setting is at least as good in both and better in one: of what was measured, not of what is possible. What an
-attack that is not validated left of a setting is on no front and beats nobody.
+attack that is not validated for a setting is on no front and dominates no other.
 """
 
 import csv
@@ -36,9 +36,9 @@ UTILITIES = {
     "ari": "clusters against\ntrue groups, ARI",
 }
 COLUMNS = 4
-"""So many attacks stand side by side in one picture."""
+"""Attacks per picture."""
 MOST_ATTACKS = 12
-"""So many figures of attacks are drawn; the rest are in front.csv."""
+"""Figures of attacks that are drawn; the rest are in front.csv."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +160,7 @@ def _named(setting: Setting) -> dict[str, Any]:
 
 
 Attack = tuple[str, str, str, int]
-"""(attack, metric, adversary, clients known): what one figure of leakage is about."""
+"""(attack, metric, adversary, clients known): the key of a figure of leakage."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +201,7 @@ def attack_points(results: Sequence[Result]) -> dict[Attack, list[Point]]:
 
 
 def unmarked(results: Sequence[Result]) -> list[tuple[Attack, Setting, str]]:
-    """What has no point: figures of attacks that others have, settings, and why in words, the least comforting of its runs."""
+    """What has no point: figures of attacks that others have, settings, and the reason, from the least comforting of its runs."""
     missing = []
     groups = _by_setting(results)
     for key, points in attack_points(results).items():
@@ -211,7 +211,7 @@ def unmarked(results: Sequence[Result]) -> list[tuple[Attack, Setting, str]]:
 
 
 def _why_none(own: Sequence[Result], key: Attack) -> str:
-    """By the attack's cells without a value; where it has others, which are of other figures, this one was just not there."""
+    """By the attack's cells without a value; where it has others, which are of other figures, this one was absent."""
     attack, _, adversary, _ = key
     cells = [cell for result in own for cell in result.audit if (cell["attack"], cell["adversary"]) == (attack, adversary)]
     empty = [str(cell["status"]) for cell in cells if cell["value"] is None]
@@ -229,7 +229,7 @@ def _ringed(have: Sequence[tuple["Point", Mean]]) -> list[bool]:
 
 
 def on_front(leakage: Sequence[float], utility: Sequence[float]) -> list[bool]:
-    """Which points no other one dominates (leaks no more and serves no worse, and one of them strictly)."""
+    """The points that no other point dominates (no more leakage, no less utility, one of them strictly)."""
     x, y = np.asarray(leakage, dtype=np.float64), np.asarray(utility, dtype=np.float64)
     return [not np.any((x <= a) & (y >= b) & ((x < a) | (y > b))) for a, b in zip(x, y, strict=True)]
 
@@ -237,7 +237,7 @@ def on_front(leakage: Sequence[float], utility: Sequence[float]) -> list[bool]:
 def front_rows(results: Sequence[Result]) -> list[dict[str, Any]]:
     """A row per attack's figure, setting and utility, with what the setting cost. ε stands beside it where one is guaranteed.
 
-    Settings of which there is no such figure have one row, which says why.
+    Settings without such a figure have one row with the reason.
     """
     groups = _by_setting(results)
     rows = []

@@ -1,4 +1,4 @@
-"""The loop of rounds over any federation: an experiment under way, its beginning, its next round, its summary. `folder` writes it down.
+"""The loop of rounds over any federation: start, next round, summary. `folder` writes it to disk.
 
 Simulations (`run`) and deployments (`cflpriv.flower.server`) differ in their `Backend` alone.
 """
@@ -34,13 +34,13 @@ Done = TypeVar("Done")
 
 @dataclass(frozen=True, eq=False)
 class Backend:
-    """How a run reaches its clients, and what is known of them beside what they send: all in which simulations and deployments differ.
+    """How a run reaches its clients, and what else is known of them: all differences between simulations and deployments.
 
-    welcome(run, progress): clients come, before the beginning or, with the `progress` of its checkpoint, before a resumed run goes on;
-    raises `InputError` where too few come. begin_round(run, number): begins the round; those who came meanwhile and are to be admitted.
+    welcome(run, progress): clients join, before the start or, with the `progress` of its checkpoint, before a resumed run continues;
+    raises `InputError` where too few come. begin_round(run, number): begins the round; returns new clients to be admitted.
     scores(run, clients): accuracies, for a round's row. evidence(run): that of a clustering whose release withheld it.
     saved(run): what a checkpoint of its progress has besides. summary(run): keys of the summary besides, or in place of those of `finish`.
-    write(run, out): files that others do not have, after the beginning and at the end. close(run): nothing is asked of clients any more.
+    write(run, out): additional files, after the start and at the end. close(run): ends the exchange with clients.
     skips: the errors that end a round and not the run. save_every: rounds from one checkpoint to the next.
     """
 
@@ -71,7 +71,7 @@ class Run:
     backend: Backend
     expected: tuple[int, ...]
     truth: Mapping[int, int]
-    books: RunLedger | None = None
+    run_ledger: RunLedger | None = None
     newcomers: tuple[int, ...] = ()
     parties: Simulated | None = None
     state: Any = None
@@ -103,10 +103,10 @@ def begin(run: Run) -> None:
 
 
 def advance(run: Run) -> dict[str, Any]:
-    """Run and measure one round; the new row. A round in which no group reaches the minimum cohort size changes nothing, and says so."""
+    """Run and measure one round; the new row. A round without a large enough group changes nothing and is recorded as such."""
     number, began = len(run.rows), time.perf_counter()
-    if run.books is not None:
-        run.books.ledger.round = number
+    if run.run_ledger is not None:
+        run.run_ledger.ledger.round = number
     came = run.backend.begin_round(run, number)
     row: dict[str, Any] = {"round": number, "cohort": [], "admitted": [], "skipped": None}
     with one_thread():
@@ -116,13 +116,13 @@ def advance(run: Run) -> dict[str, Any]:
             row |= {"cohort": list(record.cohort), "labels": None if record.labels is None else list(record.labels), **record.notes}
         except run.backend.skips as error:
             row["skipped"] = str(error)
-        except BudgetExceeded as error:  # the run ends with what it has
+        except BudgetExceeded as error:  # the run ends here
             run.stopped = row["skipped"] = str(error)
         if number % run.config.run.evaluate_every == 0 or number >= run.config.training.rounds - LAST or run.stopped:
             row |= run.backend.scores(run, run.federation.clients)
     row["upload_bytes"], row["download_bytes"] = run.federation.transcript.upload_bytes, run.federation.transcript.download_bytes
     row |= traffic_so_far(run.federation, number)
-    row |= spent(run.books, run.federation.clients)
+    row |= spent(run.run_ledger, run.federation.clients)
     row["lost"] = sorted(set(run.expected).difference(run.federation.clients))
     row["seconds"] = time.perf_counter() - began
     row["protection_seconds"] = run.federation.protection_seconds  # since the start: gram and mean, computing and recording
@@ -141,7 +141,8 @@ def _retried(run: Run, step: Callable[[], Done]) -> Done:
 
 
 def _admitted(run: Run, came: Collection[int]) -> list[int]:
-    """Take in clients that the clustering has not seen, where the algorithm can. Who drops out meanwhile is asked when it is back."""
+    """Admit clients that the clustering has not seen, where the algorithm can. Clients that drop out meanwhile are asked when they
+    return."""
     admit = run.algorithm.admit
     clustering = run.algorithm.describe(run.state).get("clustering") if came and admit is not None else None
     fresh = [client for client in sorted(came) if clustering is not None and client not in clustering.clients]
@@ -159,8 +160,8 @@ def _admitted(run: Run, came: Collection[int]) -> list[int]:
 def finish(run: Run) -> dict[str, Any]:
     """The summary of what has run so far, as in summary.json.
 
-    Newcomers count in what is said of "newcomers" and in traffic only: accuracies, `ari` and `clusters` are those of the clients that
-    trained. `clusters` that nobody is in do not count. What nobody knows is None: local accuracies of remote clients, `ari` without truth.
+    Newcomers count in "newcomers" and in traffic only: accuracies, `ari` and `clusters` are those of the clients that
+    trained. Empty `clusters` do not count. Unknown values are None: local accuracies of remote clients, `ari` without truth.
     """
     described = run.algorithm.describe(run.state)
     clustering = described.get("clustering")
@@ -172,7 +173,7 @@ def finish(run: Run) -> dict[str, Any]:
     present = tuple(client for client in run.federation.clients if client not in run.newcomers)
     final = evaluated[-1] if evaluated else run.backend.scores(run, present)
     names = [f"{kind}_{what}" for kind in ("accuracy", "local_accuracy") for what in ("mean", "std", "worst")]
-    models = run.algorithm.serve(run.state).params.values()  # of several, without a clustering, nobody knows how many are in use
+    models = run.algorithm.serve(run.state).params.values()  # of several, without a clustering, the number in use is unknown
     several = any(isinstance(value, list | tuple) and len(value) > 1 for value in models)
     transcript = run.federation.transcript
     return {
@@ -201,7 +202,7 @@ def finish(run: Run) -> dict[str, Any]:
         "download_bytes": transcript.download_bytes,
         **traffic_summary(run.federation, run.rows, run.config.run.target_accuracy, len(run.expected)),
         "newcomers": run.admitted,
-        **summed_up(run.books, run.stopped),
+        **summed_up(run.run_ledger, run.stopped),
         "messages": len(transcript.messages),
         "data_digest": run.digest or population_digest(run.population),
         "notes": list(run.population.notes),
@@ -216,7 +217,7 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def population_digest(population: Population) -> str:
-    """A digest of all clients' data, whatever their order, by which an audit knows that it sees the same."""
+    """A digest of all clients' data, independent of their order, by which an audit detects other data."""
     seen: dict[int, bytes] = {}
 
     def of(array: Array) -> bytes:

@@ -1,4 +1,4 @@
-"""The experimenter's eye: it may see data and truth, it is outside the protocol, and nothing it sees reaches the transcript."""
+"""The experimenter's measurements: they use data and ground truth outside the protocol, and nothing of them reaches the transcript."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,7 +33,7 @@ def local_scores(simulated: Simulated, model: Model, clients: Sequence[int]) -> 
     A client that has not trained yet holds the initial model, as in PACFL's authors' code, where every client's own network starts as that
     one: so a mean is over the same clients in every round. Local is what local work ended with: own and shared layers together (LG-FedAvg),
     the model before the personal step (Per-FedAvg), the shared model trained on (Ditto), the own model (FedProto). NaN for all as long as
-    nobody has one: before the first training, and where clients send gradients (IFCA's gradient averaging).
+    there is none: before the first training, and where clients send gradients (IFCA's gradient averaging).
     """
     trained = [simulated.recall(client, "trained") for client in clients]
     if all(vector is None for vector in trained):
@@ -57,7 +57,7 @@ def _input(simulated: Simulated, client: int, params: Mapping[str, Value]) -> Ta
 
 
 def _scores(results: Sequence[Mapping[str, Array]]) -> tuple[Array, Array]:
-    """The share that is correct and the mean loss, NaN for a client without test data or (the loss) for tasks that tell none."""
+    """The share that is correct and the mean loss, NaN for a client without test data or (the loss) for tasks that report none."""
     counts = np.array([float(result.get("count", 0.0)) for result in results])
     correct = np.array([float(result.get("correct", 0.0)) for result in results])
     loss = np.array([float(result.get("loss", np.nan)) for result in results])

@@ -1,4 +1,4 @@
-"""Newcomers: which clients they are, and their second figure, of the model that they were given, trained a little on their own data.
+"""New clients: which clients join late, and their accuracy after a little training of the assigned model on their own data.
 
 That happens on the client, with nothing sent, after the federation has ended; so it is computed here, outside the protocol, for every
 algorithm alike. Source: Vahidian et al. 2023, section "Generalization to newcomers" (5 epochs).
@@ -39,7 +39,7 @@ def held_back(population: Population, count: int) -> tuple[int, ...]:
 def fine_tuned_accuracy(simulated: Simulated, served: Served, train: Train, clients: Sequence[int]) -> Array:
     """The share of each client's test data that its model gets right after `train` on its training data, shape (clients,); NaN without any.
 
-    What a client starts from is the model it would use: what the served task says (`used`), else the "model" it is given.
+    What a client starts from is the model it would use: what the served task declares (`used`), else the "model" it is given.
     """
     given = simulated.resolve(served.task, served.params, served.which, clients)
     used = getattr(served.task, "used", lambda one: one.array("model"))

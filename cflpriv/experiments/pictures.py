@@ -1,7 +1,7 @@
-"""The report's pictures: each function draws one figure and gives it as an SVG data URI, the same bytes for the same input.
+"""The report's pictures: each function draws one figure as an SVG data URI, the same bytes for the same input.
 
 Nothing here knows of run folders. Matplotlib is imported when a picture is drawn, and without pyplot, so that no state is left behind.
-Colours are Okabe and Ito's, which colour-blind readers tell apart; what lies dense is drawn as pixels, to keep files small.
+Colours are Okabe and Ito's, which colour-blind readers can distinguish; dense parts are drawn as pixels, to keep files small.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DENSE = 300
 class Evidence:
     """What a clustering was decided on: `distance` (n, n) and/or `tree` (n − 1, 4), in the order of `clients` (n,).
 
-    `labels` and `groups` (n,) are found clusters and true groups. `degrees` says whether distances are angles, `mark` goes into the title.
+    `labels` and `groups` (n,) are found clusters and true groups. `degrees`: distances are angles. `mark` goes into the title.
     """
 
     clients: Array
@@ -259,9 +259,9 @@ def recovered_images(
             axes.set_title(title, fontsize=8)
         if label_truth is not None and label_guess is not None:
             classes = label_truth.shape[1]
-            for axes, real, said in zip(grid[3], label_truth, label_guess, strict=True):
+            for axes, real, inferred in zip(grid[3], label_truth, label_guess, strict=True):
                 axes.bar(range(classes), real, color="#8fbbdc", width=0.8)
-                axes.plot(np.flatnonzero(said > 0), said[said > 0], "o", color=CUT, markersize=3.5)
+                axes.plot(np.flatnonzero(inferred > 0), inferred[inferred > 0], "o", color=CUT, markersize=3.5)
                 axes.set_xticks([0, classes - 1])
                 axes.set_xlim(-0.7, classes - 0.3)
                 axes.set_ylim(0, 1.12)
@@ -273,7 +273,7 @@ def recovered_images(
 def roc_curves(curves: Mapping[str, Array], others: int) -> str:
     """ROC curves, (2, t) of false and true positive rates each, both axes logarithmic: what counts is on the left.
 
-    `others` is the number of non-members: rates below one over it cannot be told from 0, and are not drawn.
+    `others` is the number of non-members: rates below one over it cannot be distinguished from 0, and are not drawn.
     """
     least = 1 / max(2, others)
     with style():

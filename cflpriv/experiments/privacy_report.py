@@ -1,4 +1,4 @@
-"""The report's page on differential privacy: what each run spent, by round and by client, and on what."""
+"""The report's section on differential privacy: the spending of each run by round, by client and by purpose."""
 
 import json
 from collections import Counter

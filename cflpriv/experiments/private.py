@@ -1,4 +1,4 @@
-"""A run's ledger: made before anything is sent, kept in the run folder, read for the round's row, the summary and the report."""
+"""A run's privacy ledger: made before anything is sent, kept in the run folder, read for rounds, summary and report."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from ..protocols.entropy import Entropy
 from ..protocols.ledger import Ledger
 from .config import Config
 
-__all__ = ["FILE", "RunLedger", "books", "charges", "opened", "spent", "summed_up"]
+__all__ = ["FILE", "RunLedger", "run_ledger", "charges", "opened", "spent", "summed_up"]
 
 FILE = "ledger.json"
 
@@ -37,8 +37,8 @@ class RunLedger:
         return {"clipped": clipped, "local": local}
 
 
-def books(config: Config, algorithm: Algorithm, noise: Noise | None, noise_source: Entropy) -> RunLedger | None:
-    """The books of a run; None without privacy. Raises `InputError` naming an algorithm that cannot be private."""
+def run_ledger(config: Config, algorithm: Algorithm, noise: Noise | None, noise_source: Entropy) -> RunLedger | None:
+    """The privacy ledger of a run; None without privacy. Raises `InputError` naming an algorithm that cannot be private."""
     privacy = config.privacy
     if privacy.unit == "none":
         return None
@@ -104,7 +104,7 @@ def spent(one: RunLedger | None, clients: Sequence[int]) -> Mapping[str, Any]:
 
 
 def summed_up(one: RunLedger | None, stopped: str | None) -> Mapping[str, Any]:
-    """For the summary. `epsilon` is what the ledger comes to, not what was allowed (`epsilon_budget`)."""
+    """For the summary. `epsilon` is what was spent, not what was allowed (`epsilon_budget`)."""
     if one is None:
         return {"epsilon": None, "delta": None}
     most = max((one.ledger.spent(client) for client in one.ledger.clients), default=0.0)

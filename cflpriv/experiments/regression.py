@@ -37,7 +37,7 @@ def distance(found: Array, truth: Array) -> float:
 def trial(
     data: Regression, starts: Array, steps: Sequence[float], rounds: int = 300, *, device: str = "cpu", dtype: torch.dtype = torch.float64
 ) -> Array:
-    """Gradient averaging (Alg. 2, option I, everybody in every round) from each start with each step size.
+    """Gradient averaging (Alg. 2, option I, all clients in every round) from each start with each step size.
 
     `starts` (b, k, d); gives parameters (b, steps, k, d).
     """

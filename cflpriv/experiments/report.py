@@ -1,75 +1,35 @@
 """From run folders to one page: report.html, self-contained, and results.csv.
 
-`read_run` checks a folder's files once and names what is wrong with them; the functions below it turn runs into what the template prints.
-All words and the order of sections are in report.html beside this file; pictures are drawn in `pictures`.
+`run_files` reads and checks the folders, `recovered` and `audit_report` prepare what audits found, `pictures` draws. The functions here
+turn runs into what the template report.html prints; its text and the order of its sections are in that file.
 """
 
 import csv
-import inspect
 import io
-import json
-import tomllib
-import zipfile
-import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
-from scipy.cluster import hierarchy
 
-from ..algorithms import ALGORITHMS
-from ..clustering.similarity import MEASURES
 from ..contract.protection import ROBUST, listed
 from ..errors import InputError
+from ..files import write_atomically
 from ..types import Array
 from . import pictures
-from .audit_report import ACTIVE_STATUS, STATUS, attack_matrix, label_histograms, metric_words
-from .checkpoint import write_atomically
+from .audit_report import ACTIVE_STATUS, STATUS, attack_matrix, metric_words
 from .front import section, write_tables
 from .privacy_report import privacy_section
+from .recovered import histograms, recovered_images, roc_curves
+from .run_files import RECOMPUTED, Run, read_runs, require
 from .sweep import Sweep, sweep_of
-from .verify import verify
 
-__all__ = ["Run", "read_run", "write_report"]
+__all__ = ["write_report"]
 
 DETAILED = 8
 """So many runs get pictures of their clustering and of what was recovered; the rest are named, so that a sweep's page stays small."""
-SHOWN_CLIENTS = 8
 SHOWN_CLUSTERS = 30
-RECOMPUTED = "recomputed by the experimenter's eye from the data: the server did not see this"
-
-_INT, _MAYBE = (int,), (int, float, type(None))
-NEEDED: dict[str, tuple[type, ...]] = {
-    "algorithm": (str,), "protection": (str,), "dataset": (str,), "clients": _INT, "true_groups": _INT, "clusters": _MAYBE, "ari": _MAYBE,
-    "rounds": _INT, "rounds_planned": _INT, "rounds_skipped": _INT, "upload_bytes": _INT, "download_bytes": _INT, "seconds": (int, float),
-    "accuracy_mean": _MAYBE, "accuracy_std": _MAYBE, "accuracy_worst": _MAYBE, "local_accuracy_mean": _MAYBE, "local_accuracy_std": _MAYBE,
-    "epsilon": _MAYBE, "delta": _MAYBE, "notes": (list,),
-}  # fmt: skip
-"""What the page reads of a summary.json, and its types."""
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """One run folder, read. What a run need not have is None. `label` tells it from the others of a report."""
-
-    folder: Path
-    summary: Mapping[str, Any]
-    rounds: Sequence[Mapping[str, Any]]
-    measured: Mapping[str, Any] | None
-    evidence: pictures.Evidence | None
-    audit: Sequence[Mapping[str, Any]] | None
-    config: Mapping[str, Any]
-    texts: Mapping[str, str]
-    label: str = ""
-    problems: tuple[str, ...] = ()
-    active: Sequence[Mapping[str, Any]] = ()
-
-    @property
-    def name(self) -> str:
-        return self.folder.resolve().name
 
 
 def write_report(folder: Path) -> Path:
@@ -81,7 +41,7 @@ def write_report(folder: Path) -> Path:
 
     folder = Path(folder)
     sweep = sweep_of(folder)
-    runs, unfinished = _read_runs(folder)
+    runs, unfinished = read_runs(folder)
     everything = runs
     if sweep is not None:  # one seed stands for the others below the sweep's own tables
         first_seed = {cell.name for cell in sweep.cells if cell.seed == sweep.cells[0].seed}
@@ -104,9 +64,9 @@ def write_report(folder: Path) -> Path:
         leakage=_leakage(runs),
         actives=[run for run in runs if run.active],
         active_words=ACTIVE_STATUS,
-        recovered=[shown for run in detailed for shown in _recovered(run)],
-        histograms=[shown for run in detailed for shown in _histograms(run)],
-        rocs=[shown for run in detailed for shown in _rocs(run)],
+        recovered=[shown for run in detailed for shown in recovered_images(run)],
+        histograms=[shown for run in detailed for shown in histograms(run)],
+        rocs=[shown for run in detailed for shown in roc_curves(run)],
         clusterings=[shown for run in detailed if (shown := _clustering(run)) is not None],
         accuracy=_accuracy(runs),
         privacy=privacy_section([(run.label, run.folder, run.summary, run.rounds) for run in detailed]),
@@ -152,149 +112,6 @@ def _lost(runs: Sequence[Run]) -> dict[str, float]:
     return lost
 
 
-# --- reading ------------------------------------------------------------------------------------------------------------------------
-
-
-def _read_runs(folder: Path) -> tuple[list[Run], list[str]]:
-    """The runs of a folder, labelled, and the names of run folders that hold no summary (still running, or ended by force)."""
-    if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder")
-    alone = (folder / "summary.json").is_file()
-    inside = [folder] if alone else sorted(path for path in folder.iterdir() if (path / "summary.json").is_file())
-    if not inside:
-        raise InputError(f"{folder}: is no run folder and holds none (no summary.json in it or in the folders right below)")
-    runs = [read_run(path) for path in inside]
-    names = [f"{run.summary['algorithm']} · {run.summary['protection']}" for run in runs]
-    labels = [name if names.count(name) == 1 else f"{name} ({run.name})" for name, run in zip(names, runs, strict=True)]
-    unfinished = sorted(path.name for path in folder.iterdir() if (path / "config.toml").is_file() and path not in inside)
-    return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)], unfinished
-
-
-def read_run(folder: Path) -> Run:
-    """Read and check a run folder. Raises `InputError` naming the file that is missing or damaged."""
-    summary = _parsed(folder / "summary.json")
-    _require(isinstance(summary, dict), folder / "summary.json", "is not an object")
-    for key, kinds in NEEDED.items():
-        _require(key in summary, folder / "summary.json", f"has no {key!r}")
-        _require(isinstance(summary[key], kinds), folder / "summary.json", f"{key} = {summary[key]!r} is of a wrong type")
-    audit = _parsed(folder / "audit.json") if (folder / "audit.json").exists() else None
-    for cell in audit if isinstance(audit, list) else []:
-        _check_cell(cell, folder / "audit.json")
-    _require(audit is None or isinstance(audit, list), folder / "audit.json", "is not a list of cells")
-    active = _active(folder / "active_audit.json")
-    measured = _parsed(folder / "measured.json") if (folder / "measured.json").exists() else None
-    config = _parsed(folder / "config.toml", tomllib.loads)
-    evidence, path = None, folder / "measured.json"
-    try:
-        if measured is not None and measured["labels"]:
-            _require(set(measured["labels"]) <= set(measured["truth"]), path, "has labels for clients without a true group")
-            evidence = _evidence(folder / "evidence.npz", measured, config) if (folder / "evidence.npz").exists() else None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path}: is damaged ({type(error).__name__}: {error})") from None
-    texts = {name: _text(folder / name) for name in ("config.toml", "environment.json")}
-    rows, problems = _rounds(folder / "rounds.jsonl"), verify(folder, payloads=False).problems
-    return Run(folder, summary, rows, measured, evidence, audit, config, texts, problems=problems, active=active)
-
-
-def _active(path: Path) -> list[Mapping[str, Any]]:
-    """What an active audit of the same configuration left, if there was one."""
-    if not path.exists():
-        return []
-    rows = _parsed(path)
-    _require(isinstance(rows, list), path, "is not a list of attacks")
-    for row in rows:
-        _require(isinstance(row, dict), path, "holds something that is no attack")
-        for key in ("attack", "status", "claimed", "code", "stage", "metric", "value", "baseline", "guarantee", "note"):
-            _require(key in row, path, f"an attack has no {key!r}")
-        for key in ("value", "baseline"):
-            _require(isinstance(row[key], float | int | None), path, f"{key} = {row[key]!r} is no number")
-        _require(row["status"] in ACTIVE_STATUS, path, f"status = {row['status']!r} is not known; known are {', '.join(ACTIVE_STATUS)}")
-    return sorted(rows, key=lambda row: (list(ACTIVE_STATUS).index(row["status"]), not row["claimed"]))
-
-
-def _rounds(path: Path) -> list[Mapping[str, Any]]:
-    rows = []
-    for number, line in enumerate(_text(path).splitlines(), 1):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            raise InputError(f"{path}: line {number} is damaged") from None
-        _require(isinstance(row, dict) and isinstance(row.get("round"), int), path, f"line {number} is no round")
-        rows.append(row)
-    return rows
-
-
-def _check_cell(cell: Any, path: Path) -> None:
-    _require(isinstance(cell, dict), path, "holds something that is no cell")
-    for key in ("attack", "adversary", "protection", "metric", "value", "low", "high", "baseline", "reference", "status"):
-        _require(key in cell, path, f"a cell has no {key!r}")
-    for key in ("value", "low", "high", "baseline", "reference"):
-        _require(isinstance(cell[key], float | int | None), path, f"{key} = {cell[key]!r} is no number")
-    _require(cell["status"] in STATUS, path, f"status = {cell['status']!r} is not known; known are {', '.join(STATUS)}")
-    arrays = cell.get("arrays")
-    _require(arrays is None or (isinstance(arrays, str) and Path(arrays).name == arrays), path, f"arrays = {arrays!r} is no file name")
-
-
-def _evidence(path: Path, measured: Mapping[str, Any], config: Mapping[str, Any]) -> pictures.Evidence | None:
-    arrays, scalars = _arrays(path), measured["evidence"]
-    clients = np.array(scalars["clients"], dtype=np.int64)
-    n, distance, tree = len(clients), arrays.get("distance"), arrays.get("tree")
-    if n < 2 or (distance is None and tree is None):
-        return None
-    _require(distance is None or distance.shape == (n, n), path, f"'distance' is not {n} × {n}")
-    _require(tree is None or (tree.shape == (n - 1, 4) and hierarchy.is_valid_linkage(tree)), path, f"'tree' is no tree of {n} clients")
-    _require(all(np.isfinite(array).all() for array in (distance, tree) if array is not None), path, "holds values that are not finite")
-    return pictures.Evidence(
-        clients,
-        labels=np.array([measured["labels"][str(client)] for client in clients]),
-        groups=np.array([measured["truth"][str(client)] for client in clients]),
-        distance=distance,
-        tree=tree,
-        height=scalars.get("height"),
-        gap_ratio=scalars.get("gap_ratio"),
-        degrees=_angular(config.get("algorithm", {})),
-        mark=RECOMPUTED.replace(": ", ":\n") if measured.get("evidence_source") == "recomputed" else "",
-    )
-
-
-def _angular(algorithm: Mapping[str, Any]) -> bool:
-    """Whether the algorithm's distances are angles, by its measure (or that measure's default)."""
-    spec = ALGORITHMS.find(str(algorithm.get("name")))
-    known = inspect.signature(spec.make).parameters if spec else {}
-    measure = algorithm.get("measure", known["measure"].default if "measure" in known else None)
-    return measure in MEASURES and measure != "chordal"
-
-
-def _arrays(path: Path) -> dict[str, Array]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: np.asarray(file[name], dtype=np.float64) for name in file.files}
-    except (OSError, ValueError, TypeError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(f"{path}: cannot be read as arrays ({error})") from None
-
-
-def _parsed(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
-    text = _text(path)
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise InputError(f"{path}: is damaged ({error})") from None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror if isinstance(error, OSError) else error})") from None
-
-
-def _require(holds: bool, path: Path, complaint: str) -> None:
-    if not holds:
-        raise InputError(f"{path}: {complaint}")
-
-
 # --- what the template prints ---------------------------------------------------------------------------------------------------------
 
 
@@ -333,88 +150,6 @@ def _leakage(runs: Sequence[Run]) -> dict[str, Any]:
     missing = [run for run in runs if run.audit is None]
     table = {"columns": list(columns.values()), "lines": lines, "notes": list(notes), "missing": missing}
     return table | {"matrix": attack_matrix(audited)}
-
-
-def _recovered(run: Run) -> list[dict[str, Any]]:
-    """For each file of arrays that an audit left: its pictures, and the figures of the cells that name it."""
-    shown = []
-    for file in dict.fromkeys(cell["arrays"] for cell in run.audit or () if cell.get("arrays")):
-        path, cells = run.folder / "audit" / file, [cell for cell in run.audit or () if cell.get("arrays") == file]
-        arrays = _arrays(path)
-        if _labels_only(arrays) or _is_roc(arrays):
-            continue  # see _histograms, _rocs
-        for key in ("clients", "truth", "recovered", "baseline"):
-            _require(key in arrays, path, f"has no {key!r}")
-        clients, truth = arrays["clients"].astype(np.int64), arrays["truth"]
-        fits = truth.ndim == 4 and truth.shape[:1] == clients.shape
-        fits = fits and arrays["recovered"].shape == truth.shape and arrays["baseline"].shape == truth.shape[1:]
-        _require(fits, path, "shapes do not fit: 'truth' and 'recovered' (m, C, H, W), 'baseline' (C, H, W), 'clients' (m,)")
-        if len(clients) == 0:
-            continue
-        groups = np.array([(run.measured or {}).get("truth", {}).get(str(client), 0) for client in clients])
-        order = np.argsort(groups, kind="stable")  # a few clients of every group
-        few = order[np.unique(np.linspace(0, len(clients) - 1, SHOWN_CLIENTS).round().astype(np.int64))]
-        titles = [f"client {clients[i]}\ngroup {groups[i]}" for i in few]
-        histograms: tuple[Array, ...] = ()
-        if "label_truth" in arrays and "label_guess" in arrays:
-            real, guess = arrays["label_truth"], arrays["label_guess"]
-            fits = real.ndim == 2 and real.shape == guess.shape and len(real) == len(clients)
-            _require(fits, path, "'label_truth' and 'label_guess' are not both (m, classes)")
-            histograms = real[few], guess[few]
-        strip = pictures.recovered_images(truth[few], arrays["recovered"][few], arrays["baseline"], titles, *histograms)
-        shown.append({"run": run, "cells": cells, "strip": strip, "labels": bool(histograms), "shown": len(few), "clients": len(clients)})
-    return shown
-
-
-def _labels_only(arrays: Mapping[str, Array]) -> bool:
-    """Whether an audit's arrays are inferred labels without images."""
-    return "label_truth" in arrays and not {"truth", "recovered", "baseline"} & set(arrays)
-
-
-def _is_roc(arrays: Mapping[str, Array]) -> bool:
-    """Whether an audit's arrays are ROC curves of membership inference."""
-    return bool(arrays) and all(name.startswith("roc_") for name in arrays)
-
-
-def _rocs(run: Run) -> list[dict[str, Any]]:
-    """For each file of ROC curves that an audit left: a picture for each kind of model attacked, and the cells that name it."""
-    shown = []
-    for file in dict.fromkeys(cell["arrays"] for cell in run.audit or () if cell.get("arrays")):
-        path, cells = run.folder / "audit" / file, [cell for cell in run.audit or () if cell.get("arrays") == file]
-        arrays = _arrays(path)
-        for what in ("model", "own_model", "update") if _is_roc(arrays) else ():
-            curves = {name[5 + len(what) :].replace("_", " "): curve for name, curve in arrays.items() if name.startswith(f"roc_{what}_")}
-            if not curves:
-                continue
-            others = curves.pop("others", np.array(0.0))
-            fits = others.shape == () and int(others) >= 1 and all(curve.ndim == 2 and len(curve) == 2 for curve in curves.values())
-            _require(fits, path, f"'roc_{what}_…' are not all (2, t), with the number of non-members beside them")
-            mine = [cell for cell in cells if str(cell["metric"]).startswith(f"{what}_")]
-            names = {"lira": "LiRA", "rmia": "RMIA", "loss": "loss threshold", "gradients": "gradients' regression"}
-            names |= {f"{name} unprotected": f"{words}, unprotected run" for name, words in names.items()}
-            picture = pictures.roc_curves({names.get(name, name): curve for name, curve in curves.items()}, int(others))
-            shown.append({"run": run, "cells": mine, "picture": picture, "what": what.replace("_", " ")})
-    return shown
-
-
-def _histograms(run: Run) -> list[dict[str, Any]]:
-    """For each file of inferred labels that an audit left: true and inferred shares of a few clients, and the cells that name it."""
-    shown = []
-    for file in dict.fromkeys(cell["arrays"] for cell in run.audit or () if cell.get("arrays")):
-        path, cells = run.folder / "audit" / file, [cell for cell in run.audit or () if cell.get("arrays") == file]
-        arrays = _arrays(path)
-        if not _labels_only(arrays):
-            continue
-        _require("clients" in arrays and "label_guess" in arrays, path, "has no 'clients' or no 'label_guess'")
-        clients, real, guess = arrays["clients"].astype(np.int64), arrays["label_truth"], arrays["label_guess"]
-        fits = real.ndim == 2 and real.shape == guess.shape and len(real) == len(clients)
-        _require(fits, path, "'label_truth' and 'label_guess' are not both (m, classes)")
-        groups = np.array([(run.measured or {}).get("truth", {}).get(str(client), 0) for client in clients])
-        few = np.argsort(groups, kind="stable")[np.unique(np.linspace(0, len(clients) - 1, SHOWN_CLIENTS).round().astype(np.int64))]
-        titles = [f"client {clients[i]}\ngroup {groups[i]}" for i in few]
-        strip = label_histograms(real[few], guess[few], titles)
-        shown.append({"run": run, "cells": cells, "strip": strip, "shown": len(few), "clients": len(clients)})
-    return shown
 
 
 def _clustering(run: Run) -> dict[str, Any] | None:
@@ -489,7 +224,7 @@ def _series(run: Run) -> pictures.Series:
     except (TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path}: is damaged ({error})") from None
     fits = len(series.client_served) == len(series.client_local) == len(series.client_groups)
-    _require(fits, path, "'per_client' has lists of different lengths")
+    require(fits, path, "'per_client' has lists of different lengths")
     return series
 
 
@@ -498,7 +233,8 @@ def _floats(values: Sequence[float | None]) -> Array:
 
 
 def _reveals(runs: Sequence[Run]) -> list[dict[str, str]]:
-    """Each key and setting of [protection] that occurs, its line in `cflpriv list`, and in which runs. The template has longer words."""
+    """Each key and setting of [protection] that occurs, its line in `cflpriv list`, and in which runs. The template explains them at
+    length."""
     known = {"gram": listed("gram"), "sum": listed("sum"), "robust": ROBUST}
     rows: dict[tuple[str, str], list[str]] = {}
     for key in known:

@@ -1,8 +1,8 @@
-"""A paper's table or figure beside ours: every cell a run folder or a file of trials, so that what was cut short goes on.
+"""Reproduce a paper's table or figure. Every cell is a run folder or a file of trials, so an interrupted reproduction can resume.
 
 `reproduce` runs what is missing of an entry of `reproductions` into a folder and writes `table.md`, `table.csv` and `picture.svg` there. A
-cell that makes no sense (a protection that its algorithm refuses) or whose training diverges becomes a row that says so; data that are not
-there, and a folder that cannot be gone on with, end everything.
+cell that makes no sense (a protection that its algorithm refuses) or whose training diverges becomes a row with the error; absent data,
+and a folder that cannot be resumed, end the command.
 """
 
 import csv
@@ -40,7 +40,7 @@ NEWCOMERS = {"newcomer": "newcomer_accuracy_mean", "newcomer_tuned": "newcomer_t
 def config_of(
     entry: Reproduction, cell: Cell, seed: int, scale: float = 1.0, changes: Sequence[str] = (), stand_in: Mapping[str, str] | None = None
 ) -> tuple[Config, tuple[str, ...]]:
-    """The configuration of a run cell, and what `scale` and `stand_in` (data set -> what stands in for it) made of it, in words.
+    """The configuration of a run cell, and what `scale` and `stand_in` (data set -> what stands in for it) changed in it, for people.
 
     Raises `InputError` naming the cell's key and value that do not fit.
     """
@@ -126,10 +126,10 @@ def reproduce(
 ) -> Outcome:
     """Run what is missing of the entry `name` into `out`, and write its table and picture there.
 
-    `scale` in (0, 1] shrinks what the entry says can shrink; `seeds` runs are made of each cell (trials repeat by themselves); `changes`
-    are "section.key=value" for every run; `cells` are beginnings of labels, empty for all: these are run, and shown with those that were
-    run before. Ctrl-C ends with what there is, and the same call goes on. Raises `InputError` for unknown names, data that are absent, or a
-    folder that holds another reproduction, the same cells at other settings, or damaged files.
+    `scale` in (0, 1] shrinks the keys that the entry lists; `seeds` runs are made of each cell (trials repeat by themselves); `changes` are
+    "section.key=value" for every run; `cells` are beginnings of labels, empty for all: these are run, and shown with those that were run
+    before. Ctrl-C ends with the results so far, and the same call resumes. Raises `InputError` for unknown names, data that are absent, or
+    a folder that holds another reproduction, the same cells at other settings, or damaged files.
     """
     if name not in REPRODUCTIONS:
         raise InputError(f"reproduce {name!r}: is not known{near(name, list(REPRODUCTIONS))}")
@@ -168,11 +168,11 @@ def reproduce(
             say(f"{cell.label}")
             try:
                 if cell.trial:
-                    found, said, complete = _trials(entry, cell, out, data_dir, scale, seeds)
+                    found, notes, complete = _trials(entry, cell, out, data_dir, scale, seeds)
                 elif asked:
-                    found, said, complete = _runs(entry, cell, out, data_dir, scale, seeds, changes, stand_in, populations, say)
+                    found, notes, complete = _runs(entry, cell, out, data_dir, scale, seeds, changes, stand_in, populations, say)
                 else:
-                    found, said, complete = *_kept_runs(entry, cell, out, scale, seeds, changes, stand_in), True
+                    found, notes, complete = *_kept_runs(entry, cell, out, scale, seeds, changes, stand_in), True
             except KeyboardInterrupt:
                 interrupted = True
                 continue
@@ -182,7 +182,7 @@ def reproduce(
                 remarks[f"left out, though it was run before: {cell.label} ({error})"] = None
                 continue
             shown.append(cell)
-            remarks |= dict.fromkeys(said)
+            remarks |= dict.fromkeys(notes)
             rows += found
             for row in found:
                 say(f"  {in_words(row)}")
@@ -238,7 +238,7 @@ def _stand_in(entry: Reproduction, data_dir: str | Path | None) -> dict[str, str
         try:
             build_population(DataSpec(source=name, clients=1, samples_per_client=10, test_samples_per_client=10), data_dir)
         except InputError as error:
-            if HOW_TO_SET not in str(error):  # what every loader says where there are no files
+            if HOW_TO_SET not in str(error):  # every loader's message where there are no files
                 raise
             absent[name] = other
     return absent
@@ -259,7 +259,7 @@ def _check_data(
             try:
                 specs = [config_of(entry, cell, 0, scale, changes, stand_in)[0].data]
             except InputError as error:
-                refused.append(error)  # the row will say so
+                refused.append(error)  # the row will have the error
                 continue
         for spec in specs:
             key = (spec.source, spec.sources)
@@ -283,36 +283,36 @@ def _runs(
     stand_in: Mapping[str, str], populations: dict[str, Population], say: Callable[[str], None],
 ) -> tuple[list[Row], list[str], bool]:  # fmt: skip
     summaries: list[dict[str, Any]] = []
-    said: list[str] = []
+    notes: list[str] = []
     folders = _folders(cell.label, out, seeds)
     with interruptible() as interrupted:  # in its last round a run ends as if nothing had been, and the next must not begin
         for seed, (folder, grouped) in enumerate(zip(folders, _folders(cell.groups_of, out, seeds), strict=True)):
             try:
                 config, remarks = config_of(entry, cell, seed, scale, changes, stand_in)
                 population = _population(config.data, data_dir, populations)
-                said += [*remarks, *population.notes]
+                notes += [*remarks, *population.notes]
                 if cell.groups_of:
                     population = _grouped(population, grouped)
                 summary = run_experiment(config, folder, data_dir, resume=True, population=population)
             except (InputError, TrainingDiverged) as error:
                 if any(str(one) in str(error) for one in (folder, grouped)):  # it is not what is asked for, but what lies there
                     raise InputError(f"{error}; choose another folder with --out, or remove that one") from None
-                said_why = [(figure.metric, None, None, figure.published, 0, 0.0, str(error), figure.deviation) for figure in cell.figures]
-                rows = [Row(cell.label, *one) for one in said_why]
-                return rows, said, not interrupted()
+                explained = [(figure.metric, None, None, figure.published, 0, 0.0, str(error), figure.deviation) for figure in cell.figures]
+                rows = [Row(cell.label, *one) for one in explained]
+                return rows, notes, not interrupted()
             summaries.append(summary)
             cut = summary["rounds"] < summary["rounds_planned"] and not summary.get("stopped")
             if cut or (interrupted() and seed < seeds - 1):
-                return [], said, False
+                return [], notes, False
         rows, more = _from_folders(cell, summaries, folders)
-        return rows, said + more, not interrupted()
+        return rows, notes + more, not interrupted()
 
 
 def _kept_runs(
     entry: Reproduction, cell: Cell, out: Path, scale: float, seeds: int, changes: Sequence[str], stand_in: Mapping[str, str]
 ) -> tuple[list[Row], list[str]]:
     """A cell that was run before, from its folders. Raises `InputError` if that was at other settings, or a file is damaged."""
-    said: list[str] = []
+    notes: list[str] = []
     summaries: list[dict[str, Any]] = []
     folders = _folders(cell.label, out, seeds)
     for seed, folder in enumerate(folders):
@@ -322,30 +322,30 @@ def _kept_runs(
             summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             raise InputError(f"{folder / 'summary.json'}: is missing or damaged") from None
-        said += [*remarks, *summary["notes"]]
+        notes += [*remarks, *summary["notes"]]
         summaries.append(summary)
     rows, more = _from_folders(cell, summaries, folders)
-    return rows, said + more
+    return rows, notes + more
 
 
 def _from_folders(cell: Cell, summaries: Sequence[Mapping[str, Any]], folders: Sequence[Path]) -> tuple[list[Row], list[str]]:
     """The rows of a cell, and what its runs have to remark, from one summary and run folder a seed."""
     values: dict[str, list[float | None]] = {figure.metric: [] for figure in cell.figures}
-    said: list[str] = []
+    notes: list[str] = []
     for seed, (summary, folder) in enumerate(zip(summaries, folders, strict=True)):
         if stopped := summary.get("stopped"):
-            said.append(f"{cell.label}: stopped after round {summary['rounds']}: {stopped}")
+            notes.append(f"{cell.label}: stopped after round {summary['rounds']}: {stopped}")
         if skipped := summary["rounds_skipped"]:
-            said.append(
+            notes.append(
                 f"{cell.label}, seed {seed}: {skipped} of {summary['rounds']} rounds had too few clients to sum, and changed nothing"
             )
         if empty := summary["group_rounds_without_sum"]:
             why = "none, or too few to sum, of its clients took part"
-            said.append(f"{cell.label}, seed {seed}: {empty} times a cluster's model stayed because {why}")
+            notes.append(f"{cell.label}, seed {seed}: {empty} times a cluster's model stayed because {why}")
         rows = kept_rows(folder, summary["rounds"])
         for metric, list_ in values.items():
             list_.append(_measured(metric, summary, rows))
-    return _rows(cell, values, sum(summary["seconds"] for summary in summaries)), said
+    return _rows(cell, values, sum(summary["seconds"] for summary in summaries)), notes
 
 
 def _grouped(population: Population, folder: Path) -> Population:

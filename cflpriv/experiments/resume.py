@@ -1,8 +1,8 @@
-"""How a run that ended early goes on: from its last checkpoint, with what came after that put aside.
+"""Resume an interrupted run from its last checkpoint; rows written after that are moved aside.
 
 A round that was cut short is done again. What it had already written (rows, messages) is moved to `interrupted/N/` in the run folder, N
 being the number of the interruption: those messages did leave their senders, so they stay on record, but they are not part of the run's
-transcript, and no attack reads them. An audit of what there was moves there, too: it is not one of the run as it goes on. A charge to a
+transcript, and no attack reads them. An audit of the earlier state moves there, too: it does not describe the resumed run. A charge to a
 privacy ledger is never taken back. `resumes.jsonl` has one line for each time a run was taken up.
 
 Under cryptographic randomness a resumed run uses no transform and no mask key a second time: its turns start in a range of their own.
@@ -114,7 +114,7 @@ def kept_rows(folder: Path, count: int) -> list[dict[str, Any]]:
         try:
             rows.append(json.loads(lines[number]))
         except (IndexError, ValueError):
-            raise InputError(f"{path}: line {number + 1} of the {count} that the checkpoint goes on from is missing or damaged") from None
+            raise InputError(f"{path}: line {number + 1} of the {count} before the checkpoint is missing or damaged") from None
     return rows
 
 
@@ -125,7 +125,7 @@ LOCK = ".lock"
 def locked(folder: Path) -> Iterator[None]:
     """Hold a run folder for this process alone, by the empty file `LOCK` in it. Raises `InputError` if another process has it.
 
-    A folder that cannot be written is not held: nobody changes it.
+    A folder that cannot be written is not locked: no process can change it.
     """
     lock = FileLock(folder / LOCK, timeout=0)
     try:

@@ -1,4 +1,4 @@
-"""A simulated experiment in memory: start, rounds, newcomers, finish. `folder` writes it down."""
+"""A simulated experiment in memory: start, rounds, new clients, finish. `folder` writes it to disk."""
 
 import json
 import time
@@ -30,7 +30,7 @@ from .config import Config
 from .loop import Backend, Run, advance, begin, finish, population_digest
 from .measure import local_scores, recomputed, served_accuracy, served_scores
 from .newcomers import fine_tuned_accuracy, held_back
-from .private import books
+from .private import run_ledger
 from .resume import Counted
 
 __all__ = [
@@ -65,7 +65,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
         source = public_entropy(f"{settings.seed} {party}") if settings.insecure_test_entropy else system_entropy
         return sources.setdefault(party, Counted(source))
 
-    private = books(config, algorithm, noise, entropy("noise"))
+    private = run_ledger(config, algorithm, noise, entropy("noise"))
     dropouts = {(round, client): stage for round, client, stage in config.training.dropouts}
     given: dict[str, Any] = {
         "protection": config.protection,
@@ -131,7 +131,7 @@ def check(config: Config, population: Population, algorithm: Algorithm, clients:
 
 
 def _join(sources: Mapping[str, Counted], run: Run, progress: Mapping[str, Any] | None) -> None:
-    """At the beginning all are there; a resumed run has those that its checkpoint had, and goes on with their entropy."""
+    """At the beginning all are there; a resumed run has those of its checkpoint, with their entropy."""
     if progress is None:
         return
     run.simulated.engine.paths.update({(task, path): count for task, path, count in progress["engine_paths"]})
@@ -188,7 +188,7 @@ def admit(run: Run) -> None:
     with one_thread():
         try:
             run.state, notes = run.algorithm.admit(run.federation, run.state, run.newcomers)
-        except BudgetExceeded as error:  # as where a run was interrupted here before: nobody new then, and the run ends with what it has
+        except BudgetExceeded as error:  # as where a run was interrupted here before: then no new clients join, and the run ends
             run.stopped = str(error)
             return
         served = run.algorithm.serve(run.state)
@@ -231,12 +231,12 @@ def _compared_bytes(config: Config, population: Population, clients: int) -> int
     sketch_dim = protection.sketch_dim if "sketch" in protection.gram else None
     if "ckks" not in protection.gram:
         return clients * p * min(dimension, sketch_dim or dimension) * 8
-    from ..aggregation.ckks_settings import CkksSettings  # the protocol is loaded where it is used
+    from ..aggregation.ckks_settings import CkksSettings  # loaded on first use
 
     settings = CkksSettings.of(protection)
     try:
         packing = settings.packing(p, dimension)
-    except LocalError:  # too long: the run says so
+    except LocalError:  # too long: the run reports it
         return 0
     ciphertext = settings.parameters().ciphertext_bytes
     pairs = clients * (min(protection.landmarks, clients) or (clients + 1) / 2)

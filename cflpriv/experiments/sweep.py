@@ -11,11 +11,11 @@ A sweep is an experiment with a section `[sweep]`:
     workers      how many processes
 
 The file's own sections hold for every cell. [algorithm] stands under the entries of its name, and [protection] under each table of
-`protections`: the entry's keys win. A name among the protections says `gram` and `sum` both, over the file's other keys; "none" is no
+`protections`: the entry's keys win. A name among the protections sets both `gram` and `sum`, over the file's other keys; "none" is no
 protection at all. A key of these two sections that reaches no entry is refused.
 
 A run's result depends on its configuration alone, so it does not matter how many workers there are or who ran it. What failed is recorded
-in `failed/` with its error, and the rest goes on; the same command given again goes on with what is missing and tries what failed again.
+in `failed/` with its error, and the rest continues; the same command again runs what is missing and retries what failed.
 """
 
 import json
@@ -37,7 +37,7 @@ import tomli_w
 from ..contract.protection import listed
 from ..errors import InputError
 from ..files import write_atomically
-from .config import Config, changed, near, parse_config, read_tree
+from .config import Config, changed, near, parse_config, read_tree, tuples
 from .folder import run_experiment
 from .resume import holds_nothing, locked
 from .verify import changed_files
@@ -171,7 +171,7 @@ def _cells(base: Mapping[str, Mapping[str, Any]], sweep: Mapping[str, Any]) -> I
     for (algorithm, name_keys), ((protection, overrides), private) in product(algorithms, zip(protections, privacy, strict=True)):
         for epsilon in sweep.get("epsilon", [None]) if private else [None]:
             for values in product(*keys.values()):
-                setting = Setting(algorithm, protection, epsilon, tuple(zip(keys, map(_hashable, values), strict=True)))
+                setting = Setting(algorithm, protection, epsilon, tuple(zip(keys, map(tuples, values), strict=True)))
                 for seed in sweep.get("seeds", [0]):
                     tree = {section: dict(its) for section, its in base.items()} | {"algorithm": dict(name_keys)}
                     for section, its in overrides.items():
@@ -194,10 +194,6 @@ def _cell(setting: Setting, seed: int, tree: Mapping[str, Any]) -> Cell:
         return Cell(name, setting, seed, parse_config(tree, name))
     except InputError as error:
         return Cell(name, setting, seed, None, str(error))
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(_hashable(item) for item in value) if isinstance(value, list) else value
 
 
 def _algorithm(entry: Any, own: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -228,7 +224,7 @@ def _protection(entry: Any, own: Mapping[str, Any]) -> tuple[str, dict[str, Any]
 
 
 def _check_reach(base: Mapping[str, Mapping[str, Any]], section: str, entries: str, its: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a key of the file's own section that no entry takes: it would change nothing, and nobody would see it."""
+    """Refuse a key of the file's own section that no entry takes: it would silently change nothing."""
     for key, value in base.get(section, {}).items():
         if (section, key) != ("algorithm", "name") and not any(key in one and one[key] == value for one in its):
             raise InputError(f"{entries}: {section}.{key} = {value!r} reaches none of them; write it into those that it is for")
@@ -322,7 +318,7 @@ def _results(
                 idle = [one for one in idle if one.process.is_alive()]
                 worker = idle.pop() if idle else _Worker.start()
                 cell = waiting.pop()
-                with suppress(OSError):  # it is dead already; receiving says so
+                with suppress(OSError):  # it has ended already; receiving reports that
                     worker.link.send((cell, sweep, out, data_dir, audit))
                 busy[worker.link] = (worker, cell.name)
             for link in [link for link in wait(list(busy)) if isinstance(link, Connection)]:

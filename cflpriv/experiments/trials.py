@@ -1,4 +1,4 @@
-"""What the papers measured otherwise than by a run: Gaussians, regressions, separation gaps, the time influence takes.
+"""Measurements of the papers that are not runs: Gaussians, regressions, separation gaps, the time influence takes.
 
 Every function here makes one trial from a seed and gives its figures by name; `reproduce` repeats it, keeps each trial and averages.
 """

@@ -1,8 +1,8 @@
-"""Whether a run folder is as its run and its audits left it, and whether its figures follow from its rows.
+"""Verify a run folder: whether its files are unchanged, and whether its figures follow from its rows.
 
 `digests.json` holds a digest of every file that a report or an audit reads. It shows accidents, mixed-up folders and edits. Whoever edits a
-file can compute the digests afresh, so a run prints the digest of `digests.json` at its end: noted elsewhere, it settles that as well.
-Figures of the summary that follow from the rounds, the transcript or the clustering are computed again.
+file can compute the digests afresh, so a run prints the digest of `digests.json` at its end: a copy of it kept in another place detects
+that as well. Figures of the summary that follow from the rounds, the transcript or the clustering are computed again.
 """
 
 import json
@@ -36,7 +36,7 @@ OF_AUDITS = ("audit.json", "audit/*", "active_audit.json", "active_audit.txt")
 
 @dataclass(frozen=True)
 class Verified:
-    """What `verify` found: the digest of the run folder, and each thing that is not as it should be, in words."""
+    """What `verify` found: the digest of the run folder, and each problem, for people."""
 
     digest: str
     problems: tuple[str, ...]
@@ -56,7 +56,7 @@ def digest_of(folder: Path) -> str:
 
 
 def changed_files(folder: Path, what: Sequence[str] = (*OF_RUN, *OF_AUDITS)) -> list[str]:
-    """Each file among `what` that is missing, changed, or was not there when the run or its audit ended, in words."""
+    """Each file among `what` that is missing, changed, or was not there when the run or its audit ended, for people."""
     if not (folder / FILE).is_file():
         return [f"{folder / FILE}: is missing; the run is not complete, or an earlier version made it"]
     try:

@@ -44,7 +44,7 @@ class ServerState:
 
     Under `ckks` the roster names the key holder, a separate party at its own place; without it `gram` raises `KeyHolderLost`.
 
-    Raises `InputError` if the roster is missing where it is needed, and for `ckks_mode = "symmetric"`, which no federation runs.
+    Raises `InputError` if the roster is missing where it is needed.
     """
 
     def __init__(

@@ -1,17 +1,17 @@
-"""How does it run on Flower, across processes and machines?
+"""Run on Flower, across processes and machines.
 
-Flower starts SuperLink, SuperNodes and a process for every message, and moves bytes; the operations over messages (`cflpriv.federation`) do
-the rest.
+Flower starts SuperLink, SuperNodes and a process for every message, and moves bytes; `cflpriv.federation` has the operations over
+messages.
 
     transport    bytes over Flower's Grid, with deadlines
     client       a client app: settings from a local file, state in files or in Flower's context
     server       a whole experiment from its config, into the same run folder as a local one
     strategy     for an existing Flower app: clustered, securely summed averaging
-    mod          what its clients add
+    mod          the clients' side of it
     accountant   Flower's accountant protocol, exactly accounted
 
-What a SuperLink relays it can also read, but for what clients seal for each other: secure aggregation and relayed values. Use TLS for the
-rest of the world, and a pinned roster (`secagg_mode = "active"`) against the SuperLink itself.
+A SuperLink can read what it relays, except what clients seal for each other: secure aggregation and relayed values. Use TLS against
+outsiders, and a pinned roster (`secagg_mode = "active"`) against the SuperLink itself.
 """
 
 from importlib import import_module

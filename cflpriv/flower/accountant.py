@@ -67,7 +67,7 @@ class PldAccountant:
         return {"releases": [[z, size, count] for (z, size), count in sorted(self._counts.items())]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state, replacing what was composed so far."""
+        """Continue from a saved state, replacing what was composed so far."""
         self._counts = {(float(z), int(size)): int(count) for z, size, count in state["releases"]}
 
     def _priced(self, noise_multiplier: float) -> GaussianEvent:

@@ -39,7 +39,7 @@ Section = TypeVar("Section", Protection, Privacy)
 Role = Literal["client", "key-holder"]
 KEY_HOLDER: Role = "key-holder"
 KEYS = ("identity", "roster", "state", "role", "models", "protection", "privacy", "app")
-"""The keys of a settings file; what an application reads for itself stands in its table [app]."""
+"""The keys of a settings file; the application's own keys are in the table [app]."""
 
 
 class ContextStore(ByteStore):
@@ -75,7 +75,7 @@ def write_identities(folder: str | Path, count: int, entropy: Entropy = system_e
 
     With `key_holder` also `key-holder.key` for the key holder of encrypted similarity, whose public key the roster names.
 
-    For a trial on one machine: in a deployment every operator makes the own key, and the roster is agreed out of band. Existing files are
+    For a trial on one machine: in a deployment every operator makes its own key, and the roster is agreed out of band. Existing files are
     not overwritten (`InputError`).
     """
     folder = Path(folder)
@@ -125,13 +125,13 @@ def read_roster(path: Path) -> Roster:
 
 
 def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, Any]]:
-    """What a client's operator wrote: (settings, folder for its state or None, the application's own table).
+    """A client's settings file: (settings, folder for its state or None, the application's own table).
 
     A TOML file with `identity` (key file), `roster` (optional), `state` (optional folder; without it the state is lost when the SuperNode
     restarts), `[protection]`, which must be there, and `[privacy]`, with the keys of an experiment. Paths are relative to the file.
-    `[privacy]` needs `state`, where what was spent stays spent. `role = "key-holder"` makes it the key holder of encrypted similarity: it
-    has no data. `models` is how many models the members of one secure sum may have been sent, 1 by default. `[app]` is for the
-    application. Any other key is refused, for a misspelt one must not mean less protection.
+    `[privacy]` needs `state`, which keeps the record of what was spent. `role = "key-holder"` makes it the key holder of encrypted
+    similarity: it has no data. `models` is how many models the members of one secure sum may have been sent, 1 by default. `[app]` is for
+    the application. Any other key is refused, so that a misspelt one cannot mean less protection.
 
     Raises `InputError`.
     """
@@ -149,13 +149,13 @@ def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, An
             raise InputError(f"{path}: {key} = {tree.get(key)!r}: give the path of {what}")
     identity = read_identity(path.parent / tree["identity"])
     if "protection" not in tree:  # a misspelt one must not mean none
-        raise InputError(f"{path}: [protection] is not there: say which is in force; an empty section is none")
+        raise InputError(f"{path}: [protection] is missing: give the one in force; an empty section is none")
     protection, privacy = _section(path, tree, "protection", Protection), _section(path, tree, "privacy", Privacy)
     roster = read_roster(path.parent / tree["roster"]) if "roster" in tree else None
     if protection.secure and protection.secagg_mode == "active" and roster is None:
         raise InputError(f"{path}: [protection] secagg_mode = 'active': give the roster of pinned keys, or use 'passive'")
     if privacy.unit != "none" and "state" not in tree:
-        raise InputError(f"{path}: [privacy] unit = {privacy.unit!r}: give a folder as state, in which what was spent stays spent")
+        raise InputError(f"{path}: [privacy] unit = {privacy.unit!r}: give a folder as state, which keeps the record of what was spent")
     models = tree.get("models", 1)
     if isinstance(models, bool) or not isinstance(models, int) or models < 1:
         raise InputError(f"{path}: models = {models!r}: give how many models the members of one secure sum may have been sent, 1 or more")
@@ -168,14 +168,14 @@ def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, An
 
 
 def _role(path: Path, tree: dict[str, Any], identity: Identity, protection: Protection, roster: Roster | None) -> Role:
-    """Whose settings these are, and whether the roster and the protection fit that."""
+    """The role in these settings; checks that roster and protection fit it."""
     role: Role = tree.get("role", "client")
     if role not in ("client", KEY_HOLDER):
         raise InputError(f"{path}: role = {role!r}: is not known; known are client, key-holder")
     if protection.encrypted and (roster is None or not roster.holder):
         raise InputError(f"{path}: [protection] gram = {list(protection.gram)}: give a roster that names the key holder")
     if role == KEY_HOLDER and "ckks" not in protection.gram:
-        raise InputError(f"{path}: role = 'key-holder' needs [protection] gram = ['ckks'], and says there what is released")
+        raise InputError(f"{path}: role = 'key-holder' needs [protection] gram = ['ckks'], which also sets what is released")
     if role == KEY_HOLDER and roster is not None and roster.holder != identity.public():
         raise InputError(f"{path}: role = 'key-holder': its key is not that of the key holder on the roster")
     return role
@@ -203,7 +203,7 @@ def _section(path: Path, tree: dict[str, Any], name: str, kind: type[Section]) -
 
 
 def _expected(kind: Any, error: Exception) -> str:
-    """What a key of this type takes, in the words of a TOML file."""
+    """What a key of this type takes, in TOML terms."""
     if get_origin(kind) is Literal:
         return f"known are {', '.join(repr(one) for one in get_args(kind))}"
     return "expected a list of names, in brackets" if get_origin(kind) is tuple else f"{error}".replace("Expected", "expected", 1)
@@ -245,8 +245,8 @@ def ask_of(message: Message) -> bytes:
 
 
 def holder(settings: Settings, store: Store) -> "KeyHolderParty":
-    """The key holder of encrypted similarity, at a node whose settings say that it is that."""
-    from ..aggregation.key_holder import KeyHolderParty  # the protocol is loaded where it is used
+    """The key holder of encrypted similarity, at a node whose settings give it that role."""
+    from ..aggregation.key_holder import KeyHolderParty  # loaded on first use
 
     return KeyHolderParty(settings, store)
 
@@ -260,7 +260,7 @@ def client_app(data: Callable[[Context, dict[str, Any]], ClientData]) -> ClientA
             settings, folder, own = settings_of(context)
             store = store_of(context, folder)
         except Exception:
-            log.exception("settings")  # what Flower would send the server word for word stays here
+            log.exception("settings")  # Flower would send this text to the server; it stays here
             return answer(message, encode(Refused("bad-settings")))
         if settings.role == KEY_HOLDER:
             return answer(message, holder(settings, store).receive(ask_of(message)))

@@ -1,4 +1,4 @@
-"""For the clients of a Flower app that exists already: one mod, and the train function as it was.
+"""Secure clustered averaging for an existing Flower app: one mod for its clients; its train function stays.
 
 Importing this loads no torch.
 """
@@ -34,7 +34,7 @@ log = logging.getLogger("cflpriv.flower")
 
 
 def layout_of(arrays: ArrayRecord) -> Layout:
-    """How a flat vector is cut into the arrays of a record. Raises `InputError` for arrays that are not floating."""
+    """The layout of a record's arrays in a flat vector. Raises `InputError` for arrays that are not floating."""
     layout = []
     for name, array in arrays.items():
         if not array.dtype.startswith("float"):
@@ -77,7 +77,7 @@ def cflpriv_mod(
 ) -> Mod:
     """A client mod. `signature(context)` gives the client's (p, d) orthonormal rows, e.g. `signatures.principal_vectors` of its data.
 
-    `settings` says who the client is and what protection is in force; by default from the file that the node was started with. `arrays`
+    `settings` has the client's identity and the protection in force; by default from the file that the node was started with. `arrays`
     and `config` are the names under which the application's train function expects the model and its settings, and returns the model.
 
     Ordinary messages go to the application's functions, whose answers the server reads: where the settings name a protection or a privacy
@@ -127,7 +127,7 @@ def cflpriv_mod(
 
 
 def _refused(message: Message, word: str) -> Message:
-    """What a server that does not speak our protocol gets instead: an error with a word."""
+    """The reply to a server that does not speak our protocol: an error with a reason."""
     return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, word), reply_to=message)
 
 

@@ -21,7 +21,7 @@ from ..experiments.checkpoint import Checkpoint
 from ..experiments.config import Config
 from ..experiments.folder import carry_out
 from ..experiments.loop import Backend, Run
-from ..experiments.private import books
+from ..experiments.private import run_ledger
 from ..experiments.run import check
 from ..federation.server import ClientsLost, EpochEnded, FederationServer, KeyHolderLost
 from ..federation.transport import OverBytes
@@ -35,13 +35,13 @@ from .transport import GridTransport
 __all__ = ["serve", "standing_in"]
 
 SKIPS = (TooFewClients, TrainingDiverged, ClientsLost, KeyHolderLost, EpochEnded)
-"""How a round ends whose clients, or key holder, dropped out (or whose clients diverged)."""
+"""Errors that end a round: clients or the key holder dropped out, or clients diverged."""
 
 
 def standing_in(
     shape: tuple[int, ...], classes: int, mean: tuple[float, ...] = (0.0,), std: tuple[float, ...] = (1.0,), name: str = "elsewhere"
 ) -> Population:
-    """What a server knows of its clients' data: the shape of a sample, the number of classes, the model's normalisation."""
+    """The server's knowledge of its clients' data: the shape of a sample, the number of classes, the model's normalisation."""
     nothing = ClientData(
         0, np.zeros((1, *shape), np.float32), np.zeros(1, np.int64), np.zeros((0, *shape), np.float32), np.zeros(0, np.int64)
     )
@@ -67,26 +67,26 @@ def serve(
 ) -> dict[str, Any]:
     """Run `config` with the `clients` that the Grid reaches; the summary, as in summary.json. See `experiments.folder.carry_out`.
 
-    `described` gives the shape of samples and the number of classes (`standing_in`). `truth` (true group by client) is for scoring only.
-    A step in which clients were lost while being compared is taken again without them; who comes back keeps its cluster, who comes new is
-    admitted. Each client's own scores are gathered, and recorded as that, unless sums are secure or clients' data private; then there are
-    none. What the ledger would refuse ends the run with what it has (`stopped`).
+    `described` gives the shape of samples and the number of classes (`standing_in`). `truth` (true group by client) is for scoring only. A
+    step in which clients were lost while being compared is taken again without them; a client that returns keeps its cluster, a new one is
+    admitted. Clients' own scores are gathered and recorded, unless sums are secure or clients' data private; then there are none. A release
+    that the ledger refuses ends the run (`stopped`).
 
-    With `resume` it also goes on as another run of a restarted SuperLink, if clients have their state in files. Raises `InputError` besides
-    if fewer than `clients` answer in time, or the release policy is "off".
+    With `resume` it also continues as another run of a restarted SuperLink, if clients have their state in files. Raises `InputError`
+    besides if fewer than `clients` answer in time, or the release policy is "off".
     """
     if config.run.release_policy == "off":
         raise InputError("run.release_policy = 'off': is for simulated clients; deployed ones keep to their own release policy")
     out, here = Path(out), tuple(range(clients))
 
     def journal(entry: Mapping[str, Any]) -> None:
-        """stages.jsonl: what is being waited for, and what came of it, as it happens."""
+        """stages.jsonl: each stage and its outcome, as it happens."""
         append(out / "stages.jsonl", json.dumps(entry) + "\n")
 
     def make(checkpoint: Checkpoint | None) -> Run:
         algorithm = config.algorithm_for(described)
         check(config, described, algorithm, here)
-        private = books(config, algorithm, config.noise(), system_entropy)
+        private = run_ledger(config, algorithm, config.noise(), system_entropy)
         if private is not None and not algorithm.operations:
             raise InputError(f"algorithm {algorithm.name!r} with privacy.unit = {config.privacy.unit!r}: releases nothing; use 'none'")
         transport = GridTransport(
@@ -109,7 +109,7 @@ def serve(
 
 
 def _backend(transport: GridTransport, seconds: float, *, scored: bool) -> Backend:
-    """A deployment: clients are waited for, and answer for themselves; nothing else is known of them."""
+    """The backend of a deployment: it waits for clients; only their answers are known."""
     return Backend(
         welcome=lambda run, progress: transport.welcome_all(run.federation, len(run.expected), seconds),
         begin_round=lambda run, number: _begin_round(run, number, transport, seconds),
@@ -125,7 +125,7 @@ def _backend(transport: GridTransport, seconds: float, *, scored: bool) -> Backe
 
 
 def _begin_round(run: Run, number: int, transport: GridTransport, seconds: float) -> Collection[int]:
-    """Who came is admitted, if it is new. A round with nobody would be lost for nothing: it waits for others."""
+    """Admit clients that are new. With no client present it waits instead of wasting the round."""
     came = set(run.federation.begin_round(number))
     if len(run.federation.clients) < max(1, run.config.protection.smallest_group):
         came |= transport.welcome(run.federation, len(run.expected), seconds)
@@ -133,9 +133,9 @@ def _begin_round(run: Run, number: int, transport: GridTransport, seconds: float
 
 
 def _scores(run: Run, present: tuple[int, ...]) -> Mapping[str, Any]:
-    """Each client's accuracy on its own test data: it computes, and sends three numbers. None where nobody is left to score."""
+    """Each client's accuracy on its own test data: it computes, and sends three numbers. None where no client is left to score."""
     served, federation = run.algorithm.serve(run.state), run.federation
-    which = served.which  # who came and was not placed yet has no model to be scored with
+    which = served.which  # a client that is not placed yet has no model to score
     reported: dict[int, float] = {}
     with suppress(*SKIPS):
         on = None if which is None or isinstance(which, Held) else placed(which, present)

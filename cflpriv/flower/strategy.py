@@ -1,4 +1,4 @@
-"""For a Flower app that exists already: clustered averaging with secure sums on the server, one mod on the clients.
+"""Secure clustered averaging for an existing Flower app: the server's strategy, to be used with the clients' mod.
 
     # server                                                          # client
     strategy = ClusteredAveraging(Protection(sum="secagg"))           app = ClientApp(mods=[cflpriv_mod(signature=...)])
@@ -42,7 +42,8 @@ log = logging.getLogger("cflpriv.flower")
 
 @dataclass
 class ClusteredResult:
-    """What training gave: each client's cluster, the clusters' models, what each round did; ε of the updates where noise was added."""
+    """The result of training: each client's cluster, the clusters' models, a record of each round; ε of the updates where noise was
+    added."""
 
     labels: dict[int, int]
     arrays: list[ArrayRecord]
@@ -55,14 +56,14 @@ class ClusteredResult:
 class ClusteredAveraging:
     """FedAvg inside clusters, which are found once from the clients' signatures (PACFL), with sums under `protection`.
 
-    `k` clusters, or `beta` degrees, or neither for an automatic cut; `k = 1` clusters nobody and asks for no signature. `clients` is how
+    `k` clusters, or `beta` degrees, or neither for an automatic cut; `k = 1` does not cluster and asks for no signature. `clients` is how
     many must have answered before the first round.
 
     With `noise_multiplier`, the clients' mod scales each update down to `clip_norm`, and this server adds Gaussian noise to each cluster's
     sum before it is used: of noise_multiplier times the longest that an update can be, which is `clip_norm`, and in a secure sum what
     rounding to its levels may add (the root of the number of parameters, times one level). That protects clients from whoever sees the
     models, not from this server (secure aggregation hides single updates from it). `accountant` counts these releases, e.g.
-    `PldAccountant`; at its budget training ends with what there is. Numbers of clients count as public, and signatures carry no noise: ε is
+    `PldAccountant`; when its budget is spent, training ends. Numbers of clients count as public, and signatures carry no noise: ε is
     that of the updates alone.
 
     Raises `InputError` for parameters that cannot be.
@@ -158,8 +159,8 @@ class ClusteredAveraging:
                 row["skipped"] = str(error)
             log.info("round %d: %s", number, row)
             if evaluate_fn is not None:
-                told = [evaluate_fn(number, label, cut(model.value(), layout)) for label, model in enumerate(models)]
-                row["metrics"] = [None if one is None else dict(one) for one in told]
+                results = [evaluate_fn(number, label, cut(model.value(), layout)) for label, model in enumerate(models)]
+                row["metrics"] = [None if one is None else dict(one) for one in results]
             result.rounds.append(row)
         result.arrays = [cut(model.value(), layout) for model in models]
         result.epsilon = None if self.accountant is None else self.accountant.get_privacy_spent().epsilon
@@ -177,7 +178,7 @@ class ClusteredAveraging:
                 continue
             except KeyHolderLost as error:
                 raise InputError(str(error)) from None
-            federation.close(held["signature"])  # nobody is added later
+            federation.close(held["signature"])  # no client is added later
             found = [int(label) for label in released.result["labels"]]
             return dict(zip(held.clients, found, strict=True)), released.evidence
         raise InputError("clients were lost three times while their signatures were compared; see the refusals")
@@ -187,7 +188,7 @@ class ClusteredAveraging:
         if not self.protection.secure:
             return self.clip_norm
         level = self.protection.secagg_clip / largest_levels(clients, self.protection.secagg_bits)
-        longest = level * rounded_norms(self.clip_norm / level, size, 0.0)[0]  # clients round once, whatever comes of it
+        longest = level * rounded_norms(self.clip_norm / level, size, 0.0)[0]  # clients round once
         if longest > 2 * self.clip_norm:
             raise InputError(
                 f"protection.secagg_bits = {self.protection.secagg_bits}: rounded for a sum over {clients} clients, an update of {size} "

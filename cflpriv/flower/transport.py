@@ -1,4 +1,4 @@
-"""Bytes over Flower's Grid: push, poll, and stop at the deadline with what has come."""
+"""Bytes over Flower's Grid: push, poll, and stop at the deadline with the replies so far."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +20,9 @@ RECORD, ASK, ANSWER = "cflpriv", "ask", "answer"
 class GridTransport:
     """A `federation.transport.ByteTransport` over a Grid.
 
-    A stage lasts at most `deadline_seconds` ("compute" as long as `compute_seconds`, the greeting `hello_seconds`); messages that nobody
+    A stage lasts at most `deadline_seconds` ("compute" as long as `compute_seconds`, the greeting `hello_seconds`); messages that no one
     fetched by then are dropped by the SuperLink, because their time to live ends with the stage. `message_type` is Flower's. `journal` is
-    told when a stage begins and ends; `stages` keeps (stage, clients asked, clients answered, seconds), for the record.
+    notified when a stage begins and ends; `stages` keeps (stage, clients asked, clients answered, seconds), for the record.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class GridTransport:
         return sorted(int(node) for node in self._grid.get_node_ids())
 
     def welcome(self, federation: "FederationServer", count: int, seconds: float) -> set[int]:
-        """Greet nodes until `count` clients are there (and the key holder, where one is needed), or for `seconds`; who came.
+        """Enrol nodes until `count` clients are present (and the key holder, where one is needed), or for `seconds`; the clients enrolled.
 
-        Who is slow is greeted again, with twice the time.
+        Slow nodes are asked again, with twice the time.
         """
         until = self._clock() + seconds
         while len(self.places()) < count and self._clock() < until:  # a run may start before its nodes are known
@@ -94,7 +94,7 @@ class GridTransport:
                     answers[node] = data
             if self._clock() - began >= seconds:
                 break
-            if waiting:  # asking costs both sides time that clients on the same machine need: the longer it takes, the more seldom
+            if waiting:  # polling takes time from clients on the same machine, so it slows down with time
                 time.sleep(self._poll * min(8.0, 1 + (self._clock() - began) / 2))
         self.stages.append((stage, len(requests), len(answers), self._clock() - began))
         self._journal({"stage": stage, "asked": len(requests), "answered": len(answers), "seconds": round(self._clock() - began, 3)})

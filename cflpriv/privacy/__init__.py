@@ -1,1 +1,1 @@
-"""Differential privacy: what is asked for, the noise that keeps it, and what every release costs."""
+"""Differential privacy: the request, the noise that meets it, and the price of every release."""

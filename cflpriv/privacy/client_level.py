@@ -1,4 +1,4 @@
-"""Client-level differential privacy: what a whole client contributes to a mean is clipped, and the sum gets noise.
+"""Client-level differential privacy: each client's contribution to a mean is clipped, and the sum gets noise.
 
 With `sum = "none"` the server adds the noise: it is trusted with every contribution, and
 the guarantee holds towards those who see the means (clients, and whoever gets a model later). With `sum = "secagg"` each client adds a
@@ -31,7 +31,7 @@ __all__ = ["BETA", "LOCAL", "ClippedMean", "LocalGram", "client_noise", "fits", 
 FINEST_NOISE = 1e4
 """Standard deviation of a share of Skellam noise, in integers, where the modulus leaves room: finer integers gain nothing."""
 FEWEST_LEVELS = 1.0
-"""A clipped vector is at least so many integers long: below, it would drown in its own rounding."""
+"""A clipped vector is at least so many integers long: below, rounding would dominate it."""
 LOCAL = "gram by local noise"
 """What the ledger calls a release of single clients' rows."""
 BETA = math.exp(-0.5)
@@ -43,7 +43,7 @@ REACH = 13
 def client_noise(
     privacy: Privacy, releases: Releases, protection: Protection, ledger: Ledger, clients: int, seed: int, noise_source: Entropy
 ) -> "tuple[ClippedMean, LocalGram | None]":
-    """What a server does about unit = "client": in means, and where single rows are compared. `InputError` for sums without noise."""
+    """The server's side of unit = "client": in means, and where single rows are compared. `InputError` for sums without noise."""
     if protection.sum not in ("none", "secagg"):
         raise InputError(
             f"protection.sum = {protection.sum!r} under privacy.unit = 'client': noise goes to sums in the clear ('none', the server being "
@@ -83,14 +83,13 @@ class Shares:
 class ClippedMean:
     """`mean` under client-level privacy. Every client's parts together are clipped to `privacy.clip_norm`; weights are equal.
 
-    Guarantee: that of one `GaussianEvent` (central) or `SkellamEvent` (in secure sums) a mean, charged before anything is sent.
-    Under "add_remove" neighbours differ in whether a client's contribution is there or zero: who takes part, and so the number that the
-    sum is divided by, is public. No amplification by the sampling of clients is claimed: the server sees who takes part.
-    Reveals: the means up to the noise, who is in which group; with `sum = "none"`, every contribution to the trusted server. Inside a
-    secure sum clients must be honest about their shares: whoever knows c of them takes c off the noise. A member knows its own, and may be
-    in league with the server, so the price counts one share less than the minimum cohort size, the fewest survivors; all beyond are slack
-    (for dropouts, and for more such clients).
-    Source: McMahan et al. 2018 (central); Agarwal, Kairouz & Liu 2021 (Skellam).
+    Guarantee: that of one `GaussianEvent` (central) or `SkellamEvent` (in secure sums) a mean, charged before anything is sent. Under
+    "add_remove" neighbours differ in whether a client's contribution is there or zero: who takes part, and so the number that the sum is
+    divided by, is public. No amplification by the sampling of clients is claimed: the server sees who takes part. Reveals: the means up to
+    the noise, who is in which group; with `sum = "none"`, every contribution to the trusted server. Inside a secure sum clients must be
+    honest about their shares: whoever knows c of them subtracts c from the noise. A member knows its own, and may collude with the server,
+    so the price counts one share less than the minimum cohort size, the fewest survivors; all beyond are slack (for dropouts, and for more
+    such clients). Source: McMahan et al. 2018 (central); Agarwal, Kairouz & Liu 2021 (Skellam).
     """
 
     privacy: Privacy
@@ -115,7 +114,7 @@ class ClippedMean:
 
     @property
     def bound(self) -> tuple[Relation, float, float]:
-        """What clients are told whose sums get noise at the server: relation, clip_norm, noise multiplier."""
+        """What is sent to clients whose sums get noise at the server: relation, clip_norm, noise multiplier."""
         return self.privacy.relation, self.privacy.clip_norm, self.multiplier
 
     @property
@@ -170,7 +169,7 @@ class ClippedMean:
 def share(vector: Array, plan: SkellamPlan, seed: int, room: int, entropy: Entropy) -> Array:
     """A client's integers (plan.dimension,) for a secure sum, noise included, of which `room` fit on each side of zero.
 
-    What lies beyond is cut off: less than 1e-30 a coordinate where `fits` says so.
+    The rest is cut off: less than 1e-30 a coordinate where `fits` holds.
     """
     return np.clip(skellam_share(vector, plan, _signs(seed, plan.dimension), entropy), -room, room)
 

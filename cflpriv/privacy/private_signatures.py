@@ -1,4 +1,4 @@
-"""Signatures with noise: what a client may show of its data under sample-level differential privacy, and still be recognised by its kin.
+"""Noisy signatures: sample-level differential privacy for what clients compare, noisy yet useful for clustering.
 
 Each task is the private form of another (its method `private`); the noise comes from the client's cryptographic source.
 """
@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
@@ -25,6 +26,7 @@ from .settings import secret_of
 __all__ = [
     "NoisyGradient",
     "NoisyPrincipalVectors",
+    "gradients_by_sample",
     "noisy_principal_vectors",
     "noisy_sum",
     "sketch_directions",
@@ -115,6 +117,17 @@ class NoisyPrincipalVectors:
         return {"signature": noisy_principal_vectors(x, self.p, self.noise_multiplier, self.relation, secret_of(given, "signature"))}
 
 
+def gradients_by_sample(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+    """By parameter, the gradients (n, ...) of the cross-entropy of each of the samples `x` (n, ...), `y` (n,)."""
+    parameters = {name: one.detach() for name, one in module.named_parameters()}
+
+    def loss(weights: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(functional_call(module, weights, (sample.unsqueeze(0),)), label.unsqueeze(0))
+
+    made: dict[str, torch.Tensor] = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, x, y)
+    return made
+
+
 @dataclass(frozen=True)
 class NoisyGradient:
     """The private form of a gradient signature at the given "model": per sample, sketch, clip; then sum, then noise.
@@ -158,23 +171,18 @@ class NoisyGradient:
         """Each sample's gradient in the sketched coordinates, (n, sketch_dim), scaled back to about its own length."""
         module = self.model.load(given.array("model"))
         names = [name for name, _ in module.named_parameters()]
-        parameters = {name: one.detach() for name, one in module.named_parameters()}
         dimension = self.model.dimension
         size = self.sketch_dim if 0 < self.sketch_dim < dimension else dimension
         directions: torch.Tensor | None = None  # without a sketch no (d, d) identity is made
         if size < dimension:
-            directions = torch.from_numpy(sketch_directions(self.seed, dimension, size)).to(next(iter(parameters.values())).dtype)
+            directions = torch.from_numpy(sketch_directions(self.seed, dimension, size)).to(next(module.parameters()).dtype)
 
-        def loss(weights: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return functional.cross_entropy(functional_call(module, weights, (x.unsqueeze(0),)), y.unsqueeze(0))
-
-        each = vmap(grad(loss), in_dims=(None, 0, 0))
         x, y = self.model.inputs(given.data.x_train), torch.from_numpy(given.data.y_train)
         rows = []
         for at in range(0, len(y), PER_SAMPLE):
-            made = each(parameters, x[at : at + PER_SAMPLE], y[at : at + PER_SAMPLE])
+            made = gradients_by_sample(module, x[at : at + PER_SAMPLE], y[at : at + PER_SAMPLE])
             whole = torch.cat([made[name].flatten(1) for name in names], dim=1)
             rows.append(whole if directions is None else whole @ directions)
         sketched = torch.cat(rows).double().numpy() * np.sqrt(dimension / size)
-        # a gradient that no norm bounds contributes nothing: to fail for it would tell of one sample
+        # a gradient that no norm bounds contributes nothing: to fail for it would reveal one sample
         return np.asarray(np.where(np.isfinite(sketched).all(axis=1, keepdims=True), sketched, 0.0))

@@ -1,4 +1,4 @@
-"""Who holds what at which price: the receipts behind the values that clients hold, and the ledger asked before an operation releases them.
+"""Receipts of the values that clients hold, and the ledger that is asked before an operation releases them.
 
 Only under `privacy.unit = "sample"`. A value is *covered* if all that it was computed from is public or carries noise; its receipts say
 what is due when it first leaves its client. A value computed from samples without noise has none, and no operation releases it.
@@ -40,7 +40,7 @@ class PrivacyLedger:
 
     @staticmethod
     def harmless(task: "Task", relation: str) -> bool:
-        """Whether it tells nothing private that a client runs a task, or fails to.
+        """Whether it reveals nothing private that a client runs a task, or fails to.
 
         It carries noise, in all the tasks that it is made of, or uses no data, or of them their number only, which is public under
         "replace_one".
@@ -73,7 +73,7 @@ class PrivacyLedger:
         self._held[held.key] = dict.fromkeys(held.parts, joined)
 
     def public(self, held: Held) -> None:
-        """`held` was released already: it is other clients' noisy values, sent on."""
+        """`held` was released already: it is other clients' noisy values, relayed."""
         self._held[held.key] = dict.fromkeys(held.parts, ())
 
     def covers(self, given: Iterable[Held], remembered: Iterable[tuple[int, str]]) -> bool:
@@ -84,15 +84,15 @@ class PrivacyLedger:
     def failed(
         self, task: "Task", given: Iterable[Held], remembered: Iterable[tuple[int, str]], clients: Sequence[int], round: int
     ) -> None:
-        """Charge clients whose private task gave no result, as if it had been released: that it gave none is told."""
+        """Charge clients whose private task gave no result, as if it had been released: that it gave none is visible."""
         covers = getattr(task, "covers", {})
         held = Held(HeldKey(type(task).__name__), (), tuple(part for part in task.parts if part in covers))
         self.enter(held, task, given, remembered)
         self.settle(held, clients, "failure", round)
 
     def settle(self, held: Held, clients: Sequence[int], operation: str, round: int) -> None:
-        """Charge the owners of `held` before an operation releases it. `InputError` if it is not covered, `BudgetExceeded` if it is too
-        dear.
+        """Charge the owners of `held` before an operation releases it. `InputError` if it is not covered, `BudgetExceeded` if it exceeds
+        the budget.
         """
         due: list[Receipt] = []
         for part in held.parts:
@@ -106,9 +106,9 @@ class PrivacyLedger:
         self.ledger.settle(dict.fromkeys(clients, due), f"{operation} of {held.key.name} {'+'.join(held.parts)}", round)
 
     def settle_sums(self, held: Held, call: SumCall, choices: Held | None, small_clusters: str, round: int) -> None:
-        """Charge those who are in a group that can be summed; `TooFewClients` before anybody is charged for nothing.
+        """Charge those who are in a group that can be summed; `TooFewClients` before any client is charged for nothing.
 
-        Where `choices` stay private all are charged, for these too: counts tell of choices, and who is charged would.
+        Where `choices` stay private all are charged, for these too: counts reveal choices, and so would the list of charged clients.
         """
         if choices is not None:
             everybody = [one.client for one in call.contributions]
@@ -137,7 +137,8 @@ class PrivacyLedger:
         return {"held": held, "remembered": remembered, "receipts": receipts}
 
     def restore(self, saved: Mapping[str, Any], keys: Mapping[str, HeldKey]) -> None:
-        """Take up what `saved` gave. What was charged since stays in the ledger: the same value may be charged again, never too little."""
+        """Restore what `saved` returned. What was charged since stays in the ledger: the same value may be charged again, never too
+        little."""
         receipts = [Receipt(tuple(map(event_from, one["events"])), set(one["paid"])) for one in saved["receipts"]]
 
         def listed(numbers: Sequence[int] | None) -> Receipts | None:

@@ -1,14 +1,14 @@
-"""Differential privacy as it is asked for (`[privacy]`), and the noise that keeps it: one (ε, δ) for signatures, choices and training.
+"""The section `[privacy]` and the noise that meets it: one (ε, δ) for signatures, choices and training.
 
 unit = "sample"
-    Clients do not trust the server: what leaves a client carries its noise already, whatever channel it goes through. A task that can be
+    Clients do not trust the server: what leaves a client carries its noise already, whatever protection it goes through. A task that can be
     made private has a method `private(noise)`; the federation runs that in its place. What a task without one computes from data stays
-    where it is: an operation that would release it refuses, naming the step.
+    where it is: an operation that would release it raises an error that names the step.
 unit = "client"
     A client's whole contribution to a mean is clipped, and the sum gets noise: by the server, which is trusted with the contributions then
     (`sum = "none"`), or by shares of Skellam noise that clients add inside secure aggregation. Nothing but `mean` is released.
 
-`plan` finds the noise for a whole run beforehand; the ledger (`protocols.ledger`) is what keeps the promise.
+`plan` calibrates the noise for a whole run beforehand; the ledger (`protocols.ledger`) enforces the budget.
 """
 
 import math
@@ -31,7 +31,7 @@ __all__ = ["Noise", "Privacy", "Releases", "plan", "secret_key", "secret_of", "u
 
 @dataclass(frozen=True)
 class Privacy:
-    """What is asked for. Field names are the keys of `[privacy]`.
+    """The section `[privacy]`; field names are its keys.
 
     unit: what is protected, a "sample" of a client or a whole "client"; "none": nothing. relation: which data sets are neighbours.
     epsilon, delta: what each client may spend over the whole run. signature_share, choice_share: the part of ε that the signature, and the
@@ -62,7 +62,7 @@ class Privacy:
             raise InputError(f"privacy.relation = {self.relation!r}: known are 'add_remove' and 'replace_one'")
         if self.unit == "none":
             if self.epsilon or self.delta:
-                raise InputError("privacy.epsilon, privacy.delta: given without privacy.unit; say 'sample' or 'client'")
+                raise InputError("privacy.epsilon, privacy.delta: given without privacy.unit; set it to 'sample' or 'client'")
             return
         for key in ("epsilon", "clip_norm", "loss_cap"):
             value = getattr(self, key)
@@ -107,7 +107,7 @@ class Privacy:
 class Releases:
     """How often a client releases at most, over a whole run: signatures (or rows of scores), trainings (updates), and choices.
 
-    `extra_epochs` are trained beside those of `trainings`, each of which has as many as `[training]` says. `mechanism` is how a signature
+    `extra_epochs` are trained beside those of `trainings`, each of which has as many as `[training]` sets. `mechanism` is how a signature
     is released: a noisy "moment" of samples, the noisy "total" of a vector for each sample, or noisy "scores" of others' models.
     """
 

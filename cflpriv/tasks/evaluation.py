@@ -1,4 +1,4 @@
-"""What clients measure of models: how good the one is that they use, and which of several fits their data best. Tasks for the engine."""
+"""Evaluation tasks: the accuracy of a client's model, and which of several models fits its data best."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -116,7 +116,7 @@ class Losses:
     relation: Relation = "add_remove"
 
     def private(self, noise: Noise) -> "Losses":
-        """This choice under sample-level differential privacy: `protocols.mechanisms.noisy_argmin`, which says what it guarantees."""
+        """This choice under sample-level differential privacy: `protocols.mechanisms.noisy_argmin`, whose docstring has the guarantee."""
         return replace(self, epsilon=noise.choice, cap=noise.loss_cap, relation=noise.relation) if noise.choice else self
 
     @property

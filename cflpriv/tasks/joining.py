@@ -1,4 +1,4 @@
-"""Values that a client holds, put together so that one sum takes them all."""
+"""Join several values of a client, so that one sum takes them all."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Signatures: what a client computes of its data so that others can tell how alike they are. Each is a task for the engine.
+"""Signature tasks: what clients compute of their data so that they can be compared.
 
 A signature is an array (p, d) with orthonormal rows (the papers write d × p), zero rows where it is padded to a public width.
 """
@@ -58,7 +58,7 @@ class PrincipalVectors:
     the client's own are zero. A label with fewer than p samples gives as many vectors as its rank allows (authors).
 
     Reveals: whoever sees the signature sees the span of the data's main directions: the first vector is close to the mean image. With
-    `per_label` the number of non-zero rows, which the diagonal of a Gram matrix still shows, tells how many labels a client has.
+    `per_label` the number of non-zero rows, which the diagonal of a Gram matrix still shows, reveals how many labels a client has.
     """
 
     p: int = 3
@@ -69,7 +69,7 @@ class PrincipalVectors:
     keeps: ClassVar[tuple[str, ...]] = ()
 
     def private(self, noise: "Noise") -> "NoisyPrincipalVectors":
-        """This signature under sample-level differential privacy; `InputError` per label, whose width would tell labels."""
+        """This signature under sample-level differential privacy; `InputError` per label, whose width would reveal labels."""
         from ..privacy.private_signatures import NoisyPrincipalVectors
 
         if self.per_label:

@@ -1,4 +1,4 @@
-"""What clients do with a model to change it: train it, take its gradient, start from another. Each is a task for the engine."""
+"""Training tasks: train a model, take its gradient, or initialise another."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -116,7 +116,7 @@ class Train:
     def private(self, noise: Noise) -> "Train":
         """This training with per-sample clipping, Poisson batches and noise.
 
-        Guarantee: "update" and what the client keeps are as private as `events` says, towards everybody who sees them.
+        Guarantee: "update" and what the client keeps are as private as `events` states, towards all who see them.
         Reveals: the update up to the noise; not "count", which has no private form.
         """
         if not noise.training:

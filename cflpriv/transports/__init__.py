@@ -1,4 +1,4 @@
-"""How do requests reach clients? One transport a file; `federation.transport` has the interface.
+"""Transports, one per file: how requests reach clients. `federation.transport` has the interface.
 
     memory       clients of this process: requests are handed over as objects, or through their encoding
     simulation   a whole federation in one process

@@ -1,4 +1,4 @@
-"""Clients of this process: requests are handed over as objects, or ("bytes") through the encoding that a network would carry."""
+"""In-memory transport: requests are passed as objects or, with "bytes", through the encoding that a network would carry."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,7 +57,7 @@ class Faults:
 
 @dataclass(eq=False)
 class MemoryTransport:
-    """Hands requests to the clients of a host, those of `online` only.
+    """Passes requests to the clients of a host, those of `online` only.
 
     `on_error`: what a client cannot or must not do ends the run with a full message ("raise", as experiments want it: clients have the same
     settings, so one would refuse after the other), or the client answers with an error code, as one that is deployed does ("refuse").

@@ -1,4 +1,4 @@
-"""A federation in one process: the server, its clients at one host, and the experimenter's eye, which is outside the protocol."""
+"""A federation in one process: the server, its clients at one host, and the experimenter's access, which is outside the protocol."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ ReleasePolicy = Literal["strict", "off"]
 
 @dataclass(eq=False)
 class Simulated:
-    """A `federation` over clients of this process. What else is here only a simulation has: nothing of it is recorded.
+    """A `federation` over clients of this process. Everything else here exists in simulations only and is not recorded.
 
     `data` is that of all clients, `stores` is what they keep.
     """
@@ -82,7 +82,7 @@ class Simulated:
         self.federation.lose(clients)
 
     def peek(self, client: int, value: Parameter) -> Array:
-        """What one client sees when it opens a sum or looks at what it holds."""
+        """The value of a sum or of a held value as one client sees it."""
         party = self.client(client)
         if isinstance(value, Held):
             if client not in value.clients:
@@ -150,8 +150,8 @@ def simulate(
 
     `present` clients are there from the start (default: all); others may `join`. `entropy` gives each party ("server", "client 3",
     "key-holder") its own source of secrets; tests may pass a public one. `privacy` is what clients demand; `accounts`, `clipped`, `local`
-    are what the server does about it. With `release_policy = "off"` clients release what a deployed client would refuse to. `identities`,
-    `session` and `stores` are those of a run that is resumed, whose clients are not greeted before the server is restored.
+    are the server's side of it. With `release_policy = "off"` clients release what a deployed client would refuse to. `identities`,
+    `session` and `stores` are those of a run that is resumed, whose clients enrol after the server is restored.
 
     Raises `InputError` for ids that repeat, and for those that are not 0, 1, 2, … where clients' keys are pinned on a roster.
     """
@@ -198,7 +198,7 @@ def simulate(
 
 
 MOST_MODELS = 1 << 20
-"""Simulated clients take part in secure sums over as many models as the algorithm speaks of in public."""
+"""Simulated clients take part in secure sums over as many models as the algorithm declares."""
 
 
 def _sent(parties: Mapping[int, Party], client: int, number: int, parts: tuple[str, ...]) -> Mapping[str, Array]:

@@ -258,10 +258,10 @@ def submit(machines: Machines) -> str:
     if machines.simulated:
         more = ["--federation-config", f"num-supernodes={machines.simulated} client-resources-num-cpus=1"]
     answer = flwr(machines, "run", "app", "loop", "--run-config", words, *more, "--format", "json")
-    told = json.loads(answer[answer.index("{") : answer.rindex("}") + 1])
-    if "run-id" not in told:
-        raise SystemExit(f"flwr run said: {answer}")
-    return str(told["run-id"])
+    reply = json.loads(answer[answer.index("{") : answer.rindex("}") + 1])
+    if "run-id" not in reply:
+        raise SystemExit(f"flwr run answered: {answer}")
+    return str(reply["run-id"])
 
 
 def wait(machines: Machines, run_id: str, seconds: float) -> str:

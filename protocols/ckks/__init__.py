@@ -1,11 +1,11 @@
-"""How can a server compare vectors that it never sees, when clients share no secret?
+"""Encrypted comparison: a server compares vectors that it cannot read, and clients share no secret.
 
 Clients encrypt under the public key of a *key holder*; the server multiplies ciphertexts; the key holder decrypts inner products, and the
 server learns of them what the release says.
 
     parameters  rings, packing, errors, release noise: public numbers      seal        exact polynomials in and out of SEAL
     public_key  a key of which nobody chooses one half
-    messages    what is said, signed                                       client      quantise, pack, encrypt
+    messages    all messages, signed                                       client      quantise, pack, encrypt
     server      keeps ciphertexts, asks for each pair once                 products    multiply, mask: the trap is described there
     holder      keys, capped decryption, noise                             completion  from blocks to a Gram matrix; landmarks
     workers     processes for the server                                   reference   the naive way, for tests and benchmarks

@@ -1,4 +1,4 @@
-"""A client's side: check whose key it is, quantise, pack, encrypt, sign."""
+"""A client's side: check the key, quantise, pack, encrypt, sign."""
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ def packed(packing: Packing, rows: npt.NDArray[np.floating]) -> tuple[npt.NDArra
     p, r, d = packing.p, packing.r, packing.dimension
     if rows.shape != (p, d):
         raise LocalError("out-of-range", f"rows of shape {rows.shape}, the epoch has {(p, d)}")
-    # a hair's breadth beyond is rounding: unit vectors in float32
+    # slightly beyond the bound is rounding: unit vectors in float32
     if not np.isfinite(rows).all() or np.linalg.norm(rows, axis=1).max() > packing.bound * (1 + 1e-3):
         raise LocalError("out-of-range", f"a vector is longer than the epoch's bound of {packing.bound:g}, or not finite")
     padded = np.zeros((p, packing.chunks * r))

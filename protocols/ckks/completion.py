@@ -1,4 +1,4 @@
-"""From blocks to a Gram matrix, all of them at hand or only those with landmark clients."""
+"""From blocks to a Gram matrix, with all blocks or only those of landmark clients."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""The key holder's machine of one clustering epoch: it makes keys, decrypts what it is asked for, no more, and noises what will be seen."""
+"""The key holder's machine for one clustering epoch: makes keys, decrypts only what is requested, and adds noise before a release."""
 
 from threading import RLock
 from typing import Annotated
@@ -42,17 +42,17 @@ class KeyHolder:
     Under release "gram" and "distances" a block is noised and rounded as soon as it is decrypted, once, and the exact one is forgotten.
 
     Guarantee: it decrypts one block for each pair of clients that the roster's signatures enrolled in this epoch, p² numbers each, at the
-    server's signed request. It does not collude with the server. The noise hides computing errors (which tell about the key) from a server
-    and clients that follow the protocol. Clients that encrypt what they like, such as one coefficient of the size of q, make errors of any
-    size and read them through the noise, p² linear equations in the key for each pair of such clients: under "gram" and "distances"
-    √(2N) / p of them that collude with the server come by the key. Noise in the vectors is no remedy: they know their own. Under "labels"
-    each such client's label says on which side of a threshold a number of its choice lies, such as a coefficient of the key or a multiple
-    of a coordinate of another's vector: about log2 k bits a client. These numbers need be no larger than honest ones: no check would tell.
+    server's signed request. It does not collude with the server. The noise hides computing errors (which leak the key) from a server and
+    clients that follow the protocol. Clients that encrypt what they like, such as one coefficient of the size of q, make errors of any size
+    and read them through the noise, p² linear equations in the key for each pair of such clients: under "gram" and "distances" √(2N) / p of
+    them that collude with the server come by the key. Noise in the vectors is no remedy: they know their own. Under "labels" each such
+    client's label says on which side of a threshold a number of its choice lies, such as a coefficient of the key or a multiple of a
+    coordinate of another's vector: about log2 k bits a client. These numbers need be no larger than honest ones: no check can detect them.
     Reveals: it sees the Gram matrix (and how it was masked, nothing of the vectors beyond, see `products`). It cannot see that a request
     really is the product of two uploads: a server that lies can have p² numbers of its choice decrypted in place of each pair's, e.g.
-    coordinates of a vector. Under "labels" what it gets back of them is labels; under "gram" it would read them, noised: CKKS with an
-    apart key holder is for servers that are curious, not for ones that lie.
-    Source: Li & Micciancio 2021 (why decryptions need noise before they are shown).
+    coordinates of a vector. Under "labels" what it gets back of them is labels; under "gram" it would read them, noised: CKKS with an apart
+    key holder is for servers that are curious, not for ones that lie. Source: Li & Micciancio 2021 (why decryptions need noise before they
+    are shown).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What client, server and key holder say to each other, as typed, bounded, canonical, signed bytes.
+"""Messages of client, server and key holder: typed, bounded, canonical, signed bytes.
 
 Guarantee: a decoder returns a well-formed message or raises `MalformedMessage`. Everything carries the digest of the epoch's `Setup`, so a
 message of another epoch, packing or roster does not fit; everything is signed by who says it, over what was announced of the epoch's public
@@ -120,7 +120,7 @@ def ciphertexts_digest(left: tuple[bytes, ...], right: tuple[bytes, ...]) -> byt
 
 
 def signed_upload(public_key: bytes, client: int, ciphertexts: bytes) -> bytes:
-    """What a client signs of an upload of these ciphertexts (their digest), hence of its enrolment: under which key they are, too."""
+    """What a client signs of an upload of these ciphertexts and of its enrolment: their digest and the key they are under."""
     return frame("upload", _named(public_key), client.to_bytes(8, "big"), ciphertexts)
 
 

@@ -1,4 +1,4 @@
-"""Which ring, how exact, and how much noise a release needs: public numbers, all known before anything is encrypted."""
+"""Public parameters, known before anything is encrypted: rings, precision, and the noise that a release needs."""
 
 from dataclasses import dataclass
 from math import floor, log2, sqrt

@@ -1,14 +1,14 @@
-"""The server's arithmetic: one ciphertext product for a block of inner products, and the mask without which it must not be handed on.
+"""The server's arithmetic: one ciphertext product per block of inner products, and the mask it needs before it is sent on.
 
-**The trap.** A product (c₀, c₁, c₂) that was not rerandomised tells the key holder far more than it decrypts to. With c₁ and c₂ of a few
-pairs it solves linear equations for every full product polynomial, however c₀ is masked; `tests/protocols/test_ckks_trap.py` does. So
+**The trap.** A product (c₀, c₁, c₂) that was not rerandomised reveals far more to the key holder than it decrypts to. With c₁ and c₂ of a
+few pairs it solves linear equations for every full product polynomial, however c₀ is masked; `tests/protocols/test_ckks_trap.py` does. So
 every output gets a fresh public-key *encryption* of a mask that is uniform modulo q on all coefficients but the wanted ones: c₀ and c₁ then
 look uniform to someone who does not know that encryption's randomness, also to the key holder, as long as its own key is as it should be.
 
 c₂ stays as it is, and **what the key holder sees of it is not pseudo-random**. With one chunk it is xᵢ yⱼ, the product of the second parts
 of the two clients' ciphertexts: over all pairs, a matrix of rank one at each root (of rank `chunks` otherwise). One value more, such as the
-x of one client that tells it, gives the key holder all xᵢ and yⱼ: the second parts of everybody's ciphertexts. These alone, a u + e, tell
-nothing of the messages; with the first parts, p₀ u + e + m, its key would open them. Those are in c₀ and c₁ only, under the mask's
+x of one client that reveals it, gives the key holder all xᵢ and yⱼ: the second parts of everybody's ciphertexts. These alone, a u + e,
+reveal nothing of the messages; with the first parts, p₀ u + e + m, its key would open them. Those are in c₀ and c₁ only, under the mask's
 encryption. No attack is known that gets from c₂ and the wanted coefficients to anything else, nor a proof that there is none: RLWE with
 these hints is what it would rest on.
 """
@@ -67,7 +67,7 @@ def grouped(ring: Arithmetic, packing: Packing, rights: Sequence[Sequence[Cipher
 
 
 def product(ring: Arithmetic, left: Sequence[Cipher], together: Sequence[Cipher]) -> Cipher:
-    """Σ_chunks A · B, three parts, **bare**: not for the key holder's eyes before `rerandomised`."""
+    """Σ_chunks A · B, three parts, **bare**: must not reach the key holder before `rerandomised`."""
     total = None
     for a, b in zip(left, together, strict=True):
         one = ring.seal.Ciphertext()

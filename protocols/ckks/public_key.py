@@ -72,7 +72,7 @@ def fresh_key(setup: Setup, holder: bytes) -> tuple[Any, bytes]:
 
 
 def public_key(setup: Setup, holder: bytes, announced: bytes) -> Any:
-    """The public key (a SEAL object) of an announced p₀, which may come from an enemy.
+    """The public key (a SEAL object) of an announced p₀, which is untrusted.
 
     Raises:
         MalformedMessage: for other lengths, residues that are not below their prime, and zeros among them.

@@ -1,4 +1,4 @@
-"""The bridge to SEAL (by TenSEAL's `sealapi`): exact integer polynomials in and out, and ciphertexts from strangers.
+"""The bridge to SEAL (by TenSEAL's `sealapi`): exact integer polynomials in and out, and untrusted ciphertexts.
 
 Everything stays at scale 1: the quantisation of `Packing` is the only scale, so plaintexts are exact integers modulo q, no encoder's
 floating point in between. SEAL reads and writes files only; these are in memory, and each serves once: secret keys pass through them.
@@ -34,15 +34,16 @@ _LARGEST_WINDOW = 1 << 23
 
 
 def largest_bytes(parameters: Parameters, parts: int) -> int:
-    """No honest ciphertext of so many parts is longer on the wire: its residues, and a kilobyte for headers and framing."""
+    """No honest ciphertext of so many parts is longer: its residues, and a kilobyte for headers and framing."""
     return parts * parameters.primes * parameters.ring * 8 + 1024
 
 
 def check_outside(data: bytes, raw_bytes: int) -> None:
     """Refuses bytes that are not one SEAL object of at most `raw_bytes` after decompression, looking at headers only.
 
-    SEAL inflates all there is before it looks inside, so a few kilobytes could become gigabytes. A zstd frame says how much each of its
-    blocks can become at most: these bounds are added up first. (Honest frames cut blocks short, so the sum may be a few times too large.)
+    SEAL decompresses everything before it checks the content, so a few kilobytes could become gigabytes. A zstd frame says how much each of
+    its blocks can become at most: these bounds are added up first. (Honest frames cut blocks short, so the sum may be a few times too
+    large.)
 
     Raises:
         MalformedMessage.
@@ -127,7 +128,7 @@ class Arithmetic:
             return os.pread(handle, os.fstat(handle).st_size, 0)
 
     def load(self, data: bytes, parts: int) -> Cipher:
-        """A ciphertext of so many parts from bytes that may come from an enemy.
+        """A ciphertext of so many parts from untrusted bytes.
 
         Raises:
             MalformedMessage: for all else, ciphertexts under other parameters and transparent ones (which encrypt nothing) included.

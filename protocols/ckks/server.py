@@ -1,4 +1,4 @@
-"""The server's machine of one clustering epoch: it keeps ciphertexts and asks the key holder for blocks of the Gram matrix, each once."""
+"""The server's machine for one clustering epoch: keeps ciphertexts and requests each block of the Gram matrix once."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -31,7 +31,7 @@ class Server:
     With `landmarks` = m > 0 only pairs with one of m landmark clients are computed: those of the first clients whose hash with the epoch is
     smallest, so that no order of ids decides.
 
-    Guarantee: it sees ciphertexts only. Reveals: nothing but who takes part, and what the key holder sends back.
+    Guarantee: it sees ciphertexts only. Reveals: who takes part, and what the key holder sends back.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Server:
 
     @property
     def clients(self) -> tuple[int, ...]:
-        """Whose ciphertexts it has, in the order of their arrival."""
+        """The clients whose ciphertexts it has, in order of arrival."""
         return tuple(self._uploads)
 
     def receive(self, data: bytes) -> bytes:

@@ -88,7 +88,7 @@ def serve() -> None:
     """A worker's life: tasks in, outputs out, until its standard input ends."""
     import signal
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # nothing a library prints may come between the frames
     of: tuple[bytes, bytes, bytes] | None = None

@@ -1,4 +1,4 @@
-"""How does a client come to share a secret with all the others, through a server that must not have it?
+"""The client's machine of the group key agreement.
 
 A machine: bytes in, bytes out. It does no I/O, has no clock and draws randomness only from the entropy it is given. Its steps are the rows
 of `states.MEMBER`; a step is a function from the old frozen state and a checked message to the new state and the reply. One machine serves
@@ -7,8 +7,8 @@ all epochs of a session.
 Errors. `RemoteError` and `TooFewClients`: the received bytes were refused, and the state is exactly as before. `LocalError`: the caller's
 own mistake, or an entropy source that fails; the machine forgets its secrets and is dead.
 
-Guarantee and Reveals: see the package. What leaves this machine tells a server that lacks the secrets of all members nothing about the
-group's secret. A stored state is as secret as the identity.
+Guarantee and Reveals: see the package. What leaves this machine reveals nothing about the group's secret to a server that lacks the secrets
+of all members. A stored state is as secret as the identity.
 """
 
 from collections.abc import Iterable
@@ -366,7 +366,7 @@ class Member:
 
 
 def check_advert(advert: Advert, agreed: bytes, roster: Roster) -> None:
-    """Holds an advert against the context and the roster.
+    """Checks an advert against the context and the roster.
 
     Raises:
         RemoteError: "wrong-context", "bad-key" or "bad-signature".
@@ -398,9 +398,9 @@ def _name(client: int) -> bytes:
 
 
 def _commitment(shared: _Shared, agreed: bytes) -> bytes:
-    """32 bytes that only this secret and this chain give, from any place on it, and that tell nothing of them.
+    """32 bytes that only this secret and this chain give, from any place on it, and that reveal nothing of them.
 
-    The keys that were kept of numbers that were passed are not in it: of those a newcomer has the sponsor's word.
+    Keys kept of numbers that were passed are not covered: a newcomer cannot verify those.
     """
     return keys.derive(shared.secret, LABEL + "commitment", agreed, shared.ratchet.end())
 

@@ -1,4 +1,4 @@
-"""What do members and server say to each other? The public terms of an epoch and ten messages, as typed, bounded, canonical bytes.
+"""Messages of the group key agreement: the public terms of an epoch and ten messages, as typed, bounded, canonical bytes.
 
 Guarantee: `decode_member` and `decode_server` return a well-formed message or raise `MalformedMessage`; lists of clients are strictly
 increasing. `context(terms)` is a hash of everything public about the epoch; all keys, boxes and signatures are bound to it, so a message of
@@ -103,7 +103,7 @@ class Adverts(msgspec.Struct, frozen=True, array_like=True, tag=3, forbid_unknow
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The leader's public word on the epoch: who gets the secret, and a commitment to it, under the leader's signature."""
+    """The leader's signed statement on the epoch: who gets the secret, and a commitment to it."""
 
     context: Bytes32
     leader: Id
@@ -270,7 +270,7 @@ def needed(terms: Terms) -> int:
 
 
 def check_terms(terms: Terms) -> None:
-    """Holds what honest terms satisfy.
+    """Checks what honest terms must satisfy.
 
     Raises:
         ValueError: naming the field.

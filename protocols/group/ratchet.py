@@ -1,8 +1,8 @@
-"""How does a client that is broken into today not give away what it hid yesterday? Numbered keys, of a chain that is erased behind them.
+"""Forward secrecy: numbered keys of a hash chain whose past is erased, so that a later compromise does not open earlier values.
 
 The chain of number k + 1 is a hash of that of k; the key of number k is derived from the chain of k. Whoever goes on to number k keeps the
-key of k, those of earlier numbers that are still wanted, and the chain of k + 1. All members go the same way, each at its own pace: who
-was away hashes forward.
+key of k, those of earlier numbers that are still wanted, and the chain of k + 1. All members follow the same chain at their own pace: a
+member that was away hashes forward.
 
 Guarantee: from a state after number k nobody works out a key of an earlier number that was not kept, nor the chain of k or earlier (SHA-256
 is one-way; HKDF). Nothing goes backward. Reveals: a state opens the keys that were kept and **all later ones**: what comes after a theft is
@@ -75,7 +75,7 @@ class Ratchet(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forb
         return dict(self.kept).get(number)
 
     def end(self) -> bytes:
-        """The chain's last value, the same for all who have the same chain, wherever they are on it. It tells nothing of what is before.
+        """The chain's last value, the same for all who have the same chain, wherever they are on it. It reveals nothing of earlier values.
 
         Remembered by the hash of the chain: where all members live in one process, each asks about the same one.
         """

@@ -1,4 +1,4 @@
-"""What does the agreement look like when all parties live in one process? The real machines over real bytes, with nothing skipped."""
+"""The group key agreement with all parties in one process: the real machines over real bytes, with nothing skipped."""
 
 from collections.abc import Callable, Mapping
 
@@ -24,7 +24,7 @@ def agree_all(
     Args:
         server: a fresh machine of the epoch.
         members: the machines of the invited clients.
-        drops: clients that vanish, and the first of `STAGES` that they no longer send.
+        drops: clients that drop out, and the first of `STAGES` that they no longer send.
         record: sees every message.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which message may come when? Both machines as tables; the machines, the tests and the picture in the documentation read the same rows."""
+"""State tables of both machines. The machines, the tests and the diagram in the documentation read the same rows."""
 
 from enum import StrEnum
 

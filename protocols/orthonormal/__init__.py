@@ -1,4 +1,4 @@
-"""Orthonormal transforms that clients share and the server lacks: inner products, norms and angles survive, the coordinates do not.
+"""Orthonormal transforms that clients share and the server lacks: they keep inner products, norms and angles and hide coordinates.
 
 Every client derives the same transform from a shared secret and a public purpose (epoch, round, group), applies it to what it uploads,
 and the server works on the transformed rows: Gram matrices are unchanged and averages stay averages, which the clients then invert.

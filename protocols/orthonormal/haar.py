@@ -1,4 +1,4 @@
-"""Haar rotations: dense, for vectors of up to some thousand numbers, and the only kind with a proof that nothing but the Gram is told."""
+"""Haar rotations: dense, for vectors of up to some thousand numbers; the only transform proved to reveal only the Gram matrix."""
 
 from dataclasses import dataclass, field
 

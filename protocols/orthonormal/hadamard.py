@@ -100,12 +100,12 @@ def hadamard(secret: bytes, purpose: str, dimension: int) -> Hadamard:
     **The order matters**: signs, then mixing, then the secret permutation and signs. Signs before a public Hadamard alone are undone with
     it, and every magnitude shows; a secret permutation or signs *after* the mixing gave the known attack on permuted updates nothing.
 
-    Guarantee: inner products are kept, to rounding (about 2e-7 of the norms in float32). Heuristically the rows of one purpose tell a
-    server that lacks the secret little beyond their Gram matrix: after the first signs, every mixed value is a sum over all coordinates.
-    No theorem says so.
-    Reveals: the Gram matrix, and what the multiset of mixed values tells: its law is not exactly that of a Haar rotation, least of all for
-    vectors of few non-zero values (a single one shows as values of one size). One client that colludes reveals the transform.
-    Source: Ailon & Chazelle 2006 and Tropp 2011 for signs and Hadamard as a mixing map; the secret permutation and signs after it are ours.
+    Guarantee: inner products are kept, to rounding (about 2e-7 of the norms in float32). Heuristically the rows of one purpose reveal
+    little beyond their Gram matrix to a server that lacks the secret: after the first signs, every mixed value is a sum over all
+    coordinates. No theorem says so. Reveals: the Gram matrix, and what the multiset of mixed values reveals: its law is not exactly that of
+    a Haar rotation, least of all for vectors of few non-zero values (a single one shows as values of one size). One client that colludes
+    reveals the transform. Source: Ailon & Chazelle 2006 and Tropp 2011 for signs and Hadamard as a mixing map; the secret permutation and
+    signs after it are ours.
 
     Raises:
         ValueError: for a dimension outside 1..2^28.

@@ -1,4 +1,4 @@
-"""What every transform can do, and what it refuses."""
+"""The interface of all transforms, and the inputs they refuse."""
 
 from typing import Protocol
 

@@ -81,9 +81,9 @@ def permutation(secret: bytes, purpose: str, dimension: int) -> Permutation:
     """The secret order of coordinates of (`secret`, `purpose`).
 
     Guarantee: the order is uniform to whoever lacks the secret: which value stood where is hidden as far as the values themselves do not
-    tell. Inner products are kept exactly, up to the order of summation; the inverse is exact.
+    reveal it. Inner products are kept exactly, up to the order of summation; the inverse is exact.
     Reveals: every value, the joint values of all rows sent under one purpose, coordinate by coordinate, and so their Gram matrix. Values of
-    vectors with known structure tell their places: **a curious server without the secret reads the labels of clients' data off permuted
+    vectors with known structure reveal their places: **a curious server without the secret reads the labels of clients' data off permuted
     network updates** (the head's gradients add up to zero over the classes), under a fresh permutation per round too. One known pair
     (x, Px) gives the permutation away; so does one client that colludes.
     Source: Sattler et al. 2019 (CFL), Sec. 5 and Algorithm 5, who permute coordinates with a seed shared by the clients.

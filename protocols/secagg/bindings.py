@@ -1,4 +1,4 @@
-"""What is every key, box, digest and signature of a sum bound to?
+"""Contexts to which the keys, boxes, digests and signatures of a sum are bound.
 
 One place for all labels. Each label is used for one purpose; each binds to the context (a hash of all public
 terms), and the mask keys name the session, the slot and the hash of the list of models once more.

@@ -1,4 +1,4 @@
-"""How does a client add its vector to a sum without showing it?
+"""The client's machine of a secure sum.
 
 A single-use machine: bytes in, bytes out. It does no I/O, has no clock and draws randomness only from the
 entropy it is given. Its steps are the rows of `states.CLIENT`; a step is a function from the old frozen state
@@ -10,7 +10,7 @@ source that fails, use after death); the machine forgets its secrets and is dead
 
 Guarantee: in active mode, against a server together with fewer than n/3 of the cohort (and in passive mode
 against an honest-but-curious one with fewer than t): what leaves this machine shows no more than the sum over
-at least `floor` survivors (fewer honest ones, if some survivors collude). One object answers a message once,
+at least `min_cohort` survivors (fewer honest ones, if some survivors collude). One object answers a message once,
 whichever threads call it, and is neither copied nor pickled. Reveals: that the client takes part, when it drops
 out, its public keys; the sum; whose shares it complained about. A state restored from an old copy can be made to
 answer twice, so a stored state must be replaced, never kept.
@@ -171,7 +171,7 @@ class Client:
         """Takes the server's next message and gives the reply to send. Of two threads with one message, one gets the reply.
 
         Args:
-            data: what arrived, trusted in nothing.
+            data: the received bytes, untrusted.
             contributions: this client's input, exactly when `wants_values`: one, or in a sum with blocks any number for
                 distinct clusters.
 

@@ -1,4 +1,4 @@
-"""What happens if a keeper cannot use the shares that it was dealt?
+"""Complaints about unusable shares: how a keeper raises them and how they are settled.
 
 It complains in place of sending its masked vector. The server asks the dealer to open these shares in public. If they fit the digests the
 keeper has its shares, and nobody is blamed: the dealer may have sealed nonsense, or the keeper may have complained about nothing. If they

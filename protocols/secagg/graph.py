@@ -1,8 +1,8 @@
-"""Who masks with whom, and how many keepers of a secret are enough?
+"""The masking graph: who masks with whom, and the threshold of keepers of a secret.
 
 Complete graph: everybody with everybody; t = n//2 + 1 against a server that follows the protocol (both kinds
-of share of one client would need 2t > n answers), t = 2n//3 + 1 against one that lies (it may tell two halves
-different stories; colluders, fewer than n/3, tell both).
+of share of one client would need 2t > n answers), t = 2n//3 + 1 against one that lies (it may report
+different survivors to two halves; colluders, fewer than n/3, answer both).
 
 k-regular graph (honest-but-curious server, n > 32): the Harary graph on a random cyclic order of the cohort,
 neighbours at distance 1 … k/2 (and opposite, for odd k). (k, t) is the smallest pair for which, with 20 %

@@ -1,4 +1,4 @@
-"""What does a client put into a sum? Its values, its weight and a word on clipping, as one vector of integer levels.
+"""A client's input to a sum: its values, its weight and a clipping flag, as one vector of integer levels.
 
     block 0: dimension values, weight | block 1: … | 1 if anything was clipped, else 0
 

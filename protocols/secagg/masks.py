@@ -1,10 +1,10 @@
-"""How do keys become masks, fast enough for models of millions of parameters?
+"""From keys to masks, fast enough for models of millions of parameters.
 
 A mask is an AES-256-CTR keystream (counter from zero, every key used for one mask only) read as little-endian
 b-bit numbers; adding and subtracting it wraps around modulo 2^b.
 
 Guarantee: without the key a mask is indistinguishable from uniform numbers (AES as a pseudorandom
-permutation), so a masked vector says nothing about what is below it. Reveals: the length. One key used for
+permutation), so a masked vector reveals nothing about its input. Reveals: the length. One key used for
 two masks gives the difference of the two inputs away.
 """
 
@@ -20,7 +20,7 @@ __all__ = ["Mask", "add_masks", "total_mask"]
 Mask = tuple[bytes, int]
 """A 32-byte key, and +1 or −1."""
 
-# 512 KiB: large enough that the per-call cost vanishes, small enough that stream and target stay in the second-level cache.
+# 512 KiB: large enough that the per-call cost is negligible, small enough that stream and target stay in the second-level cache.
 _CHUNK_BYTES = 1 << 19
 _ZEROS = bytes(_CHUNK_BYTES)
 

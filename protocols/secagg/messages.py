@@ -1,4 +1,4 @@
-"""What do client and server say to each other? The public terms of a sum and the fourteen messages, as typed, bounded, canonical bytes.
+"""Messages of a secure sum: the public terms and the fourteen messages, as typed, bounded, canonical bytes.
 
 Guarantee: `decode_client` and `decode_server` return a well-formed message or raise `MalformedMessage`; lists
 of clients are strictly increasing, so nobody is named twice. `context(terms)` is a hash of everything that

@@ -1,4 +1,4 @@
-"""How can the server learn every cluster's sum, but not who is in which cluster?
+"""Oblivious sums: the server learns every cluster's sum, but not who is in which cluster.
 
 Two secure sums in a row over the same people. First the *counts*: each client adds the 0/1 vector of the
 clusters it belongs to, and the server sees how many belong to each. Then the *blocks*: one sum with a block
@@ -7,12 +7,12 @@ zeros elsewhere; under the masks all look alike. It costs k times the bytes.
 
 The minimum cohort size must hold for those who are left at the end. Nobody can see in which cluster a dropout was, so the
 worst is assumed: the second sum is unmasked only if even with all its dropouts in the smallest open block
-`floor` contributors remain (`messages.survivor_floor`, which every client computes for itself). `spare` keeps
+`min_cohort` contributors remain (`messages.fewest_survivors`, which every client computes for itself). `spare` keeps
 room for that many dropouts.
 
 Guarantee: the server learns the counts, the sum of every open block, and of the others nothing; memberships
 stay hidden as the inputs do. Reveals: the counts, those below the minimum cohort size too. The counts that the second sum's
-minimum cohort size rests on are the server's word: an *active* server can overstate them and so open a block of one.
+minimum cohort size rests on are not verified by clients: an *active* server can overstate them and so open a block of one.
 Members rightly hold different models here, so the terms list k of them, and a server that plants a private
 model among the k is not stopped; prefer one common model. Source: the masked one-hot sum is ours; the sums
 are those of the package.
@@ -44,7 +44,7 @@ def count_terms(
     cohort: Sequence[int],
     models: Sequence[bytes],
     clusters: int,
-    floor: int = 3,
+    min_cohort: int = 3,
     roster: Roster | None = None,
     following: Slot | None = None,
     entropy: Entropy = system_entropy,
@@ -59,7 +59,7 @@ def count_terms(
         clip=1.0,
         bits=16,
         levels=1,
-        floor=floor,
+        min_cohort=min_cohort,
         roster=roster,
         following=following,
         entropy=entropy,
@@ -85,15 +85,15 @@ def counts_of(result: Sum) -> tuple[int, ...]:
     return counts
 
 
-def open_blocks(counts: Sequence[int], floor: int, spare: int = 0) -> tuple[tuple[int, int], ...]:
+def open_blocks(counts: Sequence[int], min_cohort: int, spare: int = 0) -> tuple[tuple[int, int], ...]:
     """(cluster, count) of the clusters whose sum may be computed although `spare` clients drop out on the way.
 
     Raises:
         TooFewClients: if there is none.
     """
-    blocks = tuple((cluster, count) for cluster, count in enumerate(counts) if count >= floor + spare)
+    blocks = tuple((cluster, count) for cluster, count in enumerate(counts) if count >= min_cohort + spare)
     if not blocks:
-        raise TooFewClients(tuple(counts), floor + spare)
+        raise TooFewClients(tuple(counts), min_cohort + spare)
     return blocks
 
 
@@ -129,9 +129,9 @@ def block_terms(
         clip=clip,
         bits=bits,
         weight_limit=weight_limit,
-        floor=first.floor,
+        min_cohort=first.min_cohort,
         roster=roster,
-        blocks=open_blocks(counts_of(counted), first.floor, spare),
+        blocks=open_blocks(counts_of(counted), first.min_cohort, spare),
         following=following,
         entropy=entropy,
     )

@@ -1,4 +1,4 @@
-"""What does a client insist on before it takes part, and how long may a mask key live?
+"""A client's policy: what it requires before it takes part, and the lifetime of a mask key.
 
 Guarantee: a client accepts only terms of its own session, mode, roster and later slots, that invite it, list
 its model among as many models as it expects, keep at least its minimum cohort size, quantise as it allows, are no larger than it
@@ -28,7 +28,7 @@ class Policy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     mode: what the server may do.
     model: SHA-256 of the model this client received; it must be listed.
     models: how many models may be listed (1 for a per-cluster sum).
-    minimum cohort size: the fewest survivors.
+    min_cohort: the fewest survivors.
     after: the last slot this client took part in; later ones only.
     dimension: values per block, None for any.
     clip: the smallest and the largest clip: values are cut off at a smaller one, and lost in rounding under a larger one.
@@ -41,7 +41,7 @@ class Policy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     mode: Literal["active", "passive"]
     model: bytes
     models: int = 1
-    floor: int = 3
+    min_cohort: int = 3
     after: Slot | None = None
     dimension: int | None = None
     clip: tuple[float, float] = (1e-6, 1e6)
@@ -102,11 +102,11 @@ class _StoredKey(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, f
 
 
 def check_proposal(terms: Terms, policy: Policy, client: int, slot: Slot | None, roster: Roster | None) -> None:
-    """Holds proposed terms against the policy of `client`; `slot` is that of its prepared mask key, None without one.
+    """Checks proposed terms against the policy of `client`; `slot` is that of its prepared mask key, None without one.
 
     Raises:
         RemoteError: "wrong-context", "wrong-slot", "not-invited", "unlisted-model", "wrong-roster",
-        "floor-too-low" or "bad-terms". TooFewClients: the cohort is smaller than the floor.
+        "floor-too-low" or "bad-terms". TooFewClients: the cohort is smaller than `min_cohort`.
     """
     if terms.session != policy.session or terms.mode != policy.mode:
         raise RemoteError("wrong-context")
@@ -119,7 +119,7 @@ def check_proposal(terms: Terms, policy: Policy, client: int, slot: Slot | None,
         raise RemoteError("unlisted-model")
     if roster is not None and policy.mode == "active" and terms.roster != roster.digest:
         raise RemoteError("wrong-roster")
-    if terms.floor < policy.floor:
+    if terms.min_cohort < policy.min_cohort:
         raise RemoteError("floor-too-low")
     if policy.dimension is not None and terms.dimension != policy.dimension:
         raise RemoteError("bad-terms")

@@ -1,4 +1,4 @@
-"""What does the server end up with? The exact integer sum of the survivors' levels, and how to read it.
+"""The result of a sum: the exact integer sum of the survivors' levels, and how to read it.
 
 Guarantee: a sum lies within the range of its terms and survivors. Reveals: see the package. Within that range a client can put in any
 vector; nothing here bounds a single one.

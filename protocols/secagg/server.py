@@ -1,4 +1,4 @@
-"""How does the server add up what it cannot read?
+"""The server's machine of a secure sum.
 
 A single-use machine: the caller hands it what arrives (`receive`), decides when a stage is over (`advance`:
 whoever has not answered is a dropout) and sends what `advance` returns. No I/O, no clock. Masked vectors are
@@ -350,15 +350,15 @@ class Server:
 
     def _close(self, mapper: MapJobs) -> dict[int, msgspec.Struct]:
         state, terms = self._state, self._state.terms
-        floor = messages.fewest_survivors(terms)
+        fewest = messages.fewest_survivors(terms)
         outbox: dict[int, msgspec.Struct]
         match self.stage:
             case ServerStage.NEW:
-                enough(len(terms.cohort), floor)
+                enough(len(terms.cohort), fewest)
                 return {client: Invite(terms) for client in terms.cohort if client not in state.adverts}
             case ServerStage.ADVERTISING:
                 state.advertised = self._connected(tuple(sorted(state.adverts)))
-                enough(len(state.advertised), floor)
+                enough(len(state.advertised), fewest)
                 return {
                     client: Adverts(terms, tuple(state.adverts[v] for v in sorted(self._near(client, state.advertised))))
                     for client in state.advertised
@@ -366,17 +366,17 @@ class Server:
             case ServerStage.SHARING:
                 # U2: who shared. All masks and shares are confined to it from here on.
                 state.members = self._connected(tuple(sorted(state.answered)))
-                enough(len(state.members), floor)
+                enough(len(state.members), fewest)
                 return self._deliver()
             case ServerStage.MASKING if state.complaints:
-                enough(len(state.answered), floor)
+                enough(len(state.answered), fewest)
                 return {dealer: Challenge(self._agreed, messages.ids(accusers)) for dealer, accusers in by_dealer(state.complaints).items()}
             case ServerStage.OPENING:
                 shares = settled(self._agreed, state.complaints, state.openings, state.adverts, state.digests, self._signed)
                 return {client: Settle(self._agreed, opened) for client, opened in shares.items()}
             case ServerStage.MASKING | ServerStage.SETTLING:
                 state.survivors = tuple(sorted(state.masked))
-                enough(len(state.survivors), floor)
+                enough(len(state.survivors), fewest)
                 packed = messages.ids(state.survivors)
                 outbox = {
                     client: Survivors(self._agreed, packed) if terms.mode == "active" else Unmask(self._agreed, packed, ())

@@ -1,4 +1,4 @@
-"""How can a secret survive the loss of some of its keepers, and stay hidden from the rest?
+"""Shamir's secret sharing: any t shares give the secret, fewer reveal nothing.
 
 f(X) = secret + a_1 X + … + a_{t−1} X^{t−1} over the field of p = 2^256 + 297 elements; keeper x holds f(x);
 any t points give f(0) back.

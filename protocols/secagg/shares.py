@@ -1,4 +1,4 @@
-"""How are both secrets of a client split among its neighbours, so that wrong shares are found out?
+"""Verifiable sharing of both secrets of a client among its neighbours.
 
 A dealer seals one share of each secret for every neighbour, and sends the digest of every share, and a commitment to the seed of its self
 mask, in the open. A keeper takes only shares that fit; what follows if they do not is in `complaints`.

@@ -1,4 +1,4 @@
-"""What does a whole secure sum look like when all parties live in one process?
+"""A secure sum with all parties in one process.
 
 The real machines over real bytes, with nothing skipped: for experiments, tests and measurements. Clients are
 served one at a time and their vectors are asked for one at a time, so memory holds one masked vector, not n.
@@ -67,7 +67,7 @@ def simulate(
         values: a client's input, asked for when its vector is masked.
         roster: in active mode.
         policy: what each client insists on; by default what the terms say, with the first listed model.
-        drops: clients that vanish, and the first of `STAGES` that they no longer send.
+        drops: clients that drop out, and the first of `STAGES` that they no longer send.
         mask_keys, adverts: `Outcome.mask_keys` and `Outcome.adverts` of the sum that named this slot as its following
             one.
         record: sees every message.
@@ -85,24 +85,11 @@ def simulate(
         raise ValueError(f"drops: unknown stage {min(unknown)!r}; expected one of {', '.join(STAGES)}")
     ready = {client: key for client, key in (mask_keys or {}).items() if client in terms.cohort and client in (adverts or {})}
     server = Server(terms, roster=roster, adverts={client: data for client, data in (adverts or {}).items() if client in ready})
-    clients: dict[int, Client] = {}
-    for number in terms.cohort:
-        wants = (
-            policy(number)
-            if policy
-            else Policy(
-                terms.session,
-                terms.mode,
-                terms.models[0],
-                len(terms.models),
-                terms.floor,
-                None,
-                terms.dimension,
-                (terms.clip, terms.clip),
-                terms.levels,
-            )
-        )
-        clients[number] = Client(identities[number], wants, roster=roster, mask_key=ready.get(number), entropy=entropy)
+    wants = policy or (lambda number: _agreeable(terms))
+    clients = {
+        number: Client(identities[number], wants(number), roster=roster, mask_key=ready.get(number), entropy=entropy)
+        for number in terms.cohort
+    }
     sent = {"up": 0, "down": 0}
 
     def note(direction: str, client: int, kind: str | None, data: bytes) -> None:
@@ -131,3 +118,11 @@ def simulate(
     following = server.following
     kept = {number: key for number, client in clients.items() if number in following and (key := client.next_mask_key())}
     return Outcome(server.result, clipped, kept, following, sent["up"], sent["down"])
+
+
+def _agreeable(terms: Terms) -> Policy:
+    """The policy of a client that accepts these terms and holds the first listed model."""
+    return Policy(
+        terms.session, terms.mode, terms.models[0], len(terms.models), terms.min_cohort, None, terms.dimension, (terms.clip, terms.clip),
+        terms.levels,
+    )  # fmt: skip

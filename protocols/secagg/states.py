@@ -1,4 +1,4 @@
-"""Which message may come when? Both machines as tables; the machines, the tests and the picture in the documentation read the same rows.
+"""State tables of both machines. The machines, the tests and the diagram in the documentation read the same rows.
 
 A client sits in a state and waits for one kind of message; a server stage first collects one kind of message
 from the clients and, when the caller closes it, sends the next kind to those who are still there. Whoever did

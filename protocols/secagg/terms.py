@@ -1,4 +1,4 @@
-"""What is public about one sum, and what must honest terms satisfy?
+"""The public terms of one sum, and what honest terms must satisfy.
 
 Guarantee: `check_terms` refuses terms under which the sum of honest inputs could overflow, a cohort or a graph without the thresholds that
 the protocol needs, and a minimum cohort size of one. `context(terms)` is a hash of everything that was agreed in public; keys, boxes,
@@ -50,7 +50,7 @@ class Terms(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     mode: what the server may do: "passive" (it follows the protocol) or "active" (it may lie).
     cohort: the invited clients, increasing.
     degree, threshold: (k, t) of the graph; graph_seed: 16 bytes for the sparse one, else empty.
-    minimum cohort size: the fewest survivors whose sum may be seen.
+    min_cohort: the fewest survivors whose sum may be seen.
     models: SHA-256 of every model that members may hold, increasing.
     roster: digest of the pinned roster (active mode), else empty.
     bits, clip, levels: the quantiser.
@@ -68,7 +68,7 @@ class Terms(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     degree: Count
     threshold: Count
     graph_seed: Annotated[bytes, Meta(max_length=16)]
-    floor: Count
+    min_cohort: Count
     models: tuple[Bytes32, ...]
     roster: Annotated[bytes, Meta(max_length=32)]
     bits: Literal[16, 32]
@@ -99,10 +99,10 @@ def fewest_survivors(terms: Terms) -> int:
     """The fewest survivors that may be unmasked.
 
     In an oblivious sum every dropout might have belonged to the smallest open block, so as many must survive
-    as leave `floor` contributors there.
+    as leave `min_cohort` contributors there.
     """
-    spare = min((count - terms.floor for _, count in terms.blocks), default=len(terms.cohort))
-    return max(terms.floor, terms.threshold if terms.degree == len(terms.cohort) - 1 else 0, len(terms.cohort) - spare)
+    spare = min((count - terms.min_cohort for _, count in terms.blocks), default=len(terms.cohort))
+    return max(terms.min_cohort, terms.threshold if terms.degree == len(terms.cohort) - 1 else 0, len(terms.cohort) - spare)
 
 
 def context(terms: Terms) -> bytes:
@@ -116,7 +116,7 @@ def model_list(terms: Terms) -> bytes:
 
 
 def check_terms(terms: Terms) -> None:
-    """Holds everything that honest terms must satisfy, the overflow proof among it.
+    """Checks everything that honest terms must satisfy, including the overflow proof.
 
     Raises:
         ValueError: naming the field.
@@ -124,8 +124,8 @@ def check_terms(terms: Terms) -> None:
     n = len(terms.cohort)
     if n < 1 or any(a >= b for a, b in pairwise(terms.cohort)) or n > MOST_CLIENTS:
         raise ValueError("cohort: expected distinct clients in increasing order")
-    if terms.floor < 2:
-        raise ValueError("minimum cohort size: a sum over one client is that client's input; expected at least 2")
+    if terms.min_cohort < 2:
+        raise ValueError("min_cohort: a sum over one client is that client's input; expected at least 2")
     complete = terms.degree == n - 1 and terms.threshold == complete_threshold(n, terms.mode)
     if complete and terms.graph_seed:
         raise ValueError("graph_seed: the complete graph has none")
@@ -145,8 +145,8 @@ def check_terms(terms: Terms) -> None:
         raise ValueError("weight_limit: expected a finite number, 0 for unweighted sums")
     if any(a >= b for (a, _), (b, _) in pairwise(terms.blocks)):
         raise ValueError("blocks: expected distinct clusters in increasing order")
-    if any(not terms.floor <= count <= n for _, count in terms.blocks):
-        raise ValueError("blocks: every open block needs at least `floor` contributors of the cohort")
+    if any(not terms.min_cohort <= count <= n for _, count in terms.blocks):
+        raise ValueError("blocks: every open block needs at least `min_cohort` contributors of the cohort")
     if vector_length(terms) > 1 << 30:
         raise ValueError("dimension: too large")
     if terms.following is not None and terms.following <= terms.slot:
@@ -164,7 +164,7 @@ def make_terms(
     bits: Bits = 32,
     levels: int | None = None,
     weight_limit: float = 0.0,
-    floor: int = 3,
+    min_cohort: int = 3,
     roster: Roster | None = None,
     sparse: bool | None = None,
     blocks: Sequence[tuple[int, int]] = (),
@@ -198,7 +198,7 @@ def make_terms(
         degree=degree,
         threshold=threshold,
         graph_seed=entropy(16) if degree < n - 1 else b"",
-        floor=floor,
+        min_cohort=min_cohort,
         models=tuple(sorted(set(models))),
         roster=b"" if roster is None else roster.digest,
         bits=bits,
@@ -225,14 +225,14 @@ def retaken(terms: Terms, without: Iterable[int], entropy: Entropy = system_entr
         entropy: draws the seed of the sparse graph.
 
     Raises:
-        TooFewClients: fewer than `floor` are left, or no block keeps that many.
+        TooFewClients: fewer than `min_cohort` are left, or no block keeps that many.
     """
     gone = set(without)
     cohort = tuple(client for client in terms.cohort if client not in gone)
     n, lost = len(cohort), len(terms.cohort) - len(cohort)
-    blocks = tuple((cluster, count - lost) for cluster, count in terms.blocks if count - lost >= terms.floor)
-    if n < terms.floor or bool(terms.blocks) != bool(blocks):
-        raise TooFewClients((n,), terms.floor)
+    blocks = tuple((cluster, count - lost) for cluster, count in terms.blocks if count - lost >= terms.min_cohort)
+    if n < terms.min_cohort or bool(terms.blocks) != bool(blocks):
+        raise TooFewClients((n,), terms.min_cohort)
     sparse = terms.degree < len(terms.cohort) - 1 and n > COMPLETE_UP_TO
     degree, threshold = sparse_parameters(n) if sparse else (n - 1, complete_threshold(n, terms.mode))
     changed = msgspec.structs.replace(

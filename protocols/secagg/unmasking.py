@@ -1,4 +1,4 @@
-"""Which masks have to be taken off a sum, once shares of the secrets behind them were revealed?"""
+"""Which masks to remove from a sum, given the revealed shares of the secrets behind them."""
 
 from collections.abc import Callable, Mapping
 

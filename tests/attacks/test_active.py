@@ -364,7 +364,7 @@ def test_without_the_check_the_attack_shows_the_leak(name: str, monkeypatch: pyt
 # --- the harness itself
 
 
-def test_an_unknown_or_inapplicable_attack_is_told() -> None:
+def test_an_unknown_or_inapplicable_attack_is_reported() -> None:
     with pytest.raises(InputError, match="--attacks none: is not known; known are second_sum"):
         only(ACTIVE, "none")
     with pytest.raises(InputError, match="--attacks: names none"):
@@ -374,7 +374,7 @@ def test_an_unknown_or_inapplicable_attack_is_told() -> None:
     assert "no key holder" in row.note
 
 
-def test_an_attack_that_cannot_be_played_is_not_called_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attack_that_cannot_be_run_is_not_called_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(play: Any) -> Any:
         raise InputError("no model")
 
@@ -389,7 +389,7 @@ def test_an_attack_that_cannot_be_played_is_not_called_refused(monkeypatch: pyte
 def test_an_attack_of_which_nothing_comes_is_not_called_safe() -> None:
     attack = replace(ACTIVE_ATTACKS["second_sum"], play=lambda play: Guess(None, "update"))
     row = audit.played("second_sum", attack, scene_of(ACTIVE, SCENE))
-    assert (row.status, row.note) == ("failed", "nothing came of it, and nobody refused")
+    assert (row.status, row.note) == ("failed", "no result, and no refusal")
 
 
 def test_each_attack_meets_clients_that_were_just_started() -> None:

@@ -76,7 +76,7 @@ def test_a_standard_audit_has_seeds_intervals_and_references(run: Path) -> None:
 
 
 @pytest.mark.usefixtures("three_seeds")
-def test_an_attack_that_plays_runs_by_itself_is_asked_about_the_recorded_one_only(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attack_that_reruns_the_configuration_is_called_for_the_recorded_run_only(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
     def cells(case: Any) -> Any:
@@ -149,7 +149,7 @@ def test_bad_folders_are_refused_with_a_word(run: Path, tmp_path: Path) -> None:
     refused("--attacks none_such", attacks=["none_such"])
     refused("names none", attacks=[])
     refused("--adversary janitor", adversary="janitor")
-    refused("nobody held a key", adversary="key-holder")
+    refused("this run had no key holder", adversary="key-holder")
 
     summary = (run / "summary.json").read_text()
     (run / "summary.json").unlink()

@@ -128,7 +128,7 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(run: Path, t
     assert "standard audit, about" in stopped.output.splitlines()[0]
     assert "2 seeds" in stopped.output.splitlines()[0]
     assert stopped.stderr.count("\n") == 1
-    assert f"what is finished is in {run / 'audit.json'}, and the same command goes on" in stopped.stderr
+    assert f"finished results are in {run / 'audit.json'}; the same command resumes" in stopped.stderr
     units = json.loads((run / "audit" / "units.json").read_text())["units"]
     assert list(units) == [*(f"server|{name}|0" for name in FEW), f"server|{FEW[0]}|1000"]
     assert {cell["attack"] for cell in json.loads((run / "audit.json").read_text())} == set(FEW)

@@ -51,15 +51,15 @@ def test_who_trains_again_has_the_update_that_it_sent(algorithm: dict[str, Any])
     assert compared >= 16
 
 
-@pytest.mark.parametrize(("floor", "size", "clients"), [(2, 2, [0, 1, 2, 3, 4]), (3, 5, [0, 2, 4, 6])], ids=["two", "five"])
-def test_a_floor_is_none_to_all_but_one_of_a_sum(floor: int, size: int, clients: list[int]) -> None:
+@pytest.mark.parametrize(("min_cohort", "size", "clients"), [(2, 2, [0, 1, 2, 3, 4]), (3, 5, [0, 2, 4, 6])], ids=["two", "five"])
+def test_a_minimum_cohort_size_is_none_to_all_but_one_of_a_sum(min_cohort: int, size: int, clients: list[int]) -> None:
     """Pairs with one colluder each; a group of five, of whom four collude, and one without any."""
-    seen = colluders(clients, {"sum": "secagg", "min_cohort": floor}, size=size)
+    seen = colluders(clients, {"sum": "secagg", "min_cohort": min_cohort}, size=size)
     single = by_metric("disaggregation", seen)["singleton_exact"]
     assert single.status == "leaks", single.line()
     assert single.value == pytest.approx(1.0 if size == 2 else 1 / 6)
     assert "colluders, who take their own updates off" in single.note
-    alone = colluders([], {"sum": "secagg", "min_cohort": floor}, size=size)
+    alone = colluders([], {"sum": "secagg", "min_cohort": min_cohort}, size=size)
     assert by_metric("disaggregation", alone)["singleton_exact"].status == "nothing_to_see"
 
 

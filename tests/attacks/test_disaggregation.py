@@ -69,7 +69,7 @@ def differenced(sums: Sequence[CohortSum], clients: int = 12) -> tuple[Array, Ar
     return errors[determined], determined
 
 
-def test_singletons_are_exact_without_a_floor_and_there_are_none_with_it() -> None:
+def test_singletons_are_exact_without_a_minimum_cohort_size_and_there_are_none_with_it() -> None:
     open_ = recorded(Protection(), Sampling("global", 0.25), 6)
     single = guess_single(open_)
     assert single
@@ -79,7 +79,7 @@ def test_singletons_are_exact_without_a_floor_and_there_are_none_with_it() -> No
 
 
 @pytest.mark.parametrize("protection", [Protection(), Protection(min_cohort=3), Protection(sum="secagg")], ids=["open", "floor", "secagg"])
-def test_differencing_of_static_values_is_exact_with_and_without_a_floor(protection: Protection) -> None:
+def test_differencing_of_static_values_is_exact_with_and_without_a_minimum_cohort_size(protection: Protection) -> None:
     sums = recorded(protection, Sampling("per_cluster", 0.5), 14)
     assert all(len(one.members) >= protection.smallest_sum for one in sums)
     errors, determined = differenced(sums)
@@ -203,7 +203,7 @@ def test_sizes_of_groups_over_cohorts_tell_who_is_in_which() -> None:
     """Oblivious sums name no cluster. Over enough different cohorts their sizes do; with everybody in every round they do not."""
     (found,), _ = ATTACKS["cluster_identity"].cells(oblivious(0.7, 18))
     assert found.status == "leaks", found.line()
-    assert "worked out from the sizes" in found.note
+    assert "inferred from the sizes" in found.note
     (fixed,), _ = ATTACKS["cluster_identity"].cells(oblivious(1.0, 3))
     assert fixed.status == "at_baseline", fixed.line()
 

@@ -310,7 +310,7 @@ def test_noise_that_clients_share_shows_in_a_whole_run(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_clients_as_canaries_are_told_apart_without_noise_only(relation: str) -> None:
+def test_clients_as_canaries_are_distinguished_without_noise_only(relation: str) -> None:
     made = scene("fedavg", "client", 1.0, privacy={"relation": relation})
     result, calm = play_clients(made, population_of(made), np.random.default_rng(0))
     assert audit(result.game.scores, result.game.coins, DELTA, claim=1.0).epsilon <= result.epsilon <= 1.0
@@ -326,7 +326,7 @@ def test_an_audit_states_a_bound_for_every_release_and_the_whole_run() -> None:
         assert one.baseline is not None
         assert one.value < one.baseline
         assert "ceiling" in one.note
-    assert "scored are clients' updates; not validated by it, though paid for: what has signature_epsilon:" in cells[-1].note
+    assert "scored are clients' updates; charged but not validated by it: what has signature_epsilon:" in cells[-1].note
     (other,) = ATTACKS["dp_audit"].cells(case(scene("fedavg", "client", 1.0, protection={"sum": "secagg"})))[0]
     assert other.metric == "run_epsilon"
     assert other.status == "at_baseline"
@@ -380,10 +380,10 @@ def test_an_update_is_read_by_the_steps_that_clients_take(algorithm: dict[str, A
     assert share_of_coins(algorithm, relation) > 0.9
 
 
-def test_plays_put_their_canaries_together() -> None:
+def test_reruns_pool_their_canaries() -> None:
     made = scene("fedavg", "client", 1.0, training={"rounds": 1}, data={"clients": 4})
     (one, calm, once), (several, several_calm, times) = (
-        play(made, population_of(made), np.random.default_rng(0), plays=3, seconds=seconds) for seconds in (0.0, np.inf)
+        play(made, population_of(made), np.random.default_rng(0), reruns=3, seconds=seconds) for seconds in (0.0, np.inf)
     )
     assert (once, times) == (1, 3), "no time, one play"
     assert len(one.game.coins) == len(calm.coins) == 4
@@ -394,7 +394,7 @@ def test_plays_put_their_canaries_together() -> None:
 
 
 @pytest.mark.parametrize("unit", ["client", "sample"])
-def test_every_play_has_a_seed_of_its_own_and_its_share_of_the_time(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rerun_has_a_seed_of_its_own_and_its_share_of_the_time(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # test entropy is drawn from the seed, so plays of one seed would share their noise
     seeds: list[int] = []
     times: list[float] = []
@@ -411,16 +411,16 @@ def test_every_play_has_a_seed_of_its_own_and_its_share_of_the_time(unit: str, m
     monkeypatch.setattr(dp_run, "play_clients", made_up)
     monkeypatch.setattr(dp_run, "play_samples", made_up)
     made = scene("fedavg", unit, 1.0)
-    played, calm, plays = play(made, population_of(made), np.random.default_rng(0), plays=4, seconds=1000.0)
+    played, calm, plays = play(made, population_of(made), np.random.default_rng(0), reruns=4, seconds=1000.0)
     assert sorted(set(seeds)) == [made.run.seed + number for number in range(4)]
-    assert plays == 3, "what came to nothing is left out"
+    assert plays == 3, "reruns that failed are left out"
     assert len(played.game.coins) == len(calm.coins) == 30
     assert played.epsilon == 4.0 + made.run.seed, "the claim is the largest that was spent"
     assert max(times) <= (1000.0 if unit == "client" else 500.0)
     with pytest.raises(ValueError, match="no mean was released"):
-        play(made.with_("run", seed=made.run.seed + 1), population_of(made), np.random.default_rng(0), plays=4)
-    with pytest.raises(ValueError, match="0 plays"):
-        play(made, population_of(made), np.random.default_rng(0), plays=0)
+        play(made.with_("run", seed=made.run.seed + 1), population_of(made), np.random.default_rng(0), reruns=4)
+    with pytest.raises(ValueError, match="0 reruns"):
+        play(made, population_of(made), np.random.default_rng(0), reruns=0)
 
 
 def test_a_run_that_claims_nothing_has_nothing_to_see() -> None:

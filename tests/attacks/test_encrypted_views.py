@@ -8,16 +8,11 @@ import numpy as np
 import pytest
 from attack_scenes import QUICK, case, config
 
-from cflpriv.aggregation.ckks_settings import CkksSettings
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.audit import Scene, case_of, fresh_scene
-from cflpriv.attacks.encrypted import with_opened_uploads
 from cflpriv.attacks.gram_geometry import _products_of_blocks, products_of
 from cflpriv.attacks.leakage import Case, Cell
-from cflpriv.contract.transcript import Transcript
 from cflpriv.data import build_population
-from cflpriv.protocols import ckks
-from cflpriv.protocols.keys import Identity, Roster
 
 
 @lru_cache(maxsize=4)
@@ -80,48 +75,6 @@ def test_landmarks_leave_the_gram_attack_its_known_clients(adversary: str, relea
 @pytest.mark.parametrize("name", ["gram_geometry", "signature_inversion"])
 def test_in_public_key_mode_a_colluder_adds_nothing(name: str) -> None:
     assert {cell.status for cell in figures(name, seen("server+1")).values()} == {"nothing_to_see"}
-
-
-def symmetric() -> Scene:
-    """The same run as it was recorded in mode "symmetric", which federations of earlier versions took: the holder's key goes to clients."""
-    plain = scene()
-    protection = replace(plain.config.protection, ckks_mode="symmetric")
-    rows = case_of(plain, "server", QUICK).rows
-    own, holder, server = [Identity.create(client) for client in sorted(rows)], Identity.create(0), Identity.create(0)
-    roster = Roster(tuple(one.public() for one in own), holder.public())
-    setup = CkksSettings.of(protection).setup(bytes(16), 0, roster, *rows[0].shape)
-    machine = ckks.KeyHolder(setup, holder, server.public(), roster)
-    secret = machine.secret_key()
-    uploads = [ckks.encrypt(setup, machine.announcement, holder.public(), one, rows[one.client], secret) for one in own]
-    made = Transcript("full")
-    for message in plain.messages:
-        if (message.operation, message.source) == ("gram", "clients"):
-            said = [{"bytes": np.frombuffer(one, np.uint8)} for one in uploads]
-            made.add(-1, "gram", message.kind, "clients", "server", sorted(rows), said, readers=("server",), context=message.context)
-            key, readers = {"bytes": np.frombuffer(secret, np.uint8)}, ("key-holder", "clients")
-            made.add(-1, "gram", "ckks secret key", "key-holder", "clients", sorted(rows), key, readers=readers, context=message.context)
-    kept = [message for message in plain.messages if (message.operation, message.source) != ("gram", "clients")]
-    return replace(plain, messages=[*made.messages, *kept], config=replace(plain.config, protection=protection))
-
-
-def test_in_symmetric_mode_one_colluder_gives_the_server_every_vector() -> None:
-    """As docs/guarantees.md says: clients share the secret key, and the server has the ciphertexts."""
-    pytest.importorskip("tenseal")
-    recorded = symmetric()
-    one = case_of(recorded, "server+1", QUICK)
-    opened = with_opened_uploads(one.view, (3, 64))
-    rows = {
-        client: row for m in opened.select("gram", "signature") for client, row in zip(m.clients, (m.payload or {})["rows"], strict=True)
-    }
-    assert set(rows) == set(range(12))
-    for client, row in rows.items():
-        assert row == pytest.approx(one.rows[client], abs=1e-4)
-    found = {cell.metric: cell for cell in ATTACKS["signature_inversion"].cells(one)[0]}
-    assert found["mean_image_cosine"].status == "leaks", found["mean_image_cosine"].line()
-    assert figures("gram_geometry", one)[3].value == pytest.approx(figures("gram_geometry", one)[3].reference, abs=0.2)
-    alone = case_of(recorded, "server", QUICK)
-    assert {cell.status for cell in ATTACKS["signature_inversion"].cells(alone)[0]} == {"nothing_to_see"}
-    assert with_opened_uploads(alone.view, (3, 64)) is alone.view
 
 
 # --- differential privacy -------------------------------------------------------------------------------------------------------------

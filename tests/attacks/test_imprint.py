@@ -57,7 +57,7 @@ def recovered(population: Population, bins: int, size: int, seed: int, clients: 
     prior = prior_of(population, 0)
     start, people = imprinted(model, prior.x), [client_of(population, name, size, seed) for name in range(clients)]
     updates = updates_of(people, Train(model, 1, 0, 0.1), start, seed)
-    total: Array | None = updates[0] if clients == 1 else summed(updates, start, clip=1.0, floor=3)
+    total: Array | None = updates[0] if clients == 1 else summed(updates, start, clip=1.0, min_cohort=3)
     assert total is not None
     return share_recovered(np.concatenate([one.x_train for one in people]), guess(total, prior, model))
 
@@ -144,7 +144,7 @@ def test_steps_of_adam_are_no_gradients_and_prove_nothing() -> None:
 @pytest.mark.parametrize(
     ("protection", "adversary", "model", "why"),
     [
-        ({}, "server", {"hidden": 8}, "a server that lies"),
+        ({}, "server", {"hidden": 8}, "an active server"),
         ({}, "active-server", {"name": "linear"}, "the first layer of 'linear'"),
         ({"sum": "haar"}, "active-server", {"hidden": 8}, "not attempted under sum = 'haar'"),
     ],

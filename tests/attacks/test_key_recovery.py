@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from cflpriv.attacks.audit import Scene, case_of, fresh_scene
-from cflpriv.attacks.key_recovery import Guess, Knowledge, blind_rounds, cells, find_structure, guess, recover_labels, zero_sum_blocks
+from cflpriv.attacks.key_recovery import Guess, Knowledge, cells, find_structure, guess, recover_labels, transformed_rounds, zero_sum_blocks
 from cflpriv.attacks.key_recovery.cells import knowledge, score_l1, score_sets, score_structure, structure_at_random
 from cflpriv.attacks.key_recovery.naming import Response, cloud, distance, head_blocks, name_columns, on_simplex, rounded, simulate
 from cflpriv.attacks.key_recovery.structure import shares
@@ -240,7 +240,7 @@ def test_a_structure_that_has_nothing_to_do_with_the_clients_is_at_its_baseline(
     assert said.count("at_baseline") >= 20
 
 
-def test_structure_is_told_beside_the_same_structure_of_permuted_clients() -> None:
+def test_structure_is_reported_beside_the_same_structure_of_permuted_clients() -> None:
     found = by_metric(scene("permutation"))["structure_l1"]
     assert found.status == "leaks"
     assert found.value is not None
@@ -251,7 +251,7 @@ def test_structure_is_told_beside_the_same_structure_of_permuted_clients() -> No
 def test_with_the_wrong_initial_model_the_attacker_abstains_but_keeps_the_structure() -> None:
     one = scene("permutation")
     prior, view = one.prior, one.view("server")
-    seen = blind_rounds(view, knowledge(prior, None).theta0.size)
+    seen = transformed_rounds(view, knowledge(prior, None).theta0.size)
     assert seen is not None
     assert seen.theta0 is not None
     assert len(seen.rounds) == 6
@@ -271,7 +271,7 @@ def test_the_attackers_own_clients_take_the_steps_of_the_run(algorithm: dict[str
         algorithm, {"sum": "permutation"}, training=training, model={"dtype": "float64"},
         data={"samples_per_client": 20, "groups": PAIRS},
     ))  # fmt: skip
-    sent = blind_rounds(seen.view, knowledge(seen.prior, None).theta0.size)
+    sent = transformed_rounds(seen.view, knowledge(seen.prior, None).theta0.size)
     assert sent is not None
     known = knowledge(seen.prior, sent.theta0, sent.local)
     assert sent.local is not None

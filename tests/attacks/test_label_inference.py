@@ -72,7 +72,7 @@ def test_a_member_sees_its_cluster_as_a_whole() -> None:
     assert by_metric(seen[0])["histogram_l1"].status == "nothing_to_see"
 
 
-def test_a_model_that_stays_blind_shows_nothing() -> None:
+def test_a_model_that_stays_transformed_shows_nothing() -> None:
     found = by_metric(case(config(protection={"sum": "hadamard"})))
     assert found[AGGREGATE].status == "nothing_to_see"
     assert found["histogram_l1"].status == "at_baseline"  # blind updates, read as if they were clear
@@ -126,7 +126,7 @@ def test_fedproto_tells_label_sets_unless_sums_are_oblivious(sum_: str, status: 
         assert cell.baseline < 0.5
 
 
-def test_a_client_is_not_told_who_owns_what() -> None:
+def test_a_client_is_not_sent_who_owns_what() -> None:
     seen = case(config({"name": "fedproto"}, {"sum": "secagg-oblivious"}, training={"rounds": 1}), "client")
     assert ATTACKS["label_inference"].cells(seen)[0][0].status == "not_attempted"  # it is sent prototypes
 
@@ -159,7 +159,7 @@ def test_parts_of_models_are_not_attempted_and_it_says_so() -> None:
     assert "not attempted" in found["histogram_l1"].note
 
 
-def test_centres_are_read_although_clients_are_told_their_group_in_between() -> None:
+def test_centres_are_read_although_clients_are_sent_their_group_in_between() -> None:
     """FeSEM's server sends a message without a model between the centres and the first sum."""
     found = by_metric(case(config({"name": "fesem", "k": 4}, {"sum": "secagg"}, training={"rounds": 2}, run={"release_policy": "off"})))
     assert found[AGGREGATE].value is not None

@@ -117,7 +117,7 @@ def test_a_turn_that_was_not_recorded_makes_a_step_unknown() -> None:
     assert "not the turns before them" in ATTACKS["label_inference"].cells(late)[0][0].note
 
 
-def test_what_is_not_modelled_is_said() -> None:
+def test_what_is_not_modelled_is_reported() -> None:
     for algorithm, words in (({"name": "scaffold"}, "corrections"), ({"name": "fednova"}, "numbers of steps"), ({"name": "fedavg"}, "")):
         seen = case(config(algorithm, {"sum": "secagg"}, training={"rounds": 2}, data={"clients": 8, "samples_per_client": 20}))
         for cell in ATTACKS["label_inference"].cells(seen)[0]:
@@ -207,7 +207,7 @@ def labels_of(step: Step, seen: Case, client: int, local: LocalTraining | None) 
     return float(np.abs(shares - seen.truth.histogram(client)).sum())
 
 
-def test_what_an_unknown_task_does_beside_training_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_unknown_task_does_beside_training_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its `Train` is found, but nobody can say what else is in an update: means carry a caveat, and colluders take nothing off."""
     (local,) = trainings_in(seen_of_mine(monkeypatch, TrainTwice).view).all
     assert (local.train.lr, local.alone) == (0.02, False)
@@ -217,7 +217,7 @@ def test_what_an_unknown_task_does_beside_training_is_said(monkeypatch: pytest.M
     assert all("not modelled" in note and "TrainTwice" in note for note in notes)
 
 
-def test_what_clients_are_sent_beside_the_model_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_clients_are_sent_beside_the_model_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = seen_of_mine(monkeypatch, correction=np.zeros(public_model(case(config({"name": "fedavg"})).prior).dimension, np.float32))
     (local,) = trainings_in(seen.view).all
     assert not local.alone

@@ -75,7 +75,7 @@ def test_a_client_has_its_own_cluster_alone() -> None:
     assert len(target.owners) == 3
 
 
-def test_what_stays_blind_is_nothing_to_see() -> None:
+def test_what_stays_transformed_is_nothing_to_see() -> None:
     run = made(protection={"sum": "haar"}, training={"rounds": 2, "epochs": 1})
     models, updates = cells(case(run))[0]
     assert models.status == "nothing_to_see"

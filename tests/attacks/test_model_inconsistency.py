@@ -93,7 +93,7 @@ def test_the_cell_is_at_baseline_beside_a_reference_that_leaks() -> None:
 @pytest.mark.parametrize(
     ("protection", "adversary", "status", "why"),
     [
-        ({"sum": "secagg"}, "server", "not_attempted", "a server that lies"),
+        ({"sum": "secagg"}, "server", "not_attempted", "an active server"),
         ({"sum": "secagg-oblivious"}, "active-server", "not_attempted", "several models"),
         ({}, "active-server", "nothing_to_see", "single updates reach the server"),
     ],

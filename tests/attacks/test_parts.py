@@ -13,7 +13,7 @@ from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.adversary import load_view, parts_in, recorded
 from cflpriv.attacks.anchor_counts import representations_in
 from cflpriv.attacks.audit import case_of, fresh_scene
-from cflpriv.attacks.key_recovery import blind_rounds
+from cflpriv.attacks.key_recovery import transformed_rounds
 from cflpriv.attacks.key_recovery.mixed import multiples_in
 from cflpriv.attacks.leakage import Case
 from cflpriv.attacks.sums import models_sent
@@ -120,7 +120,7 @@ def test_other_parts_do_not_hide_labels_under_a_permutation(algorithm: str, kind
 
 
 @pytest.mark.parametrize("algorithm", ["fednova", "ifca", "fesem"])
-def test_updates_by_another_name_are_not_said_to_be_out_of_view(algorithm: str) -> None:
+def test_updates_by_another_name_are_not_reported_as_out_of_view(algorithm: str) -> None:
     """FedNova's "direction" and "steps", IFCA's and FeSEM's "step"."""
     made = config({"name": algorithm, **({} if algorithm == "fednova" else {"k": 2})}, data=DATA, training={"rounds": 1})
     seen = case_of(fresh_scene(made, build_population(made.data), 1, QUICK), "server", QUICK)
@@ -157,13 +157,13 @@ def test_key_recovery_takes_the_first_sum_that_is_over_enough(names: tuple[str, 
         context = {**message.context, "transform": name}
         halves.append(replace(message, clients=message.clients[one], payload={"blind": rows[one]}, context=context))
     at = seen.view.messages.index(message)
-    found = blind_rounds(replace(seen.view, messages=(*seen.view.messages[:at], *halves)), dimension_of(seen))
+    found = transformed_rounds(replace(seen.view, messages=(*seen.view.messages[:at], *halves)), dimension_of(seen))
     assert found is not None
     assert found.clients == message.clients[2:]
     assert len(found.rounds) == (2 if names[0] == names[1] else 1)
 
 
-def test_rows_that_do_not_fit_are_left_out_and_not_read_blind() -> None:
+def test_rows_that_do_not_fit_are_left_out_and_not_read_as_transformed() -> None:
     seen = cases("scaffold", "haar")["server+1"]
 
     def cut(message: Message) -> Message:

@@ -139,7 +139,7 @@ def test_at_baseline_says_that_the_gain_is_surely_within_the_margin() -> None:
     assert shares([0.0, 0.0, 0.35, 0.0, 0.3]).status == "inconclusive"
 
 
-def test_without_a_reference_that_works_nothing_is_said() -> None:
+def test_without_a_reference_that_works_nothing_is_claimed() -> None:
     weak = [replace(share(value, seed), reference=0.1, reference_baseline=0.1) for seed, value in enumerate((0.1, 0.2, 0.1))]
     assert pooled(weak)[0].status == "not_validated"
 
@@ -183,7 +183,7 @@ def test_intervals_hold_the_value_and_nothing_impossible(metric: str, scores: li
 # --- what was not attempted ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_attack_that_was_not_made_is_not_called_blind() -> None:
+def test_an_attack_that_was_not_made_is_not_called_nothing_to_see() -> None:
     case: Any = SimpleNamespace(view=SimpleNamespace(adversary="server", coalition=()), protection="none", seed=0)
     missed, blind = (nothing(case, "a", "m", why) for why in ("not attempted: clients have many samples", "no update is in this view"))
     assert (missed.status, blind.status) == ("not_attempted", "nothing_to_see")

@@ -75,7 +75,7 @@ def test_the_key_holder_reads_the_gram_and_no_more() -> None:
     assert set(view) == {("gram", "signature"), ("gram", "result")}
     assert rows(view["gram", "signature"][0]) == [0, 1, 2, 3]
     without = [message for message in transcript() if message.operation != "gram"]
-    with pytest.raises(InputError, match="nobody held a key"):
+    with pytest.raises(InputError, match="this run had no key holder"):
         view_of(without, "key-holder", {})
 
 

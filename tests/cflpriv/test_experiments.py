@@ -262,7 +262,10 @@ def test_what_deployed_clients_refuse_is_refused_in_one_line_unless_the_policy_i
     assert not any("release_policy" in line for line in lines["strict"])
 
 
-@pytest.mark.parametrize(("key", "words"), [("floor = 3", "is called min_cohort now"), ('gather = "none"', "was removed")])
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [("floor = 3", "is called min_cohort now"), ('gather = "none"', "was removed"), ('ckks_mode = "public-key"', "was removed")],
+)
 def test_a_run_folder_of_another_version_is_refused_in_a_line_that_names_it(key: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(f"[protection]\n{key}\n")
@@ -357,7 +360,7 @@ def test_pixels_go_in_normalised_or_as_they_are(normalise: bool) -> None:
     assert (public_model(prior).mean == digits.mean) is normalise
 
 
-def test_a_round_below_the_floor_changes_nothing_and_says_so() -> None:
+def test_a_round_below_the_minimum_cohort_size_changes_nothing_and_is_recorded() -> None:
     simulation = start(small(protection={"min_cohort": 8}))
     row = advance(simulation)
     assert "minimum cohort size of 8" in row["skipped"]

@@ -312,7 +312,7 @@ def test_products_are_made_by_the_server_of_clear_values_and_by_a_client_of_blin
     clear = federation(population())
     assert clear.product(Shared(np.array([1.0, -1.0])), Shared(np.array(3.0))).value().tolist() == [3.0, -3.0]
     assert clear.transcript.messages == []
-    with pytest.raises(InputError, match="by one number"):
+    with pytest.raises(InputError, match="expected a single number"):
         clear.product(Shared(np.ones(2)), Shared(np.ones(2)))
     fed = federation(population(), PROTECTIONS["haar"])
     (mean,) = fed.mean(fed.compute(Make())["vector", "one"])
@@ -327,7 +327,7 @@ def test_products_are_made_by_the_server_of_clear_values_and_by_a_client_of_blin
     ]
     with pytest.raises(InputError, match="own parts"):
         fed.product(vector, Shared(own=(Own(fed.compute(Make())["vector"]),)))
-    with pytest.raises(InputError, match="by one number"):
+    with pytest.raises(InputError, match="expected a single number"):
         fed.product(vector, vector)
     for shared, number in ((vector + Shared(np.ones(4)), one), (vector, one + Shared(np.array(1.0)))):
         with pytest.raises(InputError, match="sees part of"):

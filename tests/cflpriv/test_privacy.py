@@ -120,7 +120,7 @@ def test_an_update_is_charged_once_and_showing_it_again_is_free() -> None:
 
 
 @pytest.mark.parametrize("operation", ["mean", "gram", "gather", "relay"])
-def test_no_verb_releases_what_has_no_noise(operation: str) -> None:
+def test_no_operation_releases_what_has_no_noise(operation: str) -> None:
     scene = scenes.population()
     fed, ledger = federation(scene)
     held = fed.compute(Half())["vector"]
@@ -790,7 +790,7 @@ def test_an_interrupted_run_goes_on_with_its_ledger(tmp_path: Path, monkeypatch:
         ("privacy", {"unit": "household"}, "unit"),
         ("privacy", {"local": ["gather"]}, r"privacy\.local"),
         ("training", {"weights": "examples"}, "sample counts would be released"),
-        ("training", {"on_divergence": "skip"}, "who is left out would tell"),
+        ("training", {"on_divergence": "skip"}, "who is left out would reveal"),
         ("data", {"rotations": [0, 90], "repeat_per_group": True}, r"data\.repeat_per_group = true under privacy\.unit = 'sample'"),
         ("algorithm", {"name": "pacfl", "per_label": True}, r"algorithm\.per_label"),
         ("algorithm", {"name": "pacfl", "variant": "authors"}, r"algorithm\.per_label"),

@@ -403,8 +403,6 @@ def test_who_is_the_key_holder_is_pinned() -> None:
     assert fed.refusals == [(HOLDER, "enrol", "not-on-roster")]
     with pytest.raises(InputError, match="key of the key holder"):
         FederationServer(OverBytes(transport), protection=LABELS, roster=Roster(roster.keys))
-    with pytest.raises(InputError, match="symmetric"):
-        FederationServer(OverBytes(transport), protection=Protection(gram=("ckks",), ckks_mode="symmetric"), roster=roster)
 
 
 # --- processes

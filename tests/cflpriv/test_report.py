@@ -24,7 +24,8 @@ from cflpriv.clustering.cuts import LINKAGES, Linkage
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, pictures, run_experiment
 from cflpriv.experiments.pictures import brackets, shrunk
-from cflpriv.experiments.report import DETAILED, _lost, _read_runs, read_run, write_report
+from cflpriv.experiments.report import DETAILED, _lost, write_report
+from cflpriv.experiments.run_files import read_run, read_runs
 from cflpriv.types import Array
 
 STATUSES = {
@@ -282,11 +283,11 @@ def test_a_run_whose_clients_refused_nothing_says_so(runs: Path) -> None:
 
 
 def test_runs_of_different_lengths_are_not_compared(runs: Path) -> None:
-    assert list(_lost(_read_runs(runs)[0])) == ["pacfl · haar"]
+    assert list(_lost(read_runs(runs)[0])) == ["pacfl · haar"]
     rewrite(runs / "b_haar" / "summary.json", lambda old: {**old, "rounds": 1})
-    assert _lost(_read_runs(runs)[0]) == {}
+    assert _lost(read_runs(runs)[0]) == {}
     rewrite(runs / "a_pacfl" / "summary.json", lambda old: {**old, "rounds": 1})
-    assert list(_lost(_read_runs(runs)[0])) == ["pacfl · haar"]
+    assert list(_lost(read_runs(runs)[0])) == ["pacfl · haar"]
 
 
 def test_rounds_without_accuracy_are_passed_over(runs: Path) -> None:
@@ -365,7 +366,7 @@ def test_recovered_images_of_any_number_of_clients_and_channels(runs: Path, chan
 
 
 def test_recomputed_evidence_is_marked_and_the_servers_is_not(runs: Path) -> None:
-    words = "recomputed by the experimenter's eye from the data: the server did not see this"
+    words = "recomputed by the experimenter from the data: the server did not see this"
     before = page_of(runs / "a_pacfl")
     assert words not in before.words
     rewrite(runs / "a_pacfl" / "measured.json", lambda old: {**old, "evidence_source": "recomputed"})

@@ -184,7 +184,7 @@ def test_an_interrupted_reproduction_goes_on(tmp_path: Path, monkeypatch: pytest
     outcome = reproduce("tiny", tmp_path / "cut")
     assert outcome.interrupted
     assert {row.cell for row in outcome.rows} == {"PACFL"}
-    assert "interrupted: the same command goes on" in (tmp_path / "cut" / "table.md").read_text()
+    assert "interrupted: the same command resumes" in (tmp_path / "cut" / "table.md").read_text()
     assert len((tmp_path / "cut" / "FedAvg-s0" / "rounds.jsonl").read_text().splitlines()) == 1  # kept
     STOPS.add(3)
     outcome = reproduce("tiny", tmp_path / "cut")
@@ -407,7 +407,7 @@ def test_wrong_words_are_refused_by_name(tmp_path: Path) -> None:
     assert "without algorithm.k=2, which is for runs: drawn" in outcome.remarks
 
 
-def test_what_is_given_is_not_shrunk_nor_said_to_be() -> None:
+def test_what_is_given_is_not_shrunk_nor_reported_as_shrunk() -> None:
     config, said = config_of(TINY, TINY.cell("FedAvg"), 0, 0.5, ["training.rounds = 3"])
     assert (config.training.rounds, config.data.clients) == (3, 4)
     assert said == ("data.clients 8 → 4",)
@@ -435,7 +435,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert not (tmp_path / "b").exists()
     STOPS.add(0)
     assert in_process(monkeypatch, "reproduce", "tiny", "--out", str(tmp_path / "c"), "--cells", "drawn") == 1
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command resumes" in capsys.readouterr().err
     assert in_process(monkeypatch, "list") == 0
     assert "pacfl-label-skew" in capsys.readouterr().out
 

@@ -280,7 +280,7 @@ def test_a_checkpoint_of_an_earlier_version_is_refused_in_one_line(name: str, tm
     if name == "server":
         path = path.rename(path.with_name("server.json"))
     before = {file: file.read_bytes() for file in sorted(out.rglob("*")) if file.is_file()}
-    with pytest.raises(InputError, match=r"\.json: is of format 1, .* from format 2 only") as caught:
+    with pytest.raises(InputError, match=r"\.json: is of format 1, .* resumes format 2 only") as caught:
         run(config, out)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -293,7 +293,9 @@ def test_a_resumed_run_does_not_add_to_an_epoch_of_encrypted_vectors(
     """The server's ciphertexts are kept nowhere. Rounds go on, and whoever must be compared with the others ends the run in one line."""
     config = small(protection={"gram": ["ckks"]}, training={"rounds": 3})
     interrupted(config, tmp_path / "run", 1)
-    with pytest.raises(InputError, match=r"run: clustering epoch 0 of encrypted vectors ended .* only be begun anew") as caught:
+    with pytest.raises(
+        InputError, match=r"run: clustering epoch 0 of encrypted vectors ended .* cannot be resumed; start a new one"
+    ) as caught:
         run(config, tmp_path / "run")
     assert "\n" not in str(caught.value)
     assert len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()) == 3
@@ -301,7 +303,7 @@ def test_a_resumed_run_does_not_add_to_an_epoch_of_encrypted_vectors(
     arguments = ["run", str(tmp_path / "ckks.toml"), "--out", str(tmp_path / "run"), "--resume"]
     assert in_process(monkeypatch, *arguments) == 2
     assert "ckks.toml: " in (said := capsys.readouterr().err)
-    assert "only be begun anew" in said
+    assert "start a new one" in said
     assert said.count("\n") == 1
     nobody_new = small(protection={"gram": ["ckks"]}, training={"rounds": 3}, data={"newcomers": 0})
     interrupted(nobody_new, tmp_path / "none", 1)
@@ -521,7 +523,7 @@ def test_a_full_disk_loses_nothing_that_was_complete(tmp_path: Path) -> None:
     sizes = sorted({path.stat().st_size for path in (tmp_path / "whole").rglob("*") if path.is_file()})
     for number, limit in enumerate((1, sizes[len(sizes) // 3] - 1, sizes[-2] // 2, sizes[-1] // 2, sizes[-1] - 1)):
         out = tmp_path / str(number)
-        with small_files(limit), pytest.raises(OSError, match="go on with --resume"):
+        with small_files(limit), pytest.raises(OSError, match="continue with --resume"):
             run(config, out)
         if (out / "rounds.jsonl").exists():
             lines = (out / "rounds.jsonl").read_text().splitlines()
@@ -597,7 +599,7 @@ def test_ctrl_c_then_resume_from_the_command_line(tmp_path: Path) -> None:
             break
     rest = process.stdout.read()
     assert process.wait(timeout=60) == 0
-    assert "--resume goes on" in rest
+    assert "continue with --resume" in rest
     write_report(tmp_path / "run")  # a run that ended early can be looked at
     refused = subprocess.run([*arguments, "--set", "training.lr=0.3"], capture_output=True, text=True)
     assert refused.returncode == 2

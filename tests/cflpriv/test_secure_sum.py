@@ -162,7 +162,7 @@ def test_what_the_server_proposes_is_what_was_agreed() -> None:
         held = fed.compute(Echo(("m",)), {"m": np.zeros(3)})
         fed.mean(held["m"])
         (terms,) = invites(fed)
-        assert terms.floor == 3
+        assert terms.min_cohort == 3
         assert len(terms.models) == 1
         known = fed.known(held.key)
         (received,) = {model for _, model in known["models"]}

@@ -10,7 +10,8 @@ from command_line import in_process
 
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
-from cflpriv.experiments.report import read_run, write_report
+from cflpriv.experiments.report import write_report
+from cflpriv.experiments.run_files import read_run
 from cflpriv.experiments.verify import FILE, OF_AUDITS, digest_of, seal, verify
 
 TREE = {

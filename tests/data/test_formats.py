@@ -266,7 +266,7 @@ def test_the_size_limit_admits_every_real_file() -> None:
     assert math.prod((814_255, 28, 28)) < LARGEST_BYTES  # EMNIST by class, the largest of the family
 
 
-def test_names_in_a_file_are_said_in_one_line(tmp_path: Path) -> None:
+def test_names_in_a_file_are_reported_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, **{"a\nb": np.zeros(2), "ü": np.zeros(2)})  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"it holds 'a\\nb', ü"):

@@ -22,7 +22,7 @@ IDENTITY = 'identity = "keys/client0.key"\n'
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        (IDENTITY, r"\[protection\] is not there"),
+        (IDENTITY, r"\[protection\] is missing"),
         (IDENTITY + '[protecton]\nsum = "secagg"', r"protecton = \{'sum': 'secagg'\}: is not a key here; known are identity, roster"),
         (IDENTITY + '[protection]\n[privcy]\nunit = "sample"', r"client0.toml: privcy = \{'unit': 'sample'\}: is not a key here"),
         (IDENTITY + 'roser = "keys/roster.txt"\n[protection]', "roser = 'keys/roster.txt': is not a key here"),

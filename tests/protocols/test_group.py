@@ -684,7 +684,7 @@ def test_of_many_threads_with_one_message_one_gets_the_answer() -> None:
 # --- secrets stay secret
 
 
-def test_no_secret_is_in_what_is_said_shown_or_raised() -> None:
+def test_no_secret_is_in_what_is_sent_shown_or_raised() -> None:
     drawn: list[bytes] = []
 
     def remembering(count: int, source: Entropy = ENTROPY) -> bytes:

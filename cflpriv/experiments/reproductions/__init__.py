@@ -1,7 +1,7 @@
-"""The papers' tables and figures as data: for each name its cells, what was published for them, and where every hyper-parameter comes from.
+"""The papers' tables and figures as data: for each name its cells, published figures, and the source of every hyper-parameter.
 
 One file a paper. A cell is a run (dotted configuration keys over the entry's own) or repeated trials. Nothing here was tuned: what the
-papers leave open is said in `chosen`; open ones were set before these runs, some after earlier trials with known outcomes.
+papers leave open is listed in `chosen`; open ones were set before these runs, some after earlier trials with known outcomes.
 """
 
 from . import cfl, ifca, pacfl, pfedlia, stocfl

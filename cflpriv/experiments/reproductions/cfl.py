@@ -46,7 +46,7 @@ ENTRIES: dict[str, Reproduction] = {
         _swap_cells(), _SWAP, {"training.rounds": 10}, over="numbers",
     ),
     "cfl-congruent": Reproduction(
-        "the clients' norms tell congruent from incongruent", "CFL, Fig. 7",
+        "the clients' norms distinguish congruent from incongruent", "CFL, Fig. 7",
         "the paper's: two clients, digits 0-4 and 5-9 or a label swap, 3 epochs, 1000 rounds; batch 100 as in its other experiments, lr "
         "0.1 not published; everybody's norms are read, nobody is split",
         (

@@ -1,4 +1,4 @@
-"""What a reproduction is made of: an entry is a published table or figure, a cell is one row of it, a figure one number of a row."""
+"""The parts of a reproduction: an entry is a published table or figure, a cell is one of its rows, a figure one number of a row."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -37,12 +37,12 @@ METRICS: dict[str, str] = {
 
 
 Published = float | str | tuple[float, float] | None
-"""What was published: a number, a number and its deviation, words for a shape, or nothing."""
+"""What was published: a number, a number and its deviation, text for a shape, or nothing."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One published figure: a number to compare with, words for a shape, or None where the paper prints nothing.
+    """One published figure: a number to compare with, text for a shape, or None where the paper prints nothing.
 
     `deviation` is what the paper prints behind its ±, of its own seeds or trials.
     """
@@ -72,9 +72,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """One table or figure. `shrinks` maps dotted keys that `--scale` multiplies to their floors; `chosen` says where hyper-parameters come
-    from; `instead` maps a data set to what stands in where its files are absent; `over` is what the picture has along its axis: cells,
-    numbers (their `places`), or rounds (`along` is the key of rounds.jsonl that it shows).
+    """One table or figure. `shrinks` maps dotted keys that `--scale` multiplies to their lower bounds; `chosen` states where
+    hyper-parameters come from; `instead` maps a data set to what stands in where its files are absent; `over` is what the picture has along
+    its axis: cells, numbers (their `places`), or rounds (`along` is the key of rounds.jsonl that it shows).
     """
 
     title: str

@@ -32,7 +32,7 @@ _FOUR: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
 }  # fmt: skip
 _STOCFL_CHOSEN = (
     "the paper's, printed for rotated MNIST and taken for its other tasks: MLP with 2048 hidden units, full batch, 5 epochs, lr 0.1, tau "
-    "0.5, lambda 0.05, 10 % sampled unless a row says otherwise; of the authors' code: pixels in [0, 1] as they are"
+    "0.5, lambda 0.05, 10 % sampled unless a row states otherwise; of the authors' code: pixels in [0, 1] as they are"
 )
 _ALL_LABELS = (
     "; the published pathological row seems to be of all ten labels (its 24.05 at lambda 0 is what models of two or three labels get "

@@ -22,7 +22,7 @@ ALONG: dict[str, tuple[str, float, tuple[str, ...]]] = {
     "perplexity_mean": ("perplexity", 1.0, ("perplexity", "perplexity_before_split")),
     "max_norms": ("norm of the largest update; dashed: of their mean", 1.0, ()),
 }
-"""What a picture over rounds shows of rounds.jsonl: its axis in words, the unit, and the metrics whose published figures are lines."""
+"""What a picture over rounds shows of rounds.jsonl: its axis label, the unit, and the metrics whose published figures are lines."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _with_deviation(value: float | str | None, deviation: float | None, metric: 
 
 
 def in_words(row: Row) -> str:
-    """A row in words."""
+    """A row as text."""
     ours = _with_deviation(row.ours, row.deviation, row.metric)
     published = _with_deviation(row.published, row.published_deviation, row.metric)
     apart = "" if row.difference is None else f", difference {row.difference:+.4g}"
@@ -93,7 +93,7 @@ def write(
         f"Hyper-parameters: {entry.chosen}.",
         "",
         *(f"- {remark}" for remark in outcome.remarks),
-        *(["- interrupted: the same command goes on"] if outcome.interrupted else []),
+        *(["- interrupted: the same command resumes"] if outcome.interrupted else []),
         "",
         "| cell | figure | ours | published | difference | seeds or trials | seconds |",
         "|---|---|---|---|---|---|---|",
@@ -197,14 +197,14 @@ def _over_numbers(axes: Any, rows: Sequence[Row], cells: Mapping[str, Cell], axi
     for i, series in enumerate(dict.fromkeys(one for one, _, _ in placed)):
         own = sorted(((x, row) for one, x, row in placed if one == series), key=lambda point: point[0])
         here = [(x, row.ours) for x, row in own if row.ours is not None]
-        bare = {"success"}  # each trial is 0 or 1: their deviation says no more than their mean
+        bare = {"success"}  # each trial is 0 or 1: their deviation adds nothing to their mean
         spread = [0.0 if row.metric in bare else row.deviation or 0.0 for _, row in own if row.ours is not None]
         there = [(x, row.published) for x, row in own if isinstance(row.published, float)]
         colour = PALETTE[i % len(PALETTE)]
         axes.errorbar([x for x, _ in here], [y for _, y in here], yerr=spread, fmt="o-", color=colour, label=series, markersize=4)
         axes.plot([x for x, _ in there], [y for _, y in there], "o", color=colour, markerfacecolor="none", markersize=8)
     if any(row.metric == "gap" for _, _, row in placed):
-        axes.axhline(0, color="grey", linewidth=0.8)  # above it the groups can be told apart
+        axes.axhline(0, color="grey", linewidth=0.8)  # above it the groups can be distinguished
     sizes = [abs(x) for _, x, _ in placed if x] or [1.0]
     if max(sizes) > 50 * min(sizes):
         axes.set_xscale("symlog", linthresh=min(sizes))

@@ -328,7 +328,7 @@ def check(agreed: Terms, number: int, faults: Mapping[str, Any], drops: Mapping[
     try:
         again = retaken(agreed, (*error.offenders, *error.absent), public_entropy("again"))
     except TooFewClients:
-        assert len(agreed.cohort) - 1 - len(drops) < agreed.floor
+        assert len(agreed.cohort) - 1 - len(drops) < agreed.min_cohort
         return "too few"
     number = number if number in again.cohort else -1
     check(again, number, {} if number < 0 else faults, {client: kind for client, kind in drops.items() if client in again.cohort}, seed + 1)

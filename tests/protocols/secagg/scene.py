@@ -40,7 +40,7 @@ def terms(n: int, mode: str, **changes: Any) -> Terms:
         "models": [MODEL],
         "dimension": 10,
         "clip": 1.0,
-        "floor": 2,
+        "min_cohort": 2,
         "roster": roster() if mode == "active" else None,
         "entropy": public_entropy("graph"),
     }
@@ -54,7 +54,7 @@ def policy(agreed: Terms, **changes: Any) -> Policy:
         "mode": agreed.mode,
         "model": agreed.models[0],
         "models": len(agreed.models),
-        "floor": agreed.floor,
+        "min_cohort": agreed.min_cohort,
         "dimension": agreed.dimension,
         "clip": (agreed.clip, agreed.clip),
         "levels": agreed.levels,

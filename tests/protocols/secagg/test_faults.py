@@ -213,13 +213,13 @@ def test_a_vector_of_noise_is_an_error() -> None:
 
 
 def test_who_goes_is_taken_off_every_block() -> None:
-    agreed: Terms = terms(8, "passive", weight_limit=1.0, floor=3, blocks=((0, 5), (2, 3)))
+    agreed: Terms = terms(8, "passive", weight_limit=1.0, min_cohort=3, blocks=((0, 5), (2, 3)))
     again = retaken(agreed, (7,))
     assert again.blocks == ((0, 4),)
     with pytest.raises(TooFewClients):
         retaken(agreed, (5, 6, 7))
     with pytest.raises(TooFewClients):
-        retaken(terms(4, "passive", floor=3), (0, 1))
+        retaken(terms(4, "passive", min_cohort=3), (0, 1))
 
 
 def test_a_large_cohort_stays_on_a_sparse_graph() -> None:

@@ -167,7 +167,7 @@ def test_waiting_and_names() -> None:
 
 def test_policy_defaults_are_strict() -> None:
     chosen = Policy(SESSION, "active", bytes(32))
-    assert (chosen.models, chosen.floor, chosen.after) == (1, 3, None)
+    assert (chosen.models, chosen.min_cohort, chosen.after) == (1, 3, None)
     assert policy(terms(3, "passive")).mode == "passive"
 
 

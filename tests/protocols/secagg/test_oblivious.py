@@ -58,7 +58,7 @@ def run(
 
 @pytest.mark.parametrize("mode", ["active", "passive"])
 @pytest.mark.parametrize("following", [True, False])
-def test_means_of_clusters_at_or_above_the_floor(mode: str, following: bool) -> None:
+def test_means_of_clusters_at_or_above_the_minimum_cohort_size(mode: str, following: bool) -> None:
     clusters = {i: (i % 2,) if i < 9 else (2,) for i in range(11)}
     outcome = run(clusters, 4, mode=mode, following=following)
     assert outcome.counts == (5, 4, 2, 0)
@@ -97,7 +97,7 @@ def test_dropouts_between_the_sums_count_against_the_smallest_open_block() -> No
 
 @settings(max_examples=20, deadline=None)
 @given(st.data())
-def test_no_block_with_fewer_contributors_than_the_floor_is_ever_unmasked(data: st.DataObject) -> None:
+def test_no_block_with_fewer_contributors_than_the_minimum_is_ever_unmasked(data: st.DataObject) -> None:
     n = data.draw(st.integers(3, 14))
     clusters = {i: (data.draw(st.integers(0, 2)),) for i in range(n)}
     stages = st.sampled_from(["Advert", "Shares", "Masked", "Reveal"])
@@ -113,8 +113,8 @@ def test_no_block_with_fewer_contributors_than_the_floor_is_ever_unmasked(data: 
         np.testing.assert_allclose(mean, 0.01 * (cluster + 1) * np.mean([i + 1 for i in present]), atol=1e-6)
 
 
-def test_the_client_computes_the_floor_of_the_second_sum_itself() -> None:
-    agreed = terms(10, "passive", blocks=((0, 6), (2, 4)), weight_limit=1.0, floor=3)
+def test_the_client_computes_the_fewest_survivors_of_the_second_sum_itself() -> None:
+    agreed = terms(10, "passive", blocks=((0, 6), (2, 4)), weight_limit=1.0, min_cohort=3)
     assert fewest_survivors(agreed) == 9
     machine = Client(identities()[0], policy(agreed))
     for blocks in (((0, 6), (2, 2)), ((0, 11),)):
@@ -127,7 +127,7 @@ def test_open_blocks_and_terms() -> None:
     assert open_blocks([5, 2, 3, 0], 3, spare=1) == ((0, 5),)
     outcome = run(dict.fromkeys(range(4), (0,)), 1)
     second = block_terms(outcome.first.sum, slot=(5, 2), models=[MODEL], dimension=3, clip=1.0)
-    assert (second.cohort, second.blocks, second.floor) == ((0, 1, 2, 3), ((0, 4),), 3)
+    assert (second.cohort, second.blocks, second.min_cohort) == ((0, 1, 2, 3), ((0, 4),), 3)
     with pytest.raises(ValueError, match="cluster"):
         outcome.second.sum.total(7)
 

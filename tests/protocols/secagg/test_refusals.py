@@ -127,7 +127,7 @@ def test_replays_and_reorderings_are_refused(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    "other", [{"session": b"another session!"}, {"slot": (5, 1)}, {"slot": (6, 0)}, {"clip": 2.0}, {"floor": 3}, {"cohort": range(5)}]
+    "other", [{"session": b"another session!"}, {"slot": (5, 1)}, {"slot": (6, 0)}, {"clip": 2.0}, {"min_cohort": 3}, {"cohort": range(5)}]
 )
 def test_messages_of_another_sum_are_refused(mode: str, other: dict[str, object]) -> None:
     """Another session, round, sum, or the same with any other terms; both runs have reached the same stage."""
@@ -429,7 +429,7 @@ def bad_terms(agreed: Terms) -> dict[str, Sequence[Terms]]:
         "wrong-slot": [with_(round=4), with_(round=3, sum=9)],
         "not-invited": [with_(cohort=(1, 2, 3, 4, 5))],
         "unlisted-model": [with_(models=(other,)), with_(models=tuple(sorted((MODEL, other)))), with_(models=())],
-        "floor-too-low": [with_(floor=1), with_(floor=0)],
+        "floor-too-low": [with_(min_cohort=1), with_(min_cohort=0)],
         "bad-terms": [
             with_(dimension=11),
             with_(cohort=(0, 2, 1, 3, 4)),

@@ -376,13 +376,13 @@ def test_no_secret_appears_in_errors_logs_representations_or_messages(caplog: py
 def test_too_few_clients_names_counts_only() -> None:
     with pytest.raises(TooFewClients) as caught:
         simulate(
-            terms(3, "active", floor=3),
+            terms(3, "active", min_cohort=3),
             dict(enumerate(identities()[:3])),
             lambda i: Contribution(np.zeros(10)),
             roster=roster(),
             drops={0: "Masked"},
         )
-    assert (caught.value.counts, caught.value.floor) == ((2,), 3)
+    assert (caught.value.counts, caught.value.min_cohort) == ((2,), 3)
 
 
 def test_a_mask_key_is_neither_copied_nor_pickled() -> None:

@@ -131,7 +131,7 @@ def test_random_cohorts(data: st.DataObject) -> None:
     mode = data.draw(st.sampled_from(["active", "passive"]))
     stages = st.sampled_from([stage for stage in STAGES if mode == "active" or stage != "Consistent"])
     drops = data.draw(st.dictionaries(st.integers(0, n - 1), stages, max_size=n // 2))
-    check(agreement(n, mode, *data.draw(st.sampled_from(KINDS)), floor=data.draw(st.integers(2, 5))), drops)
+    check(agreement(n, mode, *data.draw(st.sampled_from(KINDS)), min_cohort=data.draw(st.integers(2, 5))), drops)
 
 
 @settings(max_examples=4, deadline=None)
@@ -216,20 +216,20 @@ def test_keys_advertised_with_the_upload_save_the_first_stage() -> None:
     assert second.sum.block().tolist() == np.sum([levels(i, 10, 1000) for i in range(6)], axis=0).tolist()
 
 
-def test_floor_is_enforced_by_client_and_server() -> None:
+def test_the_minimum_cohort_size_is_enforced_by_client_and_server() -> None:
     with pytest.raises(TooFewClients):
-        run(terms(2, "passive", floor=3), {}, dict.fromkeys(range(2), 1.0))
+        run(terms(2, "passive", min_cohort=3), {}, dict.fromkeys(range(2), 1.0))
     with pytest.raises(TooFewClients):
-        run(terms(5, "passive", floor=4), {0: "Masked", 1: "Masked"}, dict.fromkeys(range(5), 1.0))
+        run(terms(5, "passive", min_cohort=4), {0: "Masked", 1: "Masked"}, dict.fromkeys(range(5), 1.0))
     with pytest.raises(RemoteError, match="floor-too-low"):
         simulate(
-            terms(5, "passive", floor=2),
+            terms(5, "passive", min_cohort=2),
             {i: identities()[i] for i in range(5)},
             lambda i: Contribution(levels(i, 10, 1000)),
-            policy=lambda i: policy(terms(5, "passive", floor=3)),
+            policy=lambda i: policy(terms(5, "passive", min_cohort=3)),
         )
-    with pytest.raises(ValueError, match="minimum cohort size"):
-        make_terms(session=SESSION, slot=(0, 0), cohort=range(3), models=[MODEL], dimension=1, clip=1.0, floor=1)
+    with pytest.raises(ValueError, match="min_cohort"):
+        make_terms(session=SESSION, slot=(0, 0), cohort=range(3), models=[MODEL], dimension=1, clip=1.0, min_cohort=1)
 
 
 def test_unknown_dropout_stage() -> None:
