@@ -147,10 +147,11 @@ def crowd_of_folds(gram: Gram) -> Crowd:
     return Crowd(products, np.maximum(np.diag(noise), TINY), max(_mean_square(noise), TINY), p, noise, cross)
 
 
-def crowd_of_vectors(gram: Gram, traces: Array, spread_at_least: float = 0.0) -> Crowd:
+def crowd_of_vectors(gram: Gram, traces: Array, dimensions: int) -> Crowd:
     """The crowd of clients that gave one vector each, whose error has the public trace E|error|² (one for all, or one a client).
 
-    How the noise is spread over dimensions is read off the bulk of the spectrum, which follows a semicircle of radius 2 √(n v).
+    How the noise is spread over the `dimensions` of a vector is read off the bulk of the spectrum: for few clients it follows a semicircle
+    of radius 2 √(n v). Noise in D dimensions has a spread of at least trace² / D, which is what counts for many.
 
     Raises `InputError` for more than one vector a client, or fewer than two clients.
     """
@@ -161,7 +162,7 @@ def crowd_of_vectors(gram: Gram, traces: Array, spread_at_least: float = 0.0) ->
     np.fill_diagonal(products, np.diag(products) - noise)
     eigenvalues = np.linalg.eigvalsh(_centred(products))
     radius = np.median(np.abs(eigenvalues - np.median(eigenvalues))) / MEDIAN_OF_SEMICIRCLE
-    spread = float(np.clip((radius / 2) ** 2 / gram.n, spread_at_least, noise.mean() ** 2))
+    spread = float(np.clip((radius / 2) ** 2 / gram.n, noise.mean() ** 2 / dimensions, noise.mean() ** 2))
     return Crowd(products, np.maximum(noise, TINY), max(spread, TINY), 0)
 
 

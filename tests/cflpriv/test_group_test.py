@@ -1,4 +1,4 @@
-"""The test for groups: its estimators against brute force, its answers on made-up crowds, and how often it finds groups where there are none.
+"""The test for groups: estimators against brute force, answers on made-up crowds, and how often it finds groups where there are none.
 
 Statistical tests state their error rate.
 """
@@ -101,7 +101,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
     with pytest.raises(InputError, match="1 clients cannot be compared"):
         crowd_of_folds(gram_of(np.zeros((1, 2, 2))))
     with pytest.raises(InputError, match="4 clients with 2 vectors each"):
-        crowd_of_vectors(gram_of(np.zeros((4, 2, 2))), np.ones(1))
+        crowd_of_vectors(gram_of(np.zeros((4, 2, 2))), np.ones(1), 2)
 
 
 # --- answers
@@ -140,7 +140,7 @@ def test_equal_clients_are_alike_and_a_continuum_has_no_groups(public_noise: boo
     def answer(means: Array) -> str:
         if public_noise:
             vectors = means + rng.normal(size=means.shape)
-            return groups_of(crowd_of_vectors(gram_of(vectors[:, None]), np.array(means.shape[1])), stream(0, "t")).answer
+            return groups_of(crowd_of_vectors(gram_of(vectors[:, None]), np.array(means.shape[1]), means.shape[1]), stream(0, "t")).answer
         return groups_of(crowd_of_folds(gram_of(folds_of(means, rng))), stream(0, "t")).answer
 
     assert sum(answer(np.zeros((40, 64))) == "alike" for _ in range(20)) >= binom.ppf(1e-4, 20, 0.95)
