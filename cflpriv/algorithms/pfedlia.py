@@ -45,7 +45,7 @@ from ..types import Array, Clustering
 from .fedavg import Weights
 from .influence import HasValidation, Influence, Neighbours, OnPart, Scores, cluster_scores, scored
 from .interface import Algorithm, AlgorithmSpec, Served
-from .stocfl import OrElse
+from .steps import OrElse
 
 __all__ = ["FEWEST", "State", "pfedlia"]
 
