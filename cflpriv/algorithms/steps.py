@@ -1,6 +1,6 @@
 """Steps of the server that several algorithms share: models moved by the means of their groups, and labels by client."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,8 +35,9 @@ def moved(
     part: str,
     groups: Labels | None,
     clients: Sequence[int],
+    factor: Callable[[GroupMean], float] = lambda mean: 1.0,
 ) -> tuple[Shared, ...]:
-    """Each model plus the mean of its group's `part`; a model whose group has no mean is unchanged.
+    """Each model plus the mean of its group's `part` times `factor`; a model whose group has no mean is unchanged.
 
     Transformed parts are made one by the first of `clients` in the group, or by the first of all where `groups` are private (None).
     """
@@ -44,10 +45,13 @@ def moved(
     for client, labels in ({} if groups is None else label_sets(groups, clients, None, "groups")[0]).items():
         for label in labels:
             first.setdefault(label, client)
-    return tuple(
-        model if mean is None else federation.fold(model + mean.parts[part], on=clients[0] if groups is None else first[group])
-        for group, (model, mean) in enumerate(zip(models, means, strict=True))
-    )
+    found = []
+    for group, (model, mean) in enumerate(zip(models, means, strict=True)):
+        if mean is not None:
+            step = mean.parts[part] if factor(mean) == 1.0 else mean.parts[part] * factor(mean)
+            model = federation.fold(model + step, on=clients[0] if groups is None else first[group])
+        found.append(model)
+    return tuple(found)
 
 
 def mean_notes(means: Sequence[GroupMean | None]) -> dict[str, Any]:
