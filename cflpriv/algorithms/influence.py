@@ -21,7 +21,18 @@ from ..tasks.evaluation import sample_losses
 from ..tasks.training import Train
 from ..types import Array, ClientData, Parts
 
-__all__ = ["HasValidation", "Influence", "Neighbours", "OnPart", "Scores", "better_group", "cluster_scores", "scored", "split"]
+__all__ = [
+    "HasValidation",
+    "Influence",
+    "Neighbours",
+    "OnPart",
+    "Scores",
+    "better_group",
+    "cluster_scores",
+    "helps_most",
+    "scored",
+    "split",
+]
 
 Scores = Literal["value", "sign"]
 
@@ -281,6 +292,12 @@ def better_group(row: Array) -> Array:
     return np.asarray(row >= threshold)
 
 
+def helps_most(row: Array, labels: Array, groups: Sequence[int]) -> int:
+    """The one of `groups` (of `labels` (n,)) that a row of scores (n,) is best for on average; −1 where none is above 0."""
+    means = [float(row[labels == group].mean()) if (labels == group).any() else -np.inf for group in groups]
+    return int(groups[int(np.argmax(means))]) if max(means, default=0.0) > 0 else -1
+
+
 def cluster_scores(matrix: Array, min_samples: int, scores: Scores = "value") -> tuple[Array, Array]:
     """OPTICS on the rows of the N × N scores, then its noise points placed by score. Labels (n,) by first client, and which were noise.
 
@@ -293,9 +310,8 @@ def cluster_scores(matrix: Array, min_samples: int, scores: Scores = "value") ->
     labels = found.copy()
     clusters = [label for label in np.unique(found) if label >= 0]
     for i in np.flatnonzero(noise):
-        means = [float(matrix[i, found == label].mean()) for label in clusters]
-        best = int(np.argmax(means)) if means else -1
-        labels[i] = clusters[best] if best >= 0 and means[best] > 0 else labels.max() + 1 + len(matrix)
+        best = helps_most(matrix[i], found, clusters)
+        labels[i] = best if best >= 0 else labels.max() + 1 + len(matrix)
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     rank = np.empty(len(first), dtype=np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
