@@ -13,21 +13,20 @@ What it reveals, by which operation: `mean` shows what FedAvg's does; the person
 operation.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
-from ..contract.handles import Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..engine import Device, Result, TaskInput
-from ..errors import InputError
 from ..tasks.evaluation import EvaluateOwn
 from ..tasks.training import Train
 from ..types import Parts
-from .fedavg import State, Weights
+from .checks import at_least, finite
+from .fedavg import State, Weights, average_all, fedavg
 from .interface import Algorithm, AlgorithmSpec, Served
 
 __all__ = ["TrainBoth", "ditto"]
@@ -86,31 +85,18 @@ def ditto(train: Train, *, lam: float = 0.1, personal_epochs: int = 0, weights: 
 
     Raises `InputError` for parameters that cannot be.
     """
-    if not (lam >= 0 and np.isfinite(lam)):
-        raise InputError(f"algorithm.lam: {lam} is not a finite number of 0 or more")
-    if personal_epochs < 0:
-        raise InputError(f"algorithm.personal_epochs: {personal_epochs} is negative")
-
-    def init(federation: Federation) -> State:
-        return State(Shared(train.model.init(seed)))
+    finite(lam=lam)
+    at_least(0, personal_epochs=personal_epochs)
 
     def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
         task = train.at(federation.round)
-        cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
         both = TrainBoth(task, replace(task, prox=lam, epochs=personal_epochs or task.epochs), seed)
-        held = federation.compute(both, {"model": state.model}, on=cohort)
-        (mean,) = federation.mean(held["update"], weights=weights)
-        model = state.model if mean is None else federation.fold(state.model + mean.parts["update"], on=held.clients[0])
-        notes = {"unchanged_clusters": [0] if mean is None else [], "clipped_clients": 0 if mean is None else mean.clipped}
-        return State(model), RoundRecord(federation.round, cohort, None, notes)
+        return average_all(federation, state, both, weights)
 
     def serve(state: State) -> Served:
         return Served(EvaluateOwn(train.model, MEMORY), {"model": state.model})
 
-    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, object]]:
-        return state, {}
-
-    return Algorithm("ditto", ("mean",), init, round, serve, admit)
+    return replace(fedavg(train, weights=weights, seed=seed), name="ditto", round=round, serve=serve)
 
 
 DITTO = AlgorithmSpec(
