@@ -9,17 +9,16 @@ walk down it (Alg. 4), and every client may be offered the models of its path (`
 
 Deviations, each for a reason:
 - The optimal bipartition is found by removing the weakest edge of the maximum spanning tree, O(m²); Algorithm 1 gives the same in O(m³).
-- The max-norm test, the bipartition and the γ_max test need the Gram of a cluster's updates: it is asked for when the mean's norm is below
-  ε₁ (with `watch` in every round), and uploads the updates once more, because this contract keeps sums and Grams apart: what makes a mean
-  safe (a sum of all) and what makes a Gram safe (one transform for all) are not the same upload. The cost: in every round in which a
-  cluster stands still (a congruent one: to the end) its members upload twice as much, and those not sampled train and upload as well.
+- The max-norm test, the bipartition and the γ_max test need the Gram of a cluster's updates. It is asked for when the mean's norm is below
+  ε₁ (with `watch` in every round). Updates are then uploaded once more, because a sum and a Gram are protected in different ways. So the
+  members of a cluster that stands still upload twice as much in each round, and those not sampled train and upload as well.
 - ε₁ and ε₂ may be relative: in units of the largest norm of a mean update that the run has measured so far, in any cluster.
-- A cluster's stationary model θ* is the one its tested updates were computed at (eq. 47); its children start from θ* plus their mean.
-- With partial participation the test looks at the round's cohort, the split at all members present. Members absent from a split are counted
-  to the larger side until they come back, when they walk down from the first split that they missed. Clients not seen before walk from
-  the root. Who walks and has no update, because its training diverged (and is skipped), goes to the larger side.
-- A cluster that took someone in is not split for `settle` rounds: the update of one who has not trained yet is long, and the printed test
-  takes it for incongruent (on label-swapped digits it split off every newcomer at once).
+- A cluster's stationary model θ* is the one its tested updates were computed at (eq. 47). Its children start from θ* plus their mean.
+- With partial participation the test looks at the round's cohort, the split at all members present. Members absent from a split count to
+  the larger side. When they come back, they walk down from the first split that they missed. Clients not seen before walk from the root.
+  A client without an update, because its training diverged (and is skipped), goes to the larger side.
+- A cluster that took in a newcomer is not split for `settle` rounds. The first update of a newcomer is long, and the printed test takes it
+  for incongruent (on label-swapped digits it split off every newcomer at once).
 - A cluster is not split if the errors of a protection are too large for its updates. The round's notes give the reason "error" (see
   docs/clustering.md).
 - A client in a cluster of its own never splits. A side smaller than the minimum cohort size (`small_clusters = "merge"`) or `smallest`

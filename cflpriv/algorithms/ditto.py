@@ -1,4 +1,4 @@
-"""Ditto: everybody trains the shared model as in FedAvg, and beside it a personal model that is drawn towards the shared one.
+"""Ditto: every client trains the shared model as in FedAvg, and also a personal model that is drawn towards the shared one.
 
 Source: Li et al. 2021 (ICML), Algorithm 1: a sampled client k takes a local step for w, then its own v_k ← v_k − η (∇F_k(v_k) + λ (v_k
 − w)), w being the shared model it received.
@@ -9,8 +9,8 @@ Deviations, each for a reason:
 
 λ = 0 is local training on the personal models. The "last locally trained model" of a client is that of its step for w, as in FedAvg.
 
-What it reveals, by which operation: `mean` shows what FedAvg's does; the personal model never leaves its client and answers to no
-operation.
+What it reveals, by which operation: `mean` shows what FedAvg's does; the personal model never leaves its client, and no operation
+uses it.
 """
 
 from collections.abc import Sequence
@@ -101,5 +101,5 @@ def ditto(train: Train, *, lam: float = 0.1, personal_epochs: int = 0, weights: 
 
 DITTO = AlgorithmSpec(
     "ditto", ditto, "FedAvg, and personal models drawn towards the shared one (Li et al. 2021)",
-    states=(State,), tasks=(TrainBoth,), sample_refused="its personal models remember un-noised training beside the shared one",
+    states=(State,), tasks=(TrainBoth,), sample_refused="its personal models keep training without noise, in addition to the shared one",
 )  # fmt: skip

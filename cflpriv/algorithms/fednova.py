@@ -71,5 +71,5 @@ def fednova(train: Train, *, weights: Weights = "examples", seed: int = 0) -> Al
 FEDNOVA = AlgorithmSpec(
     "fednova", fednova, "FedAvg of updates normalised by their numbers of steps (Wang et al. 2020)",
     states=(State,), tasks=(TrainNormalised,), sample_refused="its normalisation counts steps, which reveal the number of samples",
-    client_refused="its mean number of steps stands in units of 4096 beside the update and gets the same noise, which would drown it",
+    client_refused="its mean number of steps is summed in units of 4096 with the update and gets the same noise, which would exceed it",
 )  # fmt: skip

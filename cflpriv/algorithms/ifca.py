@@ -10,25 +10,23 @@ Deviations, each for a reason:
 - Clients send updates (local minus received), not models: the same mean, and a transformed mean never sees a model. With one sampled
   client a cluster's new model is its local one up to rounding.
 - The gradient is that of all training samples (the paper allows a stochastic one). Ties go to the first of equal models.
-- Restarts run side by side on the same cohorts and batches. The one whose last mean training loss (of the models that the clients received,
-  on the data of the round's cohort) is lowest is served; `decide_after` drops the others after that many rounds. The paper does not say
-  how a restart is chosen on neural networks. A client remembers the local model of the restart that was best before the round: where
-  another overtakes it, local models are those of the earlier one until their clients train again.
+- Restarts run in parallel on the same cohorts and batches. The one whose last mean training loss (of the models that the clients received,
+  on the data of the round's cohort) is lowest is served. `decide_after` drops the others after that many rounds. The paper does not
+  define how a restart is chosen on neural networks. A client remembers the local model of the restart that was best before the round.
 - Inference: a client uses the model with the lowest loss on its training data. The paper and `variant="authors"` take the labelled test
   data of the test client, which are not known before the prediction is made.
-- The communication saver: the paper wants the identities of all machines stable. Few of them are met in a round, so it switches on when
-  each of those present that was ever met has been met again, and has kept its estimate, `stable_rounds` times in a row (where all take part
-  in every round: after so many rounds without a change). It stays on; clients that have no estimate yet are sent all models first.
-- The server's clustering is each client's last estimate. Of a client that was not sampled lately it may no longer be the model that it
-  would be served, and a model may have no client.
+- The communication saver: the paper wants the identities of all machines to be stable. Few of them are met in a round. So it switches on
+  when each client present that was ever met has kept its estimate `stable_rounds` times in a row when met again. It stays on. Clients
+  without an estimate are sent all models first.
+- The server's clustering is each client's last estimate. For a client not sampled lately it may differ from the model that it would be
+  served. A model may have no client.
 - Averages are unweighted, as printed; `weights="examples"` weighs clients by their sample counts inside a cluster. Gradients divided by
-  the size of the cohort (l. 13) refuse that: the counts of those whose cluster is below the minimum cohort size would be missing in the
-  divisor.
-- Where sums are oblivious the choice stays with the client: the server then knows neither clusters nor when to save.
-- A restart in which no group reaches the minimum cohort size, or all clients' training diverged (and is skipped), keeps its models for the
-  round; the round fails only where that goes for all restarts, and shared layers are trained all the same.
-- To compare restarts, the mean training loss is released: as `LOSS_COPIES` equal numbers, of which the server needs the length only, so
-  that a transformed mean serves as well (it shows each client's loss, as it shows the norm of each update).
+  the size of the cohort (l. 13) refuse that: the divisor would lack the counts of clusters below the minimum cohort size.
+- Under oblivious sums the choice stays with the client: the server then knows neither clusters nor when to save.
+- A restart in which no group reaches the minimum cohort size, or all training diverged (and is skipped), keeps its models for the round.
+  The round fails only if all restarts do. Shared layers are trained all the same.
+- To compare restarts, the mean training loss is released, as `LOSS_COPIES` equal numbers. The server needs their norm only, so a
+  transformed mean serves as well (it shows each client's loss, as it shows the norm of each update).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -141,7 +139,7 @@ def ifca(
 ) -> Algorithm:
     """IFCA with `k` cluster models.
 
-    `averaging`: "model" trains as `train` says and averages, "gradient" takes one full-batch step of `train.lr`, divided by the size of the
+    `averaging`: "model" trains by `train` and averages, "gradient" takes one full-batch step of `train.lr`, divided by the size of the
     cohort (Alg. 2, l. 13) or, with `divide_by="cluster"`, by that of the cluster. `restarts` random starts run side by side, after
     `decide_after` rounds only the best (0: all to the end). `shared` names parameters by prefix that all clients train together, or is
     ("all_but_last",). Once each client met was met again `stable_rounds` times in a row without a changed estimate, each is sent its model

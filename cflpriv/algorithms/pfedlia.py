@@ -2,30 +2,29 @@
 
 Source: Rokvic, Danassis & Faltings 2025, Sections III-B to III-F and IV-D, equation 1.
 
-FedAvg warms one model θ₀ up (Sec. IV-D). Then, once: every client j trains θ₀ a little on its own data and sends it to the others
+FedAvg trains one model θ₀ first (Sec. IV-D). Then, once: every client j trains θ₀ a little on its own data and sends it to the others
 (III-D, step 1); client i scores it by the fall of its own validation loss, I(i, j) = Σ_z L(z, θ₀) − L(z, θ̃_j) (step 2, eq. 1). Either the
 server gathers the N × N scores and clusters their rows with OPTICS ("central"), or every client divides its own row by 2-means and keeps
-the better group ("peer"); FedAvg goes on within each cluster, or within each client's neighbourhood (III-F).
+the better group ("peer"). FedAvg goes on within each cluster, or within each client's neighbourhood (III-F).
 
 Deviations, each for a reason:
 - Clients send updates from θ₀ through `relay`, encrypted for each other, not models. No party learns more. Each client is in its own
-  neighbourhood, and its score of itself takes no part in its 2-means: it would often be the only good one.
-- A quarter of the training data (`validation`) is held back for the scores and takes no part in training at all; test data are never used.
-- OPTICS needs `min_samples`: by default a tenth of the clients, at least 2 (scikit-learn's 5 finds sub-clusters among 100 clients). What it
-  calls noise joins the cluster that it scores best on average, if that helps it at all, else stands alone. `scores="sign"` clusters signs.
-- Clustering waits until three clients, and `min_samples`, are there with an update and their scores; the warm-up goes on meanwhile. A
-  client whose scores did not come, or cannot be, is out of the matrix and the neighbourhoods, and is placed like a newcomer. A model that
-  did not come, or without a finite loss on a client's data, scores as low as the worst there, or as one that doubles the loss of θ₀ if
-  that is lower.
+  neighbourhood. Its score of itself is not used in its 2-means: it would often be the only good one.
+- A quarter of the training data (`validation`) is held back for the scores and is never trained on. Test data are never used.
+- OPTICS needs `min_samples`: by default a tenth of the clients, at least 2 (scikit-learn's 5 finds sub-clusters among 100 clients). A noise
+  point of OPTICS joins the cluster that it scores best on average, if above 0, else it stands alone. `scores="sign"` clusters signs.
+- Clustering waits until three clients, and `min_samples`, have an update and scores. The warm-up goes on meanwhile. A client without valid
+  scores is left out of the matrix and the neighbourhoods, and is placed like a newcomer. A model that is missing, or has no finite loss on
+  a client's data, scores as low as the worst there, or as one that doubles the loss of θ₀ if that is lower.
 - `weights="examples"` counts all training samples, those held back as well: the shares differ by rounding only.
 - One-dimensional 2-means is solved exactly, so it needs no random start. Without two different scores, all are in the better group if
   the score is not negative.
 - In a neighbourhood N_i, θ_i becomes the mean of its sampled members' own models after training; these travel as movements from θ₀.
-  Neighbourhoods that are equal share one model, so exact neighbourhoods are FedAvg per cluster. θ₀ is sent again in every round, though a
-  client could keep it: two models down where one would do.
+  Equal neighbourhoods share one model, so exact neighbourhoods are FedAvg per cluster. θ₀ is sent again in every round, though a client
+  could keep it.
 - `influence="exact"` is the reference of III-B, in the clear and slow: for every client j, θ*_{−j} is trained from the initial model by
   all others in `exact_rounds` rounds of full participation (each with the same batches), θ* by all; I(i, j) = Σ_z L(z, θ*_{−j}) − L(z, θ*)
-  on i's validation data. Sums over all and over all but one reveal that one's updates: it is for experiments only.
+  on i's validation data. The sum over all and the sum without one client reveal that client's update: it is for experiments only.
 """
 
 from collections.abc import Collection, Mapping, Sequence

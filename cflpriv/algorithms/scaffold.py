@@ -13,7 +13,7 @@ Deviations, each for a reason:
   bias c for good. N counts who is there or was summed; when it grows, c shrinks to the mean over all, newcomers' zeros among them. Who
   leaves for good leaves its last c_i in c.
 - **c is at any time the mean of the c_i that clients go on from**, or every later round would descend on g minus the difference: so a
-  change of c_i counts once it is in c. Each client keeps c_i and, beside it, the new one that waits; with the next parameters the server
+  change of c_i counts once it is in c. Each client keeps c_i and the new one that waits; with the next parameters the server
   sends the round in which each of the cohort was last summed, and the client takes over the waiting one if that is the round it is from. A
   client that drops out, or does not contribute for another reason, goes on from the c_i before.
 - The change travels times η ‖a‖₁ of the fewest steps that a client can take: then no number of it is larger than that of the update, but

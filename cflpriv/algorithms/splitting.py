@@ -118,7 +118,7 @@ class Bipartition:
 class MoreSimilar:
     """Algorithm 4: which child holds the pre-split update most similar to a newcomer's. Result: "side" of each newcomer.
 
-    An update of zero, or that errors do not let tell from zero, is as similar to both, and goes to child 1.
+    An update that is zero, or cannot be distinguished from zero under errors, is as similar to both and goes to child 1.
     """
 
     results: ClassVar[Results] = {"side": "new"}

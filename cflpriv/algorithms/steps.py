@@ -55,7 +55,7 @@ def moved(
 
 
 def mean_notes(means: Sequence[GroupMean | None]) -> dict[str, Any]:
-    """What a round's notes say of its means: the groups without one, and how many clients' values were clipped."""
+    """A round's notes on its means: the groups without one, and the number of clients whose values were clipped."""
     return {
         "unchanged_clusters": [group for group, mean in enumerate(means) if mean is None],
         "clipped_clients": sum(mean.clipped for mean in means if mean is not None),

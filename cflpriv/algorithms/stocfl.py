@@ -8,25 +8,25 @@ Sampled clients then take local steps with the global model ω and with their cl
 averaged over all sampled clients (l. 17), each θ over its cluster's (l. 18-19).
 
 Deviations, each for a reason:
-- Merges need cosine ≥ τ (the paper: > τ), so that τ = −1 is total; at τ = 1 nothing merges, as in the paper. All clusters with a
-  member met so far are compared (l. 9-13); the text of Sec. 3.2 compares those sampled in the round. After every merge the
-  representation is recomputed and the best pair taken anew, so that the result does not depend on the order of clients.
-- Merged models are averaged by the numbers of clients that have trained them (the paper: "merge"); two that nobody has trained stay as the
-  first is. Clients not met yet use ω, where Algorithm 1 has a cluster of one, at θ⁰, for each.
-- Clients that came after the start follow Sec. 4.4 also while training goes on: if they match no cluster, they open one with the
-  nearest cluster's model, not with θ⁰. Those that leave stay in their cluster and in its representation.
+- Merges need cosine ≥ τ (the paper: > τ), so that τ = −1 merges all; at τ = 1 nothing merges, as in the paper. All clusters with a member
+  met so far are compared (l. 9-13); the text of Sec. 3.2 compares those sampled in the round. After every merge the representation is
+  recomputed and the best pair taken anew, so that the result does not depend on the order of clients.
+- Merged models are averaged by the numbers of clients that have trained them (the paper: "merge"). If no client has trained them, the first
+  one is kept. Clients not met yet use ω, where Algorithm 1 has a cluster of one, at θ⁰, for each.
+- Clients that came after the start follow Sec. 4.4 also while training goes on: if they match no cluster, they open one with the nearest
+  cluster's model, not with θ⁰. Clients that leave stay in their cluster and in its representation.
 - Models of many parameters give sketches of Ψ: a public count sketch keeps cosines to about 1 / sqrt(sketch_dim).
 - Updates travel, not models; averages may be by sample counts. A cluster below the minimum cohort size keeps its model. A client whose
   training diverges while Ψ is computed (and is skipped) is not met this time.
-- One sum a client and round: each cluster's sum has both movements, and ω's mean (l. 17) is made of the clusters' means. Two sums, over all
-  and over a cluster, would show by their difference the clients outside of it. Clients of clusters below the minimum cohort size are summed
-  together for ω alone.
-- A sampled client is sent ω twice in a round, as the model to train and (λ > 0) as what draws θ, and with the authors' variant ψ each time
-  that it computes Ψ. It could do with one copy, or keep ψ: of the models counted down a third (authors: two fifths) are such copies.
+- One sum a client and round: each cluster's sum has both movements, and ω's mean (l. 17) is made of the clusters' means. The difference of
+  two sums, over all and over a cluster, would reveal the clients outside of it. Clients of clusters below the minimum cohort size are
+  summed together for ω alone.
+- A sampled client is sent ω twice in a round, as the model to train and (λ > 0) as what draws θ. In the authors' variant it is sent ψ each
+  time that it computes Ψ. Of the models counted down a third (authors: two fifths) are such copies.
 
-`variant="authors"` follows the authors' code: Ψ is the movement of local training from ψ, not normalised; a cluster's representation is
-the mean over this round's clients only, which send Ψ again whenever they are sampled; one pass over the pairs of the initial similarity
-matrix, best first, merges whatever is ≥ τ; the larger cluster's model is kept; new clusters start from ω; ω is trained by one sampled
+`variant="authors"` follows the authors' code. Ψ is the movement of local training from ψ, not normalised. A cluster's representation is
+the mean over this round's clients only, which send Ψ again whenever they are sampled. One pass over the pairs of the initial similarity
+matrix, best first, merges whatever is ≥ τ. The larger cluster's model is kept. New clusters start from ω. ω is trained by one sampled
 client after the other, and the mean of that chain is the next ω.
 """
 
@@ -180,7 +180,7 @@ def _round(settings: StocflSettings, federation: Federation, state: State) -> tu
 def _local_steps(
     settings: StocflSettings, federation: Federation, state: State, cohort: Sequence[int], placed: Sequence[int]
 ) -> tuple[Held | None, Held | None]:
-    """What the cohort moved from ω, and both movements ("global", "update") of those who also trained θ; None where nobody did."""
+    """What the cohort moved from ω, and both movements ("global", "update") of those who also trained θ; None where no client did."""
     task = settings.train.at(federation.round)
     # l. 22: ω^i ← ω − η ∇f_i(ω). First, because a client remembers what it trained last
     to_global: Held | None
