@@ -19,9 +19,9 @@ __all__ = ["AroundTraining", "needs_sgd", "steps_of", "weight_of_steps"]
 
 @dataclass(frozen=True)
 class AroundTraining:
-    """`train`, with `before` applied to a client's input and `after` to the result. A client whose training diverged (and is skipped) has no
-    result. `gives` are its parts, `remembers` what it keeps for itself until the client's next turn. `beyond` describes, for audits, what
-    the mean of its results contains in addition to local training of the model sent; "" if an audit can read it.
+    """`train`, with `before` applied to a client's input and `after` to the result. A client whose training diverged (and is skipped) has
+    no result. `gives` are its parts, `remembers` is what it keeps for itself until the client's next turn. `beyond` describes, for audits,
+    what the mean of its results contains in addition to local training of the model sent; "" if an audit can read it.
     """
 
     gives: ClassVar[Parts] = {"update": "summed"}
