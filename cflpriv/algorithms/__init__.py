@@ -1,8 +1,8 @@
-"""Which paper? One algorithm a file: server code over the operations of a federation, state in and state out.
+"""The algorithms, one paper a file: server code over the operations of a federation, state in and state out.
 
 An algorithm is a function of a `Train` task and keyword hyper-parameters that returns an `Algorithm`, and an `AlgorithmSpec` that declares
 all that the rest of the package has to know of it. None imports a protocol, prints, or holds client data. What protects it is decided
-elsewhere.
+by the configuration.
 """
 
 from .cfl import CFL, cfl

@@ -1,6 +1,6 @@
-"""What the baselines' client tasks have in common: local training with something done before and after it, and how many steps it takes.
+"""What client tasks of several algorithms have in common: local training with something before and after it, and how many steps it takes.
 
-One level, no more: a task says what changes in `before` and `after`, and inherits every way of computing.
+One level, no more: a task defines what changes in `before` and `after`, and inherits every way of computing.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ __all__ = ["AroundTraining", "needs_sgd", "steps_of", "weight_of_steps"]
 
 @dataclass(frozen=True)
 class AroundTraining:
-    """`train`, given what `before` makes of a client's input, and giving what `after` makes of the result. A client whose training diverged
-    (and is skipped) has no result. `gives` are its parts, `remembers` what it keeps for itself until the client's next turn. `beyond` says
-    for audits, in words, what the mean of its results holds beside local training of the model sent; "" where it is read all the same.
+    """`train`, with `before` applied to a client's input and `after` to the result. A client whose training diverged (and is skipped) has
+    no result. `gives` are its parts, `remembers` is what it keeps for itself until the client's next turn. `beyond` describes, for audits,
+    what the mean of its results contains in addition to local training of the model sent; "" if an audit can read it.
     """
 
     gives: ClassVar[Parts] = {"update": "summed"}

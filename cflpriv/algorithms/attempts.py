@@ -1,6 +1,6 @@
-"""Operations that may fail: nobody's training ends well, no group reaches the minimum cohort size, a client's choice does not come.
+"""Operations that may fail: all training diverges, no group reaches the minimum cohort size, or a client's choice does not come.
 
-The round goes on without it.
+The round goes on without them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -90,5 +90,5 @@ def choices(federation: Federation, held: Held, k: int) -> dict[int, int] | None
 
     A client whose choice did not come, or cannot be, is left out: go on with `held.of` those who are in.
     """
-    told = federation.labels(held)
-    return None if told is None else {client: label for client, label in told.items() if 0 <= label < k}
+    labels = federation.labels(held)
+    return None if labels is None else {client: label for client, label in labels.items() if 0 <= label < k}

@@ -2,25 +2,25 @@
 
 Source: Sattler, Müller, Samek 2019, "Clustered Federated Learning: Model-Agnostic Distributed Multi-Task Optimization under Privacy
 Constraints", Algorithms 1 to 5, equations 17, 25, 28, 32, 33, 39, 44 and 47. With `[protection] sum = "haar"`, `gram = ["haar"]`,
-`transform = "fixed"` this is Algorithm 5: clients share an orthonormal transform of updates, the server averages and compares blindly.
+`transform = "fixed"` this is Algorithm 5: clients share an orthonormal transform, and the server averages and compares transformed updates.
 
-The parameter tree (section V-C) has a node for every cluster there ever was; it lies in the state, hence in every checkpoint. Newcomers
+The parameter tree (section V-C) has a node for every cluster there ever was. It is part of the state and of every checkpoint. Newcomers
 walk down it (Alg. 4), and every client may be offered the models of its path (`offer`).
 
 Deviations, each for a reason:
 - The optimal bipartition is found by removing the weakest edge of the maximum spanning tree, O(m²); Algorithm 1 gives the same in O(m³).
-- The max-norm test, the bipartition and the γ_max test need the Gram of a cluster's updates: it is asked for when the mean's norm is below
-  ε₁ (with `watch` in every round), and uploads the updates once more, because this contract keeps sums and Grams apart: what makes a mean
-  safe (a sum of all) and what makes a Gram safe (one transform for all) are not the same upload. The cost: in every round in which a
-  cluster stands still (a congruent one: to the end) its members upload twice as much, and those not sampled train and upload as well.
+- The max-norm test, the bipartition and the γ_max test need the Gram of a cluster's updates. It is asked for when the mean's norm is below
+  ε₁ (with `watch` in every round). Updates are then uploaded once more, because a sum and a Gram are protected in different ways. So the
+  members of a cluster that stands still upload twice as much in each round, and those not sampled train and upload as well.
 - ε₁ and ε₂ may be relative: in units of the largest norm of a mean update that the run has measured so far, in any cluster.
-- A cluster's stationary model θ* is the one its tested updates were computed at (eq. 47); its children start from θ* plus their mean.
-- With partial participation the test looks at the round's cohort, the split at all members present. Members absent from a split are counted
-  to the larger side until they come back, when they walk down from the first split that they missed. Clients nobody has seen walk from the
-  root. Who walks and has no update, because its training diverged (and is skipped), goes to the larger side.
-- A cluster that took someone in is not split for `settle` rounds: the update of one who has not trained yet is long, and the printed test
-  takes it for incongruent (on label-swapped digits it split off every newcomer at once).
-- A cluster is not split where the errors of a protection drown its updates: the round's notes say "error" (see docs/clustering.md).
+- A cluster's stationary model θ* is the one its tested updates were computed at (eq. 47). Its children start from θ* plus their mean.
+- With partial participation the test looks at the round's cohort, the split at all members present. Members absent from a split count to
+  the larger side. When they come back, they walk down from the first split that they missed. Clients not seen before walk from the root.
+  A client without an update, because its training diverged (and is skipped), goes to the larger side.
+- A cluster that took in a newcomer is not split for `settle` rounds. The first update of a newcomer is long, and the printed test takes it
+  for incongruent (on label-swapped digits it split off every newcomer at once).
+- A cluster is not split if the errors of a protection are too large for its updates. The round's notes give the reason "error" (see
+  docs/clustering.md).
 - A client in a cluster of its own never splits. A side smaller than the minimum cohort size (`small_clusters = "merge"`) or `smallest`
   stops a split.
 - Means are weighted by sample counts as in eq. 2 (Algorithm 5 prints equal weights: `weights="equal"`).
@@ -29,13 +29,14 @@ Deviations, each for a reason:
 before round 20 or of fewer than three clients, learning rate × 0.99 a round.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ..contract.handles import Held, Shared
+from ..contract.handles import GroupMean, Held, Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
@@ -46,9 +47,11 @@ from ..tasks.evaluation import Evaluate, Losses
 from ..tasks.training import Train
 from ..types import Array, Clustering, Parts
 from .attempts import try_compute
+from .checks import at_least, known
 from .fedavg import Weights
 from .interface import Algorithm, AlgorithmSpec, Served
-from .splitting import SPLIT, Bipartition, MoreSimilar, pictured, separation_gap
+from .splitting import REFUSED_BY, SPLIT, Bipartition, MoreSimilar, pictured, separation_gap
+from .steps import clustering_of, mean_notes
 
 __all__ = ["Node", "Same", "Seen", "State", "cfl", "gaps", "offer", "path"]
 
@@ -57,7 +60,7 @@ EPS1, EPS2 = 0.2, 0.75
 
 Chosen on label-swapped MNIST (LeNet-5, 20 clients, 200 samples each, lr 0.03, seeds 0 to 2), where clusters that had to split showed 0.78
 to 0.95 and pure ones up to 0.72. On seeds 3 to 5 every split of a mixed cluster was right too, but one pure cluster reached 0.92 and split
-(ARI 0.90), as one of two did at lr 0.1 (0.90, ARI 0.93): no threshold separates the two kinds safely.
+(ARI 0.90), as one of two did at lr 0.1 (0.90, ARI 0.93): no threshold separates the two groups safely.
 """
 EPS1_AUTHORS, EPS2_AUTHORS = 0.4, 1.6
 FIRST_SPLIT_AUTHORS, SMALLEST_AUTHORS, DECAY_AUTHORS = 20, 3, 0.99
@@ -126,12 +129,28 @@ class State:
     def clustering(self) -> Clustering:
         """The clusters: label j is leaf `leaves[j]`."""
         labels = {leaf: label for label, leaf in enumerate(self.leaves)}
-        clients = tuple(sorted(self.leaf))
-        return Clustering(clients, tuple(labels[self.leaf[client]] for client in clients), len(labels))
+        return clustering_of({client: labels[leaf] for client, leaf in self.leaf.items()}, len(labels))
+
+    @property
+    def models(self) -> list[Shared]:
+        """The clusters' models, in the order of leaves."""
+        return [self.tree[leaf].model for leaf in self.leaves]
 
     def members(self, node: int) -> tuple[int, ...]:
         """c_v: the clients of a node, those of all leaves below it."""
         return tuple(client for client in sorted(self.leaf) if node in _ancestors(self.tree, self.leaf[client]))
+
+    def with_node(self, place: int, node: Node) -> "State":
+        """The same with another node at one place of the tree."""
+        return replace(self, tree=(*self.tree[:place], node, *self.tree[place + 1 :]))
+
+
+def _ancestors(tree: Sequence[Node], node: int) -> tuple[int, ...]:
+    """A node and all above it, up to the root."""
+    found = [node]
+    while tree[found[-1]].parent >= 0:
+        found.append(tree[found[-1]].parent)
+    return tuple(found)
 
 
 def path(state: State, client: int) -> tuple[int, ...]:
@@ -152,6 +171,25 @@ def offer(federation: Federation, state: State, model: Model) -> Held:
 def gaps(state: State, groups: Mapping[int, int]) -> dict[int, float]:
     """The separation gap of each cluster whose similarities were seen this round, by leaf. `groups` is truth, which no server has."""
     return {leaf: separation_gap(seen.alpha, [groups[client] for client in seen.clients]) for leaf, seen in state.seen.items()}
+
+
+@dataclass(frozen=True)
+class CflSettings:
+    """What is fixed in a run. `test` is the test of a cluster that stands still, with ε₂ and the smallest side as they were given.
+
+    Thresholds are `relative` to the largest norm of a mean update. A cluster of fewer than `fewest` clients is never tested.
+    """
+
+    train: Train
+    eps1: float
+    test: Bipartition
+    relative: bool
+    fewest: int
+    first_split: int
+    settle: int
+    watch: bool
+    weights: Weights
+    seed: int
 
 
 def cfl(
@@ -178,11 +216,8 @@ def cfl(
 
     Raises `InputError` for parameters that cannot be.
     """
-    if variant not in ("paper", "authors"):
-        raise InputError(f"algorithm.variant: {variant!r} is not known; known are paper, authors")
+    known("variant", variant, "paper", "authors")
     authors = variant == "authors"
-    if relative is None:
-        relative = not authors
     eps1 = (EPS1_AUTHORS if authors else EPS1) if eps1 is None else eps1
     eps2 = (EPS2_AUTHORS if authors else EPS2) if eps2 is None else eps2
     first_split = (FIRST_SPLIT_AUTHORS if authors else 0) if first_split is None else first_split
@@ -195,142 +230,161 @@ def cfl(
         raise InputError(f"algorithm.gamma_max: {gamma_max} is outside [0, 1)")
     if authors and gamma_max:
         raise InputError(f"algorithm.gamma_max: {gamma_max}: variant = 'authors' has no such test")
-    if first_split < 0:
-        raise InputError(f"algorithm.first_split: {first_split} is negative")
-    if settle < 0:
-        raise InputError(f"algorithm.settle: {settle} is negative")
-    if smallest < 1:
-        raise InputError(f"algorithm.smallest: {smallest} is below 1")
+    at_least(0, first_split=first_split, settle=settle)
+    at_least(1, smallest=smallest)
     if authors and train.lr_decay == 1.0:
         train = replace(train, lr_decay=DECAY_AUTHORS)
-    linkage: Literal["single", "complete"] = "complete" if authors else "single"
-    fewest = SMALLEST_AUTHORS if authors else 2
-    low, high = eps1, eps2
-
-    def init(federation: Federation) -> State:
-        return State((Node(Shared(train.model.init(seed))),), dict.fromkeys(federation.clients, 0))  # one cluster, θ⁰ (Alg. 5, l. 3)
-
-    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
-        arrivals = [client for client in federation.clients if client not in state.leaf or client in state.waiting]
-        state = place(federation, state, arrivals)
-        clustering, leaves = state.clustering, state.leaves
-        cohort = federation.cohort(clustering)
-        task = train.at(federation.round)
-        held = federation.compute(task, {"model": [state.tree[leaf].model for leaf in leaves]}, which=clustering, on=cohort)
-        try:
-            means = federation.mean(held["update"], weights, clustering, len(leaves))  # Δθ_c (Alg. 5, l. 15; eq. 2)
-        except TooFewClients:
-            if not arrivals:
-                raise
-            means = (None,) * len(leaves)  # the round is kept: who walked down is in the epochs of the splits passed, once and for all
-        norms = [None if mean is None or mean.parts["update"].own else mean.parts["update"].norm() for mean in means]
-        unit = max([state.unit, *(norm for norm in norms if norm is not None)])
-        state = replace(state, unit=unit, seen={})
-        scale = unit if relative else 1.0
-        notes: dict[str, Any] = {"mean_norms": norms, "max_norms": [], "alpha_cross": [], "splits": [], "refused": []}
-        for label, leaf in enumerate(leaves):
-            mean, norm, node = means[label], norms[label], state.tree[leaf]
-            notes["max_norms"].append(None)
-            notes["alpha_cross"].append(None)
-            if mean is None:
-                continue
-            member = next(client for client in held.clients if clustering[client] == label)
-            moved = federation.fold(node.model + mean.parts["update"], on=member)  # θ ← θ + Δθ_c (Alg. 2, l. 8)
-            tree = [*state.tree[:leaf], replace(node, model=moved), *state.tree[leaf + 1 :]]
-            here = [client for client in federation.clients if clustering[client] == label]
-            settled = all(federation.round >= state.arrived.get(client, -settle) + settle for client in here)
-            stationary = norm is not None and norm < low * scale and settled and federation.round >= first_split  # (eq. 32)
-            if norm is None or not (stationary or watch) or len(here) < fewest:
-                state = replace(state, tree=tuple(tree))
-                continue
-            again: Held | None
-            if set(here) <= set(held.clients):
-                again = federation.compute(Same(), {"update": held["update"]}, on=here)
-            else:
-                again = try_compute(federation, train.on_divergence, task, {"model": node.model}, on=here)
-            if again is None or len(again.clients) < fewest:  # training of the others diverged
-                state = replace(state, tree=tuple(tree))
-                continue
-            updates = again["update"]
-            by = Bipartition(stationary, high * scale, gamma_max, linkage, max(smallest, federation.merge_below))
-            released = federation.gram(updates, then=by)
-            said, found = int(released.result["said"]), released.evidence
-            facts: dict[str, Any] = {"mean_norm": norm}
-            if found is not None:
-                facts |= {"max_norm": found["largest_norm"], "alpha_cross": found["alpha_cross"]}
-                notes["max_norms"][-1], notes["alpha_cross"][-1] = found["largest_norm"], found["alpha_cross"]
-                state = replace(state, seen={**state.seen, leaf: Seen(tuple(found["clients"]), found["alpha"])})
-            if said != SPLIT:
-                federation.close(updates)
-                state = replace(state, tree=tuple(tree))
-                if stationary:
-                    notes["refused"].append({"cluster": label, "because": ["", "eps2", "gamma_max", "smallest", "", "error"][said]})
-                continue
-            side = dict(zip(updates.clients, (int(one) for one in released.result["side"]), strict=True))
-            larger = 1 if 2 * sum(side.values()) > len(side) else 0
-            children = (len(tree), len(tree) + 1)
-            # θ*_v is where the updates were computed (eq. 47); the children go on from θ* + Δθ_c (Alg. 5, l. 7)
-            tree[leaf] = replace(node, children=children, updates=updates, split_round=federation.round, notes=facts)
-            tree += [Node(moved, leaf), Node(moved, leaf)]
-            away = [client for client in clustering.members(label) if client not in side]
-            state = replace(
-                state,
-                tree=tuple(tree),
-                leaf={**state.leaf, **{client: children[side.get(client, larger)] for client in clustering.members(label)}},
-                waiting={**dict.fromkeys(away, leaf), **state.waiting},  # who missed an earlier split walks from there
-                evidence=state.evidence if state.evidence or found is None else pictured(found),
-            )
-            notes["splits"].append({"cluster": label, "sizes": [len(state.members(child)) for child in children], **facts})
-        notes["k"] = len(state.leaves)
-        notes["unchanged_clusters"] = [label for label, mean in enumerate(means) if mean is None]
-        notes["clipped_clients"] = sum(mean.clipped for mean in means if mean is not None)
-        return state, RoundRecord(federation.round, held.clients, tuple(clustering[client] for client in held.clients), notes)
-
-    def place(federation: Federation, state: State, clients: Iterable[int]) -> State:
-        """Walk clients down the tree to a leaf, newcomers from the root (Alg. 4)."""
-        at = {client: state.waiting.get(client, 0) for client in clients}
-        while moving := sorted({node for node in at.values() if state.tree[node].children}):
-            for place in moving:
-                node = state.tree[place]
-                assert node.updates is not None
-                group = [client for client in at if at[client] == place]
-                work = train.at(node.split_round)  # Δθ_new at θ*_v (Alg. 4, l. 5)
-                held = try_compute(federation, train.on_divergence, work, {"model": node.model}, on=group)
-                larger = int(len(state.members(node.children[1])) > len(state.members(node.children[0])))
-                side = dict.fromkeys(group, larger)
-                if held is not None:
-                    released = federation.gram(held["update"], then=MoreSimilar(), against=node.updates)
-                    side |= dict(zip(held.clients, (int(one) for one in released.result["side"]), strict=True))
-                at |= {client: node.children[side[client]] for client in group}
-        waiting = {client: node for client, node in state.waiting.items() if client not in at}
-        arrived = {**state.arrived, **dict.fromkeys(at, federation.round)} if federation.round >= 0 else state.arrived
-        return replace(state, leaf={**state.leaf, **at}, waiting=waiting, arrived=arrived)
-
-    def serve(state: State) -> Served:
-        return Served(Evaluate(train.model), {"model": [state.tree[leaf].model for leaf in state.leaves]}, state.clustering)
-
-    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
-        state = place(federation, state, [client for client in newcomers if client not in state.leaf or client in state.waiting])
-        clustering = state.clustering
-        return state, {"joined": [clustering[client] for client in newcomers], "levels": [len(path(state, client)) for client in newcomers]}
-
-    def describe(state: State) -> Mapping[str, Any]:
-        tree = [
-            {"parent": node.parent, "children": list(node.children), "clients": list(state.members(i)), "split_round": node.split_round}
-            | dict(node.notes)
-            for i, node in enumerate(state.tree)
-        ]
-        return {"clustering": state.clustering, "evidence": state.evidence, "parameter_tree": tree}
-
-    return Algorithm("cfl", ("gram", "mean"), init, round, serve, admit, describe, public_groups=True)
+    settings = CflSettings(
+        train, eps1, Bipartition(True, eps2, gamma_max, "complete" if authors else "single", smallest),
+        not authors if relative is None else relative, SMALLEST_AUTHORS if authors else 2, first_split, settle, watch, weights, seed,
+    )  # fmt: skip
+    return Algorithm(
+        "cfl", ("gram", "mean"),
+        partial(_init, settings), partial(_round, settings), partial(_serve, settings), partial(_admit, settings), _describe,
+        public_groups=True,
+    )  # fmt: skip
 
 
-def _ancestors(tree: Sequence[Node], node: int) -> tuple[int, ...]:
-    """A node and all above it, up to the root."""
-    found = [node]
-    while tree[found[-1]].parent >= 0:
-        found.append(tree[found[-1]].parent)
-    return tuple(found)
+def _init(settings: CflSettings, federation: Federation) -> State:
+    """One cluster, at θ⁰ (Alg. 5, l. 3)."""
+    return State((Node(Shared(settings.train.model.init(settings.seed))),), dict.fromkeys(federation.clients, 0))
+
+
+def _round(settings: CflSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+    """Newcomers walk down the tree; then every cluster takes a step of FedAvg, and is tested where it stands still (Alg. 5)."""
+    arrivals = [client for client in federation.clients if client not in state.leaf or client in state.waiting]
+    state = _walk_down(settings, federation, state, arrivals)
+    clustering, leaves = state.clustering, state.leaves
+    cohort = federation.cohort(clustering)
+    held = federation.compute(settings.train.at(federation.round), {"model": state.models}, which=clustering, on=cohort)
+    try:
+        means = federation.mean(held["update"], settings.weights, clustering, len(leaves))  # Δθ_c (Alg. 5, l. 15; eq. 2)
+    except TooFewClients:
+        if not arrivals:
+            raise
+        means = (None,) * len(leaves)  # the round is kept: who walked down has entered the epochs of the splits, which is done only once
+    norms = [None if mean is None or mean.parts["update"].own else mean.parts["update"].norm() for mean in means]
+    state = replace(state, unit=max([state.unit, *(norm for norm in norms if norm is not None)]), seen={})
+    notes: dict[str, Any] = {"mean_norms": norms, "max_norms": [None] * len(leaves), "alpha_cross": [None] * len(leaves)}
+    notes |= {"splits": [], "refused": []}
+    for label, (leaf, mean) in enumerate(zip(leaves, means, strict=True)):
+        if mean is not None:
+            state = _step(settings, federation, state, label, leaf, mean, held["update"], notes)
+    notes |= {"k": len(state.leaves), **mean_notes(means)}
+    return state, RoundRecord(federation.round, held.clients, tuple(clustering[client] for client in held.clients), notes)
+
+
+def _step(
+    settings: CflSettings,
+    federation: Federation,
+    state: State,
+    label: int,
+    leaf: int,
+    mean: GroupMean,
+    sampled: Held,
+    notes: dict[str, Any],
+) -> State:
+    """Move a cluster's model, or split the cluster if it stands still and its clients do not (Alg. 5, l. 16-22). Adds to `notes`."""
+    node, members, norm = state.tree[leaf], state.members(leaf), notes["mean_norms"][label]
+    member = next(client for client in sampled.clients if client in members)
+    moved = federation.fold(node.model + mean.parts["update"], on=member)  # θ ← θ + Δθ_c (Alg. 2, l. 8)
+    kept = state.with_node(leaf, replace(node, model=moved))
+    here = [client for client in federation.clients if client in members]
+    settled = all(federation.round >= state.arrived.get(client, -settings.settle) + settings.settle for client in here)
+    scale = state.unit if settings.relative else 1.0
+    stationary = norm is not None and norm < settings.eps1 * scale and settled and federation.round >= settings.first_split  # (eq. 32)
+    if norm is None or not (stationary or settings.watch) or len(here) < settings.fewest:
+        return kept
+    updates = _updates(settings, federation, node, sampled, here)
+    if updates is None:
+        return kept
+    smallest = max(settings.test.at_least, federation.merge_below)
+    test = replace(settings.test, stationary=stationary, eps2=settings.test.eps2 * scale, at_least=smallest)
+    released = federation.gram(updates, then=test)
+    outcome, found = int(released.result["outcome"]), released.evidence
+    facts: dict[str, Any] = {"mean_norm": norm}
+    if found is not None:
+        facts |= {"max_norm": found["largest_norm"], "alpha_cross": found["alpha_cross"]}
+        notes["max_norms"][label], notes["alpha_cross"][label] = found["largest_norm"], found["alpha_cross"]
+        kept = replace(kept, seen={**state.seen, leaf: Seen(tuple(found["clients"]), found["alpha"])})
+    if outcome != SPLIT:
+        federation.close(updates)
+        if stationary:
+            notes["refused"].append({"cluster": label, "because": REFUSED_BY[outcome]})
+        return kept
+    side = dict(zip(updates.clients, (int(one) for one in released.result["side"]), strict=True))
+    # θ*_v is where the updates were computed (eq. 47)
+    state = _split(kept, leaf, replace(node, updates=updates, split_round=federation.round, notes=facts), moved, side)
+    if found is not None and not state.evidence:
+        state = replace(state, evidence=pictured(found))
+    notes["splits"].append({"cluster": label, "sizes": [len(state.members(child)) for child in state.tree[leaf].children], **facts})
+    return state
+
+
+def _updates(settings: CflSettings, federation: Federation, node: Node, sampled: Held, here: Sequence[int]) -> Held | None:
+    """The updates of the members present, for a clustering epoch of their own; None where too few have one."""
+    held: Held | None
+    if set(here) <= set(sampled.clients):
+        held = federation.compute(Same(), {"update": sampled}, on=here)
+    else:
+        task = settings.train.at(federation.round)
+        held = try_compute(federation, task.on_divergence, task, {"model": node.model}, on=here)
+    return None if held is None or len(held.clients) < settings.fewest else held["update"]
+
+
+def _split(state: State, leaf: int, node: Node, moved: Shared, side: Mapping[int, int]) -> State:
+    """The leaf becomes the inner `node`; its children go on from θ* + Δθ_c (Alg. 5, l. 7). Members without a side go to the larger."""
+    members, children = state.members(leaf), (len(state.tree), len(state.tree) + 1)
+    larger = 1 if 2 * sum(side.values()) > len(side) else 0
+    away = {client: leaf for client in members if client not in side}
+    split = state.with_node(leaf, replace(node, children=children))
+    return replace(
+        split,
+        tree=(*split.tree, Node(moved, leaf), Node(moved, leaf)),
+        leaf={**state.leaf, **{client: children[side.get(client, larger)] for client in members}},
+        waiting={**away, **state.waiting},  # who missed an earlier split walks from there
+    )
+
+
+def _walk_down(settings: CflSettings, federation: Federation, state: State, clients: Sequence[int]) -> State:
+    """Walk clients down the tree to a leaf, newcomers from the root (Alg. 4)."""
+    at = {client: state.waiting.get(client, 0) for client in clients}
+    while moving := sorted({node for node in at.values() if state.tree[node].children}):
+        for place in moving:
+            node = state.tree[place]
+            assert node.updates is not None
+            group = [client for client in at if at[client] == place]
+            task = settings.train.at(node.split_round)  # Δθ_new at θ*_v (Alg. 4, l. 5)
+            held = try_compute(federation, task.on_divergence, task, {"model": node.model}, on=group)
+            larger = int(len(state.members(node.children[1])) > len(state.members(node.children[0])))
+            side = dict.fromkeys(group, larger)
+            if held is not None:
+                released = federation.gram(held["update"], then=MoreSimilar(), against=node.updates)
+                side |= dict(zip(held.clients, (int(one) for one in released.result["side"]), strict=True))
+            at |= {client: node.children[side[client]] for client in group}
+    waiting = {client: node for client, node in state.waiting.items() if client not in at}
+    arrived = {**state.arrived, **dict.fromkeys(at, federation.round)} if federation.round >= 0 else state.arrived
+    return replace(state, leaf={**state.leaf, **at}, waiting=waiting, arrived=arrived)
+
+
+def _serve(settings: CflSettings, state: State) -> Served:
+    return Served(Evaluate(settings.train.model), {"model": state.models}, state.clustering)
+
+
+def _admit(settings: CflSettings, federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+    waiting = [client for client in newcomers if client not in state.leaf or client in state.waiting]
+    state = _walk_down(settings, federation, state, waiting)
+    clustering = state.clustering
+    return state, {"joined": [clustering[client] for client in newcomers], "levels": [len(path(state, client)) for client in newcomers]}
+
+
+def _describe(state: State) -> Mapping[str, Any]:
+    tree = [
+        {"parent": node.parent, "children": list(node.children), "clients": list(state.members(i)), "split_round": node.split_round}
+        | dict(node.notes)
+        for i, node in enumerate(state.tree)
+    ]
+    return {"clustering": state.clustering, "evidence": state.evidence, "parameter_tree": tree}
 
 
 CFL = AlgorithmSpec(

@@ -27,7 +27,7 @@ ALL_BUT_LAST = "all_but_last"
 LOSS_UNIT = 8.0
 """Mean losses are sent in units of 8 nats, so that a secure sum that clips at 1 holds them."""
 LOSS_COPIES = 8
-"""A rotation takes no fewer numbers at once."""
+"""The smallest vector that a rotation takes."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class PickAndTrain:
 
     @property
     def parts(self) -> Parts:
-        kinds: Parts = {"step": "summed", "choice": "choice", "loss": "measure"}
-        return {**kinds, "shared": "summed"} if self.shared else kinds
+        parts: Parts = {"step": "summed", "choice": "choice", "loss": "measure"}
+        return {**parts, "shared": "summed"} if self.shared else parts
 
     @property
     def keeps(self) -> tuple[str, ...]:
@@ -176,7 +176,7 @@ class EvaluateLowest:
 
 
 def shared_spans(layout: Layout, shared: Sequence[str]) -> Spans:
-    """The coordinates (start, stop) of the parameters whose names begin with one of the prefixes, by whole words between dots.
+    """The coordinates (start, stop) of the parameters whose names begin with one of the prefixes, by whole names between dots.
 
     `ALL_BUT_LAST` stands for the prefixes of all layers but the last. Raises `InputError` for a prefix that names nothing, or if nothing
     is left to cluster.

@@ -1,4 +1,4 @@
-"""Ditto: everybody trains the shared model as in FedAvg, and beside it a personal model that is drawn towards the shared one.
+"""Ditto: every client trains the shared model as in FedAvg, and also a personal model that is drawn towards the shared one.
 
 Source: Li et al. 2021 (ICML), Algorithm 1: a sampled client k takes a local step for w, then its own v_k ← v_k − η (∇F_k(v_k) + λ (v_k
 − w)), w being the shared model it received.
@@ -9,25 +9,24 @@ Deviations, each for a reason:
 
 λ = 0 is local training on the personal models. The "last locally trained model" of a client is that of its step for w, as in FedAvg.
 
-What it reveals, by which operation: `mean` shows what FedAvg's does; the personal model never leaves its client and answers to no
-operation.
+What it reveals, by which operation: `mean` shows what FedAvg's does; the personal model never leaves its client, and no operation
+uses it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
-from ..contract.handles import Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..engine import Device, Result, TaskInput
-from ..errors import InputError
 from ..tasks.evaluation import EvaluateOwn
 from ..tasks.training import Train
 from ..types import Parts
-from .fedavg import State, Weights
+from .checks import at_least, finite
+from .fedavg import State, Weights, average_all, fedavg
 from .interface import Algorithm, AlgorithmSpec, Served
 
 __all__ = ["TrainBoth", "ditto"]
@@ -86,34 +85,21 @@ def ditto(train: Train, *, lam: float = 0.1, personal_epochs: int = 0, weights: 
 
     Raises `InputError` for parameters that cannot be.
     """
-    if not (lam >= 0 and np.isfinite(lam)):
-        raise InputError(f"algorithm.lam: {lam} is not a finite number of 0 or more")
-    if personal_epochs < 0:
-        raise InputError(f"algorithm.personal_epochs: {personal_epochs} is negative")
-
-    def init(federation: Federation) -> State:
-        return State(Shared(train.model.init(seed)))
+    finite(lam=lam)
+    at_least(0, personal_epochs=personal_epochs)
 
     def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
         task = train.at(federation.round)
-        cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
         both = TrainBoth(task, replace(task, prox=lam, epochs=personal_epochs or task.epochs), seed)
-        held = federation.compute(both, {"model": state.model}, on=cohort)
-        (mean,) = federation.mean(held["update"], weights=weights)
-        model = state.model if mean is None else federation.fold(state.model + mean.parts["update"], on=held.clients[0])
-        notes = {"unchanged_clusters": [0] if mean is None else [], "clipped_clients": 0 if mean is None else mean.clipped}
-        return State(model), RoundRecord(federation.round, cohort, None, notes)
+        return average_all(federation, state, both, weights)
 
     def serve(state: State) -> Served:
         return Served(EvaluateOwn(train.model, MEMORY), {"model": state.model})
 
-    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, object]]:
-        return state, {}
-
-    return Algorithm("ditto", ("mean",), init, round, serve, admit)
+    return replace(fedavg(train, weights=weights, seed=seed), name="ditto", round=round, serve=serve)
 
 
 DITTO = AlgorithmSpec(
     "ditto", ditto, "FedAvg, and personal models drawn towards the shared one (Li et al. 2021)",
-    states=(State,), tasks=(TrainBoth,), sample_refused="its personal models remember un-noised training beside the shared one",
+    states=(State,), tasks=(TrainBoth,), sample_refused="its personal models keep training without noise, in addition to the shared one",
 )  # fmt: skip

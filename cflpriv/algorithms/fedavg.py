@@ -11,13 +11,15 @@ from typing import Literal
 from ..contract.handles import Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
+from ..engine import Task
 from ..privacy.settings import updates_only
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Clustering
 from .interface import Algorithm, AlgorithmSpec, Served
+from .steps import mean_notes, moved
 
-__all__ = ["Weights", "average_within", "fedavg"]
+__all__ = ["Weights", "average_all", "average_within", "fedavg"]
 
 Weights = Literal["equal", "examples"]
 
@@ -63,17 +65,18 @@ def average_within(
     task = train.at(federation.round)
     held = federation.compute(task, {"model": list(models)}, which=clustering, on=cohort)
     means = federation.mean(held["update"], weights=weights, groups=clustering, k=len(models))
-    updated = []
-    for label, (model, mean) in enumerate(zip(models, means, strict=True)):
-        if mean is None:
-            updated.append(model)
-        else:
-            member = next(client for client in cohort if clustering[client] == label)
-            updated.append(federation.fold(model + mean.parts["update"], on=member))
-    waiting = [label for label, mean in enumerate(means) if mean is None]
     labels = tuple(clustering[client] for client in cohort)
-    clipped = sum(mean.clipped for mean in means if mean is not None)
-    return tuple(updated), RoundRecord(federation.round, cohort, labels, {"unchanged_clusters": waiting, "clipped_clients": clipped})
+    updated = moved(federation, models, means, "update", clustering, cohort)
+    return updated, RoundRecord(federation.round, cohort, labels, mean_notes(means))
+
+
+def average_all(federation: Federation, state: State, task: Task, weights: Weights) -> tuple[State, RoundRecord]:
+    """One round of one model for all, by the mean of the cohort's "update" in the results of `task`."""
+    cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
+    held = federation.compute(task, {"model": state.model}, on=cohort)
+    means = federation.mean(held["update"], weights=weights)
+    (model,) = moved(federation, (state.model,), means, "update", None, held.clients)
+    return State(model), RoundRecord(federation.round, cohort, None, mean_notes(means))
 
 
 FEDAVG = AlgorithmSpec(

@@ -9,7 +9,7 @@ Deviations, each for a reason:
 - A round is combining, then training; the first round only trains. Candidates are all present clients that have trained before.
 - ε starts at 0.3 and falls by 0.05 a round; M = 5 models; a fifth of the data held back. These are the figures commonly given for the
   paper.
-- A client that no model helps keeps its own. Test data play no part.
+- A client that no model helps keeps its own. Test data are not used.
 
 What it reveals, by which operation: `relay` shows the server who asks for whom in every round, hence who is like whom, and no model; it
 shows every client whole models of single others, which no sum hides. So sums have nothing to protect here, and nothing else protects
@@ -33,6 +33,7 @@ from ..errors import InputError
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Start, Train
 from ..types import Array, Parts
+from .checks import at_least
 from .influence import HasValidation, OnPart, split
 from .interface import Algorithm, AlgorithmSpec, Served
 
@@ -149,8 +150,7 @@ def fedfomo(
 
     Raises `InputError` for parameters that cannot be.
     """
-    if models < 1:
-        raise InputError(f"algorithm.models: {models} is below 1")
+    at_least(1, models=models)
     for name, value in (("epsilon", epsilon), ("epsilon_decay", epsilon_decay)):
         if not 0 <= value <= 1:
             raise InputError(f"algorithm.{name}: {value} is outside [0, 1]")
@@ -160,7 +160,7 @@ def fedfomo(
     train_part = OnPart(train, validation, seed=seed)
 
     def init(federation: Federation) -> State:
-        federation.compute(HasValidation(validation))  # nothing leaves; a client that cannot hold data back says so now
+        federation.compute(HasValidation(validation))  # nothing leaves; a client that cannot hold data back fails here
         return State(Shared(own=(Own(federation.compute(start)["model"]),)))
 
     def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:

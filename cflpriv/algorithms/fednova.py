@@ -7,29 +7,27 @@ Deviations, each for a reason:
 - τ_eff uses ‖a_i‖₁ also with momentum (as in the authors' code without a proximal term), so that equal numbers of steps are FedAvg
   exactly.
 - ‖a_i‖₁ travels with the direction as a fraction of `STEPS_UNIT`, so that a secure sum that clips at 1 holds it.
-- Where the mean is blind, one client multiplies direction and τ_eff (`product`) and sends the result back under a fresh transform.
+- Where the mean is transformed, one client multiplies direction and τ_eff (`product`) and sends the result back under a fresh transform.
 
-What it reveals, by which operation: `mean` shows what FedAvg's does, and how many steps each client took, which tells its number of samples
-up to a batch even with equal weights; under a secure sum only the mean number of steps. So under a transform, too: the
-lengths of the mean (direction and steps) and of the product, which transforms keep, are two equations for it.
+What it reveals, by which operation: `mean` shows what FedAvg's does, and how many steps each client took. That number reveals its number
+of samples up to a batch, even with equal weights. Under a secure sum only the mean number of steps shows. So it does under a transform:
+the lengths of the mean (direction and steps) and of the product, which transforms keep, are two equations for it.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
-from ..contract.handles import Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
-from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Parts
 from .around import AroundTraining, needs_sgd, steps_of, weight_of_steps
-from .fedavg import State, Weights
-from .interface import Algorithm, AlgorithmSpec, Served
+from .fedavg import State, Weights, fedavg
+from .interface import Algorithm, AlgorithmSpec
+from .steps import mean_notes
 
 __all__ = ["TrainNormalised", "fednova"]
 
@@ -57,9 +55,6 @@ def fednova(train: Train, *, weights: Weights = "examples", seed: int = 0) -> Al
     than SGD, for which there is no ‖a‖₁."""
     needs_sgd(train, "fednova")
 
-    def init(federation: Federation) -> State:
-        return State(Shared(train.model.init(seed)))
-
     def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
         cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
         held = federation.compute(TrainNormalised(train.at(federation.round)), {"model": state.model}, on=cohort)
@@ -68,20 +63,13 @@ def fednova(train: Train, *, weights: Weights = "examples", seed: int = 0) -> Al
         if mean is not None and not mean.parts["steps"].own:  # a cohort below the minimum cohort size, which would train alone, waits
             moved = federation.product(mean.parts["direction"], mean.parts["steps"] * STEPS_UNIT, on=held.clients[0])
             model = federation.fold(model + moved, on=held.clients[0])  # x + τ_eff Σ p_i d_i
-        notes = {"unchanged_clusters": [0] if mean is None else [], "clipped_clients": 0 if mean is None else mean.clipped}
-        return replace(state, model=model), RoundRecord(federation.round, cohort, None, notes)
+        return State(model), RoundRecord(federation.round, cohort, None, mean_notes((mean,)))
 
-    def serve(state: State) -> Served:
-        return Served(Evaluate(train.model), {"model": state.model})
-
-    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, object]]:
-        return state, {}
-
-    return Algorithm("fednova", ("mean",), init, round, serve, admit)
+    return replace(fedavg(train, weights=weights, seed=seed), name="fednova", round=round)
 
 
 FEDNOVA = AlgorithmSpec(
     "fednova", fednova, "FedAvg of updates normalised by their numbers of steps (Wang et al. 2020)",
-    states=(State,), tasks=(TrainNormalised,), sample_refused="its normalisation counts steps, which tell the number of samples",
-    client_refused="its mean number of steps stands in units of 4096 beside the update and gets the same noise, which would drown it",
+    states=(State,), tasks=(TrainNormalised,), sample_refused="its normalisation counts steps, which reveal the number of samples",
+    client_refused="its mean number of steps is summed in units of 4096 with the update and gets the same noise, which would exceed it",
 )  # fmt: skip

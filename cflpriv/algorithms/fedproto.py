@@ -5,9 +5,9 @@ f_i being its network without the last layer; the server averages over the clien
 distance(f_i(x), C̄^y) to the loss, here ‖·‖²/e per sample as in the authors' code.
 
 Deviations, each for a reason:
-- The mean over the owners of a class is unweighted, as in the authors' code; eq. 6 weighs by class counts, which would have to be told.
+- The mean over the owners of a class is unweighted, as in the authors' code; eq. 6 weighs by class counts, which would have to be sent.
 - A client predicts by its last layer. The paper also takes the nearest prototype.
-- All clients have one architecture here and start from one initial model; a class that nobody sent this round keeps its prototype.
+- All clients have one architecture here and start from one initial model; a class without a mean in this round keeps its prototype.
 
 What it reveals, by which operation: through `gather`, which classes each client owns (not at all where sums are oblivious: then a class is
 a sum over those who choose it, and one owned by fewer than the minimum cohort size is dropped); through one `mean` per class, everybody's
@@ -27,12 +27,13 @@ from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..engine.models import Model
-from ..errors import InputError, TooFewClients
+from ..errors import TooFewClients
 from ..tasks.evaluation import EvaluateOwn
 from ..tasks.training import Train, listening
 from ..types import Array, Parts
 from .around import AroundTraining
 from .attempts import choices
+from .checks import finite
 from .interface import Algorithm, AlgorithmSpec, Served
 
 __all__ = ["TrainToPrototypes", "class_means", "fedproto"]
@@ -53,8 +54,8 @@ class TrainToPrototypes(AroundTraining):
 
     @property
     def parts(self) -> Parts:
-        kinds: Parts = {"prototype": "summed", "owns": "choice"}
-        return {f"{name} {j}": kind for name, kind in kinds.items() for j in range(self.train.model.classes)}
+        each: Parts = {"prototype": "summed", "owns": "choice"}
+        return {f"{name} {j}": use for name, use in each.items() for j in range(self.train.model.classes)}
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -75,10 +76,10 @@ class TrainToPrototypes(AroundTraining):
     def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
         trained = inner.array("model") + np.asarray(result["update"])
         means, owned = class_means(self.train.model, trained, given.data.x_train, given.data.y_train)
-        told: Result = {"trained": trained}
+        sent: Result = {"trained": trained}
         for j in range(self.train.model.classes):
-            told |= {f"prototype {j}": means[j].copy(), f"owns {j}": np.array(int(owned[j]))}
-        return told
+            sent |= {f"prototype {j}": means[j].copy(), f"owns {j}": np.array(int(owned[j]))}
+        return sent
 
 
 def class_means(model: Model, vector: Array, x: Array, y: Array) -> tuple[Array, Array]:
@@ -107,8 +108,7 @@ def fedproto(train: Train, *, lam: float = 1.0, seed: int = 0) -> Algorithm:
 
     Raises `InputError` for a λ that is not a finite number of 0 or more.
     """
-    if not (lam >= 0 and np.isfinite(lam)):
-        raise InputError(f"algorithm.lam: {lam} is not a finite number of 0 or more")
+    finite(lam=lam)
     initial = train.model.init(seed)
 
     def init(federation: Federation) -> State:
@@ -142,13 +142,13 @@ def fedproto(train: Train, *, lam: float = 1.0, seed: int = 0) -> Algorithm:
 def _class_mean(federation: Federation, held: Held, j: int) -> GroupMean | None:
     """The mean of the prototypes of class j over its owners; None where they are too few.
 
-    Group 1 are the owners. Where the server learns who owns the class the others send nothing, nor do those of whom it heard nothing;
-    else they send zeros to group 0.
+    Group 1 are the owners. Where the server learns who owns the class the others send nothing, nor do those whose choice did not
+    come; else they send zeros to group 0.
     """
     owns = held[f"owns {j}"]
-    told = choices(federation, owns, 2)
-    groups: Labels | Held = owns if told is None else told
-    owners = None if told is None else [client for client, owner in told.items() if owner]
+    released = choices(federation, owns, 2)
+    groups: Labels | Held = owns if released is None else released
+    owners = None if released is None else [client for client, owner in released.items() if owner]
     if owners == []:
         return None
     try:
@@ -161,5 +161,5 @@ def _class_mean(federation: Federation, held: Held, j: int) -> GroupMean | None:
 
 FEDPROTO = AlgorithmSpec(
     "fedproto", fedproto, "own models, drawn together by the mean features of each class (Tan et al. 2022)",
-    states=(State,), tasks=(TrainToPrototypes,), sample_refused="class means tell which labels a client has",
+    states=(State,), tasks=(TrainToPrototypes,), sample_refused="class means reveal which labels a client has",
 )  # fmt: skip

@@ -11,11 +11,9 @@ Deviations, each for a reason:
 
 from dataclasses import replace
 
-import numpy as np
-
-from ..errors import InputError
 from ..privacy.settings import updates_only
 from ..tasks.training import Train
+from .checks import finite
 from .fedavg import State, Weights, fedavg
 from .interface import Algorithm, AlgorithmSpec
 
@@ -27,8 +25,7 @@ def fedprox(train: Train, *, mu: float = 0.01, weights: Weights = "examples", se
 
     Raises `InputError` for a μ that is not a finite number of 0 or more.
     """
-    if not (mu >= 0 and np.isfinite(mu)):
-        raise InputError(f"algorithm.mu: {mu} is not a finite number of 0 or more")
+    finite(mu=mu)
     return replace(fedavg(replace(train, prox=mu), weights=weights, seed=seed), name="fedprox")
 
 

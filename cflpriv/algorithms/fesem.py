@@ -36,12 +36,14 @@ from ..engine import Result, TaskInput
 from ..errors import InputError
 from ..tasks.evaluation import EvaluateUsed, Losses
 from ..tasks.training import Train
-from ..types import Array, Clustering, Parts
+from ..types import Array, Parts
 from .around import AroundTraining
 from .attempts import choices
+from .checks import at_least, known
 from .fedavg import Weights
 from .interface import Algorithm, AlgorithmSpec, Served
 from .one_shot import STARTS, ClusterByMeans
+from .steps import clustering_of, mean_notes, moved
 
 __all__ = ["EvaluateAssigned", "TrainAndAssign", "fesem", "nearest_centre"]
 
@@ -131,10 +133,8 @@ def fesem(train: Train, *, k: int = 2, start: Literal["means", "random"] = "mean
 
     Raises `InputError` for parameters that cannot be.
     """
-    if k < 1:
-        raise InputError(f"algorithm.k: {k} is below 1")
-    if start not in ("means", "random"):
-        raise InputError(f"algorithm.start: {start!r} is not known; known are means, random")
+    at_least(1, k=k)
+    known("start", start, "means", "random")
 
     def init(federation: Federation) -> State:
         if k > len(federation.clients):
@@ -152,21 +152,11 @@ def fesem(train: Train, *, k: int = 2, start: Literal["means", "random"] = "mean
             held = held.of(labels)  # without those whose choice did not come
         means = federation.mean(held["step"], weights, held["choice"] if labels is None else labels, k)  # M-step
         if not state.begun:  # not before: a round that ended above has changed nothing at the clients either
-            tell(federation, held["choice"], labels if start == "means" else None)
-        models = []
-        for j, (model, mean) in enumerate(zip(state.models, means, strict=True)):
-            if mean is None:
-                models.append(model)
-                continue
-            member = held.clients[0] if labels is None else next(client for client in held.clients if labels[client] == j)
-            models.append(federation.fold(model + mean.parts["step"], on=member))
-        notes = {
-            "chosen": [0 if mean is None else mean.count for mean in means],
-            "unchanged_clusters": [j for j, mean in enumerate(means) if mean is None],
-            "clipped_clients": sum(mean.clipped for mean in means if mean is not None),
-        }
-        told = None if labels is None else tuple(labels[client] for client in held.clients)
-        return State(tuple(models), {**state.labels, **(labels or {})}, True), RoundRecord(federation.round, held.clients, told, notes)
+            keep(federation, held["choice"], labels if start == "means" else None)
+        models = moved(federation, state.models, means, "step", labels, held.clients)
+        notes = {"chosen": [0 if mean is None else mean.count for mean in means], **mean_notes(means)}
+        assigned = None if labels is None else tuple(labels[client] for client in held.clients)
+        return State(models, {**state.labels, **(labels or {})}, True), RoundRecord(federation.round, held.clients, assigned, notes)
 
     def by_means(federation: Federation, steps: Held) -> Mapping[int, int]:
         """The groups of the first centres."""
@@ -174,8 +164,8 @@ def fesem(train: Train, *, k: int = 2, start: Literal["means", "random"] = "mean
         federation.close(steps)
         return {client: int(label) for client, label in zip(steps.clients, released.result["labels"], strict=True)}
 
-    def tell(federation: Federation, choice: Held, labels: Mapping[int, int] | None) -> None:
-        """Clients keep what they chose at random, or are told the `labels` of the first centres."""
+    def keep(federation: Federation, choice: Held, labels: Mapping[int, int] | None) -> None:
+        """Clients keep what they chose at random, or the `labels` of the first centres, which they are sent."""
         if labels is None:
             federation.compute(Remember(), {"label": choice}, on=choice.clients)
         else:
@@ -193,8 +183,7 @@ def fesem(train: Train, *, k: int = 2, start: Literal["means", "random"] = "mean
     def describe(state: State) -> Mapping[str, Any]:
         if not state.labels:
             return {"clustering": None}
-        clients = tuple(sorted(state.labels))
-        return {"clustering": Clustering(clients, tuple(state.labels[client] for client in clients), k), "rule": f"k = {k}"}
+        return {"clustering": clustering_of(state.labels, k), "rule": f"k = {k}"}
 
     operations = ("gram", "gather", "mean") if start == "means" else ("gather", "mean")
     return Algorithm("fesem", operations, init, round, serve, admit, describe, public_groups=start == "means" and k > 1)

@@ -18,10 +18,21 @@ from ..privacy.private_signatures import noisy_sum, sum_event
 from ..privacy.settings import Noise
 from ..randomness import stream
 from ..tasks.evaluation import sample_losses
-from ..tasks.training import Train
 from ..types import Array, ClientData, Parts
+from .around import AroundTraining
 
-__all__ = ["HasValidation", "Influence", "Neighbours", "OnPart", "Scores", "better_group", "cluster_scores", "scored", "split"]
+__all__ = [
+    "HasValidation",
+    "Influence",
+    "Neighbours",
+    "OnPart",
+    "Scores",
+    "better_group",
+    "cluster_scores",
+    "helps_most",
+    "scored",
+    "split",
+]
 
 Scores = Literal["value", "sign"]
 
@@ -42,7 +53,7 @@ def split(data: ClientData, share: float, seed: int) -> tuple[Array, Array]:
 
 
 @dataclass(frozen=True)
-class OnPart:
+class OnPart(AroundTraining):
     """`train` on the training part of a client's data, or on the first `samples` of it (0: all). `validation` is the share held back, which
     the public `seed` chooses.
 
@@ -50,13 +61,13 @@ class OnPart:
     "trained" (d,).
     """
 
-    train: Train
+    gives: ClassVar[Parts] = {"update": "summed", "movement": "summed"}
+    beyond = ""
+
     validation: float
     samples: int = 0
     remember: bool = True
     seed: int = 0
-
-    parts: ClassVar[Parts] = {"update": "summed", "movement": "summed"}
 
     @property
     def keeps(self) -> tuple[str, ...]:
@@ -81,28 +92,13 @@ class OnPart:
         """This task with the learning rate of `round`."""
         return replace(self, train=self.train.at(round))
 
-    def run(self, given: TaskInput) -> Result:
-        return self._result(given, self.train.run(self._part(given)))
-
-    def cost(self, given: TaskInput) -> int:
-        return self.train.cost(given)
-
-    def chunk_size(self, given: TaskInput, device: Device) -> int:
-        return self.train.chunk_size(given, device)
-
-    def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
-        results, path = self.train.run_many([self._part(given) for given in inputs], device)
-        return [self._result(given, result) for given, result in zip(inputs, results, strict=True)], path
-
-    def _part(self, given: TaskInput) -> TaskInput:
+    def before(self, given: TaskInput) -> TaskInput:
         data = given.data
         kept = split(data, self.validation, self.seed)[0]
         kept = kept[: self.samples] if self.samples else kept
         return replace(given, data=ClientData(data.id, data.x_train[kept], data.y_train[kept], data.x_test[:0], data.y_test[:0]))
 
-    def _result(self, given: TaskInput, result: Result) -> Result:
-        if not result:
-            return {}
+    def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
         start = given.array("model")
         update = np.asarray(result["update"])  # made at once: what is made on demand would be made from all of the client's data
         origin = given.array("origin") if "origin" in given.params else start
@@ -281,6 +277,12 @@ def better_group(row: Array) -> Array:
     return np.asarray(row >= threshold)
 
 
+def helps_most(row: Array, labels: Array, groups: Sequence[int]) -> int:
+    """The one of `groups` (of `labels` (n,)) that a row of scores (n,) is best for on average; −1 where none is above 0."""
+    means = [float(row[labels == group].mean()) if (labels == group).any() else -np.inf for group in groups]
+    return int(groups[int(np.argmax(means))]) if max(means, default=0.0) > 0 else -1
+
+
 def cluster_scores(matrix: Array, min_samples: int, scores: Scores = "value") -> tuple[Array, Array]:
     """OPTICS on the rows of the N × N scores, then its noise points placed by score. Labels (n,) by first client, and which were noise.
 
@@ -293,9 +295,8 @@ def cluster_scores(matrix: Array, min_samples: int, scores: Scores = "value") ->
     labels = found.copy()
     clusters = [label for label in np.unique(found) if label >= 0]
     for i in np.flatnonzero(noise):
-        means = [float(matrix[i, found == label].mean()) for label in clusters]
-        best = int(np.argmax(means)) if means else -1
-        labels[i] = clusters[best] if best >= 0 and means[best] > 0 else labels.max() + 1 + len(matrix)
+        best = helps_most(matrix[i], found, clusters)
+        labels[i] = best if best >= 0 else labels.max() + 1 + len(matrix)
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     rank = np.empty(len(first), dtype=np.int64)
     rank[np.argsort(first)] = np.arange(len(first))

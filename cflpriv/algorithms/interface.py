@@ -1,6 +1,4 @@
-"""What an algorithm is: a few functions over a federation's operations, state in and state out; and what is declared of it, in its own
-file.
-"""
+"""What an algorithm is: a few functions over a federation's operations, with explicit state; and what its own file declares of it."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -42,8 +40,8 @@ class Algorithm:
 
     init(federation) -> state; round(federation, state) -> (state, record); serve(state) -> what clients would use;
     admit(federation, state, newcomers) -> (state, notes), where newcomers can be taken. `describe(state)` gives what a report may show:
-    "clustering" and, where the release allows it, "evidence". `public_groups` says that it averages over groups that the server knows,
-    which an oblivious sum refuses. `regroups` says why it averages over different groups of the same clients in one round, if it does:
+    "clustering" and, where the release allows it, "evidence". `public_groups`: it averages over groups that the server knows,
+    which an oblivious sum refuses. `regroups`: why it averages over different groups of the same clients in one round, if it does:
     the difference of two such sums shows individuals, so secure sums over groups that the server knows refuse it.
     """
 

@@ -4,7 +4,7 @@ Source: Liang et al. 2020, "Think locally, act globally", Algorithm 1. PACFL's t
 FedAvg model to start from.
 
 Deviations, each for a reason:
-- Clients send updates of the global layers, not the layers: the same mean, and a blind mean never sees a model.
+- Clients send updates of the global layers, not the layers: the same mean, and a transformed mean never contains a model.
 - Own layers start from the initial model of the public seed, also those of clients not sampled yet and of newcomers.
 
 With all layers global it is FedAvg.
@@ -13,7 +13,6 @@ What it reveals, by which operation: `mean` shows the updates of the global laye
 Under a rotation it takes larger networks than FedAvg, because fewer numbers travel.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,7 +27,8 @@ from ..tasks.evaluation import EvaluateUsed
 from ..tasks.training import Train
 from ..types import Array
 from .around import AroundTraining
-from .fedavg import State, Weights
+from .checks import at_least
+from .fedavg import State, Weights, average_all, fedavg
 from .interface import Algorithm, AlgorithmSpec, Served
 
 __all__ = ["EvaluateParted", "TrainParted", "global_part", "lg_fedavg"]
@@ -95,8 +95,7 @@ def lg_fedavg(train: Train, *, global_layers: int = 0, weights: Weights = "examp
 
     Raises `InputError` for a number that cannot be.
     """
-    if global_layers < 0:
-        raise InputError(f"algorithm.global_layers: {global_layers} is negative")
+    at_least(0, global_layers=global_layers)
     layers = len({name.rpartition(".")[0] for name, _, _ in train.model.layout})
     cut = global_part(train.model, global_layers or min(2, max(1, layers - 1)))
 
@@ -104,20 +103,12 @@ def lg_fedavg(train: Train, *, global_layers: int = 0, weights: Weights = "examp
         return State(Shared(train.model.init(seed)[cut:].copy()))
 
     def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
-        cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
-        held = federation.compute(TrainParted(train.at(federation.round), cut, seed), {"model": state.model}, on=cohort)
-        (mean,) = federation.mean(held["update"], weights=weights)
-        model = state.model if mean is None else federation.fold(state.model + mean.parts["update"], on=held.clients[0])
-        notes = {"unchanged_clusters": [0] if mean is None else [], "clipped_clients": 0 if mean is None else mean.clipped}
-        return State(model), RoundRecord(federation.round, cohort, None, notes)
+        return average_all(federation, state, TrainParted(train.at(federation.round), cut, seed), weights)
 
     def serve(state: State) -> Served:
         return Served(EvaluateParted(train.model, cut, seed), {"model": state.model})
 
-    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, object]]:
-        return state, {}
-
-    return Algorithm("lg_fedavg", ("mean",), init, round, serve, admit)
+    return replace(fedavg(train, weights=weights, seed=seed), name="lg_fedavg", init=init, round=round, serve=serve)
 
 
 LG_FEDAVG = AlgorithmSpec(

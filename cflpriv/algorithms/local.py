@@ -46,5 +46,5 @@ def local(train: Train, *, seed: int = 0) -> Algorithm:
 LOCAL = AlgorithmSpec(
     "local", local, "every client alone",
     states=(State,),
-    sample_refused="its clients train without noise, and a failure would be told; nothing else leaves them, so run it without privacy",
+    sample_refused="its clients train without noise, and a failure would be reported; nothing else leaves them, so run it without privacy",
 )  # fmt: skip

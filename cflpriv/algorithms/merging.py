@@ -26,8 +26,8 @@ def merge_by_cosine(sums: Array, tau: float, at_least: int = 1, sizes: Sequence[
     """Merge the best pair while its cosine is at least τ (never at τ = 1); each cluster's new label, and the cosines of the merges.
 
     `sums[a, b]` = Σ_{i∈a, j∈b} Ψ_i·Ψ_j: of sums or means of members the cosine is the same. Among equals the pair of lowest numbers goes
-    first. Clusters of fewer than `at_least` clients (by `sizes`) then join the most similar, smallest first. A sum that an `error` of that
-    standard deviation in each inner product does not let tell from zero has cosine 0.
+    first. Clusters of fewer than `at_least` clients (by `sizes`) then join the most similar, smallest first. A sum that cannot be
+    distinguished from zero, with an `error` of that standard deviation in each inner product, has cosine 0.
     """
     sums = _symmetric(np.asarray(sums, dtype=np.float64))
     groups = [[i] for i in range(len(sums))]
@@ -104,9 +104,9 @@ def _by_first_client(labels: Array, clients: Sequence[int]) -> Array:
 
 
 def _products(view: GramView) -> Array:
-    """All inner products so far; only the rows of new clients are asked for. What cannot be told from zero is zero.
+    """All inner products so far; only the rows of new clients are asked for. What cannot be distinguished from zero is zero.
 
-    Raises `InputError` where the protection's errors drown the typical vector: clusters would be made of noise.
+    Raises `InputError` where the protection's errors are larger than the typical vector: clusters would be made of noise.
     """
     old: Array = view.memory.get("products", np.zeros((0, 0)))
     before, total = len(old), view.gram.n

@@ -31,8 +31,10 @@ from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Array, Clustering
 from .attempts import try_mean
+from .checks import at_least
 from .fedavg import Weights, average_within
 from .interface import Algorithm, AlgorithmSpec, Served
+from .steps import moved
 
 __all__ = ["STARTS", "ClusterByMeans", "PlaceByMeans", "one_shot"]
 
@@ -113,25 +115,20 @@ def one_shot(
     train: Train, *, k: int = 2, local_epochs: int = 10, starts: int = STARTS, weights: Weights = "examples", seed: int = 0
 ) -> Algorithm:
     """k-means with `k` clusters on models of `local_epochs` of local training. Raises `InputError` for parameters that cannot be."""
-    for name, value in (("k", k), ("local_epochs", local_epochs), ("starts", starts)):
-        if value < 1:
-            raise InputError(f"algorithm.{name}: {value} is below 1")
+    at_least(1, k=k, local_epochs=local_epochs, starts=starts)
     erm = replace(train, epochs=local_epochs)
     initial = Shared(train.model.init(seed))
 
     def init(federation: Federation) -> State:
-        if 0 < len(federation.clients) < k:  # with nobody left there is nothing wrong with k
+        if 0 < len(federation.clients) < k:  # without any client left k is not wrong
             raise InputError(f"algorithm.k: {k} clusters of {len(federation.clients)} clients")
         held = federation.compute(erm, {"model": initial})["update"]
         released = federation.gram(held, then=ClusterByMeans(k, starts, seed))
         clustering = Clustering(held.clients, tuple(int(label) for label in released.result["labels"]), k)
         clustering = _with_late(clustering, federation.clients)
         means = try_mean(federation, held, weights, clustering, k)  # over those who have an update
-        models = []
-        for label, mean in enumerate(means):
-            member = next(iter(clustering.members(label)), held.clients[0])
-            models.append(initial if mean is None else federation.fold(initial + mean.parts["update"], on=member))
-        return State(tuple(models), clustering, held, released.evidence)
+        models = moved(federation, (initial,) * k, means, "update", clustering, clustering.clients)
+        return State(models, clustering, held, released.evidence)
 
     def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
         models, record = average_within(federation, state.models, state.clustering, train, weights)

@@ -8,7 +8,7 @@ the proximity matrix by their own rows (Alg. 2).
 
 Deviations, each for a reason:
 - All clients present send their signatures before round 0, not only the first sampled ones: the clustering is one-shot.
-- Besides β, a number of clusters or an automatic cut; without clear structure one cluster is trained, and the result says so.
+- Besides β, a number of clusters or an automatic cut; without clear structure one cluster is trained, and the result reports it.
 - Equation 3 takes |u·v|: singular vectors have no sign. Clusters merge while their distance is below β, so β = 0 leaves all alone.
 - A newcomer joins the cluster of smallest linkage distance if that is below β (or the height of the automatic cut), else opens one with
   θ⁰; old clients stay, and what a full re-cut would change is reported. With k given, or without clear structure, it joins the nearest.
@@ -19,6 +19,7 @@ decomposition per label, and WPGMA linkage.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -34,6 +35,7 @@ from ..tasks.evaluation import Evaluate
 from ..tasks.signatures import PrincipalVectors
 from ..tasks.training import Train
 from ..types import Array, Clustering
+from .checks import at_least, known
 from .fedavg import Weights, average_within
 from .interface import Algorithm, AlgorithmSpec, Compared, Served
 
@@ -130,6 +132,18 @@ class State:
     tuned: tuple[Own, ...] = ()
 
 
+@dataclass(frozen=True)
+class PacflSettings:
+    """What is fixed in a run: local training, the signature, and how clusters are found (`by`)."""
+
+    train: Train
+    signature: PrincipalVectors
+    by: ClusterByAngles
+    fine_tune_epochs: int
+    weights: Weights
+    seed: int
+
+
 def pacfl(
     train: Train,
     *,
@@ -153,71 +167,70 @@ def pacfl(
 
     Raises `InputError` for parameters that cannot be.
     """
-    if p < 1:
-        raise InputError(f"algorithm.p: {p} is below 1")
-    if measure not in MEASURES:
-        raise InputError(f"algorithm.measure: {measure!r} is not known; known are {', '.join(MEASURES)}")
-    if variant not in ("paper", "authors"):
-        raise InputError(f"algorithm.variant: {variant!r} is not known; known are paper, authors")
+    at_least(1, p=p, k=k, labels_at_most=labels_at_most)
+    at_least(0, fine_tune_epochs=fine_tune_epochs)
+    known("measure", measure, *MEASURES)
+    known("variant", variant, "paper", "authors")
     if beta is not None and k is not None:
         raise InputError(f"algorithm.beta and algorithm.k: both are given ({beta:g} and {k}); give one, or neither for an automatic cut")
     if beta is not None and not beta >= 0:
         raise InputError(f"algorithm.beta: {beta} is not a distance")
-    if k is not None and k < 1:
-        raise InputError(f"algorithm.k: {k} is below 1")
-    if fine_tune_epochs < 0:
-        raise InputError(f"algorithm.fine_tune_epochs: {fine_tune_epochs} is negative")
     authors = variant == "authors"
     if authors and measure not in ("smallest_angle", "corresponding_angles"):
         raise InputError(f"algorithm.measure: {measure!r} has no authors' variant")
-    if (authors if per_label is None else per_label) and measure != "smallest_angle":
+    by_label = authors if per_label is None else per_label
+    if by_label and measure != "smallest_angle":
         raise InputError(f"algorithm.measure: {measure!r} would count the padding of per-label signatures; these take 'smallest_angle'")
-    if labels_at_most is not None and labels_at_most < 1:
-        raise InputError(f"algorithm.labels_at_most: {labels_at_most} is below 1")
-    signature = PrincipalVectors(
-        p,
-        authors if per_label is None else per_label,
-        train.model.classes if labels_at_most is None else labels_at_most,
-    )
-    rule = f"threshold {beta:g}" if beta is not None else f"k = {k}" if k is not None else f"automatic ({auto})"
+    signature = PrincipalVectors(p, by_label, train.model.classes if labels_at_most is None else labels_at_most)
     by = ClusterByAngles(measure, authors, linkage or ("weighted" if authors else "average"), beta, k, auto)
+    settings = PacflSettings(train, signature, by, fine_tune_epochs, weights, seed)
+    return Algorithm(
+        "pacfl", ("gram", "mean"),
+        partial(_init, settings), partial(_round, settings), partial(_serve, settings), partial(_admit, settings), _describe,
+        public_groups=k != 1 and (beta is None or bool(np.isfinite(beta))),
+    )  # fmt: skip
 
-    def init(federation: Federation) -> State:
-        held = federation.compute(signature)
-        released = federation.gram(held["signature"], then=replace(by, at_least=federation.merge_below))
-        clients = held.clients
-        clustering = Clustering(clients, tuple(int(label) for label in released.result["labels"]), int(released.result["k"]))
-        initial = Shared(train.model.init(seed))
-        notes = {"rule": rule, "clear": bool(released.result["clear"])}
-        return State((initial,) * clustering.k, clustering, held["signature"], initial, notes, released.evidence)
 
-    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
-        models, record = average_within(federation, state.models, state.clustering, train, weights)
-        return replace(state, models=models, tuned=()), record
+def _init(settings: PacflSettings, federation: Federation) -> State:
+    """Algorithm 1, lines 7-12: signatures, clusters, and one θ⁰ for all."""
+    held = federation.compute(settings.signature)
+    by = settings.by
+    released = federation.gram(held["signature"], then=replace(by, at_least=federation.merge_below))
+    clustering = Clustering(held.clients, tuple(int(label) for label in released.result["labels"]), int(released.result["k"]))
+    initial = Shared(settings.train.model.init(settings.seed))
+    rule = f"threshold {by.beta:g}" if by.beta is not None else f"k = {by.k}" if by.k is not None else f"automatic ({by.auto})"
+    notes = {"rule": rule, "clear": bool(released.result["clear"])}
+    return State((initial,) * clustering.k, clustering, held["signature"], initial, notes, released.evidence)
 
-    def serve(state: State) -> Served:
-        models = [model + Shared(own=state.tuned) for model in state.models]
-        return Served(Evaluate(train.model), {"model": models}, state.clustering)
 
-    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
-        held = federation.compute(signature, on=newcomers)
-        placing = PlaceNewcomers(replace(by, at_least=federation.merge_below))
-        released = federation.gram(held["signature"], then=placing, against=state.signatures)
-        clustering = state.clustering.extended(held.clients, released.result["labels"])
-        models = state.models + (state.initial,) * (clustering.k - len(state.models))
-        tuned: tuple[Own, ...] = ()
-        if fine_tune_epochs:
-            task = replace(train.at(federation.round), epochs=fine_tune_epochs)
-            trained = federation.compute(task, {"model": list(models)}, which=clustering, on=newcomers)
-            tuned = (Own(trained["update"]),)
-        notes = {"opened_clusters": clustering.k - state.clustering.k, "recut_changes": released.result["recut_changes"]}
-        return replace(state, models=models, clustering=clustering, tuned=tuned), notes
+def _round(settings: PacflSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+    models, record = average_within(federation, state.models, state.clustering, settings.train, settings.weights)
+    return replace(state, models=models, tuned=()), record
 
-    def describe(state: State) -> Mapping[str, Any]:
-        return {"clustering": state.clustering, "evidence": state.evidence, **state.notes}
 
-    several = k != 1 and (beta is None or np.isfinite(beta))
-    return Algorithm("pacfl", ("gram", "mean"), init, round, serve, admit, describe, public_groups=several)
+def _serve(settings: PacflSettings, state: State) -> Served:
+    models = [model + Shared(own=state.tuned) for model in state.models]
+    return Served(Evaluate(settings.train.model), {"model": models}, state.clustering)
+
+
+def _admit(settings: PacflSettings, federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+    """Algorithm 2: newcomers extend the proximity matrix, take their cluster's model, and fine-tune it."""
+    held = federation.compute(settings.signature, on=newcomers)
+    placing = PlaceNewcomers(replace(settings.by, at_least=federation.merge_below))
+    released = federation.gram(held["signature"], then=placing, against=state.signatures)
+    clustering = state.clustering.extended(held.clients, released.result["labels"])
+    models = state.models + (state.initial,) * (clustering.k - len(state.models))
+    tuned: tuple[Own, ...] = ()
+    if settings.fine_tune_epochs:
+        task = replace(settings.train.at(federation.round), epochs=settings.fine_tune_epochs)
+        trained = federation.compute(task, {"model": list(models)}, which=clustering, on=newcomers)
+        tuned = (Own(trained["update"]),)
+    notes = {"opened_clusters": clustering.k - state.clustering.k, "recut_changes": released.result["recut_changes"]}
+    return replace(state, models=models, clustering=clustering, tuned=tuned), notes
+
+
+def _describe(state: State) -> Mapping[str, Any]:
+    return {"clustering": state.clustering, "evidence": state.evidence, **state.notes}
 
 
 def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:

@@ -24,6 +24,7 @@ from ..privacy.settings import updates_only
 from ..tasks.evaluation import Evaluate, EvaluateUsed
 from ..tasks.training import Gradient, Train
 from ..types import Array
+from .checks import finite
 from .fedavg import State, Weights, fedavg
 from .interface import Algorithm, AlgorithmSpec, Served
 
@@ -72,9 +73,7 @@ def per_fedavg(train: Train, *, alpha: float = 0.01, beta: float = 0.0, weights:
 
     Raises `InputError` for rates that are not finite numbers of 0 or more, or batches too few to go in pairs.
     """
-    for name, rate in (("alpha", alpha), ("beta", beta)):
-        if not (rate >= 0 and np.isfinite(rate)):
-            raise InputError(f"algorithm.{name}: {rate} is not a finite number of 0 or more")
+    finite(alpha=alpha, beta=beta)
     if alpha and train.batch_size == 0 and train.epochs < 2:
         raise InputError("training.epochs: 1 full batch makes no pair for algorithm.alpha; 2 epochs at least, or smaller batches")
     shared = fedavg(replace(train, maml_lr=alpha, lr=beta or train.lr), weights=weights, seed=seed)

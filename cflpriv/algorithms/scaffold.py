@@ -13,18 +13,18 @@ Deviations, each for a reason:
   bias c for good. N counts who is there or was summed; when it grows, c shrinks to the mean over all, newcomers' zeros among them. Who
   leaves for good leaves its last c_i in c.
 - **c is at any time the mean of the c_i that clients go on from**, or every later round would descend on g minus the difference: so a
-  change of c_i counts once it is in c. Each client keeps c_i and, beside it, the new one that waits; with the next parameters the server
-  says in which round each of the cohort was last summed, and the client takes over the waiting one if that is the round it is from. Who
-  drops out, or is not heard for another reason, goes on from the c_i before.
+  change of c_i counts once it is in c. Each client keeps c_i and the new one that waits; with the next parameters the server
+  sends the round in which each of the cohort was last summed, and the client takes over the waiting one if that is the round it is from. A
+  client that drops out, or does not contribute for another reason, goes on from the c_i before.
 - The change travels times η ‖a‖₁ of the fewest steps that a client can take: then no number of it is larger than that of the update, but
   for what c (a mean gradient) adds, and a secure sum that holds the one holds the other. In a round where a secure sum clipped anybody's
-  values (it counts such clients) controls stay as they are, on both sides. A clip to a norm for client-level privacy, of which nobody is
-  told, and noise would stay in c for good: refused by name (`cflpriv.privacy`). The rounding of a secure sum does stay in c: next to
+  values (it counts such clients) controls stay as they are, on both sides. A clip to a norm for client-level privacy, which is not
+  reported, and noise would stay in c for good: refused by name (`cflpriv.privacy`). The rounding of a secure sum does stay in c: next to
   nothing with `secagg_bits = 32`, more with 16.
 
 What it reveals, by which operation: `mean` carries two vectors a client, the update and the change of its control, which is (up to a known
 vector) the mean of its gradients along the way: the update again, so in the clear little that is new. Twice the bytes both ways.
-`compute` tells the cohort's clients about each other in which round each was last in a sum.
+`compute` sends the cohort's clients the round in which each of them was last in a sum.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,13 +44,14 @@ from ..types import Array, Parts
 from .around import AroundTraining, needs_sgd, steps_of, weight_of_steps
 from .fedavg import Weights
 from .interface import Algorithm, AlgorithmSpec, Served
+from .steps import mean_notes
 
 __all__ = ["TrainControlled", "scaffold"]
 
 MEMORY = "scaffold control"
 """Under this name clients keep c_i."""
 WAITING = "scaffold control waiting"
-"""And under this c_i⁺, which takes the place of c_i once c has heard of it."""
+"""And under this c_i⁺, which takes the place of c_i once its change is in c."""
 ROUND = "scaffold round"
 """And under this the round that c_i⁺ is from."""
 
@@ -108,7 +109,7 @@ class State:
 def scaffold(train: Train, *, global_lr: float = 1.0, weights: Weights = "equal", seed: int = 0) -> Algorithm:
     """One shared model with control variates. `global_lr` is η_g (1 in the paper's experiments).
 
-    Raises `InputError` for a rate that is not a finite number above 0, and for another optimiser than SGD: no movement but SGD's tells
+    Raises `InputError` for a rate that is not a finite number above 0, and for another optimiser than SGD: no movement but SGD's gives
     the mean gradient that a control is made of.
     """
     needs_sgd(train, "scaffold")
@@ -141,10 +142,9 @@ def scaffold(train: Train, *, global_lr: float = 1.0, weights: Weights = "equal"
                 moved = True
                 each = state.each or mean.weight / mean.count
                 control = state.control + change * (mean.weight / (each * counted) / task.unit)
-                told = {**state.summed, **dict.fromkeys(mean.contributors, federation.round)}
-                state = replace(state, control=federation.fold(control, on=held.clients[0]), summed=told, each=each)
-        notes = {"unchanged_clusters": [0] if mean is None else [], "clipped_clients": 0 if mean is None else mean.clipped}
-        return state, RoundRecord(federation.round, cohort, None, {**notes, "control_moved": moved})
+                last = {**state.summed, **dict.fromkeys(mean.contributors, federation.round)}
+                state = replace(state, control=federation.fold(control, on=held.clients[0]), summed=last, each=each)
+        return state, RoundRecord(federation.round, cohort, None, {**mean_notes((mean,)), "control_moved": moved})
 
     def serve(state: State) -> Served:
         return Served(Evaluate(train.model), {"model": state.model})

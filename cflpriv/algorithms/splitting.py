@@ -18,12 +18,14 @@ from ..contract.operations import GramView, Results
 from ..errors import InputError
 from ..types import Array
 
-__all__ = ["Bipartition", "MoreSimilar", "SPLIT", "bipartition", "cross_similarity", "pictured", "separation_gap"]
+__all__ = ["REFUSED_BY", "SPLIT", "Bipartition", "MoreSimilar", "bipartition", "cross_similarity", "pictured", "separation_gap"]
 
 MOVING, CONGRUENT, TOO_NOISY, TOO_SMALL, SPLIT, DROWNED = range(6)
-"""What a test said: mean norm at or above ε₁; no client norm above ε₂; γ_max; a side too small; split; the protection's errors are too
+"""Outcomes of a test: mean norm at or above ε₁; no client norm above ε₂; γ_max; a side too small; split; the protection's errors are too
 large for norms like these.
 """
+REFUSED_BY = {CONGRUENT: "eps2", TOO_NOISY: "gamma_max", TOO_SMALL: "smallest", DROWNED: "error"}
+"""The parameter, or "error", that refuses the split of a cluster that stands still."""
 
 
 def bipartition(alpha: Array, linkage: Literal["single", "complete"] = "single") -> Array:
@@ -78,10 +80,10 @@ def separation_gap(alpha: Array, groups: Sequence[int]) -> float:
 class Bipartition:
     """Public code run where the Gram may be seen: norms, cosines, bipartition, and whether to accept it (Alg. 5, l. 16 to 22).
 
-    Result: "said" (one of MOVING, CONGRUENT, DROWNED, TOO_NOISY, TOO_SMALL, SPLIT) and "side" of each client; evidence: the rest.
+    Result: "outcome" (one of MOVING, CONGRUENT, DROWNED, TOO_NOISY, TOO_SMALL, SPLIT) and "side" of each client; evidence: the rest.
     """
 
-    results: ClassVar[Results] = {"said": "one", "side": "all"}
+    results: ClassVar[Results] = {"outcome": "one", "side": "all"}
 
     stationary: bool
     eps2: float
@@ -96,27 +98,27 @@ class Bipartition:
         side = bipartition(alpha.values, self.linkage)  # (eq. 25)
         cross = cross_similarity(alpha.values, side)
         if not self.stationary:
-            said = MOVING
+            outcome = MOVING
         elif not largest > self.eps2:  # max_i ‖Δθ_i‖ > ε₂  (eq. 33)
-            said = CONGRUENT
+            outcome = CONGRUENT
         elif drowned(squares, view.gram.error):
-            said = DROWNED
+            outcome = DROWNED
         elif not self.gamma_max < np.sqrt(max(0.0, 1.0 - cross) / 2.0):  # γ_max < sqrt((1 − α_cross^max) / 2)  (eq. 39)
-            said = TOO_NOISY
+            outcome = TOO_NOISY
         elif min(int((side == 0).sum()), int((side == 1).sum())) < self.at_least:
-            said = TOO_SMALL
+            outcome = TOO_SMALL
         else:
-            said = SPLIT
+            outcome = SPLIT
             view.memory["sides"] = dict(zip(view.gram.clients, side.tolist(), strict=True))
         evidence = {"alpha": alpha.values, "clients": alpha.clients, "largest_norm": largest, "alpha_cross": cross}
-        return {"said": said, "side": side}, evidence
+        return {"outcome": outcome, "side": side}, evidence
 
 
 @dataclass(frozen=True)
 class MoreSimilar:
     """Algorithm 4: which child holds the pre-split update most similar to a newcomer's. Result: "side" of each newcomer.
 
-    An update of zero, or that errors do not let tell from zero, is as similar to both, and goes to child 1.
+    An update that is zero, or cannot be distinguished from zero under errors, is as similar to both and goes to child 1.
     """
 
     results: ClassVar[Results] = {"side": "new"}

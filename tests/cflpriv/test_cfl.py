@@ -582,7 +582,7 @@ def test_errors_leave_the_split_of_long_updates_as_it_is(seed: int, n: int, rati
     for memory, by in ((clear, 0.0), (noisy, error)):
         result, _ = Bipartition(True, 0.005, 0.5)(noised(vectors[:n], by, seed, tuple(range(n)), memory))
         walked, _ = MoreSimilar()(noised(vectors, by, seed, (n,), memory))
-        found.append((result["said"], result["side"].tolist(), walked["side"].tolist()))
+        found.append((result["outcome"], result["side"].tolist(), walked["side"].tolist()))
     assert found[0] == found[1]
     assert found[0][0] == SPLIT
 
@@ -600,7 +600,7 @@ def test_without_errors_the_bipartition_changes_by_no_bit() -> None:
     for seed in range(20):
         vectors = np.random.default_rng(seed).normal(size=(7, 5))
         (plain, facts), (same, others) = (Bipartition(True, 0.1, 0.2)(noised(vectors, error)) for error in (0.0, 1e-300))
-        assert (plain["said"], plain["side"].tolist()) == (same["said"], same["side"].tolist())
+        assert (plain["outcome"], plain["side"].tolist()) == (same["outcome"], same["side"].tolist())
         for name in facts:
             np.testing.assert_array_equal(facts[name], others[name])
 
@@ -610,7 +610,7 @@ def test_updates_drowned_by_errors_split_nothing_and_it_is_said() -> None:
     for seed in range(20):
         for norm in (0.02, 0.01, 0.0):
             result, evidence = Bipartition(True, 0.0, 0.0)(noised(opposed(seed, 8, norm), 2.5e-4, seed))
-            assert result["said"] == DROWNED or (norm == 0 and result["said"] == CONGRUENT)
+            assert result["outcome"] == DROWNED or (norm == 0 and result["outcome"] == CONGRUENT)
             assert np.isfinite(evidence["largest_norm"])
     scene = swapped(6)
     fed = federation(scene, Protection(gram=("ckks",), ckks_release="gram", ckks_bound=512.0))

@@ -1,0 +1,27 @@
+"""Checks of hyper-parameters. Each raises `InputError` with the key and the value."""
+
+import numpy as np
+
+from ..errors import InputError
+
+__all__ = ["at_least", "finite", "known"]
+
+
+def at_least(smallest: int, /, **values: int | None) -> None:
+    """Numbers of `smallest` or more; None stands for a default."""
+    for name, value in values.items():
+        if value is not None and value < smallest:
+            raise InputError(f"algorithm.{name}: {value} is below {smallest}")
+
+
+def finite(**values: float) -> None:
+    """Finite numbers of 0 or more."""
+    for name, value in values.items():
+        if not (value >= 0 and np.isfinite(value)):
+            raise InputError(f"algorithm.{name}: {value} is not a finite number of 0 or more")
+
+
+def known(name: str, value: str, *choices: str) -> None:
+    """One of the `choices`."""
+    if value not in choices:
+        raise InputError(f"algorithm.{name}: {value!r} is not known; known are {', '.join(choices)}")
