@@ -32,6 +32,7 @@ from ..tasks.evaluation import Evaluate
 from ..tasks.fold_gradients import FoldGradients
 from ..tasks.training import Train
 from ..types import Array, Clustering
+from .checks import at_least, known
 from .fedavg import Weights, average_within
 from .interface import Algorithm, AlgorithmSpec, Compared, Served
 
@@ -96,9 +97,9 @@ class JoinGroups:
     results: ClassVar[Results] = {"labels": "new"}
 
     def __call__(self, view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        known: Array = view.memory["labels"]
+        labels: Array = view.memory["labels"]
         fresh = range(view.gram.n - len(view.new), view.gram.n)
-        squares = distances_to_groups(view.gram, fresh, known, int(known.max()) + 1)
+        squares = distances_to_groups(view.gram, fresh, labels, int(labels.max()) + 1)
         return {"labels": squares.argmin(1)}, {"squared_distance": squares}
 
 
@@ -141,15 +142,12 @@ def crossfit(
 
     Raises `InputError` for parameters that cannot be.
     """
-    if variant not in ("balanced", "plain"):
-        raise InputError(f"algorithm.variant: {variant!r} is not known; known are balanced, plain")
+    known("variant", variant, "balanced", "plain")
+    at_least(1, k=k, sketch=sketch)
     if not 0 < alpha < 1:
         raise InputError(f"algorithm.alpha: {alpha} is outside (0, 1)")
     if draws < 1 or alpha * (draws + 1) < 1:
         raise InputError(f"algorithm.draws: {draws} draws cannot show a level of {alpha:g}; take at least {int(np.ceil(1 / alpha)) - 1}")
-    for name, value in (("k", k), ("sketch", sketch)):
-        if value is not None and value < 1:
-            raise InputError(f"algorithm.{name}: {value} is below 1")
     folds = FoldGradients(train.model, variant == "balanced", sketch, seed)
     settings = CrossfitSettings(train, folds, FindGroups(alpha, draws, k, seed), weights, seed)
     return Algorithm(
