@@ -5,6 +5,7 @@ pairs; above 1 ours is quicker), low, high, floor, stretch, against, note. Argum
 
 `python -m benchmarks federation` compares the federation with an old commit, in a table of its own: see `federation`.
 `python -m benchmarks robustness` measures what bad clients do, with and without robust means: see `robustness`.
+`python -m benchmarks clustering` measures which methods find the groups with their defaults: see `clustering`.
 """
 
 import json
@@ -18,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from . import attacks, ckks, engine, federation, flower, peers, privacy, robustness, secagg
+from . import attacks, ckks, clustering, engine, federation, flower, peers, privacy, robustness, secagg
 
 COMPARISONS = {
     **engine.COMPARISONS, **secagg.COMPARISONS, **ckks.COMPARISONS, **peers.COMPARISONS, **privacy.COMPARISONS, **attacks.COMPARISONS,
@@ -61,6 +62,8 @@ def compared(words: list[str]) -> list[dict[str, Any]]:
 def main(words: list[str]) -> int:
     if words[:1] == ["robustness"]:
         return robustness.main(words[1:])
+    if words[:1] == ["clustering"]:
+        return clustering.main(words[1:])
     alone = words[:1] == ["federation"]
     rows = [] if alone else compared(words)
     beside, code = federation.main(words[1:] if alone else ["--quick"]) if alone or not words else ([], 0)

@@ -1,0 +1,251 @@
+"""Which methods find the groups with their defaults, over data sets, kinds of difference, samples and seeds.
+
+    python -m benchmarks clustering [--out runs/clustering.csv] [--data-dir DIR] [--data development] [--methods crossfit,stocfl] [--quick]
+
+Every cell (scene, method) is one line of a CSV file, written when it is done. What is there is not run again, so an interrupted table goes
+on where it stopped. Only the clustering is run, no longer training. No method is told the number of groups, or whether there are any.
+
+`DEVELOPMENT` names the data sets that methods may be developed on; all others are for tests of what was fixed before.
+"""
+
+import argparse
+import csv
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.cluster.hierarchy import cut_tree, linkage
+from sklearn.cluster import KMeans
+from sklearn.metrics import silhouette_score
+from threadpoolctl import threadpool_limits
+
+from cflpriv import DataSpec, Model, Train, build_population, simulate
+from cflpriv.algorithms import cfl, crossfit, ifca, pacfl, pfedlia, stocfl
+from cflpriv.algorithms.interface import Algorithm
+from cflpriv.clustering.scores import ari
+from cflpriv.contract.operations import Sampling
+from cflpriv.contract.transcript import Transcript
+from cflpriv.engine import Streams, TaskInput
+from cflpriv.tasks.fold_gradients import FoldGradients
+from cflpriv.types import Array, Population
+
+DEVELOPMENT = ("mnist", "fashion_mnist")
+TESTED = ("emnist_letters", "usps", "cifar10")
+CLIENTS = 40
+FEW, MANY = 50, 150
+SEEDS = (0, 1, 2)
+MOST = 10
+"""Rivals that score each number of groups try up to so many."""
+FIELDS = ("data", "kind", "clients", "samples", "seed", "method", "groups", "found", "ari", "answer", "p", "seconds")
+
+
+def label_sets(classes: int) -> tuple[tuple[int, ...], ...]:
+    """Four sets of labels, as even as may be."""
+    return tuple(tuple(int(label) for label in part) for part in np.array_split(np.arange(classes), 4))
+
+
+KINDS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "rotations": lambda classes: {"rotations": (0, 90, 180, 270)},
+    "label sets": lambda classes: {"partition": "pathological", "groups": label_sets(classes)},
+    "swaps": lambda classes: {"label_swaps": ((0, 1), (2, 3), (4, 5), (6, 7))},
+    "permutations": lambda classes: {"label_permutations": 4},
+    "one group": lambda classes: {},
+    "continuum": lambda classes: {"partition": "dirichlet", "alpha": 1.0},
+}
+"""What groups differ in; takes the number of classes and gives keys of a `DataSpec`. The last two have no groups."""
+CLASSES = {"emnist_letters": 26}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One population: a data set, what groups differ in, samples a client (at most, for a continuum), the seed."""
+
+    data: str
+    kind: str
+    samples: int
+    seed: int
+    clients: int = CLIENTS
+
+    def population(self, directory: str | None) -> Population:
+        keys = KINDS[self.kind](CLASSES.get(self.data, 10))
+        spec = DataSpec(
+            source=self.data, clients=self.clients, samples_per_client=self.samples, test_samples_per_client=1, seed=self.seed, **keys
+        )
+        return build_population(spec, directory)
+
+
+def scenes(data: Sequence[str], seeds: Sequence[int] = SEEDS) -> Iterator[Scene]:
+    """All scenes of some data sets."""
+    for name in data:
+        for kind in KINDS:
+            for samples in (FEW, MANY):
+                for seed in seeds:
+                    yield Scene(name, kind, samples, seed)
+
+
+# --- methods: what each finds, as (labels in the order of clients, what it says, p or "")
+
+Found = tuple[Sequence[int], str, float | str]
+
+
+def mlp(people: Population, hidden: int = 200) -> Model:
+    return Model("mlp", people.shape, people.classes, hidden, people.mean, people.std)
+
+
+def run(people: Population, algorithm: Algorithm, share: float, rounds: int, seed: int) -> Found:
+    """A system's clustering after some rounds; who is in no cluster by then is alone."""
+    federation = simulate(people.clients, sampling=Sampling("global", share), seed=seed, transcript=Transcript("headers")).federation
+    state = algorithm.init(federation)
+    for number in range(rounds):
+        federation.begin_round(number)
+        state, _ = algorithm.round(federation, state)
+        federation.transcript.messages.clear()
+    described = algorithm.describe(state)
+    placed = dict(zip(described["clustering"].clients, described["clustering"].labels, strict=True))
+    labels = [placed.get(one.id, -1 - number) for number, one in enumerate(people.clients)]
+    answer = described.get("answer", "" if described.get("clear", True) else "no clear structure")
+    return labels, str(answer), described.get("p", "")
+
+
+def folds_of(people: Population, seed: int) -> Array:
+    """The balanced folds (n, 2, d) that crossfit's clients would send."""
+    model = mlp(people)
+    task, start = FoldGradients(model, seed=seed), model.init(seed)
+    return np.stack([task.run(TaskInput(one, {"model": start}, {}, Streams(seed, -1, one.id)))["folds"] for one in people.clients])
+
+
+def ward_ratio(people: Population, seed: int) -> Found:
+    """Ward's tree of the same vectors, cut at the largest ratio of neighbouring merge heights if that is 2 or more."""
+    tree = linkage(folds_of(people, seed).mean(1), "ward")
+    heights, n = tree[:, 2], len(tree) + 1
+    ratios = {k: heights[n - k] / heights[n - k - 1] for k in range(2, min(MOST, n // 2) + 1)}
+    k = max(ratios, key=lambda one: ratios[one])
+    return cut_tree(tree, [k if ratios[k] >= 2 else 1]).ravel().tolist(), "", float(ratios[k])
+
+
+def silhouette(people: Population, seed: int) -> Found:
+    """Average linkage of the same vectors, with the number of groups of the best mean silhouette."""
+    points = folds_of(people, seed).mean(1)
+    tree = linkage(points, "average")
+    cuts = {k: cut_tree(tree, [k]).ravel() for k in range(2, MOST + 1)}
+    k = max(cuts, key=lambda one: silhouette_score(points, cuts[one]))
+    return cuts[k].tolist(), "", ""
+
+
+def gap_statistic(people: Population, seed: int) -> Found:
+    """k-means on the principal coordinates of the same vectors, with the number of groups of the gap statistic (Tibshirani et al. 2001)."""
+    points = folds_of(people, seed).mean(1)
+    points = points - points.mean(0)
+    left, values, _ = np.linalg.svd(points, full_matrices=False)
+    points = left[:, : MOST + 1] * values[: MOST + 1]
+    rng = np.random.default_rng(seed)
+
+    def inertias(of: Array) -> Array:
+        return np.log([KMeans(k, n_init=5, random_state=seed).fit(of).inertia_ for k in range(1, MOST + 1)])
+
+    low, high = points.min(0), points.max(0)
+    drawn = np.array([inertias(rng.uniform(low, high, points.shape)) for _ in range(20)])
+    gaps, errors = drawn.mean(0) - inertias(points), drawn.std(0) * np.sqrt(1 + 1 / 20)
+    k = next((k for k in range(1, MOST) if gaps[k - 1] >= gaps[k] - errors[k]), MOST)
+    return KMeans(k, n_init=10, random_state=seed).fit(points).labels_.tolist(), "", ""
+
+
+def trained(people: Population, lr: float = 0.1, hidden: int = 200) -> Train:
+    return Train(mlp(people, hidden), epochs=1, batch_size=0, lr=lr)
+
+
+METHODS: dict[str, Callable[[Population, int], Found]] = {
+    "crossfit": lambda people, seed: run(people, crossfit(trained(people), seed=seed), 1.0, 0, seed),
+    "crossfit, plain": lambda people, seed: run(people, crossfit(trained(people), variant="plain", seed=seed), 1.0, 0, seed),
+    "ward ratio": ward_ratio, "silhouette": silhouette, "gap statistic": gap_statistic,
+    "pacfl": lambda people, seed: run(people, pacfl(trained(people), seed=seed), 1.0, 0, seed),
+    "stocfl": lambda people, seed: run(people, stocfl(trained(people), seed=seed), 0.25, 30, seed),
+    "ifca": lambda people, seed: run(people, ifca(trained(people), seed=seed), 1.0, 15, seed),
+    "cfl": lambda people, seed: run(people, cfl(trained(people), seed=seed), 1.0, 30, seed),
+    "pfedlia": lambda people, seed: run(
+        people, pfedlia(Train(mlp(people, 64), epochs=1, batch_size=10, lr=0.01), seed=seed), 0.25, 21, seed
+    ),
+}  # fmt: skip
+"""By name; the first are quick."""
+SYSTEMS = ("stocfl", "ifca", "cfl", "pfedlia")
+
+
+def cell(scene: Scene, method: str, people: Population) -> dict[str, Any]:
+    """One line of the table."""
+    began = time.process_time()
+    with threadpool_limits(1):
+        labels, answer, p = METHODS[method](people, scene.seed)
+    return {
+        "data": scene.data, "kind": scene.kind, "clients": scene.clients, "samples": scene.samples, "seed": scene.seed, "method": method,
+        "groups": len(set(people.groups)), "found": len(set(labels)), "ari": round(ari(people.groups, labels), 4), "answer": answer, "p": p,
+        "seconds": round(time.process_time() - began, 2),
+    }  # fmt: skip
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> str:
+    """By method: exact answers, by samples; single groups kept; wrong answers of two or more clusters."""
+    lines = [f"{'method':<18} {'exact, ' + str(MANY):>12} {'exact, ' + str(FEW):>12} {'one group kept':>16} {'wrong, two or more':>20}"]
+    for method in dict.fromkeys(row["method"] for row in rows):
+        own = [row for row in rows if row["method"] == method]
+        grouped = [row for row in own if int(row["groups"]) > 1]
+        shown = []
+        for samples in (MANY, FEW):
+            some = [row for row in grouped if int(row["samples"]) == samples]
+            shown.append(f"{sum(exact(row) for row in some)} of {len(some)}")
+        single = [row for row in own if int(row["groups"]) == 1]
+        wrong = [row for row in own if int(row["found"]) > 1 and not exact(row)]
+        kept = f"{sum(exact(row) for row in single)} of {len(single)}"
+        lines.append(f"{method:<18} {shown[0]:>12} {shown[1]:>12} {kept:>16} {f'{len(wrong)} of {len(own)}':>20}")
+    return "\n".join(lines)
+
+
+def exact(row: Mapping[str, Any]) -> bool:
+    """Whether the groups, and nothing else, were found."""
+    return int(row["found"]) == int(row["groups"]) and float(row["ari"]) == 1.0
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The lines that are there."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def main(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks clustering", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/clustering.csv"))
+    parser.add_argument("--data-dir")
+    parser.add_argument("--data", default="tested", help="development, tested, or names of data sets")
+    parser.add_argument("--methods", default="", help="by default all")
+    parser.add_argument("--quick", action="store_true", help="without the four systems that need rounds")
+    chosen = parser.parse_args(list(words))
+    data = {"development": DEVELOPMENT, "tested": TESTED}.get(chosen.data) or tuple(chosen.data.split(","))
+    methods = chosen.methods.split(";") if chosen.methods else [one for one in METHODS if not (chosen.quick and one in SYSTEMS)]
+    unknown = [one for one in methods if one not in METHODS]
+    if unknown:
+        parser.error(f"--methods: {unknown[0]!r} is not known; known are {'; '.join(METHODS)}")
+    chosen.out.parent.mkdir(parents=True, exist_ok=True)
+    rows = read(chosen.out)
+    done = {tuple(str(row[key]) for key in FIELDS[:6]) for row in rows}
+    wanted = list(scenes(data))
+    with chosen.out.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, FIELDS)
+        if not rows:
+            writer.writeheader()
+        for number, scene in enumerate(wanted, 1):
+            key = (scene.data, scene.kind, str(scene.clients), str(scene.samples), str(scene.seed))
+            missing = [one for one in methods if (*key, one) not in done]
+            people = scene.population(chosen.data_dir) if missing else None
+            for method in missing:
+                assert people is not None
+                row = cell(scene, method, people)
+                writer.writerow(row)
+                file.flush()
+                rows.append(row)
+                print(f"{number}/{len(wanted)} {', '.join(key)}, {method}: ARI {row['ari']}, {row['found']} of {row['groups']}", flush=True)
+    print(summary([row for row in rows if row["data"] in data and row["method"] in methods]))
+    return 0

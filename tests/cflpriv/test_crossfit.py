@@ -1,0 +1,144 @@
+"""Cross-fitted clustering as a system: the folds that clients make, what the server finds, newcomers, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scenes import population
+from torch.nn import functional
+
+from cflpriv import Model, Train, simulate
+from cflpriv.algorithms import crossfit
+from cflpriv.clustering.scores import ari
+from cflpriv.engine import Streams, TaskInput
+from cflpriv.engine.sample_gradients import sample_gradients
+from cflpriv.errors import InputError
+from cflpriv.protocols.sketch import public_seed, sketch
+from cflpriv.randomness import stream
+from cflpriv.tasks.fold_gradients import FoldGradients, fold_weights
+from cflpriv.types import Array
+
+SCENE = population(groups=2, clients_per_group=6)
+
+
+def model() -> Model:
+    return Model("linear", SCENE.shape, SCENE.classes)
+
+
+# --- folds
+
+
+@settings(max_examples=50, deadline=None)
+@given(labels=st.lists(st.integers(0, 4), min_size=2, max_size=40), balanced=st.booleans(), seed=st.integers(0, 2**20))
+def test_a_sample_is_in_one_fold_and_weights_add_up(labels: list[int], balanced: bool, seed: int) -> None:
+    y = np.array(labels)
+    weights = fold_weights(y, balanced, stream(seed, "t"))
+    assert weights.shape == (2, len(y))
+    np.testing.assert_allclose(weights.sum(1), 1.0)
+    assert not np.any((weights > 0).all(0))
+    several = [label for label in set(labels) if labels.count(label) > 1]
+    if not balanced or not several:
+        assert ((weights > 0).sum(1) == [-(-len(y) // 2), len(y) // 2]).all()
+    else:
+        for label in set(labels):
+            share = weights[:, y == label].sum(1)
+            np.testing.assert_allclose(share, 1 / len(several) if label in several else 0.0)
+
+
+def test_one_sample_cannot_be_split() -> None:
+    with pytest.raises(InputError, match="1 samples cannot be split into 2 folds"):
+        fold_weights(np.zeros(1, np.int64), False, stream(0, "t"))
+
+
+def by_hand(weights: Array, start: Array) -> Array:
+    """Weighted sums of the samples' gradients, each scaled to norm 1, one sample at a time."""
+    one = SCENE.clients[0]
+    module = model().load(start)
+    total = np.zeros((2, model().dimension))
+    for place in range(len(one.y_train)):
+        x, y = model().inputs(one.x_train[place : place + 1]), torch.from_numpy(one.y_train[place : place + 1])
+        made = torch.autograd.grad(functional.cross_entropy(module(x), y), list(module.parameters()))
+        row = torch.cat([part.reshape(-1) for part in made]).double().numpy()
+        total += weights[:, place : place + 1] * row / np.linalg.norm(row)
+    return total
+
+
+@pytest.mark.parametrize("balanced", [True, False])
+def test_folds_are_means_of_gradients_of_norm_one(balanced: bool) -> None:
+    start, streams = model().init(3), Streams(5, -1, 0)
+    weights = fold_weights(SCENE.clients[0].y_train, balanced, streams("folds"))
+    expected = by_hand(weights, start)
+    given = TaskInput(SCENE.clients[0], {"model": start}, {}, streams)
+    whole = FoldGradients(model(), balanced, sketch=model().dimension).run(given)["folds"]
+    np.testing.assert_allclose(whole, expected, atol=1e-6)
+    short = FoldGradients(model(), balanced, sketch=16, seed=9).run(given)["folds"]
+    np.testing.assert_allclose(short, sketch(public_seed("crossfit", 9), model().dimension, 16).apply(whole), atol=1e-12)
+    assert (np.linalg.norm(whole, axis=1) <= 1 + 1e-9).all()
+
+
+def test_samples_come_in_blocks_that_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = model().init(0)
+    whole = torch.cat(list(sample_gradients(model(), start, SCENE.clients[0])))
+    monkeypatch.setattr("cflpriv.engine.sample_gradients.SAMPLES_AT_ONCE", 3)
+    blocks = list(sample_gradients(model(), start, SCENE.clients[0]))
+    assert max(map(len, blocks)) == 3
+    torch.testing.assert_close(torch.cat(blocks), whole)
+
+
+# --- the system
+
+
+def train() -> Train:
+    return Train(model(), epochs=1, batch_size=0, lr=0.1)
+
+
+def test_groups_are_found_and_newcomers_join_theirs() -> None:
+    groups = dict(zip((one.id for one in SCENE.clients), SCENE.groups, strict=True))
+    simulated = simulate(SCENE.clients, present=[one for one in groups if one not in (1, 10)])
+    algorithm = crossfit(train())
+    state = algorithm.init(simulated.federation)
+    described = algorithm.describe(state)
+    found = described["clustering"]
+    assert ari([groups[one] for one in found.clients], found.labels) == 1.0
+    assert (described["answer"], described["clear"], described["directions"]) == ("groups", True, 1)
+    assert described["p"] == 1 / 500
+    simulated.join([1, 10])
+    assert algorithm.admit is not None
+    state, notes = algorithm.admit(simulated.federation, state, [1, 10])
+    assert len(notes["joined"]) == 2
+    everyone = state.clustering
+    assert ari([groups[one] for one in everyone.clients], everyone.labels) == 1.0
+
+
+def test_one_group_is_one_cluster_and_says_so() -> None:
+    alike = population(groups=1, clients_per_group=12)
+    algorithm = crossfit(train())
+    described = algorithm.describe(algorithm.init(simulate(alike.clients).federation))
+    assert described["clustering"].k == 1
+    assert described["answer"] in ("all alike", "no clear groups")
+    assert not described["clear"]
+
+
+def test_a_given_number_of_groups_is_taken() -> None:
+    algorithm = crossfit(train(), k=3)
+    described = algorithm.describe(algorithm.init(simulate(SCENE.clients).federation))
+    assert described["clustering"].k == 3
+    assert described["rule"] == "k = 3"
+    with pytest.raises(InputError, match="13 groups of 12 clients"):
+        crossfit(train(), k=13).init(simulate(SCENE.clients).federation)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"variant": "other"}, "algorithm.variant: 'other' is not known; known are balanced, plain"),
+        ({"alpha": 0.0}, "algorithm.alpha: 0.0 is outside"),
+        ({"draws": 50}, "algorithm.draws: 50 draws cannot show a level of 0.01; take at least 99"),
+        ({"k": 0}, "algorithm.k: 0 is below 1"),
+        ({"sketch": 0}, "algorithm.sketch: 0 is below 1"),
+    ],
+)
+def test_parameters_that_cannot_be_are_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        crossfit(train(), **given)  # type: ignore[arg-type]
