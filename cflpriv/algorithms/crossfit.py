@@ -73,13 +73,15 @@ class FindGroups:
 def _squared_distances(crowd: Crowd) -> Array:
     """The unbiased squared distances (n, n) of the clients' true means; values below 0 are right."""
     own = np.diag(crowd.products)
-    squares = own[:, None] + own[None, :] - 2 * crowd.products
+    squares = -2 * crowd.products
+    squares += own[:, None]
+    squares += own[None, :]
     np.fill_diagonal(squares, 0.0)
     return np.asarray(squares)
 
 
 def _evidence(clients: tuple[int, ...], squares: Array, groups: Groups) -> dict[str, Any]:
-    evidence: dict[str, Any] = {"clients": clients, "distance": np.sqrt(np.maximum(squares, 0.0)), "squared_distance": squares}
+    evidence: dict[str, Any] = {"clients": clients, "distance": np.sqrt(np.maximum(squares, 0.0))}
     tests = [
         {"clients": [clients[at] for at in node.members], "directions": node.directions, "k": node.k, "p": node.p, "level": node.level}
         for node in groups.nodes

@@ -41,7 +41,9 @@ MOST_DIMENSIONS = 2048
 """Noise is simulated in at most so many dimensions. Fewer than there are make the edge higher, never lower."""
 DENSE = 400
 """Up to so many clients all eigenvalues are computed; beyond, the leading ones by Lanczos."""
-ROWS_AT_ONCE = 512
+SINGLE_ABOVE = 4096
+"""More clients' products are kept in float32: three matrices (n, n) of 10,000 clients are 1.2 GB. Their sums are made in float64."""
+ROWS_AT_ONCE = 128
 MEDIAN_OF_SEMICIRCLE = 0.404
 """The median distance of noise eigenvalues from zero, as a share of the largest (Wigner's semicircle)."""
 TINY = 1e-300
@@ -66,6 +68,8 @@ class Crowd:
 
     def part(self, at: Array) -> "Crowd":
         """Some of the clients. The spread of noise stays at least that of all: a few pairs tell little of it."""
+        if len(at) == len(self.traces):
+            return self
         block = np.ix_(at, at)
         noise = None if self.noise is None else self.noise[block]
         spread = self.spread if noise is None else max(_mean_square(noise), self.spread)
@@ -132,7 +136,7 @@ def crowd_of_folds(gram: Gram) -> Crowd:
     if n < 2:
         raise InputError(f"crossfit: {n} clients cannot be compared")
     mean, half = np.full(p, 1 / p), np.repeat([1 / p, -1 / p], p // 2)
-    products, noise, cross = (np.empty((n, n)) for _ in range(3))
+    products, noise, cross = (np.empty((n, n), np.float64 if n <= SINGLE_ABOVE else np.float32) for _ in range(3))
     for start in range(0, n, ROWS_AT_ONCE):
         rows = slice(start, min(start + ROWS_AT_ONCE, n))
         block = np.asarray(gram.block(rows, slice(0, n)), np.float64)  # (rows, p, n, p)
@@ -144,7 +148,7 @@ def crowd_of_folds(gram: Gram) -> Crowd:
         for i in range(rows.start, rows.stop):
             own = block[i - start, :, i, :]
             products[i, i] = (own.sum() - np.trace(own)) / (p * (p - 1))
-    return Crowd(products, np.maximum(np.diag(noise), TINY), max(_mean_square(noise), TINY), p, noise, cross)
+    return Crowd(products, np.maximum(np.diag(noise).astype(np.float64), TINY), max(_mean_square(noise), TINY), p, noise, cross)
 
 
 def crowd_of_vectors(gram: Gram, traces: Array, dimensions: int) -> Crowd:
@@ -244,7 +248,8 @@ def _tested(crowd: Crowd, members: Array, level: float, draws: int, rng: Stream)
     tree, breaks, left = _curves(points, most)
     along = np.full(r, crowd.spread / mean)
     if crowd.cross is not None:  # the noise along each direction of difference
-        along = np.minimum(((vectors[:, :r].T @ crowd.cross) ** 2).mean(1) / values[:r], mean)
+        across = vectors[:, :r].T.astype(crowd.cross.dtype) @ crowd.cross
+        along = np.minimum((across.astype(np.float64) ** 2).mean(1) / values[:r], mean)
     rest = max(mean - float(along.sum()), 0.05 * mean)
     spread = max(crowd.spread - float((along**2).sum()), 0.05 * crowd.spread)
     law = _Noise(along, rest, _dimensions(rest, spread, n))
@@ -287,8 +292,9 @@ def _edge(crowd: Crowd, rng: Stream) -> float:
     edge = float(np.quantile(largest, EDGE_LEVEL))
     if crowd.noise is None:
         return edge
-    between = crowd.noise - np.diag(np.diag(crowd.noise))
-    return max(edge, float(_leading(_dense(between), n, 1)[0][0]))
+    own = np.diag(crowd.noise)
+    between = _dense(crowd.noise, -own)
+    return max(edge, float(_leading(between, n, 1)[0][0]))
 
 
 Operator = tuple[Callable[[Array], Array], Callable[[], Array]]
@@ -318,12 +324,15 @@ def _simulated(crowd: Crowd, law: _Noise, signal: Array, rng: Stream) -> Operato
     return times, lambda: _centred(means @ means.T + np.diag(correction))
 
 
-def _dense(matrix: Array) -> Operator:
+def _dense(matrix: Array, correction: Array | float = 0.0) -> Operator:
+    """A matrix, with `correction` (n,) added on its diagonal."""
+
     def times(x: Array) -> Array:
-        y = matrix @ (x - x.mean())
+        x = x - x.mean()
+        y = (matrix @ x.astype(matrix.dtype)).astype(np.float64) + correction * x
         return np.asarray(y - y.mean())
 
-    return times, lambda: _centred(matrix)
+    return times, lambda: _centred(matrix + np.diag(np.broadcast_to(correction, len(matrix))))
 
 
 def _centred(matrix: Array) -> Array:
@@ -373,4 +382,5 @@ def _curves(points: Array, most: int) -> tuple[Array, Array, Array]:
 def _mean_square(matrix: Array) -> float:
     """The mean square off the diagonal."""
     n = len(matrix)
-    return float((np.vdot(matrix, matrix) - np.vdot(np.diag(matrix), np.diag(matrix))) / (n * (n - 1)))
+    own = np.diag(matrix).astype(np.float64)
+    return float((np.einsum("ij,ij->", matrix, matrix, dtype=np.float64) - own @ own) / (n * (n - 1)))
