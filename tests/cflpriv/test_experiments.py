@@ -36,7 +36,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))
 SMALL: dict[str, Any] = {
     "data": {"clients": 8, "rotations": [0, 90], "test_samples_per_client": 30},
     "model": {"name": "mlp", "hidden": 8},
-    "training": {"rounds": 2, "lr": 0.1, "weights": "equal", "participation": 0.5},
+    "training": {"rounds": 2, "lr": 0.1, "weights": "equal", "participation": 0.5, "batch_size": 60},
     "algorithm": {"name": "pacfl"},
     "run": {"insecure_test_entropy": True, "record": "full"},
 }
