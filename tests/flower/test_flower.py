@@ -488,8 +488,8 @@ class Processes:
 def test_each_message_in_a_fresh_process_and_torch_only_to_compute(tmp_path: Path) -> None:
     scene = population(groups=1, clients_per_group=2)
     deployment(tmp_path, scene, 'sum = "secagg"\nmin_cohort = 2', state=True)
-    for one in scene.clients:
-        np.savez(tmp_path / f"client{one.id}.npz", one.x_train, one.y_train, one.x_test, one.y_test)
+    for client in scene.clients:
+        np.savez(tmp_path / f"client{client.id}.npz", client.x_train, client.y_train, client.x_test, client.y_test)
     transport = Processes(tmp_path, 2)
     fed = FederationServer(
         OverBytes(transport),
