@@ -1,6 +1,22 @@
 """Settings of all tests: what a slow or busy machine does to a property test's speed says nothing about the property."""
 
+import os
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("cflpriv", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("cflpriv")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nobody_waits_for_the_disk() -> Iterator[None]:
+    """Only a machine that loses its power sees whether a file was flushed; tests of flushes put an `os.fsync` of their own in its place."""
+
+    def flushed(file: int) -> None:
+        os.fstat(file)  # OSError where it is closed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", flushed)
+        yield

@@ -51,9 +51,9 @@ def training(scene: Population, **options: Any) -> Train:
     return Train(model(scene, options.pop("dtype", "float64")), **({"epochs": 1, "batch_size": 5, "lr": 0.1} | options))
 
 
-def mlp_training(scene: Population, dtype: Any = "float32", **options: Any) -> Train:
-    """Training of an MLP with 16 hidden units, for images."""
-    network = Model("mlp", scene.shape, scene.classes, hidden=16, dtype=dtype)
+def mlp_training(scene: Population, dtype: Any = "float32", hidden: int = 16, **options: Any) -> Train:
+    """Training of an MLP, for images."""
+    network = Model("mlp", scene.shape, scene.classes, hidden=hidden, dtype=dtype)
     return Train(network, **({"epochs": 1, "batch_size": 10, "lr": 0.1} | options))
 
 

@@ -1,7 +1,9 @@
 """The one direction of dependency, and the packaging map, read from the syntax trees and the disk."""
 
 import ast
+import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,11 +33,17 @@ def modules() -> dict[str, Path]:
 
 
 @cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All of a file's syntax."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@cache
 def imports(name: str, path: Path) -> list[tuple[str, int]]:
     """What a module imports, as absolute names with the level of the import (0: absolute)."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found += [(alias.name, 0) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -94,7 +102,7 @@ def test_only_its_own_file_names_an_algorithm() -> None:
     for name, path in modules().items():
         if name.startswith(("cflpriv.algorithms", PAPERS)):
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             inside: list[ast.expr | None] = []
             if isinstance(node, ast.Compare):
                 inside = [node.left, *node.comparators]
@@ -124,8 +132,6 @@ def test_importing_stays_light() -> None:
 
 
 def test_public_names_exist() -> None:
-    import importlib
-
     for name in modules():
         module = importlib.import_module(name) if not name.endswith("cli") else None
         for public in getattr(module, "__all__", ()):
@@ -173,10 +179,16 @@ def test_the_protocols_work_in_another_system(tmp_path: Path) -> None:
     assert ran(code, tmp_path) == (0, "False")
 
 
-def test_attacks_are_named_by_their_package() -> None:
-    for code in ("import attacks", "import attacks.leakage", "import cflpriv.attacks, attacks"):
-        status, line = ran(code, ROOT)
-        assert (status, line) == (1, "ImportError: attacks: is a part of cflpriv and does not stand alone; import cflpriv.attacks")
+def test_attacks_are_named_by_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "attacks: is a part of cflpriv and does not stand alone; import cflpriv.attacks"
+    for code in ("import attacks", "import attacks.leakage"):
+        assert ran(code, ROOT) == (1, f"ImportError: {words}")
+    import cflpriv.attacks
+
+    monkeypatch.syspath_prepend(str(ROOT))
+    assert Path(cflpriv.attacks.__file__) == ROOT / "cflpriv" / "attacks" / "__init__.py"
+    with pytest.raises(ImportError, match=f"^{re.escape(words)}$"):
+        importlib.import_module("attacks")
 
 
 @pytest.mark.parametrize("room", ["protocols", "attacks"])
@@ -208,19 +220,19 @@ def test_a_name_that_is_gone_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -
 LONGEST_CHAIN = 9
 
 
+@cache
 def runtime_imports(name: str, path: Path) -> set[str]:
     """The modules of the project that a module imports, also inside functions; imports for type checkers alone are left out."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
     typing_only = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in nodes(path)
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for statement in node.body
         for inner in ast.walk(statement)
     }
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.level and id(node) not in typing_only:
             parent = package.split(".")[: len(package.split(".")) - node.level + 1]
             base = ".".join([*parent, *([node.module] if node.module else [])])

@@ -2,8 +2,10 @@
 
 import contextlib
 import inspect
+import multiprocessing
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,7 @@ from cflpriv.contract.operations import GramView, Sampling
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript
 from cflpriv.data import DataSpec, build_population
-from cflpriv.engine import Engine, Streams, TaskInput
+from cflpriv.engine import Engine, Streams, TaskInput, workers
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError, TooFewClients
 from cflpriv.federation.server import FederationServer
@@ -609,7 +611,9 @@ def test_its_tasks_travel_to_clients_elsewhere(name: str, monkeypatch: pytest.Mo
     np.testing.assert_allclose(told(algorithm, carried, state), told(algorithm, fed, rounds(algorithm, fed, 2)), rtol=1e-9, atol=1e-12)
 
 
-def test_the_number_of_workers_changes_nothing() -> None:
+def test_the_number_of_workers_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are forked here: test_engine has some that start from nothing, which takes seconds."""
+    monkeypatch.setattr(workers, "multiprocessing", SimpleNamespace(get_context=lambda _: multiprocessing.get_context("fork")))
     scene = uneven(digits(6), (40, 33, 38, 31))
     engine = Engine(workers=2)
     try:

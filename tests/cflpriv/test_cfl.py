@@ -249,6 +249,7 @@ def test_congruent_clients_stay_together() -> None:
     assert set(refused) == {"eps2"}
 
 
+@pytest.mark.slow
 def test_in_the_congruent_case_client_norms_vanish_and_in_the_incongruent_they_do_not() -> None:
     """Fig. 7 on digits: two clients with digits 0-4 and 5-9, against two with swapped labels."""
     apart = build_population(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import in_process
+from command_line import forked, in_process
 from safetensors.numpy import load_file
 from scenes import population
 
@@ -36,7 +36,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))
 SMALL: dict[str, Any] = {
     "data": {"clients": 8, "rotations": [0, 90], "test_samples_per_client": 30},
     "model": {"name": "mlp", "hidden": 8},
-    "training": {"rounds": 2, "lr": 0.1, "weights": "equal", "participation": 0.5},
+    "training": {"rounds": 2, "lr": 0.1, "weights": "equal", "participation": 0.5, "batch_size": 60},
     "algorithm": {"name": "pacfl"},
     "run": {"insecure_test_entropy": True, "record": "full"},
 }
@@ -421,12 +421,9 @@ def test_run_list_and_errors_from_the_command_line(
     assert done.returncode == 0, done.stderr
     assert "round 2/2" in done.stdout
     assert "ARI" in done.stdout
-    again = command("run", str(path), "--out", str(tmp_path / "run"))
-    assert again.returncode == 2, again.stdout
-    assert "output folder exists" in again.stderr
-    assert len(again.stderr.strip().splitlines()) == 1
     monkeypatch.chdir(tmp_path)
     for arguments, words in [
+        (["run", str(path), "--out", str(tmp_path / "run")], "output folder exists"),
         (["run", str(tmp_path / "none.toml")], "no such file"),
         (["run", str(path), "--set", "data.clint=3"], "did you mean 'clients'"),
         (["run", str(path), "--set", "nonsense"], "section.key=value"),
@@ -483,28 +480,29 @@ def test_how_many_hidden_models_are_in_use_is_not_made_up() -> None:
         assert (summary["clusters"], summary["ari"]) == (clusters, None)
 
 
-def test_divergence_ends_with_one_line_and_keeps_what_was_done(tmp_path: Path) -> None:
+def test_divergence_ends_with_one_line_and_keeps_what_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "wild.toml"
     path.write_text(small(training={"lr": 1e30, "epochs": 20, "momentum": 0.9}).to_toml())
-    failed = command("run", str(path), "--out", str(tmp_path / "run"))
-    assert failed.returncode == 1
-    assert "not finite" in failed.stderr
-    assert len(failed.stderr.strip().splitlines()) == 1
+    assert in_process(monkeypatch, "run", str(path), "--out", str(tmp_path / "run")) == 1
+    failed = capsys.readouterr().err
+    assert "not finite" in failed
+    assert len(failed.strip().splitlines()) == 1
     assert (tmp_path / "run" / "config.toml").is_file()
 
 
-def test_ctrl_c_saves_what_was_done(tmp_path: Path) -> None:
+def test_ctrl_c_saves_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "long.toml"
     path.write_text(small(training={"rounds": 100000}).to_toml())
-    arguments = [sys.executable, "-u", "-m", "cflpriv.cli", "run", str(path), "--out", str(tmp_path / "run")]
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"})
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("round 3/"):
-            process.send_signal(signal.SIGINT)
-            break
-    rest = process.stdout.read()
-    assert process.wait(timeout=60) == 0
+    monkeypatch.setenv("COLUMNS", "200")
+    with forked("run", str(path), "--out", str(tmp_path / "run")) as (pid, out):
+        for line in out:
+            if line.startswith("round 3/"):
+                os.kill(pid, signal.SIGINT)
+                break
+        rest = out.read()
+        assert os.waitpid(pid, 0)[1] == 0
     assert "interrupted" in rest
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     rows = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from cflpriv.errors import InputError
 from cflpriv.experiments.resume import holds_nothing, locked
 from cflpriv.federation.store import DiskStore
 
-HOLD_FOLDER = "from cflpriv.experiments.resume import locked as hold"
+FORK = get_context("fork")
 HOLD_STORE = "from cflpriv.federation.store import DiskStore; hold = lambda folder: DiskStore(folder).alone()"
 
 
@@ -31,12 +33,28 @@ def holder(how: str, folder: Path) -> subprocess.Popen[str]:
     return other
 
 
+def hold(folder: Path, link: Connection, user: int = 0) -> None:
+    """What a forked process does: it has a run folder's lock until it is told to go."""
+    if user:
+        os.setuid(user)
+    with locked(folder):
+        link.send("held")
+        link.recv()
+
+
 def test_a_run_folder_is_held_by_one_process_and_free_when_that_is_killed(tmp_path: Path) -> None:
-    with holder(HOLD_FOLDER, tmp_path) as other:
+    ours, theirs = FORK.Pipe()
+    other = FORK.Process(target=hold, args=(tmp_path, theirs))
+    other.start()
+    theirs.close()
+    try:
+        assert ours.recv() == "held"
         with pytest.raises(InputError) as caught, locked(tmp_path):
             pass
         assert str(caught.value) == f"{tmp_path}: another process is running this experiment, or auditing it"
+    finally:
         other.kill()
+        other.join()
     with locked(tmp_path), pytest.raises(InputError, match="another process"), locked(tmp_path):
         pass
     with locked(tmp_path):
@@ -64,9 +82,14 @@ def read_only() -> Iterator[Path]:
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of files are those of POSIX")
 def test_a_folder_that_cannot_be_written_needs_no_lock(read_only: Path) -> None:
-    become_nobody = "import os\nif os.geteuid() == 0: os.setuid(65534)"  # root can write everywhere
-    with process(f"{HOLD_FOLDER}\n{become_nobody}\nwith hold(folder): print('held')", read_only) as other:
-        assert other.communicate()[0] == "held\n"
+    ours, theirs = FORK.Pipe()
+    other = FORK.Process(target=hold, args=(read_only, theirs, 0 if os.geteuid() else 65534))  # root can write everywhere
+    other.start()
+    theirs.close()
+    assert ours.recv() == "held"
+    ours.send("go")
+    other.join()
+    assert other.exitcode == 0
     assert list(read_only.iterdir()) == []
 
 

@@ -76,7 +76,7 @@ def test_every_algorithm_runs_unchanged_under_every_protection(algorithm: str, n
     results = []
     for protection in (Protection(), PROTECTIONS[name]):
         fed = federation(scene.clients, protection=protection, seed=1)
-        made = make(train_on(scene, dtype="float64"), **options)
+        made = make(train_on(scene, dtype="float64", hidden=8, batch_size=50), **options)
         state = rounds(made, fed, 2)
         what = made.serve(state)
         told = eye(fed).engine.run(what.task, eye(fed).resolve(what.task, what.params, what.which, fed.clients))

@@ -465,7 +465,7 @@ def test_a_newcomer_scores_and_trains_nothing_first() -> None:
 def test_newcomers_find_their_group(name: str, mode: Any) -> None:
     scene = digits()
     fed = federation(scene, PROTECTIONS[name], present=range(15))
-    algorithm = pfedlia(train_on(scene, "float64"), warm_up=2, mode=mode, weights="equal")
+    algorithm = pfedlia(train_on(scene, "float64", hidden=8), warm_up=2, mode=mode, weights="equal")
     assert algorithm.admit is not None
     state = run(algorithm, fed, 4)
     before = algorithm.describe(state)["clustering"]
@@ -540,7 +540,7 @@ def test_clear_and_hidden_runs_are_the_same(mode: Any) -> None:
     results = []
     for protection in PROTECTIONS.values():
         fed = federation(scene.clients, protection=protection, sampling=Sampling("global", 0.5), seed=2)
-        algorithm = pfedlia(train_on(scene, "float64"), warm_up=2, mode=mode, weights="equal")
+        algorithm = pfedlia(train_on(scene, "float64", hidden=4), warm_up=2, mode=mode, weights="equal")
         state = run(algorithm, fed, 5)
         results.append((state.groups, served(algorithm, fed, state)))
     assert results[0][0] == results[1][0]

@@ -95,7 +95,7 @@ def experiment(folder: Path, algorithm: str = "pacfl", protection: str = "none")
     tree = {
         "data": {"source": "digits", "clients": 8, "rotations": [0, 90]},
         "model": {"hidden": 4},
-        "training": {"rounds": 2, "weights": "equal", "lr": 0.1},
+        "training": {"rounds": 2, "weights": "equal", "lr": 0.1, "batch_size": 60},
         "algorithm": {"name": algorithm},
         "protection": {"gram": gram, "sum": protection},
     }

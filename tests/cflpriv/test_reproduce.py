@@ -36,7 +36,7 @@ REQUIRED = (
 
 BASE: dict[str, Any] = {
     "data.clients": 8, "data.rotations": [0, 90], "data.test_samples_per_client": 20, "model.name": "mlp", "model.hidden": 8,
-    "training.rounds": 3, "training.lr": 0.1, "run.insecure_test_entropy": True, "run.evaluate_every": 1
+    "training.rounds": 3, "training.lr": 0.1, "training.batch_size": 60, "run.insecure_test_entropy": True, "run.evaluate_every": 1
 }  # fmt: skip
 
 

@@ -34,7 +34,7 @@ from cflpriv.protocols.entropy import public_entropy
 SMALL: dict[str, Any] = {
     "data": {"clients": 8, "rotations": [0, 90], "test_samples_per_client": 20, "newcomers": 1},
     "model": {"name": "mlp", "hidden": 4},
-    "training": {"rounds": 8, "lr": 0.1, "weights": "equal", "participation": 0.8},
+    "training": {"rounds": 8, "lr": 0.1, "weights": "equal", "participation": 0.8, "batch_size": 60},
     "algorithm": {"name": "pacfl"},
     "run": {"insecure_test_entropy": True, "record": "full"},
 }

@@ -365,7 +365,7 @@ class Plain:
 def test_the_algorithm_is_what_it_says(authors: bool, tau: float, weights: Any) -> None:
     """Partial participation, merges of clusters that were trained apart, bi-level steps: all against the plain retelling."""
     scene = digits(16)
-    train = train_on(scene, "float64")
+    train = train_on(scene, "float64", batch_size=50)
     algorithm = stocfl(train, tau=tau, lam=0.3, weights=weights, variant="authors" if authors else "paper")
     fed = federation(scene.clients, sampling=Sampling("global", 0.25), seed=5)
     plain = Plain(scene, train, tau, 0.3, weights, authors, seed=5)
@@ -621,7 +621,7 @@ def test_large_models_are_sketched_so_that_a_rotation_can_hide_them() -> None:
 def test_newcomers_after_training_join_their_group(name: str, variant: Any) -> None:
     scene = digits(16, partition="pathological", rotations=(), groups=PATHOLOGICAL)
     fed = federation(scene, PROTECTIONS[name], present=range(10))
-    algorithm = stocfl(train_on(scene), tau=0.4, weights="equal", variant=variant)
+    algorithm = stocfl(train_on(scene, hidden=8), tau=0.4, weights="equal", variant=variant)
     assert algorithm.admit is not None
     state = run(algorithm, fed, 2)
     before = state.clustering
@@ -696,7 +696,7 @@ def test_clear_and_hidden_runs_are_the_same(variant: Any, tau: float) -> None:
     results = []
     for protection in PROTECTIONS.values():
         fed = federation(scene.clients, protection=protection, sampling=Sampling("global", 0.5), seed=2)
-        algorithm = stocfl(train_on(scene, "float64"), tau=tau, weights="equal", variant=variant)
+        algorithm = stocfl(train_on(scene, "float64", hidden=4, batch_size=50), tau=tau, weights="equal", variant=variant)
         state = run(algorithm, fed, 4)
         results.append((state.clustering, served(algorithm, fed, state)))
     assert results[0][0] == results[1][0]

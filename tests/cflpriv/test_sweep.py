@@ -29,7 +29,7 @@ ROOT = Path(__file__).parent.parent.parent
 BASE: dict[str, Any] = {
     "data": {"clients": 6, "rotations": [0, 90], "test_samples_per_client": 20},
     "model": {"name": "mlp", "hidden": 4},
-    "training": {"rounds": 2, "lr": 0.1, "weights": "equal"},
+    "training": {"rounds": 2, "lr": 0.1, "weights": "equal", "batch_size": 60},
     "run": {"insecure_test_entropy": True, "record": "headers"},
 }
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -171,7 +172,8 @@ def test_a_restarted_server_goes_on_from_its_last_round(tmp_path: Path, protecti
     example = Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml"
     tree = tomllib.loads(example.read_text())
     tree["protection"] = tomllib.loads(protection)
-    tree["training"]["rounds"] = 3
+    tree["training"] |= {"rounds": 3, "epochs": 1, "batch_size": 60}
+    tree["model"]["hidden"] = 4
     config = parse_config(tree)
     scene = build_population(config.data)
     whole = deployment(tmp_path / "whole", scene, protection, state=True)
@@ -242,6 +244,7 @@ def test_a_private_run_costs_what_a_local_one_does_and_a_restart_forgets_no_char
     asked = f"{privacy}\nepsilon = 8.0\ndelta = 1e-3\nsketch_dim = 16"
     tree |= {"protection": tomllib.loads(protection), "privacy": tomllib.loads(asked)}
     tree["training"] |= {"epochs": 1, "batch_size": 60}
+    tree["model"]["hidden"] = 8
     tree["algorithm"] = {"name": "pacfl", "k": 2} if "sample" in privacy else {"name": "fedavg"}
     config = parse_config(tree)
     scene, noise = build_population(config.data), config.noise()
@@ -420,56 +423,74 @@ def test_the_accountant_is_never_below_the_exact_value_and_below_flowers_own() -
 
 # --- fresh processes --------------------------------------------------------------------------------------------------------------------
 
-ONE_MESSAGE = """
-import sys
+EACH_BY_ITSELF = """
+import os, struct, sys
 from pathlib import Path
+import numpy as np
 from cflpriv.flower.client import read_settings
 from cflpriv.federation.client import FederationClient
 from cflpriv.federation.store import DiskStore
+from cflpriv.types import ClientData
 
-settings, folder, _ = read_settings(sys.argv[1])
-def data():
-    from scenes import population
-    return population(groups=1, clients_per_group=3).clients[settings.identity.client]
-client = FederationClient(settings, data, DiskStore(folder))
-sys.stdout.buffer.write(bytes(["torch" in sys.modules]))
-answer = client.receive(sys.stdin.buffer.read())
-sys.stdout.buffer.write(bytes(["torch" in sys.modules]) + answer)
+def answer(path, request):
+    settings, folder, _ = read_settings(path)
+    def data():
+        return ClientData(settings.identity.client, *np.load(Path(path).with_suffix(".npz")).values())
+    client = FederationClient(settings, data, DiskStore(folder))
+    before = "torch" in sys.modules
+    said = client.receive(request)
+    return bytes([before, "torch" in sys.modules]) + said
+
+assert "torch" not in sys.modules
+while head := sys.stdin.buffer.read(8):
+    path, request = (sys.stdin.buffer.read(size) for size in struct.unpack("<II", head))
+    if not os.fork():
+        said = answer(path.decode(), request)
+        sys.stdout.buffer.write(struct.pack("<I", len(said)) + said)
+        sys.stdout.buffer.flush()
+        os._exit(0)
+    assert os.wait()[1] == 0
 """
 
 
 class Processes:
-    """A transport that starts a process for every message."""
+    """A transport that forks a process for every message off one that has imported the client's modules and has no client."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.folder, self.count = folder, count
         self.torch: dict[str, bool] = {}
+        path = {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1", "PATH": ""}
+        self.forks = subprocess.Popen([sys.executable, "-c", EACH_BY_ITSELF], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=path)
 
     def places(self) -> list[int]:
         return list(range(self.count))
 
     def exchange(self, requests: Any, stage: str) -> dict[int, bytes]:
-        command = [sys.executable, "-c", ONE_MESSAGE]
-        path = {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1", "PATH": ""}
-        running = {
-            place: subprocess.Popen(
-                [*command, str(self.folder / f"client{place}.toml")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=path
-            )
-            for place in requests
-        }
+        assert self.forks.stdin is not None
+        assert self.forks.stdout is not None
         answers = {}
-        for place, process in running.items():
-            out, _ = process.communicate(requests[place], timeout=120)
+        for place, request in requests.items():
+            path = str(self.folder / f"client{place}.toml").encode()
+            self.forks.stdin.write(struct.pack("<II", len(path), len(request)) + path + request)
+            self.forks.stdin.flush()
+            (size,) = struct.unpack("<I", self.forks.stdout.read(4))
+            out = self.forks.stdout.read(size)
             assert out[0] == 0, "torch is loaded before it is known whether anything is computed"
             self.torch[stage] = bool(out[1])
             answers[place] = out[2:]
         return answers
 
+    def close(self) -> None:
+        self.forks.communicate(timeout=60)
+        assert self.forks.returncode == 0
+
 
 def test_each_message_in_a_fresh_process_and_torch_only_to_compute(tmp_path: Path) -> None:
-    scene = population(groups=1, clients_per_group=3)
+    scene = population(groups=1, clients_per_group=2)
     deployment(tmp_path, scene, 'sum = "secagg"\nmin_cohort = 2', state=True)
-    transport = Processes(tmp_path, 3)
+    for client in scene.clients:
+        np.savez(tmp_path / f"client{client.id}.npz", client.x_train, client.y_train, client.x_test, client.y_test)
+    transport = Processes(tmp_path, 2)
     fed = FederationServer(
         OverBytes(transport),
         protection=Protection(sum="secagg", min_cohort=2),
@@ -481,6 +502,7 @@ def test_each_message_in_a_fresh_process_and_torch_only_to_compute(tmp_path: Pat
     task = training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})
     (mean,) = fed.mean(held["update"])
+    transport.close()
     one = federation(scene.clients, seed=1)
     one.begin_round(0)
     (plain,) = one.mean(one.compute(task, {"model": task.model.init(0)})["update"])
@@ -554,6 +576,7 @@ def test_a_server_that_is_stopped_twice_in_one_round_goes_on(tmp_path: Path) -> 
 
     tree = tomllib.loads((Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml").read_text())
     tree["protection"], tree["training"]["rounds"] = {"sum": "secagg", "min_cohort": 2}, 2
+    tree["training"] |= {"epochs": 1, "batch_size": 60}
     config = parse_config(tree)
     scene = build_population(config.data)
     grid = deployment(tmp_path, scene, 'sum = "secagg"\nmin_cohort = 2', state=True)

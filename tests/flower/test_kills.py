@@ -61,12 +61,12 @@ def check_models(run: Path, changes: list[str], atol: float) -> Any:
     ],
 )
 def test_a_run_in_the_clear_goes_on(tmp_path: Path, plan: Any, cohorts: list[int]) -> None:
-    changes = ["training.rounds=3", "protection.sum=none", "protection.min_cohort=1"]
+    changes = ["training.rounds=3", "training.batch_size=60", "protection.sum=none", "protection.min_cohort=1"]
     config = load_config(APP / "experiment.toml", changes)
     scene = build_population(config.data)
     grid = DyingGrid(tmp_path, scene, "", plan)
     out = tmp_path / "run"
-    serve(grid, config, out, scene, clients=4, deadline_seconds=0.2, compute_seconds=0.2, hello_seconds=0.2, say=str)  # type: ignore[arg-type]
+    serve(grid, config, out, scene, clients=4, deadline_seconds=0.02, compute_seconds=0.02, hello_seconds=0.02, say=str)  # type: ignore[arg-type]
     assert not grid.plan, "what was to be killed was killed"
     rows = rows_of(out)
     assert [len(row["cohort"]) for row in rows] == cohorts

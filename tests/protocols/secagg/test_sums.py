@@ -107,7 +107,7 @@ def test_every_dropout_pattern_of_up_to_four_clients(mode: str, n: int, bits: in
 
 
 @pytest.mark.parametrize("mode", ["active", "passive"])
-@pytest.mark.parametrize("n", [5, 6])
+@pytest.mark.parametrize("n", [5, pytest.param(6, marks=pytest.mark.slow)])
 def test_every_dropout_pattern_of_five_and_six_clients(mode: str, n: int) -> None:
     # The four kinds of arithmetic take turns here; the slow test below tries all of them on all patterns.
     sums = [check(agreement(n, mode, *KINDS[turn % 4]), drops) for turn, drops in enumerate(patterns(n, mode))]
