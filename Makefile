@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export OMP_NUM_THREADS := 1
+# compiled modules are kept: test workers would compile the tests again in every run
+unexport PYTHONDONTWRITEBYTECODE
 
 # real data sets lie beside the checkout where there are any; tests that need them skip, with a word, elsewhere
 ifndef CFLPRIV_DATA
@@ -24,7 +26,7 @@ test-flower: $(READY)
 	$(BIN)/python -m pytest -m flower
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2 -m slow
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -62,7 +62,7 @@ class Model:
         """Initial parameters, shape (dimension,): torch's default initialisation under a stream keyed by (`seed`, `attempt`)."""
         key = int(stream(seed, f"initial model {attempt}").integers(2**63))
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key)
+            torch.default_generator.manual_seed(key)
             module = _construct(self)
         return _to_vector(module)
 

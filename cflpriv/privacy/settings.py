@@ -15,6 +15,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import CflprivWarning, InputError
@@ -143,6 +144,7 @@ class Noise:
     seed: int
 
 
+@lru_cache(maxsize=64)
 def plan(privacy: Privacy, releases: Releases, *, epochs: int, batch_size: int, seed: int) -> Noise:
     """The noise for a whole run at the sample level. Raises `InputError` for what cannot be, before any data are touched."""
     rate, steps = 1.0, epochs

@@ -217,7 +217,7 @@ class Train:
         stride = 2 if self.maml_lr else 1
         with torch.random.fork_rng(devices=[]):  # for modules that draw, such as dropout
             # private: by a secret seed, since with known masks one sample more would move the masks, and gradients, of all after it
-            torch.manual_seed(
+            torch.default_generator.manual_seed(  # torch.manual_seed queues a traceback for every device that is not there
                 int.from_bytes(derive(secret_key(given), "torch")[:8], "big")
                 if self.noise_multiplier
                 else int(given.streams("torch").integers(2**63))

@@ -40,6 +40,7 @@ from cflpriv.federation.values import Origin, Values
 from cflpriv.protocols.errors import RemoteError
 from cflpriv.protocols.orthonormal import TRANSFORMS
 from cflpriv.tasks.evaluation import Evaluate, EvaluateOwn, EvaluateUsed, Losses
+from cflpriv.tasks.fold_gradients import FoldGradients
 from cflpriv.tasks.joining import Join
 from cflpriv.tasks.signatures import PrincipalVectors
 from cflpriv.tasks.training import Gradient, Start, Train
@@ -389,7 +390,7 @@ def test_every_task_declares_the_kinds_of_its_parts() -> None:
         TrainBoth(train, train, 0), Ask((0,), 1, 0.5), Combine(model, 0.5), TrainNormalised(train), TrainToPrototypes(train, 0, ()),
         TrainAndAssign(train, 0), Remember(), EvaluateAssigned(model), OnPart(train, 0.5), Influence(model, 0.5, (0,)),
         Neighbours((0,), "value"), HasValidation(0.5), TrainParted(train, 1, 0), EvaluateParted(model, 1, 0), EvaluateAdapted(model, 0.1),
-        TrainControlled(train), Represent(Gradient(model)), ChainLink(train), Join(("update",)),
+        TrainControlled(train), Represent(Gradient(model)), ChainLink(train), Join(("update",)), FoldGradients(model),
     ]  # fmt: skip
     assert sorted(type(task).__name__ for task in tasks) == sorted(set(registered()) - {"Model"})
     for task in tasks:
