@@ -200,6 +200,7 @@ class PlaceNewcomers:
             met = np.arange(len(labels))
             sums = _cluster_sums(products[np.ix_(met, met)], labels, self.k + len(nearest))
             towards = np.bincount(labels, weights=products[place, met], minlength=len(sums))
+            towards = towards.astype(np.float64)  # they are integers while there are no labels
             squares = _squares(sums, error, np.bincount(labels, minlength=len(sums)))
             cosine = _cosine(towards, float(products[place, place]), squares)
             best = int(cosine.argmax()) if len(met) else -1

@@ -27,10 +27,10 @@ from .cuts import ordered_labels
 from .similarity import Gram
 
 __all__ = [
-    "LOOK", "Answer", "Crowd", "Groups", "Node", "crowd_of_folds", "crowd_of_vectors", "distances_to_groups", "groups_given", "groups_of",
+    "LEAST_TESTED", "LOOK", "Answer", "Crowd", "Groups", "Node", "crowd_of_folds", "crowd_of_vectors", "distances_to_groups", "groups_given", "groups_of",
 ]  # fmt: skip
 
-Answer = Literal["alike", "continuum", "groups"]
+Answer = Literal["untested", "alike", "continuum", "groups"]
 EDGE_DRAWS, EDGE_LEVEL = 49, 0.95
 LOOK = 99
 """After so many draws a test that will find nothing ends."""
@@ -117,7 +117,9 @@ class Groups:
 
     @property
     def answer(self) -> Answer:
-        if not self.nodes or not self.nodes[0].directions:
+        if not self.nodes:
+            return "untested"
+        if not self.nodes[0].directions:
             return "alike"
         return "groups" if self.nodes[0].cut else "continuum"
 

@@ -460,6 +460,13 @@ def test_lambda_draws_clusters_together() -> None:
 # --- properties of whole runs
 
 
+def test_newcomers_may_be_the_first_clients_of_all() -> None:
+    gram = Gram.of_vectors((4, 7, 9), np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])[:, None])
+    result, _ = PlaceNewcomers(0.5, 0)(GramView(gram, (4, 7, 9), {}))
+    assert result["labels"].tolist() == [0, 0, 1]
+    assert result["nearest"].tolist() == [-1, 0]
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     st.floats(-1, 1),
