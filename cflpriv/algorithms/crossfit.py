@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ..clustering.cuts import merge_small
-from ..clustering.group_test import LOOK, Crowd, Groups, crowd_of_folds, distances_to_groups, groups_given, groups_of
+from ..clustering.group_test import LEAST_TESTED, LOOK, Crowd, Groups, crowd_of_folds, distances_to_groups, groups_given, groups_of
 from ..contract.handles import Held, Shared
 from ..contract.operations import Federation, GramView, Results
 from ..contract.transcript import RoundRecord
@@ -168,10 +168,10 @@ def _init(settings: CrossfitSettings, federation: Federation) -> State:
     released = federation.gram(held, then=replace(find, at_least=federation.merge_below))
     found = released.result
     clustering = Clustering(held.clients, tuple(int(label) for label in found["labels"]), int(found["k"]))
-    return State((initial,) * clustering.k, clustering, held, _notes(find, found), released.evidence)
+    return State((initial,) * clustering.k, clustering, held, _notes(find, found, len(held.clients)), released.evidence)
 
 
-def _notes(find: FindGroups, found: Mapping[str, Any]) -> dict[str, Any]:
+def _notes(find: FindGroups, found: Mapping[str, Any], clients: int) -> dict[str, Any]:
     """What a run says of how its groups were found."""
     if find.k is not None:
         return {"rule": f"k = {find.k}", "clear": True}
@@ -181,6 +181,8 @@ def _notes(find: FindGroups, found: Mapping[str, Any]) -> dict[str, Any]:
         (0, min(LOOK, find.draws), find.draws)[int(found["looks"])],
     )
     answer = "all alike" if not directions else "groups" if int(found["found"]) > 1 else "no clear groups"
+    if clients < LEAST_TESTED:
+        answer = f"not tested: fewer than {LEAST_TESTED} clients"
     notes: dict[str, Any] = {
         "rule": f"test at level {find.alpha:g}",
         "clear": answer == "groups",
