@@ -1,9 +1,9 @@
 """Under robust means: the victim is put where the server wants it, against the random dealing into buckets.
 
-A sum whose cohort is not within the victim's bucket; a list of the victim and accomplices alone; accomplices' nonces that are chosen
-when all others are open. Checks: "Clients refuse a sum whose cohort is not within the bucket that this round's dealing gave them"
-(aggregation/buckets.py, Guarantee); "the dealing of the list that it was shown is uniform, even if the server and all other clients
-collude" (protocols/dealing.py, Guarantee).
+A sum whose cohort is not within the victim's bucket; a list of the victim and accomplices alone; accomplices' nonces that are chosen when
+all others are open. Checks: "Clients refuse a sum whose cohort is not within their bucket of this round's dealing" (aggregation/buckets.py,
+Guarantee); "the dealing of the list that it was shown is uniform …, even if the server and all other clients collude"
+(protocols/dealing.py, Guarantee).
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ __all__ = ["LATE_NONCES", "OUTSIDE_BUCKET", "SHORT_LIST"]
 
 DRAWS = 20_000
 """So many nonces of an accomplice are tried."""
-BUCKETS = "aggregation/buckets.py: clients refuse a sum whose cohort is not within the bucket that this round's dealing gave them"
+BUCKETS = "aggregation/buckets.py: clients refuse a sum whose cohort is not within their bucket of this round's dealing"
 UNIFORM = "protocols/dealing.py: the dealing is uniform to a client that follows the protocol, even if all others collude"
 
 

@@ -4,9 +4,9 @@ A training with learning rate r and weight decay 1/r, one step over all data, en
 with the other sign, whatever the data. So a client can be made to send any vector, such as a multiple of a unit vector e_i; under an
 orthonormal transform its inner product with another row is that row's coordinate i.
 
-Checks: "each transform serves one epoch, sum or fold, and changes one value of a client in its life" (aggregation/transformed.py,
-Guarantee). `chosen_rows` checks what is written beside it: a server that lies "may get everybody's inner product with vectors of its
-choice, one for each row that it makes another client send" (docs/guarantees.md).
+Checks: "each transform serves one epoch, sum or fold, and is applied to one value of a client" (aggregation/transformed.py, Guarantee).
+`chosen_rows` checks what is written beside it: a server that lies "may get everybody's inner product with vectors of its choice, one for
+each row that it makes another client send" (docs/guarantees.md).
 """
 
 from dataclasses import replace
@@ -138,7 +138,7 @@ def transformed_comparisons(config: Config) -> str:
 
 REPEATED_EPOCH = ActiveAttack(
     "a second value of a client under the transform of an epoch",
-    "transformed: each transform changes one value of a client in its life", repeated_epoch, transformed_comparisons,
+    "transformed: each transform is applied to one value of a client", repeated_epoch, transformed_comparisons,
     claimed=lambda config: True, accomplices=False,
 )  # fmt: skip
 OPENED_BY_ANOTHER = ActiveAttack(

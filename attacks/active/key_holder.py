@@ -1,8 +1,8 @@
 """Attacks on encrypted comparisons: the server substitutes its own key, or asks the key holder for other functions.
 
-Checks: "Clients check for themselves whose key they encrypt under" (aggregation/ckks.py, Guarantee); "an epoch answers the server's key
-that opened it, at most as many steps as the roster has clients, each once" (aggregation/key_holder.py, Guarantee). What `other_function`
-learns is written there under Reveals: a threshold of the server's choice.
+Checks: "Clients check whose key they encrypt under" (aggregation/ckks.py, Guarantee); "An epoch answers only the server's key that opened
+it, each step once, at most as many steps as the roster has clients" (aggregation/key_holder.py, Guarantee). What `other_function` learns is
+written there under Reveals: a threshold of the server's choice.
 """
 
 import math
@@ -153,7 +153,7 @@ def _labels(config: Config) -> str:
 
 
 SWAPPED_HOLDER = ActiveAttack(
-    "a key of the server's own in place of the key holder's", "ckks: clients check for themselves whose key they encrypt under",
+    "a key of the server's own in place of the key holder's", "ckks: clients check whose key they encrypt under",
     swapped_holder, encrypted_comparisons, claimed=lambda config: True, accomplices=False,
 )  # fmt: skip
 OTHER_FUNCTION = ActiveAttack(
@@ -162,6 +162,7 @@ OTHER_FUNCTION = ActiveAttack(
     other_function, _labels, claimed=lambda config: False, accomplices=False,
 )  # fmt: skip
 REPEATED_STEP = ActiveAttack(
-    "a step of the key holder asked for twice", "key_holder: an epoch answers at most as many steps as the roster has clients, each once",
+    "a step of the key holder asked for twice",
+    "key_holder: an epoch answers each step once, at most as many steps as the roster has clients",
     repeated_step, encrypted_comparisons, claimed=lambda config: True, accomplices=False,
 )  # fmt: skip

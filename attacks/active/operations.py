@@ -1,9 +1,9 @@
 """Asking for a hidden value by another route: another operation, another task, or another client.
 
-Checks: "what leaves the client leaves it through `give`, `seal` and secure sums alone, under the protection that its own settings name; a
-server that asks for more is refused" (federation/client.py, Guarantee); "below the threshold nothing else" for colluding clients under
-secure sums, and "It cannot have a signature handed over by another operation, or opened by another client" (docs/guarantees.md). `choices`
-checks what `federation/release_policy.py` says is not kept.
+Checks: "values leave the client through `give`, `seal` and secure sums only, under the protection that its own settings name; the client
+refuses a server that asks for more" (federation/client.py, Guarantee); "below the threshold nothing else" for colluding clients under
+secure sums, and "It cannot have a signature handed over by another operation, or opened by another client" (docs/guarantees.md).
+`choices_as_probes` checks what `federation/release_policy.py` says that the rule does not protect.
 """
 
 import json
@@ -25,7 +25,7 @@ from .scene import Play
 
 __all__ = ["CHOICES", "DRESSED_TASK", "OTHER_OPERATION", "OTHER_OPERATION_COMPARED", "RELAY"]
 
-LEAVES = "federation/client.py: what is hidden leaves by the operation that hides it; a server that asks for more is refused"
+LEAVES = "federation/client.py: values leave only under the protection of the client's own settings; it refuses a server that asks for more"
 NUMBER = 1 << 30
 """The number of a value that the server's honest part knows nothing of."""
 
@@ -186,6 +186,6 @@ RELAY = ActiveAttack(
 )  # fmt: skip
 CHOICES = ActiveAttack(
     "label shares from which of some crafted models a client chooses",
-    "federation/release_policy.py: what is not kept (a choice is a number about the data at models that the server names)", choices,
-    _choices_apply, claimed=lambda config: False,
+    "federation/release_policy.py: what the rule does not protect (a choice is a number about the data at models that the server names)",
+    choices, _choices_apply, claimed=lambda config: False,
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """Repeated requests for a private step: does the client's own ledger count each one?
 
-Checks: "what the client releases under unit = "sample", or into secure sums … under unit = "client", is private as its settings say,
-(ε, δ), whatever a server asks for" (federation/client_ledger.py, Guarantee). The figure is the ε of all that the server got, by the
-project's accountant, beside the ε that the client's settings allow.
+Checks: "releases under unit = "sample", and secure sums and single rows under unit = "client", are (ε, δ)-private as the client's settings
+say, whatever a server asks for" (federation/client_ledger.py, Guarantee). The figure is the ε of all that the server got, by the project's
+accountant, beside the ε that the client's settings allow.
 """
 
 from ...errors import InputError

@@ -125,7 +125,7 @@ def _passive(protection: Protection) -> Protection:
 
 SPLIT_SURVIVORS = ActiveAttack("two lists of survivors for two parts of the clients", GUARANTEE, split_survivors, _plain_values)
 SECOND_UNMASKING = ActiveAttack(
-    "a second list of survivors after the first was answered", "protocols/secagg: the machine answers one question, then erases the shares",
+    "a second list of survivors after the first was answered", "protocols/secagg/client.py: one object answers a message once",
     second_unmasking, _plain_values,
 )  # fmt: skip
 FEW_SURVIVORS = ActiveAttack("a list of survivors below the minimum cohort size", GUARANTEE, few_survivors, _plain_values)
@@ -140,5 +140,5 @@ FALSE_COMPLAINTS = ActiveAttack(
 )  # fmt: skip
 FALSE_ACCUSATION = ActiveAttack(
     "a sum taken again without an accused client, and the first one finished as well",
-    "secagg: the server learns each group's sum over its survivors and nothing else about a value", false_accusation, _plain_values,
+    "secagg: the server learns the sum of each group over its survivors and nothing else about a value", false_accusation, _plain_values,
 )  # fmt: skip

@@ -2,9 +2,9 @@
 
 All but the victim are made to add next to nothing, so that the sum is the victim's update.
 
-Checks: "Every sum binds to the list of what its members were sent, which is one model unless the algorithm says in public that there are
-more" (aggregation/secagg.py, Guarantee); "a server that hands one client a private model gets no sum" (docs/guarantees.md, Averaging,
-"binds to"). Source: Pasquini, Francati & Ateniese 2022. Where clients' settings allow several models a sum, one can be planted.
+Checks: "Every sum binds to the list of what its members were sent: one model, unless the algorithm declares more in public"
+(aggregation/secagg.py, Guarantee); "a server that hands one client a private model gets no sum" (docs/guarantees.md, Averaging, "binds
+to"). Source: Pasquini, Francati & Ateniese 2022. Where clients' settings allow several models a sum, one can be planted.
 """
 
 from collections.abc import Callable

@@ -3,6 +3,7 @@
 Guarantee: that of the protection of sums, for each bucket: under secure aggregation the server learns sums over at least the minimum cohort
 size. Clients refuse a sum whose cohort is not within their bucket of this round's dealing (`protocols.dealing`). A group that is too small
 for three buckets gets no sum. Reveals: the mean of each bucket, not only that of the group; who is in which bucket.
+Active attacks (`attacks.active`): the bucket of a sum: `outside_bucket`; the dealing: `short_list`, `late_nonces`.
 Source: Karimireddy et al. 2022 (bucketing); Velicheti et al. 2021 (robust rules over secure sums of random groups).
 """
 

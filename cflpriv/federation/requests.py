@@ -15,7 +15,7 @@ Relation = Literal["add_remove", "replace_one"]
 
 
 class NoisySteps(Message, frozen=True):
-    """The noise of a private task (`privacy.Noise`). These settings are public; the client draws the noise."""
+    """The noise of a private task (`privacy.settings.Noise`). These settings are public; the client draws the noise."""
 
     relation: Relation
     training: float

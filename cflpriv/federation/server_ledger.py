@@ -1,4 +1,8 @@
-"""What the server charges to its privacy ledger, before it asks any client. The clients' own ledgers are in `client_ledger`."""
+"""What the server charges for private tasks (unit = "sample") before it asks any client.
+
+Sums under unit = "client" are charged in `privacy.client_level`, by the protection that takes them. The clients' own ledgers are in
+`client_ledger`.
+"""
 
 from collections.abc import Iterable, Sequence
 

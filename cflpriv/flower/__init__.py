@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .accountant import PldAccountant
-    from .client import client_app, read_settings, write_identities
+    from .client import client_app, read_roster, read_settings, write_identities
     from .mod import cflpriv_mod
     from .server import serve
     from .strategy import ClusteredAveraging
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
 _HOME = {
     "ClusteredAveraging": "strategy", "GridTransport": "transport", "PldAccountant": "accountant", "cflpriv_mod": "mod",
-    "client_app": "client", "read_settings": "client", "serve": "server", "write_identities": "client",
+    "client_app": "client", "read_roster": "client", "read_settings": "client", "serve": "server", "write_identities": "client",
 }  # fmt: skip
 
 __all__ = [
-    "ClusteredAveraging", "GridTransport", "PldAccountant", "cflpriv_mod", "client_app", "read_settings", "serve", "write_identities",
+    "ClusteredAveraging", "GridTransport", "PldAccountant", "cflpriv_mod", "client_app", "read_roster", "read_settings", "serve",
+    "write_identities",
 ]  # fmt: skip
 
 

@@ -1,1 +1,1 @@
-"""What clients compute: local training, evaluation, signatures; and the models."""
+"""What clients compute: local training, evaluation, signatures. The models are in `engine.models`."""
