@@ -12,8 +12,8 @@ import torch
 
 from ..engine import Engine, Result, Task, TaskInput
 from ..engine.models import Model
+from ..engine.sample_gradients import gradients_by_sample
 from ..experiments.config import Config
-from ..privacy.private_signatures import gradients_by_sample
 from ..privacy.settings import Noise
 from ..protocols.mechanisms import clip
 from ..types import Array

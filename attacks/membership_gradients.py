@@ -31,8 +31,8 @@ import numpy as np
 import torch
 
 from ..engine.models import Model
+from ..engine.sample_gradients import gradients_by_sample
 from ..experiments.config import Config
-from ..privacy.private_signatures import gradients_by_sample
 from ..protocols.mechanisms import clip
 from ..protocols.sketch import Sketch, public_seed, sketch
 from ..randomness import stream

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ..clustering.cuts import merge_small
-from ..clustering.group_test import LEAST_TESTED, LOOK, Crowd, Groups, crowd_of_folds, distances_to_groups, groups_given, groups_of
+from ..clustering.group_test import LEAST_TESTED, LOOK, Crowd, Groups, bounded, crowd_of_folds, distances_to_groups, groups_given, groups_of
 from ..contract.handles import Held, Shared
 from ..contract.operations import Federation, GramView, Results
 from ..contract.transcript import RoundRecord
@@ -43,13 +43,13 @@ __all__ = ["FindGroups", "JoinGroups", "crossfit"]
 class FindGroups:
     """Public code run where the Gram may be seen: the test of all clients, and of each group found.
 
-    Result: labels and k; the number of groups `found` before small ones were merged; of the first test the number of `directions`, whether
-    it went on after a first look (`looks`: 0 without a test, 1, 2), and how many crowds without groups looked as grouped (`exceeding`, at
-    most the number of clients: what is released are small numbers). Evidence: distances, the first test's spectrum, edge and tree, and
-    every test.
+    Result: labels and k; the number of groups `found` before small ones were merged; of the first test how far it went (`stage`: 0 not
+    tested, 1 no direction of difference, 2 ended at a first look, 3 all draws), the number of `directions`, and how many crowds without
+    groups looked as grouped (`exceeding`, at most the number of clients: only small numbers are released). Evidence: distances, the first
+    test's spectrum, edge and tree, and every test.
     """
 
-    results: ClassVar[Results] = {"labels": "all", "k": "one", "directions": "one", "exceeding": "one", "looks": "one", "found": "one"}
+    results: ClassVar[Results] = {"labels": "all", "k": "one", "directions": "one", "exceeding": "one", "stage": "one", "found": "one"}
 
     alpha: float
     draws: int
@@ -58,15 +58,15 @@ class FindGroups:
     at_least: int = 1
 
     def __call__(self, view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        crowd, rng = crowd_of_folds(view.gram), stream(self.seed, "crossfit")
+        crowd, rng = crowd_of_folds(bounded(view.gram)), stream(self.seed, "crossfit")
         groups = groups_of(crowd, rng, alpha=self.alpha, draws=self.draws) if self.k is None else groups_given(crowd, self.k, rng)
         squares = _squared_distances(crowd)
         labels = merge_small(groups.labels, squares, self.at_least)
         view.memory["labels"] = labels
-        result = {"labels": labels, "k": int(labels.max()) + 1, "found": groups.k, "directions": 0, "exceeding": 0, "looks": 0}
+        result = {"labels": labels, "k": int(labels.max()) + 1, "found": groups.k, "stage": 0, "directions": 0, "exceeding": 0}
         for first in groups.nodes[:1]:
-            looks = 0 if not first.draws else 1 if first.draws < self.draws else 2
-            result |= {"directions": first.directions, "exceeding": min(first.exceeding, view.gram.n), "looks": looks}
+            stage = 1 if not first.directions else 2 if first.draws < self.draws else 3
+            result |= {"stage": stage, "directions": first.directions, "exceeding": min(first.exceeding, view.gram.n)}
         return result, _evidence(view.gram.clients, squares, groups)
 
 
@@ -101,7 +101,7 @@ class JoinGroups:
     def __call__(self, view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         labels: Array = view.memory["labels"]
         fresh = range(view.gram.n - len(view.new), view.gram.n)
-        squares = distances_to_groups(view.gram, fresh, labels, int(labels.max()) + 1)
+        squares = distances_to_groups(bounded(view.gram), fresh, labels, int(labels.max()) + 1)
         return {"labels": squares.argmin(1)}, {"squared_distance": squares}
 
 
@@ -148,8 +148,9 @@ def crossfit(
     at_least(1, k=k, sketch=sketch)
     if not 0 < alpha < 1:
         raise InputError(f"algorithm.alpha: {alpha} is outside (0, 1)")
-    if draws < 1 or alpha * (draws + 1) < 1:
-        raise InputError(f"algorithm.draws: {draws} draws cannot show a level of {alpha:g}; take at least {int(np.ceil(1 / alpha)) - 1}")
+    least = int(np.ceil(1 / alpha - 1e-9)) - 1
+    if draws < max(1, least):
+        raise InputError(f"algorithm.draws: {draws} draws cannot show a level of {alpha:g}; take at least {max(1, least)}")
     folds = FoldGradients(train.model, variant == "balanced", sketch, seed)
     settings = CrossfitSettings(train, folds, FindGroups(alpha, draws, k, seed), weights, seed)
     return Algorithm(
@@ -172,24 +173,17 @@ def _init(settings: CrossfitSettings, federation: Federation) -> State:
 
 
 def _notes(find: FindGroups, found: Mapping[str, Any], clients: int) -> dict[str, Any]:
-    """What a run says of how its groups were found."""
+    """What a run says of how its groups were found. A count at its cap gives a p-value from below."""
     if find.k is not None:
         return {"rule": f"k = {find.k}", "clear": True}
-    directions, exceeding, draws = (
-        int(found["directions"]),
-        int(found["exceeding"]),
-        (0, min(LOOK, find.draws), find.draws)[int(found["looks"])],
-    )
-    answer = "all alike" if not directions else "groups" if int(found["found"]) > 1 else "no clear groups"
-    if clients < LEAST_TESTED:
-        answer = f"not tested: fewer than {LEAST_TESTED} clients"
-    notes: dict[str, Any] = {
-        "rule": f"test at level {find.alpha:g}",
-        "clear": answer == "groups",
-        "answer": answer,
-        "directions": directions,
-    }
-    return notes | ({"p": (1 + exceeding) / (1 + draws)} if draws else {})
+    stage, directions, exceeding = (int(found[name]) for name in ("stage", "directions", "exceeding"))
+    several = "groups" if int(found["found"]) > 1 else "no clear groups"
+    answer = (f"not tested: fewer than {LEAST_TESTED} clients", "all alike", several, several)[stage]
+    notes: dict[str, Any] = {"rule": f"test at level {find.alpha:g}", "clear": answer == "groups", "answer": answer}
+    if stage < 2:
+        return notes
+    p = (1 + exceeding) / (1 + (min(LOOK, find.draws) if stage == 2 else find.draws))
+    return notes | {"directions": directions, "p" if exceeding < clients else "p_at_least": p}
 
 
 def _round(settings: CrossfitSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:

@@ -18,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 from scipy.cluster.hierarchy import cut_tree, linkage
-from scipy.sparse.linalg import LinearOperator, eigsh
+from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
 from ..errors import InputError
 from ..randomness import Stream
@@ -27,7 +27,7 @@ from .cuts import ordered_labels
 from .similarity import Gram
 
 __all__ = [
-    "LEAST_TESTED", "LOOK", "Answer", "Crowd", "Groups", "Node", "crowd_of_folds", "crowd_of_vectors", "distances_to_groups",
+    "LEAST_TESTED", "LOOK", "Answer", "Crowd", "Groups", "Node", "bounded", "crowd_of_folds", "crowd_of_vectors", "distances_to_groups",
     "groups_given", "groups_of",
 ]  # fmt: skip
 
@@ -47,6 +47,9 @@ SINGLE_ABOVE = 4096
 ROWS_AT_ONCE = 128
 MEDIAN_OF_SEMICIRCLE = 0.404
 """The median distance of noise eigenvalues from zero, as a share of the largest (Wigner's semicircle)."""
+ROUNDING = 1e-9
+LONGEST = 2.0
+"""The squared norm of a sketched vector of norm 1 is below this: it errs by √(2 / sketch)."""
 TINY = 1e-300
 
 
@@ -55,7 +58,7 @@ class Crowd:
     """What the test takes of n clients.
 
     products: (n, n), unbiased for the inner products of the clients' true means, also on the diagonal; values below 0 there are right.
-    traces: (n,), each client's noise E|error|². spread: the mean over pairs of tr(Σᵢ Σⱼ) of their noise.
+    traces: (n,), each client's noise E|error|². spread: the mean over pairs of tr(Σᵢ Σⱼ) of their noise, for two clients of average trace.
     folds: how many means each client gave; 0 where the law of the noise is public.
     noise: (n, n), the Gram of noise vectors; cross: (n, n), products of client i's mean with client j's noise. None with `folds` = 0.
     """
@@ -68,13 +71,16 @@ class Crowd:
     cross: Array | None = None
 
     def part(self, at: Array) -> "Crowd":
-        """Some of the clients. The spread of noise stays at least that of all: a few pairs tell little of it."""
+        """Some of the clients. Relative to its size, the spread of noise stays at least that of all: a few pairs tell little of it."""
         if len(at) == len(self.traces):
             return self
         block = np.ix_(at, at)
         noise = None if self.noise is None else self.noise[block]
-        spread = self.spread if noise is None else max(_mean_square(noise), self.spread)
-        return Crowd(self.products[block], self.traces[at], spread, self.folds, noise, None if self.cross is None else self.cross[block])
+        traces = self.traces[at]
+        spread = self.spread * float(traces.mean() / self.traces.mean()) ** 2
+        if noise is not None:
+            spread = max(_spread(noise, traces), spread)
+        return Crowd(self.products[block], traces, spread, self.folds, noise, None if self.cross is None else self.cross[block])
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +131,21 @@ class Groups:
         return "groups" if self.nodes[0].cut else "continuum"
 
 
+def bounded(gram: Gram, longest: float = LONGEST) -> Gram:
+    """The same Gram, with vectors of a squared norm above `longest` scaled down to norm 1: honest means are no longer.
+
+    A client that sends long vectors would hide all differences between others.
+    """
+    squares = np.array([np.diagonal(gram.block(slice(i, i + 1), slice(i, i + 1))[0, :, 0, :]) for i in range(gram.n)], np.float64)
+    with np.errstate(divide="ignore"):
+        scale = np.where(squares > longest, 1 / np.sqrt(np.maximum(squares, TINY)), 1.0)
+
+    def block(rows: slice, cols: slice) -> Array:
+        return np.asarray(gram.block(rows, cols) * scale[rows][:, :, None, None] * scale[cols][None, None])
+
+    return Gram(gram.clients, gram.p, block, gram.error) if (scale < 1).any() else gram
+
+
 def crowd_of_folds(gram: Gram) -> Crowd:
     """The crowd of clients that gave the means of p ≥ 2 folds each, p even, as the p vectors of `gram`.
 
@@ -151,7 +172,8 @@ def crowd_of_folds(gram: Gram) -> Crowd:
         for i in range(rows.start, rows.stop):
             own = block[i - start, :, i, :]
             products[i, i] = (own.sum() - np.trace(own)) / (p * (p - 1))
-    return Crowd(products, np.maximum(np.diag(noise).astype(np.float64), TINY), max(_mean_square(noise), TINY), p, noise, cross)
+    traces = np.maximum(np.diag(noise).astype(np.float64), TINY)
+    return Crowd(products, traces, max(_spread(noise, traces), TINY), p, noise, cross)
 
 
 def crowd_of_vectors(gram: Gram, traces: Array, dimensions: int) -> Crowd:
@@ -185,7 +207,7 @@ def groups_of(crowd: Crowd, rng: Stream, *, alpha: float = 0.01, draws: int = 49
     waiting = [np.arange(n)]
     while waiting:
         members = waiting.pop(0)
-        level = alpha * (len(members) - 1) / (n - 1)
+        level = alpha * ((len(members) - 1) / max(1, n - 1)) * (1 + ROUNDING)
         if len(members) < LEAST_TESTED or level * (draws + 1) < 1:
             continue
         node = _tested(crowd.part(members), members, level, draws, rng)
@@ -200,8 +222,13 @@ def groups_of(crowd: Crowd, rng: Stream, *, alpha: float = 0.01, draws: int = 49
 
 
 def groups_given(crowd: Crowd, k: int, rng: Stream) -> Groups:
-    """The cut of a crowd into k groups, by Ward's tree in the directions above the noise (at least one). Nothing is tested."""
+    """The cut of a crowd into k groups, by Ward's tree in the directions above the noise (at least one). Nothing is tested.
+
+    Raises `InputError` for more groups than clients.
+    """
     n = len(crowd.traces)
+    if k > n:
+        raise InputError(f"crossfit: {k} groups of {n} clients")
     edge = _edge(crowd, rng)
     values, vectors = _above(_dense(crowd.products), n, edge)
     r = max(1, int((values > edge).sum()))
@@ -267,7 +294,7 @@ def _tested(crowd: Crowd, members: Array, level: float, draws: int, rng: Stream)
             k = int((breaks - null_breaks[:done].mean(0)).argmax()) + 2  # where the tree breaks more than a crowd's would
             centre, scale = null_left[:done].mean(0), null_left[:done].std(0) + 1e-9
             reached = float(((centre - left) / scale)[k - 2])
-            exceeding = int((((centre - null_left[:done]) / scale).max(1) >= reached).sum())
+            exceeding = done - int((((centre - null_left[:done]) / scale).max(1) < reached).sum())
             if (1 + exceeding) / (1 + done) > HOPELESS:
                 break
     return Node(members, r, k, exceeding, done, level, edge, values, tree)
@@ -292,7 +319,9 @@ def _edge(crowd: Crowd, rng: Stream) -> float:
     n, mean = len(crowd.traces), float(crowd.traces.mean())
     law, none = _Noise(np.zeros(0), mean, _dimensions(mean, crowd.spread, n)), np.zeros(0)
     largest = [_leading(_simulated(crowd, law, none, rng), n, 1)[0][0] for _ in range(EDGE_DRAWS)]
-    edge = float(np.quantile(largest, EDGE_LEVEL))
+    # what rounding makes of equal products is no difference, however small the noise
+    rounding = n * 100 * float(np.finfo(crowd.products.dtype).eps) * float(np.abs(np.diag(crowd.products)).max())
+    edge = max(float(np.quantile(largest, EDGE_LEVEL)), rounding)
     if crowd.noise is None:
         return edge
     own = np.diag(crowd.noise)
@@ -351,7 +380,12 @@ def _leading(of: Operator, n: int, count: int) -> tuple[Array, Array]:
         values, vectors = np.linalg.eigh(whole())
     else:
         start = np.sin(np.arange(1.0, n + 1.0))  # any vector that is not special; the same for all, so that results repeat
-        values, vectors = eigsh(LinearOperator((n, n), matvec=times, dtype=np.float64), k=count, which="LA", v0=start)
+        if not times(start).any():
+            return np.zeros(count), np.eye(n, count)
+        try:
+            values, vectors = eigsh(LinearOperator((n, n), matvec=times, dtype=np.float64), k=count, which="LA", v0=start)
+        except ArpackError:
+            values, vectors = np.linalg.eigh(whole())
     order = np.argsort(values)[::-1]
     return np.asarray(values[order]), np.asarray(vectors[:, order])
 
@@ -379,11 +413,13 @@ def _curves(points: Array, most: int) -> tuple[Array, Array, Array]:
     gains = tree[:, 2] ** 2 / 2
     within = np.concatenate([[0.0], np.cumsum(gains)])[::-1]
     k = np.arange(2, most + 1)
-    return tree, np.log(gains[n - k] + TINY) - np.log(gains[n - k - 1] + TINY), np.log(within[k - 1] / within[0] + TINY)
+    shares = within[k - 1] / within[0] if within[0] > 0 else np.ones(len(k))  # points that are all equal have no groups
+    return tree, np.log(gains[n - k] + TINY) - np.log(gains[n - k - 1] + TINY), np.log(shares + TINY)
 
 
-def _mean_square(matrix: Array) -> float:
-    """The mean square off the diagonal."""
-    n = len(matrix)
-    own = np.diag(matrix).astype(np.float64)
-    return float((np.einsum("ij,ij->", matrix, matrix, dtype=np.float64) - own @ own) / (n * (n - 1)))
+def _spread(noise: Array, traces: Array) -> float:
+    """The mean square of the noise's Gram off the diagonal, for clients of average trace: large and small clients are not alike in it."""
+    own = np.diag(noise).astype(np.float64)
+    squares = float(np.einsum("ij,ij->", noise, noise, dtype=np.float64) - own @ own)
+    pairs = float(traces.sum() ** 2 - traces @ traces)
+    return squares / max(pairs, TINY) * float(traces.mean()) ** 2

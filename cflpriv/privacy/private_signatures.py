@@ -9,12 +9,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import nn
-from torch.func import functional_call, grad, vmap
-from torch.nn import functional
 
 from ..engine import TaskInput
 from ..engine.models import Model
+from ..engine.sample_gradients import gradients_by_sample
 from ..errors import InputError
 from ..protocols.entropy import Entropy
 from ..protocols.events import Event, GaussianEvent
@@ -26,7 +24,6 @@ from .settings import secret_of
 __all__ = [
     "NoisyGradient",
     "NoisyPrincipalVectors",
-    "gradients_by_sample",
     "noisy_principal_vectors",
     "noisy_sum",
     "sketch_directions",
@@ -115,17 +112,6 @@ class NoisyPrincipalVectors:
         x = given.data.x_train.reshape(len(given.data.x_train), -1).astype(np.float64)
         x = x @ sketch_directions(self.seed, x.shape[1], self.sketch_dim)
         return {"signature": noisy_principal_vectors(x, self.p, self.noise_multiplier, self.relation, secret_of(given, "signature"))}
-
-
-def gradients_by_sample(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
-    """By parameter, the gradients (n, ...) of the cross-entropy of each of the samples `x` (n, ...), `y` (n,)."""
-    parameters = {name: one.detach() for name, one in module.named_parameters()}
-
-    def loss(weights: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(functional_call(module, weights, (sample.unsqueeze(0),)), label.unsqueeze(0))
-
-    made: dict[str, torch.Tensor] = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, x, y)
-    return made
 
 
 @dataclass(frozen=True)

@@ -18,35 +18,30 @@ from ..types import Array, Parts
 __all__ = ["FOLDS", "FoldGradients", "fold_weights"]
 
 FOLDS = 2
+SMALLEST = 1e-30
+"""Below this a gradient is zero: its inverse norm is no float32."""
 
 
 def fold_weights(labels: Array, balanced: bool, rng: Stream) -> Array:
-    """The weight (2, n) of each sample in the mean of each fold: rows add up to 1, and a sample is in one fold.
+    """The weight (2, n) of each sample in the mean of each fold: rows add up to 1, and a sample is in one fold, a random half each.
 
-    Plain: a random half each, every sample alike. Balanced: every label alike, and the samples of a label alike; each label is dealt to the
-    folds in halves, and one of a single sample is left out, since no other fold has it. (Plain folds must not be dealt by label: that
-    would hide how much label frequencies vary by chance.) Where no label has two samples, balanced folds are plain ones.
+    Plain: all samples of a fold count alike. Balanced: all labels that a fold has, and the samples of a label. Halves are not dealt by
+    label: which labels a fold lacks by chance is noise, and must differ between the folds as it differs between clients.
 
     Raises `InputError` for fewer than two samples.
     """
     n = len(labels)
     if n < FOLDS:
         raise InputError(f"{n} samples cannot be split into {FOLDS} folds")
-    present, counts = np.unique(labels, return_counts=True) if balanced and labels.ndim == 1 else (np.zeros(0), np.zeros(0))
-    several = present[counts >= FOLDS]
+    order = rng.permutation(n)
     weights = np.zeros((FOLDS, n))
-    if not len(several):
-        order = rng.permutation(n)
-        for fold in range(FOLDS):
-            mine = order[fold::FOLDS]
-            weights[fold, mine] = 1 / len(mine)
-        return weights
-    for label in several:
-        order = rng.permutation(np.flatnonzero(labels == label))
-        first = int(rng.integers(FOLDS))  # an odd sample goes to either
-        for fold in range(FOLDS):
-            mine = order[(fold + first) % FOLDS :: FOLDS]
-            weights[fold, mine] = 1 / (len(mine) * len(several))
+    for fold in range(FOLDS):
+        mine = order[fold::FOLDS]
+        rarity = np.ones(len(mine))
+        if balanced and labels.ndim == 1:
+            _, place, sizes = np.unique(labels[mine], return_inverse=True, return_counts=True)
+            rarity = 1 / sizes[place]
+        weights[fold, mine] = rarity / rarity.sum()
     return weights
 
 
@@ -91,9 +86,9 @@ class FoldGradients:
 
 
 def _inverse_norms(block: torch.Tensor) -> Array:
-    """1 / norm of each row; 0 for a row of norm 0, or that is not finite."""
+    """1 / norm of each row; 0 for a row of next to no norm, or that is not finite."""
     norms = torch.linalg.vector_norm(block.double(), dim=1).numpy()
-    usable = np.isfinite(norms) & (norms > 0)
+    usable = np.isfinite(norms) & (norms > SMALLEST)
     return np.where(usable, 1.0 / np.where(usable, norms, 1.0), 0.0)
 
 
