@@ -1,6 +1,6 @@
 """Which methods find the groups with their defaults, over data sets, kinds of difference, samples and seeds.
 
-    python -m benchmarks clustering [--out runs/clustering.csv] [--data-dir DIR] [--data development] [--methods crossfit,stocfl] [--quick]
+    python -m benchmarks clustering [--out runs/clustering.csv] [--data-dir DIR] [--data development] [--methods "crossfit;stocfl"] [--quick]
 
 Every cell (scene, method) is one line of a CSV file, written when it is done. What is there is not run again, so an interrupted table goes
 on where it stopped. Only the clustering is run, no longer training. No method is told the number of groups, or whether there are any.
@@ -208,11 +208,11 @@ def exact(row: Mapping[str, Any]) -> bool:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The lines that are there."""
+    """The whole lines that are there; one that was cut off is run again."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+        return [row for row in csv.DictReader(file) if None not in row and None not in row.values()]
 
 
 def main(words: Sequence[str]) -> int:
@@ -220,7 +220,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/clustering.csv"))
     parser.add_argument("--data-dir")
     parser.add_argument("--data", default="tested", help="development, tested, or names of data sets")
-    parser.add_argument("--methods", default="", help="by default all")
+    parser.add_argument("--methods", default="", help="names with ; between them, by default all")
     parser.add_argument("--quick", action="store_true", help="without the four systems that need rounds")
     chosen = parser.parse_args(list(words))
     data = {"development": DEVELOPMENT, "tested": TESTED}.get(chosen.data) or tuple(chosen.data.split(","))
@@ -232,10 +232,11 @@ def main(words: Sequence[str]) -> int:
     rows = read(chosen.out)
     done = {tuple(str(row[key]) for key in FIELDS[:6]) for row in rows}
     wanted = list(scenes(data))
-    with chosen.out.open("a", newline="", encoding="utf-8") as file:
+    with chosen.out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, FIELDS)
-        if not rows:
-            writer.writeheader()
+        writer.writeheader()
+        writer.writerows(rows)
+        file.flush()
         for number, scene in enumerate(wanted, 1):
             key = (scene.data, scene.kind, str(scene.clients), str(scene.samples), str(scene.seed))
             missing = [one for one in methods if (*key, one) not in done]
