@@ -1,6 +1,6 @@
 """Which methods find the groups with their defaults, over data sets, kinds of difference, samples and seeds.
 
-    python -m benchmarks clustering [--out runs/clustering.csv] [--data-dir DIR] [--data development] [--methods "crossfit;stocfl"] [--quick]
+    python -m benchmarks clustering [--out FILE.csv] [--data-dir DIR] [--data development] [--methods "crossfit;stocfl"] [--quick]
 
 Every cell (scene, method) is one line of a CSV file, written when it is done. What is there is not run again, so an interrupted table goes
 on where it stopped. Only the clustering is run, no longer training. No method is told the number of groups, or whether there are any.
