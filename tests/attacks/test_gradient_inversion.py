@@ -152,7 +152,7 @@ def test_leaks_unprotected_and_is_at_baseline_on_unrelated_clients() -> None:
     value = seen["image_psnr_db", 0].value
     assert value is not None
     assert value > 40
-    other = over_seeds([attack(unrelated(scene(seed)))[0] for seed in range(3)])
+    other = over_seeds([attack(unrelated(scene(seed)))[0] for seed in range(8)])  # by three the share of exact labels is known to 0.2 only
     assert {cell.status for cell in other.values()} == {"at_baseline"}
 
 
