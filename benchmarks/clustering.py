@@ -55,7 +55,8 @@ KINDS: dict[str, Callable[[int], dict[str, Any]]] = {
     "one group": lambda classes: {},
     "continuum": lambda classes: {"partition": "dirichlet", "alpha": 1.0},
 }
-"""What groups differ in; takes the number of classes and gives keys of a `DataSpec`. The last two have no groups."""
+"""What groups differ in; takes the number of classes and gives keys of a `DataSpec`."""
+WITHOUT_GROUPS = ("one group", "continuum")
 CLASSES = {"emnist_letters": 26}
 
 
@@ -107,7 +108,7 @@ def run(people: Population, algorithm: Algorithm, share: float, rounds: int, see
     placed = dict(zip(described["clustering"].clients, described["clustering"].labels, strict=True))
     labels = [placed.get(one.id, -1 - number) for number, one in enumerate(people.clients)]
     answer = described.get("answer", "" if described.get("clear", True) else "no clear structure")
-    return labels, str(answer), described.get("p", "")
+    return labels, str(answer), described.get("p", described.get("p_at_least", ""))
 
 
 def folds_of(people: Population, seed: int) -> Array:
@@ -178,9 +179,10 @@ def cell(scene: Scene, method: str, people: Population) -> dict[str, Any]:
     began = time.process_time()
     with threadpool_limits(1):
         labels, answer, p = METHODS[method](people, scene.seed)
+    truth = [0] * len(people.groups) if scene.kind in WITHOUT_GROUPS else people.groups
     return {
         "data": scene.data, "kind": scene.kind, "clients": scene.clients, "samples": scene.samples, "seed": scene.seed, "method": method,
-        "groups": len(set(people.groups)), "found": len(set(labels)), "ari": round(ari(people.groups, labels), 4), "answer": answer, "p": p,
+        "groups": len(set(truth)), "found": len(set(labels)), "ari": round(ari(truth, labels), 4), "answer": answer, "p": p,
         "seconds": round(time.process_time() - began, 2),
     }  # fmt: skip
 
