@@ -43,6 +43,8 @@ def short_list(play: Play) -> Guess:
 
 def late_nonces(play: Play) -> Guess:
     """An accomplice's nonce is chosen when all others are open, so that the victim's bucket has no honest client besides."""
+    if not play.identities:
+        return Guess(None, "update", play.honest, "no accomplices")
     dealt = Dealing(play, play.fed.clients, play.dealings)
     dealt.commit()
     dealt.open()
