@@ -17,7 +17,7 @@ from ...contract.handles import Held, HeldKey
 from ...experiments.config import Config
 from ...federation import messages as m
 from ...federation.values import trace
-from ...federation.work import request_digest as told
+from ...federation.work import request_digest
 from ...tasks.training import Train
 from ...types import Array
 from .outcome import ActiveAttack, Guess
@@ -115,7 +115,9 @@ def opened_by_another(play: Play) -> Guess:
         if clients:
             layout = [["update", play.scene.model.dtype.str, [dimension]]]
             held = Held(HeldKey("opened"), clients, ("update",))
-            play.fed.know(held.key, {"number": NUMBER, "layout": layout, "models": [[one, trace([told(ask)]).hex()] for one in clients]})
+            play.fed.know(
+                held.key, {"number": NUMBER, "layout": layout, "models": [[one, trace([request_digest(ask)]).hex()] for one in clients]}
+            )
             summed = play.sum(held, clients)
             guess = None if summed is None else -summed.total / len(summed.survivors)
     return Guess(guess, "update")
