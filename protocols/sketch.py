@@ -5,6 +5,7 @@ step before a protection (a Haar rotation, encryption), for vectors too long for
 """
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from .entropy import derive, keystream
 
-__all__ = ["Sketch", "public_seed", "sketch"]
+__all__ = ["Sketch", "public_seed", "public_sketch", "sketch"]
 
 _CHUNK = 1 << 20
 
@@ -78,3 +79,9 @@ def sketch(seed: bytes, dimension: int, size: int) -> Sketch:
         buckets[start:stop] = (words >> np.uint64(1)) % np.uint64(size)
         signs[start:stop] = 1 - 2 * (words & np.uint64(1)).astype(np.int8)
     return Sketch(dimension, size, buckets, signs)
+
+
+@lru_cache(maxsize=2)
+def public_sketch(purpose: str, seed: int, dimension: int, size: int) -> Sketch:
+    """The sketch for a purpose that everybody makes of a public number; the last two are kept."""
+    return sketch(public_seed(purpose, seed), dimension, size)

@@ -237,31 +237,32 @@ def groups_given(crowd: Crowd, k: int, rng: Stream) -> Groups:
     return Groups(ordered_labels(cut_tree(tree, n_clusters=[k]).ravel()), (node,))
 
 
-def distances_to_groups(gram: Gram, newcomers: Sequence[int], labels: Array, k: int) -> Array:
-    """The cross-fitted squared distances (newcomers, k) of clients to the means of groups: unbiased, whatever the clients' sizes.
+def distances_to_groups(gram: Gram, newcomers: Sequence[int], labels: Array, k: int, traces: Array) -> Array:
+    """The squared distances (newcomers, k) of clients to the means of groups: unbiased, whatever the clients' sizes.
 
-    `newcomers` are positions in `gram`, of two folds each; the clients before them have `labels` (−1: in no group).
+    `newcomers` are positions in `gram`, of two folds each; the clients before them have `labels` (−1: in no group). Clients may have one
+    vector each instead, of which `traces` (n,) has the noise E|error|².
     """
     old = np.arange(len(labels))
     member = np.array([labels == group for group in range(k)], np.float64)  # (k, old)
     member /= np.maximum(member.sum(1, keepdims=True), 1.0)
-    within = np.array([_fold_product(gram, old[labels == group]) for group in range(k)])
+    within = np.array([_fold_product(gram, old[labels == group], traces) for group in range(k)])
     found = np.empty((len(newcomers), k))
     for place, newcomer in enumerate(newcomers):
         one = slice(newcomer, newcomer + 1)
         own = np.asarray(gram.block(one, one), np.float64)[0, :, 0, :]
-        others = np.asarray(gram.block(one, slice(0, len(labels))), np.float64)[0]  # (2, old, 2)
-        towards = member @ (others[0, :, 1] + others[1, :, 0])
-        found[place] = own[0, 1] - towards + within
+        others = np.asarray(gram.block(one, slice(0, len(labels))), np.float64)[0]  # (p, old, p)
+        towards = member @ (others[0, :, -1] + others[-1, :, 0])
+        found[place] = own[0, -1] - (traces[newcomer] if gram.p == 1 else 0.0) - towards + within
     return found
 
 
-def _fold_product(gram: Gram, members: Array) -> float:
-    """⟨ā, b̄⟩ of the fold means of a group, which is unbiased for the squared norm of its true mean."""
+def _fold_product(gram: Gram, members: Array, traces: Array) -> float:
+    """⟨ā, b̄⟩ of the fold means of a group, which is unbiased for the squared norm of its true mean; of single vectors less their noise."""
     total = 0.0
     for one in members:
         block = np.asarray(gram.block(slice(int(one), int(one) + 1), slice(0, int(members.max()) + 1)), np.float64)[0]
-        total += float(block[0, members, 1].sum())
+        total += float(block[0, members, -1].sum()) - (traces[one] if gram.p == 1 else 0.0)
     return total / max(1, len(members)) ** 2
 
 

@@ -14,7 +14,7 @@ from ..types import Array, check_array
 
 __all__ = [
     "MEASURES", "ZERO_BELOW", "Gram", "Measure", "SimilarityMatrix", "angle_rows", "angles", "cosines", "drowned", "least_norm",
-    "principal_angles", "without_noise",
+    "principal_angles", "projectors", "without_noise",
 ]  # fmt: skip
 
 Measure = Literal["smallest_angle", "corresponding_angles", "sum_of_angles", "chordal"]
@@ -204,6 +204,25 @@ def drowned(squares: Array, error: float) -> bool:
 def least_norm(error: float) -> float:
     """The norm below which `drowned` counts a vector."""
     return float(np.sqrt(DROWNED_BELOW * error))
+
+
+def projectors(gram: Gram, p: int) -> Gram:
+    """The Gram of subspaces: of each client's vectors every p span one, and ⟨P, Q⟩ / p = ‖UᵀV‖² / p is the product of two projections.
+
+    A projection has norm 1 then, and the squared distance of two is 2 / p times the sum of the squared sines of their principal angles.
+
+    Raises `InputError` for a number of vectors that p does not divide.
+    """
+    if p < 1 or gram.p % p:
+        raise InputError(f"projectors: clients gave {gram.p} vectors each, which are no subspaces of {p}")
+    folds = gram.p // p
+
+    def block(rows: slice, cols: slice) -> Array:
+        whole = np.asarray(gram.block(rows, cols), np.float64)
+        parts = whole.reshape(len(whole), folds, p, whole.shape[2], folds, p)
+        return np.asarray(np.einsum("iapjbq,iapjbq->iajb", parts, parts) / p)
+
+    return Gram(gram.clients, folds, block, 2 * gram.error / np.sqrt(p))
 
 
 def principal_angles(u: Array, v: Array) -> Array:

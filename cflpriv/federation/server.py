@@ -133,7 +133,9 @@ class FederationServer(ServerState):
         if part is not None:
             self.bare.up([zeros_of(part)], copies=len(clients))
         try:
-            return self._comparisons.gram(held, known.number, clients, then, against, record, () if part is None else part.shape)
+            return self._comparisons.gram(
+                held, known.number, clients, self._ledger.told(then), against, record, () if part is None else part.shape
+            )
         finally:
             self.protection_seconds += perf_counter() - began
 

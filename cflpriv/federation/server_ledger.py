@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from ..contract.calls import SumCall
 from ..contract.handles import Held
+from ..contract.operations import Then
 from ..engine import Task
 from ..errors import InputError
 from ..privacy.receipts import PrivacyLedger, sources
@@ -35,6 +36,11 @@ class ServerLedger:
         if not self._accounts.harmless(private, self._accounts.noise.relation):
             raise InputError(f"compute: {type(task).__name__} has no noise here; clients that demand privacy refuse to compute it")
         return private, m.NoisySteps(**vars(self._accounts.noise))
+
+    def told(self, then: Then) -> Then:
+        """What is run on a Gram, told the noise in the vectors where it asks for it (`private`)."""
+        make = getattr(then, "private", None)
+        return then if self._accounts is None or make is None else make(self._accounts.noise)
 
     def enter(self, held: Held, task: Task, given: TaskParameters) -> None:
         """Note what releasing the results of a task costs."""

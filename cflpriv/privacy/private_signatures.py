@@ -12,17 +12,20 @@ import torch
 
 from ..engine import TaskInput
 from ..engine.models import Model
-from ..engine.sample_gradients import gradients_by_sample
+from ..engine.sample_gradients import gradients_by_sample, sample_gradients
 from ..errors import InputError
 from ..protocols.entropy import Entropy
 from ..protocols.events import Event, GaussianEvent
 from ..protocols.mechanisms import gaussian_sum, second_moment
+from ..protocols.sketch import public_sketch
 from ..randomness import stream
 from ..types import Array, Parts
 from .settings import secret_of
 
 __all__ = [
     "NoisyGradient",
+    "NoisyMeanGradient",
+    "NoisyMoment",
     "NoisyPrincipalVectors",
     "noisy_principal_vectors",
     "noisy_sum",
@@ -172,3 +175,85 @@ class NoisyGradient:
         sketched = torch.cat(rows).double().numpy() * np.sqrt(dimension / size)
         # a gradient that no norm bounds contributes nothing: to fail for it would reveal one sample
         return np.asarray(np.where(np.isfinite(sketched).all(axis=1, keepdims=True), sketched, 0.0))
+
+
+@dataclass(frozen=True)
+class NoisyMeanGradient:
+    """The private form of `FoldGradients`: per sample, sketch, scale to norm 1; then sum, then noise, over a public number of `samples`.
+
+    Part: "folds" (D,) float64, D = `sketch_dim`, or the model's length if that is smaller or no sketch is asked. One vector, not two: its
+    law of noise is public, so no halves need to show it, and all of the budget is in it. Sketched before it is scaled, since a sketch does
+    not keep norms; a gradient that is zero or not finite adds nothing.
+
+    Guarantee: that of one `GaussianEvent` at the sample level (sensitivity 1 under "add_remove", 2 under "replace_one"). Reveals: the mean
+    direction of the client's gradients up to the noise. Source: Abadi et al. 2016, for the bounded sum.
+    """
+
+    model: Model
+    sketch_dim: int
+    noise_multiplier: float
+    relation: Relation
+    samples: int
+    seed: int
+
+    parts: ClassVar[Parts] = {"folds": "compared"}
+    keeps: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def events(self) -> dict[str, Event]:
+        return {"gradient": sum_event(self.noise_multiplier, 1.0, self.relation)}
+
+    @property
+    def covers(self) -> dict[str, tuple[str, ...]]:
+        return {"folds": ("gradient",)}
+
+    def run(self, given: TaskInput) -> dict[str, Array]:
+        dimension = self.model.dimension
+        short = public_sketch("crossfit", self.seed, dimension, self.sketch_dim) if 0 < self.sketch_dim < dimension else None
+        rows = []
+        for block in sample_gradients(self.model, given.array("model"), given.data):
+            whole = block.double().numpy()
+            whole = np.where(np.isfinite(whole).all(axis=1, keepdims=True), whole, 0.0)
+            rows.append(whole if short is None else short.apply(whole))
+        total = noisy_sum(unit_rows(np.concatenate(rows)), 1.0, self.noise_multiplier, self.relation, given, "folds")
+        return {"folds": total / self.samples}
+
+    def cost(self, given: TaskInput) -> int:
+        return len(given.data.y_train)
+
+
+@dataclass(frozen=True)
+class NoisyMoment:
+    """The noisy second moment of a client's samples, itself in place of its eigenvectors: sketch, scale to norm 1, sum x xᵀ, noise.
+
+    Part: "signature" (r (r + 1) / 2,) float64, r = `sketch_dim`, or the length of a sample: the upper triangle, with √2 off the diagonal so
+    that products are those of the matrices, over a public number of `samples`.
+
+    Guarantee: that of one `GaussianEvent` at the sample level (sensitivity 1 under "add_remove", √2 under "replace_one"). Reveals: the main
+    directions of the client's data up to the noise. Source: Dwork et al. 2014, Algorithm 1.
+    """
+
+    sketch_dim: int
+    noise_multiplier: float
+    relation: Relation
+    samples: int
+    seed: int
+
+    parts: ClassVar[Parts] = {"signature": "compared"}
+    keeps: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def events(self) -> dict[str, Event]:
+        sensitivity = 1.0 if self.relation == "add_remove" else float(np.sqrt(2))
+        return {"moment": GaussianEvent(self.noise_multiplier, sensitivity, self.relation, "sample")}
+
+    @property
+    def covers(self) -> dict[str, tuple[str, ...]]:
+        return {"signature": ("moment",)}
+
+    def run(self, given: TaskInput) -> dict[str, Array]:
+        x = given.data.x_train.reshape(len(given.data.x_train), -1).astype(np.float64)
+        x = unit_rows(x @ sketch_directions(self.seed, x.shape[1], self.sketch_dim))
+        moment = second_moment(x, self.noise_multiplier, self.relation, "sample", secret_of(given, "signature")).value
+        upper = np.triu_indices(len(moment))
+        return {"signature": moment[upper] * np.where(upper[0] == upper[1], 1.0, np.sqrt(2)) / self.samples}

@@ -1,8 +1,7 @@
 """The signature of cross-fitted clustering: a client's mean gradient, over each of two random halves of its data."""
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -11,9 +10,13 @@ from ..engine import TaskInput
 from ..engine.models import Model
 from ..engine.sample_gradients import sample_gradients
 from ..errors import InputError
-from ..protocols.sketch import Sketch, public_seed, sketch
+from ..protocols.sketch import public_sketch
 from ..randomness import Stream
 from ..types import Array, Parts
+
+if TYPE_CHECKING:
+    from ..privacy.private_signatures import NoisyMeanGradient
+    from ..privacy.settings import Noise
 
 __all__ = ["FOLDS", "FoldGradients", "fold_weights"]
 
@@ -65,6 +68,15 @@ class FoldGradients:
     parts: ClassVar[Parts] = {"folds": "compared"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
+    def private(self, noise: "Noise") -> "NoisyMeanGradient":
+        """One noisy vector in place of two folds, under sample-level differential privacy.
+
+        All samples count alike in it: labels counted alike would have four times the noise.
+        """
+        from ..privacy.private_signatures import NoisyMeanGradient
+
+        return NoisyMeanGradient(self.model, noise.sketch_dim, noise.signature, noise.relation, noise.samples, self.seed)
+
     def run(self, given: TaskInput) -> dict[str, Array]:
         data = given.data
         try:
@@ -78,8 +90,10 @@ class FoldGradients:
             total += (torch.from_numpy(factors).to(block.dtype) @ torch.nan_to_num(block, 0.0, 0.0, 0.0)).double()
             at += len(block)
         folds = total.numpy()
-        small = self.model.dimension <= self.sketch
-        return {"folds": folds if small else np.asarray(_sketch(self.seed, self.model.dimension, self.sketch).apply(folds))}
+        dimension = self.model.dimension
+        if dimension <= self.sketch:
+            return {"folds": folds}
+        return {"folds": np.asarray(public_sketch("crossfit", self.seed, dimension, self.sketch).apply(folds))}
 
     def cost(self, given: TaskInput) -> int:
         return len(given.data.y_train)
@@ -90,8 +104,3 @@ def _inverse_norms(block: torch.Tensor) -> Array:
     norms = torch.linalg.vector_norm(block.double(), dim=1).numpy()
     usable = np.isfinite(norms) & (norms > SMALLEST)
     return np.where(usable, 1.0 / np.where(usable, norms, 1.0), 0.0)
-
-
-@lru_cache(maxsize=2)
-def _sketch(seed: int, dimension: int, size: int) -> Sketch:
-    return sketch(public_seed("crossfit", seed), dimension, size)

@@ -90,11 +90,25 @@ def test_distances_to_groups_equal_brute_force(seed: int, k: int) -> None:
     rng = np.random.default_rng(seed)
     folds = rng.normal(size=(9, 2, 4))
     labels = np.arange(6) % k
-    found = distances_to_groups(gram_of(folds), range(6, 9), labels, k)
+    found = distances_to_groups(gram_of(folds), range(6, 9), labels, k, np.zeros(9))
     for row, one in enumerate(range(6, 9)):
         for group in range(k):
             (a, b), (ca, cb) = folds[one], folds[:6][labels == group].mean(0)
             assert found[row, group] == pytest.approx((a - ca) @ (b - cb))
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**20), k=st.integers(1, 3))
+def test_distances_of_single_vectors_have_their_noise_taken_off(seed: int, k: int) -> None:
+    rng = np.random.default_rng(seed)
+    vectors, traces = rng.normal(size=(9, 1, 4)), rng.random(9)
+    labels = np.arange(6) % k
+    found = distances_to_groups(gram_of(vectors), range(6, 9), labels, k, traces)
+    for row, one in enumerate(range(6, 9)):
+        for group in range(k):
+            at = labels == group
+            noise = traces[one] + traces[:6][at].sum() / at.sum() ** 2
+            assert found[row, group] == pytest.approx(((vectors[one, 0] - vectors[:6, 0][at].mean(0)) ** 2).sum() - noise)
 
 
 def test_what_cannot_be_compared_is_refused() -> None:

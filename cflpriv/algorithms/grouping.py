@@ -1,0 +1,199 @@
+"""Groups by the test of `clustering.group_test`, for every algorithm that compares what two random halves of a client's data give.
+
+The algorithm has its clients compute a value of two folds, and passes `FindGroups` to `gram`. Newcomers are placed by `JoinGroups`.
+
+Three kinds of values can be tested. Two vectors a client: the means of its samples' vectors over each half. 2p vectors: bases of two
+subspaces, one for each half, which are compared by their projections (`subspaces` = p). Under sample-level privacy one noisy vector, whose
+law of noise is public (`FindGroups.private`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..clustering.cuts import merge_small
+from ..clustering.group_test import (
+    LEAST_TESTED,
+    LOOK,
+    Crowd,
+    Groups,
+    bounded,
+    crowd_of_folds,
+    crowd_of_vectors,
+    distances_to_groups,
+    groups_given,
+    groups_of,
+)
+from ..clustering.similarity import Gram, projectors
+from ..contract.handles import Held
+from ..contract.operations import Federation, GramView, Results
+from ..errors import InputError
+from ..privacy.settings import Noise
+from ..randomness import stream
+from ..types import Array, Clustering
+
+__all__ = ["ALPHA", "DRAWS", "FindGroups", "FoundGroups", "JoinGroups", "check_test", "find_groups"]
+
+ALPHA, DRAWS = 0.01, 499
+LONGEST_HONEST = 2.0
+"""The squared norm of a sketched mean of vectors of norm 1 is below this: a sketch errs by √(2 / its size)."""
+DEVIATIONS = 10.0
+"""A squared norm of noise is longer than expected by less than so many standard deviations."""
+
+
+def check_test(alpha: float, draws: int) -> None:
+    """Raises `InputError` for a level that is none, and for fewer draws than can show it."""
+    if not 0 < alpha < 1:
+        raise InputError(f"algorithm.alpha: {alpha} is outside (0, 1)")
+    least = max(1, int(np.ceil(1 / alpha - 1e-9)) - 1)
+    if draws < least:
+        raise InputError(f"algorithm.draws: {draws} draws cannot show a level of {alpha:g}; take at least {least}")
+
+
+@dataclass(frozen=True)
+class FindGroups:
+    """Public code run where the Gram may be seen: the test of all clients, and of each group found.
+
+    `k`: the number of groups, which is then not tested. `subspaces`: the number of vectors that span a fold's subspace; 0 for folds of one
+    vector. `numbers`: the length of what a private vector is sketched from. `sigma`, `dimensions`, `samples`: the law of a private vector,
+    a mean over so many samples with noise of standard deviation `sigma` on each number; set by `private`.
+
+    Result: labels and k; the number of groups `found` before small ones were merged; of the first test how far it went (`stage`: 0 not
+    tested, 1 no direction of difference, 2 ended at a first look, 3 all draws), the number of `directions`, and how many crowds without
+    groups looked as grouped (`exceeding`, at most the number of clients: only small numbers are released). Evidence: distances, the first
+    test's spectrum, edge and tree, and every test.
+    """
+
+    results: ClassVar[Results] = {"labels": "all", "k": "one", "directions": "one", "exceeding": "one", "stage": "one", "found": "one"}
+
+    alpha: float = ALPHA
+    draws: int = DRAWS
+    k: int | None = None
+    seed: int = 0
+    at_least: int = 1
+    subspaces: int = 0
+    numbers: int = 0
+    sigma: float = 0.0
+    dimensions: int = 0
+    samples: int = 0
+
+    def private(self, noise: Noise) -> "FindGroups":
+        """The same for the private form of the folds: a noisy mean of vectors of norm 1, or with `subspaces` of second moments."""
+        size = noise.sketch_dim if 0 < noise.sketch_dim < self.numbers else self.numbers
+        by_relation = {"add_remove": 1.0, "replace_one": float(np.sqrt(2)) if self.subspaces else 2.0}
+        return replace(
+            self, subspaces=0, sigma=noise.signature * by_relation[noise.relation] / noise.samples,
+            dimensions=size * (size + 1) // 2 if self.subspaces else size, samples=noise.samples,
+        )  # fmt: skip
+
+    def __call__(self, view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        crowd, rng = self.crowd(self.comparable(view.gram)), stream(self.seed, "crossfit")
+        groups = groups_of(crowd, rng, alpha=self.alpha, draws=self.draws) if self.k is None else groups_given(crowd, self.k, rng)
+        squares = _squared_distances(crowd)
+        labels = merge_small(groups.labels, squares, self.at_least)
+        view.memory["labels"] = labels
+        result = {"labels": labels, "k": int(labels.max()) + 1, "found": groups.k, "stage": 0, "directions": 0, "exceeding": 0}
+        for first in groups.nodes[:1]:
+            stage = 1 if not first.directions else 2 if first.draws < self.draws else 3
+            result |= {"stage": stage, "directions": first.directions, "exceeding": min(first.exceeding, view.gram.n)}
+        return result, _evidence(view.gram.clients, squares, groups)
+
+    def comparable(self, gram: Gram) -> Gram:
+        """The Gram of what is tested, where no vector is longer than an honest one's."""
+        if self.subspaces:
+            return bounded(projectors(gram, self.subspaces), LONGEST_HONEST)
+        noise = self.dimensions * self.sigma**2
+        return bounded(gram, LONGEST_HONEST + noise * (1 + DEVIATIONS * np.sqrt(2 / max(1, self.dimensions))))
+
+    def crowd(self, gram: Gram) -> Crowd:
+        """The crowd of a comparable Gram."""
+        if not self.sigma:
+            return crowd_of_folds(gram)
+        return crowd_of_vectors(gram, self.traces(gram), self.dimensions)
+
+    def traces(self, gram: Gram) -> Array:
+        """The noise (n,) of clients of one private vector each: what was added, and that of a mean of samples of norm 1."""
+        added = self.dimensions * self.sigma**2
+        squares = np.array([gram.block(slice(i, i + 1), slice(i, i + 1)).item() for i in range(gram.n)])
+        true = np.clip((squares - added - 1 / self.samples) / (1 - 1 / self.samples), 0.0, 1.0) if self.samples > 1 else np.zeros(gram.n)
+        return np.asarray(added + (1 - true) / self.samples)
+
+
+@dataclass(frozen=True)
+class JoinGroups:
+    """Each newcomer joins the group whose mean is nearest to it, by unbiased distances. Result: the newcomers' labels."""
+
+    results: ClassVar[Results] = {"labels": "new"}
+
+    by: FindGroups
+
+    def private(self, noise: Noise) -> "JoinGroups":
+        """The same for private folds."""
+        return JoinGroups(self.by.private(noise))
+
+    def __call__(self, view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        labels: Array = view.memory["labels"]
+        fresh = range(view.gram.n - len(view.new), view.gram.n)
+        gram = self.by.comparable(view.gram)
+        traces = self.by.traces(gram) if self.by.sigma else np.zeros(gram.n)
+        squares = distances_to_groups(gram, fresh, labels, int(labels.max()) + 1, traces)
+        return {"labels": squares.argmin(1)}, {"squared_distance": squares}
+
+
+def _squared_distances(crowd: Crowd) -> Array:
+    """The unbiased squared distances (n, n) of the clients' true means; values below 0 are right."""
+    own = np.diag(crowd.products)
+    squares = -2 * crowd.products
+    squares += own[:, None]
+    squares += own[None, :]
+    np.fill_diagonal(squares, 0.0)
+    return np.asarray(squares)
+
+
+def _evidence(clients: tuple[int, ...], squares: Array, groups: Groups) -> dict[str, Any]:
+    evidence: dict[str, Any] = {"clients": clients, "distance": np.sqrt(np.maximum(squares, 0.0))}
+    tests = [
+        {"clients": [clients[at] for at in node.members], "directions": node.directions, "k": node.k, "p": node.p, "level": node.level}
+        for node in groups.nodes
+    ]
+    if groups.nodes:
+        first = groups.nodes[0]
+        evidence |= {"spectrum": first.spectrum, "edge": first.edge} | ({} if first.tree is None else {"tree": first.tree})
+    return evidence | {"tests": tests}
+
+
+@dataclass(frozen=True)
+class FoundGroups:
+    """What `find_groups` found: the clustering, what a run says of it, and the evidence where the release allows it."""
+
+    clustering: Clustering
+    notes: Mapping[str, Any]
+    evidence: Mapping[str, Any] | None
+
+
+def find_groups(federation: Federation, held: Held, find: FindGroups) -> FoundGroups:
+    """Have the groups found of clients that hold folds.
+
+    `notes`: "rule", "clear" (whether there are groups) and, where there was a test, its "answer" ("all alike", "no clear groups", "groups",
+    or why there was none), "directions", and "p" or "p_at_least".
+    """
+    released = federation.gram(held, then=replace(find, at_least=federation.merge_below))
+    found = released.result
+    clustering = Clustering(held.clients, tuple(int(label) for label in found["labels"]), int(found["k"]))
+    return FoundGroups(clustering, _notes(find, found, len(held.clients)), released.evidence)
+
+
+def _notes(find: FindGroups, found: Mapping[str, Any], clients: int) -> dict[str, Any]:
+    """What a run says of how its groups were found. A count at its cap gives a p-value from below."""
+    if find.k is not None:
+        return {"rule": f"k = {find.k}", "clear": True}
+    stage, directions, exceeding = (int(found[name]) for name in ("stage", "directions", "exceeding"))
+    several = "groups" if int(found["found"]) > 1 else "no clear groups"
+    answer = (f"not tested: fewer than {LEAST_TESTED} clients", "all alike", several, several)[stage]
+    notes: dict[str, Any] = {"rule": f"test at level {find.alpha:g}", "clear": answer == "groups", "answer": answer}
+    if stage < 2:
+        return notes
+    p = (1 + exceeding) / (1 + (min(LOOK, find.draws) if stage == 2 else find.draws))
+    return notes | {"directions": directions, "p" if exceeding < clients else "p_at_least": p}
