@@ -6,6 +6,7 @@ pairs; above 1 ours is quicker), low, high, floor, stretch, against, note. Argum
 `python -m benchmarks federation` compares the federation with an old commit, in a table of its own: see `federation`.
 `python -m benchmarks robustness` measures what bad clients do, with and without robust means: see `robustness`.
 `python -m benchmarks clustering` measures which methods find the groups with their defaults: see `clustering`.
+`python -m benchmarks scale` measures what the test for groups costs the server with 1,000 and 10,000 clients: see `scale`.
 """
 
 import json
@@ -19,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from . import attacks, ckks, clustering, engine, federation, flower, peers, privacy, robustness, secagg
+from . import attacks, ckks, clustering, engine, federation, flower, peers, privacy, robustness, scale, secagg
 
 COMPARISONS = {
     **engine.COMPARISONS, **secagg.COMPARISONS, **ckks.COMPARISONS, **peers.COMPARISONS, **privacy.COMPARISONS, **attacks.COMPARISONS,
@@ -60,10 +61,9 @@ def compared(words: list[str]) -> list[dict[str, Any]]:
 
 
 def main(words: list[str]) -> int:
-    if words[:1] == ["robustness"]:
-        return robustness.main(words[1:])
-    if words[:1] == ["clustering"]:
-        return clustering.main(words[1:])
+    tables = {"robustness": robustness.main, "clustering": clustering.main, "scale": scale.main}
+    if words and words[0] in tables:
+        return tables[words[0]](words[1:])
     alone = words[:1] == ["federation"]
     rows = [] if alone else compared(words)
     beside, code = federation.main(words[1:] if alone else ["--quick"]) if alone or not words else ([], 0)
