@@ -45,6 +45,10 @@ DENSE = 400
 SINGLE_ABOVE = 4096
 """More clients' products are kept in float32: three matrices (n, n) of 10,000 clients are 1.2 GB. Their sums are made in float64."""
 ROWS_AT_ONCE = 128
+LEADING = 8
+"""So many leading eigenvalues are asked for first."""
+TOLERANCE_OF_EDGE, TOLERANCE_OF_DRAWS = 1e-3, 1e-4
+"""Relative errors of Lanczos in simulated crowds. Those of eigenvalues that stand apart are far smaller; the data's own have none."""
 MEDIAN_OF_SEMICIRCLE = 0.404
 """The median distance of noise eigenvalues from zero, as a share of the largest (Wigner's semicircle)."""
 ROUNDING = 1e-9
@@ -288,7 +292,7 @@ def _tested(crowd: Crowd, members: Array, level: float, draws: int, rng: Stream)
     null_breaks, null_left = np.empty((draws, most - 1)), np.empty((draws, most - 1))
     k, exceeding, done = 1, 0, 0
     for done in range(1, draws + 1):
-        values_, vectors_ = _above(_simulated(crowd, law, signal, rng), n, edge)
+        values_, vectors_ = _above(_simulated(crowd, law, signal, rng), n, edge, r + 2, TOLERANCE_OF_DRAWS)
         count = max(1, int((values_ > edge).sum()))
         _, null_breaks[done - 1], null_left[done - 1] = _curves(_coordinates(values_[:count], vectors_[:, :count], edge), most)
         if done in (min(LOOK, draws), draws):
@@ -319,7 +323,7 @@ def _edge(crowd: Crowd, rng: Stream) -> float:
     """The largest eigenvalue that noise alone gives: if it is spread evenly (the 95 % quantile of draws), or has favourite directions."""
     n, mean = len(crowd.traces), float(crowd.traces.mean())
     law, none = _Noise(np.zeros(0), mean, _dimensions(mean, crowd.spread, n)), np.zeros(0)
-    largest = [_leading(_simulated(crowd, law, none, rng), n, 1)[0][0] for _ in range(EDGE_DRAWS)]
+    largest = [_leading(_simulated(crowd, law, none, rng), n, 1, TOLERANCE_OF_EDGE)[0][0] for _ in range(EDGE_DRAWS)]
     # what rounding makes of equal products is no difference, however small the noise
     rounding = n * 100 * float(np.finfo(crowd.products.dtype).eps) * float(np.abs(np.diag(crowd.products)).max())
     edge = max(float(np.quantile(largest, EDGE_LEVEL)), rounding)
@@ -374,7 +378,7 @@ def _centred(matrix: Array) -> Array:
     return np.asarray(matrix - rows[:, None] - rows[None, :] + rows.mean())
 
 
-def _leading(of: Operator, n: int, count: int) -> tuple[Array, Array]:
+def _leading(of: Operator, n: int, count: int, tolerance: float = 0.0) -> tuple[Array, Array]:
     """The `count` largest eigenvalues, or all of a small matrix, and their vectors as columns; the largest first."""
     times, whole = of
     if n <= DENSE or count >= n // 2:
@@ -384,18 +388,17 @@ def _leading(of: Operator, n: int, count: int) -> tuple[Array, Array]:
         if not times(start).any():
             return np.zeros(count), np.eye(n, count)
         try:
-            values, vectors = eigsh(LinearOperator((n, n), matvec=times, dtype=np.float64), k=count, which="LA", v0=start)
+            values, vectors = eigsh(LinearOperator((n, n), matvec=times, dtype=np.float64), k=count, which="LA", v0=start, tol=tolerance)
         except ArpackError:
             values, vectors = np.linalg.eigh(whole())
     order = np.argsort(values)[::-1]
     return np.asarray(values[order]), np.asarray(vectors[:, order])
 
 
-def _above(of: Operator, n: int, edge: float) -> tuple[Array, Array]:
+def _above(of: Operator, n: int, edge: float, count: int = LEADING, tolerance: float = 0.0) -> tuple[Array, Array]:
     """Leading eigenvalues and vectors, with all above the edge among them."""
-    count = 8
     while True:
-        values, vectors = _leading(of, n, count)
+        values, vectors = _leading(of, n, count, tolerance)
         if values[-1] <= edge or len(values) >= n // 2:
             return values, vectors
         count *= 2
