@@ -82,18 +82,27 @@ def _same(client: ClientData, context: Context, tables: dict[str, Any]) -> Clien
 
 class DyingGrid(FakeGrid):
     """A grid in this process whose nodes die just when they would get the n-th message of a stage; they are back when nodes are next asked
-    for.
+    for. `key_holder`: a node beside those of the clients holds the keys of encrypted similarity.
     """
 
-    def __init__(self, folder: Path, scene: Population, protection: str, plan: Mapping[tuple[str, int], Iterable[int]]) -> None:
-        write_identities(folder / "keys", len(scene.clients), public_entropy(str(folder)))
+    def __init__(
+        self, folder: Path, scene: Population, protection: str, plan: Mapping[tuple[str, int], Iterable[int]], key_holder: bool = False
+    ) -> None:
+        write_identities(folder / "keys", len(scene.clients), public_entropy(str(folder)), key_holder=key_holder)
         configs = {}
         for client in scene.clients:
             path = folder / f"client{client.id}.toml"
             files = f'identity = "keys/client{client.id}.key"\nroster = "keys/roster.txt"\nstate = "state{client.id}"\n'
             path.write_text(f"{files}[protection]\n{protection}\n")
             configs[client.id] = {"settings": str(path)}
-        super().__init__({client.id: client_app(partial(_same, client)) for client in scene.clients}, configs)
+        apps = {client.id: client_app(partial(_same, client)) for client in scene.clients}
+        if key_holder:
+            path, node = folder / "key-holder.toml", 1 + max(apps)
+            files = 'role = "key-holder"\nidentity = "keys/key-holder.key"\nroster = "keys/roster.txt"\nstate = "state-holder"\n'
+            path.write_text(f"{files}[protection]\n{protection}\n")
+            configs[node] = {"settings": str(path)}
+            apps[node] = client_app(partial(_same, scene.clients[0]))  # it has no data, and nobody asks it for any
+        super().__init__(apps, configs)
         self.plan, self.seen = dict(plan), dict.fromkeys(("enrol",), 0)
 
     def get_node_ids(self) -> Iterable[int]:

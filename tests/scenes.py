@@ -43,6 +43,22 @@ def population(
     return Population("synthetic/gaussian_clusters", tuple(clients), labels, classes, (0.0,) * channels, (1.0,) * channels, notes)
 
 
+def continuum(clients: int = 16, seed: int = 0, *, samples: int = 60, classes: int = 3, length: int = 8, spread: float = 1.5) -> Population:
+    """Clients that vary continuously: the samples of each, unit Gaussians around a centre a class, are moved by its own Gaussian vector.
+
+    The vectors lie in a plane, with standard deviation `spread` along two fixed directions. All clients are in true group 0.
+    """
+    rng = np.random.default_rng(seed)
+    centres, plane = 2 * rng.standard_normal((classes, length)), rng.standard_normal((2, length))
+    made = []
+    for client in range(clients):
+        moved = rng.standard_normal(2) * spread @ plane
+        y = rng.integers(classes, size=samples + 20)
+        x = (centres[y] + moved + rng.standard_normal((len(y), length))).astype(np.float32)
+        made.append(ClientData(client, x[:samples], y[:samples], x[samples:], y[samples:]))
+    return Population("synthetic/continuum", tuple(made), (0,) * clients, classes, (0.0,), (1.0,), ("synthetic data: a continuum",))
+
+
 def model(scene: Population, dtype: Any = "float64") -> Model:
     return Model("linear", scene.shape, scene.classes, dtype=dtype)
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "Evidence", "Series", "brackets", "by_clusters", "clients_picture", "dendrogram", "heatmap", "new_figure", "recovered_images",
-    "roc_curves", "rounds_picture", "shrunk", "style", "uri",
+    "Evidence", "Series", "brackets", "by_clusters", "client_ticks", "clients_picture", "dendrogram", "group_colours", "group_legend",
+    "heatmap", "leaf_order", "left_title", "new_figure", "recovered_images", "roc_curves", "rounds_picture", "shrunk", "style", "uri",
 ]  # fmt: skip
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6BB1", "#999933")
@@ -87,7 +87,7 @@ def shrunk(values: Array, side: int) -> Array:
 def heatmap(evidence: Evidence) -> str:
     """The distance matrix, clients ordered by cluster, then by the tree; lines between clusters, a strip with the true groups."""
     assert evidence.distance is not None
-    leaves = _leaves(evidence)
+    leaves = leaf_order(evidence)
     order = leaves[np.argsort(evidence.labels[leaves], kind="stable")]
     values, n = evidence.distance[np.ix_(order, order)], len(order)
     with style():
@@ -101,16 +101,16 @@ def heatmap(evidence: Evidence) -> str:
             for edge in edges[1:-1]:
                 axes.axhline(edge, color="white", linewidth=1.5)
                 axes.axvline(edge, color="white", linewidth=1.5)
-        _client_ticks(axes, evidence.clients[order])
+        client_ticks(axes, evidence.clients[order])
         strip = axes.inset_axes((-0.045, 0, 0.03, 1))
-        strip.imshow(_colours(evidence.groups)[order][:, None, :], aspect="auto", extent=(0, 1, n, 0), interpolation="none")
+        strip.imshow(group_colours(evidence.groups)[order][:, None, :], aspect="auto", extent=(0, 1, n, 0), interpolation="none")
         strip.set_xticks([])
         names = [f"cluster {label}" for label in np.unique(evidence.labels)] if len(sizes) <= 12 else []
         strip.set_yticks(((edges[:-1] + edges[1:]) / 2)[: len(names)], names, rotation=90, va="center")
         strip.tick_params(length=0)
         axes.set_yticks([])
-        _title(axes, "How far apart clients are", evidence.mark)
-        _group_legend(figure, evidence.groups)
+        left_title(axes, "How far apart clients are", evidence.mark)
+        group_legend(figure, evidence.groups)
         return uri(figure)
 
 
@@ -135,7 +135,7 @@ def dendrogram(evidence: Evidence) -> str:
     assert evidence.tree is not None
     from matplotlib.collections import LineCollection
 
-    tree, n, leaves = evidence.tree, len(evidence.clients), _leaves(evidence)
+    tree, n, leaves = evidence.tree, len(evidence.clients), leaf_order(evidence)
     look: dict[str, Any] = {"colors": INK, "linewidths": 0.6 if n > DENSE else 1.0, "rasterized": n > DENSE}
     with style():
         figure = new_figure(5.3, 5.4)
@@ -155,11 +155,11 @@ def dendrogram(evidence: Evidence) -> str:
         axes.set_ylabel(f"{evidence.unit} at which two branches merge")
         axes.set_xticks([])
         strip = axes.inset_axes((0, -0.04, 1, 0.03))
-        strip.imshow(_colours(evidence.groups)[leaves][None], aspect="auto", extent=(0, n, 1, 0), interpolation="none")
+        strip.imshow(group_colours(evidence.groups)[leaves][None], aspect="auto", extent=(0, n, 1, 0), interpolation="none")
         strip.set_yticks([])
-        _client_ticks(strip, evidence.clients[leaves])
-        _title(axes, "Which clients merge first", evidence.mark)
-        _group_legend(figure, evidence.groups)
+        client_ticks(strip, evidence.clients[leaves])
+        left_title(axes, "Which clients merge first", evidence.mark)
+        group_legend(figure, evidence.groups)
         return uri(figure)
 
 
@@ -226,7 +226,7 @@ def clients_picture(runs: Sequence[Series]) -> str:
             axes.set_xlabel("accuracy on the client's own test data, %")
         panels[0].set_yticks(range(len(runs)), [run.name for run in runs])
         panels[0].set_ylim(len(runs) - 0.45, -0.55)
-        _group_legend(figure, groups)
+        group_legend(figure, groups)
         return uri(figure)
 
 
@@ -326,18 +326,20 @@ def uri(figure: Figure) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def _title(axes: Axes, words: str, mark: str) -> None:
+def left_title(axes: Axes, words: str, mark: str) -> None:
+    """A title above the left edge, with `mark` in brackets below it."""
     axes.set_title(words if not mark else f"{words}\n({mark})", loc="left")
 
 
-def _leaves(evidence: Evidence) -> Array:
+def leaf_order(evidence: Evidence) -> Array:
     """The order of clients along the tree; without a tree, as they come."""
     if evidence.tree is None:
         return np.arange(len(evidence.clients))
     return np.asarray(hierarchy.leaves_list(evidence.tree), dtype=np.int64)
 
 
-def _client_ticks(axes: Axes, clients: Array) -> None:
+def client_ticks(axes: Axes, clients: Array) -> None:
+    """Names the columns of an axis by their `clients` (n,), or says how many there are."""
     if len(clients) <= 40:
         small = 8 if len(clients) <= 20 else 6
         names = [str(client) for client in clients]
@@ -357,7 +359,7 @@ def _palette(k: int) -> list[str]:
     return list(PALETTE[:k]) if k <= len(PALETTE) else [to_hex(colormaps["turbo"](i / (k - 1))) for i in range(k)]
 
 
-def _colours(groups: Array) -> Array:
+def group_colours(groups: Array) -> Array:
     """The RGB of each client's true group, (n, 3)."""
     from matplotlib.colors import to_rgb
 
@@ -365,7 +367,8 @@ def _colours(groups: Array) -> Array:
     return np.array([to_rgb(colour) for colour in _palette(len(known))])[inverse.reshape(-1)]
 
 
-def _group_legend(figure: Figure, groups: Array) -> None:
+def group_legend(figure: Figure, groups: Array) -> None:
+    """The colours of the true `groups` (n,), below a figure."""
     from matplotlib.patches import Patch
 
     known = np.unique(groups)

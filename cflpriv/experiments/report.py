@@ -7,6 +7,8 @@ turn runs into what the template report.html prints; its text and the order of i
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,14 @@ from ..contract.protection import ROBUST, listed
 from ..errors import InputError
 from ..files import write_atomically
 from ..types import Array
-from . import pictures
+from . import pictures, tested_pictures
 from .audit_report import ACTIVE_STATUS, STATUS, attack_matrix, metric_words
 from .front import section, write_tables
 from .privacy_report import privacy_section
 from .recovered import histograms, recovered_images, roc_curves
 from .run_files import RECOMPUTED, Run, read_runs, require
 from .sweep import Sweep, sweep_of
+from .tested import Tested, released_words, tested_of
 
 __all__ = ["write_report"]
 
@@ -153,8 +156,11 @@ def _leakage(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _clustering(run: Run) -> dict[str, Any] | None:
-    """Pictures of the clustering, and the table of clusters against true groups; None for a run that found no clusters."""
-    measured, evidence = run.measured, run.evidence
+    """Pictures of the clustering, and the table of clusters against true groups; None for a run that found no clusters.
+
+    A clustering made by a test has three: distances, the spectrum with the edge of noise, and the tree with its tests.
+    """
+    measured, evidence, tested = run.measured, run.evidence, tested_of(run)
     if measured is None or not measured.get("labels"):
         return None
     scalars = measured.get("evidence") or {}
@@ -162,20 +168,40 @@ def _clustering(run: Run) -> dict[str, Any] | None:
     groups = np.array([measured["truth"][client] for client in measured["labels"]])
     curves = [{int(k): float(value) for k, value in (scalars.get(name) or {}).items()} for name in ("silhouettes", "gap_ratios")]
     k = len(np.unique(evidence.labels if evidence else labels))
+    if tested and evidence:  # unbiased distances are no angles, whatever else the algorithm measures
+        evidence = replace(evidence, degrees=False)
+    dendrogram = pictures.dendrogram if tested is None else partial(tested_pictures.tree, tested=tested)
     return {
         "run": run,
         "rule": measured.get("rule"),
+        "answer": measured.get("answer"),
         "is_clear": measured.get("clear"),
         "note": scalars.get("note"),
         "gap_ratio": scalars.get("gap_ratio"),
         "recomputed": measured.get("evidence_source") == "recomputed",
         "heatmap": pictures.heatmap(evidence) if evidence and evidence.distance is not None else None,
-        "dendrogram": pictures.dendrogram(evidence) if evidence and evidence.tree is not None else None,
+        "dendrogram": dendrogram(evidence) if evidence and evidence.tree is not None else None,
         "curves": pictures.by_clusters(curves[0], curves[1], k) if any(curves) else None,
+        "tested": None if tested is None else _tested(run, tested, k),
+        "released": released_words(run),
         "n": len(labels),
         "k": k,
         "true": len(np.unique(groups)),
         "table": _contingency(labels, groups),
+    }
+
+
+def _tested(run: Run, tested: Tested, k: int) -> dict[str, Any]:
+    """What the page prints of a test's spectrum, tree and tests."""
+    evidence = run.evidence
+    return {
+        "caption": tested.caption(k),
+        "spectrum": tested_pictures.spectrum(tested, evidence.mark if evidence else ""),
+        "spectrum_words": tested.spectrum_words(),
+        "tree_words": tested.tree_words(evidence) if evidence and evidence.tree is not None else None,
+        "rows": tested.rows(),
+        "left_out": len(tested.tests) - len(tested.rows()),
+        "stars": evidence is not None and tested.beside_tree(evidence),
     }
 
 

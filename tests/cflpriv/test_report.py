@@ -1,6 +1,5 @@
 """The report: complete, self-contained, escaped, the same twice; numbers as in the files; damage named."""
 
-import base64
 import csv
 import json
 import pickle
@@ -8,7 +7,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from report_pages import Page, page_of, pictures_of, rewrite
 from scipy.cluster import hierarchy
 from scipy.spatial.distance import squareform
 
@@ -32,62 +31,7 @@ STATUSES = {
     "leaks": "leaks", "inconclusive": "inconclusive", "at_baseline": "at baseline", "not_validated": "not validated",
     "not_attempted": "not attempted", "nothing_to_see": "nothing to see",
 }  # fmt: skip
-VOID = {"meta", "img", "br", "link", "input", "hr"}
 HOSTILE = '<script>alert("1")</script> & $\\frac$'
-
-
-class Page(HTMLParser):
-    """What a browser would load, show and nest."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: Counter[str] = Counter()
-        self.images: list[dict[str, str | None]] = []
-        self.links: list[str] = []
-        self.headings: list[str] = []
-        self.classes: Counter[str] = Counter()
-        self.tables: list[list[list[str]]] = []
-        self.words = ""
-        self._open: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self._open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.tags[tag] += 1
-        self.classes.update((given.get("class") or "").split())
-        self.links += [str(value) for key, value in attrs if key in ("href", "src", "srcset", "action", "data")]
-        if tag == "img":
-            self.images.append(given)
-        if tag == "table":
-            self.tables.append([])
-        if tag == "tr":
-            self.tables[-1].append([])
-        if tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-        if tag not in VOID:
-            self._open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "style" in self._open:
-            return
-        self.words += " " + " ".join(data.split())
-        if "h2" in self._open:
-            self.headings.append(data)
-        if {"td", "th"} & set(self._open):
-            self.tables[-1][-1][-1] += f" {data.strip()}"
-
-
-def page_of(folder: Path) -> Page:
-    return Page(write_report(folder).read_text(encoding="utf-8"))
-
-
-def pictures_of(page: Page) -> list[str]:
-    return [base64.b64decode(str(image["src"]).partition(",")[2]).decode() for image in page.images]
 
 
 def experiment(folder: Path, algorithm: str = "pacfl", protection: str = "none") -> None:
@@ -117,10 +61,6 @@ def write_arrays(path: Path, m: int = 11, channels: int = 1, **more: Array) -> N
     images = np.random.default_rng(0).random((m, channels, 6, 6))
     arrays = {"clients": np.arange(m), "truth": images, "recovered": images[::-1], "baseline": images.mean(axis=0), **more}
     np.savez(path, allow_pickle=False, **arrays)
-
-
-def rewrite(path: Path, change: Callable[[Any], Any]) -> None:
-    path.write_text(json.dumps(change(json.loads(path.read_text()))))
 
 
 @pytest.fixture(scope="module")
