@@ -62,11 +62,14 @@ class FindGroups:
 
     Result: labels and k; the number of groups `found` before small ones were merged; of the first test how far it went (`stage`: 0 not
     tested, 1 no direction of difference, 2 ended at a first look, 3 all draws), the number of `directions`, and how many crowds without
-    groups looked as grouped (`exceeding`, at most the number of clients: only small numbers are released). Evidence: distances, the first
-    test's spectrum, edge and tree, and every test.
+    groups looked as grouped (`exceeding`, at most the number of clients: only small numbers are released); how many clients were
+    `set_aside`, too noisy to be tested. Evidence, of the clients tested: distances, the first test's spectrum, edge and tree, and every
+    test.
     """
 
-    results: ClassVar[Results] = {"labels": "all", "k": "one", "directions": "one", "exceeding": "one", "stage": "one", "found": "one"}
+    results: ClassVar[Results] = {
+        "labels": "all", "k": "one", "directions": "one", "exceeding": "one", "stage": "one", "found": "one", "set_aside": "one",
+    }  # fmt: skip
 
     alpha: float = ALPHA
     draws: int = DRAWS
@@ -93,8 +96,9 @@ class FindGroups:
         groups = groups_of(crowd, rng, alpha=self.alpha, draws=self.draws) if self.k is None else groups_given(crowd, self.k, rng)
         squares = _squared_distances(crowd)
         labels = merge_small(groups.labels, squares, self.at_least)
-        view.memory["labels"] = labels
+        view.memory["labels"] = np.where(np.isin(np.arange(view.gram.n), groups.set_aside), -1, labels)
         result = {"labels": labels, "k": int(labels.max()) + 1, "found": groups.k, "stage": 0, "directions": 0, "exceeding": 0}
+        result["set_aside"] = len(groups.set_aside)
         for first in groups.nodes[:1]:
             stage = 1 if not first.directions else 2 if first.draws < self.draws else 3
             result |= {"stage": stage, "directions": first.directions, "exceeding": min(first.exceeding, view.gram.n)}
@@ -153,7 +157,11 @@ def _squared_distances(crowd: Crowd) -> Array:
 
 
 def _evidence(clients: tuple[int, ...], squares: Array, groups: Groups) -> dict[str, Any]:
-    evidence: dict[str, Any] = {"clients": clients, "distance": np.sqrt(np.maximum(squares, 0.0))}
+    kept = np.setdiff1d(np.arange(len(clients)), groups.set_aside)
+    evidence: dict[str, Any] = {
+        "clients": tuple(clients[at] for at in kept), "distance": np.sqrt(np.maximum(squares[np.ix_(kept, kept)], 0.0)),
+        "set_aside": [clients[at] for at in groups.set_aside],
+    }  # fmt: skip
     tests = [
         {"clients": [clients[at] for at in node.members], "directions": node.directions, "k": node.k, "p": node.p, "level": node.level}
         for node in groups.nodes
@@ -177,7 +185,7 @@ def find_groups(federation: Federation, held: Held, find: FindGroups) -> FoundGr
     """Have the groups found of clients that hold folds.
 
     `notes`: "rule", "clear" (whether there are groups) and, where there was a test, its "answer" ("all alike", "no clear groups", "groups",
-    or why there was none), "directions", and "p" or "p_at_least".
+    or why there was none), "directions", and "p" or "p_at_least"; "set_aside", the number of clients too noisy to be tested, if any were.
     """
     released = federation.gram(held, then=replace(find, at_least=federation.merge_below))
     found = released.result
@@ -187,12 +195,13 @@ def find_groups(federation: Federation, held: Held, find: FindGroups) -> FoundGr
 
 def _notes(find: FindGroups, found: Mapping[str, Any], clients: int) -> dict[str, Any]:
     """What a run says of how its groups were found. A count at its cap gives a p-value from below."""
+    aside = {"set_aside": int(found["set_aside"])} if int(found["set_aside"]) else {}
     if find.k is not None:
-        return {"rule": f"k = {find.k}", "clear": True}
+        return {"rule": f"k = {find.k}", "clear": True} | aside
     stage, directions, exceeding = (int(found[name]) for name in ("stage", "directions", "exceeding"))
     several = "groups" if int(found["found"]) > 1 else "no clear groups"
     answer = (f"not tested: fewer than {LEAST_TESTED} clients", "all alike", several, several)[stage]
-    notes: dict[str, Any] = {"rule": f"test at level {find.alpha:g}", "clear": answer == "groups", "answer": answer}
+    notes: dict[str, Any] = {"rule": f"test at level {find.alpha:g}", "clear": answer == "groups", "answer": answer} | aside
     if stage < 2:
         return notes
     p = (1 + exceeding) / (1 + (min(LOOK, find.draws) if stage == 2 else find.draws))

@@ -13,7 +13,7 @@ one Gaussian is Liu et al. 2008 (SigClust), down a tree Kimes et al. 2017, with 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -54,6 +54,12 @@ MEDIAN_OF_SEMICIRCLE = 0.404
 ROUNDING = 1e-9
 LONGEST = 2.0
 """The squared norm of a sketched vector of norm 1 is below this: it errs by √(2 / sketch)."""
+LONGER = 8.0
+"""No squared norm is above so many times the median: clients of few labels have longer means, but not by more."""
+NOISIER = 8.0
+"""A client with so many times the median noise is not tested: it tells next to nothing, and its noise would hide what others tell."""
+MOST_DRAWS = 10
+"""A small part gets as many draws as can show its level, up to so many times the draws of the first test."""
 TINY = 1e-300
 
 
@@ -78,13 +84,28 @@ class Crowd:
         """Some of the clients. Relative to its size, the spread of noise stays at least that of all: a few pairs tell little of it."""
         if len(at) == len(self.traces):
             return self
-        block = np.ix_(at, at)
-        noise = None if self.noise is None else self.noise[block]
-        traces = self.traces[at]
-        spread = self.spread * float(traces.mean() / self.traces.mean()) ** 2
-        if noise is not None:
-            spread = max(_spread(noise, traces), spread)
-        return Crowd(self.products[block], traces, spread, self.folds, noise, None if self.cross is None else self.cross[block])
+        made = self._block(at)
+        spread = self.spread * float(made.traces.mean() / self.traces.mean()) ** 2
+        if made.noise is not None:
+            spread = max(_spread(made.noise, made.traces), spread)
+        return replace(made, spread=spread)
+
+    def usable(self) -> "tuple[Crowd, Array, Array]":
+        """The crowd of the clients that can be tested, their positions, and those of the others, whose noise is too large.
+
+        One client's noise would raise the edge for all: a lie of one vector, or a client with next to no samples, would hide all groups.
+        """
+        quiet = self.traces <= NOISIER * np.median(self.traces)
+        kept, others = np.flatnonzero(quiet), np.flatnonzero(~quiet)
+        if not len(others):
+            return self, kept, others
+        spread = self.spread if self.noise is None else _spread(self.noise[np.ix_(kept, kept)], self.traces[kept])
+        return replace(self, spread=max(spread, TINY))._block(kept), kept, others
+
+    def _block(self, at: Array) -> "Crowd":
+        both = np.ix_(at, at)
+        noise, cross = (None if one is None else one[both] for one in (self.noise, self.cross))
+        return replace(self, products=self.products[both], traces=self.traces[at], noise=noise, cross=cross)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,10 +138,14 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Labels from 0 by first member, and the tests in the order in which they were made; the first is that of all clients."""
+    """Labels from 0 by first member, and the tests in the order in which they were made; the first is that of all clients.
+
+    `set_aside`: positions of clients with too much noise to be tested; they have the label of the nearest group.
+    """
 
     labels: Array
     nodes: tuple[Node, ...]
+    set_aside: Array
 
     @property
     def k(self) -> int:
@@ -136,16 +161,16 @@ class Groups:
 
 
 def bounded(gram: Gram, longest: float = LONGEST) -> Gram:
-    """The same Gram, with vectors of a squared norm above `longest` scaled down to norm 1: honest means are no longer.
+    """The same Gram, with all vectors of a client scaled down whose longest has a squared norm above `longest`, or `LONGER` times the median.
 
-    A client that sends long vectors would hide all differences between others.
+    Honest means are no longer than `longest`. A client that sends long vectors would hide all differences between others.
     """
-    squares = np.array([np.diagonal(gram.block(slice(i, i + 1), slice(i, i + 1))[0, :, 0, :]) for i in range(gram.n)], np.float64)
-    with np.errstate(divide="ignore"):
-        scale = np.where(squares > longest, 1 / np.sqrt(np.maximum(squares, TINY)), 1.0)
+    squares = np.array([np.diagonal(gram.block(slice(i, i + 1), slice(i, i + 1))[0, :, 0, :]).max() for i in range(gram.n)], np.float64)
+    most = min(longest, LONGER * float(np.median(squares)))
+    scale = np.sqrt(np.where(squares > most, most / np.maximum(squares, TINY), 1.0))
 
     def block(rows: slice, cols: slice) -> Array:
-        return np.asarray(gram.block(rows, cols) * scale[rows][:, :, None, None] * scale[cols][None, None])
+        return np.asarray(gram.block(rows, cols) * scale[rows][:, None, None, None] * scale[cols][None, None, :, None])
 
     return Gram(gram.clients, gram.p, block, gram.error) if (scale < 1).any() else gram
 
@@ -202,19 +227,22 @@ def crowd_of_vectors(gram: Gram, traces: Array, dimensions: int) -> Crowd:
 def groups_of(crowd: Crowd, rng: Stream, *, alpha: float = 0.01, draws: int = 499) -> Groups:
     """Test a crowd for groups, cut it where there are some, and go on with each part.
 
-    A part of m of n clients is tested at the level alpha (m − 1) / (n − 1), so that the chance of any false cut is about alpha. Parts whose
-    level is below what `draws` can show are not tested.
+    A part of m of n clients is tested at the level alpha (m − 1) / (n − 1), so that the chance of any false cut is about alpha. Small parts
+    get as many draws as can show their level, at most `MOST_DRAWS` times `draws`; smaller ones are not tested. Clients with `NOISIER` times
+    the median noise are not tested and join the nearest group.
     """
-    n = len(crowd.traces)
+    tested, kept, others = crowd.usable()
+    n = len(kept)
     labels = np.zeros(n, dtype=np.int64)
     nodes: list[Node] = []
     waiting = [np.arange(n)]
     while waiting:
         members = waiting.pop(0)
         level = alpha * ((len(members) - 1) / max(1, n - 1)) * (1 + ROUNDING)
-        if len(members) < LEAST_TESTED or level * (draws + 1) < 1:
+        needed = int(np.ceil(1 / level)) - 1 if level > 0 else np.inf
+        if len(members) < LEAST_TESTED or needed > MOST_DRAWS * draws:
             continue
-        node = _tested(crowd.part(members), members, level, draws, rng)
+        node = _tested(tested.part(members), kept[members], level, max(draws, int(needed)), rng.spawn(1)[0])
         nodes.append(node)
         if node.cut:
             assert node.tree is not None
@@ -222,7 +250,19 @@ def groups_of(crowd: Crowd, rng: Stream, *, alpha: float = 0.01, draws: int = 49
             for part in range(1, node.k):
                 labels[members[parts == part]] = labels.max() + 1
             waiting += [members[parts == part] for part in range(node.k)]
-    return Groups(ordered_labels(labels), tuple(nodes))
+    return Groups(_with_others(crowd, kept, others, labels), tuple(nodes), others)
+
+
+def _with_others(crowd: Crowd, kept: Array, others: Array, labels: Array) -> Array:
+    """Labels (n,) of all clients: of those kept as given, of the others that of the group whose mean is nearest."""
+    every = np.zeros(len(crowd.traces), dtype=np.int64)
+    every[kept] = labels
+    if len(others):
+        member = np.eye(int(labels.max()) + 1)[:, labels]
+        member /= member.sum(1, keepdims=True)
+        within = np.einsum("gi,ij,gj->g", member, crowd.products[np.ix_(kept, kept)], member, optimize=True)
+        every[others] = (within - 2 * crowd.products[np.ix_(others, kept)] @ member.T).argmin(1)
+    return ordered_labels(every)
 
 
 def groups_given(crowd: Crowd, k: int, rng: Stream) -> Groups:
@@ -233,12 +273,15 @@ def groups_given(crowd: Crowd, k: int, rng: Stream) -> Groups:
     n = len(crowd.traces)
     if k > n:
         raise InputError(f"crossfit: {k} groups of {n} clients")
-    edge = _edge(crowd, rng)
-    values, vectors = _above(_dense(crowd.products), n, edge)
+    tested, kept, others = crowd.usable()
+    if k > len(kept):
+        tested, kept, others = crowd, np.arange(n), others[:0]
+    edge = _edge(tested, rng)
+    values, vectors = _above(_dense(tested.products), len(kept), edge)
     r = max(1, int((values > edge).sum()))
     tree = np.asarray(linkage(_coordinates(values[:r], vectors[:, :r], edge), "ward"))
-    node = Node(np.arange(n), r, k, edge=edge, spectrum=values, tree=tree)
-    return Groups(ordered_labels(cut_tree(tree, n_clusters=[k]).ravel()), (node,))
+    node = Node(kept, r, k, edge=edge, spectrum=values, tree=tree)
+    return Groups(_with_others(crowd, kept, others, cut_tree(tree, n_clusters=[k]).ravel()), (node,), others)
 
 
 def distances_to_groups(gram: Gram, newcomers: Sequence[int], labels: Array, k: int, traces: Array) -> Array:
@@ -292,7 +335,7 @@ def _tested(crowd: Crowd, members: Array, level: float, draws: int, rng: Stream)
     null_breaks, null_left = np.empty((draws, most - 1)), np.empty((draws, most - 1))
     k, exceeding, done = 1, 0, 0
     for done in range(1, draws + 1):
-        values_, vectors_ = _above(_simulated(crowd, law, signal, rng), n, edge, r + 2, TOLERANCE_OF_DRAWS)
+        values_, vectors_ = _above(_simulated(crowd, law, signal, rng.spawn(1)[0]), n, edge, r + 2, TOLERANCE_OF_DRAWS)
         count = max(1, int((values_ > edge).sum()))
         _, null_breaks[done - 1], null_left[done - 1] = _curves(_coordinates(values_[:count], vectors_[:, :count], edge), most)
         if done in (min(LOOK, draws), draws):
@@ -323,7 +366,7 @@ def _edge(crowd: Crowd, rng: Stream) -> float:
     """The largest eigenvalue that noise alone gives: if it is spread evenly (the 95 % quantile of draws), or has favourite directions."""
     n, mean = len(crowd.traces), float(crowd.traces.mean())
     law, none = _Noise(np.zeros(0), mean, _dimensions(mean, crowd.spread, n)), np.zeros(0)
-    largest = [_leading(_simulated(crowd, law, none, rng), n, 1, TOLERANCE_OF_EDGE)[0][0] for _ in range(EDGE_DRAWS)]
+    largest = [_leading(_simulated(crowd, law, none, rng.spawn(1)[0]), n, 1, TOLERANCE_OF_EDGE)[0][0] for _ in range(EDGE_DRAWS)]
     # what rounding makes of equal products is no difference, however small the noise
     rounding = n * 100 * float(np.finfo(crowd.products.dtype).eps) * float(np.abs(np.diag(crowd.products)).max())
     edge = max(float(np.quantile(largest, EDGE_LEVEL)), rounding)
@@ -343,10 +386,11 @@ def _simulated(crowd: Crowd, law: _Noise, signal: Array, rng: Stream) -> Operato
     n, folds = len(crowd.traces), crowd.folds
     size = crowd.traces / crowd.traces.mean()
     variances = np.concatenate([law.along, np.full(law.dimensions, law.rest / law.dimensions)])
-    means = rng.standard_normal((n, len(variances))) * (np.sqrt(variances) * np.sqrt(size)[:, None])
-    means[:, : len(signal)] += rng.standard_normal((n, len(signal))) * signal
+    # by dimension, so that rounding the number of dimensions otherwise adds or takes a few and leaves all others as they are
+    means = (rng.standard_normal((len(variances), n)) * np.sqrt(size) * np.sqrt(variances)[:, None]).T
+    means[:, : len(signal)] += rng.spawn(1)[0].standard_normal((len(signal), n)).T * signal
     if folds:  # |g|² less what the folds differ by: independent of g, and a sum of chi-squares
-        degrees = folds - 1
+        degrees, rng = folds - 1, rng.spawn(1)[0]
         squares = rng.chisquare(degrees, (n, len(law.along))) @ law.along if len(law.along) else np.zeros(n)
         squares += rng.chisquare(degrees * law.dimensions, n) * (law.rest / law.dimensions)
         correction = -size * squares / degrees

@@ -213,6 +213,31 @@ def test_one_client_of_long_vectors_hides_nothing() -> None:
     np.testing.assert_array_equal(bounded(gram_of(folds[honest])).matrix(), gram_of(folds[honest]).matrix())
 
 
+@pytest.mark.parametrize("lie", ["opposite halves", "far apart"])
+def test_one_client_of_much_noise_hides_nothing_and_joins_the_nearest(lie: str) -> None:
+    rng = np.random.default_rng(15)
+    labels, means = grouped(32, 4, 0.05, rng)
+    folds = folds_of(means, rng, 0.02)
+    away = rng.normal(size=64) / 8
+    folds[5] = np.stack([away, -away]) if lie == "opposite halves" else means[5] + np.stack([away, -away])
+    for find in (lambda crowd: groups_of(crowd, stream(0, "t")), lambda crowd: groups_given(crowd, 4, stream(0, "t"))):
+        found = find(crowd_of_folds(bounded(gram_of(folds))))
+        assert found.set_aside.tolist() == [5]
+        honest = np.arange(32) != 5
+        assert adjusted_rand_score(labels[honest], found.labels[honest]) == 1.0
+        if lie == "far apart":
+            assert adjusted_rand_score(labels, found.labels) == 1.0, "its mean is that of its group"
+
+
+def test_small_groups_within_groups_are_tested_again() -> None:
+    """Twenty-four groups of six, in pairs: a pair's level is below what the draws of the first test can show."""
+    rng = np.random.default_rng(16)
+    outer, inner = rng.normal(size=(12, 64)) * 3.0, rng.normal(size=(24, 64)) * 0.8
+    labels = np.repeat(np.arange(24), 6)
+    found = groups_of(crowd_of_folds(gram_of(folds_of(outer[labels // 2] + inner[labels], rng))), stream(0, "t"), draws=199)
+    assert adjusted_rand_score(labels, found.labels) > adjusted_rand_score(labels, labels // 2)
+
+
 def test_a_given_number_of_groups_is_cut_without_a_test() -> None:
     rng = np.random.default_rng(6)
     labels, means = grouped(30, 3, 0.8, rng)
