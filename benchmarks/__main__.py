@@ -5,6 +5,7 @@ pairs; above 1 ours is quicker), low, high, floor, stretch, against, note. Argum
 
 `python -m benchmarks federation` compares the federation with an old commit, in a table of its own: see `federation`.
 `python -m benchmarks robustness` measures what bad clients do, with and without robust means: see `robustness`.
+`python -m benchmarks folds` measures what false halves do to cross-fitted clustering: see `false_folds`.
 `python -m benchmarks clustering` measures which methods find the groups with their defaults: see `clustering`.
 """
 
@@ -19,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from . import attacks, ckks, clustering, engine, federation, flower, peers, privacy, robustness, secagg
+from . import attacks, ckks, clustering, engine, false_folds, federation, flower, peers, privacy, robustness, secagg
 
 COMPARISONS = {
     **engine.COMPARISONS, **secagg.COMPARISONS, **ckks.COMPARISONS, **peers.COMPARISONS, **privacy.COMPARISONS, **attacks.COMPARISONS,
@@ -64,6 +65,8 @@ def main(words: list[str]) -> int:
         return robustness.main(words[1:])
     if words[:1] == ["clustering"]:
         return clustering.main(words[1:])
+    if words[:1] == ["folds"]:
+        return false_folds.main(words[1:])
     alone = words[:1] == ["federation"]
     rows = [] if alone else compared(words)
     beside, code = federation.main(words[1:] if alone else ["--quick"]) if alone or not words else ([], 0)
