@@ -11,6 +11,7 @@ the transform). What it does not: that the Gram hides members. A client that col
 its own fold reads the same inner products off the Gram; no recorded run has such a client (`membership_scores` takes inner products).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,22 +28,18 @@ from ..tasks.fold_gradients import FOLDS, FoldGradients
 from ..types import Array, ClientData
 from .adversary import AdversaryView, opened
 from .gradient_inversion import LocalSteps, unroll
-from .gram_geometry import products_of
+from .gram_geometry import Products, products_of
 from .lbfgs import minimise
 from .leakage import Case, Cell, Prior, cell, nothing, psnr_db
 from .membership import placements
 from .significance import FEWEST_SCORES
 from .sums import models_sent
 
-__all__ = ["cells", "folds_in", "images_from_folds", "membership_scores", "sample_vectors", "samples_from_traces", "traces_of"]
+__all__ = ["cells", "folds_in", "images_from_folds", "membership_scores", "sample_vectors", "samples_from_products", "traces_of"]
 
 NAME = "fold_release"
-SAMPLES, MEMBERS, IMAGES = "samples_error", "fold_membership_auc", "image_psnr_db"
-MARGIN = {SAMPLES: 0.1, MEMBERS: 0.05, IMAGES: 3.0}
-SIZES = (4, 6, 10, 16, 25, 40, 63, 100, 160, 250, 400)
-"""Sizes of simulated clients."""
-EACH = 4
-"""How many of each size."""
+SAMPLES, ORDER, MEMBERS, IMAGES = "samples_error", "samples_order_auc", "fold_membership_auc", "image_psnr_db"
+MARGIN = {SAMPLES: 0.1, ORDER: 0.05, MEMBERS: 0.05, IMAGES: 3.0}
 ASKED = 20
 """Members asked about, and as many others, of each client."""
 RIDGE = 0.1
@@ -60,13 +57,13 @@ def traces_of(products: Array) -> Array:
     return np.asarray((own[:, 0, 0] + own[:, 1, 1] - 2 * own[:, 0, 1]) / 4)
 
 
-def samples_from_traces(traces: Array, made: Array, sizes: Array) -> Array:
-    """How many samples clients have (n,) by their noise traces, from the traces (m,) of simulated clients of these `sizes` (m,).
+def samples_from_products(products: Array) -> Array:
+    """How many samples clients have (n,), from the inner products (n, 2, n, 2) of their folds: (1 − ⟨a, b⟩) / t.
 
-    A line through logarithms, since a trace is about a constant over the number of samples.
+    n vectors of norm 1 with a mean of squared norm u have a mean whose noise trace is (1 − u) / n, and ⟨a, b⟩ is unbiased for u.
     """
-    slope, level = np.polyfit(np.log(np.maximum(made, 1e-300)), np.log(sizes), 1)
-    return np.asarray(np.exp(level + slope * np.log(np.maximum(traces, 1e-300))))
+    own = products[np.arange(len(products)), 0, np.arange(len(products)), 1]
+    return np.asarray(np.maximum(1 - own, 0.0) / np.maximum(traces_of(products), 1e-300))
 
 
 def membership_scores(products: Array, own: Array, samples: float) -> Array:
@@ -161,51 +158,40 @@ def folds_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
 
 def guess_samples(products: Array | None, prior: Prior, count: int) -> Array:
     """The number of samples of each of `count` clients; without a view the median of all for everyone, as if the attacker knew it."""
-    sizes = np.array(sorted(prior.samples_per_client.values()))
     if products is None:
-        return np.full(count, float(np.median(sizes)))
-    made = _simulated_sizes(prior)
-    return guess_samples(None, prior, count) if made is None else samples_from_traces(traces_of(products), *made)
+        return np.full(count, float(np.median(list(prior.samples_per_client.values()))))
+    return np.maximum(samples_from_products(products), 1.0)
 
 
-def _simulated_sizes(prior: Prior) -> tuple[Array, Array] | None:
-    """Noise traces and sizes of clients made of auxiliary data, with as many labels as most clients; None where there are none."""
-    rng, present = stream(prior.seed, f"{NAME}: sizes"), np.unique(prior.y)
-    labels = min(int(np.median(list(prior.labels_per_client.values()))), len(present))
-    data, sizes = [], []
-    for size in SIZES:
-        for _ in range(EACH):
-            pool = np.flatnonzero(np.isin(prior.y, rng.choice(present, labels, replace=False)))
-            if size <= len(pool):
-                places = rng.permutation(pool)[:size]
-                data.append((prior.x[places], prior.y[places]))
-                sizes.append(size)
-    rows = prior.simulate(data) if data else None
-    if rows is None or rows.shape[1] != FOLDS:
-        return None
-    return ((rows[:, 0] - rows[:, 1]) ** 2).sum(1) / 4, np.array(sizes, np.float64)
+def orders(guessed: Array, true: Array) -> Array:
+    """For each client the share of those with another number of samples that it is on the right side of, (n,); ties count half."""
+    right = np.sign(guessed[:, None] - guessed[None]) * np.sign(true[:, None] - true[None])
+    other = true[:, None] != true[None]
+    return np.asarray(((right + 1) / 2 * other).sum(1) / np.maximum(other.sum(1), 1))
 
 
-def samples_cell(case: Case) -> Cell:
-    """|log(n̂ / n)| by client, from the Gram of the folds."""
+def samples_cells(case: Case) -> list[Cell]:
+    """|log(n̂ / n)| by client, and how often two clients are put into the right order, from the Gram of the folds."""
     mine, theirs = products_of(case)
     fitting = mine is not None and theirs is not None and mine[1].shape[1] == theirs[1].shape[1] == FOLDS
     if mine is None or theirs is None or not fitting or setting_in(case.reference) is None:
-        return nothing(case, NAME, SAMPLES, "no folds, and no Gram of folds, can be read in this view")
+        return [nothing(case, NAME, SAMPLES, "no folds, and no Gram of folds, can be read in this view")]
     clients = sorted((set(mine[0]) & set(theirs[0])) - set(case.view.coalition))
     true = np.array([case.truth.label_counts[client].sum() for client in clients], np.float64)
     if len(set(true.tolist())) < 2:
-        return nothing(case, NAME, SAMPLES, "all clients have equally many samples, which is public: there is nothing to find")
-    errors = []
-    for found, prior in ((mine, case.prior), (None, case.prior), (theirs, case.prior.unprotected())):
-        at = None if found is None else found[1][[found[0].index(client) for client in clients]]
-        own = None if at is None else at[:, :, [found[0].index(client) for client in clients]] if found is not None else None
-        errors.append(np.abs(np.log(guess_samples(own, prior, len(clients)) / true)))
-    note = (
-        f"|log(n̂/n)| from |a − b|²/4 of the folds, by simulated clients of {SIZES[0]} to {SIZES[-1]} samples; numbers of samples not used; "
-        f"{case.prior.description}; baseline: the median number for everyone"
-    )
-    return cell(case, NAME, SAMPLES, *errors, margin=MARGIN[SAMPLES], lower_is_better=True, note=note)
+        return [nothing(case, NAME, SAMPLES, "all clients have equally many samples, which is public: there is nothing to find")]
+    guesses = [guess_samples(products, case.prior, len(clients)) for products in (_of(mine, clients), None, _of(theirs, clients))]
+    note = "(1 − ⟨a, b⟩) / (|a − b|²/4) of the folds; no client's number of samples is used; baseline: the median number for everyone"
+    errors, order = [np.abs(np.log(one / true)) for one in guesses], [orders(one, true) for one in guesses]
+    return [
+        cell(case, NAME, SAMPLES, *errors, margin=MARGIN[SAMPLES], lower_is_better=True, note=f"|log(n̂/n)|, {note}"),
+        cell(case, NAME, ORDER, *order, margin=MARGIN[ORDER], note=f"the share of pairs of clients in the right order of size, by {note}"),
+    ]
+
+
+def _of(found: Products, clients: Sequence[int]) -> Array:
+    places = [found[0].index(client) for client in clients]
+    return np.asarray(found[1][np.ix_(places, range(FOLDS), places, range(FOLDS))])
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,4 +309,4 @@ def _nearest(true: Array, guessed: Array) -> Array:
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """Sample counts from the Gram, members and single images from folds in the clear."""
     image, arrays = images_cell(case)
-    return [samples_cell(case), members_cell(case), image], arrays
+    return [*samples_cells(case), members_cell(case), image], arrays

@@ -12,13 +12,14 @@ limits. Finished rows are in the file of results, and a restarted run resumes fr
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cflpriv.attacks.false_folds import LIES, false_folds
-from cflpriv.clustering.group_test import bounded, crowd_of_folds, distances_to_groups, groups_of
+from cflpriv.clustering.group_test import _centred, _edge, bounded, crowd_of_folds, distances_to_groups, groups_of
 from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import Gram
 from cflpriv.data import DataSpec, build_population
@@ -36,6 +37,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 }
 CLIENTS, SAMPLES = 40, 100
 ALPHA, DRAWS = 0.01, 499
+MEDIAN_OF_CHI_SQUARE = 0.455
 WITHIN = 8.0
 """Factor by which an honest client's noise trace and squared norms may differ from the median: eight times fewer or more samples."""
 
@@ -76,8 +78,39 @@ def row(folds: Array, groups: Sequence[int], lie: str, liars: int, seed: int, sc
     return {"ari": float(score), "clusters": len(np.unique(labels[honest])), "k": int(labels.max()) + 1, "answer": answer, "p": p}
 
 
-MODES: Mapping[str, tuple[bool, bool]] = {"open": (False, False), "screen": (True, False), "careful": (True, True)}
-"""Whether there is a screen, and whether liars reckon with it."""
+def edges(folds: Array, groups: Sequence[int], lie: str, liars: int, seed: int) -> dict[str, float]:
+    """The noise edge by its two rules as they are, and by robust ones, for careful liars; and the third eigenvalue of the products.
+
+    "median": the simulated part from the median trace, and the spread from the median of Q_ij² / (t_i t_j) (of a χ² of one degree).
+    "trimmed": the leading eigenvalue of the noise Gram off its diagonal, noise no longer than the median's, without the fifth of clients
+    that weigh most in it, for all n.
+    """
+    rng = stream(seed, f"edges {lie} {liars}")
+    sent = false_folds(folds, groups, rng.permutation(len(folds))[:liars], lie, rng, WITHIN)
+    crowd = crowd_of_folds(bounded(Gram.of_vectors(range(len(sent)), sent)))
+    assert crowd.noise is not None  # of folds
+    noise, own, n = crowd.noise, np.diag(crowd.noise), len(sent)
+    between, median = noise - np.diag(own), float(np.median(own))
+    spread = float(np.median((between**2 / np.outer(own, own))[np.triu_indices(n, 1)])) / MEDIAN_OF_CHI_SQUARE * median**2
+    plain = replace(crowd, noise=None)
+    honest = replace(plain, traces=np.full(n, median), spread=spread)
+    short = np.minimum(1.0, np.sqrt(median / own))
+    capped = between * short[:, None] * short
+    weight = np.abs(np.linalg.eigh(_centred(capped))[1][:, -1])
+    kept = np.argsort(weight)[: n - n // 5]
+    return {
+        "third": float(np.linalg.eigvalsh(_centred(crowd.products))[-3]),
+        "simulated": _edge(plain, stream(seed, "edge")), "median": _edge(honest, stream(seed, "edge")), "leading": _top(between),
+        "trimmed": _top(capped[np.ix_(kept, kept)]) * (n - 1) / (len(kept) - 1),
+    }  # fmt: skip
+
+
+def _top(matrix: Array) -> float:
+    return float(np.linalg.eigvalsh(_centred(matrix))[-1])
+
+
+MODES: Mapping[str, tuple[bool, bool]] = {"open": (False, False), "screen": (True, False), "careful": (True, True), "edges": (False, True)}
+"""Whether there is a screen, and whether liars reckon with it. "edges" reports noise edges (`edges`), not clusters."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -97,7 +130,7 @@ def main(words: Sequence[str]) -> int:
     for seed in asked.seeds:
         for source in asked.data:
             for kind, keys in KINDS.items():
-                spec = DataSpec(source=source, clients=CLIENTS, samples_per_client=SAMPLES, test_samples_per_client=1, seed=seed, **keys)
+                spec = DataSpec(source=source, clients=CLIENTS, samples_per_client=SAMPLES, test_samples_per_client=50, seed=seed, **keys)
                 people = build_population(spec, asked.data_dir)
                 folds = folds_of(people, seed)
                 for mode in asked.modes:
@@ -107,7 +140,8 @@ def main(words: Sequence[str]) -> int:
                             if name in done:
                                 continue
                             screen, careful = MODES[mode]
-                            figures = row(folds, people.groups, lie, liars, seed, screen, careful)
+                            given = (folds, people.groups, lie, liars, seed)
+                            figures = edges(*given) if mode == "edges" else row(*given, screen, careful)
                             with path.open("a", encoding="utf-8") as file:
                                 file.write(json.dumps({"row": name, **figures}) + "\n")
                             print(*name, *(f"{key}={value}" for key, value in figures.items()), flush=True)

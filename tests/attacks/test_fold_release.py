@@ -1,38 +1,46 @@
 """What the folds of cross-fitted clustering tell: estimators against their laws, and recorded runs under each kind of release."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-from attack_scenes import case, config, unrelated
+from attack_scenes import QUICK, case, config, unrelated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import population
 
 from cflpriv import Model
 from cflpriv.attacks import ATTACKS
+from cflpriv.attacks.audit import case_of, fresh_scene
 from cflpriv.attacks.fold_release import (
     images_from_folds,
     membership_scores,
     sample_vectors,
-    samples_from_traces,
+    samples_from_products,
     scores_of,
     spread_of,
     traces_of,
 )
 from cflpriv.attacks.leakage import Case, Cell
 from cflpriv.attacks.membership import placements
+from cflpriv.data import build_population
 from cflpriv.engine import Streams, TaskInput
+from cflpriv.experiments import Config
 from cflpriv.tasks.fold_gradients import FoldGradients
-from cflpriv.types import ClientData
+from cflpriv.types import ClientData, Population
 
 SCENE = population(groups=1, clients_per_group=3)
-UNEQUAL: dict[str, Any] = {"partition": "dirichlet", "alpha": 1.0, "groups": []}
+UNEQUAL: dict[str, Any] = {"partition": "iid", "groups": []}
+SKEWED: dict[str, Any] = {"partition": "dirichlet", "alpha": 1.0, "groups": []}
 RELEASES: dict[str, dict[str, Any]] = {
     "clear": {}, "haar": {"gram": ["haar"], "sum": "haar"}, "gram": {"gram": ["ckks"], "ckks_release": "gram"},
     "labels": {"gram": ["ckks"]},
 }  # fmt: skip
+
+
+VARIANTS = ("plain", "balanced")
 
 
 # --- the mathematics
@@ -47,12 +55,19 @@ def test_traces_are_those_of_half_differences(n: int, seed: int) -> None:
     np.testing.assert_allclose(traces_of((flat @ flat.T).reshape(n, 2, n, 2)), expected, atol=1e-12)
 
 
-@settings(max_examples=20, deadline=None)
-@given(constant=st.floats(0.01, 10), sizes=st.lists(st.integers(2, 500), min_size=2, max_size=9, unique=True))
-def test_counts_are_exact_where_traces_have_no_spread(constant: float, sizes: list[int]) -> None:
-    n = np.array(sizes, np.float64)
-    made = np.array([5.0, 50.0, 500.0])
-    np.testing.assert_allclose(samples_from_traces(constant / n, constant / made, made), n, rtol=1e-6)
+def test_counts_are_right_on_average_whatever_the_mean() -> None:
+    """Samples of norm 1 around a mean, 4000 clients: the mean of t n / (1 − u) is within five standard errors of 1 (one run in 10^6)."""
+    rng = np.random.default_rng(2)
+    for n, towards in ((6, 0.0), (40, 2.0)):
+        rows = rng.normal(size=(4000, n, 10)) + towards
+        rows /= np.linalg.norm(rows, axis=2, keepdims=True)
+        folds = np.stack([rows[:, ::2].mean(1), rows[:, 1::2].mean(1)], axis=1)
+        blocks = np.einsum("iad,ibd->iab", folds, folds)
+        shares = []
+        for block in blocks:
+            shares.append(n / samples_from_products(block[None, :, None, :])[0] * (1 - block[0, 1]))
+        expected = 1 - np.mean(blocks[:, 0, 1])
+        assert abs(np.mean(shares) - expected) < 5 * np.std(shares) / np.sqrt(len(shares)) + 0.01
 
 
 def test_the_likelihood_ratio_is_that_of_gaussian_errors() -> None:
@@ -70,7 +85,7 @@ def test_the_likelihood_ratio_is_that_of_gaussian_errors() -> None:
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_members_of_small_clients_are_found_and_others_are_not(inside: bool) -> None:
-    """Gaussian samples, 20 in the folds: AUC above .9 for members; for samples of nobody within 4.5 deviations of .5 (one run in 10^5)."""
+    """Gaussian samples, 20 in the folds: AUC above .75 for members; for samples of nobody within 4.5 deviations of .5 (one run in 10^5)."""
     rng = np.random.default_rng(1)
     y = np.zeros(400, np.int64)
     auxiliary, mine, others = (rng.normal(size=(count, 60)) / 8 for count in (400, 20, 40))
@@ -78,7 +93,7 @@ def test_members_of_small_clients_are_found_and_others_are_not(inside: bool) -> 
     asked = np.concatenate([mine if inside else rng.normal(size=(20, 60)) / 8, others])
     scores = scores_of(folds, spread_of(auxiliary, y, 1), asked, y[: len(asked)], 20)
     auc = float(placements(scores, np.arange(60) < 20)[0].mean())
-    assert auc > 0.9 if inside else abs(auc - 0.5) < 4.5 * np.sqrt(61 / (12 * 20 * 40))
+    assert auc > 0.75 if inside else abs(auc - 0.5) < 4.5 * np.sqrt(61 / (12 * 20 * 40))
 
 
 @pytest.mark.parametrize("size", [16, 10_000])
@@ -112,7 +127,15 @@ def test_a_fold_of_one_sample_is_its_image() -> None:
 def seen(release: str, variant: str = "balanced", adversary: str = "server", unequal: bool = True) -> Case:
     data = UNEQUAL if unequal else {}
     made = config({"name": "crossfit", "variant": variant}, RELEASES[release], data=data, training={"rounds": 0})
-    return case(made, adversary)
+    return case_of(fresh_scene(made, people(made) if unequal else build_population(made.data), 0, QUICK), adversary, QUICK)
+
+
+def people(made: Config) -> Population:
+    """The clients of a configuration, the first with 10 samples and each with a tenth more than the one before, as far as there are."""
+    drawn = build_population(made.data)
+    sizes = [round(10 * 1.1**place) for place in range(len(drawn.clients))]
+    short = [replace(one, x_train=one.x_train[:n], y_train=one.y_train[:n]) for one, n in zip(drawn.clients, sizes, strict=True)]
+    return replace(drawn, clients=tuple(short))
 
 
 def by_metric(name: str, of: Case) -> dict[tuple[str, int], Cell]:
@@ -131,7 +154,7 @@ EXPECTED: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize("release", RELEASES)
 def test_counts_leak_with_the_gram_and_members_with_the_folds(release: str) -> None:
     found = by_metric("fold_release", seen(release))
-    counts, members = found["samples_error", 0], found["fold_membership_auc", 0]
+    counts, members = found["samples_error" if release == "labels" else "samples_order_auc", 0], found["fold_membership_auc", 0]
     assert (counts.status, members.status) == EXPECTED[release], counts.line() + members.line()
 
 
@@ -143,7 +166,7 @@ def test_a_coalition_reads_rotated_folds() -> None:
 
 def test_folds_of_nobody_leak_nothing() -> None:
     """The view of other clients: at 2.5 % a figure, and seeded."""
-    made = config({"name": "crossfit"}, data=UNEQUAL, training={"rounds": 0})
+    made = config({"name": "crossfit"}, data=SKEWED, training={"rounds": 0})
     for one in by_metric("fold_release", unrelated(made)).values():
         assert one.status != "leaks", one.line()
 
@@ -165,7 +188,7 @@ def test_label_sets_are_read_from_folds_and_from_their_gram(release: str) -> Non
 
 def test_balanced_folds_hide_proportions_and_plain_ones_do_not() -> None:
     """Of clients that have every label: what is left is proportions."""
-    of = {variant: seen("clear", variant) for variant in ("plain", "balanced")}
+    of = {variant: case(config({"name": "crossfit", "variant": variant}, data=SKEWED, training={"rounds": 0})) for variant in VARIANTS}
     errors = {}
     for variant, one in of.items():
         errors[variant] = by_metric("anchor_counts", one)["histogram_l1", 0]
