@@ -2,9 +2,9 @@
 
     python examples/what_a_test_tells.py [--repeats 60]
 
-12 clients of the digits with 20 samples. Only the last client's random halves are unknown, and which of two data sets it has. The release (labels,
-stage, directions, exceeding) is drawn for both; an adversary that saw half of the draws guesses on the others. Printed: right less
-wrong guesses of the first data set (0: nothing is told, 1: everything).
+12 clients of the digits with 20 samples. Only one client's random halves are unknown, and which of two data sets it has. The release
+(labels, stage, directions, exceeding) is drawn for both; an adversary that saw half of the draws guesses on the others. Printed: right
+less wrong guesses of the first data set (0: nothing is told, 1: everything).
 """
 
 import argparse
@@ -62,9 +62,8 @@ def main() -> None:
 
         replaced = (np.concatenate([data[2][0][:1], data[0][0][1:]]), np.concatenate([data[2][1][:1], data[0][1][1:]]))
         first = drawn(*data[0])
-        print(
-            f"{name}: one sample replaced {advantage(first, drawn(*replaced)):.2f}, the data of client 1 {advantage(first, drawn(*data[1])):.2f}"
-        )
+        near, far = (advantage(first, drawn(*one)) for one in (replaced, data[1]))
+        print(f"{name}: one sample replaced {near:.2f}, the data of client 1 {far:.2f}", flush=True)
 
 
 if __name__ == "__main__":
