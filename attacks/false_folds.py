@@ -21,7 +21,7 @@ SLACK = 1.05
 """Liars do not know the limits of a screen exactly."""
 
 
-def false_folds(folds: Array, groups: Sequence[int], liars: Sequence[int], lie: str, rng: Stream, within: float = 0.0) -> Array:
+def false_folds(folds: Array, groups: Sequence[int], liars: Sequence[int] | Array, lie: str, rng: Stream, within: float = 0.0) -> Array:
     """The folds (n, 2, d) that arrive if the clients at the places `liars` tell a lie of `LIES`; `groups` are everybody's true ones.
 
     With `within` liars reckon with a screen (`benchmarks.false_folds.screened`): the square of no half's norm is above the honest median
