@@ -1,12 +1,14 @@
-"""Anchor counts: how many samples of each label a client has, from its gradient at StoCFL's anchor model.
+"""Anchor counts: how many samples of each label a client has, from its gradient at a public anchor model: StoCFL's, or crossfit's folds.
 
 Source: in the gradient of softmax cross-entropy the coordinates of the head's bias are Σ_c q_c p_c − q, with q the label shares and p_c
 what the model predicts for label c (see `label_inference`). StoCFL's Ψ is that gradient at a public anchor model, normalised and perhaps
 sketched. Where the bias coordinates are there, the scale that normalising took is found from the labels that are absent; where a sketch
-hides them, Ψ is split into the gradients of clients with a single label, which the attacker makes itself.
+hides them, Ψ is split into the gradients of clients with a single label, which the attacker makes itself. Folds (`tasks.fold_gradients`)
+are always split so, their mean, since each sample's gradient in them has a length of its own.
 
-What it proves: representations at an anchor model reveal label counts. What it does not: anything about single samples. Where all labels
-are present the scale is unknown, and differences between shares are overstated.
+What it proves: representations at an anchor model, and plain folds, reveal label counts; balanced folds which labels there are, and no
+more. What it does not: anything about single samples. Where all labels are present Ψ's scale is unknown, and differences between shares
+are overstated.
 """
 
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ from ..engine.models import Model
 from ..federation.transforms import sketched
 from ..types import Array
 from .adversary import AdversaryView, opened
+from .fold_release import folds_in
 from .label_inference import Guess, auxiliary_shares, bias_span, class_probabilities, counts_from_bias, label_cells
 from .leakage import Case, Cell, Prior, Truth, cell, nothing
 from .sums import models_sent
@@ -55,6 +58,11 @@ def representations_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
     return found
 
 
+def _vectors_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
+    """Ψ by client, else the means of folds."""
+    return representations_in(view, dimension) or {client: folds.mean(0) for client, folds in folds_in(view, dimension).items()}
+
+
 def anchor_of(view: AdversaryView) -> Array | None:
     """The public model at which representations were taken."""
     for message in view.select("compute", "parameters"):
@@ -67,7 +75,7 @@ def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], mode
     """Label shares from Ψ: by the bias coordinates where they are there, else by templates."""
     if view is None:
         return Guess(dict.fromkeys(clients, auxiliary_shares(prior)))
-    seen, anchor = representations_in(view, model.dimension), anchor_of(view)
+    seen, anchor = _vectors_in(view, model.dimension), anchor_of(view)
     whole = all(seen[client].shape == (model.dimension,) for client in clients)
     bias = bias_span(model)
     if whole and anchor is not None and bias is not None:
@@ -82,10 +90,11 @@ def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], mode
         made = sketched(0, view.protection.sketch_dim)(made)
     if made is None or made.shape[2:] != seen[clients[0]].shape:
         return Guess(dict.fromkeys(clients, np.full(prior.classes, 1 / prior.classes)))  # the public pipeline cannot be imitated here
+    templates = made[:-1].mean(1), made[-1].mean(0)  # one vector each, or two folds
     shares = {}
     for client in clients:
         shares[client] = np.zeros(prior.classes)
-        shares[client][present] = labels_from_templates(seen[client], made[:-1, 0], made[-1, 0])
+        shares[client][present] = labels_from_templates(seen[client], *templates)
     return Guess(shares)
 
 
@@ -100,10 +109,13 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     prior = case.prior
     model = None if prior.config is None else public_model(prior)
     view = case.view
-    mine, theirs = ({}, {}) if model is None else (representations_in(one, model.dimension) for one in (view, case.reference))
+    mine, theirs = ({}, {}) if model is None else (_vectors_in(one, model.dimension) for one in (view, case.reference))
     clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
     if model is None or not clients:
-        return [nothing(case, NAME, "histogram_l1", "no representation at an anchor model can be read in this view")], None
+        why = "no representation at an anchor model, and no folds, can be read in this view"
+        if not mine and any(message.kind == "folds" for message in view.messages):
+            why = "not attempted: folds are transformed or encrypted here; gram_geometry reads their inner products, where it has them"
+        return [nothing(case, NAME, "histogram_l1", why)], None
     pairs = ((view, prior), (None, prior), (case.reference, prior.unprotected()))
     guesses = [guess(one, knows, clients, model) for one, knows in pairs]
     exact = [score_counts(one, case.truth, clients) for one in guesses]

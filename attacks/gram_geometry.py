@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import comb
+from typing import TypeVar
 
 import numpy as np
 
@@ -33,10 +34,11 @@ KNOWN = (0, 3, 10)
 """How many clients' data the attacker knows, one figure each."""
 MARGIN = 0.1
 MOST_SETS = 260
-KINDS = ("signature", "representation")
+KINDS = ("signature", "representation", "folds")
 RELEASE_ERROR = 1e-4
 """About the largest noise of a released inner product of unit vectors: what completion takes for rounding."""
 Products = tuple[tuple[int, ...], Array]
+Name = TypeVar("Name")
 
 
 # --- the mathematics, for a Gram from anywhere --------------------------------------------------------------------------------------
@@ -209,14 +211,15 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     mine, theirs = products_of(case)
     clients = sorted((set(mine[0]) & set(theirs[0]) & set(case.rows)) - set(case.view.coalition)) if mine and theirs else []
     if mine is None or theirs is None or len(clients) < 2 * FEWEST_SCORES:
-        return [nothing(case, NAME, metric, "no Gram of signatures or anchor gradients of enough clients is in this view", 0)], None
+        return [nothing(case, NAME, metric, "no Gram of signatures, anchor gradients or folds of enough clients is in this view", 0)], None
     sizes = {prior.labels_per_client[client] for client in clients}
     fits = {size for size in sizes if size < prior.classes and comb(prior.classes, size) <= MOST_SETS}
     samples = int(np.median([prior.samples_per_client[client] for client in clients]))
-    templates = {size: made for size in sorted(fits) if (made := pretended(prior, size, samples))}
+    halved = any(message.kind == "folds" for message in case.reference.messages)
+    templates = {size: _joined(made, halved) for size in sorted(fits) if (made := pretended(prior, size, samples))}
     plain = templates
     if prior.private:
-        plain = {size: made for size in templates if (made := pretended(prior.unprotected(), size, samples))}
+        plain = {size: _joined(made, halved) for size in templates if (made := pretended(prior.unprotected(), size, samples))}
     judged = [client for client in clients if prior.labels_per_client[client] in templates and prior.labels_per_client[client] in plain]
     if len(judged) < 2 * FEWEST_SCORES:
         why = "not attempted: too many label sets are possible, or auxiliary data are too few"
@@ -225,19 +228,32 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         return [nothing(case, NAME, metric, why, 0)], None
     popular = popular_set([case.truth.label_sets[c] for c in judged])
     figures = []
-    rows = rows_known(case, judged)
+    rows, theirs_rows = _joined(rows_known(case, judged), halved), _joined(case.rows, halved)
+    if halved:
+        mine, theirs = _of_means(mine), _of_means(theirs)
     for k in KNOWN:
         if len(judged) - k < FEWEST_SCORES:
             why = f"not attempted: only {len(judged)} clients, with {k} known too few are left to find"
             figures.append(nothing(case, NAME, metric, why, k))
             continue
-        right = [_drawn(case, *of, judged, k) for of in ((mine, templates, rows), (theirs, plain, case.rows))]
+        right = [_drawn(case, *of, judged, k) for of in ((mine, templates, rows), (theirs, plain, theirs_rows))]
         scored = np.isfinite(right[0])
         blank = np.array([float(case.truth.label_sets[c] == popular) for c in judged])
         draws = f"{case.budget.draws if k else 1} draw(s)"
         note = f"{k} client(s) whose data are known, {draws}; {prior.description}; baseline: the most common label set for everyone"
         figures.append(cell(case, NAME, metric, right[0][scored], blank[scored], right[1][scored], margin=MARGIN, k_known=k, note=note))
     return figures, None
+
+
+def _joined(rows: Mapping[Name, Array], halved: bool) -> Mapping[Name, Array]:
+    """Vectors (p, d) by name; of folds, which are no span but two estimates of one vector, their mean (1, d)."""
+    return {name: one.mean(0, keepdims=True) if halved else one for name, one in rows.items()}
+
+
+def _of_means(found: Products) -> Products:
+    """The inner products (n, 1, n, 1) of the means of folds."""
+    clients, products = found
+    return clients, products.mean((1, 3), keepdims=True)
 
 
 def rows_known(case: Case, clients: Sequence[int]) -> Mapping[int, Array]:

@@ -54,6 +54,16 @@ class Sketch:
             out[:] = total
         return short
 
+    def transposed(self, rows: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
+        """Rows (..., size) to (..., dimension) by the transposed map, ⟨Sx, y⟩ = ⟨x, Sᵀy⟩, in their dtype.
+
+        Raises:
+            ValueError: for other shapes, and for what are no floats.
+        """
+        if rows.ndim == 0 or rows.shape[-1] != self.size or rows.dtype.kind != "f":
+            raise ValueError(f"sketch: rows are {rows.dtype} of shape {rows.shape}, expected floats of shape (..., {self.size})")
+        return np.asarray(rows[..., self._buckets] * self._signs)
+
 
 def sketch(seed: bytes, dimension: int, size: int) -> Sketch:
     """The count sketch of a seed (32 bytes, public or not), from vectors of length `dimension` to vectors of length `size`.

@@ -161,7 +161,7 @@ class Groups:
 
 
 def bounded(gram: Gram, longest: float = LONGEST) -> Gram:
-    """The same Gram, with all vectors of a client scaled down whose longest has a squared norm above `longest`, or `LONGER` times the median.
+    """The same Gram, with all vectors of a client scaled down if one has a squared norm above `longest`, or `LONGER` times the median.
 
     Honest means are no longer than `longest`. A client that sends long vectors would hide all differences between others.
     """

@@ -11,7 +11,7 @@ from cflpriv.contract.protection import Protection
 from cflpriv.types import Population
 
 HAAR, LABELS = Protection(gram=("haar",), sum="haar"), Protection(gram=("ckks",))
-SCENES = {"groups": lambda: population(2, 8), "continuum": lambda: continuum(16, 5), "alike": lambda: population(1, 8)}
+SCENES = {"groups": lambda: population(2, 8), "continuum": lambda: continuum(16, 7), "alike": lambda: population(1, 8)}
 """One for each answer of the test; p of the continuum is a count that is released as it is."""
 
 

@@ -34,6 +34,9 @@ def test_it_is_the_linear_map_it_says(d: int, size: int, seed: int) -> None:
     one = sketch(seed.to_bytes(32, "big"), d, size)
     matrix = one.apply(np.eye(d)).T  # (size, d)
     assert (np.count_nonzero(matrix, axis=0) == 1).all()
+    np.testing.assert_array_equal(one.transposed(np.eye(size)), matrix)
+    with pytest.raises(ValueError, match="expected floats"):
+        one.transposed(np.zeros(size + 1))
     assert set(np.unique(matrix)) <= {-1.0, 0.0, 1.0}
     rows = np.random.default_rng(seed).normal(size=(2, 3, d))
     np.testing.assert_allclose(one.apply(rows), rows @ matrix.T, atol=1e-12)
