@@ -166,6 +166,8 @@ def _clustering(run: Run) -> dict[str, Any] | None:
         "run": run,
         "rule": measured.get("rule"),
         "is_clear": measured.get("clear"),
+        "answer": measured.get("answer"),
+        "p": measured.get("p"),
         "note": scalars.get("note"),
         "gap_ratio": scalars.get("gap_ratio"),
         "recomputed": measured.get("evidence_source") == "recomputed",

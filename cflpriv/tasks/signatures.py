@@ -138,7 +138,7 @@ class PrincipalHalves:
         halves_of = f"of {len(x)} samples (cut = 'test' takes a signature of each half)"
         rows = []
         for half in halves:
-            basis = principal_vectors(x[half], self.p, name=f"{name}, a half {halves_of}")
+            basis = principal_vectors(x[half], self.p, name=f"{name}: a half {halves_of}")
             squares = ((basis @ np.asarray(x[half], np.float64).T) ** 2).sum(axis=1)  # of the singular values
             rows.append(basis * np.sqrt(squares / np.linalg.norm(squares))[:, None])
         return {"signature": np.concatenate(rows)}
