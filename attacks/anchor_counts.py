@@ -45,7 +45,7 @@ def labels_from_templates(vector: Array, templates: Array, mixture: Array) -> Ar
 
 
 def representations_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
-    """StoCFL's Ψ by client, the first of each."""
+    """StoCFL's Ψ by client, the first of each; the mean of two halves where these are sent."""
     found: dict[int, Array] = {}
     for message in view.select("gram", "representation"):
         if message.payload is None or "rows" not in message.payload:
@@ -54,7 +54,7 @@ def representations_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
         if rows is None:
             continue
         for client, row in zip(payload_rows(message), rows, strict=True):
-            found.setdefault(client, row[0])
+            found.setdefault(client, row.mean(axis=0))
     return found
 
 
@@ -86,6 +86,8 @@ def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], mode
     equal = min(len(pool) for pool in pools)
     places = [*pools, np.concatenate([pool[:equal] for pool in pools])]
     made = prior.simulate([(prior.x[one], prior.y[one]) for one in places])
+    if made is not None:
+        made = made.mean(axis=1, keepdims=True)
     if made is not None and "sketch" in view.protection.gram:
         made = sketched(0, view.protection.sketch_dim)(made)
     if made is None or made.shape[2:] != seen[clients[0]].shape:

@@ -30,6 +30,7 @@ from ..experiments.run import advance, begin, estimate_record_bytes, population_
 from ..experiments.verify import OF_AUDITS, OF_RUN, changed_files, seal, sealed
 from ..files import write_atomically
 from ..privacy.settings import Privacy
+from ..tasks.halves import HALVES
 from ..types import Array, ClientData, Population
 from . import ATTACKS
 from .adversary import AdversaryView, read_secrets, recorded, view_of
@@ -280,7 +281,7 @@ def protection_name(config: Config) -> str:
 
 
 def _prior(config: Config, population: Population, budget: Budget) -> Prior:
-    prior = prior_of(population, config.run.seed, budget.auxiliary, _rows_per_label(config), config)
+    prior = prior_of(population, config.run.seed, budget.auxiliary, _rows_per_part(config), config)
     return replace(prior, simulate=simulator(config, population), simulate_open=simulator(_opened(config), population))
 
 
@@ -332,7 +333,8 @@ def simulator(config: Config, population: Population) -> Callable[[Sequence[tupl
         alone = _opened(config).with_("data", newcomers=0)
         alone = alone.with_("training", participation=1.0, sampling="global", dropout=0.0, dropouts=(), weights="equal")
         alone = alone.with_("run", record="full", record_rounds=(), record_clients=())
-        alone = replace(alone, algorithm={key: value for key, value in config.algorithm.items() if key not in ("k", "beta")})
+        if "k" in config.algorithm:  # what is compared is the same; of a few clients there are no more clusters than these
+            alone = alone.with_("algorithm", k=min(config.algorithm["k"], len(data)))
         try:
             simulation = prepare(alone, population=people, transcript=_UntilCompared("full"), engine=engine_for(config, Engine()))
             begin(simulation)
@@ -347,10 +349,10 @@ def simulator(config: Config, population: Population) -> Callable[[Sequence[tupl
     return simulate
 
 
-def _rows_per_label(config: Config) -> int:
-    """The public number of signature rows for each label; 0 where a signature is of all samples together."""
+def _rows_per_part(config: Config) -> int:
+    """The public number of signature rows for each label or half; 0 where all rows are of all samples."""
     compared = config.spec.compared(config.algorithm)
-    return compared.rows if compared.per_label else 0
+    return compared.rows // HALVES if compared.halves else compared.rows if compared.per_label else 0
 
 
 # --- attacking ----------------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import comb
-from typing import TypeVar
 
 import numpy as np
 
@@ -38,7 +37,6 @@ KINDS = ("signature", "representation", "folds")
 RELEASE_ERROR = 1e-4
 """About the largest noise of a released inner product of unit vectors: what completion takes for rounding."""
 Products = tuple[tuple[int, ...], Array]
-Name = TypeVar("Name")
 
 
 # --- the mathematics, for a Gram from anywhere --------------------------------------------------------------------------------------
@@ -190,7 +188,19 @@ def pretended(prior: Prior, size: int, samples: int) -> dict[frozenset[int], Arr
         sets.append(frozenset(chosen))
         data.append((prior.x[places], prior.y[places]))
     rows = prior.simulate(data) if data else None
-    return {} if rows is None else dict(zip(sets, rows, strict=True))
+    return {} if rows is None else {one: _mean(row, prior) for one, row in zip(sets, rows, strict=True)}
+
+
+def _mean(rows: Array, prior: Prior) -> Array:
+    """Vectors (p, d) of a client; of two halves of its data their mean, unless they are principal vectors, which have no mean."""
+    return rows.mean(axis=0, keepdims=True) if prior.halves and not prior.of_samples else rows
+
+
+def _of_means(found: Products | None, prior: Prior) -> Products | None:
+    """The inner products of what `_mean` gives: these have signs, which those of principal vectors have not."""
+    if found is None or not prior.halves or prior.of_samples:
+        return found
+    return found[0], found[1].mean(axis=(1, 3), keepdims=True)
 
 
 def score(guess: Guess, truth: Truth, clients: Sequence[int]) -> Array:
@@ -200,7 +210,7 @@ def score(guess: Guess, truth: Truth, clients: Sequence[int]) -> Array:
 
 def products_of(case: Case) -> tuple[Products | None, Products | None]:
     """The inner products in the view of a case, and in its reference."""
-    first = next(iter(case.rows.values()), np.zeros((0, 0)))
+    first = next(iter(rows_known(case, list(case.rows)[:1]).values()), np.zeros((0, 0)))
     shape = (int(first.shape[0]), int(first.shape[1]))
     return products_in(case.view, sorted(case.prior.samples_per_client), shape), products_in(case.reference)
 
@@ -208,18 +218,17 @@ def products_of(case: Case) -> tuple[Products | None, Products | None]:
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """One figure for each k; known clients are drawn anew several times, and each client scored where it is not known."""
     prior, metric = case.prior, "label_set_accuracy"
-    mine, theirs = products_of(case)
+    mine, theirs = (_of_means(one, prior) for one in products_of(case))
     clients = sorted((set(mine[0]) & set(theirs[0]) & set(case.rows)) - set(case.view.coalition)) if mine and theirs else []
     if mine is None or theirs is None or len(clients) < 2 * FEWEST_SCORES:
         return [nothing(case, NAME, metric, "no Gram of signatures, anchor gradients or folds of enough clients is in this view", 0)], None
     sizes = {prior.labels_per_client[client] for client in clients}
     fits = {size for size in sizes if size < prior.classes and comb(prior.classes, size) <= MOST_SETS}
     samples = int(np.median([prior.samples_per_client[client] for client in clients]))
-    halved = any(message.kind == "folds" for message in case.reference.messages)
-    templates = {size: _joined(made, halved) for size in sorted(fits) if (made := pretended(prior, size, samples))}
+    templates = {size: made for size in sorted(fits) if (made := pretended(prior, size, samples))}
     plain = templates
     if prior.private:
-        plain = {size: _joined(made, halved) for size in templates if (made := pretended(prior.unprotected(), size, samples))}
+        plain = {size: made for size in templates if (made := pretended(prior.unprotected(), size, samples))}
     judged = [client for client in clients if prior.labels_per_client[client] in templates and prior.labels_per_client[client] in plain]
     if len(judged) < 2 * FEWEST_SCORES:
         why = "not attempted: too many label sets are possible, or auxiliary data are too few"
@@ -228,32 +237,20 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         return [nothing(case, NAME, metric, why, 0)], None
     popular = popular_set([case.truth.label_sets[c] for c in judged])
     figures = []
-    rows, theirs_rows = _joined(rows_known(case, judged), halved), _joined(case.rows, halved)
-    if halved:
-        mine, theirs = _of_means(mine), _of_means(theirs)
+    rows = {client: _mean(one, prior) for client, one in rows_known(case, judged).items()}
+    clear_rows = {client: _mean(one, prior) for client, one in case.rows.items()}
     for k in KNOWN:
         if len(judged) - k < FEWEST_SCORES:
             why = f"not attempted: only {len(judged)} clients, with {k} known too few are left to find"
             figures.append(nothing(case, NAME, metric, why, k))
             continue
-        right = [_drawn(case, *of, judged, k) for of in ((mine, templates, rows), (theirs, plain, theirs_rows))]
+        right = [_drawn(case, *of, judged, k) for of in ((mine, templates, rows), (theirs, plain, clear_rows))]
         scored = np.isfinite(right[0])
         blank = np.array([float(case.truth.label_sets[c] == popular) for c in judged])
         draws = f"{case.budget.draws if k else 1} draw(s)"
         note = f"{k} client(s) whose data are known, {draws}; {prior.description}; baseline: the most common label set for everyone"
         figures.append(cell(case, NAME, metric, right[0][scored], blank[scored], right[1][scored], margin=MARGIN, k_known=k, note=note))
     return figures, None
-
-
-def _joined(rows: Mapping[Name, Array], halved: bool) -> Mapping[Name, Array]:
-    """Vectors (p, d) by name; of folds, which are no span but two estimates of one vector, their mean (1, d)."""
-    return {name: one.mean(0, keepdims=True) if halved else one for name, one in rows.items()}
-
-
-def _of_means(found: Products) -> Products:
-    """The inner products (n, 1, n, 1) of the means of folds."""
-    clients, products = found
-    return clients, products.mean((1, 3), keepdims=True)
 
 
 def rows_known(case: Case, clients: Sequence[int]) -> Mapping[int, Array]:

@@ -92,11 +92,11 @@ class Cell:
 class Prior:
     """What an attacker knows beforehand: labelled auxiliary samples, the shape of a sample, how many labels and samples each client has.
 
-    `description` states it for people, with size and distribution, and goes into every cell's note. `rows_per_label` is the public number
-    of rows that a signature has for each label (0: signatures are of all samples together). `groups` is the number of true groups. `config`
-    is the public configuration: model, learning rate, steps; `mean` and `std` are the data set's. `simulate` runs the public pipeline, in
-    the clear, on data (x, y) of simulated clients and gives what they would have uploaded for comparison, shape (m, p, d); None where the
-    pipeline compares nothing at its start. `simulate_open` runs it without `[privacy]`.
+    `description` states it for people, with size and distribution, and goes into every cell's note. `rows_per_part` is the public number of
+    rows that a signature has for each label, or each half, of a client's data (0: all rows are of all samples). `groups` is the number of
+    true groups. `config` is the public configuration: model, learning rate, steps; `mean` and `std` are the data set's. `simulate` runs the
+    public pipeline, in the clear, on data (x, y) of simulated clients and gives what they would have uploaded for comparison, shape (m, p,
+    d); None where the pipeline compares nothing at its start. `simulate_open` runs it without `[privacy]`.
     """
 
     x: Array
@@ -105,7 +105,7 @@ class Prior:
     shape: tuple[int, ...]
     labels_per_client: Mapping[int, int]
     description: str
-    rows_per_label: int = 0
+    rows_per_part: int = 0
     samples_per_client: Mapping[int, int] = field(default_factory=dict)
     groups: int = 0
     config: Config | None = None
@@ -119,6 +119,21 @@ class Prior:
     def private(self) -> bool:
         """Whether the run has `[privacy]`, so that clients clip, and perhaps sketch, what they send."""
         return self.config is not None and self.config.privacy.unit != "none"
+
+    @property
+    def halves(self) -> bool:
+        """Whether clients let values of two halves of their data be compared."""
+        return self.config is not None and self.config.spec.compared(self.config.algorithm).halves
+
+    @property
+    def of_samples(self) -> bool:
+        """Whether vectors as long as samples are compared."""
+        return self.config is not None and self.config.spec.compared(self.config.algorithm).of_samples
+
+    @property
+    def moments(self) -> bool:
+        """Whether clients let noisy second moments be compared in place of principal vectors."""
+        return self.halves and self.of_samples and self.config is not None and self.config.privacy.unit == "sample"
 
     def unprotected(self) -> "Prior":
         """The same for the unprotected reference, in whose pipeline nobody clips."""
@@ -188,7 +203,7 @@ class Case:
     record: AdversaryView | None = None
 
 
-def prior_of(population: Population, seed: int, size: int = 2000, rows_per_label: int = 0, config: Config | None = None) -> Prior:
+def prior_of(population: Population, seed: int, size: int = 2000, rows_per_part: int = 0, config: Config | None = None) -> Prior:
     """An attacker with data of the same distribution that no client trained on: a sample of the clients' test data, without owners."""
     pools = {id(client.x_test): client for client in population.clients}.values()  # clients of a group may share one test set
     x = np.concatenate([client.x_test for client in pools])
@@ -200,7 +215,7 @@ def prior_of(population: Population, seed: int, size: int = 2000, rows_per_label
         "numbers of samples and of labels a client known"
     )
     return Prior(
-        x[chosen], y[chosen], population.classes, population.shape, labels, words, rows_per_label,
+        x[chosen], y[chosen], population.classes, population.shape, labels, words, rows_per_part,
         {client.id: client.samples for client in population.clients}, len(set(population.groups)), config,
         population.mean, population.std, seed=seed,
     )  # fmt: skip

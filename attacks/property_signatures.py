@@ -10,7 +10,7 @@ from ..randomness import stream
 from ..types import Array
 from .adversary import AdversaryView
 from .leakage import Prior
-from .signature_inversion import signatures_in
+from .signature_inversion import rows_in
 
 __all__ = ["Frame", "frame_of", "read", "sent_by"]
 
@@ -31,8 +31,8 @@ class Frame:
 
 
 def read(view: AdversaryView, prior: Prior) -> dict[int, Array]:
-    """The signatures (p, d) of a view as they were sent, sketched or not."""
-    return signatures_in(view, _size(view, prior))
+    """The signatures (p, d) of a view as they were sent, sketched or not; (1, d) of second moments."""
+    return rows_in(view, _size(view, prior))
 
 
 def _size(view: AdversaryView, prior: Prior) -> int:
@@ -40,6 +40,8 @@ def _size(view: AdversaryView, prior: Prior) -> int:
     size = int(np.prod(prior.shape))
     if prior.private and prior.config is not None and prior.config.privacy.sketch_dim:
         size = min(size, prior.config.privacy.sketch_dim)
+    if prior.moments:
+        size = size * (size + 1) // 2
     return min(size, view.protection.sketch_dim) if "sketch" in view.protection.gram else size
 
 
@@ -52,7 +54,7 @@ def sent_by(view: AdversaryView, prior: Prior, data: Sequence[tuple[Array, Array
 def frame_of(view: AdversaryView, prior: Prior) -> Frame | None:
     """Pixels are turned to a positive sum and measured along auxiliary samples; sketches towards that of these, and along their axes."""
     size = int(np.prod(prior.shape))
-    if _size(view, prior) == size:
+    if _size(view, prior) == size and not prior.moments:
         chosen = stream(prior.seed, "property_inference: anchors").permutation(len(prior.x))[:ANCHORS]
         flat = prior.x[chosen].reshape(len(chosen), -1).astype(np.float64)
         return Frame(np.ones(size), flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12))

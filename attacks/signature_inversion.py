@@ -21,7 +21,7 @@ from ..types import Array
 from .adversary import AdversaryView, opened
 from .leakage import Case, Cell, Prior, cell, cosine, nothing, popular_set, psnr_db, ssim
 
-__all__ = ["cells", "invert_signature", "recover_label_set", "signatures_in"]
+__all__ = ["cells", "invert_signature", "recover_label_set", "rows_in", "signatures_in"]
 
 NAME = "signature_inversion"
 MARGIN = {"mean_image_cosine": 0.01, "mean_image_psnr_db": 1.0, "mean_image_ssim": 0.02, "label_set_accuracy": 0.1}
@@ -36,13 +36,13 @@ class Guess:
     label_sets: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
 
-def invert_signature(signature: Array, shape: tuple[int, ...], norm: float = 1.0, rows_per_label: int = 0) -> Array:
+def invert_signature(signature: Array, shape: tuple[int, ...], norm: float = 1.0, rows_per_part: int = 0) -> Array:
     """The mean image that a signature (p, d) shows: its first row with a positive sum, scaled to `norm`, in `shape`.
 
-    Of a signature made of `rows_per_label` rows for each label, the first rows of the labels are averaged.
+    Of a signature made of `rows_per_part` rows for each label, or each half of the data, the first rows of these are averaged.
     """
     rows = np.asarray(signature, dtype=np.float64)
-    firsts = rows[::rows_per_label] if rows_per_label else rows[:1]
+    firsts = rows[::rows_per_part] if rows_per_part else rows[:1]
     firsts = firsts[np.linalg.norm(firsts, axis=1) > 0]
     total = (firsts * np.where(firsts.sum(axis=1) < 0, -1.0, 1.0)[:, None]).sum(axis=0)
     length = float(np.linalg.norm(total))
@@ -73,8 +73,26 @@ def simulated_signatures(prior: Prior, labels: int, p: int) -> dict[frozenset[in
     return templates
 
 
-def signatures_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
-    """The signatures (p, dimension) that the adversary holds, turned back where a colluding client's secret allows it.
+def signatures_in(view: AdversaryView, prior: Prior) -> dict[int, Array]:
+    """The signatures (p, d) that the adversary holds, of halves with rows of norm 1.
+
+    Of a second moment, where that is what clients send, the leading eigenvectors.
+    """
+    dimension = int(np.prod(prior.shape))
+    if not prior.moments:
+        found = rows_in(view, dimension)
+        return {client: rows / np.linalg.norm(rows, axis=1, keepdims=True) for client, rows in found.items()} if prior.halves else found
+    upper = np.triu_indices(dimension)
+    vectors: dict[int, Array] = {}
+    for client, rows in rows_in(view, len(upper[0])).items():
+        moment = np.zeros((dimension, dimension))
+        moment[upper] = moment[upper[::-1]] = rows[0] / np.where(upper[0] == upper[1], 1.0, np.sqrt(2))
+        vectors[client] = np.linalg.eigh(moment)[1][:, : -prior.rows_per_part - 1 : -1].T
+    return vectors
+
+
+def rows_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
+    """The rows (p, dimension) of signatures that the adversary holds, turned back where a colluding client's secret allows it.
 
     Padded rows are cut to `dimension`: who takes them for signatures has no other use for what is beyond. Sketched ones are left out.
     """
@@ -94,15 +112,15 @@ def guess(view: AdversaryView | None, prior: Prior, clients: tuple[int, ...]) ->
     mean = prior.x.mean(axis=0, dtype=np.float64)
     if view is None:
         return Guess(dict.fromkeys(clients, mean))
-    signatures = signatures_in(view, int(np.prod(prior.shape)))
+    signatures = signatures_in(view, prior)
     images, labels = {}, {}
     templates: dict[tuple[int, int], dict[frozenset[int], Array]] = {}
     for client in clients:
         signature = signatures[client]
-        images[client] = invert_signature(signature, prior.shape, float(np.linalg.norm(mean)), prior.rows_per_label)
+        images[client] = invert_signature(signature, prior.shape, float(np.linalg.norm(mean)), prior.rows_per_part)
         size = prior.labels_per_client[client]
         if _has_set_to_find(prior, size):
-            key = (size, prior.rows_per_label or len(signature))
+            key = (size, prior.rows_per_part or len(signature))
             if key not in templates:
                 templates[key] = simulated_signatures(prior, *key)
             labels[client] = recover_label_set(signature, templates[key])
@@ -117,7 +135,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """Cells and recovered arrays for the report."""
     prior, truth = case.prior, case.truth
     view = case.view
-    seen = signatures_in(view, int(np.prod(prior.shape)))
+    seen = signatures_in(view, prior)
     if not seen:
         why = "no signature is in this view"
         if any("rows" in (message.payload or {}) for message in view.select("gram", "signature")):
@@ -127,7 +145,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if not clients:
         why = "the client sees its own signature only" if view.adversary == "client" else "every signature is of a colluding client"
         return [nothing(case, NAME, "mean_image_cosine", why)], None
-    mine, theirs, blank = guess(view, prior, clients), guess(case.reference, prior, clients), guess(None, prior, clients)
+    mine, theirs = guess(view, prior, clients), guess(case.reference, prior.unprotected(), clients)
+    blank = guess(None, prior, clients)
     figures = []
     comparisons = {"mean_image_cosine": cosine, "mean_image_psnr_db": psnr_db, "mean_image_ssim": ssim}
     if np.isnan(ssim(truth.mean_images[clients[0]], blank.images[clients[0]])):

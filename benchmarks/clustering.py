@@ -162,8 +162,10 @@ METHODS: dict[str, Callable[[Population, int], Found]] = {
     "crossfit": lambda people, seed: run(people, crossfit(trained(people), seed=seed), 1.0, 0, seed),
     "crossfit, plain": lambda people, seed: run(people, crossfit(trained(people), variant="plain", seed=seed), 1.0, 0, seed),
     "ward ratio": ward_ratio, "silhouette": silhouette, "gap statistic": gap_statistic,
-    "pacfl": lambda people, seed: run(people, pacfl(trained(people), seed=seed), 1.0, 0, seed),
-    "stocfl": lambda people, seed: run(people, stocfl(trained(people), seed=seed), 0.25, 30, seed),
+    "pacfl": lambda people, seed: run(people, pacfl(trained(people), cut="silhouette", seed=seed), 1.0, 0, seed),
+    "pacfl, cut by test": lambda people, seed: run(people, pacfl(trained(people), cut="test", seed=seed), 1.0, 0, seed),
+    "stocfl": lambda people, seed: run(people, stocfl(trained(people), tau=0.5, seed=seed), 0.25, 30, seed),
+    "stocfl, cut by test": lambda people, seed: run(people, stocfl(trained(people), cut="test", seed=seed), 0.25, 30, seed),
     "ifca": lambda people, seed: run(people, ifca(trained(people), seed=seed), 1.0, 15, seed),
     "cfl": lambda people, seed: run(people, cfl(trained(people), seed=seed), 1.0, 30, seed),
     "pfedlia": lambda people, seed: run(
@@ -171,7 +173,7 @@ METHODS: dict[str, Callable[[Population, int], Found]] = {
     ),
 }  # fmt: skip
 """By name; the first are quick."""
-SYSTEMS = ("stocfl", "ifca", "cfl", "pfedlia")
+SYSTEMS = ("stocfl", "stocfl, cut by test", "ifca", "cfl", "pfedlia")
 
 
 def cell(scene: Scene, method: str, people: Population) -> dict[str, Any]:
@@ -189,7 +191,7 @@ def cell(scene: Scene, method: str, people: Population) -> dict[str, Any]:
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     """By method: exact answers, by samples; single groups kept; wrong answers of two or more clusters."""
-    lines = [f"{'method':<18} {'exact, ' + str(MANY):>12} {'exact, ' + str(FEW):>12} {'one group kept':>16} {'wrong, two or more':>20}"]
+    lines = [f"{'method':<20} {'exact, ' + str(MANY):>12} {'exact, ' + str(FEW):>12} {'one group kept':>16} {'wrong, two or more':>20}"]
     for method in dict.fromkeys(row["method"] for row in rows):
         own = [row for row in rows if row["method"] == method]
         grouped = [row for row in own if int(row["groups"]) > 1]
@@ -200,7 +202,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
         single = [row for row in own if int(row["groups"]) == 1]
         wrong = [row for row in own if int(row["found"]) > 1 and not exact(row)]
         kept = f"{sum(exact(row) for row in single)} of {len(single)}"
-        lines.append(f"{method:<18} {shown[0]:>12} {shown[1]:>12} {kept:>16} {f'{len(wrong)} of {len(own)}':>20}")
+        lines.append(f"{method:<20} {shown[0]:>12} {shown[1]:>12} {kept:>16} {f'{len(wrong)} of {len(own)}':>20}")
     return "\n".join(lines)
 
 

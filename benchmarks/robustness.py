@@ -95,7 +95,7 @@ def cell(source: str, attack: str | None, share: float, method: str, seed: int) 
     """One run: accuracy and ARI of honest clients, success of the back door."""
     tree = {
         **SETTINGS[source],
-        "algorithm": {"name": "pacfl"},
+        "algorithm": {"name": "pacfl", "cut": "silhouette"},
         "protection": METHODS[method],
         "run": {"seed": seed, "evaluate_every": 1000},
     }

@@ -102,7 +102,7 @@ def found_by_pacfl(people: Population, train: Train, inside: Array, k: int | Non
     """How many clusters PACFL finds on one federation's data, by itself or given `k`, and how well they match the groups (ARI)."""
     parts = [_part(people, client, inside[client]) for client in range(CLIENTS)]
     clients = [replace(people.clients[client], x_train=x, y_train=y, x_test=x[:0], y_test=y[:0]) for client, (x, y) in enumerate(parts)]
-    algorithm = pacfl(train, k=k)
+    algorithm = pacfl(train, k=k, cut="silhouette" if k is None else None)
     clustering = algorithm.describe(algorithm.init(simulate(clients).federation))["clustering"]
     return clustering.k, ari(people.groups, clustering.labels)
 

@@ -42,7 +42,7 @@ def properties(names, seeds):
         for seed in range(seeds):
             config = parse_config({
                 "data": {"clients": 20, "rotations": [0, 90], "seed": seed}, "model": {"hidden": 8},
-                "training": {"rounds": 2, "epochs": 1, "weights": "equal", "lr": 0.1}, "algorithm": {"name": "pacfl"},
+                "training": {"rounds": 2, "epochs": 1, "weights": "equal", "lr": 0.1}, "algorithm": {"name": "pacfl", "cut": "silhouette"},
                 "run": {"record": "full", "seed": seed}, **PROTECTIONS[name],
             })  # fmt: skip
             with tempfile.TemporaryDirectory() as folder:

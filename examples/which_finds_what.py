@@ -51,7 +51,7 @@ def mlp(scene: Population, hidden: int) -> Model:
 
 def try_pacfl(scene: Population, seed: int) -> Trial:
     """Equation 2, p = 3, average linkage, the cut automatic."""
-    return pacfl(Train(mlp(scene, 8)), p=3, seed=seed), 1.0, 0
+    return pacfl(Train(mlp(scene, 8)), p=3, cut="silhouette", seed=seed), 1.0, 0
 
 
 def try_ifca(scene: Population, seed: int) -> Trial:

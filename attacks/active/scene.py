@@ -26,6 +26,7 @@ from ...protocols.entropy import system_entropy
 from ...protocols.errors import ProtocolError
 from ...protocols.keys import Identity, Roster
 from ...protocols.ledger import Ledger
+from ...tasks.halves import HALVES
 from ...tasks.signatures import PrincipalVectors
 from ...tasks.training import Train
 from ...transports.memory import BytesTransport, MemoryTransport
@@ -83,9 +84,10 @@ class Scene:
 
     @cached_property
     def signature(self) -> PrincipalVectors:
-        """What clients have compared: as many principal vectors as the algorithm's signatures have, where it has such."""
+        """What clients have compared: as many principal vectors as the algorithm's signatures have (of one half), where it has such."""
         compared = self.config.spec.compared(self.config.algorithm)
-        return PrincipalVectors(compared.rows if compared.of_samples and not compared.per_label else 1)
+        rows = compared.rows // HALVES if compared.halves else compared.rows
+        return PrincipalVectors(rows if compared.of_samples and not compared.per_label else 1)
 
     @cached_property
     def _truths(self) -> dict[tuple[Value, int], Array]:

@@ -26,6 +26,7 @@ from ..errors import InputError
 from ..privacy.settings import Releases
 from ..tasks.evaluation import Evaluate
 from ..tasks.fold_gradients import FoldGradients
+from ..tasks.halves import HALVES
 from ..tasks.training import Train
 from ..types import Clustering
 from .checks import at_least, known
@@ -132,5 +133,5 @@ def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
 CROSSFIT = AlgorithmSpec(
     "crossfit", crossfit, "one-shot clustering by a test on cross-fitted gradients, which finds the number of groups; then FedAvg in each",
     states=(State,), tasks=(FoldGradients,), functions=(FindGroups, JoinGroups),
-    sample_releases=_sample_releases, compared=lambda given: Compared(2),
+    sample_releases=_sample_releases, compared=lambda given: Compared(HALVES, halves=True),
 )  # fmt: skip

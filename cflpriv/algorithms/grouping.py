@@ -2,9 +2,9 @@
 
 The algorithm has its clients compute a value of two folds, and passes `FindGroups` to `gram`. Newcomers are placed by `JoinGroups`.
 
-Three kinds of values can be tested. Two vectors a client: the means of its samples' vectors over each half. 2p vectors: bases of two
-subspaces, one for each half, which are compared by their projections (`subspaces` = p). Under sample-level privacy one noisy vector, whose
-law of noise is public (`FindGroups.private`).
+Three kinds of values can be tested. Two vectors a client: the means of its samples' vectors over each half. 2p vectors: p for each
+half, whose second moments are compared (`subspaces` = p). Under sample-level privacy one noisy vector, whose law of noise is public
+(`FindGroups.private`).
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from ..clustering.group_test import (
     groups_given,
     groups_of,
 )
-from ..clustering.similarity import Gram, projectors
+from ..clustering.similarity import Gram, moments
 from ..contract.handles import Held
 from ..contract.operations import Federation, GramView, Results
 from ..errors import InputError
@@ -34,7 +34,7 @@ from ..privacy.settings import Noise
 from ..randomness import stream
 from ..types import Array, Clustering
 
-__all__ = ["ALPHA", "DRAWS", "FindGroups", "FoundGroups", "JoinGroups", "check_test", "find_groups"]
+__all__ = ["ALPHA", "DRAWS", "FindGroups", "FoundGroups", "JoinGroups", "check_test", "find_groups", "notes_of"]
 
 ALPHA, DRAWS = 0.01, 499
 LONGEST_HONEST = 2.0
@@ -56,9 +56,10 @@ def check_test(alpha: float, draws: int) -> None:
 class FindGroups:
     """Public code run where the Gram may be seen: the test of all clients, and of each group found.
 
-    `k`: the number of groups, which is then not tested. `subspaces`: the number of vectors that span a fold's subspace; 0 for folds of one
-    vector. `numbers`: the length of what a private vector is sketched from. `sigma`, `dimensions`, `samples`: the law of a private vector,
-    a mean over so many samples with noise of standard deviation `sigma` on each number; set by `private`.
+    `k`: the number of groups, which is then not tested. `subspaces`: the number of vectors of which a fold's second moment is made; 0 for
+    folds of one vector. `numbers`: the length of what a private vector is sketched from. `longest`: no honest fold has a larger squared
+    norm. `sigma`, `dimensions`, `samples`: the law of a private vector, a mean over so many samples with noise of standard deviation
+    `sigma` on each number; set by `private`.
 
     Result: labels and k; the number of groups `found` before small ones were merged; of the first test how far it went (`stage`: 0 not
     tested, 1 no direction of difference, 2 ended at a first look, 3 all draws), the number of `directions`, and how many crowds without
@@ -78,6 +79,7 @@ class FindGroups:
     at_least: int = 1
     subspaces: int = 0
     numbers: int = 0
+    longest: float = LONGEST_HONEST
     sigma: float = 0.0
     dimensions: int = 0
     samples: int = 0
@@ -87,14 +89,18 @@ class FindGroups:
         size = noise.sketch_dim if 0 < noise.sketch_dim < self.numbers else self.numbers
         by_relation = {"add_remove": 1.0, "replace_one": float(np.sqrt(2)) if self.subspaces else 2.0}
         return replace(
-            self, subspaces=0, sigma=noise.signature * by_relation[noise.relation] / noise.samples,
+            self, subspaces=0, longest=LONGEST_HONEST, sigma=noise.signature * by_relation[noise.relation] / noise.samples,
             dimensions=size * (size + 1) // 2 if self.subspaces else size, samples=noise.samples,
         )  # fmt: skip
 
     def __call__(self, view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        crowd, rng = self.crowd(self.comparable(view.gram)), stream(self.seed, "crossfit")
-        groups = groups_of(crowd, rng, alpha=self.alpha, draws=self.draws) if self.k is None else groups_given(crowd, self.k, rng)
-        squares = _squared_distances(crowd)
+        n = view.gram.n
+        none = np.zeros(0, dtype=np.int64)
+        groups, squares = Groups(np.zeros(n, dtype=np.int64), (), none), np.zeros((n, n))
+        if n > 1:  # clients may be met one after the other
+            crowd, rng = self.crowd(self.comparable(view.gram)), stream(self.seed, "crossfit")
+            groups = groups_of(crowd, rng, alpha=self.alpha, draws=self.draws) if self.k is None else groups_given(crowd, self.k, rng)
+            squares = _squared_distances(crowd)
         labels = merge_small(groups.labels, squares, self.at_least)
         view.memory["labels"] = np.where(np.isin(np.arange(view.gram.n), groups.set_aside), -1, labels)
         result = {"labels": labels, "k": int(labels.max()) + 1, "found": groups.k, "stage": 0, "directions": 0, "exceeding": 0}
@@ -107,9 +113,9 @@ class FindGroups:
     def comparable(self, gram: Gram) -> Gram:
         """The Gram of what is tested, where no vector is longer than an honest one's."""
         if self.subspaces:
-            return bounded(projectors(gram, self.subspaces), LONGEST_HONEST)
+            return bounded(moments(gram, self.subspaces), self.longest)
         noise = self.dimensions * self.sigma**2
-        return bounded(gram, LONGEST_HONEST + noise * (1 + DEVIATIONS * np.sqrt(2 / max(1, self.dimensions))))
+        return bounded(gram, self.longest + noise * (1 + DEVIATIONS * np.sqrt(2 / max(1, self.dimensions))))
 
     def crowd(self, gram: Gram) -> Crowd:
         """The crowd of a comparable Gram."""
@@ -190,10 +196,10 @@ def find_groups(federation: Federation, held: Held, find: FindGroups) -> FoundGr
     released = federation.gram(held, then=replace(find, at_least=federation.merge_below))
     found = released.result
     clustering = Clustering(held.clients, tuple(int(label) for label in found["labels"]), int(found["k"]))
-    return FoundGroups(clustering, _notes(find, found, len(held.clients)), released.evidence)
+    return FoundGroups(clustering, notes_of(find, found, len(held.clients)), released.evidence)
 
 
-def _notes(find: FindGroups, found: Mapping[str, Any], clients: int) -> dict[str, Any]:
+def notes_of(find: FindGroups, found: Mapping[str, Any], clients: int) -> dict[str, Any]:
     """What a run says of how its groups were found. A count at its cap gives a p-value from below."""
     aside = {"set_aside": int(found["set_aside"])} if int(found["set_aside"]) else {}
     if find.k is not None:

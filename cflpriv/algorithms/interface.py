@@ -16,7 +16,7 @@ from ..plugins import FUNCTIONS, TASKS, Registry
 from ..privacy.settings import Releases
 from ..tasks.evaluation import Evaluate, EvaluateOwn, EvaluateUsed, Losses
 from ..tasks.joining import Join
-from ..tasks.signatures import PrincipalVectors
+from ..tasks.signatures import PrincipalHalves, PrincipalVectors
 from ..tasks.training import Gradient, Start, Train
 
 __all__ = [
@@ -62,11 +62,15 @@ class Compared:
 
     A vector has as many numbers as a sample and is computed at no model with `of_samples`; else it has as many as the model that it is
     computed at.
+
+    `halves`: the rows are those of two random halves of a client's data, for a test. Under sample-level privacy one noisy vector takes
+    their place: of samples their second moment (`NoisyMoment`).
     """
 
     rows: int = 1
     of_samples: bool = False
     per_label: bool = False
+    halves: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,5 +148,5 @@ def _accept(name: str, spec: Any) -> None:
 
 ALGORITHMS.accept = _accept
 
-for _kind in (Model, Train, Gradient, Start, Evaluate, EvaluateOwn, EvaluateUsed, Join, Losses, PrincipalVectors):
+for _kind in (Model, Train, Gradient, Start, Evaluate, EvaluateOwn, EvaluateUsed, Join, Losses, PrincipalHalves, PrincipalVectors):
     TASKS.add(_kind.__name__, _kind)

@@ -8,19 +8,28 @@ the proximity matrix by their own rows (Alg. 2).
 
 Deviations, each for a reason:
 - All clients present send their signatures before round 0, not only the first sampled ones: the clustering is one-shot.
-- Besides β, a number of clusters or an automatic cut; without clear structure one cluster is trained, and the result reports it.
+- Besides β, a number of clusters, or neither: then a test finds the groups (`grouping`), or with `cut` "silhouette" or "gap" the tree is
+  cut automatically. Without clear structure one cluster is trained, and the result reports it.
+- For the test every client sends the p vectors of each of two random halves of its data, each as long as its singular value up to a factor
+  for all. So they make the second moment of the data as far as p vectors tell it, and these moments are compared (`moments`), not angles:
+  spans of vectors of norm 1 jump where the third and fourth change places, which is noise that looks like groups. How far the halves of
+  one client are apart is the noise. Newcomers join the nearest group and open none.
 - Equation 3 takes |u·v|: singular vectors have no sign. Clusters merge while their distance is below β, so β = 0 leaves all alone.
 - A newcomer joins the cluster of smallest linkage distance if that is below β (or the height of the automatic cut), else opens one with
   θ⁰; old clients stay, and what a full re-cut would change is reported. With k given, or without clear structure, it joins the nearest.
 
+Under sample-level privacy the test takes one noisy second moment of each client, of which the law of the noise is public; the other cuts
+take its principal vectors.
+
 `variant="authors"` follows the authors' code where it differs: eq. 2 as the smallest arccos over pairs of vectors, eq. 3 with signs, one
-decomposition per label, and WPGMA linkage.
+decomposition per label, and WPGMA linkage. It has no test, nor have signatures per label: their cut is "silhouette".
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -32,14 +41,18 @@ from ..contract.transcript import RoundRecord
 from ..errors import InputError
 from ..privacy.settings import Releases
 from ..tasks.evaluation import Evaluate
-from ..tasks.signatures import PrincipalVectors
+from ..tasks.halves import HALVES
+from ..tasks.signatures import PrincipalHalves, PrincipalVectors
 from ..tasks.training import Train
 from ..types import Array, Clustering
 from .checks import at_least, known
 from .fedavg import Weights, average_within
+from .grouping import FindGroups, JoinGroups, find_groups
 from .interface import Algorithm, AlgorithmSpec, Compared, Served
 
 __all__ = ["ClusterByAngles", "PlaceNewcomers", "pacfl"]
+
+Rule = Literal["test", "silhouette", "gap"]
 
 
 @dataclass(frozen=True)
@@ -134,11 +147,11 @@ class State:
 
 @dataclass(frozen=True)
 class PacflSettings:
-    """What is fixed in a run: local training, the signature, and how clusters are found (`by`)."""
+    """What is fixed in a run: local training, the signature, and how clusters are found (`by`): halves by the test."""
 
     train: Train
-    signature: PrincipalVectors
-    by: ClusterByAngles
+    signature: PrincipalVectors | PrincipalHalves
+    by: ClusterByAngles | FindGroups
     fine_tune_epochs: int
     weights: Weights
     seed: int
@@ -153,17 +166,18 @@ def pacfl(
     linkage: Linkage | None = None,
     beta: float | None = None,
     k: int | None = None,
-    auto: Literal["silhouette", "gap"] = "silhouette",
+    cut: Rule | None = None,
     per_label: bool | None = None,
     labels_at_most: int | None = None,
     fine_tune_epochs: int = 0,
     weights: Weights = "examples",
     seed: int = 0,
 ) -> Algorithm:
-    """PACFL. With neither `beta` (degrees) nor `k`, the cut is automatic.
+    """PACFL. With neither `beta` (degrees) nor `k` the number of clusters is found by `cut`: "test" by default.
 
-    `linkage` defaults to "average" ("weighted" for the authors' variant), `per_label` to the variant's, `labels_at_most` (the public width
-    of a per-label signature, in labels) to the number of classes. Newcomers fine-tune their cluster's model for `fine_tune_epochs`.
+    `measure` and `linkage` are of the tree, which the test does not have. `linkage` defaults to "average" ("weighted" for the authors'
+    variant), `per_label` to the variant's, `labels_at_most` (the public width of a per-label signature, in labels) to the number of
+    classes. Newcomers fine-tune their cluster's model for `fine_tune_epochs`.
 
     Raises `InputError` for parameters that cannot be.
     """
@@ -171,18 +185,29 @@ def pacfl(
     at_least(0, fine_tune_epochs=fine_tune_epochs)
     known("measure", measure, *MEASURES)
     known("variant", variant, "paper", "authors")
+    if cut is not None:
+        known("cut", cut, *get_args(Rule))
     if beta is not None and k is not None:
-        raise InputError(f"algorithm.beta and algorithm.k: both are given ({beta:g} and {k}); give one, or neither for an automatic cut")
+        raise InputError(f"algorithm.beta and algorithm.k: both are given ({beta:g} and {k}); give one, or neither to have k found")
     if beta is not None and not beta >= 0:
         raise InputError(f"algorithm.beta: {beta} is not a distance")
+    if cut is not None and (beta is not None or k is not None):
+        raise InputError(f"algorithm.cut: {cut!r} finds the number of clusters, but algorithm.{'k' if beta is None else 'beta'} is given")
     authors = variant == "authors"
     if authors and measure not in ("smallest_angle", "corresponding_angles"):
         raise InputError(f"algorithm.measure: {measure!r} has no authors' variant")
     by_label = authors if per_label is None else per_label
     if by_label and measure != "smallest_angle":
         raise InputError(f"algorithm.measure: {measure!r} would count the padding of per-label signatures; these take 'smallest_angle'")
-    signature = PrincipalVectors(p, by_label, train.model.classes if labels_at_most is None else labels_at_most)
-    by = ClusterByAngles(measure, authors, linkage or ("weighted" if authors else "average"), beta, k, auto)
+    rule = _rule(beta, k, cut, authors or by_label)
+    signature: PrincipalVectors | PrincipalHalves
+    by: ClusterByAngles | FindGroups
+    if rule == "test":
+        _check_test(authors, by_label, measure, linkage)
+        signature, by = PrincipalHalves(p), FindGroups(seed=seed, subspaces=p, numbers=math.prod(train.model.shape))
+    else:
+        signature = PrincipalVectors(p, by_label, train.model.classes if labels_at_most is None else labels_at_most)
+        by = ClusterByAngles(measure, authors, linkage or ("weighted" if authors else "average"), beta, k, rule)
     settings = PacflSettings(train, signature, by, fine_tune_epochs, weights, seed)
     return Algorithm(
         "pacfl", ("gram", "mean"),
@@ -191,16 +216,40 @@ def pacfl(
     )  # fmt: skip
 
 
+def _rule(beta: float | None, k: int | None, cut: Rule | None, untested: bool) -> Rule:
+    """How the number of clusters is found; where it is given, any rule but the test. `untested`: there is no test for these signatures."""
+    if cut is not None:
+        return cut
+    return "silhouette" if untested or beta is not None or k is not None else "test"
+
+
+def _check_test(authors: bool, per_label: bool, measure: Measure, linkage: Linkage | None) -> None:
+    """Raises `InputError` for what does not go with the test."""
+    why = ""
+    if authors:
+        why = "goes with variant = 'paper': the authors' code has signatures per label"
+    elif per_label:
+        why = "goes with per_label = false: halves of a client's data need not have the same labels"
+    elif linkage is not None or measure != "smallest_angle":
+        named = f"linkage = {linkage!r}" if linkage is not None else f"measure = {measure!r}"
+        why = f"has no tree of angles, so {named} goes with another cut"
+    if why:
+        raise InputError(f"algorithm.cut: 'test' {why}; 'silhouette', 'gap', beta or k cut the tree of angles")
+
+
 def _init(settings: PacflSettings, federation: Federation) -> State:
     """Algorithm 1, lines 7-12: signatures, clusters, and one θ⁰ for all."""
-    held = federation.compute(settings.signature)
-    by = settings.by
-    released = federation.gram(held["signature"], then=replace(by, at_least=federation.merge_below))
-    clustering = Clustering(held.clients, tuple(int(label) for label in released.result["labels"]), int(released.result["k"]))
+    held = federation.compute(settings.signature)["signature"]
     initial = Shared(settings.train.model.init(settings.seed))
+    by = settings.by
+    if isinstance(by, FindGroups):
+        found = find_groups(federation, held, by)
+        return State((initial,) * found.clustering.k, found.clustering, held, initial, found.notes, found.evidence)
+    released = federation.gram(held, then=replace(by, at_least=federation.merge_below))
+    clustering = Clustering(held.clients, tuple(int(label) for label in released.result["labels"]), int(released.result["k"]))
     rule = f"threshold {by.beta:g}" if by.beta is not None else f"k = {by.k}" if by.k is not None else f"automatic ({by.auto})"
     notes = {"rule": rule, "clear": bool(released.result["clear"])}
-    return State((initial,) * clustering.k, clustering, held["signature"], initial, notes, released.evidence)
+    return State((initial,) * clustering.k, clustering, held, initial, notes, released.evidence)
 
 
 def _round(settings: PacflSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
@@ -216,16 +265,19 @@ def _serve(settings: PacflSettings, state: State) -> Served:
 def _admit(settings: PacflSettings, federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
     """Algorithm 2: newcomers extend the proximity matrix, take their cluster's model, and fine-tune it."""
     held = federation.compute(settings.signature, on=newcomers)
-    placing = PlaceNewcomers(replace(settings.by, at_least=federation.merge_below))
+    by = settings.by
+    placing = JoinGroups(by) if isinstance(by, FindGroups) else PlaceNewcomers(replace(by, at_least=federation.merge_below))
     released = federation.gram(held["signature"], then=placing, against=state.signatures)
-    clustering = state.clustering.extended(held.clients, released.result["labels"])
+    clustering = state.clustering.extended(held.clients, [int(label) for label in released.result["labels"]])
     models = state.models + (state.initial,) * (clustering.k - len(state.models))
     tuned: tuple[Own, ...] = ()
     if settings.fine_tune_epochs:
         task = replace(settings.train.at(federation.round), epochs=settings.fine_tune_epochs)
         trained = federation.compute(task, {"model": list(models)}, which=clustering, on=newcomers)
         tuned = (Own(trained["update"]),)
-    notes = {"opened_clusters": clustering.k - state.clustering.k, "recut_changes": released.result["recut_changes"]}
+    notes = {"opened_clusters": clustering.k - state.clustering.k}
+    if "recut_changes" in released.result:
+        notes["recut_changes"] = int(released.result["recut_changes"])
     return replace(state, models=models, clustering=clustering, tuned=tuned), notes
 
 
@@ -242,11 +294,15 @@ def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
 
 
 def _compared(given: Mapping[str, Any]) -> Compared:
-    per_label = given.get("per_label")
-    return Compared(int(given.get("p", 3)), True, given.get("variant") == "authors" if per_label is None else bool(per_label))
+    authors, per_label, p = given.get("variant") == "authors", given.get("per_label"), int(given.get("p", 3))
+    by_label = authors if per_label is None else bool(per_label)
+    if _rule(given.get("beta"), given.get("k"), given.get("cut"), authors or by_label) == "test":
+        return Compared(HALVES * p, True, halves=True)
+    return Compared(p, True, by_label)
 
 
 PACFL = AlgorithmSpec(
     "pacfl", pacfl, "one-shot clustering by principal angles, then FedAvg in each cluster (Vahidian et al. 2023)",
-    states=(State, Cut), functions=(ClusterByAngles, PlaceNewcomers), sample_releases=_sample_releases, compared=_compared,
+    states=(State, Cut), functions=(ClusterByAngles, PlaceNewcomers, FindGroups, JoinGroups), sample_releases=_sample_releases,
+    compared=_compared,
 )  # fmt: skip

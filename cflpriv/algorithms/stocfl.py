@@ -8,6 +8,15 @@ Sampled clients then take local steps with the global model ω and with their cl
 averaged over all sampled clients (l. 17), each θ over its cluster's (l. 18-19).
 
 Deviations, each for a reason:
+- Without `tau` a test finds the clusters (`grouping`), so that no threshold depends on the number of samples. A client sends Ψ of each of
+  two random halves of its data, both by one factor, so that their mean has norm 1: products of different halves are unbiased, so squared
+  distances are 2 − 2 cos without the part of noise. In each round that meets new clients all met so far are tested. The level (0.01) is
+  that of each test, not of all rounds together. Few clients show little: below four there is no test, and until one rejects all
+  are one cluster, as in FedAvg; λ draws its model to ω all the same.
+- By the test clusters may come apart as well as merge. A new cluster's model is the mean of the old ones by how many of its own members
+  have trained each; if none has, that of most of its members; a cluster of clients met just now starts from ω, which they have used so
+  far. Newcomers after the start join the nearest cluster and open none. Under sample-level privacy the test takes one noisy mean of
+  gradients of norm 1 a client, which is not normalised: the law of its noise has to stay public.
 - Merges need cosine ≥ τ (the paper: > τ), so that τ = −1 merges all; at τ = 1 nothing merges, as in the paper. All clusters with a member
   met so far are compared (l. 9-13); the text of Sec. 3.2 compares those sampled in the round. After every merge the representation is
   recomputed and the best pair taken anew, so that the result does not depend on the order of clients.
@@ -30,11 +39,12 @@ matrix, best first, merges whatever is ≥ τ. The larger cluster's model is kep
 client after the other, and the mean of that chain is the next ω.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from operator import add
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -44,13 +54,15 @@ from ..contract.transcript import RoundRecord
 from ..errors import InputError
 from ..privacy.settings import Releases
 from ..tasks.evaluation import Evaluate
+from ..tasks.halves import HALVES
 from ..tasks.joining import Join
 from ..tasks.training import Gradient, Train
 from ..types import Array, Clustering
 from .attempts import mean_with_overall, try_compute
 from .checks import at_least, finite, known
 from .fedavg import Weights
-from .interface import Algorithm, AlgorithmSpec, Served
+from .grouping import FindGroups, JoinGroups, notes_of
+from .interface import Algorithm, AlgorithmSpec, Compared, Served
 from .merging import Known, MergeClusters, MergePresent, PlaceNewcomers
 from .representing import ChainLink, Represent, count_sketch
 from .steps import OrElse, moved
@@ -60,13 +72,18 @@ __all__ = ["ChainLink", "Represent", "State", "count_sketch", "stocfl"]
 SKETCH_ABOVE = 8192
 """Representations of larger models are sketched unless `sketch_dim` is given."""
 SKETCH_DIM = 4096
+TAU = 0.5
+"""τ of the paper's experiments, and of the authors' variant unless given."""
+LONGEST_HALF = 4.0
+"""The squared norm of half of a representation is below this: halves that are noise alone have 2, where their mean has 1."""
+Rule = Literal["test", "tau"]
 
 
 @dataclass(frozen=True, eq=False)
 class State:
     """Clusters of the clients met so far with their models, who has trained each, the global model, and who was there at the start.
 
-    `representations` are what clients of the clustering epoch hold.
+    `representations` are what clients of the clustering epoch hold, `notes` what is said of the last test.
     """
 
     clustering: Clustering
@@ -86,7 +103,9 @@ class State:
 
 @dataclass(frozen=True)
 class StocflSettings:
-    """What is fixed in a run: training, τ, λ, the variant, Ψ and where it is computed (`anchor`, ψ), and θ⁰ (`initial`)."""
+    """What is fixed in a run: training, τ, λ, the variant, Ψ and where it is computed (`anchor`, ψ), θ⁰ (`initial`), and the test (`find`),
+    which takes the place of τ where it is given.
+    """
 
     train: Train
     tau: float
@@ -96,12 +115,14 @@ class StocflSettings:
     anchor: Array
     initial: Shared
     weights: Weights
+    find: FindGroups | None = None
 
 
 def stocfl(
     train: Train,
     *,
-    tau: float = 0.5,
+    tau: float | None = None,
+    cut: Rule | None = None,
     lam: float = 0.05,
     variant: Literal["paper", "authors"] = "paper",
     representation: Literal["gradient", "movement"] | None = None,
@@ -113,32 +134,48 @@ def stocfl(
 ) -> Algorithm:
     """StoCFL. `tau` is the least cosine of clusters that merge, `lam` (λ of eq. 3) draws cluster models towards the global one.
 
+    `cut`: without `tau` it is "test", of the authors' variant "tau", where τ is 0.5 unless given.
+
     `representation` defaults to the anchor's gradient ("movement", of `movement_epochs` local epochs, for the authors' variant). The anchor
     ψ is the initial model, or that of `anchor_seed`. `sketch_dim`: 0 for none; by default 4096 for models above 8192 parameters.
 
     τ goes with the number of samples: with few, the cosines of like clients fall towards 0 (see `similarity_histogram` in the notes).
     Raises `InputError` for parameters that cannot be.
     """
-    if not -1 <= tau <= 1:
+    if tau is not None and not -1 <= tau <= 1:
         raise InputError(f"algorithm.tau: {tau} is outside [-1, 1], where cosines are")
     finite(lam=lam)
     known("variant", variant, "paper", "authors")
+    if cut is not None:
+        known("cut", cut, *get_args(Rule))
     if representation is not None:
         known("representation", representation, "gradient", "movement")
     at_least(1, movement_epochs=movement_epochs)
     at_least(0, sketch_dim=sketch_dim)
     authors = variant == "authors"
+    if cut == "test" and tau is not None:
+        raise InputError(f"algorithm.cut: 'test' has no threshold, but algorithm.tau = {tau:g} is given")
+    if cut == "test" and authors:
+        raise InputError("algorithm.cut: 'test' goes with variant = 'paper': the authors' code compares those of a round alone")
+    tested = _rule(tau, cut, authors) == "test"
     moving = representation == "movement" or (representation is None and authors)
     by = replace(train, epochs=movement_epochs, lr_decay=1.0) if moving else Gradient(train.model, train.on_divergence)
     sketch = sketch_dim if sketch_dim is not None else SKETCH_DIM if train.model.dimension > SKETCH_ABOVE else 0
-    represent = Represent(by, not authors, sketch, seed, remember=authors)
+    represent = Represent(by, not authors, sketch, seed, remember=authors, halves=tested)
+    find = FindGroups(seed=seed, numbers=train.model.dimension, longest=LONGEST_HALF) if tested else None
     anchor = train.model.init(seed if anchor_seed is None else anchor_seed)
-    settings = StocflSettings(train, tau, lam, authors, represent, anchor, Shared(train.model.init(seed)), weights)
+    initial = Shared(train.model.init(seed))
+    settings = StocflSettings(train, TAU if tau is None else tau, lam, authors, represent, anchor, initial, weights, find)
     return Algorithm(
         "stocfl", ("gram", "relay", "mean") if authors else ("gram", "mean"),
         partial(_init, settings), partial(_round, settings), partial(_serve, settings), partial(_admit, settings),
         partial(_describe, settings), public_groups=True,
     )  # fmt: skip
+
+
+def _rule(tau: float | None, cut: Rule | None, authors: bool) -> Rule:
+    """How clusters are found."""
+    return cut or ("tau" if authors or tau is not None else "test")
 
 
 def _init(settings: StocflSettings, federation: Federation) -> State:
@@ -150,7 +187,8 @@ def _init(settings: StocflSettings, federation: Federation) -> State:
 def _round(settings: StocflSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
     """Algorithm 1: clusters merge, then the sampled clients train both models, which are averaged."""
     cohort = federation.cohort(state.labels)
-    state, notes = (_merge_present if settings.authors else _merge_met)(settings, federation, state, cohort)
+    cluster = _test_met if settings.find is not None else _merge_present if settings.authors else _merge_met
+    state, notes = cluster(settings, federation, state, cohort)
     clustering, met = state.clustering, state.labels.labels
     placed = [client for client in cohort if client in met]  # all but those whose Ψ diverged
     to_global, both = _local_steps(settings, federation, state, cohort, placed)
@@ -229,6 +267,50 @@ def _merge_met(settings: StocflSettings, federation: Federation, state: State, c
     came = {client for client in fresh if client not in state.founders}
     merged = _merge_models(settings, federation, state, clustering, result["nearest"], came, cohort[0])
     return merged, _merge_notes(len(fresh), state.clustering.k + len(fresh) - clustering.k, state.evidence)
+
+
+def _test_met(settings: StocflSettings, federation: Federation, state: State, cohort: Sequence[int]) -> tuple[State, dict[str, Any]]:
+    """The newly met send Ψ of two halves; all clients met are tested for groups."""
+    met = state.labels.labels
+    fresh = tuple(client for client in cohort if client not in met)
+    if fresh:
+        state, fresh = _found(settings, federation, state, fresh, cohort[0])
+    told = ("answer", "directions", "p", "p_at_least")
+    return state, {"newly_met": len(fresh)} | {name: state.notes[name] for name in told if name in state.notes}
+
+
+def _found(settings: StocflSettings, federation: Federation, state: State, fresh: Sequence[int], on: int) -> tuple[State, tuple[int, ...]]:
+    """The clusters that the test finds of all met, with models of the old ones; and who of `fresh` was met."""
+    assert settings.find is not None
+    find = replace(settings.find, at_least=federation.merge_below)
+    state, fresh, result = _extend(settings, federation, state, fresh, find)
+    if not fresh:
+        return state, ()
+    clients, labels = state.clustering.clients + fresh, tuple(int(label) for label in result["labels"])
+    notes = notes_of(find, result, len(clients))
+    return _regrouped(federation, replace(state, notes=notes), Clustering(clients, labels, int(result["k"])), on), fresh
+
+
+def _regrouped(federation: Federation, state: State, clustering: Clustering, on: int) -> State:
+    """The models of clusters whose members may come from any of the old ones, by how many of these have trained each old model."""
+    models: list[Shared] = []
+    trained: list[tuple[int, ...]] = []
+    old, trainers = state.labels.labels, {client for who in state.trained for client in who}
+    for label in range(clustering.k):
+        members = clustering.members(label)
+        counts = {part: len(own) for part, who in enumerate(state.trained) if (own := set(who).intersection(members))}
+        came_from = Counter(old[client] for client in members if client in old)
+        trained.append(tuple(sorted(client for client in members if client in trainers)))
+        if len(counts) > 1:
+            total = reduce(add, (state.models[part] * (count / sum(counts.values())) for part, count in counts.items()))
+            models.append(federation.fold(total, on=on))
+        elif counts:
+            models.append(state.models[next(iter(counts))])
+        elif came_from:
+            models.append(state.models[came_from.most_common(1)[0][0]])
+        else:
+            models.append(state.global_model)
+    return replace(state, clustering=clustering, models=tuple(models), trained=tuple(trained))
 
 
 def _extend(
@@ -312,6 +394,8 @@ def _admit(settings: StocflSettings, federation: Federation, state: State, newco
     fresh: tuple[int, ...] = tuple(sorted(set(newcomers).difference(state.clustering.clients)))
     if not fresh:
         return state, {"opened_clusters": 0}
+    if settings.find is not None:
+        return _joined(settings, federation, state, fresh)
     k = state.clustering.k
     present = list(range(k))  # the epoch's labels are places in this list: the authors' variant has one of those present only
     if settings.authors:
@@ -332,6 +416,19 @@ def _admit(settings: StocflSettings, federation: Federation, state: State, newco
     return replace(state, clustering=clustering, models=tuple(models), trained=trained), {"opened_clusters": opened}
 
 
+def _joined(settings: StocflSettings, federation: Federation, state: State, fresh: tuple[int, ...]) -> tuple[State, Mapping[str, Any]]:
+    """Newcomers join the nearest cluster; where nobody was met before, those that the test finds."""
+    assert settings.find is not None
+    before = state.clustering.k
+    if not state.representations:
+        state, _ = _found(settings, federation, state, fresh, fresh[0])
+    else:
+        state, fresh, result = _extend(settings, federation, state, fresh, JoinGroups(settings.find))
+        if fresh:
+            state = replace(state, clustering=state.clustering.extended(fresh, [int(label) for label in result["labels"]]))
+    return state, {"opened_clusters": state.clustering.k - before}
+
+
 def _reopened(settings: StocflSettings, federation: Federation, state: State) -> tuple[State, list[int]]:
     """A clustering epoch of the clients met that are present, and their clusters, for the authors' variant, which keeps none."""
     here = set(federation.clients)
@@ -346,6 +443,8 @@ def _reopened(settings: StocflSettings, federation: Federation, state: State) ->
 
 def _describe(settings: StocflSettings, state: State) -> Mapping[str, Any]:
     clustering = state.clustering if state.clustering.clients else None
+    if settings.find is not None:
+        return {"clustering": clustering, "evidence": state.evidence, "rule": f"test at level {settings.find.alpha:g}", **state.notes}
     return {"clustering": clustering, "evidence": state.evidence, "rule": f"cosine ≥ {settings.tau:g}"}
 
 
@@ -359,8 +458,13 @@ def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
     return Releases(signatures=1, trainings=2 * rounds, mechanism="total")
 
 
+def _compared(given: Mapping[str, Any]) -> Compared:
+    tested = _rule(given.get("tau"), given.get("cut"), given.get("variant") == "authors") == "test"
+    return Compared(HALVES, halves=True) if tested else Compared()
+
+
 STOCFL = AlgorithmSpec(
     "stocfl", stocfl, "clients met merge by the cosine of anchor gradients, bi-level training (Zeng et al. 2023)",
-    states=(State,), tasks=(ChainLink, Represent), functions=(Known, MergeClusters, MergePresent, PlaceNewcomers),
-    sample_releases=_sample_releases, renumbers=True,
+    states=(State,), tasks=(ChainLink, Represent), functions=(Known, MergeClusters, MergePresent, PlaceNewcomers, FindGroups, JoinGroups),
+    sample_releases=_sample_releases, compared=_compared, renumbers=True,
 )  # fmt: skip

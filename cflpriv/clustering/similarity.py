@@ -13,8 +13,8 @@ from ..errors import InputError
 from ..types import Array, check_array
 
 __all__ = [
-    "MEASURES", "ZERO_BELOW", "Gram", "Measure", "SimilarityMatrix", "angle_rows", "angles", "cosines", "drowned", "least_norm",
-    "principal_angles", "projectors", "without_noise",
+    "MEASURES", "ZERO_BELOW", "Gram", "Measure", "SimilarityMatrix", "angle_rows", "angles", "cosines", "drowned", "least_norm", "moments",
+    "principal_angles", "without_noise",
 ]  # fmt: skip
 
 Measure = Literal["smallest_angle", "corresponding_angles", "sum_of_angles", "chordal"]
@@ -206,23 +206,25 @@ def least_norm(error: float) -> float:
     return float(np.sqrt(DROWNED_BELOW * error))
 
 
-def projectors(gram: Gram, p: int) -> Gram:
-    """The Gram of subspaces: of each client's vectors every p span one, and ⟨P, Q⟩ / p = ‖UᵀV‖² / p is the product of two projections.
+def moments(gram: Gram, p: int) -> Gram:
+    """The Gram of second moments: of each client's vectors every p make one, M = Σ v vᵀ, and ⟨M, N⟩ is the sum of the squared products.
 
-    A projection has norm 1 then, and the squared distance of two is 2 / p times the sum of the squared sines of their principal angles.
+    Principal vectors that are as long as their singular values make the second moment of the data as far as p vectors tell it. Its noise is
+    small: where two singular values are close, their vectors turn from sample to sample, but what both add to M does not. Of vectors of
+    norm 1 M is the projection onto their span, which jumps where vectors p and p + 1 change places.
 
     Raises `InputError` for a number of vectors that p does not divide.
     """
     if p < 1 or gram.p % p:
-        raise InputError(f"projectors: clients gave {gram.p} vectors each, which are no subspaces of {p}")
+        raise InputError(f"moments: clients gave {gram.p} vectors each, which make no moments of {p}")
     folds = gram.p // p
 
     def block(rows: slice, cols: slice) -> Array:
         whole = np.asarray(gram.block(rows, cols), np.float64)
         parts = whole.reshape(len(whole), folds, p, whole.shape[2], folds, p)
-        return np.asarray(np.einsum("iapjbq,iapjbq->iajb", parts, parts) / p)
+        return np.asarray((parts**2).sum(axis=(2, 5)))
 
-    return Gram(gram.clients, folds, block, 2 * gram.error / np.sqrt(p))
+    return Gram(gram.clients, folds, block, 2 * gram.error)
 
 
 def principal_angles(u: Array, v: Array) -> Array:

@@ -176,6 +176,7 @@ def _clustering(run: Run) -> dict[str, Any] | None:
         "rule": measured.get("rule"),
         "answer": measured.get("answer"),
         "is_clear": measured.get("clear"),
+        "p": measured.get("p"),
         "note": scalars.get("note"),
         "gap_ratio": scalars.get("gap_ratio"),
         "recomputed": measured.get("evidence_source") == "recomputed",

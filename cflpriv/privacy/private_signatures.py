@@ -181,7 +181,7 @@ class NoisyGradient:
 class NoisyMeanGradient:
     """The private form of `FoldGradients`: per sample, sketch, scale to norm 1; then sum, then noise, over a public number of `samples`.
 
-    Part: "folds" (D,) float64, D = `sketch_dim`, or the model's length if that is smaller or no sketch is asked. One vector, not two: its
+    Part: `part` (D,) float64, D = `sketch_dim`, or the model's length if that is smaller or no sketch is asked. One vector, not two: its
     law of noise is public, so no halves need to show it, and all of the budget is in it. Sketched before it is scaled, since a sketch does
     not keep norms; a gradient that is zero or not finite adds nothing.
 
@@ -195,8 +195,12 @@ class NoisyMeanGradient:
     relation: Relation
     samples: int
     seed: int
+    part: str = "folds"
 
-    parts: ClassVar[Parts] = {"folds": "compared"}
+    @property
+    def parts(self) -> Parts:
+        return {self.part: "compared"}
+
     keeps: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -205,7 +209,7 @@ class NoisyMeanGradient:
 
     @property
     def covers(self) -> dict[str, tuple[str, ...]]:
-        return {"folds": ("gradient",)}
+        return {self.part: ("gradient",)}
 
     def run(self, given: TaskInput) -> dict[str, Array]:
         dimension = self.model.dimension
@@ -216,7 +220,7 @@ class NoisyMeanGradient:
             whole = np.where(np.isfinite(whole).all(axis=1, keepdims=True), whole, 0.0)
             rows.append(whole if short is None else short.apply(whole))
         total = noisy_sum(unit_rows(np.concatenate(rows)), 1.0, self.noise_multiplier, self.relation, given, "folds")
-        return {"folds": total / self.samples}
+        return {self.part: total / self.samples}
 
     def cost(self, given: TaskInput) -> int:
         return len(given.data.y_train)

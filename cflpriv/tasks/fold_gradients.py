@@ -13,6 +13,7 @@ from ..errors import InputError
 from ..protocols.sketch import public_sketch
 from ..randomness import Stream
 from ..types import Array, Parts
+from .halves import HALVES, two_halves
 
 if TYPE_CHECKING:
     from ..privacy.private_signatures import NoisyMeanGradient
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FOLDS", "FoldGradients", "fold_weights"]
 
-FOLDS = 2
+FOLDS = HALVES
 SMALLEST = 1e-30
 """Below this a gradient is zero: its inverse norm is no float32."""
 
@@ -34,12 +35,8 @@ def fold_weights(labels: Array, balanced: bool, rng: Stream) -> Array:
     Raises `InputError` for fewer than two samples.
     """
     n = len(labels)
-    if n < FOLDS:
-        raise InputError(f"{n} samples cannot be split into {FOLDS} folds")
-    order = rng.permutation(n)
     weights = np.zeros((FOLDS, n))
-    for fold in range(FOLDS):
-        mine = order[fold::FOLDS]
+    for fold, mine in enumerate(two_halves(n, rng)):
         rarity = np.ones(len(mine))
         if balanced and labels.ndim == 1:
             _, place, sizes = np.unique(labels[mine], return_inverse=True, return_counts=True)

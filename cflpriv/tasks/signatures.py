@@ -12,12 +12,13 @@ import scipy.linalg
 from ..engine import TaskInput
 from ..errors import InputError
 from ..types import Array, Parts
+from .halves import HALVES, two_halves
 
 if TYPE_CHECKING:
-    from ..privacy.private_signatures import NoisyPrincipalVectors
+    from ..privacy.private_signatures import NoisyMoment, NoisyPrincipalVectors
     from ..privacy.settings import Noise
 
-__all__ = ["PrincipalVectors", "principal_vectors"]
+__all__ = ["PrincipalHalves", "PrincipalVectors", "principal_vectors"]
 
 
 def principal_vectors(samples: Array, p: int, *, name: str = "samples") -> Array:
@@ -97,6 +98,50 @@ class PrincipalVectors:
             signature[row : row + len(vectors)] = vectors
             row += len(vectors)
         return {"signature": signature}
+
+
+@dataclass(frozen=True)
+class PrincipalHalves:
+    """The `p` leading principal vectors of each of two random halves of a client's data, one half after the other.
+
+    Part: "signature" (2p, d) float64. A half's vectors v are as long as their singular values, by one factor, so that Σ v vᵀ has norm 1.
+    The halves differ by noise alone, so that a test can tell noise from differences of clients. Raises `InputError` where a half has fewer
+    than p samples, or a lower rank.
+
+    Reveals: what `PrincipalVectors` does, twice, and the ratios of the p singular values. The mean of the first vectors of both halves is
+    closer to the mean image than either.
+    """
+
+    p: int = 3
+
+    parts: ClassVar[Parts] = {"signature": "compared"}
+    keeps: ClassVar[tuple[str, ...]] = ()
+
+    def private(self, noise: "Noise") -> "NoisyMoment":
+        """One noisy second moment in place of two halves, under sample-level differential privacy: the law of its noise is public."""
+        from ..privacy.private_signatures import NoisyMoment
+
+        return NoisyMoment(noise.sketch_dim, noise.signature, noise.relation, noise.samples, noise.seed)
+
+    @property
+    def width(self) -> int:
+        """The public number of rows."""
+        return HALVES * self.p
+
+    def run(self, given: TaskInput) -> dict[str, Array]:
+        name = f"client {given.data.id}"
+        x = given.data.x_train.reshape(len(given.data.x_train), -1)
+        try:
+            halves = two_halves(len(x), given.streams("folds"))
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
+        halves_of = f"of {len(x)} samples (cut = 'test' takes a signature of each half)"
+        rows = []
+        for half in halves:
+            basis = principal_vectors(x[half], self.p, name=f"{name}: a half {halves_of}")
+            squares = ((basis @ np.asarray(x[half], np.float64).T) ** 2).sum(axis=1)  # of the singular values
+            rows.append(basis * np.sqrt(squares / np.linalg.norm(squares))[:, None])
+        return {"signature": np.concatenate(rows)}
 
 
 def _rank(block: Array) -> int:

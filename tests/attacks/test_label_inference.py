@@ -221,9 +221,10 @@ def test_a_trusted_server_sees_contributions_under_client_level_privacy() -> Non
 
 
 @pytest.mark.parametrize(("gram", "adversary"), [(["sketch"], "server"), (["sketch", "haar"], "server+1")])
-def test_a_sketch_hides_no_labels_from_who_can_make_one(gram: list[str], adversary: str) -> None:
-    """Templates of what clients would send go through the same public sketch."""
-    made = config({"name": "stocfl"}, protection={"gram": gram, "sketch_dim": 256})
+@pytest.mark.parametrize("rule", [{"tau": 0.5}, {"cut": "test"}])
+def test_a_sketch_hides_no_labels_from_who_can_make_one(gram: list[str], adversary: str, rule: dict[str, Any]) -> None:
+    """Templates of what clients would send go through the same public sketch; of halves the mean is read."""
+    made = config({"name": "stocfl", **rule}, protection={"gram": gram, "sketch_dim": 256})
     cells = {cell.metric: cell for cell in ATTACKS["anchor_counts"].cells(case(made, adversary))[0]}
     assert cells["label_set_accuracy"].value == 1.0
     assert cells["histogram_l1"].status == "leaks"

@@ -40,8 +40,10 @@ def by_metric(cells: list[Cell], adversary: str = "server") -> dict[str, Cell]:
     return {cell.metric: cell for cell in cells if cell.adversary == adversary}
 
 
-def test_clear_signatures_show_images_and_labels(tmp_path: Path) -> None:
-    run_experiment(config({}), tmp_path / "run")
+@pytest.mark.parametrize("cut", ["silhouette", "test"])
+def test_clear_signatures_show_images_and_labels(tmp_path: Path, cut: str) -> None:
+    """Of the whole data, and of two halves."""
+    run_experiment(config({}, algorithm={"name": "pacfl", "cut": cut}), tmp_path / "run")
     cells = by_metric(audited(tmp_path / "run", "server"))
     assert cells["mean_image_cosine"].value is not None
     assert cells["mean_image_cosine"].value > 0.99
@@ -60,6 +62,19 @@ def test_clear_signatures_show_images_and_labels(tmp_path: Path) -> None:
     assert all(keys <= set(cell) for cell in written)
     arrays = np.load(tmp_path / "run" / "audit" / written[0]["arrays"], allow_pickle=False)
     assert arrays["recovered"].shape == arrays["truth"].shape == (12, 1, 8, 8)
+
+
+@pytest.mark.parametrize("sketch_dim", [0, 32])
+def test_noisy_moments_show_images_where_the_noise_allows_it_and_they_are_not_sketched(tmp_path: Path, sketch_dim: int) -> None:
+    privacy = {"unit": "sample", "epsilon": 500.0, "delta": 1e-5, "samples": 100, "sketch_dim": sketch_dim}
+    run_experiment(config({}, algorithm={"name": "pacfl", "cut": "test"}, privacy=privacy), tmp_path / "run")
+    cells = by_metric(audited(tmp_path / "run", "server"))
+    if sketch_dim:  # 528 numbers, more than the 64 of a sample
+        assert "sketched" in cells["mean_image_cosine"].note
+        return
+    for metric in ("mean_image_cosine", "label_set_accuracy"):
+        assert cells[metric].status == "leaks"
+        assert cells[metric].value == pytest.approx(cells[metric].reference, abs=0.1)
 
 
 def test_under_haar_the_server_is_at_its_baseline_and_a_colluder_breaks_it(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ RELEASES = ("labels", "distances", "gram")
 def clustered(protection: Protection, name: str = "pacfl", rounds: int = 0, **options: Any) -> tuple[FederationServer, Algorithm, Any]:
     scene = population(groups=2, clients_per_group=3)
     fed = federation(scene, protection)
+    options = options or ({"cut": "silhouette"} if name == "pacfl" else {})
     algorithm = ALGORITHMS[name].make(training(scene), **options)
     state = algorithm.init(fed)
     for number in range(rounds):
@@ -149,17 +150,19 @@ def test_the_secret_key_stays_with_the_key_holder() -> None:
 
 
 SYSTEMS: dict[str, tuple[dict[str, Any], int]] = {
-    "pacfl": ({}, 0),
+    "pacfl": ({"cut": "silhouette"}, 0),
+    "pacfl, cut by test": ({"cut": "test"}, 0),
     "cfl": ({"eps1": 1.0001, "eps2": 1.0002, "settle": 0}, 2),
     "stocfl": ({"tau": 0.5}, 1),
+    "stocfl, cut by test": ({"cut": "test"}, 1),
     "one_shot": ({"k": 2}, 0),
 }
 
 
-@pytest.mark.parametrize("name", [name for name in SYSTEMS if name in ALGORITHMS])
+@pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("release", RELEASES)
-def test_systems_find_the_clusters_they_find_in_the_clear(name: str, release: Any) -> None:
-    options, rounds = SYSTEMS[name]
+def test_systems_find_the_clusters_they_find_in_the_clear(system: str, release: Any) -> None:
+    (options, rounds), name = SYSTEMS[system], system.partition(",")[0]
     bound = {"pacfl": 1.0, "cfl": 2.0}.get(name, 64.0)
     _, algorithm, state = clustered(Protection(), name, rounds, **options)
     protection = Protection(gram=("ckks",), ckks_release=release, ckks_bound=bound)

@@ -16,10 +16,13 @@ from cflpriv.clustering.similarity import Gram, angles
 from cflpriv.contract.operations import GramView, Sampling
 from cflpriv.contract.protection import Protection
 from cflpriv.data import DataSpec, build_population
-from cflpriv.errors import InputError
+from cflpriv.engine import Streams, TaskInput
+from cflpriv.errors import CflprivWarning, InputError
+from cflpriv.experiments import parse_config
+from cflpriv.experiments.run import start
 from cflpriv.federation.server import FederationServer
-from cflpriv.tasks.signatures import PrincipalVectors, principal_vectors
-from cflpriv.types import Array, Population
+from cflpriv.tasks.signatures import PrincipalHalves, PrincipalVectors, principal_vectors
+from cflpriv.types import Array, ClientData, Population
 
 
 def digits(clients: int = 20, rotations: tuple[int, ...] = (0, 90), **more: Any) -> Population:
@@ -27,6 +30,7 @@ def digits(clients: int = 20, rotations: tuple[int, ...] = (0, 90), **more: Any)
 
 
 train_on = partial(mlp_training, momentum=0.5)
+RULES = ("test", "silhouette", "gap")
 
 
 def rounds(algorithm: Algorithm, fed: FederationServer, count: int) -> Any:
@@ -85,18 +89,145 @@ def test_every_algorithm_runs_unchanged_under_every_protection(algorithm: str, n
     np.testing.assert_allclose(results[0][1], results[1][1], rtol=1e-6)
 
 
-def test_rotated_digits_are_told_apart_without_a_number_of_clusters() -> None:
+@pytest.mark.parametrize("cut", RULES)
+def test_rotated_digits_are_told_apart_without_a_number_of_clusters(cut: Any) -> None:
     scene = digits()
-    state = pacfl(train_on(scene)).init(federation(scene))
+    state = pacfl(train_on(scene), cut=cut).init(federation(scene))
     assert state.notes["clear"]
     assert ari(scene.groups, state.clustering.labels) == 1.0
 
 
-def test_no_clear_structure_is_one_cluster() -> None:
+@pytest.mark.parametrize("cut", RULES)
+def test_no_clear_structure_is_one_cluster(cut: Any) -> None:
     scene = digits(rotations=())
-    state = pacfl(train_on(scene)).init(federation(scene))
+    state = pacfl(train_on(scene), cut=cut).init(federation(scene))
     assert not state.notes["clear"]
     assert state.clustering.k == 1
+
+
+# --- the cut by test
+
+
+def test_by_default_halves_are_tested() -> None:
+    """What is sent, what is said of it, and the evidence."""
+    scene = digits()
+    fed = federation(scene)
+    algorithm = pacfl(train_on(scene))
+    state = algorithm.init(fed)
+    (message,) = [one for one in fed.transcript.messages if one.operation == "gram"]
+    rows = (message.payload or {})["rows"]
+    assert rows.shape == (20, 6, 64)
+    for half in (rows[:, :3], rows[:, 3:]):
+        products = half @ half.transpose(0, 2, 1)
+        np.testing.assert_allclose(np.linalg.norm(products, axis=(1, 2)), 1.0)
+        np.testing.assert_allclose(products * (1 - np.eye(3)), 0.0, atol=1e-12)
+    said = algorithm.describe(state)
+    assert {key: said[key] for key in ("rule", "clear", "answer")} == {"rule": "test at level 0.01", "clear": True, "answer": "groups"}
+    assert said["p"] <= 0.01
+    assert said["evidence"].keys() >= {"spectrum", "edge", "tree", "tests", "distance", "clients"}
+    assert ALGORITHMS["pacfl"].compared({}).rows == 6
+    assert not ALGORITHMS["pacfl"].compared({"k": 2}).halves
+
+
+def test_few_clients_are_one_cluster_and_the_notes_say_why() -> None:
+    scene = digits(3, rotations=(0, 90, 180))
+    state = pacfl(train_on(scene)).init(federation(scene))
+    assert state.clustering.k == 1
+    assert state.notes["answer"] == "not tested: fewer than 4 clients"
+
+
+def test_halves_are_of_all_samples_each_in_one() -> None:
+    """Three vectors are the second moment of three samples; another client draws other halves."""
+    rng = np.random.default_rng(0)
+    x = rng.random((8, 6, 5))
+    clients = [ClientData(number, x[0], np.zeros(6, np.int64), x[0][:0], np.zeros(0, np.int64)) for number in (0, 1)]
+    sent = [PrincipalHalves(3).run(TaskInput(one, {}, {}, Streams(0, -1, one.id)))["signature"] for one in clients]
+    for rows in sent:
+        dealt = []
+        for half in (rows[:3], rows[3:]):
+            inside = np.linalg.norm(x[0] - x[0] @ np.linalg.pinv(half) @ half, axis=1) < 1e-9
+            assert inside.sum() == 3
+            moment = x[0][inside].T @ x[0][inside]
+            np.testing.assert_allclose(half.T @ half, moment / np.linalg.norm(moment), atol=1e-12)
+            dealt.append(inside)
+        assert not (dealt[0] & dealt[1]).any()
+    assert not np.allclose(sent[0], sent[1])
+
+
+def test_a_half_of_too_few_samples_is_refused_by_name() -> None:
+    scene = digits(5)
+    few = replace(scene.clients[3], x_train=scene.clients[3].x_train[:5], y_train=scene.clients[3].y_train[:5])
+    fed = federation([*scene.clients[:3], few, scene.clients[4]])
+    with pytest.raises(InputError, match=r"client 3: a half of 5 samples .*p = 3 .* rank 2"):
+        pacfl(train_on(scene)).init(fed)
+    one = replace(few, x_train=few.x_train[:1], y_train=few.y_train[:1])
+    with pytest.raises(InputError, match="client 3: 1 samples cannot be split"):
+        pacfl(train_on(scene)).init(federation([*scene.clients[:3], one, scene.clients[4]]))
+
+
+@pytest.mark.parametrize("name", PROTECTIONS)
+def test_newcomers_join_the_nearest_group_by_test(name: str) -> None:
+    scene = digits()
+    fed = federation(scene, PROTECTIONS[name], present=range(14))
+    algorithm = pacfl(train_on(scene), weights="equal", fine_tune_epochs=1)
+    assert algorithm.admit is not None
+    state = rounds(algorithm, fed, 1)
+    before = state.clustering
+    eye(fed).join(range(14, 20))
+    state, notes = algorithm.admit(fed, state, range(14, 20))
+    assert ari(scene.groups, state.clustering.labels) == 1.0
+    assert state.clustering.labels[:14] == before.labels
+    assert notes == {"opened_clusters": 0}
+    assert served(algorithm, fed, state).shape[0] == 20
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"cut": "test", "k": 2}, r"algorithm\.cut: 'test' .* algorithm\.k is given"),
+        ({"cut": "gap", "beta": 9.0}, r"algorithm\.cut: 'gap' .* algorithm\.beta is given"),
+        ({"cut": "elbow"}, "'elbow'"),
+        ({"cut": "test", "variant": "authors"}, r"algorithm\.cut: 'test' goes with variant = 'paper'"),
+        ({"cut": "test", "per_label": True}, r"algorithm\.cut: 'test' goes with per_label = false"),
+        ({"linkage": "single"}, r"algorithm\.cut: 'test' .* linkage = 'single' goes with another cut"),
+        ({"measure": "chordal"}, r"algorithm\.cut: 'test' .* measure = 'chordal'"),
+    ],
+)
+def test_what_does_not_go_with_a_cut_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        pacfl(training(population()), **options)
+
+
+def test_signatures_per_label_are_cut_by_silhouette() -> None:
+    scene = digits(8)
+    for options in ({"variant": "authors"}, {"per_label": True}):
+        algorithm = pacfl(train_on(scene), **options)
+        assert algorithm.init(federation(scene)).notes["rule"] == "automatic (silhouette)"
+        assert ALGORITHMS["pacfl"].compared(options).per_label
+
+
+def test_the_old_key_says_what_it_is_called_now() -> None:
+    with pytest.raises(InputError, match=r"\[algorithm\] auto = 'gap': is called cut now"):
+        parse_config({"algorithm": {"name": "pacfl", "auto": "gap"}})
+
+
+@pytest.mark.parametrize(("rotations", "k"), [((0, 90), 2), ((), 1)])
+def test_under_sample_level_privacy_the_number_of_groups_is_found_too(rotations: tuple[int, ...], k: int) -> None:
+    """One noisy second moment a client takes the place of halves."""
+    tree = {
+        "data": {"clients": 20, "rotations": list(rotations), "test_samples_per_client": 20},
+        "model": {"hidden": 4}, "training": {"rounds": 1, "weights": "equal", "batch_size": 10},
+        "algorithm": {"name": "pacfl"},
+        "privacy": {"unit": "sample", "epsilon": 20.0, "delta": 1e-5, "samples": 60, "sketch_dim": 12},
+        "run": {"insecure_test_entropy": True, "record": "full"},
+    }  # fmt: skip
+    with pytest.warns(CflprivWarning):
+        simulation = start(parse_config(tree))
+    (message,) = [one for one in simulation.federation.transcript.messages if one.operation == "gram"]
+    assert (message.payload or {})["rows"].shape == (20, 1, 78)
+    clustering = simulation.algorithm.describe(simulation.state)["clustering"]
+    assert clustering.k == k
+    assert ari(simulation.population.groups, clustering.labels) == 1.0
 
 
 def test_the_authors_variant_runs_with_ragged_widths() -> None:
@@ -124,7 +255,7 @@ def test_small_clusters_merge_inside_the_clustering() -> None:
 def test_newcomers_join_their_group(name: str, linkage: Any) -> None:
     scene = digits()
     fed = federation(scene, PROTECTIONS[name], present=range(14))
-    algorithm = pacfl(train_on(scene), weights="equal", linkage=linkage)
+    algorithm = pacfl(train_on(scene), weights="equal", linkage=linkage, cut="silhouette")
     assert algorithm.admit is not None
     state = rounds(algorithm, fed, 1)
     before = state.clustering

@@ -15,11 +15,10 @@ from scipy import stats
 
 from cflpriv.algorithms.grouping import FindGroups, JoinGroups
 from cflpriv.clustering.scores import ari
-from cflpriv.clustering.similarity import Gram, principal_angles, projectors
+from cflpriv.clustering.similarity import Gram
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.engine.models import Model
 from cflpriv.engine.sample_gradients import sample_gradients
-from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.privacy.private_signatures import NoisyMeanGradient, NoisyMoment, sketch_directions, unit_rows
 from cflpriv.privacy.settings import Noise
@@ -135,19 +134,6 @@ def test_a_client_that_sends_a_long_vector_hides_no_groups() -> None:
     vectors[0] *= 1e6
     found, _ = find(view_of(vectors))
     assert ari(labels[1:].tolist(), found["labels"][1:].tolist()) == 1.0
-
-
-def test_products_of_subspaces_are_those_of_their_projections() -> None:
-    rng = np.random.default_rng(0)
-    bases = np.stack([np.linalg.qr(rng.normal(size=(9, 3)))[0].T for _ in range(8)]).reshape(4, 6, 9)  # two subspaces a client
-    gram = projectors(Gram.of_vectors(range(4), bases), 3)
-    assert (gram.n, gram.p) == (4, 2)
-    for i, j, a, b in np.ndindex(4, 4, 2, 2):
-        first, second = bases[i, 3 * a : 3 * a + 3], bases[j, 3 * b : 3 * b + 3]
-        cosines = np.cos(np.radians(principal_angles(first, second)))
-        assert gram.block(slice(i, i + 1), slice(j, j + 1))[0, a, 0, b] == pytest.approx((cosines**2).mean(), abs=1e-9)
-    with pytest.raises(InputError, match="6 vectors each, which are no subspaces of 4"):
-        projectors(Gram.of_vectors(range(4), bases), 4)
 
 
 def test_a_run_under_sample_level_privacy_finds_groups_and_spends_its_budget(tmp_path: Any) -> None:

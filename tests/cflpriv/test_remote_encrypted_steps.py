@@ -27,7 +27,7 @@ PLACE = 1000 + HOLDER
 
 
 def pacfl(scene: Population) -> Any:
-    return ALGORITHMS["pacfl"].make(training(scene))
+    return ALGORITHMS["pacfl"].make(training(scene), cut="silhouette")
 
 
 class Broken(Loopback):

@@ -40,7 +40,7 @@ def experiment(folder: Path, algorithm: str = "pacfl", protection: str = "none")
         "data": {"source": "digits", "clients": 8, "rotations": [0, 90]},
         "model": {"hidden": 4},
         "training": {"rounds": 2, "weights": "equal", "lr": 0.1, "batch_size": 60},
-        "algorithm": {"name": algorithm},
+        "algorithm": {"name": algorithm, **({"cut": "silhouette"} if algorithm == "pacfl" else {})},
         "protection": {"gram": gram, "sum": protection},
     }
     run_experiment(parse_config(tree), folder)
@@ -246,6 +246,19 @@ def test_one_run_and_unfinished_neighbours(runs: Path) -> None:
         (runs / name / "summary.json").unlink()
     assert "ended by force): a_pacfl, b_haar, c_fedavg." in page_of(runs).words
     assert write_report(runs / "d_local") == runs / "d_local" / "report.html"
+
+
+def test_what_a_test_of_the_clusters_answered_is_reported(runs: Path) -> None:
+    rewrite(runs / "a_pacfl" / "measured.json", lambda old: {**old, "rule": "test at level 0.01", "answer": "groups", "p": 0.002})
+    assert "Cut: test at level 0.01. Answer: groups (p = 0.002)." in page_of(runs / "a_pacfl").words
+    rewrite(runs / "a_pacfl" / "measured.json", lambda old: {**old, "answer": "all alike", "p": None})
+    assert "Answer: all alike." in page_of(runs / "a_pacfl").words
+
+
+def test_newcomers_by_test_have_no_cut_anew(runs: Path) -> None:
+    new = {"clients": [6, 7], "newcomer_accuracy_mean": 0.512, "newcomer_accuracy_worst": 0.25, "opened_clusters": 0}
+    rewrite(runs / "a_pacfl" / "summary.json", lambda old: {**old, "newcomers": new})
+    assert "0 cluster(s) opened for them." in page_of(runs / "a_pacfl").words
 
 
 def test_newcomers_are_reported(runs: Path) -> None:

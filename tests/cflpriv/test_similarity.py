@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import orthonormal_rows
 
-from cflpriv.clustering.similarity import Gram, Measure, angle_rows, angles, cosines, drowned, least_norm, principal_angles
+from cflpriv.clustering.similarity import Gram, Measure, angle_rows, angles, cosines, drowned, least_norm, moments, principal_angles
 from cflpriv.errors import InputError
 from cflpriv.types import Array
 
@@ -242,3 +242,20 @@ def test_half_of_the_vectors_or_more_are_drowned_or_not(short: int) -> None:
     squares = np.array([0.0] * short + [1.0] * (8 - short))
     assert drowned(squares, 1e-3) == (2 * short >= 8)
     assert not drowned(squares, 0.0)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 3))
+@settings(max_examples=30, deadline=None)
+def test_moments_are_those_of_outer_products(seed: int, p: int, folds: int) -> None:
+    """⟨Σ v vᵀ, Σ w wᵀ⟩ from the products of vectors; turning the vectors of a moment within their span changes nothing."""
+    rng = np.random.default_rng(seed)
+    vectors = rng.normal(size=(5, folds * p, 6))
+    parts = vectors.reshape(5, folds, p, 6)
+    made = (parts.transpose(0, 1, 3, 2) @ parts).reshape(5 * folds, -1)
+    gram = moments(Gram.of_vectors(range(5), vectors), p)
+    np.testing.assert_allclose(gram.matrix(), made @ made.T, rtol=1e-10)
+    turn = np.linalg.qr(rng.normal(size=(p, p)))[0]
+    turned = moments(Gram.of_vectors(range(5), (turn @ parts).reshape(vectors.shape)), p)
+    np.testing.assert_allclose(turned.matrix(), gram.matrix(), rtol=1e-9)
+    with pytest.raises(InputError, match="make no moments of"):
+        moments(Gram.of_vectors(range(5), vectors), folds * p + 1)

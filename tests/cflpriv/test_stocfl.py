@@ -12,23 +12,25 @@ from hypothesis import strategies as st
 from scenes import PROTECTIONS, eye, federation, population, served, training
 from scenes import mlp_training as train_on
 
-from cflpriv.algorithms import fedavg, stocfl
+from cflpriv.algorithms import ALGORITHMS, fedavg, stocfl
 from cflpriv.algorithms.interface import Algorithm
 from cflpriv.algorithms.merging import Known, MergeClusters, MergePresent, PlaceNewcomers, merge_by_cosine
-from cflpriv.algorithms.stocfl import Represent, State, count_sketch
+from cflpriv.algorithms.stocfl import Represent, State, _regrouped, count_sketch
 from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import Gram
-from cflpriv.contract.handles import Released
+from cflpriv.contract.handles import Released, Shared
 from cflpriv.contract.operations import GramView, Sampling
 from cflpriv.contract.protection import Protection
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.engine.models import Model
-from cflpriv.errors import InputError, TrainingDiverged
+from cflpriv.errors import CflprivWarning, InputError, TrainingDiverged
+from cflpriv.experiments import parse_config
 from cflpriv.experiments.checkpoint import flatten
+from cflpriv.experiments.run import advance, start
 from cflpriv.federation.server import FederationServer
 from cflpriv.tasks.training import Gradient, Train
-from cflpriv.types import Array, ClientData, Population
+from cflpriv.types import Array, ClientData, Clustering, Population
 
 PATHOLOGICAL = ((0, 1, 2), (3, 4), (5, 6), (7, 8, 9))
 
@@ -536,8 +538,175 @@ def test_clients_not_met_use_the_global_model() -> None:
 def test_sampling_per_cluster_takes_the_unmet_as_a_group() -> None:
     scene = digits(12)
     fed = federation(scene, sampling=Sampling("per_cluster", 0.25))
-    state = run(stocfl(train_on(scene)), fed, 12)
+    state = run(stocfl(train_on(scene), tau=0.5), fed, 12)
     assert len(state.clustering.clients) == 12
+
+
+# --- the cut by test
+
+
+def test_by_default_halves_are_tested() -> None:
+    """What is sent, what is said of it, and the evidence."""
+    scene = digits(20, partition="pathological", rotations=(), groups=PATHOLOGICAL)
+    fed = federation(scene)
+    algorithm = stocfl(train_on(scene))
+    state = algorithm.init(fed)
+    fed.begin_round(0)
+    state, record = algorithm.round(fed, state)
+    (message,) = [one for one in fed.transcript.messages if one.operation == "gram"]
+    rows = (message.payload or {})["rows"]
+    assert rows.shape == (20, 2, train_on(scene).model.dimension)
+    np.testing.assert_allclose(np.linalg.norm(rows.mean(1), axis=1), 1.0, atol=1e-9)
+    assert (np.abs(rows[:, 0] - rows[:, 1]).max(1) > 1e-3).all()
+    said = algorithm.describe(state)
+    assert {key: said[key] for key in ("rule", "clear", "answer")} == {"rule": "test at level 0.01", "clear": True, "answer": "groups"}
+    assert said["evidence"].keys() >= {"spectrum", "edge", "tree", "tests", "distance", "clients"}
+    assert ari(truth(scene, state.clustering.clients), state.clustering.labels) == 1.0
+    assert record.notes["newly_met"] == 20
+    assert record.notes["answer"] == "groups"
+    assert record.notes["p"] == said["p"] <= 0.01
+
+
+def test_few_clients_met_are_one_cluster_and_more_come_apart() -> None:
+    """Below four nothing is tested; then the test runs in the rounds in which somebody is met, and in no other."""
+    scene = digits(24, partition="pathological", rotations=(), groups=PATHOLOGICAL)
+    fed = federation(scene, sampling=Sampling("global", 1 / 24), seed=1)
+    algorithm = stocfl(train_on(scene))
+    state, answers = algorithm.init(fed), []
+    for number in range(3):
+        fed.begin_round(number)
+        state, record = algorithm.round(fed, state)
+        answers.append(record.notes["answer"])
+        assert state.clustering.k == 1
+    assert answers == ["not tested: fewer than 4 clients"] * 3
+    assert set(state.trained[0]) == set(state.clustering.clients)
+    whole = federation(scene, seed=1)
+    state = run(algorithm, whole, 3)
+    grams = [one for one in whole.transcript.messages if one.operation == "gram"]
+    assert len(grams) == 1
+    assert ari(truth(scene, state.clustering.clients), state.clustering.labels) == 1.0
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6))
+def test_models_of_new_clusters_are_those_of_their_own_members(seed: int) -> None:
+    """Clusters split and merge at will; each model against a sum over clients of the model that the client has trained."""
+    rng = np.random.default_rng(seed)
+    clients, k_old, k_new = 9, int(rng.integers(1, 4)), int(rng.integers(1, 5))
+    labels = rng.integers(k_old, size=6)
+    labels[:k_old] = np.arange(k_old)
+    new = rng.integers(k_new, size=clients)
+    new[rng.permutation(clients)[:k_new]] = np.arange(k_new)
+    models = rng.normal(size=(k_old, 3))
+    trained = tuple(tuple(int(i) for i in np.flatnonzero(labels == k) if rng.random() < 0.6) for k in range(k_old))
+    state = State(
+        Clustering(tuple(range(6)), tuple(int(one) for one in labels), k_old), tuple(Shared(model) for model in models), trained,
+        Shared(np.full(3, 9.0)), tuple(range(clients)),
+    )  # fmt: skip
+    fed = federation(population(groups=3, clients_per_group=3))
+    after = _regrouped(fed, state, Clustering(tuple(range(clients)), tuple(int(one) for one in new), k_new), 0)
+    for label in range(k_new):
+        members = [client for client in range(clients) if new[client] == label]
+        own = [(client, k) for k in range(k_old) for client in trained[k] if client in members]
+        assert set(after.trained[label]) == {client for client, _ in own}
+        value = after.models[label].value()
+        met = [labels[client] for client in members if client < 6]
+        if own:
+            np.testing.assert_allclose(value, np.mean([models[k] for _, k in own], axis=0), atol=1e-12)
+        elif met:
+            most = max(np.bincount(met))
+            assert any(np.array_equal(value, models[k]) for k in set(met) if met.count(k) == most)
+        else:
+            np.testing.assert_array_equal(value, np.full(3, 9.0))
+
+
+@pytest.mark.parametrize("name", PROTECTIONS)
+def test_by_test_clear_and_hidden_runs_are_the_same_and_newcomers_join(name: str) -> None:
+    scene = digits(24, partition="pathological", rotations=(), groups=PATHOLOGICAL)
+    results = []
+    for protection in (Protection(), PROTECTIONS[name]):
+        fed = federation(scene.clients, protection=protection, sampling=Sampling("global", 0.5), seed=2, present=range(20))
+        algorithm = stocfl(train_on(scene, "float64", hidden=4, batch_size=50), weights="equal")
+        assert algorithm.admit is not None
+        state = run(algorithm, fed, 4)
+        before = state.clustering
+        eye(fed).join(range(20, 24))
+        state, notes = algorithm.admit(fed, state, range(20, 24))
+        assert notes == {"opened_clusters": 0}
+        assert state.clustering.labels[: len(before.labels)] == before.labels
+        assert ari(truth(scene, state.clustering.clients), state.clustering.labels) == 1.0
+        state = run(algorithm, fed, 1, first=4, state=state)  # and training goes on with them
+        results.append((state.clustering, served(algorithm, fed, state)))
+    assert results[0][0] == results[1][0]
+    np.testing.assert_allclose(results[0][1], results[1][1], atol=1e-8)
+
+
+def test_newcomers_before_anybody_was_met_are_tested_themselves() -> None:
+    scene = digits(20, partition="pathological", rotations=(), groups=PATHOLOGICAL)
+    fed = federation(scene)
+    algorithm = stocfl(train_on(scene))
+    assert algorithm.admit is not None
+    state, notes = algorithm.admit(fed, algorithm.init(fed), fed.clients)
+    assert ari(truth(scene, state.clustering.clients), state.clustering.labels) == 1.0
+    assert notes == {"opened_clusters": 4}
+    for model in state.models:
+        np.testing.assert_array_equal(model.value(), state.global_model.value())
+
+
+def test_small_groups_join_the_nearest_under_a_minimum_cohort() -> None:
+    scene = digits(20, partition="pathological", rotations=(), groups=PATHOLOGICAL)
+    state = run(stocfl(train_on(scene)), federation(scene, Protection(min_cohort=6, small_clusters="merge")), 1)
+    assert min(len(state.clustering.members(label)) for label in range(state.clustering.k)) >= 6
+
+
+def test_halves_are_of_one_scale_and_their_mean_is_the_whole() -> None:
+    scene = digits(3)
+    clients = [replace(c, x_train=c.x_train[:50], y_train=c.y_train[:50]) for c in scene.clients]
+    train = train_on(scene, "float64")
+    given = [TaskInput(c, {"model": train.model.init(0)}, {}, Streams(0, 0, c.id)) for c in clients]
+    for task in (Gradient(train.model), replace(train, epochs=1, batch_size=0)):
+        for engine in (Engine("auto"), Engine("sequential")):
+            whole, halves = (engine.run(Represent(task, halves=by), given) for by in (False, True))
+            for one, two in zip(whole, halves, strict=True):
+                assert np.asarray(two["representation"]).shape == (2, train.model.dimension)
+                np.testing.assert_allclose(np.mean(two["representation"], axis=0), one["representation"], atol=1e-9)
+    sketched = Represent(Gradient(train.model), sketch=32, halves=True).run(given[0])["representation"]
+    plain = Represent(Gradient(train.model), halves=True).run(given[0])["representation"]
+    for a, b in zip(np.asarray(sketched), np.asarray(plain), strict=True):
+        np.testing.assert_allclose(a, count_sketch(b, 32, 0), atol=1e-12)
+    lonely = replace(clients[0], x_train=clients[0].x_train[:1], y_train=clients[0].y_train[:1])
+    with pytest.raises(InputError, match=r"client 0: 1 samples cannot be split"):
+        Represent(Gradient(train.model), halves=True).run(replace(given[0], data=lonely))
+
+
+def test_tau_is_the_papers_rule_and_half_where_it_is_only_named() -> None:
+    scene = digits(10)
+    for one, other in (({"cut": "tau"}, {"tau": 0.5}), ({"variant": "authors"}, {"variant": "authors", "tau": 0.5, "cut": "tau"})):
+        states = [run(stocfl(train_on(scene), **options), federation(scene), 2) for options in (one, other)]
+        assert states[0].clustering == states[1].clustering
+        np.testing.assert_array_equal(states[0].global_model.value(), states[1].global_model.value())
+    rows = [ALGORITHMS["stocfl"].compared(given).rows for given in ({}, {"cut": "test"}, {"tau": 0.3}, {"variant": "authors"})]
+    assert rows == [2, 2, 1, 1]
+
+
+def test_under_sample_level_privacy_one_vector_of_public_noise_is_tested() -> None:
+    """Four sets of labels; the vectors keep their length, which says how much of them is noise."""
+    tree = {
+        "data": {"clients": 20, "partition": "pathological", "groups": [list(one) for one in PATHOLOGICAL]},
+        "model": {"name": "linear"}, "training": {"rounds": 1, "weights": "equal", "batch_size": 10},
+        "algorithm": {"name": "stocfl"},
+        "privacy": {"unit": "sample", "epsilon": 20.0, "delta": 1e-5, "samples": 60, "sketch_dim": 24},
+        "run": {"insecure_test_entropy": True, "record": "full"},
+    }  # fmt: skip
+    with pytest.warns(CflprivWarning):
+        simulation = start(parse_config(tree))
+    advance(simulation)
+    (message,) = [one for one in simulation.federation.transcript.messages if one.operation == "gram"]
+    rows = (message.payload or {})["rows"]
+    assert rows.shape == (20, 1, 24)
+    assert np.ptp(np.linalg.norm(rows, axis=-1)) > 1e-3
+    clustering = simulation.algorithm.describe(simulation.state)["clustering"]
+    assert ari([simulation.population.groups[client] for client in clustering.clients], clustering.labels) == 1.0
 
 
 # --- training that diverges, and is skipped
@@ -838,6 +1007,9 @@ def test_the_four_settings_on_real_data(name: str) -> None:
         ({"representation": "pixels"}, "'pixels'"),
         ({"movement_epochs": 0}, r"algorithm\.movement_epochs: 0"),
         ({"sketch_dim": -1}, r"algorithm\.sketch_dim: -1"),
+        ({"cut": "test", "tau": 0.5}, r"algorithm\.cut: 'test' .* algorithm\.tau = 0\.5"),
+        ({"cut": "test", "variant": "authors"}, r"algorithm\.cut: 'test' goes with variant = 'paper'"),
+        ({"cut": "silhouette"}, "'silhouette'"),
     ],
 )
 def test_bad_parameters_are_named(options: dict[str, Any], words: str) -> None:
