@@ -29,13 +29,14 @@ from cflpriv.clustering.scores import ari
 from cflpriv.contract.operations import Sampling
 from cflpriv.contract.transcript import Transcript
 from cflpriv.engine import Streams, TaskInput
+from cflpriv.errors import InputError
 from cflpriv.tasks.fold_gradients import FoldGradients
 from cflpriv.types import Array, Population
 
 DEVELOPMENT = ("mnist", "fashion_mnist")
 TESTED = ("emnist_letters", "usps", "cifar10")
 CLIENTS = 40
-FEW, MANY = 50, 150
+SAMPLES = (50, 150, 250)
 SEEDS = (0, 1, 2)
 MOST = 10
 """Rivals that score each number of groups try up to so many."""
@@ -62,7 +63,10 @@ CLASSES = {"emnist_letters": 26}
 
 @dataclass(frozen=True)
 class Scene:
-    """One population: a data set, what groups differ in, samples a client (at most, for a continuum), the seed."""
+    """One population: a data set, what groups differ in, samples a client (at most, for a continuum), the seed.
+
+    `population` raises `InputError` where the data set has too few samples.
+    """
 
     data: str
     kind: str
@@ -82,7 +86,7 @@ def scenes(data: Sequence[str], seeds: Sequence[int] = SEEDS) -> Iterator[Scene]
     """All scenes of some data sets."""
     for name in data:
         for kind in KINDS:
-            for samples in (FEW, MANY):
+            for samples in SAMPLES:
                 for seed in seeds:
                     yield Scene(name, kind, samples, seed)
 
@@ -190,19 +194,21 @@ def cell(scene: Scene, method: str, people: Population) -> dict[str, Any]:
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> str:
-    """By method: exact answers, by samples; single groups kept; wrong answers of two or more clusters."""
-    lines = [f"{'method':<20} {'exact, ' + str(MANY):>12} {'exact, ' + str(FEW):>12} {'one group kept':>16} {'wrong, two or more':>20}"]
+    """By method: exact answers by samples; populations without groups left whole; wrong answers of two or more clusters."""
+    columns = " ".join(f"{f'exact, {samples}':>12}" for samples in SAMPLES)
+    lines = [f"{'method':<24} {columns} {'one group kept':>16} {'continuum kept':>16} {'wrong, two or more':>20}"]
     for method in dict.fromkeys(row["method"] for row in rows):
         own = [row for row in rows if row["method"] == method]
         grouped = [row for row in own if int(row["groups"]) > 1]
         shown = []
-        for samples in (MANY, FEW):
+        for samples in SAMPLES:
             some = [row for row in grouped if int(row["samples"]) == samples]
-            shown.append(f"{sum(exact(row) for row in some)} of {len(some)}")
-        single = [row for row in own if int(row["groups"]) == 1]
+            shown.append(f"{f'{sum(exact(row) for row in some)} of {len(some)}':>12}")
+        for kind in WITHOUT_GROUPS:
+            some = [row for row in own if row["kind"] == kind]
+            shown.append(f"{f'{sum(exact(row) for row in some)} of {len(some)}':>16}")
         wrong = [row for row in own if int(row["found"]) > 1 and not exact(row)]
-        kept = f"{sum(exact(row) for row in single)} of {len(single)}"
-        lines.append(f"{method:<20} {shown[0]:>12} {shown[1]:>12} {kept:>16} {f'{len(wrong)} of {len(own)}':>20}")
+        lines.append(f"{method:<24} {' '.join(shown)} {f'{len(wrong)} of {len(own)}':>20}")
     return "\n".join(lines)
 
 
@@ -244,7 +250,11 @@ def main(words: Sequence[str]) -> int:
         for number, scene in enumerate(wanted, 1):
             key = (scene.data, scene.kind, str(scene.clients), str(scene.samples), str(scene.seed))
             missing = [one for one in methods if (*key, one) not in done]
-            people = scene.population(chosen.data_dir) if missing else None
+            try:
+                people = scene.population(chosen.data_dir) if missing else None
+            except InputError as error:  # the data set is too small
+                print(f"{number}/{len(wanted)} {', '.join(key)}: left out, {error}", flush=True)
+                continue
             for method in missing:
                 assert people is not None
                 row = cell(scene, method, people)

@@ -359,7 +359,7 @@ class _Noise:
 
 def _dimensions(trace: float, spread: float, n: int) -> int:
     """Noise of this trace and spread is as if spread evenly over so many dimensions."""
-    return int(np.clip(round(trace**2 / spread), 1, min(4 * n + 200, MOST_DIMENSIONS)))
+    return int(np.clip(round(trace**2 / max(spread, TINY)), 1, min(4 * n + 200, MOST_DIMENSIONS)))
 
 
 def _edge(crowd: Crowd, rng: Stream) -> float:

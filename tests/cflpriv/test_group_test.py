@@ -229,6 +229,14 @@ def test_one_client_of_much_noise_hides_nothing_and_joins_the_nearest(lie: str) 
             assert adjusted_rand_score(labels, found.labels) == 1.0, "its mean is that of its group"
 
 
+def test_clients_without_noise_in_a_group_of_their_own_are_tested_like_others() -> None:
+    rng = np.random.default_rng(17)
+    labels, means = grouped(30, 3, 1.0, rng)
+    folds = folds_of(means, rng)
+    folds[labels == 1] = means[labels == 1][:, None]
+    assert adjusted_rand_score(labels, groups_of(crowd_of_folds(gram_of(folds)), stream(0, "t")).labels) == 1.0
+
+
 def test_small_groups_within_groups_are_tested_again() -> None:
     """Twenty-four groups of six, in pairs: a pair's level is below what the draws of the first test can show."""
     rng = np.random.default_rng(16)
