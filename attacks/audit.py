@@ -349,7 +349,7 @@ def simulator(config: Config, population: Population) -> Callable[[Sequence[tupl
 
 def _rows_per_label(config: Config) -> int:
     """The public number of signature rows for each label; 0 where a signature is of all samples together."""
-    compared = config.spec.compared(config.algorithm)
+    compared = config.compared
     return compared.rows if compared.per_label else 0
 
 

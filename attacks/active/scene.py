@@ -84,7 +84,7 @@ class Scene:
     @cached_property
     def signature(self) -> PrincipalVectors:
         """What clients have compared: as many principal vectors as the algorithm's signatures have, where it has such."""
-        compared = self.config.spec.compared(self.config.algorithm)
+        compared = self.config.compared
         return PrincipalVectors(compared.rows if compared.of_samples and not compared.per_label else 1)
 
     @cached_property

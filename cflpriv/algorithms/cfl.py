@@ -60,7 +60,7 @@ from .attempts import try_compute
 from .checks import at_least, known
 from .fedavg import Weights
 from .grouping import ALPHA, FindGroups, JoinGroups, check_test
-from .interface import Algorithm, AlgorithmSpec, Compared, Served
+from .interface import Algorithm, AlgorithmSpec, BeforeRun, Compared, Served
 from .parameter_tree import Cluster, Cut, Node, Seen, State, offer, path
 from .split_test import DRAWS, HasHalves, SplitTest
 from .splitting import REFUSED_BY, SPLIT, Bipartition, MoreSimilar, pictured, separation_gap
@@ -382,8 +382,27 @@ def _describe(settings: CflSettings, state: State) -> Mapping[str, Any]:
     return {**described, "rule": rule, "clear": len(state.tree) > 1, "answer": "not tested", **state.answer}
 
 
+def _defaults(given: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
+    """Under sample-level privacy the paper's rule: how many tests there will be, and what they would cost, is not known before."""
+    return {"eps2": EPS2} if before.unit == "sample" and not decided_by_norms(given) else {}
+
+
+def _never_clusters(given: Mapping[str, Any], before: BeforeRun) -> str:
+    first = int(given.get("first_split", FIRST_SPLIT_AUTHORS if given.get("variant") == "authors" else 0))
+    return f"algorithm.first_split = {first}, and the run has {before.rounds} rounds" if 0 < before.rounds <= first else ""
+
+
+def _knowledge(given: Mapping[str, Any]) -> str:
+    if not decided_by_norms(given):
+        return f"none: a test at level {given.get('alpha', ALPHA):g}"
+    authors = given.get("variant") == "authors"
+    eps1, eps2 = given.get("eps1", EPS1_AUTHORS if authors else EPS1), given.get("eps2", EPS2_AUTHORS if authors else EPS2)
+    return f"thresholds on norms of updates, eps1 = {eps1:g} and eps2 = {eps2:g}"
+
+
 CFL = AlgorithmSpec(
     "cfl", cfl, "recursive bipartition by the cosines of updates where FedAvg stands still (Sattler et al. 2019)",
     states=(State, Node, Seen), tasks=(Same, HasHalves), functions=(Bipartition, MoreSimilar, FindGroups, JoinGroups),
     sample_releases=updates_only, renumbers=True, compared=lambda given: Compared(1 if decided_by_norms(given) else 2),
+    defaults=_defaults, never_clusters=_never_clusters, knowledge=_knowledge,
 )  # fmt: skip

@@ -37,7 +37,7 @@ from ..tasks.training import Train
 from ..types import Array, Clustering
 from .checks import at_least, known
 from .fedavg import Weights, average_within
-from .interface import Algorithm, AlgorithmSpec, Compared, Served
+from .interface import Algorithm, AlgorithmSpec, Compared, Served, default_of
 
 __all__ = ["ClusterByAngles", "PlaceNewcomers", "pacfl"]
 
@@ -246,7 +246,19 @@ def _compared(given: Mapping[str, Any]) -> Compared:
     return Compared(int(given.get("p", 3)), True, given.get("variant") == "authors" if per_label is None else bool(per_label))
 
 
+def _knowledge(given: Mapping[str, Any]) -> str:
+    if given.get("k") is not None:
+        return f"the number of groups, k = {given['k']}"
+    if given.get("beta") is not None:
+        return f"a threshold, beta = {given['beta']:g} degrees"
+    cut = given.get("cut") or default_of(pacfl, "cut")
+    if cut == "test":
+        return f"none: a test at level {given.get('alpha', default_of(pacfl, 'alpha')):g}"
+    return f"none: a cut by the {cut or given.get('auto', default_of(pacfl, 'auto'))} of the tree"
+
+
 PACFL = AlgorithmSpec(
     "pacfl", pacfl, "one-shot clustering by principal angles, then FedAvg in each cluster (Vahidian et al. 2023)",
     states=(State, Cut), functions=(ClusterByAngles, PlaceNewcomers), sample_releases=_sample_releases, compared=_compared,
+    knowledge=_knowledge,
 )  # fmt: skip

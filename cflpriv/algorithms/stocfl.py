@@ -50,7 +50,7 @@ from ..types import Array, Clustering
 from .attempts import mean_with_overall, try_compute
 from .checks import at_least, finite, known
 from .fedavg import Weights
-from .interface import Algorithm, AlgorithmSpec, Served
+from .interface import Algorithm, AlgorithmSpec, Served, default_of
 from .merging import Known, MergeClusters, MergePresent, PlaceNewcomers
 from .representing import ChainLink, Represent, count_sketch
 from .steps import OrElse, moved
@@ -359,8 +359,13 @@ def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
     return Releases(signatures=1, trainings=2 * rounds, mechanism="total")
 
 
+def _knowledge(given: Mapping[str, Any]) -> str:
+    tau = given.get("tau", default_of(stocfl, "tau"))
+    return f"none: a test at level {given.get('alpha', default_of(stocfl, 'alpha')):g}" if tau is None else f"a threshold, tau = {tau:g}"
+
+
 STOCFL = AlgorithmSpec(
     "stocfl", stocfl, "clients met merge by the cosine of anchor gradients, bi-level training (Zeng et al. 2023)",
     states=(State,), tasks=(ChainLink, Represent), functions=(Known, MergeClusters, MergePresent, PlaceNewcomers),
-    sample_releases=_sample_releases, renumbers=True,
+    sample_releases=_sample_releases, renumbers=True, knowledge=_knowledge,
 )  # fmt: skip
