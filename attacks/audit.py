@@ -351,7 +351,7 @@ def simulator(config: Config, population: Population) -> Callable[[Sequence[tupl
 
 def _rows_per_part(config: Config) -> int:
     """The public number of signature rows for each label or half; 0 where all rows are of all samples."""
-    compared = config.spec.compared(config.algorithm)
+    compared = config.compared
     return compared.rows // HALVES if compared.halves else compared.rows if compared.per_label else 0
 
 

@@ -78,7 +78,7 @@ def configured(network: str, partition: str, seed: int, protection: dict[str, An
     return parse_config({
         "data": data, "model": {"name": model, "hidden": 64},
         "training": {"rounds": rounds, "lr": lr, "batch_size": 10, "weights": "equal"} | training,
-        "algorithm": {"name": "cfl"} | ({"watch": True} if protection and protection["sum"] == "secagg" else {}),
+        "algorithm": {"name": "cfl", "eps2": 0.75} | ({"watch": True} if protection and protection["sum"] == "secagg" else {}),
         "protection": protection or {"gram": ["permutation"], "sum": "permutation", "transform": "fixed"},
         "run": {"seed": seed, "record": "full", "audit_parties": ["server", "client:0"]},
     })  # fmt: skip
@@ -353,7 +353,7 @@ def unbiased(network: str, partition: str, seed: int, run: Run) -> None:
     population = build_population(run.prior.config.data)
     protection = Protection(gram=("permutation",), sum="permutation", transform="fixed")
     federation = cflpriv.simulate(population.clients, protection=protection, seed=seed, transcript=Transcript("full")).federation
-    algorithm = cfl(train, weights="equal", seed=seed)
+    algorithm = cfl(train, eps2=0.75, weights="equal", seed=seed)
     state = algorithm.init(federation)
     for number in range(rounds):
         federation.begin_round(number)

@@ -29,9 +29,11 @@ HEAVY = {"momentum": 0.9}
 TRAINING: dict[str, dict[str, Any]] = dict.fromkeys(("fedavg", "fedprox", "fednova", "scaffold"), HEAVY)
 HYPER: dict[str, dict[str, Any]] = {
     "pacfl": {"p": 3, "k": 2}, "ifca": {"k": 2}, "fesem": {"k": 2}, "one_shot": {"k": 2}, "fedprox": {"mu": 0.01},
-    "per_fedavg": {"alpha": 0.01, "beta": 0.001}, "lg_fedavg": {"global_layers": 2},
+    "per_fedavg": {"alpha": 0.01, "beta": 0.001}, "lg_fedavg": {"global_layers": 2}, "cfl": {"eps2": 0.75},
 }  # fmt: skip
-BOUNDED: dict[str, dict[str, Any]] = {"pfedlia": {"warm_up": 5}}
+PRINTED: dict[str, dict[str, Any]] = {"pfedlia": {"warm_up": 20, "min_samples": 10}}
+"""At the paper's scale only."""
+BOUNDED: dict[str, dict[str, Any]] = {"pfedlia": {"warm_up": 5, "min_samples": 4}}
 """Away from the paper's scale: pFedLIA's 20 rounds of warm-up would be all there are."""
 PUBLISHED = {
     "local": 95.92, "fedavg": 77.3, "fedprox": 74.9, "fednova": 70.4, "scaffold": 42.8, "lg_fedavg": 96.80, "per_fedavg": 95.95,
@@ -48,7 +50,7 @@ def config_for(name: str, base: Config, paper: bool) -> Config:
     for section, values in PAPER.items() if paper else ():
         changed = changed.with_(section, **values)
     changed = changed.with_("training", **TRAINING.get(name, {}))
-    hyper = {**({} if paper else BOUNDED.get(name, {})), **HYPER.get(name, {})}
+    hyper = {**(PRINTED if paper else BOUNDED).get(name, {}), **HYPER.get(name, {})}
     checked = parse_config({"algorithm": {"name": name, **hyper}}).algorithm
     return replace(changed, algorithm=checked)
 

@@ -61,9 +61,9 @@ def try_ifca(scene: Population, seed: int) -> Trial:
 
 
 def try_cfl(scene: Population, seed: int) -> Trial:
-    """LeNet-5, three local epochs, thresholds relative to measured norms (the defaults)."""
+    """LeNet-5, three local epochs, the paper's rule with thresholds relative to measured norms."""
     model = Model("lenet5", scene.shape, scene.classes, mean=scene.mean, std=scene.std)
-    return cfl(Train(model, epochs=3, batch_size=10, lr=0.03), seed=seed), 1.0, 40
+    return cfl(Train(model, epochs=3, batch_size=10, lr=0.03), eps2=0.75, seed=seed), 1.0, 40
 
 
 def try_stocfl(scene: Population, seed: int) -> Trial:
@@ -72,8 +72,9 @@ def try_stocfl(scene: Population, seed: int) -> Trial:
 
 
 def try_pfedlia(scene: Population, seed: int) -> Trial:
-    """Twenty rounds of warm-up with a tenth of the clients, lazy influence of ten local epochs, OPTICS centrally."""
-    return pfedlia(Train(mlp(scene, 64), epochs=1, batch_size=10, lr=0.01), seed=seed), 0.1, 21
+    """Twenty rounds of warm-up with a tenth of the clients, lazy influence of ten local epochs, OPTICS with a tenth as min_samples."""
+    least = max(2, len(scene.clients) // 10)
+    return pfedlia(Train(mlp(scene, 64), epochs=1, batch_size=10, lr=0.01), warm_up=20, min_samples=least, seed=seed), 0.1, 21
 
 
 ALGORITHMS: dict[str, Callable[[Population, int], Trial]] = {

@@ -85,7 +85,7 @@ class Scene:
     @cached_property
     def signature(self) -> PrincipalVectors:
         """What clients have compared: as many principal vectors as the algorithm's signatures have (of one half), where it has such."""
-        compared = self.config.spec.compared(self.config.algorithm)
+        compared = self.config.compared
         rows = compared.rows // HALVES if compared.halves else compared.rows
         return PrincipalVectors(rows if compared.of_samples and not compared.per_label else 1)
 

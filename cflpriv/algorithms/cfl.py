@@ -1,4 +1,4 @@
-"""CFL: FedAvg until it stands still; where clients still pull apart there, their cluster is split in two by the cosines of their updates.
+"""CFL: FedAvg until it stands still; where clients still pull apart there, their cluster is split.
 
 Source: Sattler, Müller, Samek 2019, "Clustered Federated Learning: Model-Agnostic Distributed Multi-Task Optimization under Privacy
 Constraints", Algorithms 1 to 5, equations 17, 25, 28, 32, 33, 39, 44 and 47. With `[protection] sum = "haar"`, `gram = ["haar"]`,
@@ -7,7 +7,10 @@ Constraints", Algorithms 1 to 5, equations 17, 25, 28, 32, 33, 39, 44 and 47. Wi
 The parameter tree (section V-C) has a node for every cluster there ever was. It is part of the state and of every checkpoint. Newcomers
 walk down it (Alg. 4), and every client may be offered the models of its path (`offer`).
 
-Deviations, each for a reason:
+With `eps2` a cluster is split in two by the cosines of its members' updates, as the paper does. Without it a test on two random halves of
+each member's data decides (`split_test`): no threshold on norms tells mixed clusters from pure ones on all data.
+
+Deviations of the rule with `eps2`, each for a reason:
 - The optimal bipartition is found by removing the weakest edge of the maximum spanning tree, O(m²); Algorithm 1 gives the same in O(m³).
 - The max-norm test, the bipartition and the γ_max test need the Gram of a cluster's updates. It is asked for when the mean's norm is below
   ε₁ (with `watch` in every round). Updates are then uploaded once more, because a sum and a Gram are protected in different ways. So the
@@ -25,12 +28,19 @@ Deviations, each for a reason:
   stops a split.
 - Means are weighted by sample counts as in eq. 2 (Algorithm 5 prints equal weights: `weights="equal"`).
 
+Deviations of the rule without `eps2`, besides those on partial participation, newcomers and small sides:
+- A cluster that stands still may split into more than two at once, into the groups that the test found. Its children stand below it in the
+  tree, and who walks down goes to the nearest by unbiased distances.
+- ε₁ is in units of the largest mean update of the cluster itself. A cluster that does not come to stand still is tested after `patience`
+  rounds all the same: the test holds at any model, and with a small learning rate no run of usual length stands still. After each test of
+  a cluster without a split its ε₁ is halved and its patience doubled.
+
 `variant="authors"` follows the authors' code where it differs: complete linkage on −α, no γ_max, ε₁ = 0.4 and ε₂ = 1.6 absolute, no split
 before round 20 or of fewer than three clients, learning rate × 0.99 a round.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -40,28 +50,33 @@ from ..contract.handles import GroupMean, Held, Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
-from ..engine.models import Model
 from ..errors import InputError, TooFewClients
 from ..privacy.settings import updates_only
-from ..tasks.evaluation import Evaluate, Losses
+from ..tasks.evaluation import Evaluate
+from ..tasks.fold_gradients import FoldGradients
 from ..tasks.training import Train
-from ..types import Array, Clustering, Parts
+from ..types import Parts
 from .attempts import try_compute
 from .checks import at_least, known
 from .fedavg import Weights
-from .interface import Algorithm, AlgorithmSpec, Served
+from .grouping import ALPHA, FindGroups, JoinGroups, check_test
+from .interface import Algorithm, AlgorithmSpec, BeforeRun, Compared, Served
+from .parameter_tree import Cluster, Cut, Node, Seen, State, offer, path
+from .split_test import DRAWS, HasHalves, SplitTest
 from .splitting import REFUSED_BY, SPLIT, Bipartition, MoreSimilar, pictured, separation_gap
-from .steps import clustering_of, mean_notes
+from .steps import mean_notes
 
-__all__ = ["Node", "Same", "Seen", "State", "cfl", "gaps", "offer", "path"]
+__all__ = ["EPS1", "EPS2", "Node", "Same", "Seen", "State", "cfl", "gaps", "offer", "path"]
 
 EPS1, EPS2 = 0.2, 0.75
-"""Defaults, relative to the largest mean update of the run.
+"""Thresholds for a rule with ε₂, relative to the largest mean update of the run.
 
 Chosen on label-swapped MNIST (LeNet-5, 20 clients, 200 samples each, lr 0.03, seeds 0 to 2), where clusters that had to split showed 0.78
 to 0.95 and pure ones up to 0.72. On seeds 3 to 5 every split of a mixed cluster was right too, but one pure cluster reached 0.92 and split
 (ARI 0.90), as one of two did at lr 0.1 (0.90, ARI 0.93): no threshold separates the two groups safely.
 """
+EPS1_TESTED = 0.5
+"""ε₁ where a test decides, in units of the cluster's largest mean update."""
 EPS1_AUTHORS, EPS2_AUTHORS = 0.4, 1.6
 FIRST_SPLIT_AUTHORS, SMALLEST_AUTHORS, DECAY_AUTHORS = 20, 3, 0.99
 
@@ -79,95 +94,6 @@ class Same:
         return {"update": given.array("update")}
 
 
-@dataclass(frozen=True, eq=False)
-class Node:
-    """A node of the parameter tree: a cluster's model, stationary once it has `children`.
-
-    `updates` are the pre-split updates of its clients (still with their owners; those of a child's clients are the edge to it), computed in
-    round `split_round`. `notes` holds what the split was decided on, where the release allows it.
-    """
-
-    model: Shared
-    parent: int = -1
-    children: tuple[int, ...] = ()
-    updates: Held | None = None
-    split_round: int = -1
-    notes: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, eq=False)
-class Seen:
-    """The similarities last seen in a cluster: `alpha` (m, m) of `clients` (m,)."""
-
-    clients: tuple[int, ...]
-    alpha: Array
-
-
-@dataclass(frozen=True, eq=False)
-class State:
-    """The parameter tree (node 0 is the root), the leaf of every client seen, who is to walk down from where, in which round
-    those who came later arrived, and the largest mean norm.
-
-    `seen` are the similarities of this round by leaf, where they were asked for and the release allows; `evidence` is that of the first
-    split.
-    """
-
-    tree: tuple[Node, ...]
-    leaf: Mapping[int, int]
-    waiting: Mapping[int, int] = field(default_factory=dict)
-    arrived: Mapping[int, int] = field(default_factory=dict)
-    unit: float = 0.0
-    seen: Mapping[int, Seen] = field(default_factory=dict)
-    evidence: Mapping[str, Any] | None = None
-
-    @property
-    def leaves(self) -> tuple[int, ...]:
-        """The leaves of the tree, in the order of clusters."""
-        return tuple(i for i, node in enumerate(self.tree) if not node.children)
-
-    @property
-    def clustering(self) -> Clustering:
-        """The clusters: label j is leaf `leaves[j]`."""
-        labels = {leaf: label for label, leaf in enumerate(self.leaves)}
-        return clustering_of({client: labels[leaf] for client, leaf in self.leaf.items()}, len(labels))
-
-    @property
-    def models(self) -> list[Shared]:
-        """The clusters' models, in the order of leaves."""
-        return [self.tree[leaf].model for leaf in self.leaves]
-
-    def members(self, node: int) -> tuple[int, ...]:
-        """c_v: the clients of a node, those of all leaves below it."""
-        return tuple(client for client in sorted(self.leaf) if node in _ancestors(self.tree, self.leaf[client]))
-
-    def with_node(self, place: int, node: Node) -> "State":
-        """The same with another node at one place of the tree."""
-        return replace(self, tree=(*self.tree[:place], node, *self.tree[place + 1 :]))
-
-
-def _ancestors(tree: Sequence[Node], node: int) -> tuple[int, ...]:
-    """A node and all above it, up to the root."""
-    found = [node]
-    while tree[found[-1]].parent >= 0:
-        found.append(tree[found[-1]].parent)
-    return tuple(found)
-
-
-def path(state: State, client: int) -> tuple[int, ...]:
-    """The nodes from the root to a client's leaf: models from general to special."""
-    return _ancestors(state.tree, state.leaf[client])[::-1]
-
-
-def offer(federation: Federation, state: State, model: Model) -> Held:
-    """Offer every client present the models of all levels on its path (section V-C); it keeps their training losses and its choice.
-
-    Parts: "losses" (levels,) from the root to the leaf, "choice" () the level with the lowest.
-    """
-    clients = [client for client in federation.clients if client in state.leaf]
-    which = {client: path(state, client) for client in clients}
-    return federation.compute(Losses(model), {"model": [node.model for node in state.tree]}, which=which, on=clients)
-
-
 def gaps(state: State, groups: Mapping[int, int]) -> dict[int, float]:
     """The separation gap of each cluster whose similarities were seen this round, by leaf. `groups` is truth, which no server has."""
     return {leaf: separation_gap(seen.alpha, [groups[client] for client in seen.clients]) for leaf, seen in state.seen.items()}
@@ -175,7 +101,8 @@ def gaps(state: State, groups: Mapping[int, int]) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class CflSettings:
-    """What is fixed in a run. `test` is the test of a cluster that stands still, with ε₂ and the smallest side as they were given.
+    """What is fixed in a run. `test` is the paper's test of a cluster that stands still, with ε₂ and the smallest side as they were given;
+    `halves`, if there is one, takes its place.
 
     Thresholds are `relative` to the largest norm of a mean update. A cluster of fewer than `fewest` clients is never tested.
     """
@@ -183,13 +110,20 @@ class CflSettings:
     train: Train
     eps1: float
     test: Bipartition
+    halves: SplitTest | None
     relative: bool
     fewest: int
     first_split: int
     settle: int
+    patience: int
     watch: bool
     weights: Weights
     seed: int
+
+
+def decided_by_norms(given: Mapping[str, Any]) -> bool:
+    """Whether these hyper-parameters mean the paper's test with ε₂, or that of the authors."""
+    return given.get("eps2") is not None or given.get("variant") == "authors"
 
 
 def cfl(
@@ -199,6 +133,9 @@ def cfl(
     eps2: float | None = None,
     relative: bool | None = None,
     gamma_max: float = 0.0,
+    alpha: float = ALPHA,
+    draws: int = DRAWS,
+    patience: int = 10,
     variant: Literal["paper", "authors"] = "paper",
     first_split: int | None = None,
     smallest: int = 1,
@@ -207,46 +144,62 @@ def cfl(
     weights: Weights = "examples",
     seed: int = 0,
 ) -> Algorithm:
-    """CFL. A cluster splits where ‖mean Δθ‖ < `eps1` and max_i ‖Δθ_i‖ > `eps2`, unless `gamma_max` forbids it.
+    """CFL. A cluster stands still where ‖mean Δθ‖ < `eps1`.
 
-    `relative` thresholds (the default, but for the authors' variant) are in units of the largest norm of a mean update so far.
-    `gamma_max` bounds γ_i, the relative noise of clients' updates (eq. 16); 0 accepts every bipartition. No split happens before round
-    `first_split`, within `settle` rounds of a newcomer's arrival, or into a cluster of fewer than `smallest` clients. `watch` looks at
-    similarities in every round, for the record.
+    With `eps2` it splits in two there if max_i ‖Δθ_i‖ > `eps2`, unless `gamma_max` forbids it: a bound on γ_i, the relative noise of
+    clients' updates (eq. 16); 0 accepts every bipartition. Without `eps2` it splits into the groups that a test on halves of the members'
+    data finds, if it finds some: at the level `alpha` over the whole run, with so many `draws` of crowds without groups, at the latest
+    after `patience` rounds.
+
+    `relative` thresholds (the default, but for the authors' variant) are in units of the largest norm of a mean update so far: of the run
+    with `eps2`, else of the cluster. No split happens before round `first_split`, within `settle` rounds of a newcomer's arrival, or into a
+    cluster of fewer than `smallest` clients. `watch` looks at similarities in every round, for the record.
 
     Raises `InputError` for parameters that cannot be.
     """
     known("variant", variant, "paper", "authors")
     authors = variant == "authors"
-    eps1 = (EPS1_AUTHORS if authors else EPS1) if eps1 is None else eps1
-    eps2 = (EPS2_AUTHORS if authors else EPS2) if eps2 is None else eps2
+    by_test = eps2 is None and not authors
+    eps1 = (EPS1_AUTHORS if authors else EPS1_TESTED if by_test else EPS1) if eps1 is None else eps1
+    eps2 = (EPS2_AUTHORS if authors else np.inf) if eps2 is None else eps2
     first_split = (FIRST_SPLIT_AUTHORS if authors else 0) if first_split is None else first_split
-    for name, value in (("eps1", eps1), ("eps2", eps2)):
+    _check_thresholds(eps1, eps2, gamma_max, by_test=by_test, authors=authors)
+    check_test(alpha, draws)
+    at_least(0, first_split=first_split, settle=settle)
+    at_least(1, smallest=smallest, patience=patience)
+    if authors and train.lr_decay == 1.0:
+        train = replace(train, lr_decay=DECAY_AUTHORS)
+    find = FindGroups(alpha, draws, seed=seed, at_least=smallest, numbers=train.model.dimension)
+    settings = CflSettings(
+        train, eps1, Bipartition(True, eps2, gamma_max, "complete" if authors else "single", smallest),
+        SplitTest(FoldGradients(train.model, seed=seed), find) if by_test else None,
+        not authors if relative is None else relative, SMALLEST_AUTHORS if authors else 2, first_split, settle, patience, watch, weights,
+        seed,
+    )  # fmt: skip
+    return Algorithm(
+        "cfl", ("gram", "mean"),
+        partial(_init, settings), partial(_round, settings), partial(_serve, settings), partial(_admit, settings),
+        partial(_describe, settings), public_groups=True,
+    )  # fmt: skip
+
+
+def _check_thresholds(eps1: float, eps2: float, gamma_max: float, *, by_test: bool, authors: bool) -> None:
+    for name, value in (("eps1", eps1),) if by_test else (("eps1", eps1), ("eps2", eps2)):
         if not (value > 0 and np.isfinite(value)):
             raise InputError(f"algorithm.{name}: {value} is not a finite number above 0")
     if eps1 >= eps2:
         raise InputError(f"algorithm.eps1: {eps1} is not below eps2 = {eps2}; a mean is never longer than the longest update")
     if not 0 <= gamma_max < 1:
         raise InputError(f"algorithm.gamma_max: {gamma_max} is outside [0, 1)")
-    if authors and gamma_max:
-        raise InputError(f"algorithm.gamma_max: {gamma_max}: variant = 'authors' has no such test")
-    at_least(0, first_split=first_split, settle=settle)
-    at_least(1, smallest=smallest)
-    if authors and train.lr_decay == 1.0:
-        train = replace(train, lr_decay=DECAY_AUTHORS)
-    settings = CflSettings(
-        train, eps1, Bipartition(True, eps2, gamma_max, "complete" if authors else "single", smallest),
-        not authors if relative is None else relative, SMALLEST_AUTHORS if authors else 2, first_split, settle, watch, weights, seed,
-    )  # fmt: skip
-    return Algorithm(
-        "cfl", ("gram", "mean"),
-        partial(_init, settings), partial(_round, settings), partial(_serve, settings), partial(_admit, settings), _describe,
-        public_groups=True,
-    )  # fmt: skip
+    if gamma_max and (authors or by_test):
+        other = "variant = 'authors'" if authors else "the rule without algorithm.eps2"
+        raise InputError(f"algorithm.gamma_max: {gamma_max}: {other} has no such test")
 
 
 def _init(settings: CflSettings, federation: Federation) -> State:
     """One cluster, at θ⁰ (Alg. 5, l. 3)."""
+    if settings.halves is not None:
+        federation.compute(HasHalves())  # nothing leaves; a client that has no halves fails here, not in some later round
     return State((Node(Shared(settings.train.model.init(settings.seed))),), dict.fromkeys(federation.clients, 0))
 
 
@@ -288,37 +241,86 @@ def _step(
     node, members, norm = state.tree[leaf], state.members(leaf), notes["mean_norms"][label]
     member = next(client for client in sampled.clients if client in members)
     moved = federation.fold(node.model + mean.parts["update"], on=member)  # θ ← θ + Δθ_c (Alg. 2, l. 8)
-    kept = state.with_node(leaf, replace(node, model=moved))
+    kept = state.with_node(leaf, replace(node, model=moved, largest=max(node.largest, norm or 0.0)))
     here = [client for client in federation.clients if client in members]
     settled = all(federation.round >= state.arrived.get(client, -settings.settle) + settings.settle for client in here)
-    scale = state.unit if settings.relative else 1.0
-    stationary = norm is not None and norm < settings.eps1 * scale and settled and federation.round >= settings.first_split  # (eq. 32)
-    if norm is None or not (stationary or settings.watch) or len(here) < settings.fewest:
+    if norm is None:
         return kept
-    updates = _updates(settings, federation, node, sampled, here)
-    if updates is None:
+    stationary = settled and federation.round >= settings.first_split and _still(settings, kept, leaf, norm, federation.round)
+    cluster, cut = Cluster(label, leaf, node, here, stationary), None
+    if settings.halves is None or settings.watch:
+        kept, cut = _by_cosines(settings, federation, kept, cluster, sampled, notes)
+    if settings.halves is not None and stationary:
+        kept, cut = _by_test(settings, settings.halves, federation, kept, cluster, notes)
+    if cut is None:
         return kept
-    smallest = max(settings.test.at_least, federation.merge_below)
-    test = replace(settings.test, stationary=stationary, eps2=settings.test.eps2 * scale, at_least=smallest)
-    released = federation.gram(updates, then=test)
-    outcome, found = int(released.result["outcome"]), released.evidence
-    facts: dict[str, Any] = {"mean_norm": norm}
-    if found is not None:
-        facts |= {"max_norm": found["largest_norm"], "alpha_cross": found["alpha_cross"]}
-        notes["max_norms"][label], notes["alpha_cross"][label] = found["largest_norm"], found["alpha_cross"]
-        kept = replace(kept, seen={**state.seen, leaf: Seen(tuple(found["clients"]), found["alpha"])})
-    if outcome != SPLIT:
-        federation.close(updates)
-        if stationary:
-            notes["refused"].append({"cluster": label, "because": REFUSED_BY[outcome]})
-        return kept
-    side = dict(zip(updates.clients, (int(one) for one in released.result["side"]), strict=True))
-    # θ*_v is where the updates were computed (eq. 47)
-    state = _split(kept, leaf, replace(node, updates=updates, split_round=federation.round, notes=facts), moved, side)
-    if found is not None and not state.evidence:
-        state = replace(state, evidence=pictured(found))
+    facts = {"mean_norm": norm, **cut.facts}
+    # θ*_v is where the clients were compared (eq. 47); its children go on from θ* + Δθ_c (Alg. 5, l. 7)
+    inner = replace(kept.tree[leaf], model=node.model, updates=cut.given, split_round=federation.round, notes=facts)
+    state = kept.split(leaf, inner, moved, cut.side)
+    if cut.evidence is not None and not state.evidence:
+        state = replace(state, evidence=cut.evidence)
     notes["splits"].append({"cluster": label, "sizes": [len(state.members(child)) for child in state.tree[leaf].children], **facts})
     return state
+
+
+def _still(settings: CflSettings, state: State, leaf: int, norm: float, round: int) -> bool:
+    """Whether a cluster with a mean update of this norm stands still (eq. 32), or has waited long enough for a test."""
+    if settings.halves is None:
+        return norm < settings.eps1 * (state.unit if settings.relative else 1.0)
+    node = state.tree[leaf]
+    times = 2.0 ** (node.tests - node.since)
+    return (
+        norm < settings.eps1 * (node.largest if settings.relative else 1.0) / times or round - node.from_round >= settings.patience * times
+    )
+
+
+def _by_cosines(
+    settings: CflSettings, federation: Federation, state: State, cluster: Cluster, sampled: Held, notes: dict[str, Any]
+) -> tuple[State, Cut | None]:
+    """The paper's test of a cluster that stands still (Alg. 5, l. 16 to 22), with `watch` a look at any. Adds to `notes`."""
+    label, leaf, scale = cluster.label, cluster.leaf, state.unit if settings.relative else 1.0
+    if not (cluster.stationary or settings.watch) or len(cluster.here) < settings.fewest:
+        return state, None
+    updates = _updates(settings, federation, cluster.node, sampled, cluster.here)
+    if updates is None:
+        return state, None
+    decides, smallest = cluster.stationary and settings.halves is None, max(settings.test.at_least, federation.merge_below)
+    test = replace(settings.test, stationary=decides, eps2=settings.test.eps2 * scale, at_least=smallest)
+    released = federation.gram(updates, then=test)
+    outcome, found = int(released.result["outcome"]), released.evidence
+    facts: dict[str, Any] = {}
+    if found is not None:
+        facts = {"max_norm": found["largest_norm"], "alpha_cross": found["alpha_cross"]}
+        notes["max_norms"][label], notes["alpha_cross"][label] = found["largest_norm"], found["alpha_cross"]
+        state = replace(state, seen={**state.seen, leaf: Seen(tuple(found["clients"]), found["alpha"])})
+    if outcome == SPLIT:
+        side = dict(zip(updates.clients, (int(one) for one in released.result["side"]), strict=True))
+        return state, Cut(side, updates, facts, None if found is None else pictured(found))
+    federation.close(updates)
+    if decides:
+        notes["refused"].append({"cluster": label, "because": REFUSED_BY[outcome]})
+    return state, None
+
+
+def _by_test(
+    settings: CflSettings, halves: SplitTest, federation: Federation, state: State, cluster: Cluster, notes: dict[str, Any]
+) -> tuple[State, Cut | None]:
+    """The test of a cluster that stands still by halves of its members' data. Adds to `notes`."""
+    node = state.tree[cluster.leaf]
+    level = halves.level(node, len(cluster.here), len(state.leaf))
+    tested = halves.of(federation, settings.train.on_divergence, cluster.node.model, cluster.here, level) if level else None
+    if tested is None:
+        return state, None
+    state = state.with_node(cluster.leaf, replace(node, tests=node.tests + 1, from_round=federation.round))
+    if cluster.leaf == 0:
+        state = replace(state, answer=tested.facts)
+    if tested.found.clustering.k > 1:
+        return state, Cut(tested.side, tested.folds, tested.facts, tested.found.evidence)
+    federation.close(tested.folds)
+    because = "smallest" if tested.found.notes["clear"] else "test"
+    notes["refused"].append({"cluster": cluster.label, "because": because, **tested.facts})
+    return state, None
 
 
 def _updates(settings: CflSettings, federation: Federation, node: Node, sampled: Held, here: Sequence[int]) -> Held | None:
@@ -332,20 +334,6 @@ def _updates(settings: CflSettings, federation: Federation, node: Node, sampled:
     return None if held is None or len(held.clients) < settings.fewest else held["update"]
 
 
-def _split(state: State, leaf: int, node: Node, moved: Shared, side: Mapping[int, int]) -> State:
-    """The leaf becomes the inner `node`; its children go on from θ* + Δθ_c (Alg. 5, l. 7). Members without a side go to the larger."""
-    members, children = state.members(leaf), (len(state.tree), len(state.tree) + 1)
-    larger = 1 if 2 * sum(side.values()) > len(side) else 0
-    away = {client: leaf for client in members if client not in side}
-    split = state.with_node(leaf, replace(node, children=children))
-    return replace(
-        split,
-        tree=(*split.tree, Node(moved, leaf), Node(moved, leaf)),
-        leaf={**state.leaf, **{client: children[side.get(client, larger)] for client in members}},
-        waiting={**away, **state.waiting},  # who missed an earlier split walks from there
-    )
-
-
 def _walk_down(settings: CflSettings, federation: Federation, state: State, clients: Sequence[int]) -> State:
     """Walk clients down the tree to a leaf, newcomers from the root (Alg. 4)."""
     at = {client: state.waiting.get(client, 0) for client in clients}
@@ -354,13 +342,16 @@ def _walk_down(settings: CflSettings, federation: Federation, state: State, clie
             node = state.tree[place]
             assert node.updates is not None
             group = [client for client in at if at[client] == place]
-            task = settings.train.at(node.split_round)  # Δθ_new at θ*_v (Alg. 4, l. 5)
-            held = try_compute(federation, task.on_divergence, task, {"model": node.model}, on=group)
-            larger = int(len(state.members(node.children[1])) > len(state.members(node.children[0])))
-            side = dict.fromkeys(group, larger)
-            if held is not None:
-                released = federation.gram(held["update"], then=MoreSimilar(), against=node.updates)
-                side |= dict(zip(held.clients, (int(one) for one in released.result["side"]), strict=True))
+            sizes = [len(state.members(child)) for child in node.children]
+            side = dict.fromkeys(group, sizes.index(max(sizes)))
+            if settings.halves is None:
+                task = settings.train.at(node.split_round)  # Δθ_new at θ*_v (Alg. 4, l. 5)
+                held = try_compute(federation, task.on_divergence, task, {"model": node.model}, on=group)
+                if held is not None:
+                    released = federation.gram(held["update"], then=MoreSimilar(), against=node.updates)
+                    side |= dict(zip(held.clients, (int(one) for one in released.result["side"]), strict=True))
+            else:
+                side |= settings.halves.joined(federation, settings.train.on_divergence, node, group)
             at |= {client: node.children[side[client]] for client in group}
     waiting = {client: node for client, node in state.waiting.items() if client not in at}
     arrived = {**state.arrived, **dict.fromkeys(at, federation.round)} if federation.round >= 0 else state.arrived
@@ -378,16 +369,40 @@ def _admit(settings: CflSettings, federation: Federation, state: State, newcomer
     return state, {"joined": [clustering[client] for client in newcomers], "levels": [len(path(state, client)) for client in newcomers]}
 
 
-def _describe(state: State) -> Mapping[str, Any]:
+def _describe(settings: CflSettings, state: State) -> Mapping[str, Any]:
     tree = [
         {"parent": node.parent, "children": list(node.children), "clients": list(state.members(i)), "split_round": node.split_round}
         | dict(node.notes)
         for i, node in enumerate(state.tree)
     ]
-    return {"clustering": state.clustering, "evidence": state.evidence, "parameter_tree": tree}
+    described = {"clustering": state.clustering, "evidence": state.evidence, "parameter_tree": tree}
+    if settings.halves is None:
+        return described
+    rule = f"test at level {settings.halves.find.alpha:g} over the run"
+    return {**described, "rule": rule, "clear": len(state.tree) > 1, "answer": "not tested", **state.answer}
+
+
+def _defaults(given: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
+    """Under sample-level privacy the paper's rule: how many tests there will be, and what they would cost, is not known before."""
+    return {"eps2": EPS2} if before.unit == "sample" and not decided_by_norms(given) else {}
+
+
+def _never_clusters(given: Mapping[str, Any], before: BeforeRun) -> str:
+    first = int(given.get("first_split", FIRST_SPLIT_AUTHORS if given.get("variant") == "authors" else 0))
+    return f"algorithm.first_split = {first}, and the run has {before.rounds} rounds" if 0 < before.rounds <= first else ""
+
+
+def _knowledge(given: Mapping[str, Any]) -> str:
+    if not decided_by_norms(given):
+        return f"none: a test at level {given.get('alpha', ALPHA):g}"
+    authors = given.get("variant") == "authors"
+    eps1, eps2 = given.get("eps1", EPS1_AUTHORS if authors else EPS1), given.get("eps2", EPS2_AUTHORS if authors else EPS2)
+    return f"thresholds on norms of updates, eps1 = {eps1:g} and eps2 = {eps2:g}"
 
 
 CFL = AlgorithmSpec(
     "cfl", cfl, "recursive bipartition by the cosines of updates where FedAvg stands still (Sattler et al. 2019)",
-    states=(State, Node, Seen), tasks=(Same,), functions=(Bipartition, MoreSimilar), sample_releases=updates_only, renumbers=True,
+    states=(State, Node, Seen), tasks=(Same, HasHalves), functions=(Bipartition, MoreSimilar, FindGroups, JoinGroups),
+    sample_releases=updates_only, renumbers=True, compared=lambda given: Compared(1 if decided_by_norms(given) else 2),
+    defaults=_defaults, never_clusters=_never_clusters, knowledge=_knowledge,
 )  # fmt: skip

@@ -114,7 +114,8 @@ class PickAndTrain:
         picked = []
         for given, result in zip(inputs, losses, strict=True):
             at = int(result["choice"])  # ĵ = argmin_j F_i(θ_j)  (Alg. 2, l. 6)
-            chosen = at if given.choice is None else given.choice
+            among = given.choice  # the models that it was sent, where it was not sent all
+            chosen = at if among is None else among[at] if isinstance(among, tuple) else among
             models = given.params["model"]
             if not isinstance(chosen, int) or not isinstance(models, list):
                 raise TypeError("PickAndTrain: expected one choice of a list of models")

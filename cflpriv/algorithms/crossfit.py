@@ -130,8 +130,13 @@ def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
     return Releases(signatures=1, trainings=rounds, mechanism="total")
 
 
+def _knowledge(given: Mapping[str, Any]) -> str:
+    k = given.get("k")
+    return f"none: a test at level {given.get('alpha', ALPHA):g}" if k is None else f"the number of groups, k = {k}"
+
+
 CROSSFIT = AlgorithmSpec(
     "crossfit", crossfit, "one-shot clustering by a test on cross-fitted gradients, which finds the number of groups; then FedAvg in each",
     states=(State,), tasks=(FoldGradients,), functions=(FindGroups, JoinGroups),
-    sample_releases=_sample_releases, compared=lambda given: Compared(HALVES, halves=True),
+    sample_releases=_sample_releases, compared=lambda given: Compared(HALVES, halves=True), knowledge=_knowledge,
 )  # fmt: skip

@@ -27,7 +27,7 @@ from ..tasks.training import Train
 from ..types import Parts
 from .checks import at_least, finite
 from .fedavg import State, Weights, average_all, fedavg
-from .interface import Algorithm, AlgorithmSpec, Served
+from .interface import Algorithm, AlgorithmSpec, Served, no_groups
 
 __all__ = ["TrainBoth", "ditto"]
 
@@ -102,4 +102,5 @@ def ditto(train: Train, *, lam: float = 0.1, personal_epochs: int = 0, weights: 
 DITTO = AlgorithmSpec(
     "ditto", ditto, "FedAvg, and personal models drawn towards the shared one (Li et al. 2021)",
     states=(State,), tasks=(TrainBoth,), sample_refused="its personal models keep training without noise, in addition to the shared one",
+    knowledge=no_groups,
 )  # fmt: skip

@@ -16,7 +16,7 @@ from ..privacy.settings import updates_only
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Clustering
-from .interface import Algorithm, AlgorithmSpec, Served
+from .interface import Algorithm, AlgorithmSpec, Served, no_groups
 from .steps import mean_notes, moved
 
 __all__ = ["Weights", "average_all", "average_within", "fedavg"]
@@ -82,4 +82,5 @@ def average_all(federation: Federation, state: State, task: Task, weights: Weigh
 FEDAVG = AlgorithmSpec(
     "fedavg", fedavg, "one shared model (McMahan et al. 2017)",
     states=(State,), sample_releases=updates_only,
+    knowledge=no_groups,
 )  # fmt: skip

@@ -35,7 +35,7 @@ from ..tasks.training import Start, Train
 from ..types import Array, Parts
 from .checks import at_least
 from .influence import HasValidation, OnPart, split
-from .interface import Algorithm, AlgorithmSpec, Served
+from .interface import Algorithm, AlgorithmSpec, Served, no_groups
 
 __all__ = ["Ask", "Combine", "fedfomo", "first_order_weights"]
 
@@ -209,4 +209,5 @@ FEDFOMO = AlgorithmSpec(
     "fedfomo", fedfomo, "own models, mixed from those of a few others that help (Zhang et al. 2021)",
     states=(State,), tasks=(Ask, Combine, HasValidation, OnPart),
     sample_refused="clients send whole models to each other and choose by un-noised losses",
+    knowledge=no_groups,
 )  # fmt: skip

@@ -26,7 +26,7 @@ from ..tasks.training import Train
 from ..types import Parts
 from .around import AroundTraining, needs_sgd, steps_of, weight_of_steps
 from .fedavg import State, Weights, fedavg
-from .interface import Algorithm, AlgorithmSpec
+from .interface import Algorithm, AlgorithmSpec, no_groups
 from .steps import mean_notes
 
 __all__ = ["TrainNormalised", "fednova"]
@@ -72,4 +72,5 @@ FEDNOVA = AlgorithmSpec(
     "fednova", fednova, "FedAvg of updates normalised by their numbers of steps (Wang et al. 2020)",
     states=(State,), tasks=(TrainNormalised,), sample_refused="its normalisation counts steps, which reveal the number of samples",
     client_refused="its mean number of steps is summed in units of 4096 with the update and gets the same noise, which would exceed it",
+    knowledge=no_groups,
 )  # fmt: skip

@@ -34,7 +34,7 @@ from ..types import Array, Parts
 from .around import AroundTraining
 from .attempts import choices
 from .checks import finite
-from .interface import Algorithm, AlgorithmSpec, Served
+from .interface import Algorithm, AlgorithmSpec, Served, no_groups
 
 __all__ = ["TrainToPrototypes", "class_means", "fedproto"]
 
@@ -162,4 +162,5 @@ def _class_mean(federation: Federation, held: Held, j: int) -> GroupMean | None:
 FEDPROTO = AlgorithmSpec(
     "fedproto", fedproto, "own models, drawn together by the mean features of each class (Tan et al. 2022)",
     states=(State,), tasks=(TrainToPrototypes,), sample_refused="class means reveal which labels a client has",
+    knowledge=no_groups,
 )  # fmt: skip

@@ -15,7 +15,7 @@ from ..privacy.settings import updates_only
 from ..tasks.training import Train
 from .checks import finite
 from .fedavg import State, Weights, fedavg
-from .interface import Algorithm, AlgorithmSpec
+from .interface import Algorithm, AlgorithmSpec, no_groups
 
 __all__ = ["fedprox"]
 
@@ -32,4 +32,5 @@ def fedprox(train: Train, *, mu: float = 0.01, weights: Weights = "examples", se
 FEDPROX = AlgorithmSpec(
     "fedprox", fedprox, "FedAvg with local training held back to the received model (Li et al. 2020)",
     states=(State,), sample_releases=updates_only,
+    knowledge=no_groups,
 )  # fmt: skip

@@ -192,4 +192,5 @@ def fesem(train: Train, *, k: int = 2, start: Literal["means", "random"] = "mean
 FESEM = AlgorithmSpec(
     "fesem", fesem, "k centres, each the mean of the local models nearest to it (Xie et al. 2020)",
     states=(State,), tasks=(EvaluateAssigned, Remember, TrainAndAssign), functions=(ClusterByMeans,),
+    knowledge=lambda given: f"the number of groups, k = {given.get('k', 2)}",
 )  # fmt: skip

@@ -193,7 +193,7 @@ def find_groups(federation: Federation, held: Held, find: FindGroups) -> FoundGr
     `notes`: "rule", "clear" (whether there are groups) and, where there was a test, its "answer" ("all alike", "no clear groups", "groups",
     or why there was none), "directions", and "p" or "p_at_least"; "set_aside", the number of clients too noisy to be tested, if any were.
     """
-    released = federation.gram(held, then=replace(find, at_least=federation.merge_below))
+    released = federation.gram(held, then=replace(find, at_least=max(find.at_least, federation.merge_below)))
     found = released.result
     clustering = Clustering(held.clients, tuple(int(label) for label in found["labels"]), int(found["k"]))
     return FoundGroups(clustering, notes_of(find, found, len(held.clients)), released.evidence)

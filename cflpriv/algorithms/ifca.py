@@ -6,6 +6,10 @@ section 4.3 (weight sharing, communication saver), section 6 (restarts, inferenc
 Each round the server sends all K models to the sampled clients S_t (Alg. 2, l. 4); client i estimates ĵ = argmin_j F_i(θ_j) on its training
 data (l. 6) and takes a gradient there (option I) or trains on (option II); models are updated from the clients that chose them (l. 13, 16).
 
+Without `k` the test of `clustering.group_test` finds the number of models, by halves of the clients' gradients at the initial model, before
+the first round. All models start from that one, and a client's first estimate is the group that was found for it; later ones are the
+paper's. So models come apart in the first round, where random starts may leave two groups with one model for good.
+
 Deviations, each for a reason:
 - Clients send updates (local minus received), not models: the same mean, and a transformed mean never sees a model. With one sampled
   client a cluster's new model is its local one up to rounding.
@@ -29,8 +33,8 @@ Deviations, each for a reason:
   transformed mean serves as well (it shows each client's loss, as it shows the norm of each update).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -39,81 +43,32 @@ import numpy as np
 from ..contract.handles import GroupMean, Held, Labels, Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
-from ..engine import Task
 from ..errors import InputError, TooFewClients, TrainingDiverged
 from ..privacy.settings import Releases
 from ..tasks.evaluation import Evaluate, Losses
+from ..tasks.fold_gradients import FoldGradients
 from ..tasks.training import Gradient, Train
 from ..types import Array
 from .attempts import choices, mean_with_overall, try_mean
 from .checks import at_least, known
-from .choosing import LOSS_COPIES, LOSS_UNIT, EvaluateLowest, Layout, PickAndTrain, Spans, WithoutWork, parted, shared_spans
+from .choosing import LOSS_COPIES, LOSS_UNIT, EvaluateLowest, PickAndTrain, Spans, WithoutWork, parted, shared_spans
 from .fedavg import Weights
-from .interface import Algorithm, AlgorithmSpec, Served
+from .grouping import ALPHA, DRAWS, FindGroups, check_test, find_groups
+from .interface import Algorithm, AlgorithmSpec, BeforeRun, Compared, Served
+from .restarts import Done, Problem, Restart, State
 from .steps import clustering_of, mean_notes, moved
 
 __all__ = ["Problem", "Restart", "State", "alternate", "hypcluster", "ifca"]
 
 
 @dataclass(frozen=True)
-class Problem:
-    """What IFCA alternates on: `start(attempt)` gives initial parameters, `losses` a client's losses and choice.
-
-    `local(round)` is the local work, whose part `part` is averaged and added `rate(round)` times.
-    """
-
-    layout: Layout
-    start: Callable[[int], Array]
-    losses: Task
-    evaluate: Task
-    local: Callable[[int], Task]
-    part: str
-    rate: Callable[[int], float]
-    on_divergence: Literal["stop", "skip"] = "stop"
-
-
-@dataclass(frozen=True, eq=False)
-class Restart:
-    """One random start: cluster models (without shared coordinates), the shared ones, each client's last estimate.
-
-    `stable` counts how many times in a row a client was met again with the estimate unchanged, for the communication saver only.
-    """
-
-    models: tuple[Shared, ...]
-    joint: Shared | None
-    labels: Mapping[int, int]
-    stable: Mapping[int, int] = field(default_factory=dict)
-    saving: bool = False
-    loss: float = float("inf")
-
-
-@dataclass(frozen=True, eq=False)
-class State:
-    """All restarts, and which of them is best so far. `hidden` are the clients' choices where the server does not learn them."""
-
-    restarts: tuple[Restart, ...]
-    best: int = 0
-    rounds: int = 0
-    hidden: Held | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Done:
-    """What one round did to one restart, with whom; `failed` is the error for which it did nothing."""
-
-    restart: Restart
-    contributors: tuple[int, ...]
-    hidden: Held | None
-    notes: Mapping[str, Any]
-    failed: TooFewClients | TrainingDiverged | None = None
-
-
-@dataclass(frozen=True)
 class IfcaSettings:
-    """What is fixed in a run. A cluster's mean counts `by_share` of the cohort (l. 13); `spans` are the shared coordinates."""
+    """What is fixed in a run. A cluster's mean counts `by_share` of the cohort (l. 13); `spans` are the shared coordinates. Without `k`
+    groups are found by `halves`.
+    """
 
     problem: Problem
-    k: int
+    k: int | None
     by_share: bool
     restarts: int
     decide_after: int
@@ -121,12 +76,13 @@ class IfcaSettings:
     stable_rounds: int
     authors: bool
     weights: Weights
+    halves: tuple[FoldGradients, FindGroups] | None = None
 
 
 def ifca(
     train: Train,
     *,
-    k: int = 2,
+    k: int | None = None,
     averaging: Literal["model", "gradient"] = "model",
     divide_by: Literal["cohort", "cluster"] = "cohort",
     restarts: int = 1,
@@ -134,10 +90,12 @@ def ifca(
     shared: tuple[str, ...] = (),
     stable_rounds: int = 0,
     variant: Literal["paper", "authors"] = "paper",
+    alpha: float = ALPHA,
+    draws: int = DRAWS,
     weights: Weights = "equal",
     seed: int = 0,
 ) -> Algorithm:
-    """IFCA with `k` cluster models.
+    """IFCA with `k` cluster models, or with as many as a test at level `alpha` finds, with so many `draws` of crowds without groups.
 
     `averaging`: "model" trains by `train` and averages, "gradient" takes one full-batch step of `train.lr`, divided by the size of the
     cohort (Alg. 2, l. 13) or, with `divide_by="cluster"`, by that of the cluster. `restarts` random starts run side by side, after
@@ -148,6 +106,7 @@ def ifca(
     Raises `InputError` for parameters that cannot be.
     """
     known("averaging", averaging, "model", "gradient")
+    check_test(alpha, draws)
     if averaging == "gradient":
         for name in ("momentum", "weight_decay", "prox", "maml_lr", "clip_norm", "sampling_rate", "frozen", "pull"):
             if getattr(train, name):
@@ -173,13 +132,14 @@ def ifca(
     return alternate(
         problem, k=k, by_share=by_gradient and divide_by == "cohort", divide_by=divide_by, restarts=restarts, decide_after=decide_after,
         shared=shared, stable_rounds=stable_rounds, variant=variant, weights=weights,
+        halves=(FoldGradients(model, seed=seed), FindGroups(alpha, draws, seed=seed, numbers=model.dimension)) if k is None else None,
     )  # fmt: skip
 
 
 def alternate(
     problem: Problem,
     *,
-    k: int,
+    k: int | None,
     by_share: bool,
     divide_by: str = "cohort",
     restarts: int = 1,
@@ -188,8 +148,13 @@ def alternate(
     stable_rounds: int = 0,
     variant: str = "paper",
     weights: Weights = "equal",
+    halves: tuple[FoldGradients, FindGroups] | None = None,
 ) -> Algorithm:
-    """IFCA on any `problem`. With `by_share` a cluster's mean is scaled by its share of the cohort (gradient averaging as printed)."""
+    """IFCA on any `problem`. With `by_share` a cluster's mean is scaled by its share of the cohort (gradient averaging as printed). Without
+    `k` groups are found by `halves`, of gradients at the model that the problem starts from.
+    """
+    if k is None and halves is None:
+        raise InputError("algorithm.k: give the number of models; there is nothing here to find it by")
     at_least(1, k=k, restarts=restarts)
     at_least(0, decide_after=decide_after, stable_rounds=stable_rounds)
     known("divide_by", divide_by, "cohort", "cluster")
@@ -203,33 +168,44 @@ def alternate(
     if decide_after and restarts == 1:
         raise InputError(f"algorithm.decide_after: {decide_after} rounds to decide between one restart; give restarts")
     spans = shared_spans(problem.layout, shared) if shared else ()
-    settings = IfcaSettings(problem, k, by_share, restarts, decide_after, spans, stable_rounds, variant == "authors", weights)
+    settings = IfcaSettings(problem, k, by_share, restarts, decide_after, spans, stable_rounds, variant == "authors", weights, halves)
     return Algorithm(
-        "ifca", ("gather", "mean"),
+        "ifca", ("gather", "mean") if k is not None else ("gram", "gather", "mean"),
         partial(_init, settings), partial(_round, settings), partial(_serve, settings), partial(_admit, settings),
-        partial(_describe, settings), regroups=f"algorithm.restarts = {restarts}: each start has its own" if restarts > 1 else "",
+        _describe, public_groups=k is None, regroups=f"algorithm.restarts = {restarts}: each start has its own" if restarts > 1 else "",
     )  # fmt: skip
 
 
 def _init(settings: IfcaSettings, federation: Federation) -> State:
-    if settings.k > len(federation.clients):
-        raise InputError(f"algorithm.k: {settings.k} clusters of {len(federation.clients)} clients")
-    return State(tuple(_start(settings, restart) for restart in range(settings.restarts)))
+    k, problem = settings.k, settings.problem
+    if k is not None:
+        if k > len(federation.clients):
+            raise InputError(f"algorithm.k: {k} clusters of {len(federation.clients)} clients")
+        return State(
+            tuple(_start(settings, [problem.start(restart * k + j) for j in range(k)], {}) for restart in range(settings.restarts))
+        )
+    assert settings.halves is not None
+    folds, find = settings.halves
+    held = federation.compute(folds, {"model": Shared(problem.start(0))})["folds"]
+    found = find_groups(federation, held, find)
+    federation.close(held)
+    starts = [[problem.start(restart)] * found.clustering.k for restart in range(settings.restarts)]
+    first = dict(zip(found.clustering.clients, found.clustering.labels, strict=True))
+    return State(tuple(_start(settings, whole, first) for whole in starts), notes=found.notes, evidence=found.evidence)
 
 
-def _start(settings: IfcaSettings, restart: int) -> Restart:
+def _start(settings: IfcaSettings, whole: Sequence[Array], first: Mapping[int, int]) -> Restart:
     """θ_j⁰ (Alg. 2, l. 2)."""
-    whole = [settings.problem.start(restart * settings.k + j) for j in range(settings.k)]
     if not settings.spans:
-        return Restart(tuple(Shared(one) for one in whole), None, {})
+        return Restart(tuple(Shared(one) for one in whole), None, {}, first)
     joint, _ = parted(whole[0], settings.spans)
-    return Restart(tuple(Shared(parted(one, settings.spans)[1]) for one in whole), Shared(joint), {})
+    return Restart(tuple(Shared(parted(one, settings.spans)[1]) for one in whole), Shared(joint), {}, first)
 
 
 def _round(settings: IfcaSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
     """One round of every restart on the same cohort, and which of them is best after it."""
-    labelled = state.restarts[state.best].labels
-    strata = {client: labelled.get(client, settings.k) for client in federation.clients}  # those without an estimate are one stratum
+    labelled, k = {**state.restarts[state.best].first, **state.restarts[state.best].labels}, len(state.restarts[state.best].models)
+    strata = {client: labelled.get(client, k) for client in federation.clients}  # those without an estimate are one stratum
     cohort = federation.cohort(state.hidden or strata)  # S_t (Alg. 2, l. 3)
     order = [i for i in range(len(state.restarts)) if i != state.best] + [state.best]  # the best last: its local models are remembered
     done = {i: _step(settings, federation, state.restarts[i], cohort, len(order) > 1) for i in order}
@@ -245,7 +221,8 @@ def _round(settings: IfcaSettings, federation: Federation, state: State) -> tupl
     labels = None if hidden is not None else tuple(runs[best].labels[client] for client in contributors)
     if settings.decide_after and state.rounds + 1 >= settings.decide_after:
         runs, best = [runs[best]], 0
-    return State(tuple(runs), best, state.rounds + 1, hidden), RoundRecord(federation.round, contributors, labels, notes)
+    after = replace(state, restarts=tuple(runs), best=best, rounds=state.rounds + 1, hidden=hidden)
+    return after, RoundRecord(federation.round, contributors, labels, notes)
 
 
 def _step(settings: IfcaSettings, federation: Federation, run: Restart, cohort: tuple[int, ...], compared: bool) -> Done:
@@ -255,7 +232,8 @@ def _step(settings: IfcaSettings, federation: Federation, run: Restart, cohort: 
     except TrainingDiverged as error:
         if settings.problem.on_divergence != "skip":
             raise
-        notes = {"chosen": [0] * settings.k, **mean_notes((None,) * settings.k), "changed_identities": None, "sent_one_model": run.saving}
+        k = len(run.models)
+        notes = {"chosen": [0] * k, **mean_notes((None,) * k), "changed_identities": None, "sent_one_model": run.saving}
         return Done(replace(run, loss=float("inf")), (), None, notes, error)
     # labels of all clients met, for the sizes: that of a cluster is not that of its share of a round's cohort
     groups: Labels | Held = held["choice"] if labels is None else {**run.labels, **labels}
@@ -271,7 +249,8 @@ def _step(settings: IfcaSettings, federation: Federation, run: Restart, cohort: 
         joint = federation.fold(joint + everyone.parts["shared"] * rate, on=clients[0])
     loss = _mean_loss(settings, federation, run, held) if compared else run.loss
     same = {client: label == run.labels[client] for client, label in (labels or {}).items() if client in run.labels}
-    after = replace(run, models=models, joint=joint, labels={**run.labels, **(labels or {})}, loss=loss)
+    first = {client: label for client, label in run.first.items() if client not in (labels or {})}
+    after = replace(run, models=models, joint=joint, labels={**run.labels, **(labels or {})}, first=first, loss=loss)
     notes = {
         "chosen": [0 if mean is None else mean.count for mean in means], **mean_notes(means),
         "changed_identities": None if labels is None else sum(not one for one in same.values()), "sent_one_model": run.saving,
@@ -292,8 +271,11 @@ def _local_work(
         labels |= _estimates(settings, federation, run, strangers) if strangers else {}
         held = federation.compute(task, _params(run), which=labels, on=sorted(labels))
     else:
-        held = federation.compute(task, _params(run), on=cohort)  # all k models to each of S_t (Alg. 2, l. 4)
-        labels = choices(federation, held["choice"], settings.k)
+        everything = tuple(range(len(run.models)))
+        some = {client: (run.first[client],) if client in run.first else everything for client in cohort}
+        which = some if run.first.keys() & set(cohort) else None
+        held = federation.compute(task, _params(run), which=which, on=cohort)  # all k models to each of S_t (Alg. 2, l. 4)
+        labels = choices(federation, held["choice"], len(run.models))
     # whose choice did not come has no group to be summed in, least of all that of an earlier round
     return (held if labels is None else held.of(labels)), labels
 
@@ -302,20 +284,30 @@ def _means(
     settings: IfcaSettings, federation: Federation, run: Restart, held: Held, groups: Labels | Held
 ) -> tuple[tuple[GroupMean | None, ...], GroupMean | None, TooFewClients | None]:
     """The mean step of each cluster, that of everyone on the shared coordinates (section 4.3), and why the round failed, if it did."""
-    k, weights = settings.k, settings.weights
+    k, weights = len(run.models), settings.weights
+    within = 1 if run.saving or len({client in run.first for client in held.clients}) < 2 else 2
     if run.joint is None:
         try:
-            return federation.mean(held["step"], weights, groups, k), None, None
+            return federation.mean(held["step"], weights, groups, k, models=within), None, None
         except TooFewClients as error:
             return (None,) * k, None, error
-    sent = k if run.saving else 1  # how many different lists of models all of them were sent
-    means, everyone = mean_with_overall(federation, held["step", "shared"], held["shared"], weights, groups, k, sent)
+    means, everyone = mean_with_overall(
+        federation, held["step", "shared"], held["shared"], weights, groups, k, _lists(run, held), within=within
+    )
     return means, everyone, TooFewClients((), 1) if everyone is None else None
+
+
+def _lists(run: Restart, held: Held) -> int:
+    """How many different lists of models these clients were sent."""
+    if run.saving:
+        return len(run.models)
+    first = {run.first[client] for client in held.clients if client in run.first}
+    return max(1, len(first) + any(client not in run.first for client in held.clients))
 
 
 def _mean_loss(settings: IfcaSettings, federation: Federation, run: Restart, held: Held) -> float:
     """The mean training loss of the models that the clients received; the last one known where it is not released."""
-    (total,) = try_mean(federation, held["loss"], settings.weights, models=settings.k if run.saving else 1)
+    (total,) = try_mean(federation, held["loss"], settings.weights, models=_lists(run, held))
     if total is None or total.parts["loss"].own:
         return run.loss
     return float(total.parts["loss"].norm() * LOSS_UNIT / np.sqrt(LOSS_COPIES))
@@ -338,7 +330,7 @@ def _params(run: Restart) -> dict[str, Any]:
 def _estimates(settings: IfcaSettings, federation: Federation, run: Restart, clients: Sequence[int]) -> dict[int, int]:
     """What clients choose, without local work; nothing where choices stay with them."""
     held = federation.compute(PickAndTrain(settings.problem.losses, WithoutWork(), "nothing", settings.spans), _params(run), on=clients)
-    return choices(federation, held["choice"], settings.k) or {}
+    return choices(federation, held["choice"], len(run.models)) or {}
 
 
 def _serve(settings: IfcaSettings, state: State) -> Served:
@@ -357,11 +349,12 @@ def _admit(settings: IfcaSettings, federation: Federation, state: State, newcome
     return replace(state, restarts=tuple(kept)), {"joined": [labels[client] for client in sorted(labels)]}
 
 
-def _describe(settings: IfcaSettings, state: State) -> Mapping[str, Any]:
+def _describe(state: State) -> Mapping[str, Any]:
     run = state.restarts[state.best]
-    if not run.labels:
+    labels = {**run.first, **run.labels}
+    if not labels:
         return {"clustering": None, "evidence": None}
-    return {"clustering": clustering_of(run.labels, settings.k), "evidence": None, "best_restart": state.best}
+    return {"clustering": clustering_of(labels, len(run.models)), "evidence": state.evidence, "best_restart": state.best, **state.notes}
 
 
 hypcluster = ifca
@@ -375,12 +368,25 @@ def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
             f"algorithm.restarts = {given['restarts']} under privacy.unit = 'sample': the losses by which they are compared are not "
             "released; use 1"
         )
-    return Releases(trainings=rounds, choices=rounds)
+    return Releases(signatures=int(given.get("k") is None), trainings=rounds, choices=rounds, mechanism="total")
+
+
+def _defaults(given: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
+    """There is none for `k`: it is found, where that can be."""
+    if given.get("k") is None and (reason := before.no_groups or before.no_gram):
+        raise InputError(f"algorithm.k: give the number of models: {reason}")
+    return {}
+
+
+def _knowledge(given: Mapping[str, Any]) -> str:
+    k = given.get("k")
+    return f"none: a test at level {given.get('alpha', ALPHA):g}" if k is None else f"the number of groups, k = {k}"
 
 
 IFCA = AlgorithmSpec(
     "ifca", ifca, "clients pick the best of k models in every round (Ghosh et al. 2020)",
-    states=(State, Restart), tasks=(EvaluateLowest, PickAndTrain, WithoutWork), sample_releases=_sample_releases,
+    states=(State, Restart), tasks=(EvaluateLowest, FoldGradients, PickAndTrain, WithoutWork), functions=(FindGroups,),
+    sample_releases=_sample_releases, compared=lambda given: Compared(2), defaults=_defaults, knowledge=_knowledge,
 )  # fmt: skip
 HYPCLUSTER = replace(IFCA, name="hypcluster", summary="another name for ifca (Mansour et al. 2020)")
 """HypCluster (Mansour et al. 2020), the same algorithm under its other name."""

@@ -32,6 +32,7 @@ __all__ = [
     "helps_most",
     "scored",
     "split",
+    "stable_scores",
 ]
 
 Scores = Literal["value", "sign"]
@@ -301,3 +302,21 @@ def cluster_scores(matrix: Array, min_samples: int, scores: Scores = "value") ->
     rank = np.empty(len(first), dtype=np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
     return rank[inverse], noise
+
+
+MOST_TRIED = 26
+
+
+def stable_scores(matrix: Array, scores: Scores = "value") -> tuple[Array, Array]:
+    """`cluster_scores` with the first `min_samples` whose clustering is that of the value before, too.
+
+    Tried are the values from 2 to half of the clients, and not above `MOST_TRIED`. A value below the right ones cuts groups at random,
+    differently each time; one above the size of a group joins it to another. If no two agree it is a tenth of the clients.
+    """
+    n, before = len(matrix), np.zeros(0)
+    for least in range(2, min(n // 2, MOST_TRIED) + 1):
+        labels, noise = cluster_scores(matrix, least, scores)
+        if np.array_equal(labels, before):
+            return labels, noise
+        before = labels
+    return cluster_scores(matrix, max(2, n // 10), scores)

@@ -1,6 +1,7 @@
 """What an algorithm is: a few functions over a federation's operations, with explicit state; and what its own file declares of it."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +21,8 @@ from ..tasks.signatures import PrincipalHalves, PrincipalVectors
 from ..tasks.training import Gradient, Start, Train
 
 __all__ = [
-    "ALGORITHMS", "FUNCTIONS", "STATES", "TASKS", "Algorithm", "AlgorithmSpec", "Compared", "Served", "function_name",
-    "register_algorithm", "state_name",
+    "ALGORITHMS", "FUNCTIONS", "STATES", "TASKS", "Algorithm", "AlgorithmSpec", "BeforeRun", "Compared", "Served", "default_of",
+    "function_name", "no_groups", "register_algorithm", "state_name",
 ]  # fmt: skip
 
 
@@ -74,6 +75,18 @@ class Compared:
 
 
 @dataclass(frozen=True)
+class BeforeRun:
+    """What is known of a run before it starts, besides the algorithm's own keys: its rounds, the unit of privacy, and why clients would
+    refuse to be compared, or the server would not learn their groups (empty if there is no such reason).
+    """
+
+    rounds: int
+    unit: str = "none"
+    no_gram: str = ""
+    no_groups: str = ""
+
+
+@dataclass(frozen=True)
 class AlgorithmSpec:
     """All that the rest of the package knows of an algorithm. Hyper-parameters reach its functions as the keys of `[algorithm]` given.
 
@@ -86,6 +99,10 @@ class AlgorithmSpec:
     client_refused: why it does not run under `privacy.unit = "client"`, although it releases means alone.
 
     compared(given): what `gram` compares. renumbers: clusters get new numbers when they merge or split.
+
+    defaults(given, before): values for keys that were not given, where these follow from the run. All other functions of `given` are
+    called with these in it. never_clusters(given, before): why a run with these settings forms no clusters, where nobody can want that;
+    empty if it may. knowledge(given): what about the groups the run was told, or by what they are found.
     """
 
     name: str
@@ -100,6 +117,20 @@ class AlgorithmSpec:
     client_refused: str = ""
     compared: Callable[[Mapping[str, Any]], Compared] = lambda given: Compared()
     renumbers: bool = False
+    defaults: Callable[[Mapping[str, Any], BeforeRun], Mapping[str, Any]] = lambda given, before: {}
+    never_clusters: Callable[[Mapping[str, Any], BeforeRun], str] = lambda given, before: ""
+    knowledge: Callable[[Mapping[str, Any]], str] = lambda given: "not declared"
+
+
+def no_groups(given: Mapping[str, Any]) -> str:
+    """The `AlgorithmSpec.knowledge` of an algorithm that forms no groups of clients."""
+    return "none: no groups are formed"
+
+
+def default_of(make: Callable[..., Algorithm], key: str) -> Any:
+    """The default of one of an algorithm's keys; None if it has no such key."""
+    found = inspect.signature(make).parameters.get(key)
+    return None if found is None else found.default
 
 
 ALGORITHMS: Registry[AlgorithmSpec] = plugins.ALGORITHMS

@@ -29,7 +29,7 @@ from ..types import Array
 from .around import AroundTraining
 from .checks import at_least
 from .fedavg import State, Weights, average_all, fedavg
-from .interface import Algorithm, AlgorithmSpec, Served
+from .interface import Algorithm, AlgorithmSpec, Served, no_groups
 
 __all__ = ["EvaluateParted", "TrainParted", "global_part", "lg_fedavg"]
 
@@ -114,4 +114,5 @@ def lg_fedavg(train: Train, *, global_layers: int = 0, weights: Weights = "examp
 LG_FEDAVG = AlgorithmSpec(
     "lg_fedavg", lg_fedavg, "first layers stay with the client, the last are averaged (Liang et al. 2020)",
     states=(State,), tasks=(TrainParted, EvaluateParted),
+    knowledge=no_groups,
 )  # fmt: skip

@@ -8,7 +8,7 @@ from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Start, Train
-from .interface import Algorithm, AlgorithmSpec, Served
+from .interface import Algorithm, AlgorithmSpec, Served, no_groups
 
 __all__ = ["local"]
 
@@ -47,4 +47,5 @@ LOCAL = AlgorithmSpec(
     "local", local, "every client alone",
     states=(State,),
     sample_refused="its clients train without noise, and a failure would be reported; nothing else leaves them, so run it without privacy",
+    knowledge=no_groups,
 )  # fmt: skip

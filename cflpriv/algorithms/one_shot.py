@@ -152,4 +152,5 @@ def one_shot(
 ONE_SHOT = AlgorithmSpec(
     "one_shot", one_shot, "k-means on local models once, then FedAvg in each cluster (Ghosh et al. 2019)",
     states=(State,), functions=(ClusterByMeans, PlaceByMeans),
+    knowledge=lambda given: f"the number of groups, k = {given.get('k', 2)}",
 )  # fmt: skip

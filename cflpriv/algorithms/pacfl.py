@@ -47,7 +47,7 @@ from ..tasks.training import Train
 from ..types import Array, Clustering
 from .checks import at_least, known
 from .fedavg import Weights, average_within
-from .grouping import FindGroups, JoinGroups, find_groups
+from .grouping import ALPHA, FindGroups, JoinGroups, find_groups
 from .interface import Algorithm, AlgorithmSpec, Compared, Served
 
 __all__ = ["ClusterByAngles", "PlaceNewcomers", "pacfl"]
@@ -301,8 +301,18 @@ def _compared(given: Mapping[str, Any]) -> Compared:
     return Compared(p, True, by_label)
 
 
+def _knowledge(given: Mapping[str, Any]) -> str:
+    if given.get("k") is not None:
+        return f"the number of groups, k = {given['k']}"
+    if given.get("beta") is not None:
+        return f"a threshold, beta = {given['beta']:g} degrees"
+    authors, per_label = given.get("variant") == "authors", given.get("per_label")
+    cut = _rule(None, None, given.get("cut"), authors if per_label is None else bool(per_label))
+    return f"none: a test at level {ALPHA:g}" if cut == "test" else f"none: a cut by the {cut} of the tree"
+
+
 PACFL = AlgorithmSpec(
     "pacfl", pacfl, "one-shot clustering by principal angles, then FedAvg in each cluster (Vahidian et al. 2023)",
     states=(State, Cut), functions=(ClusterByAngles, PlaceNewcomers, FindGroups, JoinGroups), sample_releases=_sample_releases,
-    compared=_compared,
+    compared=_compared, knowledge=_knowledge,
 )  # fmt: skip

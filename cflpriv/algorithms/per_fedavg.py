@@ -26,7 +26,7 @@ from ..tasks.training import Gradient, Train
 from ..types import Array
 from .checks import finite
 from .fedavg import State, Weights, fedavg
-from .interface import Algorithm, AlgorithmSpec, Served
+from .interface import Algorithm, AlgorithmSpec, Served, no_groups
 
 __all__ = ["EvaluateAdapted", "per_fedavg"]
 
@@ -87,4 +87,5 @@ def per_fedavg(train: Train, *, alpha: float = 0.01, beta: float = 0.0, weights:
 PER_FEDAVG = AlgorithmSpec(
     "per_fedavg", per_fedavg, "one model made to be a good start for a step on one's own data, first-order MAML (Fallah et al. 2020)",
     states=(State,), tasks=(EvaluateAdapted,), sample_releases=updates_only,
+    knowledge=no_groups,
 )  # fmt: skip

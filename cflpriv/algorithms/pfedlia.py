@@ -11,8 +11,10 @@ Deviations, each for a reason:
 - Clients send updates from θ₀ through `relay`, encrypted for each other, not models. No party learns more. Each client is in its own
   neighbourhood. Its score of itself is not used in its 2-means: it would often be the only good one.
 - A quarter of the training data (`validation`) is held back for the scores and is never trained on. Test data are never used.
-- OPTICS needs `min_samples`: by default a tenth of the clients, at least 2 (scikit-learn's 5 finds sub-clusters among 100 clients). A noise
+- OPTICS needs `min_samples`, which the paper does not print. Without it the first clustering is taken that two values in a row agree on
+  (`influence.stable_scores`): below the right values groups are cut in two, above them they run together. A noise
   point of OPTICS joins the cluster that it scores best on average, if above 0, else it stands alone. `scores="sign"` clusters signs.
+- Without `warm_up` a run takes a fifth of its rounds for it, as the paper's 20 of 100, but at most 20.
 - Clustering waits until three clients, and `min_samples`, have an update and scores. The warm-up goes on meanwhile. A client without valid
   scores is left out of the matrix and the neighbourhoods, and is placed like a newcomer. A model that is missing, or has no finite loss on
   a client's data, scores as low as the worst there, or as one that doubles the loss of θ₀ if that is lower.
@@ -45,12 +47,14 @@ from ..tasks.training import Train
 from ..types import Array
 from .checks import at_least, known
 from .fedavg import Weights
-from .influence import HasValidation, Influence, Neighbours, OnPart, Scores, cluster_scores, helps_most, scored
-from .interface import Algorithm, AlgorithmSpec, Served
+from .influence import HasValidation, Influence, Neighbours, OnPart, Scores, cluster_scores, helps_most, scored, stable_scores
+from .interface import Algorithm, AlgorithmSpec, BeforeRun, Served
 from .steps import OrElse, clustering_of, mean_notes, moved
 
 __all__ = ["FEWEST", "State", "pfedlia"]
 
+WARM_UP, SHARE = 20, 5
+"""The paper's rounds of warm-up: of 100, so one round of `SHARE`."""
 FEWEST = 3
 """The smallest number of clients whose scores can be distinguished."""
 
@@ -104,7 +108,7 @@ class PfedliaSettings:
 def pfedlia(
     train: Train,
     *,
-    warm_up: int = 20,
+    warm_up: int | None = None,
     mode: Literal["central", "peer"] = "central",
     influence: Literal["lazy", "exact"] = "lazy",
     scores: Scores = "value",
@@ -118,11 +122,13 @@ def pfedlia(
 ) -> Algorithm:
     """pFedLIA. Round number `warm_up` (from 0) clusters and trains nothing; those before it are FedAvg, those after it FedAvg in groups.
 
-    `local_epochs` is k of III-D, on `local_samples` of the client's training part (0: all of it). `validation` is the share held back.
-    `min_samples` is OPTICS'; `exact_rounds` are the rounds of each retraining of the exact influence.
+    Without `warm_up` there are 20, or in a run of known length a fifth of its rounds if that is less. `local_epochs` is k of III-D, on
+    `local_samples` of the client's training part (0: all of it). `validation` is the share held back. `min_samples` is OPTICS'; without it
+    it is found. `exact_rounds` are the rounds of each retraining of the exact influence.
 
     Raises `InputError` for parameters that cannot be, and, before anything is trained, for clients with too little data to hold some back.
     """
+    warm_up = WARM_UP if warm_up is None else warm_up
     at_least(0, warm_up=warm_up, local_samples=local_samples)
     at_least(1, local_epochs=local_epochs, exact_rounds=exact_rounds)
     known("mode", mode, "central", "peer")
@@ -217,7 +223,8 @@ def _cluster(settings: PfedliaSettings, federation: Federation, state: State) ->
         uses = {client: groups.index(group) for client, group in chosen.items()}
     else:
         matrix = np.stack([rows[client] for client in clients])[:, np.isin(columns, clients)]
-        labels, alone = cluster_scores(matrix, settings.min_samples or max(2, len(clients) // 10), settings.scores)
+        by = stable_scores if settings.min_samples is None else partial(cluster_scores, min_samples=settings.min_samples)
+        labels, alone = by(matrix, scores=settings.scores)
         uses, noise = dict(zip(clients, labels.tolist(), strict=True)), int(alone.sum())
         groups = [tuple(client for client in clients if uses[client] == label) for label in range(int(labels.max()) + 1)]
     notes = {"groups": len(groups), "noise_clients": noise, "overlapping": sum(map(len, groups)) > len(clients)}
@@ -352,13 +359,31 @@ def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
         raise InputError(
             "algorithm.influence = 'exact' under privacy.unit = 'sample': it trains once for every client left out; use 'lazy'"
         )
-    if rounds <= int(given.get("warm_up", 20)):
+    if rounds <= int(given.get("warm_up", WARM_UP)):
         return Releases(trainings=rounds)
     epochs = int(given.get("local_epochs", 10))
     return Releases(signatures=1, trainings=rounds - 1, extra_epochs=epochs, mechanism="scores")
 
 
+def _defaults(given: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
+    """A fifth of the rounds warm up, and one is left to cluster in."""
+    return {"warm_up": max(0, min(WARM_UP, max(1, before.rounds // SHARE), before.rounds - 1))}
+
+
+def _never_clusters(given: Mapping[str, Any], before: BeforeRun) -> str:
+    warm_up = int(given.get("warm_up", WARM_UP))
+    return f"algorithm.warm_up = {warm_up}, and the run has {before.rounds} rounds" if 0 < before.rounds <= warm_up else ""
+
+
+def _knowledge(given: Mapping[str, Any]) -> str:
+    if given.get("mode") == "peer":
+        return "none: 2-means of each client's scores"
+    least = given.get("min_samples")
+    return "none: the clustering of scores that two min_samples agree on" if least is None else f"a density, min_samples = {least}"
+
+
 PFEDLIA = AlgorithmSpec(
     "pfedlia", pfedlia, "clusters or neighbourhoods by lazy influence on validation losses (Rokvic et al. 2025)",
     states=(State,), tasks=(HasValidation, Influence, Neighbours, OnPart), sample_releases=_sample_releases, replace_only=True,
+    defaults=_defaults, never_clusters=_never_clusters, knowledge=_knowledge,
 )  # fmt: skip

@@ -43,7 +43,7 @@ from ..tasks.training import Train
 from ..types import Array, Parts
 from .around import AroundTraining, needs_sgd, steps_of, weight_of_steps
 from .fedavg import Weights
-from .interface import Algorithm, AlgorithmSpec, Served
+from .interface import Algorithm, AlgorithmSpec, Served, no_groups
 from .steps import mean_notes
 
 __all__ = ["TrainControlled", "scaffold"]
@@ -159,4 +159,5 @@ SCAFFOLD = AlgorithmSpec(
     "scaffold", scaffold, "FedAvg with control variates against client drift (Karimireddy et al. 2020)",
     states=(State,), tasks=(TrainControlled,), sample_refused="its control variates are made of un-noised gradients",
     client_refused="what is clipped off a client's control, and the noise, would stay in the common control for good",
+    knowledge=no_groups,
 )  # fmt: skip

@@ -61,7 +61,7 @@ from ..types import Array, Clustering
 from .attempts import mean_with_overall, try_compute
 from .checks import at_least, finite, known
 from .fedavg import Weights
-from .grouping import FindGroups, JoinGroups, notes_of
+from .grouping import ALPHA, FindGroups, JoinGroups, notes_of
 from .interface import Algorithm, AlgorithmSpec, Compared, Served
 from .merging import Known, MergeClusters, MergePresent, PlaceNewcomers
 from .representing import ChainLink, Represent, count_sketch
@@ -463,8 +463,15 @@ def _compared(given: Mapping[str, Any]) -> Compared:
     return Compared(HALVES, halves=True) if tested else Compared()
 
 
+def _knowledge(given: Mapping[str, Any]) -> str:
+    tau, cut, authors = given.get("tau"), given.get("cut"), given.get("variant") == "authors"
+    if _rule(tau, cut, authors) == "test":
+        return f"none: a test at level {ALPHA:g}"
+    return f"a threshold, tau = {TAU if tau is None else tau:g}"
+
+
 STOCFL = AlgorithmSpec(
     "stocfl", stocfl, "clients met merge by the cosine of anchor gradients, bi-level training (Zeng et al. 2023)",
     states=(State,), tasks=(ChainLink, Represent), functions=(Known, MergeClusters, MergePresent, PlaceNewcomers, FindGroups, JoinGroups),
-    sample_releases=_sample_releases, compared=_compared, renumbers=True,
+    sample_releases=_sample_releases, compared=_compared, renumbers=True, knowledge=_knowledge,
 )  # fmt: skip

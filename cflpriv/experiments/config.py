@@ -21,7 +21,7 @@ import tomli_w
 from pydantic import ConfigDict, ValidationError, create_model
 
 from ..algorithms import ALGORITHMS
-from ..algorithms.interface import Algorithm, AlgorithmSpec
+from ..algorithms.interface import Algorithm, AlgorithmSpec, BeforeRun, Compared
 from ..contract.operations import Sampling
 from ..contract.protection import Protection
 from ..contract.transcript import Level
@@ -237,13 +237,50 @@ class Config:
         """The algorithm's declarations. Raises `InputError` for one that is not known."""
         return _spec(self.algorithm["name"])
 
+    @property
+    def before(self) -> BeforeRun:
+        """What is known of the run before it starts."""
+        protection, strict = self.protection, self.run.release_policy == "strict"
+        origin = Origin(size=1, kinds=(("vectors", "compared"),))
+        no_gram = no_groups = ""
+        if strict and not may_leave(protection, "gram", "vectors", 0, origin):
+            no_gram = (
+                f"gradients would be compared in the clear, which clients refuse under protection.sum = {protection.sum!r}, min_cohort = "
+                f"{protection.smallest_sum}; or name a transform or 'ckks' in protection.gram"
+            )
+        if protection.sums.oblivious:
+            no_groups = f"protection.sum = {protection.sum!r} keeps groups private, but a server that finds them knows them"
+        return BeforeRun(self.training.rounds, self.privacy.unit, no_gram, no_groups)
+
+    @property
+    def hyper(self) -> dict[str, Any]:
+        """The algorithm's hyper-parameters that were given, and those that follow from the run. Raises `InputError` where none can."""
+        given = {key: value for key, value in self.algorithm.items() if key != "name"}
+        return {**self.spec.defaults(given, self.before), **given}
+
+    @property
+    def compared(self) -> Compared:
+        """What `gram` compares in this run."""
+        return self.spec.compared(self.hyper)
+
+    @property
+    def knowledge(self) -> str:
+        """What about the groups the algorithm is told, or by what it finds them."""
+        return self.spec.knowledge(self.hyper)
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What a user should know before the run starts: that it can form no clusters as it is set."""
+        reason = self.spec.never_clusters(self.hyper, self.before)
+        return (f"algorithm {self.spec.name!r} will form no clusters: {reason}",) if reason else ()
+
     def releases(self) -> Releases:
         """What a client releases of its samples over the whole run. `InputError` naming an algorithm that cannot be private."""
         spec = self.spec
         if spec.sample_releases is None:
             private = ", ".join(name for name, one in ALGORITHMS.items() if one.sample_releases is not None)
             raise InputError(f"algorithm {spec.name!r} under privacy.unit = 'sample': {spec.sample_refused}; there is one for {private}")
-        return spec.sample_releases(self.training.rounds, self.algorithm)
+        return spec.sample_releases(self.training.rounds, self.hyper)
 
     def noise(self) -> Noise | None:
         """The noise of a whole run, calibrated, where the unit is a sample."""
@@ -278,7 +315,7 @@ class Config:
         given: dict[str, Any] = {"seed": self.run.seed, "weights": t.weights}
         given["groups"] = {client.id: group for client, group in zip(population.clients, population.groups, strict=True)}
         extra = {name: value for name, value in given.items() if name in wanted}
-        algorithm = make(train, **extra, **{key: value for key, value in self.algorithm.items() if key != "name"})
+        algorithm = make(train, **extra, **self.hyper)
         self._check_protection(algorithm)
         return algorithm
 
@@ -300,7 +337,7 @@ class Config:
                 f"protection.sum = {protection.sum!r}: clients of {algorithm.name!r} send each other what is summed, which they refuse: a "
                 "server that lies could name an accomplice as the recipient; protection.relay_updates = true lets them"
             )
-        origin = Origin(size=0 if self.spec.compared(self.algorithm).of_samples else 1, kinds=(("vectors", "compared"),))
+        origin = Origin(size=0 if self.compared.of_samples else 1, kinds=(("vectors", "compared"),))
         if "gram" in algorithm.operations and strict and not may_leave(protection, "gram", "vectors", 0, origin):
             raise InputError(
                 f"protection.gram = {list(protection.gram)}: what {algorithm.name!r} compares would be seen in the clear, which clients "

@@ -120,7 +120,8 @@ def _seeds(results: Sequence[Result], metric: str) -> dict[int, float | None]:
 
 
 def table_rows(results: Sequence[Result], sweep: Sweep) -> list[dict[str, Any]]:
-    """A row per setting: each metric's mean and deviation over seeds, and its paired difference to the first protection of the sweep.
+    """A row per setting: what was known of the groups, and each metric's mean and deviation over seeds and its paired difference to the
+    first protection of the sweep.
 
     The difference is taken within the same algorithm and keys, seed by seed, with a 95 % t-interval; to the first protection's setting of
     the same ε, or to its only one. None where it has several and none of this ε.
@@ -128,7 +129,7 @@ def table_rows(results: Sequence[Result], sweep: Sweep) -> list[dict[str, Any]]:
     groups = _by_setting(results)
     rows = []
     for setting, own in groups.items():
-        row: dict[str, Any] = {**_named(setting), "seeds": len(own)}
+        row: dict[str, Any] = {**_named(setting), "knowledge": own[0].summary.get("knowledge", ""), "seeds": len(own)}
         twin = _compared_with(setting, sweep)
         others = [] if twin is None or twin == setting else groups.get(twin, [])
         for metric in METRICS:

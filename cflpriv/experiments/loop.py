@@ -191,6 +191,8 @@ def finish(run: Run) -> dict[str, Any]:
         "true_groups": len(set(run.truth.values())),
         "clear_structure": described.get("clear"),
         "cut_rule": described.get("rule"),
+        "knowledge": run.config.knowledge,
+        "warnings": list(run.config.doubts),
         "rounds": len(run.rows),
         "rounds_planned": run.config.training.rounds,
         "rounds_skipped": sum(row["skipped"] is not None for row in run.rows),

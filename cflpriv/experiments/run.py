@@ -2,6 +2,7 @@
 
 import json
 import time
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from ..contract.transcript import Transcript
 from ..data import build_population
 from ..engine import Engine
 from ..engine.threads import one_thread
-from ..errors import InputError
+from ..errors import CflprivWarning, InputError
 from ..files import write_atomically
 from ..plugins import load_plugin
 from ..protocols.entropy import public_entropy, system_entropy
@@ -101,8 +102,13 @@ def secrets_of(run: Run) -> dict[str, dict[str, str]]:
 
 
 def check(config: Config, population: Population, algorithm: Algorithm, clients: Sequence[int], newcomers: Sequence[int] = ()) -> None:
-    """What configuration, algorithm and data can only be judged for together, before anything runs. Raises `InputError` naming keys."""
+    """What configuration, algorithm and data can only be judged for together, before anything runs.
+
+    Warns of a run that can form no clusters. Raises `InputError` naming keys.
+    """
     protection, dimension = config.protection, config.model_for(population).dimension
+    for doubt in config.doubts:
+        warnings.warn(doubt, CflprivWarning, stacklevel=2)
     if newcomers and algorithm.admit is None:
         raise InputError(f"data.newcomers = {len(newcomers)}: algorithm {algorithm.name!r} takes no newcomers")
     if protection.small_clusters == "merge" and "gram" not in algorithm.operations:
@@ -226,7 +232,7 @@ def _compared_bytes(config: Config, population: Population, clients: int) -> int
     if "gram" not in config.algorithm_for(population).operations:
         return 0
     protection = config.protection
-    compared = config.spec.compared(config.algorithm)
+    compared = config.compared
     p, dimension = compared.rows, int(np.prod(population.shape)) if compared.of_samples else config.model_for(population).dimension
     sketch_dim = protection.sketch_dim if "sketch" in protection.gram else None
     if "ckks" not in protection.gram:

@@ -153,7 +153,7 @@ def test_names_come_from_clouds(signed: bool) -> None:
 def config(kind: str, transform: str = "fixed", hidden: int = 64, **training: Any) -> Config:
     return parse_config({
         "data": {"partition": "pathological", "groups": PAIRS, "clients": 20, "samples_per_client": 60}, "model": {"hidden": hidden},
-        "training": {"rounds": 6, "weights": "equal", "lr": 0.1, "batch_size": 10, **training}, "algorithm": {"name": "cfl"},
+        "training": {"rounds": 6, "weights": "equal", "lr": 0.1, "batch_size": 10, **training}, "algorithm": {"name": "cfl", "eps2": 0.75},
         "protection": {"gram": [] if kind == "none" else ["haar"], "sum": kind, "transform": transform},
         "run": {"record": "full", "audit_parties": ["server", "client:0"]},
     })  # fmt: skip

@@ -1,5 +1,6 @@
 """CFL: unsplit it is FedAvg, its bipartition is optimal, its clusters always partition the clients, and newcomers walk down the tree."""
 
+import json
 import os
 from dataclasses import replace
 from functools import partial
@@ -10,14 +11,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenes import PROTECTIONS, eye, federation, mlp_training, population, training
+from scenes import PROTECTIONS, eye, federation, mlp_training, model, population, training
 
 from cflpriv.algorithms.cfl import EPS1, EPS2, cfl, gaps, offer, path
 from cflpriv.algorithms.fedavg import fedavg
+from cflpriv.algorithms.grouping import FindGroups
 from cflpriv.algorithms.interface import Algorithm
+from cflpriv.algorithms.parameter_tree import Node
+from cflpriv.algorithms.split_test import SplitTest
 from cflpriv.algorithms.splitting import CONGRUENT, DROWNED, SPLIT, Bipartition, MoreSimilar, bipartition, cross_similarity, separation_gap
 from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import Gram
+from cflpriv.contract.handles import Shared
 from cflpriv.contract.operations import GramView, Sampling
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript
@@ -30,6 +35,7 @@ from cflpriv.experiments.checkpoint import save_checkpoint
 from cflpriv.experiments.run import prepare
 from cflpriv.federation.server import FederationServer
 from cflpriv.tasks.evaluation import Losses
+from cflpriv.tasks.fold_gradients import FoldGradients
 from cflpriv.tasks.training import Train
 from cflpriv.types import Array, Population
 
@@ -205,7 +211,7 @@ def test_the_simulation_of_figure_3() -> None:
 def test_label_swaps_are_found_without_a_number_of_clusters(variant: Any) -> None:
     scene = swapped(12, SWAPS[:3])
     fed = federation(scene.clients)
-    options: dict[str, Any] = {} if variant == "paper" else {"eps1": 0.3, "eps2": 0.9, "first_split": 5}
+    options: dict[str, Any] = {"eps2": EPS2} if variant == "paper" else {"eps1": 0.3, "eps2": 0.9, "first_split": 5}
     algorithm = cfl(train_on(scene), variant=variant, watch=True, **options)
     state, records = rounds(algorithm, fed, 40)
     assert score(scene, state) == 1.0
@@ -224,7 +230,7 @@ def test_label_swaps_are_found_without_a_number_of_clusters(variant: Any) -> Non
 def test_every_split_of_a_mixed_cluster_is_correct_and_has_a_gap() -> None:
     scene = swapped(12, SWAPS[:3])
     fed = federation(scene.clients)
-    algorithm = cfl(train_on(scene), watch=True)
+    algorithm = cfl(train_on(scene), eps2=EPS2, watch=True)
     state = algorithm.init(fed)
     group = truth(scene)
     for number in range(40):
@@ -242,7 +248,7 @@ def test_every_split_of_a_mixed_cluster_is_correct_and_has_a_gap() -> None:
 def test_congruent_clients_stay_together() -> None:
     scene = swapped(8, ())
     fed = federation(scene.clients)
-    state, records = rounds(cfl(train_on(scene)), fed, 40)
+    state, records = rounds(cfl(train_on(scene), eps2=EPS2), fed, 40)
     assert len(state.tree) == 1
     refused = [one["because"] for record in records for one in record.notes["refused"]]
     assert refused
@@ -259,7 +265,7 @@ def test_in_the_congruent_case_client_norms_vanish_and_in_the_incongruent_they_d
     for name, scene in (("congruent", apart), ("incongruent", swapped(2, SWAPS[:2], samples_per_client=200))):
         fed = federation(scene.clients)
         train = Train(Model("mlp", scene.shape, scene.classes, hidden=32), epochs=3, batch_size=0, lr=0.1)
-        _, records = rounds(cfl(train, eps1=1e-9, watch=True), fed, 400)
+        _, records = rounds(cfl(train, eps1=1e-9, eps2=EPS2, watch=True), fed, 400)
         norms[name] = [(record.notes["mean_norms"][0], record.notes["max_norms"][0]) for record in records]
     for name in norms:  # both means come to rest
         assert norms[name][-1][0] < 0.15 * max(mean for mean, _ in norms[name])
@@ -272,7 +278,7 @@ def test_in_the_congruent_case_client_norms_vanish_and_in_the_incongruent_they_d
 
 def test_gamma_max_refuses_what_is_not_clear_enough() -> None:
     scene = swapped()
-    state, records = rounds(cfl(train_on(scene), gamma_max=0.99), federation(scene.clients), 25)
+    state, records = rounds(cfl(train_on(scene), eps2=EPS2, gamma_max=0.99), federation(scene.clients), 25)
     assert len(state.tree) == 1
     refused = [one["because"] for record in records for one in record.notes["refused"]]
     assert "gamma_max" in refused
@@ -318,12 +324,13 @@ def test_clusters_partition_the_clients_through_splits_joins_and_leaves(seed: in
             eye(fed).leave([data.draw(st.sampled_from(fed.clients))])
 
 
-def test_the_result_does_not_depend_on_the_order_of_clients() -> None:
+@pytest.mark.parametrize("eps2", [EPS2, None])
+def test_the_result_does_not_depend_on_the_order_of_clients(eps2: float | None) -> None:
     scene = swapped()
     results = []
     for clients in (scene.clients, scene.clients[::-1]):
         fed = federation(clients, sampling=Sampling("global", 0.6))
-        state, _ = rounds(cfl(train_on(scene)), fed, 25)
+        state, _ = rounds(cfl(train_on(scene), eps2=eps2), fed, 25)
         results.append((state.clustering, served(fed, state)))
     assert results[0][0] == results[1][0]
     assert results[0][0].k > 1
@@ -337,7 +344,7 @@ def test_the_result_does_not_depend_on_the_order_of_clients() -> None:
 def grown() -> tuple[Population, Any, FederationServer, Any]:
     scene = swapped(15, SWAPS[:3])
     fed = federation(scene.clients, present=range(12))
-    algorithm = cfl(train_on(scene))
+    algorithm = cfl(train_on(scene), eps2=EPS2)
     state, _ = rounds(algorithm, fed, 30)
     assert len(state.leaves) == 3
     return scene, algorithm, fed, state
@@ -383,8 +390,6 @@ def test_models_of_all_levels_are_offered_and_the_leaf_is_mostly_best(grown: tup
 
 
 def test_the_tree_lands_on_disk(grown: tuple[Population, Any, FederationServer, Any], tmp_path: Any) -> None:
-    import json
-
     from safetensors.numpy import load_file
 
     _, algorithm, fed, state = grown
@@ -407,10 +412,11 @@ def test_the_tree_lands_on_disk(grown: tuple[Population, Any, FederationServer, 
     json.dumps(described)
 
 
-def test_who_was_away_at_the_split_walks_down_on_return() -> None:
+@pytest.mark.parametrize("eps2", [EPS2, None])
+def test_who_was_away_at_the_split_walks_down_on_return(eps2: float | None) -> None:
     scene = swapped(12)
     fed = federation(scene.clients)
-    algorithm = cfl(train_on(scene))
+    algorithm = cfl(train_on(scene), eps2=eps2)
     state = algorithm.init(fed)
     eye(fed).leave([4, 5])
     state, _ = rounds(algorithm, fed, 25, state)
@@ -429,7 +435,7 @@ def test_a_newcomers_first_long_update_splits_nothing_unless_settle_is_zero() ->
     clusters = {}
     for settle in (0, 5):
         fed = federation(scene.clients, present=[c for c in range(12) if c not in (4, 5)])
-        algorithm = cfl(train_on(scene), settle=settle)
+        algorithm = cfl(train_on(scene), eps2=EPS2, settle=settle)
         state, _ = rounds(algorithm, fed, 25)
         assert len(state.leaves) == 2
         eye(fed).join([4, 5])
@@ -526,14 +532,15 @@ def test_updates_that_sums_hide_are_compared_in_the_clear_by_nobody(name: str, p
     prepare(parse_config({**tree, "protection": protection, "algorithm": {"name": "pacfl"}}))
 
 
-def test_it_splits_alike_under_protections() -> None:
+@pytest.mark.parametrize("eps2", [EPS2, None])
+def test_it_splits_alike_under_protections(eps2: float | None) -> None:
     scene = swapped(9, samples_per_client=60)
     train = train_on(scene, dtype="float64")
     haar, algorithm_5 = PROTECTIONS["haar"], Protection(gram=("haar",), sum="haar", transform="fixed")
     results = []
     for protection in (Protection(), haar, algorithm_5, Protection(gram=("haar",), sum="secagg", secagg_clip=2.0)):
         fed = federation(scene, protection, present=range(8), transcript=Transcript("headers"))
-        algorithm = cfl(train, weights="equal")
+        algorithm = cfl(train, eps2=eps2, weights="equal")
         assert algorithm.admit is not None
         state, _ = rounds(algorithm, fed, 18)
         eye(fed).join([8])
@@ -545,12 +552,96 @@ def test_it_splits_alike_under_protections() -> None:
         np.testing.assert_allclose(results[0][1], results[-1][1], atol=atol, err_msg=str(protection))
 
 
-def test_a_side_below_the_floor_stops_a_split() -> None:
+@pytest.mark.parametrize("eps2", [EPS2, None])
+def test_a_side_below_the_floor_stops_a_split(eps2: float | None) -> None:
     scene = swapped(8)
     for protection, options in ((Protection(min_cohort=5, small_clusters="merge"), {}), (Protection(), {"smallest": 5})):
-        state, records = rounds(cfl(train_on(scene), **options), federation(scene.clients, protection=protection), 25)  # type: ignore[arg-type]
+        state, records = rounds(cfl(train_on(scene), eps2=eps2, **options), federation(scene.clients, protection=protection), 25)  # type: ignore[arg-type]
         assert len(state.tree) == 1
         assert "smallest" in {one["because"] for record in records for one in record.notes["refused"]}
+
+
+# --- the rule without eps2
+
+
+def without_groups(clients: int, **more: Any) -> Population:
+    return swapped(clients, (), **more)
+
+
+def test_a_test_finds_all_groups_and_newcomers_walk_to_theirs() -> None:
+    scene = swapped(18, SWAPS[:3])
+    fed = federation(scene.clients, present=range(15))
+    algorithm = cfl(train_on(scene), weights="equal")
+    assert algorithm.admit is not None
+    state, records = rounds(algorithm, fed, 30)
+    assert score(scene, state) == 1.0
+    (split,) = [split for record in records for split in record.notes["splits"]]
+    assert (len(split["sizes"]), split["answer"]) == (3, "groups")
+    assert split["p"] <= split["level"] <= 0.005
+    described = algorithm.describe(state)
+    assert described["rule"] == "test at level 0.01 over the run"
+    assert (described["clear"], described["answer"]) == (True, "groups")
+    eye(fed).join([15, 16, 17])
+    after, notes = algorithm.admit(fed, state, [15, 16, 17])
+    assert score(scene, after) == 1.0
+    assert notes["levels"] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_clients_that_differ_by_noise_alone_are_tested_and_stay_together(seed: int) -> None:
+    scene = without_groups(12, seed=seed)
+    state, records = rounds(cfl(train_on(scene), seed=seed), federation(scene.clients, seed=seed), 40)
+    assert len(state.tree) == 1
+    refused = [one for record in records for one in record.notes["refused"]]
+    assert {one["because"] for one in refused} == {"test"}
+    assert [one["level"] for one in refused] == [0.01 / 2 ** (1 + t) for t in range(len(refused))]
+    assert 1 <= len(refused) <= 4  # a level that no draws can show is not tested
+
+
+@given(st.integers(4, 60), st.lists(st.floats(0.05, 1.0), min_size=1, max_size=6), st.integers(99, 10**5))
+@settings(max_examples=60, deadline=None)
+def test_the_levels_of_all_tests_of_a_run_add_up_to_alpha(clients: int, shares: list[float], draws: int) -> None:
+    """Clusters that are tested for the t-th time are disjoint: here each test splits off a share, and all go on."""
+    halves = SplitTest(FoldGradients(model(population())), FindGroups(0.01, draws))
+    waiting, spent = [(clients, 0)], 0.0
+    while waiting:
+        members, tests = waiting.pop()
+        level = halves.level(Node(Shared(np.zeros(1)), tests=tests), members, clients)
+        spent += level
+        if level and tests < 30:
+            some = max(1, min(members - 1, round(members * shares[tests % len(shares)])))
+            waiting += [(some, tests + 1), (members - some, tests + 1)]
+    assert 0 < spent <= 0.01 or draws < 199
+
+
+def test_a_client_that_has_no_halves_is_refused_before_anything_is_trained() -> None:
+    scene = swapped(6)
+    clients = [replace(one, x_train=one.x_train[:1], y_train=one.y_train[:1]) if one.id == 2 else one for one in scene.clients]
+    with pytest.raises(InputError, match="1 samples cannot be split"):
+        cfl(train_on(scene)).init(federation(clients))
+    cfl(train_on(scene), eps2=EPS2).init(federation(clients))
+
+
+def test_too_few_clients_are_not_tested() -> None:
+    scene = swapped(3, SWAPS[:2])
+    fed = federation(scene.clients)
+    algorithm = cfl(train_on(scene))
+    state, _ = rounds(algorithm, fed, 20)
+    assert len(state.tree) == 1
+    assert not [message for message in fed.transcript.messages if message.operation == "gram"]
+    assert algorithm.describe(state)["answer"] == "not tested"
+
+
+def test_a_run_goes_on_after_a_split_by_test_as_if_never_interrupted(tmp_path: Any) -> None:
+    scene = swapped(12)
+    fed = federation(scene.clients)
+    algorithm = cfl(train_on(scene))
+    state, _ = rounds(algorithm, fed, 25)
+    assert len(state.leaves) == 2
+    save_checkpoint(tmp_path, "final", state, fed, simulated=eye(fed))
+    nodes = json.loads((tmp_path / "final.json").read_text())["state"]["fields"]["tree"]["items"]
+    assert [node["fields"]["tests"] for node in nodes] == [node.tests for node in state.tree]
+    assert state.tree[1].since == state.tree[0].tests > 0
 
 
 # --- errors of a protection
@@ -615,7 +706,7 @@ def test_updates_drowned_by_errors_split_nothing_and_it_is_said() -> None:
             assert np.isfinite(evidence["largest_norm"])
     scene = swapped(6)
     fed = federation(scene, Protection(gram=("ckks",), ckks_release="gram", ckks_bound=512.0))
-    state, records = rounds(cfl(train_on(scene), eps1=0.5), fed, 12)
+    state, records = rounds(cfl(train_on(scene), eps1=0.5, eps2=EPS2), fed, 12)
     assert len(state.tree) == 1
     assert "error" in {one["because"] for record in records for one in record.notes["refused"]}
 
@@ -631,12 +722,16 @@ def test_updates_drowned_by_errors_split_nothing_and_it_is_said() -> None:
         ({"eps1": 0.0}, r"algorithm\.eps1: 0\.0"),
         ({"eps2": float("nan")}, r"algorithm\.eps2: nan"),
         ({"gamma_max": 1.0}, r"gamma_max: 1\.0"),
+        ({"gamma_max": 0.5}, r"gamma_max: 0\.5: the rule without algorithm\.eps2 has no such test"),
+        ({"alpha": 0.0}, r"alpha: 0\.0"),
+        ({"alpha": 0.001, "draws": 99}, "draws: 99"),
         ({"gamma_max": -0.1}, r"gamma_max: -0\.1"),
         ({"variant": "mine"}, "'mine'"),
         ({"variant": "authors", "gamma_max": 0.5}, "no such test"),
         ({"first_split": -1}, "first_split: -1"),
         ({"smallest": 0}, "smallest: 0"),
         ({"settle": -1}, "settle: -1"),
+        ({"patience": 0}, "patience: 0"),
     ],
 )
 def test_bad_parameters_are_named(options: dict[str, Any], words: str) -> None:

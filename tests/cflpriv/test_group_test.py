@@ -220,8 +220,8 @@ def test_one_client_of_much_noise_hides_nothing_and_joins_the_nearest(lie: str) 
     folds = folds_of(means, rng, 0.02)
     away = rng.normal(size=64) / 8
     folds[5] = np.stack([away, -away]) if lie == "opposite halves" else means[5] + np.stack([away, -away])
-    for find in (lambda crowd: groups_of(crowd, stream(0, "t")), lambda crowd: groups_given(crowd, 4, stream(0, "t"))):
-        found = find(crowd_of_folds(bounded(gram_of(folds))))
+    crowd = crowd_of_folds(bounded(gram_of(folds)))
+    for found in (groups_of(crowd, stream(0, "t")), groups_given(crowd, 4, stream(0, "t"))):
         assert found.set_aside.tolist() == [5]
         honest = np.arange(32) != 5
         assert adjusted_rand_score(labels[honest], found.labels[honest]) == 1.0

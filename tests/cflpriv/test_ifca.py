@@ -24,6 +24,8 @@ from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError, TooFewClients, TrainingDiverged
+from cflpriv.experiments import parse_config
+from cflpriv.experiments.run import prepare
 from cflpriv.federation.server import FederationServer
 from cflpriv.tasks.evaluation import Evaluate, Losses
 from cflpriv.tasks.training import Gradient, Train
@@ -463,6 +465,87 @@ def test_it_runs_unchanged_under_protections(options: dict[str, Any], sum_: str)
     np.testing.assert_allclose(results[0][0], results[1][0], atol=1e-8 if sum_ == "haar" else 1e-5)
     if sum_ != "secagg-oblivious":
         assert results[0][1] == results[1][1]
+
+
+# --- the number of models found
+
+
+def turned(clients: int = 12, **more: Any) -> Population:
+    return digits(clients, **{"rotations": (0, 180), "samples_per_client": 60} | more)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_without_k_the_groups_are_found_and_models_come_apart_at_once(share: float) -> None:
+    scene = turned()
+    fed = federation(scene, sampling=Sampling("global", share))
+    algorithm = ifca(train_on(scene))
+    state, records = rounds(algorithm, fed, 8)
+    assert score(scene, algorithm, state) == 1.0
+    assert len(state.restarts[0].models) == 2
+    for record in records:
+        assert record.labels == tuple(truth(scene)[client] for client in record.cohort)
+    described = algorithm.describe(state)
+    assert (described["rule"], described["answer"], described["clear"]) == ("test at level 0.01", "groups", True)
+    assert not {client for record in records for client in record.cohort} & set(state.restarts[0].first)
+
+
+def test_later_estimates_are_those_of_the_lowest_loss() -> None:
+    scene = turned()
+    wrong = {client.id: 1 - truth(scene)[client.id] if client.id < 3 else truth(scene)[client.id] for client in scene.clients}
+    fed = federation(scene)
+    algorithm = ifca(train_on(scene))
+    state = algorithm.init(fed)
+    (run,) = state.restarts
+    state, records = rounds(algorithm, fed, 6, replace(state, restarts=(replace(run, first=wrong),)))
+    assert records[0].labels == tuple(wrong.values())
+    assert score(scene, algorithm, state) == 1.0
+
+
+@pytest.mark.parametrize("weights", ["equal", "examples"])
+def test_without_groups_it_is_fedavg_and_says_so(weights: Any) -> None:
+    scene = digits(10, rotations=(), samples_per_client=60)
+    one, two = federation(scene), federation(scene)
+    algorithm = ifca(train_on(scene), weights=weights)
+    a, _ = rounds(algorithm, one, 3)
+    b, _ = rounds(fedavg(train_on(scene), weights=weights), two, 3)
+    np.testing.assert_array_equal(models(one, a)[0], eye(two).peek(0, b.model))
+    described = algorithm.describe(a)
+    assert described["clustering"].k == 1
+    assert described["answer"] in ("all alike", "no clear groups")
+
+
+@pytest.mark.parametrize("shared", [(), ("1",)])
+@pytest.mark.parametrize("sum_", ["haar", "secagg"])
+def test_found_groups_are_the_same_under_protections(sum_: str, shared: tuple[str, ...]) -> None:
+    """Also where a group's members were sent one model, or all, in the same round."""
+    scene = turned()
+    results = []
+    for protection in (Protection(min_cohort=2), Protection(gram=("haar",), sum=sum_, min_cohort=2, secagg_clip=4.0)):
+        fed = federation(scene, protection, sampling=Sampling("global", 0.7))
+        algorithm = ifca(train_on(scene, batch_size=0, lr=0.3), shared=shared, weights="equal")
+        state, records = rounds(algorithm, fed, 4)
+        assert not any(record.notes["unchanged_clusters"] for record in records)
+        results.append((models(fed, state), algorithm.describe(state)["clustering"]))
+    np.testing.assert_allclose(results[0][0], results[1][0], atol=1e-8 if sum_ == "haar" else 1e-5)
+    assert results[0][1] == results[1][1]
+
+
+@pytest.mark.parametrize(
+    ("protection", "words"),
+    [
+        (
+            {"sum": "secagg-oblivious"},
+            r"algorithm\.k: give the number of models: protection\.sum = 'secagg-oblivious' keeps groups private",
+        ),
+        ({"sum": "secagg"}, r"algorithm\.k: give the number of models: gradients would be compared in the clear, .* name a transform"),
+        ({"min_cohort": 2}, r"algorithm\.k: give the number of models: gradients would be compared in the clear"),
+    ],
+)
+def test_where_groups_cannot_be_found_k_is_asked_for(protection: dict[str, Any], words: str) -> None:
+    tree: dict[str, Any] = {"training": {"weights": "equal"}, "protection": protection}
+    with pytest.raises(InputError, match=words):
+        prepare(parse_config({**tree, "algorithm": {"name": "ifca"}}))
+    prepare(parse_config({**tree, "algorithm": {"name": "ifca", "k": 2}}))
 
 
 def test_all_engine_paths_give_the_same() -> None:

@@ -15,7 +15,7 @@ from scenes import mlp_training as train_on
 from sklearn.cluster import OPTICS, KMeans
 
 from cflpriv.algorithms import fedavg, oracle, pfedlia
-from cflpriv.algorithms.influence import Influence, OnPart, better_group, cluster_scores, split
+from cflpriv.algorithms.influence import Influence, OnPart, better_group, cluster_scores, split, stable_scores
 from cflpriv.algorithms.interface import Algorithm
 from cflpriv.clustering.scores import ari
 from cflpriv.contract.operations import Sampling
@@ -24,6 +24,7 @@ from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
+from cflpriv.experiments import parse_config
 from cflpriv.experiments.checkpoint import flatten
 from cflpriv.federation.server import FederationServer
 from cflpriv.tasks.training import Train
@@ -291,6 +292,28 @@ def test_the_default_of_optics_splits_groups_that_min_samples_finds() -> None:
         found["signs"].append(ari(groups, cluster_scores(matrix, 5, "sign")[0].tolist()))
     assert max(found["default"]) < 0.95
     assert found["ten"] == found["signs"] == [1.0] * 5
+
+
+@pytest.mark.parametrize("sizes", [[20] * 5, [8] * 4, [6] * 5, [50, 50]])
+def test_the_clustering_that_two_min_samples_agree_on_is_right(sizes: list[int]) -> None:
+    for seed in range(3):
+        matrix, groups = block_scores(sizes, seed, 0.3, 0.3)
+        assert ari(groups, stable_scores(matrix)[0].tolist()) == 1.0
+
+
+def test_without_two_that_agree_min_samples_is_a_tenth() -> None:
+    for n in (3, 4, 5):  # too few values to try
+        matrix = np.random.default_rng(n).normal(size=(n, n))
+        for one, other in zip(stable_scores(matrix), cluster_scores(matrix, 2), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(("rounds", "warm_up"), [(100, 20), (500, 20), (20, 4), (5, 1), (2, 1), (1, 0)])
+def test_a_run_warms_up_for_a_fifth_of_its_rounds(rounds: int, warm_up: int) -> None:
+    config = parse_config({"training": {"rounds": rounds}, "algorithm": {"name": "pfedlia"}})
+    assert config.hyper["warm_up"] == warm_up
+    assert config.doubts == ()
+    assert config.with_("algorithm", warm_up=3).hyper["warm_up"] == 3
 
 
 @pytest.mark.parametrize("scores", ["value", "sign"])

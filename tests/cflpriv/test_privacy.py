@@ -810,6 +810,16 @@ def test_sums_that_cannot_have_noise_are_refused_before_data_are_touched() -> No
         config("fedavg", "client", protection={"sum": "haar"})
 
 
+@pytest.mark.parametrize("name", ["ifca", "cfl"])
+def test_defaults_are_found_within_the_budget(name: str, tmp_path: Path) -> None:
+    """IFCA's number of models costs one noisy vector a client; CFL keeps to the paper's rule."""
+    summary = run_experiment(config(name, training={"rounds": 6}), tmp_path / "run", population=scenes.population())
+    assert summary["stopped"] is None
+    assert 2.9 < summary["epsilon"] <= 3.0
+    found = "none: a test at level 0.01" if name == "ifca" else "thresholds on norms of updates, eps1 = 0.2 and eps2 = 0.75"
+    assert summary["knowledge"] == found
+
+
 def test_a_run_of_the_scoring_round_alone_is_planned(tmp_path: Path) -> None:
     asked = MORE["pfedlia"] | {"algorithm": {"warm_up": 0, "local_epochs": 2}, "training": {"rounds": 1}}
     summary = run_experiment(config("pfedlia", **asked), tmp_path / "run", population=scenes.population())

@@ -31,8 +31,12 @@ ROUNDS = 2
 CLIP = 8.0
 FLOOR = 2
 CKKS_BOUND = 64.0
-SETTINGS: Mapping[str, Mapping[str, Any]] = {"cfl": {"watch": True}, "pfedlia": {"warm_up": 1}}
-"""What makes an algorithm use all its operations within these rounds, where it would not by default."""
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "cfl": {"watch": True}, "pfedlia": {"warm_up": 1}, "ifca": {"k": 2}, "hypcluster": {"k": 2},
+}  # fmt: skip
+"""What makes an algorithm use all its operations within these rounds, where it would not by default; IFCA under sums that keep groups
+private has to be given k.
+"""
 STEPS = {"fednova": STEPS_UNIT}
 """By how many steps of the fixed point a model may be off, if not one a round: FedNova's numbers of local steps travel in such units."""
 

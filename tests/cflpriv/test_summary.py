@@ -1,6 +1,8 @@
 """What a row and a summary count: of which clients a mean is, which rounds are the last, which clusters are there, what a client pays."""
 
 import json
+import re
+import warnings
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -11,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenes import population
 
+from cflpriv.algorithms import ALGORITHMS
 from cflpriv.clustering.scores import perplexity, spread
 from cflpriv.data import build_population
 from cflpriv.engine import Streams, TaskInput
-from cflpriv.errors import InputError
+from cflpriv.errors import CflprivWarning, InputError
 from cflpriv.experiments import Config, advance, finish, parse_config, start
 from cflpriv.experiments.newcomers import held_back
 from cflpriv.experiments.run import admit
@@ -32,6 +35,55 @@ SCENE = build_population(parse_config(SMALL).data)
 
 def small(**sections: dict[str, Any]) -> Config:
     return parse_config({name: SMALL.get(name, {}) | sections.get(name, {}) for name in {*SMALL, *sections}})
+
+
+# --- what a run was told of the groups, and whether it can find them
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "knowledge"),
+    [
+        ({"name": "fedavg"}, "none: no groups are formed"), ({"name": "local"}, "none: no groups are formed"),
+        ({"name": "oracle"}, "the true groups"), ({"name": "shuffled"}, "the sizes of the true groups"),
+        ({"name": "ifca", "k": 4}, "the number of groups, k = 4"), ({"name": "ifca"}, "none: a test at level 0.01"),
+        ({"name": "crossfit", "alpha": 0.05}, "none: a test at level 0.05"), ({"name": "crossfit", "k": 3}, "the number of groups, k = 3"),
+        ({"name": "pacfl", "beta": 10.0}, "a threshold, beta = 10 degrees"), ({"name": "pacfl", "k": 4}, "the number of groups, k = 4"),
+        ({"name": "stocfl", "tau": 0.4}, "a threshold, tau = 0.4"), ({"name": "fesem"}, "the number of groups, k = 2"),
+        ({"name": "cfl"}, "none: a test at level 0.01"),
+        ({"name": "cfl", "eps2": 0.75}, "thresholds on norms of updates, eps1 = 0.2 and eps2 = 0.75"),
+        ({"name": "cfl", "variant": "authors"}, "thresholds on norms of updates, eps1 = 0.4 and eps2 = 1.6"),
+        ({"name": "pfedlia"}, "none: the clustering of scores that two min_samples agree on"),
+        ({"name": "pfedlia", "min_samples": 5}, "a density, min_samples = 5"),
+        ({"name": "pfedlia", "mode": "peer"}, "none: 2-means of each client's scores"),
+    ],
+)  # fmt: skip
+def test_the_knowledge_that_a_run_used_is_one_line(algorithm: dict[str, Any], knowledge: str) -> None:
+    assert small(algorithm=algorithm).knowledge == knowledge
+
+
+def test_every_registered_algorithm_declares_it_and_a_summary_has_it() -> None:
+    for name in ALGORITHMS.ready():
+        assert small(algorithm={"name": name}).knowledge != "not declared", name
+    summary = finish(start(small(training={"rounds": 1}), population=SCENE))
+    assert (summary["knowledge"], summary["warnings"]) == ("none: no groups are formed", [])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        ({"name": "pfedlia", "warm_up": 20}, r"'pfedlia' will form no clusters: algorithm\.warm_up = 20, and the run has 20 rounds"),
+        ({"name": "cfl", "first_split": 20}, r"'cfl' will form no clusters: algorithm\.first_split = 20, and the run has 20 rounds"),
+        ({"name": "cfl", "variant": "authors"}, r"'cfl' will form no clusters: algorithm\.first_split = 20, and the run has 20 rounds"),
+    ],
+)
+def test_a_run_that_can_form_no_clusters_says_so_before_it_starts(algorithm: dict[str, Any], words: str) -> None:
+    config = small(algorithm=algorithm, training={"rounds": 20})
+    with pytest.warns(CflprivWarning, match=words):
+        run = start(config, population=SCENE)
+    assert re.search(words, finish(run)["warnings"][0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        start(config.with_("training", rounds=21), population=SCENE)
 
 
 # --- local accuracy

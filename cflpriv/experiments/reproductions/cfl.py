@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ...algorithms.cfl import EPS2
 from ..trials import label_swap_gap
 from .entry import Cell, Figure, Reproduction, run
 
@@ -69,9 +70,9 @@ ENTRIES: dict[str, Reproduction] = {
     "cfl-permuted-labels": Reproduction(
         "four permutations of CIFAR-10's labels", "CFL, Fig. 8",
         "the paper's: 20 clients, 3 epochs, batch 100, 200 rounds with splits from round 50; lr 0.1 is not published, nor are the "
-        "thresholds (our relative defaults); LeNet-5 for its network of five layers, whose widths are not published",
+        "thresholds (ours: relative, eps1 0.2 and eps2 0.75); LeNet-5 for its network of five layers, whose widths are not published",
         (
-            run("CFL", "cfl", {"before_split": 20.0, "shared": 60.0, "ari": 1.0}, keys={"first_split": 50}),
+            run("CFL", "cfl", {"before_split": 20.0, "shared": 60.0, "ari": 1.0}, keys={"first_split": 50, "eps2": EPS2}),
             run("FedAvg", "fedavg", {"shared": 20.0}),
             run("oracle", "oracle", {"shared": None}),
         ),
@@ -86,9 +87,12 @@ ENTRIES: dict[str, Reproduction] = {
         "four topics of AG News, next word", "CFL, Fig. 9",
         "the paper's: 20 clients of one topic each, two-layer LSTM, 3 epochs, batch 100, 100 rounds with splits from round 30; vocabulary "
         "2000, 64 units, 10 words, 2000 windows a client and lr 1.0 are not published, so perplexities do not compare, only their fall; "
-        "nor are the thresholds (our relative defaults)",
+        "nor are the thresholds (ours: relative, eps1 0.2 and eps2 0.75)",
         (
-            run("CFL", "cfl", {"perplexity_before_split": 43.0, "perplexity": "below 36", "ari": 1.0}, keys={"first_split": 30}),
+            run(
+                "CFL", "cfl", {"perplexity_before_split": 43.0, "perplexity": "below 36", "ari": 1.0},
+                keys={"first_split": 30, "eps2": EPS2},
+            ),
             run("FedAvg", "fedavg", {"perplexity": 42.0}),
             run("oracle", "oracle", {"perplexity": None}),
         ),

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ...algorithms.cfl import EPS2
 from ..trials import regression_success
 from .entry import Cell, Figure, Published, Reproduction, run
 
@@ -116,7 +117,7 @@ ENTRIES: dict[str, Reproduction] = {
             run("StoCFL", "stocfl", {"shared": (90.92, 0.02), "clusters": 2.0}, keys={"tau": 0.55, "lam": 0.05}),
             run("StoCFL tau=0.6", "stocfl", {"shared": (90.71, 0.04)}, keys={"tau": 0.6, "lam": 0.05}),
             run("StoCFL tau=0.65", "stocfl", {"shared": (90.23, 0.20)}, keys={"tau": 0.65, "lam": 0.05}),
-            run("CFL (StoCFL's table)", "cfl", {"shared": (79.64, 0.37)}, keys={"training.participation": 1.0}),
+            run("CFL (StoCFL's table)", "cfl", {"shared": (79.64, 0.37)}, keys={"training.participation": 1.0, "eps2": EPS2}),
             run("IFCA k=2, nothing shared (StoCFL's table)", "ifca", {"shared": (73.11, 0.92)}, keys={"k": 2}),
             run("IFCA k=3, nothing shared (StoCFL's table)", "ifca", {"shared": (69.11, 2.49)}, keys={"k": 3}),
         ),

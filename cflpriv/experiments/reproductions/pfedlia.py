@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ...algorithms.cfl import EPS2
 from ..trials import influence_speed
 from .entry import Cell, Figure, Published, Reproduction, run
 
@@ -16,21 +17,21 @@ _LIA = {
 _LIA_CHOSEN = (
     "the paper's: 100 clients, 10 % sampled, 20 rounds of warm-up, 20 of its 5 to 20 local epochs for the scores, 3:1 training and "
     "validation data (here pFedLIA alone holds back, and all are scored on test data of their own labels); which labels are paired, rounds "
-    "(100), batch 10, lr 0.01 and min_samples of OPTICS (our default, a tenth of the clients) are not published and set here, and CFL, "
-    "FedFomo and FedProto have our defaults; LeNet-5 from scratch stands for the pretrained ResNet-18"
+    "(100), batch 10, lr 0.01 and min_samples of OPTICS (a tenth of the clients) are not published and set here, and CFL "
+    "(eps1 0.2, eps2 0.75, relative), FedFomo and FedProto have our defaults; LeNet-5 from scratch stands for the pretrained ResNet-18"
 )
 
 
 def _lia_cells(published: Mapping[str, Mapping[str, Published]], noise: float) -> tuple[Cell, ...]:
     rows: tuple[tuple[str, str, dict[str, Any]], ...] = (
         ("oracle", "oracle", {}),
-        ("pFedLIA", "pfedlia", {"warm_up": 20, "local_epochs": 20}),
+        ("pFedLIA", "pfedlia", {"warm_up": 20, "local_epochs": 20, "min_samples": 10}),
         ("local", "local", {}),
         ("FedAvg", "fedavg", {}),
         ("FedFomo", "fedfomo", {}),
         ("FedProto", "fedproto", {}),
         ("FeSEM", "fesem", {"k": 5}),
-        ("CFL", "cfl", {}),
+        ("CFL", "cfl", {"eps2": EPS2}),
         ("random groups", "shuffled", {}),
     )
     cells = []
@@ -45,7 +46,7 @@ def _lia_cells(published: Mapping[str, Mapping[str, Published]], noise: float) -
     return tuple(cells)
 
 
-_LIA_SHRINKS = {"training.rounds": 10, "data.clients": 20, "algorithm.warm_up": 4}
+_LIA_SHRINKS = {"training.rounds": 10, "data.clients": 20, "algorithm.warm_up": 4, "algorithm.min_samples": 2}
 
 
 ENTRIES: dict[str, Reproduction] = {
