@@ -62,7 +62,7 @@ from .fedavg import Weights
 from .grouping import ALPHA, FindGroups, JoinGroups, check_test
 from .interface import Algorithm, AlgorithmSpec, BeforeRun, Compared, Served
 from .parameter_tree import Cluster, Cut, Node, Seen, State, offer, path
-from .split_test import DRAWS, HasHalves, SplitTest
+from .split_test import DRAWS, HasHalves, NeedsNoHalves, SplitTest
 from .splitting import REFUSED_BY, SPLIT, Bipartition, MoreSimilar, pictured, separation_gap
 from .steps import mean_notes
 
@@ -402,7 +402,7 @@ def _knowledge(given: Mapping[str, Any]) -> str:
 
 CFL = AlgorithmSpec(
     "cfl", cfl, "recursive bipartition by the cosines of updates where FedAvg stands still (Sattler et al. 2019)",
-    states=(State, Node, Seen), tasks=(Same, HasHalves), functions=(Bipartition, MoreSimilar, FindGroups, JoinGroups),
+    states=(State, Node, Seen), tasks=(Same, HasHalves, NeedsNoHalves), functions=(Bipartition, MoreSimilar, FindGroups, JoinGroups),
     sample_releases=updates_only, renumbers=True, compared=lambda given: Compared(1 if decided_by_norms(given) else 2),
     defaults=_defaults, never_clusters=_never_clusters, knowledge=_knowledge,
 )  # fmt: skip

@@ -20,13 +20,14 @@ from ..clustering.group_test import LEAST_TESTED
 from ..contract.handles import Held, Shared
 from ..contract.operations import Federation
 from ..engine import Result, TaskInput
+from ..privacy.settings import Noise
 from ..tasks.fold_gradients import FoldGradients, fold_weights
 from ..types import Parts
 from .attempts import try_compute
 from .grouping import FindGroups, FoundGroups, JoinGroups, find_groups
 from .parameter_tree import Node
 
-__all__ = ["DRAWS", "HasHalves", "SplitTest", "Tested"]
+__all__ = ["DRAWS", "HasHalves", "NeedsNoHalves", "SplitTest", "Tested"]
 
 DRAWS = 1999
 """Simulated crowds for a test: enough for four tests of all clients at α = 0.01, and for two of a quarter of them."""
@@ -41,8 +42,25 @@ class HasHalves:
     parts: ClassVar[Parts] = {"ready": "summed"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
+    def private(self, noise: Noise) -> "NeedsNoHalves":
+        """The private form of folds is one vector of all samples, which any client has."""
+        return NeedsNoHalves()
+
     def run(self, given: TaskInput) -> Result:
         fold_weights(given.data.y_train, False, np.random.default_rng(0))
+        return {"ready": np.array(1.0)}
+
+
+@dataclass(frozen=True)
+class NeedsNoHalves:
+    """Refuses nobody. Part: "ready" ()."""
+
+    uses_data: ClassVar[bool] = False
+
+    parts: ClassVar[Parts] = {"ready": "summed"}
+    keeps: ClassVar[tuple[str, ...]] = ()
+
+    def run(self, given: TaskInput) -> Result:
         return {"ready": np.array(1.0)}
 
 

@@ -15,6 +15,9 @@ from cflpriv.attacks.local_training import trainings_in
 from cflpriv.attacks.sums import sums_in
 from cflpriv.attacks.updates import public_model, steps_in, updates_in
 
+pytestmark = pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
+"""The steps before clusters are formed are what is tested."""
+
 PLAIN = [
     {"name": "fedavg"}, {"name": "fedprox", "mu": 0.1}, {"name": "per_fedavg", "beta": 0.1}, {"name": "pacfl"}, {"name": "ditto"},
     {"name": "ifca", "k": 2}, {"name": "cfl", "variant": "authors"}, {"name": "one_shot", "k": 2},

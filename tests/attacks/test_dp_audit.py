@@ -27,6 +27,9 @@ from cflpriv.protocols.events import ChoiceEvent, Event, GaussianEvent, Relation
 from cflpriv.protocols.mechanisms import Noised, skellam_plan
 from cflpriv.types import Array
 
+pytestmark = pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
+"""The steps before clusters are formed are what is tested."""
+
 DELTA = 1e-5
 RELATIONS: tuple[Relation, ...] = ("add_remove", "replace_one")
 
@@ -225,7 +228,7 @@ def scene(algorithm: str, unit: str, epsilon: float, **more: Any) -> Any:
     privacy = {"unit": unit, "epsilon": epsilon, "delta": DELTA, **({"samples": 70} if unit == "sample" else {}), **more.pop("privacy", {})}
     training = {"rounds": 2, "epochs": 2, "batch_size": 20, "lr": 0.3} | more.pop("training", {})
     data = {"clients": 20} | more.pop("data", {})
-    given = {"name": algorithm, **({"k": 4} if algorithm == "pacfl" else {})}
+    given = {"name": algorithm, **({"k": 4} if algorithm == "pacfl" else {"k": 2} if algorithm == "ifca" else {})}
     return config(given, more.pop("protection", {}), training=training, model={"name": "linear"}, privacy=privacy, data=data, **more)
 
 

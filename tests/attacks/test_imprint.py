@@ -17,6 +17,9 @@ from cflpriv.errors import InputError
 from cflpriv.tasks.training import Train
 from cflpriv.types import Array, ClientData, Population
 
+pytestmark = pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
+"""The steps before clusters are formed are what is tested."""
+
 
 @given(st.integers(1, 12), st.integers(1, 6), st.integers(0, 10_000))
 @settings(max_examples=40, deadline=None)

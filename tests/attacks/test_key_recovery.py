@@ -29,6 +29,9 @@ from cflpriv.errors import InputError
 from cflpriv.experiments import Config, parse_config
 from cflpriv.types import Array, ClientData
 
+pytestmark = pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
+"""The steps before clusters are formed are what is tested."""
+
 PAIRS = [[0, 7], [1, 4], [2, 9], [3, 6], [5, 8]]
 
 

@@ -34,6 +34,9 @@ from cflpriv.tasks.evaluation import Evaluate, Losses
 from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, ClientData
 
+pytestmark = pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
+"""The steps before clusters are formed are what is tested."""
+
 TRAINED: list[dict[str, Any]] = [
     {"name": "fedavg"}, {"name": "pacfl", "k": 2}, {"name": "ifca", "k": 2}, {"name": "fesem", "k": 2}, {"name": "fednova"},
     {"name": "per_fedavg", "alpha": 0.05, "beta": 0.02}, {"name": "fedprox", "mu": 1.0},

@@ -26,6 +26,9 @@ from cflpriv.experiments.pictures import roc_curves
 from cflpriv.experiments.report import write_report
 from cflpriv.types import Array, ClientData
 
+pytestmark = pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
+"""The steps before clusters are formed are what is tested."""
+
 SEEDS = range(3)
 
 

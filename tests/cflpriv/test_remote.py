@@ -37,6 +37,8 @@ from cflpriv.types import Population
 def algorithm(name: str, scene: Population) -> Any:  # an Algorithm, whose `admit` is not None where it is used
     wanted = inspect.signature(ALGORITHMS[name].make).parameters
     options: dict[str, Any] = {"weights": "equal"} if "weights" in wanted else {}
+    if name == "ifca":
+        options["k"] = 2
     if "groups" in wanted:
         options["groups"] = {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
     return ALGORITHMS[name].make(training(scene), **options)

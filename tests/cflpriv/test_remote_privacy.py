@@ -51,7 +51,9 @@ NOISE = Noise("add_remove", 1.5, 2.0, 0.5, 1.0, 0.25, 20, 4, 4.0, 1)
 SAMPLE = Privacy("sample", "add_remove", 50.0, 1e-3, samples=20, sketch_dim=4)
 TIGHT = replace(SAMPLE, epsilon=2.2)  # three trainings cost 2.132
 CLIENT = Privacy("client", "add_remove", 4.0, 1e-3, clip_norm=0.5)
-OPTIONS: dict[str, dict[str, Any]] = {"ifca": {"k": 2}, "hypcluster": {"k": 2}, "pfedlia": {"warm_up": 1, "local_epochs": 2}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "ifca": {"k": 2}, "hypcluster": {"k": 2}, "cfl": {"eps2": 0.75}, "pfedlia": {"warm_up": 1, "local_epochs": 2},
+}  # fmt: skip
 
 
 class Taped(Engine):

@@ -102,7 +102,7 @@ def test_the_pictures_follow_from_the_evidence_alone(run: Path) -> None:
 
 
 def test_alike_clients_have_no_tree_and_the_page_says_so(run: Path) -> None:
-    rewrite(run / "measured.json", lambda old: {**old, "answer": "all alike", "clear": False})
+    rewrite(run / "measured.json", lambda old: {**old, "answer": "all alike", "clear": False, "p": None})
     page = with_evidence(run, tests=[a_test(list(range(N)), 0, 1, 1.0, 0.0)], edge=1e3, keep_tree=False)
     assert "(c) There is no tree." in page.words
     assert "All alike: no eigenvalue is above the edge of noise" in page.words
