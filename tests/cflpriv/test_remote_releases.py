@@ -27,6 +27,7 @@ from cflpriv.algorithms.influence import HasValidation, Influence, Neighbours, O
 from cflpriv.algorithms.lg_fedavg import EvaluateParted, TrainParted
 from cflpriv.algorithms.per_fedavg import EvaluateAdapted
 from cflpriv.algorithms.scaffold import TrainControlled
+from cflpriv.algorithms.split_test import HasHalves, NeedsNoHalves
 from cflpriv.algorithms.stocfl import ChainLink, Represent
 from cflpriv.contract.handles import Blind, Held, Shared
 from cflpriv.contract.protection import Protection, listed
@@ -391,6 +392,7 @@ def test_every_task_declares_the_kinds_of_its_parts() -> None:
         TrainAndAssign(train, 0), Remember(), EvaluateAssigned(model), OnPart(train, 0.5), Influence(model, 0.5, (0,)),
         Neighbours((0,), "value"), HasValidation(0.5), TrainParted(train, 1, 0), EvaluateParted(model, 1, 0), EvaluateAdapted(model, 0.1),
         TrainControlled(train), Represent(Gradient(model)), ChainLink(train), Join(("update",)), FoldGradients(model),
+        HasHalves(), NeedsNoHalves(),
     ]  # fmt: skip
     assert sorted(type(task).__name__ for task in tasks) == sorted(set(registered()) - {"Model"})
     for task in tasks:
