@@ -37,6 +37,7 @@ def by_metric(attack: str, seen: Case) -> dict[str, Cell]:
     return {cell.metric: cell for cell in ATTACKS[attack].cells(seen)[0]}
 
 
+@pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
 @pytest.mark.parametrize("algorithm", PLAIN, ids=lambda one: one["name"])
 def test_who_trains_again_has_the_update_that_it_sent(algorithm: dict[str, Any]) -> None:
     """Oracle: the run in the open, with momentum and a rate that decays; float32 to rounding."""

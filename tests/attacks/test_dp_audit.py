@@ -228,7 +228,8 @@ def scene(algorithm: str, unit: str, epsilon: float, **more: Any) -> Any:
     privacy = {"unit": unit, "epsilon": epsilon, "delta": DELTA, **({"samples": 70} if unit == "sample" else {}), **more.pop("privacy", {})}
     training = {"rounds": 2, "epochs": 2, "batch_size": 20, "lr": 0.3} | more.pop("training", {})
     data = {"clients": 20} | more.pop("data", {})
-    given = {"name": algorithm, **({"k": 4} if algorithm == "pacfl" else {"k": 2} if algorithm == "ifca" else {})}
+    name, _, found = algorithm.partition(", ")
+    given = {"name": name, **({} if found else {"pacfl": {"k": 4}, "ifca": {"k": 2}}.get(name, {}))}
     return config(given, more.pop("protection", {}), training=training, model={"name": "linear"}, privacy=privacy, data=data, **more)
 
 
@@ -350,6 +351,7 @@ def test_a_guarantee_that_is_not_towards_the_server_says_so() -> None:
     [
         ("fedavg", "sample", {}, ()),
         ("ifca", "sample", {}, ("choice_epsilon",)),
+        ("ifca, k found", "sample", {}, ("choice_epsilon", "signature_epsilon")),
         ("pacfl", "client", {"local": ["gram"]}, ("signature_epsilon",)),
     ],
 )
@@ -374,6 +376,7 @@ def test_an_update_is_read_with_the_rate_of_its_round() -> None:
     assert share_of_coins({"name": "fedavg"}, rounds=12, participation=0.3, lr_decay=0.7) > 0.9
 
 
+@pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
 @pytest.mark.parametrize(
     ("algorithm", "relation"),
     [({"name": "per_fedavg", "alpha": 0.01, "beta": 0.02}, "add_remove"), ({"name": "pfedlia", "warm_up": 5}, "replace_one")],

@@ -105,6 +105,7 @@ def test_single_updates_are_images() -> None:
         assert cell.value > least, cell.line()
 
 
+@pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
 def test_clients_train_on_the_crafted_model_as_on_any(monkeypatch: pytest.MonkeyPatch) -> None:
     """Per-FedAvg's by its own rate; of what pFedLIA's hold back nothing is looked for."""
     trained: list[Train] = []

@@ -266,6 +266,7 @@ def test_with_the_wrong_initial_model_the_attacker_abstains_but_keeps_the_struct
     assert all(groups[i] == groups[i + 5] for i in range(15))  # who shares labels with whom is plain all the same
 
 
+@pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
 @pytest.mark.parametrize("algorithm", [{"name": "per_fedavg", "beta": 0.1, "alpha": 0.01}, {"name": "pfedlia", "warm_up": 9}])
 def test_the_attackers_own_clients_take_the_steps_of_the_run(algorithm: dict[str, Any]) -> None:
     """Oracle: a client's own samples, by what the attacker trains with and on as many, are the update that it sent, permuted."""

@@ -46,6 +46,7 @@ TRAINED: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
 @pytest.mark.parametrize("algorithm", TRAINED, ids=lambda one: one.get("mode", one["name"]))
 def test_updates_are_those_of_the_training_that_attacks_imitate(algorithm: dict[str, Any]) -> None:
     """In full batches nothing is drawn: a client's own samples, trained as attackers train theirs, give every update it sent."""
@@ -128,6 +129,7 @@ def test_what_is_not_modelled_is_reported() -> None:
             assert words in cell.note
 
 
+@pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
 @pytest.mark.parametrize("algorithm", [{"name": "per_fedavg", "beta": 0.02}, {"name": "scaffold"}, {"name": "pfedlia", "warm_up": 9}])
 def test_pretended_clients_take_the_steps_of_the_run(algorithm: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Property inference's own clients, given the real clients' samples, send what these sent at first."""

@@ -115,6 +115,7 @@ def parts_of(seen: Case) -> dict[int, tuple[Array, Array]]:
     return {client: (part.x_train, part.y_train) for client, part in held.items()}
 
 
+@pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
 @pytest.mark.parametrize(
     "algorithm",
     [{"name": "one_shot", "k": 2, "local_epochs": 5}, {"name": "per_fedavg", "beta": 0.2}, {"name": "pfedlia", "warm_up": 9}],

@@ -35,9 +35,10 @@ from cflpriv.types import Population
 
 
 def algorithm(name: str, scene: Population) -> Any:  # an Algorithm, whose `admit` is not None where it is used
+    name, _, found = name.partition(", ")
     wanted = inspect.signature(ALGORITHMS[name].make).parameters
     options: dict[str, Any] = {"weights": "equal"} if "weights" in wanted else {}
-    if name == "ifca":
+    if name == "ifca" and not found:
         options["k"] = 2
     if "groups" in wanted:
         options["groups"] = {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
@@ -94,7 +95,7 @@ def test_secure_sums_equal_the_sums_in_the_clear(name: str, mode: Any) -> None:
     assert "sum" not in transport.stages
 
 
-@pytest.mark.parametrize("name", ["pacfl", "cfl", "stocfl", "ifca", "scaffold", "fednova"])
+@pytest.mark.parametrize("name", ["pacfl", "cfl", "stocfl", "ifca", "ifca, k found", "scaffold", "fednova"])
 @pytest.mark.parametrize("kind", ["haar", "hadamard", "permutation"])
 def test_under_a_shared_transform_clusters_and_models_are_the_same(name: str, kind: Any) -> None:
     """The clients agree on the secret over the same wire; the server holds no clear update and no signature."""
@@ -526,7 +527,7 @@ def told(transport: Loopback, at: str, answers: Mapping[int, Any]) -> None:
 HUGE = RawArray("<f8", (1 << 53, 1 << 53, 0), b"")
 
 
-@pytest.mark.parametrize("name", ["fedavg", "pacfl", "ifca", "cfl"])
+@pytest.mark.parametrize("name", ["fedavg", "pacfl", "ifca", "ifca, k found", "cfl"])
 @pytest.mark.parametrize("odd", [HUGE, np.nan, np.full(4, 1e200), np.zeros((2, 2), dtype=bool), 99, m.Done()], ids=str)
 @pytest.mark.parametrize("protection", [Protection(), Protection(gram=("haar",), sum="haar")], ids=["clear", "haar"])
 def test_an_odd_answer_costs_at_most_its_client(name: str, odd: Any, protection: Protection) -> None:
