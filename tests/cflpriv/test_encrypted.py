@@ -151,16 +151,19 @@ def test_the_secret_key_stays_with_the_key_holder() -> None:
 SYSTEMS: dict[str, tuple[dict[str, Any], int]] = {
     "pacfl": ({}, 0),
     "cfl": ({"eps1": 1.0001, "eps2": 1.0002, "settle": 0}, 2),
+    "cfl, test": ({"patience": 1}, 2),
+    "ifca, test": ({}, 1),
     "stocfl": ({"tau": 0.5}, 1),
     "one_shot": ({"k": 2}, 0),
 }
 
 
-@pytest.mark.parametrize("name", [name for name in SYSTEMS if name in ALGORITHMS])
+@pytest.mark.parametrize("name", SYSTEMS)
 @pytest.mark.parametrize("release", RELEASES)
 def test_systems_find_the_clusters_they_find_in_the_clear(name: str, release: Any) -> None:
     options, rounds = SYSTEMS[name]
-    bound = {"pacfl": 1.0, "cfl": 2.0}.get(name, 64.0)
+    bound = {"pacfl": 1.0, "cfl": 2.0, "cfl, test": 2.0, "ifca, test": 2.0}.get(name, 64.0)
+    name = name.partition(", ")[0]
     _, algorithm, state = clustered(Protection(), name, rounds, **options)
     protection = Protection(gram=("ckks",), ckks_release=release, ckks_bound=bound)
     _, encrypted, protected = clustered(protection, name, rounds, **options)
