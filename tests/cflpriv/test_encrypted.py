@@ -153,6 +153,8 @@ SYSTEMS: dict[str, tuple[dict[str, Any], int]] = {
     "pacfl": ({"cut": "silhouette"}, 0),
     "pacfl, cut by test": ({"cut": "test"}, 0),
     "cfl": ({"eps1": 1.0001, "eps2": 1.0002, "settle": 0}, 2),
+    "cfl, test": ({"patience": 1}, 2),
+    "ifca, test": ({}, 1),
     "stocfl": ({"tau": 0.5}, 1),
     "stocfl, cut by test": ({"cut": "test"}, 1),
     "one_shot": ({"k": 2}, 0),
@@ -163,7 +165,7 @@ SYSTEMS: dict[str, tuple[dict[str, Any], int]] = {
 @pytest.mark.parametrize("release", RELEASES)
 def test_systems_find_the_clusters_they_find_in_the_clear(system: str, release: Any) -> None:
     (options, rounds), name = SYSTEMS[system], system.partition(",")[0]
-    bound = {"pacfl": 1.0, "cfl": 2.0}.get(name, 64.0)
+    bound = {"pacfl": 1.0, "cfl": 2.0, "ifca": 2.0}.get(name, 64.0)
     _, algorithm, state = clustered(Protection(), name, rounds, **options)
     protection = Protection(gram=("ckks",), ckks_release=release, ckks_bound=bound)
     _, encrypted, protected = clustered(protection, name, rounds, **options)

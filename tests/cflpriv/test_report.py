@@ -193,6 +193,7 @@ def test_results_are_those_of_the_summaries(whole: tuple[Path, Page]) -> None:
         assert line[2].strip() == f"{100 * summary['accuracy_mean']:.1f} ± {100 * summary['accuracy_std']:.1f}{beside}"
         assert line[3].strip() == f"{100 * summary['accuracy_worst']:.1f}"
         assert line[4].strip() == f"{100 * summary['local_accuracy_mean']:.1f} ± {100 * summary['local_accuracy_std']:.1f}"
+        assert f"knowledge: {summary['knowledge']}" in line[6]
         assert line[8].strip() == f"{summary['upload_bytes'] / 1e6:.2f}"
 
 
@@ -204,6 +205,8 @@ def test_an_interrupted_run_and_one_without_clear_structure_say_so(runs: Path) -
     after = page_of(runs / "a_pacfl")
     assert after.tables[0][1][7].split() == ["2", "of", "9", "interrupted", "1", "skipped"]
     assert "no clear structure" in after.tables[0][1][6]
+    rewrite(runs / "a_pacfl" / "summary.json", lambda old: {**old, "warnings": ["it will form no clusters"]})
+    assert "it will form no clusters" in page_of(runs / "a_pacfl").tables[0][1][6]
     assert after.words.count("No clear structure.") == before.words.count("No clear structure.") + 1
     assert after.words.count("Clear structure.") == before.words.count("Clear structure.") - 1
 

@@ -108,10 +108,13 @@ def test_the_summary_of_an_interruption_is_not_taken_for_the_last(tmp_path: Path
 
 
 @pytest.mark.parametrize("protection", ["none", "haar"])
-@pytest.mark.parametrize("algorithm", ["pacfl", "cfl", "ifca", "stocfl", "pfedlia", "fedavg", "local"])
+@pytest.mark.parametrize("algorithm", ["pacfl", "cfl", "cfl, test", "ifca", "ifca, test", "stocfl", "pfedlia", "fedavg", "local"])
 def test_a_resumed_run_ends_as_an_uninterrupted_one(algorithm: str, protection: str, tmp_path: Path) -> None:
-    options: dict[str, dict[str, Any]] = {"pfedlia": {"warm_up": 2}, "stocfl": {"tau": 0.3}}
+    options: dict[str, dict[str, Any]] = {
+        "pfedlia": {"warm_up": 2}, "stocfl": {"tau": 0.3}, "cfl": {"eps2": 0.75}, "cfl, test": {"patience": 1}, "ifca": {"k": 2},
+    }  # fmt: skip
     more = options.get(algorithm, {})
+    algorithm = algorithm.partition(", ")[0]
     data = {"newcomers": 0 if algorithm == "local" else 1}
     config = small(algorithm={"name": algorithm, **more}, protection=PROTECTIONS[protection], training={"rounds": 5}, data=data)
     run(config, tmp_path / "whole")
@@ -126,7 +129,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(algorithm: str, protection: 
 
 
 def test_a_resumed_saver_goes_on_counting(tmp_path: Path) -> None:
-    config = small(algorithm={"name": "ifca", "stable_rounds": 2}, training={"rounds": 10, "lr": 0.001})
+    config = small(algorithm={"name": "ifca", "k": 2, "stable_rounds": 2}, training={"rounds": 10, "lr": 0.001})
     run(config, tmp_path / "whole")
     saving = [row["sent_one_model"] for row in timeless(tmp_path / "whole")[0]]
     assert True in saving[4:], "its counts are of several rounds"
