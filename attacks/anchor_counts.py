@@ -87,16 +87,15 @@ def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], mode
     places = [*pools, np.concatenate([pool[:equal] for pool in pools])]
     made = prior.simulate([(prior.x[one], prior.y[one]) for one in places])
     if made is not None:
-        made = made.mean(axis=1, keepdims=True)
+        made = made.mean(axis=1, keepdims=True)  # one vector each, or two halves
     if made is not None and "sketch" in view.protection.gram:
         made = sketched(0, view.protection.sketch_dim)(made)
     if made is None or made.shape[2:] != seen[clients[0]].shape:
         return Guess(dict.fromkeys(clients, np.full(prior.classes, 1 / prior.classes)))  # the public pipeline cannot be imitated here
-    templates = made[:-1].mean(1), made[-1].mean(0)  # one vector each, or two folds
     shares = {}
     for client in clients:
         shares[client] = np.zeros(prior.classes)
-        shares[client][present] = labels_from_templates(seen[client], *templates)
+        shares[client][present] = labels_from_templates(seen[client], made[:-1, 0], made[-1, 0])
     return Guess(shares)
 
 

@@ -24,7 +24,8 @@ from ..federation.task_encoding import task_of
 from ..protocols.orthonormal import TRANSFORMS
 from ..protocols.sketch import Sketch, public_seed, sketch
 from ..randomness import stream
-from ..tasks.fold_gradients import FOLDS, FoldGradients
+from ..tasks.fold_gradients import FoldGradients
+from ..tasks.halves import HALVES
 from ..types import Array, ClientData
 from .adversary import AdversaryView, opened
 from .gradient_inversion import LocalSteps, unroll
@@ -173,7 +174,7 @@ def orders(guessed: Array, true: Array) -> Array:
 def samples_cells(case: Case) -> list[Cell]:
     """|log(n̂ / n)| by client, and how often two clients are put into the right order, from the Gram of the folds."""
     mine, theirs = products_of(case)
-    fitting = mine is not None and theirs is not None and mine[1].shape[1] == theirs[1].shape[1] == FOLDS
+    fitting = mine is not None and theirs is not None and mine[1].shape[1] == theirs[1].shape[1] == HALVES
     if mine is None or theirs is None or not fitting or setting_in(case.reference) is None:
         return [nothing(case, NAME, SAMPLES, "no folds, and no Gram of folds, can be read in this view")]
     clients = sorted((set(mine[0]) & set(theirs[0])) - set(case.view.coalition))
@@ -191,7 +192,7 @@ def samples_cells(case: Case) -> list[Cell]:
 
 def _of(found: Products, clients: Sequence[int]) -> Array:
     places = [found[0].index(client) for client in clients]
-    return np.asarray(found[1][np.ix_(places, range(FOLDS), places, range(FOLDS))])
+    return np.asarray(found[1][np.ix_(places, range(HALVES), places, range(HALVES))])
 
 
 @dataclass(frozen=True, eq=False)

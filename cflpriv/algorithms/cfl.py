@@ -54,6 +54,7 @@ from ..errors import InputError, TooFewClients
 from ..privacy.settings import updates_only
 from ..tasks.evaluation import Evaluate
 from ..tasks.fold_gradients import FoldGradients
+from ..tasks.halves import HALVES
 from ..tasks.training import Train
 from ..types import Parts
 from .attempts import try_compute
@@ -403,6 +404,7 @@ def _knowledge(given: Mapping[str, Any]) -> str:
 CFL = AlgorithmSpec(
     "cfl", cfl, "recursive bipartition by the cosines of updates where FedAvg stands still (Sattler et al. 2019)",
     states=(State, Node, Seen), tasks=(Same, HasHalves, NeedsNoHalves), functions=(Bipartition, MoreSimilar, FindGroups, JoinGroups),
-    sample_releases=updates_only, renumbers=True, compared=lambda given: Compared(1 if decided_by_norms(given) else 2),
+    sample_releases=updates_only, renumbers=True,
+    compared=lambda given: Compared() if decided_by_norms(given) else Compared(HALVES, halves=True),
     defaults=_defaults, never_clusters=_never_clusters, knowledge=_knowledge,
 )  # fmt: skip

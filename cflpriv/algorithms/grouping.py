@@ -16,6 +16,7 @@ import numpy as np
 from ..clustering.cuts import merge_small
 from ..clustering.group_test import (
     LEAST_TESTED,
+    LONGEST,
     LOOK,
     Crowd,
     Groups,
@@ -37,8 +38,6 @@ from ..types import Array, Clustering
 __all__ = ["ALPHA", "DRAWS", "FindGroups", "FoundGroups", "JoinGroups", "check_test", "find_groups", "notes_of"]
 
 ALPHA, DRAWS = 0.01, 499
-LONGEST_HONEST = 2.0
-"""The squared norm of a sketched mean of vectors of norm 1 is below this: a sketch errs by √(2 / its size)."""
 DEVIATIONS = 10.0
 """A squared norm of noise is longer than expected by less than so many standard deviations."""
 
@@ -79,7 +78,7 @@ class FindGroups:
     at_least: int = 1
     subspaces: int = 0
     numbers: int = 0
-    longest: float = LONGEST_HONEST
+    longest: float = LONGEST
     sigma: float = 0.0
     dimensions: int = 0
     samples: int = 0
@@ -89,7 +88,7 @@ class FindGroups:
         size = noise.sketch_dim if 0 < noise.sketch_dim < self.numbers else self.numbers
         by_relation = {"add_remove": 1.0, "replace_one": float(np.sqrt(2)) if self.subspaces else 2.0}
         return replace(
-            self, subspaces=0, longest=LONGEST_HONEST, sigma=noise.signature * by_relation[noise.relation] / noise.samples,
+            self, subspaces=0, longest=LONGEST, sigma=noise.signature * by_relation[noise.relation] / noise.samples,
             dimensions=size * (size + 1) // 2 if self.subspaces else size, samples=noise.samples,
         )  # fmt: skip
 

@@ -47,6 +47,7 @@ from ..errors import InputError, TooFewClients, TrainingDiverged
 from ..privacy.settings import Releases
 from ..tasks.evaluation import Evaluate, Losses
 from ..tasks.fold_gradients import FoldGradients
+from ..tasks.halves import HALVES
 from ..tasks.training import Gradient, Train
 from ..types import Array
 from .attempts import choices, mean_with_overall, try_mean
@@ -386,7 +387,7 @@ def _knowledge(given: Mapping[str, Any]) -> str:
 IFCA = AlgorithmSpec(
     "ifca", ifca, "clients pick the best of k models in every round (Ghosh et al. 2020)",
     states=(State, Restart), tasks=(EvaluateLowest, FoldGradients, PickAndTrain, WithoutWork), functions=(FindGroups,),
-    sample_releases=_sample_releases, compared=lambda given: Compared(2), defaults=_defaults, knowledge=_knowledge,
+    sample_releases=_sample_releases, compared=lambda given: Compared(HALVES, halves=True), defaults=_defaults, knowledge=_knowledge,
 )  # fmt: skip
 HYPCLUSTER = replace(IFCA, name="hypcluster", summary="another name for ifca (Mansour et al. 2020)")
 """HypCluster (Mansour et al. 2020), the same algorithm under its other name."""

@@ -1,7 +1,6 @@
 """What an algorithm is: a few functions over a federation's operations, with explicit state; and what its own file declares of it."""
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from ..tasks.signatures import PrincipalHalves, PrincipalVectors
 from ..tasks.training import Gradient, Start, Train
 
 __all__ = [
-    "ALGORITHMS", "FUNCTIONS", "STATES", "TASKS", "Algorithm", "AlgorithmSpec", "BeforeRun", "Compared", "Served", "default_of",
+    "ALGORITHMS", "FUNCTIONS", "STATES", "TASKS", "Algorithm", "AlgorithmSpec", "BeforeRun", "Compared", "Served",
     "function_name", "no_groups", "register_algorithm", "state_name",
 ]  # fmt: skip
 
@@ -125,12 +124,6 @@ class AlgorithmSpec:
 def no_groups(given: Mapping[str, Any]) -> str:
     """The `AlgorithmSpec.knowledge` of an algorithm that forms no groups of clients."""
     return "none: no groups are formed"
-
-
-def default_of(make: Callable[..., Algorithm], key: str) -> Any:
-    """The default of one of an algorithm's keys; None if it has no such key."""
-    found = inspect.signature(make).parameters.get(key)
-    return None if found is None else found.default
 
 
 ALGORITHMS: Registry[AlgorithmSpec] = plugins.ALGORITHMS

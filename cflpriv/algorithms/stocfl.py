@@ -275,8 +275,8 @@ def _test_met(settings: StocflSettings, federation: Federation, state: State, co
     fresh = tuple(client for client in cohort if client not in met)
     if fresh:
         state, fresh = _found(settings, federation, state, fresh, cohort[0])
-    told = ("answer", "directions", "p", "p_at_least")
-    return state, {"newly_met": len(fresh)} | {name: state.notes[name] for name in told if name in state.notes}
+    reported = ("answer", "directions", "p", "p_at_least")
+    return state, {"newly_met": len(fresh)} | {name: state.notes[name] for name in reported if name in state.notes}
 
 
 def _found(settings: StocflSettings, federation: Federation, state: State, fresh: Sequence[int], on: int) -> tuple[State, tuple[int, ...]]:

@@ -27,8 +27,8 @@ from .cuts import ordered_labels
 from .similarity import Gram
 
 __all__ = [
-    "LEAST_TESTED", "LOOK", "Answer", "Crowd", "Groups", "Node", "bounded", "crowd_of_folds", "crowd_of_vectors", "distances_to_groups",
-    "groups_given", "groups_of",
+    "LEAST_TESTED", "LONGEST", "LOOK", "Answer", "Crowd", "Groups", "Node", "bounded", "crowd_of_folds", "crowd_of_vectors",
+    "distances_to_groups", "groups_given", "groups_of",
 ]  # fmt: skip
 
 Answer = Literal["untested", "alike", "continuum", "groups"]

@@ -134,7 +134,7 @@ class FederationServer(ServerState):
             self.bare.up([zeros_of(part)], copies=len(clients))
         try:
             return self._comparisons.gram(
-                held, known.number, clients, self._ledger.told(then), against, record, () if part is None else part.shape
+                held, known.number, clients, self._ledger.with_noise(then), against, record, () if part is None else part.shape
             )
         finally:
             self.protection_seconds += perf_counter() - began

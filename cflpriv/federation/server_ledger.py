@@ -37,8 +37,8 @@ class ServerLedger:
             raise InputError(f"compute: {type(task).__name__} has no noise here; clients that demand privacy refuse to compute it")
         return private, m.NoisySteps(**vars(self._accounts.noise))
 
-    def told(self, then: Then) -> Then:
-        """What is run on a Gram, told the noise in the vectors where it asks for it (`private`)."""
+    def with_noise(self, then: Then) -> Then:
+        """What is run on a Gram, with the law of the noise in the vectors where it asks for it (`private`)."""
         make = getattr(then, "private", None)
         return then if self._accounts is None or make is None else make(self._accounts.noise)
 

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from ..privacy.private_signatures import NoisyMeanGradient
     from ..privacy.settings import Noise
 
-__all__ = ["FOLDS", "FoldGradients", "fold_weights"]
+__all__ = ["FoldGradients", "fold_weights"]
 
-FOLDS = HALVES
 SMALLEST = 1e-30
 """Below this a gradient is zero: its inverse norm is no float32."""
 
@@ -35,7 +34,7 @@ def fold_weights(labels: Array, balanced: bool, rng: Stream) -> Array:
     Raises `InputError` for fewer than two samples.
     """
     n = len(labels)
-    weights = np.zeros((FOLDS, n))
+    weights = np.zeros((HALVES, n))
     for fold, mine in enumerate(two_halves(n, rng)):
         rarity = np.ones(len(mine))
         if balanced and labels.ndim == 1:
@@ -80,7 +79,7 @@ class FoldGradients:
             weights = fold_weights(data.y_train, self.balanced, given.streams("folds"))
         except InputError as error:
             raise InputError(f"client {data.id}: {error}") from None
-        total = torch.zeros((FOLDS, self.model.dimension), dtype=torch.float64)
+        total = torch.zeros((HALVES, self.model.dimension), dtype=torch.float64)
         at = 0
         for block in sample_gradients(self.model, given.array("model"), data):
             factors = weights[:, at : at + len(block)] * _inverse_norms(block)
