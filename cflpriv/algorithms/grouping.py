@@ -31,6 +31,7 @@ from ..clustering.similarity import Gram, moments
 from ..contract.handles import Held
 from ..contract.operations import Federation, GramView, Results
 from ..errors import InputError
+from ..privacy.private_signatures import moment_event, sum_event
 from ..privacy.settings import Noise
 from ..randomness import stream
 from ..types import Array, Clustering
@@ -86,9 +87,10 @@ class FindGroups:
     def private(self, noise: Noise) -> "FindGroups":
         """The same for the private form of the folds: a noisy mean of vectors of norm 1, or with `subspaces` of second moments."""
         size = noise.sketch_dim if 0 < noise.sketch_dim < self.numbers else self.numbers
-        by_relation = {"add_remove": 1.0, "replace_one": float(np.sqrt(2)) if self.subspaces else 2.0}
+        z, relation = noise.signature, noise.relation
+        event = moment_event(z, relation) if self.subspaces else sum_event(z, 1.0, relation)
         return replace(
-            self, subspaces=0, longest=LONGEST, sigma=noise.signature * by_relation[noise.relation] / noise.samples,
+            self, subspaces=0, longest=LONGEST, sigma=z * event.sensitivity / noise.samples,
             dimensions=size * (size + 1) // 2 if self.subspaces else size, samples=noise.samples,
         )  # fmt: skip
 

@@ -27,6 +27,7 @@ __all__ = [
     "NoisyMeanGradient",
     "NoisyMoment",
     "NoisyPrincipalVectors",
+    "moment_event",
     "noisy_principal_vectors",
     "noisy_sum",
     "sketch_directions",
@@ -70,6 +71,17 @@ def noisy_principal_vectors(x: Array, p: int, noise_multiplier: float, relation:
     return np.ascontiguousarray((vectors * np.where(vectors.sum(axis=0) < 0, -1.0, 1.0)).T)
 
 
+def moment_event(noise_multiplier: float, relation: Relation) -> GaussianEvent:
+    """What a noisy second moment of rows of norm 1 costs (`mechanisms.second_moment`)."""
+    return GaussianEvent(noise_multiplier, 1.0 if relation == "add_remove" else float(np.sqrt(2)), relation, "sample")
+
+
+def _sketched_samples(given: TaskInput, seed: int, size: int) -> Array:
+    """A client's training samples (n, size) in public random directions, as they are where `size` is 0 or not below their length."""
+    x = given.data.x_train.reshape(len(given.data.x_train), -1).astype(np.float64)
+    return np.asarray(x @ sketch_directions(seed, x.shape[1], size))
+
+
 def sum_event(noise_multiplier: float, bound: float, relation: Relation) -> GaussianEvent:
     """What `noisy_sum` costs: sensitivity `bound` under "add_remove", twice that under "replace_one"."""
     return GaussianEvent(noise_multiplier, bound if relation == "add_remove" else 2 * bound, relation, "sample")
@@ -104,16 +116,14 @@ class NoisyPrincipalVectors:
 
     @property
     def events(self) -> dict[str, Event]:
-        sensitivity = 1.0 if self.relation == "add_remove" else float(np.sqrt(2))
-        return {"moment": GaussianEvent(self.noise_multiplier, sensitivity, self.relation, "sample")}
+        return {"moment": moment_event(self.noise_multiplier, self.relation)}
 
     @property
     def covers(self) -> dict[str, tuple[str, ...]]:
         return {"signature": ("moment",)}
 
     def run(self, given: TaskInput) -> dict[str, Array]:
-        x = given.data.x_train.reshape(len(given.data.x_train), -1).astype(np.float64)
-        x = x @ sketch_directions(self.seed, x.shape[1], self.sketch_dim)
+        x = _sketched_samples(given, self.seed, self.sketch_dim)
         return {"signature": noisy_principal_vectors(x, self.p, self.noise_multiplier, self.relation, secret_of(given, "signature"))}
 
 
@@ -248,16 +258,14 @@ class NoisyMoment:
 
     @property
     def events(self) -> dict[str, Event]:
-        sensitivity = 1.0 if self.relation == "add_remove" else float(np.sqrt(2))
-        return {"moment": GaussianEvent(self.noise_multiplier, sensitivity, self.relation, "sample")}
+        return {"moment": moment_event(self.noise_multiplier, self.relation)}
 
     @property
     def covers(self) -> dict[str, tuple[str, ...]]:
         return {"signature": ("moment",)}
 
     def run(self, given: TaskInput) -> dict[str, Array]:
-        x = given.data.x_train.reshape(len(given.data.x_train), -1).astype(np.float64)
-        x = unit_rows(x @ sketch_directions(self.seed, x.shape[1], self.sketch_dim))
+        x = unit_rows(_sketched_samples(given, self.seed, self.sketch_dim))
         moment = second_moment(x, self.noise_multiplier, self.relation, "sample", secret_of(given, "signature")).value
         upper = np.triu_indices(len(moment))
         return {"signature": moment[upper] * np.where(upper[0] == upper[1], 1.0, np.sqrt(2)) / self.samples}
