@@ -201,6 +201,13 @@ def test_a_missing_clip_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("few")
+def test_rows_that_no_rounding_brings_within_the_bound_are_not_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_clip(monkeypatch)
+    with pytest.raises(ValueError, match="it is not clipped to"):
+        played("shares", event_of("shares", 1.0, "add_remove"), 0, 1.0)
+
+
+@pytest.mark.usefixtures("few")
 def test_batches_of_everybody_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     no_sampling(monkeypatch)
     assert played("training", event_of("training", 1.0, "add_remove"), 0, 1.0).epsilon > 1.0
@@ -444,22 +451,10 @@ def test_a_run_that_claims_nothing_has_nothing_to_see() -> None:
 @pytest.mark.timeout(3600)  # up to five minutes each
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0, 4.0])
 @pytest.mark.parametrize("name", ALL_GAMES)
-def test_shares_of_alarms_over_many_audits(name: str, epsilon: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_of_alarms_over_many_audits(name: str, epsilon: float) -> None:
+    # error rate: 1 in 1,000 for each of the cells if every alarm came with its full 5 %
     event = event_of(name, epsilon, "add_remove")
     claim = epsilon_of([event], DELTA)
     sound = [played(name, event, seed, epsilon) for seed in range(100)]
     alarms = sum(one.epsilon > claim for one in sound)
-    words = f"{name}, epsilon {epsilon:g}: alarms {alarms}/100, largest bound {max(one.epsilon for one in sound):.2f}"
-    for bug in (a_third_of_the_noise, no_clip, no_sampling):
-        with monkeypatch.context() as patch:
-            bug(patch)
-            if name == "shares" and bug is no_clip:  # what no rounding brings within the plan's bound is not handed out
-                with pytest.raises(ValueError, match="it is not clipped to"):
-                    played(name, event, 0, epsilon)
-                words += "; no_clip refused"
-                continue
-            bad = [played(name, event, seed, epsilon) for seed in range(10)]
-        caught, median = sum(one.epsilon > claim for one in bad), np.median([one.epsilon for one in bad])
-        words += f"; {bug.__name__} {caught}/10 ({median:.2f})"
-    print(f"\n{words}; ceiling {sound[0].ceiling:.2f}", flush=True)
     assert stats.binomtest(alarms, 100, 0.05, alternative="greater").pvalue > 1e-3
