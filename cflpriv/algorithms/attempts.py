@@ -59,17 +59,15 @@ def mean_with_overall(
     k: int,
     models: int = 1,
     names: Sequence[str] = (),
-    within: int = 1,
 ) -> tuple[tuple[GroupMean | None, ...], GroupMean | None]:
     """The means of each group, and the mean over all groups of the parts of `everyone`, which `held` has too (under `names`), by one sum a
     client.
 
     A mean over everyone is not a second sum over the same clients: their difference would show who is in the one alone. It is made of the
     groups' means. Clients that are in none of them (their group is too small, or they do not hold `held`) are in a sum of their own, of
-    `everyone`, whose members were sent at most `models` different models; where they are too few for that they are left out. Members of a
-    group were sent at most `within` different models.
+    `everyone`, whose members were sent at most `models` different models; where they are too few for that they are left out.
     """
-    means = (None,) * k if held is None else try_mean(federation, held, weights, groups, k, within)
+    means = (None,) * k if held is None else try_mean(federation, held, weights, groups, k)
     summed = [mean for mean in means if mean is not None and not any(part.own for part in mean.parts.values())]
     parts = [{name: mean.parts[called] for name, called in zip(everyone.parts, names or everyone.parts, strict=True)} for mean in summed]
     if not isinstance(groups, Held):

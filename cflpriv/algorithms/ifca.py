@@ -234,11 +234,13 @@ def _step(settings: IfcaSettings, federation: Federation, run: Restart, cohort: 
         if settings.problem.on_divergence != "skip":
             raise
         k = len(run.models)
-        notes = {"chosen": [0] * k, **mean_notes((None,) * k), "changed_identities": None, "sent_one_model": run.saving}
+        notes = {"chosen": [0] * k, **mean_notes((None,) * k), "changed_identities": None, "sent_one_model": _one_each(run, cohort)}
         return Done(replace(run, loss=float("inf")), (), None, notes, error)
     # labels of all clients met, for the sizes: that of a cluster is not that of its share of a round's cohort
     groups: Labels | Held = held["choice"] if labels is None else {**run.labels, **labels}
-    means, everyone, failed = _means(settings, federation, run, held, groups)
+    one_each = _one_each(run, cohort)
+    lists = len({labels[client] for client in held.clients}) if one_each and labels is not None else 1
+    means, everyone, failed = _means(settings, federation, run, held, groups, lists)
     rate, clients = settings.problem.rate(federation.round), held.clients
     # option I: θ_j − (γ/|S_t|) Σ_{i: ĵ_i = j} g_i (l. 13);  option II: the mean of θ̃_i over {i: ĵ_i = j} (l. 16)
     models = moved(
@@ -248,13 +250,13 @@ def _step(settings: IfcaSettings, federation: Federation, run: Restart, cohort: 
     joint = run.joint
     if joint is not None and everyone is not None:
         joint = federation.fold(joint + everyone.parts["shared"] * rate, on=clients[0])
-    loss = _mean_loss(settings, federation, run, held) if compared else run.loss
+    loss = _mean_loss(settings, federation, run, held, lists) if compared else run.loss
     same = {client: label == run.labels[client] for client, label in (labels or {}).items() if client in run.labels}
     first = {client: label for client, label in run.first.items() if client not in (labels or {})}
     after = replace(run, models=models, joint=joint, labels={**run.labels, **(labels or {})}, first=first, loss=loss)
     notes = {
         "chosen": [0 if mean is None else mean.count for mean in means], **mean_notes(means),
-        "changed_identities": None if labels is None else sum(not one for one in same.values()), "sent_one_model": run.saving,
+        "changed_identities": None if labels is None else sum(not one for one in same.values()), "sent_one_model": one_each,
     }  # fmt: skip
     hidden = held["choice"] if labels is None else None
     return Done(_counted(settings, after, same, federation.clients), clients, hidden, notes, failed)
@@ -266,49 +268,47 @@ def _local_work(
     """The cohort's local work at the models of its estimates, and the estimates (None: an oblivious sum keeps them private)."""
     task = PickAndTrain(settings.problem.losses, settings.problem.local(federation.round), settings.problem.part, settings.spans)
     labels: dict[int, int] | None
-    if run.saving:  # each client is sent the model of its estimate only (section 4.3)
-        strangers = [client for client in cohort if client not in run.labels]
-        labels = {client: run.labels[client] for client in cohort if client in run.labels}
+    if _one_each(run, cohort):
+        known = run.labels if run.saving else run.first
+        strangers = [client for client in cohort if client not in known]
+        labels = {client: known[client] for client in cohort if client in known}
         labels |= _estimates(settings, federation, run, strangers) if strangers else {}
         held = federation.compute(task, _params(run), which=labels, on=sorted(labels))
     else:
-        everything = tuple(range(len(run.models)))
-        some = {client: (run.first[client],) if client in run.first else everything for client in cohort}
-        which = some if run.first.keys() & set(cohort) else None
-        held = federation.compute(task, _params(run), which=which, on=cohort)  # all k models to each of S_t (Alg. 2, l. 4)
+        held = federation.compute(task, _params(run), on=cohort)  # all k models to each of S_t (Alg. 2, l. 4)
         labels = choices(federation, held["choice"], len(run.models))
     # whose choice did not come has no group to be summed in, least of all that of an earlier round
     return (held if labels is None else held.of(labels)), labels
 
 
+def _one_each(run: Restart, cohort: Sequence[int]) -> bool:
+    """Whether each client of a cohort is sent the model of its estimate only: by the saver (section 4.3), or for its first estimate.
+
+    Clients without an estimate are sent all models beforehand: the members of one sum were then sent one model.
+    """
+    return run.saving or not run.first.keys().isdisjoint(cohort)
+
+
 def _means(
-    settings: IfcaSettings, federation: Federation, run: Restart, held: Held, groups: Labels | Held
+    settings: IfcaSettings, federation: Federation, run: Restart, held: Held, groups: Labels | Held, lists: int
 ) -> tuple[tuple[GroupMean | None, ...], GroupMean | None, TooFewClients | None]:
-    """The mean step of each cluster, that of everyone on the shared coordinates (section 4.3), and why the round failed, if it did."""
+    """The mean step of each cluster, that of everyone on the shared coordinates (section 4.3), and why the round failed, if it did.
+
+    `lists`: how many different lists of models these clients were sent.
+    """
     k, weights = len(run.models), settings.weights
-    within = 1 if run.saving or len({client in run.first for client in held.clients}) < 2 else 2
     if run.joint is None:
         try:
-            return federation.mean(held["step"], weights, groups, k, models=within), None, None
+            return federation.mean(held["step"], weights, groups, k), None, None
         except TooFewClients as error:
             return (None,) * k, None, error
-    means, everyone = mean_with_overall(
-        federation, held["step", "shared"], held["shared"], weights, groups, k, _lists(run, held), within=within
-    )
+    means, everyone = mean_with_overall(federation, held["step", "shared"], held["shared"], weights, groups, k, lists)
     return means, everyone, TooFewClients((), 1) if everyone is None else None
 
 
-def _lists(run: Restart, held: Held) -> int:
-    """How many different lists of models these clients were sent."""
-    if run.saving:
-        return len(run.models)
-    first = {run.first[client] for client in held.clients if client in run.first}
-    return max(1, len(first) + any(client not in run.first for client in held.clients))
-
-
-def _mean_loss(settings: IfcaSettings, federation: Federation, run: Restart, held: Held) -> float:
+def _mean_loss(settings: IfcaSettings, federation: Federation, run: Restart, held: Held, lists: int) -> float:
     """The mean training loss of the models that the clients received; the last one known where it is not released."""
-    (total,) = try_mean(federation, held["loss"], settings.weights, models=_lists(run, held))
+    (total,) = try_mean(federation, held["loss"], settings.weights, models=lists)
     if total is None or total.parts["loss"].own:
         return run.loss
     return float(total.parts["loss"].norm() * LOSS_UNIT / np.sqrt(LOSS_COPIES))
