@@ -22,18 +22,18 @@ FILE = "ledger.json"
 
 @dataclass(frozen=True, eq=False)
 class RunLedger:
-    """The ledger of a run, and what the server does to keep to it: `accounts` (samples), or `noise` for so many clients (clients)."""
+    """The ledger of a run, and what the server does to keep to it: `accounts` (samples), or `noise` (clients)."""
 
     privacy: Privacy
     ledger: Ledger
     accounts: PrivacyLedger | None = None
-    noise: Callable[[Protection, int], tuple[ClippedMean, LocalGram | None]] | None = None
+    noise: Callable[[Protection], tuple[ClippedMean, LocalGram | None]] | None = None
 
-    def options(self, protection: Protection, clients: int) -> dict[str, Any]:
-        """Keyword arguments of the federation's server, with `clients` at most."""
+    def options(self, protection: Protection) -> dict[str, Any]:
+        """Keyword arguments of the federation's server."""
         if self.noise is None:
             return {"accounts": self.accounts}
-        clipped, local = self.noise(protection, clients)
+        clipped, local = self.noise(protection)
         return {"clipped": clipped, "local": local}
 
 
@@ -47,8 +47,8 @@ def run_ledger(config: Config, algorithm: Algorithm, noise: Noise | None, noise_
         return RunLedger(privacy, ledger, PrivacyLedger(noise, ledger))
     releases = _client_releases(config, algorithm)
 
-    def around(protection: Protection, clients: int) -> tuple[ClippedMean, LocalGram | None]:
-        return client_noise(privacy, releases, protection, ledger, clients, config.run.seed, noise_source)
+    def around(protection: Protection) -> tuple[ClippedMean, LocalGram | None]:
+        return client_noise(privacy, releases, protection, ledger, noise_source)
 
     return RunLedger(privacy, ledger, None, around)
 
