@@ -31,7 +31,7 @@ from ..plugins import load_plugin
 from ..privacy.settings import Noise, Privacy, Releases, plan
 from ..tasks.training import Train
 from ..types import Population
-from .privacy_checks import check_privacy
+from .privacy_checks import check_privacy, few_shares
 from .sections import DataSection, ModelSection, RunSection, TrainingSection
 
 __all__ = ["Config", "load_config", "own_weights", "parse_config"]
@@ -138,9 +138,11 @@ class Config:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """What a user should know before the run starts: that it can form no clusters as it is set."""
+        """What a user should know before the run starts: that it can form no clusters, or adds needless noise, as it is set."""
         reason = self.spec.never_clusters(self.hyper, self.before)
-        return (f"algorithm {self.spec.name!r} will form no clusters: {reason}",) if reason else ()
+        clusters = f"algorithm {self.spec.name!r} will form no clusters: {reason}" if reason else ""
+        present = round((self.data.clients - self.data.newcomers) * self.training.participation)
+        return tuple(one for one in (clusters, few_shares(self.privacy, self.protection, present)) if one)
 
     def releases(self) -> Releases:
         """What a client releases of its samples over the whole run. `InputError` naming an algorithm that cannot be private."""

@@ -1,5 +1,6 @@
 """Checks of `[privacy]` against the other sections that need no data. Each error names the keys and what to write instead."""
 
+import math
 import warnings
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ from ..errors import CflprivWarning, InputError
 from ..privacy.settings import Privacy, Releases
 from .sections import DataSection, RunSection, TrainingSection
 
-__all__ = ["check_privacy"]
+__all__ = ["check_privacy", "few_shares"]
 
 
 def check_privacy(
@@ -99,3 +100,17 @@ def _check_shared(protection: Protection, training: TrainingSection, spec: Algor
             raise InputError(
                 f"training.{key} = {given!r} {why}: a round is one plain step of one batch; use {plain!r} and more rounds, {other}"
             )
+
+
+def few_shares(privacy: Privacy, protection: Protection, clients: int) -> str:
+    """What a small minimum cohort size costs sums over up to `clients` clients, with a better one; "" where it is next to nothing."""
+    shared = protection.sum == "secagg" and (privacy.unit == "client" or privacy.noise == "shared")
+    counted, better = protection.smallest_sum - 1, max(3, int(0.8 * clients))
+    times = math.sqrt(clients / counted) if shared else 1.0
+    if times < 2.5 or better <= protection.smallest_sum:
+        return ""
+    return (
+        f"protection.min_cohort = {protection.smallest_sum}: the noise of a secure sum is calibrated for {counted} shares, so a sum over "
+        f"all {clients} clients has {times:.1f} times the noise that it needs; with min_cohort = {better} it has "
+        f"{math.sqrt(clients / (better - 1)):.2f} times, and no sum over fewer clients is formed (of clusters, size it by the smallest)"
+    )

@@ -1,5 +1,6 @@
 """A run's privacy ledger: made before anything is sent, kept in the run folder, read for rounds, summary and report."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,13 @@ from ..errors import InputError
 from ..privacy.client_level import ClippedMean, LocalGram, client_noise
 from ..privacy.receipts import PrivacyLedger
 from ..privacy.settings import Noise, Privacy, Releases
+from ..protocols.accounting import epsilon_of
 from ..protocols.entropy import Entropy
+from ..protocols.events import known_shares
 from ..protocols.ledger import Ledger
 from .config import Config
 
-__all__ = ["FILE", "RunLedger", "run_ledger", "charges", "opened", "spent", "summed_up"]
+__all__ = ["FILE", "RunLedger", "charges", "guarantee", "opened", "run_ledger", "spent", "summed_up"]
 
 FILE = "ledger.json"
 
@@ -95,6 +98,36 @@ def opened(one: RunLedger | None, folder: Path, charged: int = 0) -> None:
         )
 
 
+def guarantee(privacy: Privacy, protection: Protection) -> str:
+    """One line: what the run may spend, on what, and who adds the noise."""
+    unit, change = privacy.unit, "more or less" if privacy.relation == "add_remove" else "exchanged"
+    who = "its own noise" if unit == "sample" else "noise by the server, which is trusted"
+    if protection.sum == "secagg" and (unit == "client" or privacy.noise == "shared"):
+        who = f"noise shared by the members of a secure sum, of which {protection.smallest_sum - 1} count"
+    return f"privacy: epsilon {privacy.epsilon:g} at delta {privacy.delta:g} for one {unit} {change}; {who}"
+
+
+COLLUDING = (0.1, 0.25, 0.5)
+"""Shares of the counted members of which the summary says what ε is left if they tell a server their shares of the noise."""
+
+
+def _colluding(ledger: Ledger) -> dict[str, float | None] | None:
+    """By the share of the counted members that collude, beside one: the largest ε of a client; None where no noise is shared.
+
+    A figure of None: nothing is left.
+    """
+    bills = {client: ledger.events(client) for client in ledger.clients}
+    most = max(bills, key=ledger.spent, default=None)
+    if most is None or not any(getattr(event, "shares", 0) for event in bills[most]):
+        return None
+    found: dict[str, float | None] = {}
+    for share in COLLUDING:
+        left = [known_shares(event, math.ceil(share * getattr(event, "shares", 0))) for event in bills[most]]
+        known = [event for event in left if event is not None]
+        found[f"{share:.0%}"] = epsilon_of(known, ledger.budget.delta) if len(known) == len(left) else None
+    return found
+
+
 def spent(one: RunLedger | None, clients: Sequence[int]) -> Mapping[str, Any]:
     """For a round's row: the ε spent so far, by those who spent most, and by client."""
     if one is None:
@@ -104,12 +137,15 @@ def spent(one: RunLedger | None, clients: Sequence[int]) -> Mapping[str, Any]:
 
 
 def summed_up(one: RunLedger | None, stopped: str | None) -> Mapping[str, Any]:
-    """For the summary. `epsilon` is what was spent, not what was allowed (`epsilon_budget`)."""
+    """For the summary. `epsilon` is what was spent, not what was allowed (`epsilon_budget`).
+
+    `epsilon_if_colluding`: what is left of it if so many of those whose shares of noise count tell the server theirs.
+    """
     if one is None:
         return {"epsilon": None, "delta": None}
     most = max((one.ledger.spent(client) for client in one.ledger.clients), default=0.0)
     b = one.ledger.budget
     return {
         "epsilon": most, "delta": b.delta, "epsilon_budget": b.epsilon, "privacy_unit": b.unit, "privacy_relation": b.relation,
-        "stopped": stopped,
+        "epsilon_if_colluding": _colluding(one.ledger), "stopped": stopped,
     }  # fmt: skip

@@ -329,3 +329,31 @@ def test_an_interrupted_run_goes_on_and_pays_again(tmp_path: Path, monkeypatch: 
     tree = json.loads((tmp_path / "run" / "ledger.json").read_text())
     assert [line["round"] for line in tree["charges"]][:3] == [0, 1, 1]
     assert summary["epsilon"] <= 3.0
+
+
+def test_the_summary_says_what_colluding_members_leave(tmp_path: Path) -> None:
+    summary = run_experiment(config(protection={"min_cohort": 8}), tmp_path / "run", population=scenes.population())
+    left = summary["epsilon_if_colluding"]
+    assert list(left) == ["10%", "25%", "50%"]
+    assert summary["epsilon"] < left["10%"] < left["25%"] < left["50%"]
+    events = [event_from(e) for line in json.loads((tmp_path / "run" / "ledger.json").read_text())["charges"] for e in line["events"]]
+    weaker = [
+        replace(one, noise_multiplier=one.noise_multiplier * (3 / 7) ** 0.5) for one in events if isinstance(one, SampledGaussianEvent)
+    ]
+    assert left["50%"] == pytest.approx(epsilon_of(weaker, 1e-3)), "four of seven shares are known"
+
+
+def test_a_small_minimum_cohort_size_is_warned_of() -> None:
+    (doubt,) = config(data={"clients": 20}).doubts
+    assert "protection.min_cohort = 3" in doubt
+    assert "3.2 times the noise that it needs" in doubt
+    assert "min_cohort = 16" in doubt
+    assert config(data={"clients": 20}, protection={"min_cohort": 16}).doubts == ()
+    assert config(data={"clients": 20}, privacy={"noise": "per_client"}).doubts == ()
+
+
+def test_the_console_says_what_is_guaranteed(tmp_path: Path) -> None:
+    said: list[str] = []
+    run_experiment(config(training={"rounds": 1}), tmp_path / "run", population=scenes.population(), say=said.append)
+    line = "privacy: epsilon 3 at delta 0.001 for one sample more or less; noise shared by the members of a secure sum, of which 2 count"
+    assert line in said
