@@ -202,12 +202,14 @@ def training(event: SampledGaussianEvent, rng: np.random.Generator, entropy: Ent
     """One client's private training (`training.Train`), on softmax regression from zero: a canary is one long pixel with one label.
 
     Its gradient has that pixel's column of the weights to itself, up to the other labels there, and so a batch more of it is a step
-    along its own direction. Raises `ValueError` for steps that make no whole number of epochs.
+    along its own direction. Where clients share the noise, a client with canaries is in a secure sum with as many as the price counts,
+    which add their shares of it and nothing else. Raises `ValueError` for steps that make no whole number of epochs.
     """
     pixels = EACH // LABELS
     model = Model("linear", (pixels,), LABELS, dtype="float64")
     spike, label = np.repeat(np.arange(pixels), LABELS), np.tile(np.arange(LABELS), pixels)
-    x = LONG * event.norm_bound / np.sqrt(0.9) * np.eye(pixels)[spike]  # a gradient is √.9 times as long as x, or a little more
+    norm = 1.0 if event.shares else event.norm_bound  # of a gradient; that of a shared step's event is of the update
+    x = LONG * norm / np.sqrt(0.9) * np.eye(pixels)[spike]  # a gradient is √.9 times as long as x, or a little more
     start = np.zeros(model.dimension)
     coins = _tossed(rng)
     inputs = []
@@ -216,19 +218,28 @@ def training(event: SampledGaussianEvent, rng: np.random.Generator, entropy: Ent
         inputs.append(_given(number, images, labels, {"model": start}, entropy))
     # rates so small that the model hardly moves: the gradients stay those at the start
     train = Train(
-        model, max(1, round(event.steps * event.sampling_rate)), 0, 1e-6, clip_norm=event.norm_bound, sampling_rate=event.sampling_rate,
-        noise_multiplier=event.noise_multiplier, public_samples=EACH // 2, relation=event.relation,
+        model, max(1, round(event.steps * event.sampling_rate)), 0, 1e-6, clip_norm=norm, sampling_rate=event.sampling_rate,
+        noise_multiplier=event.noise_multiplier, public_samples=EACH // 2, relation=event.relation, shares=event.shares,
     )  # fmt: skip
     if train.steps != event.steps:
         raise ValueError(f"event: {event.steps} steps at rate {event.sampling_rate} are no whole epochs, as trainings have")
     results = Engine().run(train, inputs)
     towards = (np.eye(LABELS) - 1 / LABELS) / np.sqrt(1 - 1 / LABELS)  # where one more sample of a label moves its pixel's column
-    half = 0.5 * train.lr * event.steps * event.norm_bound / train.public_samples if event.relation == "add_remove" else 0.0
+    half = 0.5 * train.lr * event.steps * norm / train.public_samples if event.relation == "add_remove" else 0.0
     scores = []
     for result in results:
-        columns = np.asarray(result["update"])[: pixels * LABELS].reshape(LABELS, pixels)
+        update = _summed(np.asarray(result["update"]), train, entropy) if event.shares else np.asarray(result["update"])
+        columns = update[: pixels * LABELS].reshape(LABELS, pixels)
         scores.append((towards[label] * columns[:, spike].T).sum(axis=1) - half)
     return Game(np.concatenate(scores), coins.ravel())
+
+
+def _summed(update: Array, train: Train, entropy: Entropy) -> Array:
+    """A client's update (d,) in a secure sum with shares of noise, of which it and clients that bring nothing else make all."""
+    noise = SharedNoise(train.noise_multiplier * train.moves, train.shares)
+    room = noise.room(float(np.abs(update).max()))
+    brought = [update, *[np.zeros_like(update)] * (train.shares - 1)]
+    return noise.opened(np.sum([noise.noisy(one, room, entropy) for one in brought], axis=0))
 
 
 def choice(event: ChoiceEvent, rng: np.random.Generator, entropy: Entropy) -> Game:

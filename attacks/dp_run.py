@@ -103,6 +103,8 @@ def play_samples(
         extra = (_mirrored(x, model, inside), y) if swaps else (x[inside], y[inside])
         joined = np.concatenate([client.x_train, extra[0]]), np.concatenate([client.y_train, extra[1]])
         clients.append(ClientData(client.id, *joined, client.x_train[:1], client.y_train[:1]))
+    if config.privacy.noise == "shared":
+        raise ValueError("updates leave in sums only (privacy.noise = 'shared'), and this game reads single ones")
     # nothing between the server and the updates, and every round's payloads
     plain = replace(config, protection=Protection())
     simulation = _started(plain, replace(population, clients=tuple(clients)), noise)
@@ -395,10 +397,9 @@ def releases(config: Config, population: Population) -> dict[str, tuple[str, Eve
     if noise.choice:
         found["choice_epsilon"] = ("choice", ChoiceEvent(noise.choice, relation, "sample"))
     if noise.training:
-        steps = max(1, round(config.training.epochs / noise.sampling_rate))
-        found["training_epsilon"] = (
-            "training", SampledGaussianEvent(noise.training, noise.sampling_rate, steps, noise.clip_norm, relation)
-        )  # fmt: skip
+        steps = 1 if noise.shares else max(1, round(config.training.epochs / noise.sampling_rate))
+        event = SampledGaussianEvent(noise.training, noise.sampling_rate, steps, noise.clip_norm, relation, shares=noise.shares)
+        found["training_epsilon"] = ("training", event)
     return found
 
 

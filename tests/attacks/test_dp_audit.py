@@ -21,10 +21,11 @@ from cflpriv.attacks.dp_audit import AuditResult, audit, ceiling, epsilon_lower_
 from cflpriv.attacks.dp_mechanisms import GAMES, Game, quiet
 from cflpriv.attacks.dp_run import Played, play, play_clients, play_samples, releases
 from cflpriv.engine import fast
+from cflpriv.protocols import shared_noise
 from cflpriv.protocols.accounting import calibrate, epsilon_of
 from cflpriv.protocols.entropy import Entropy, gaussians, public_entropy, uniforms
 from cflpriv.protocols.events import ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent
-from cflpriv.protocols.mechanisms import Noised
+from cflpriv.protocols.mechanisms import Noised, gaussian_noise
 from cflpriv.types import Array
 
 pytestmark = pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
@@ -192,10 +193,23 @@ def test_a_third_of_the_noise_is_caught(name: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("name", ["moment", "total", "scores", "local", "choice", "training", "shares"])
+@pytest.mark.parametrize("name", ["moment", "total", "scores", "local", "choice", "training"])
 def test_a_missing_clip_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     no_clip(monkeypatch)
     assert played(name, event_of(name, 1.0, "add_remove"), 0, 1.0).epsilon > 1.0
+
+
+@pytest.mark.usefixtures("few")
+def test_a_step_whose_noise_clients_share_is_audited_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for relation in RELATIONS:
+        event = replace(event_of("training", 1.0, relation), steps=1, shares=4)
+        event = replace(event, noise_multiplier=calibrate(lambda z, event=event: [replace(event, noise_multiplier=z)], 1.0, DELTA))
+        assert played("training", event, 1, 1.0).epsilon <= 1.0
+    event = replace(event, sampling_rate=1.0, noise_multiplier=4.0, relation="add_remove")
+    claim = epsilon_of([event], DELTA)
+    assert played("training", event, 1, claim).epsilon <= claim
+    monkeypatch.setattr(shared_noise, "gaussian_noise", lambda scale, count, entropy: gaussian_noise(scale / 3, count, entropy))
+    assert played("training", event, 1, claim).epsilon > claim
 
 
 @pytest.mark.usefixtures("few")

@@ -230,6 +230,7 @@ def cut_at(grid: FakeGrid, at: str) -> Callable[[str], None]:
 @pytest.mark.parametrize(
     ("privacy", "protection"),
     [('unit = "sample"\nsamples = 300', ""), ('unit = "sample"\nsamples = 300', 'gram = ["haar"]\nsum = "secagg"\nmin_cohort = 2'),
+     ('unit = "sample"\nsamples = 300\nnoise = "shared"', 'gram = ["haar"]\nsum = "secagg"\nmin_cohort = 2'),
      ('unit = "client"\nclip_norm = 0.5', ""), ('unit = "client"\nclip_norm = 0.5', 'sum = "secagg"\nmin_cohort = 3')],
 )  # fmt: skip
 def test_a_private_run_costs_what_a_local_one_does_and_a_restart_forgets_no_charge(
