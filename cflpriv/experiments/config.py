@@ -30,8 +30,10 @@ from ..engine.device import Precision
 from ..engine.models import Dtype, Model
 from ..errors import CflprivWarning, InputError, unknown_key
 from ..federation.release_policy import may_leave
+from ..federation.schedule import schedule
 from ..federation.values import Origin
 from ..plugins import load_plugin
+from ..privacy.participation import of_participations
 from ..privacy.settings import Noise, Privacy, Releases, plan
 from ..tasks.training import Train
 from ..types import Population
@@ -282,11 +284,26 @@ class Config:
             raise InputError(f"algorithm {spec.name!r} under privacy.unit = 'sample': {spec.sample_refused}; there is one for {private}")
         return spec.sample_releases(self.training.rounds, self.hyper)
 
-    def noise(self) -> Noise | None:
-        """The noise of a whole run, calibrated, where the unit is a sample."""
+    def participations(self, clients: Sequence[int]) -> int:
+        """In how many rounds a client is asked at most, if exactly `clients` are present in every round.
+
+        All rounds where the algorithm does not declare its cohorts. With newcomers also where clusters split: such an algorithm places a
+        newcomer by one training for each split.
+        """
+        spec, rounds = self.spec, self.training.rounds
+        if not spec.cohorts or (self.data.newcomers and spec.renumbers):
+            return rounds
+        smallest, labels = self.protection.smallest_group, spec.cohorts == "labelled"
+        return schedule(self.sampling(), clients, smallest, self.run.seed, rounds, labels).most
+
+    def noise(self, participations: int | None = None) -> Noise | None:
+        """The noise of a whole run, calibrated, where the unit is a sample, for clients that are asked in so many rounds (None: in all)."""
         if self.privacy.unit != "sample":
             return None
-        return plan(self.privacy, self.releases(), epochs=self.training.epochs, batch_size=self.training.batch_size, seed=self.run.seed)
+        t, releases = self.training, self.releases()
+        if participations is not None:
+            releases = of_participations(releases, t.rounds, participations)
+        return plan(self.privacy, releases, epochs=t.epochs, batch_size=t.batch_size, seed=self.run.seed)
 
     def model_for(self, population: Population) -> Model:
         """The model that fits a population's samples."""

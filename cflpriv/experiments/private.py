@@ -9,6 +9,7 @@ from ..algorithms.interface import Algorithm
 from ..contract.protection import Protection
 from ..errors import InputError
 from ..privacy.client_level import ClippedMean, LocalGram, client_noise
+from ..privacy.participation import of_participations
 from ..privacy.receipts import PrivacyLedger
 from ..privacy.settings import Noise, Privacy, Releases
 from ..protocols.entropy import Entropy
@@ -37,8 +38,13 @@ class RunLedger:
         return {"clipped": clipped, "local": local}
 
 
-def run_ledger(config: Config, algorithm: Algorithm, noise: Noise | None, noise_source: Entropy) -> RunLedger | None:
-    """The privacy ledger of a run; None without privacy. Raises `InputError` naming an algorithm that cannot be private."""
+def run_ledger(
+    config: Config, algorithm: Algorithm, noise: Noise | None, noise_source: Entropy, participations: int | None = None
+) -> RunLedger | None:
+    """The privacy ledger of a run; None without privacy. Raises `InputError` naming an algorithm that cannot be private.
+
+    `participations`: in how many rounds a client is asked at most (None: in all).
+    """
     privacy = config.privacy
     if privacy.unit == "none":
         return None
@@ -46,6 +52,8 @@ def run_ledger(config: Config, algorithm: Algorithm, noise: Noise | None, noise_
     if noise is not None:
         return RunLedger(privacy, ledger, PrivacyLedger(noise, ledger))
     releases = _client_releases(config, algorithm)
+    if participations is not None:
+        releases = of_participations(releases, config.training.rounds, participations)
 
     def around(protection: Protection, clients: int) -> tuple[ClippedMean, LocalGram | None]:
         return client_noise(privacy, releases, protection, ledger, clients, config.run.seed, noise_source)
