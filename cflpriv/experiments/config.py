@@ -30,7 +30,7 @@ from ..engine.device import Precision
 from ..engine.models import Dtype, Model
 from ..errors import CflprivWarning, InputError, unknown_key
 from ..federation.release_policy import may_leave
-from ..federation.schedule import schedule
+from ..federation.schedule import Schedule, schedule
 from ..federation.values import Origin
 from ..plugins import load_plugin
 from ..privacy.participation import of_participations
@@ -201,6 +201,10 @@ class Config:
                 f"protection.sum = {self.protection.sum!r} under privacy.unit = 'client': noise goes to sums in the clear or inside secure "
                 "aggregation; use 'none' (the server is trusted) or 'secagg'"
             )
+        if privacy.correlated and self.protection.sum != "none":
+            raise InputError(
+                f"privacy.correlated = true under protection.sum = {self.protection.sum!r}: is the noise of a trusted server; use 'none'"
+            )
         if privacy.unit == "client" and self.protection.robust != "none":
             raise InputError(
                 f"protection.robust = {self.protection.robust!r} under privacy.unit = 'client': the noise is calibrated for the mean of a "
@@ -284,17 +288,30 @@ class Config:
             raise InputError(f"algorithm {spec.name!r} under privacy.unit = 'sample': {spec.sample_refused}; there is one for {private}")
         return spec.sample_releases(self.training.rounds, self.hyper)
 
-    def participations(self, clients: Sequence[int]) -> int:
-        """In how many rounds a client is asked at most, if exactly `clients` are present in every round.
+    def schedule(self, clients: Sequence[int]) -> Schedule:
+        """Which rounds a client is asked in, if exactly `clients` are present in every round.
 
         All rounds where the algorithm does not declare its cohorts. With newcomers also where clusters split: such an algorithm places a
         newcomer by one training for each split.
         """
         spec, rounds = self.spec, self.training.rounds
         if not spec.cohorts or (self.data.newcomers and spec.renumbers):
-            return rounds
+            return Schedule(rounds, dict.fromkeys(clients, tuple(range(rounds))))
         smallest, labels = self.protection.smallest_group, spec.cohorts == "labelled"
-        return schedule(self.sampling(), clients, smallest, self.run.seed, rounds, labels).most
+        return schedule(self.sampling(), clients, smallest, self.run.seed, rounds, labels)
+
+    def bands(self, clients: Sequence[int]) -> int:
+        """How many bands correlated noise has, 0 for independent noise. `InputError` where clients may come back in the next round."""
+        if not self.privacy.correlated:
+            return 0
+        bands = self.schedule(clients).separation
+        if bands < 2 and self.training.rounds > 1:
+            raise InputError(
+                f"privacy.correlated = true: with training.sampling = {self.training.sampling!r}, participation = "
+                f"{self.training.participation:g} and algorithm {self.spec.name!r} a client may be asked in two rounds in a row; use "
+                "'fixed_cohorts', a participation of 0.5 or less, and an algorithm that forms no groups"
+            )
+        return bands
 
     def noise(self, participations: int | None = None) -> Noise | None:
         """The noise of a whole run, calibrated, where the unit is a sample, for clients that are asked in so many rounds (None: in all)."""

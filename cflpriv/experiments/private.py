@@ -9,9 +9,11 @@ from ..algorithms.interface import Algorithm
 from ..contract.protection import Protection
 from ..errors import InputError
 from ..privacy.client_level import ClippedMean, LocalGram, client_noise
+from ..privacy.correlated import CorrelatedNoise
 from ..privacy.participation import of_participations
 from ..privacy.receipts import PrivacyLedger
 from ..privacy.settings import Noise, Privacy, Releases
+from ..protocols.banded import optimised_coefficients
 from ..protocols.entropy import Entropy
 from ..protocols.ledger import Ledger
 from .config import Config
@@ -39,11 +41,11 @@ class RunLedger:
 
 
 def run_ledger(
-    config: Config, algorithm: Algorithm, noise: Noise | None, noise_source: Entropy, participations: int | None = None
+    config: Config, algorithm: Algorithm, noise: Noise | None, noise_source: Entropy, participations: int | None = None, bands: int = 0
 ) -> RunLedger | None:
     """The privacy ledger of a run; None without privacy. Raises `InputError` naming an algorithm that cannot be private.
 
-    `participations`: in how many rounds a client is asked at most (None: in all).
+    `participations`: in how many rounds a client is asked at most (None: in all). `bands`: those of correlated noise (0: independent).
     """
     privacy = config.privacy
     if privacy.unit == "none":
@@ -56,7 +58,8 @@ def run_ledger(
         releases = of_participations(releases, config.training.rounds, participations)
 
     def around(protection: Protection, clients: int) -> tuple[ClippedMean, LocalGram | None]:
-        return client_noise(privacy, releases, protection, ledger, clients, config.run.seed, noise_source)
+        correlated = CorrelatedNoise(optimised_coefficients(bands, config.training.rounds)) if bands else None
+        return client_noise(privacy, releases, protection, ledger, clients, config.run.seed, noise_source, correlated)
 
     return RunLedger(privacy, ledger, None, around)
 

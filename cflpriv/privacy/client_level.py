@@ -21,9 +21,10 @@ from ..protocols.entropy import Entropy
 from ..protocols.events import Event, GaussianEvent, Relation
 from ..protocols.fixedpoint import Bits, largest_levels
 from ..protocols.ledger import Ledger
-from ..protocols.mechanisms import MOST_VARIANCE, SkellamPlan, clip, gaussian, skellam_open, skellam_plan, skellam_share
+from ..protocols.mechanisms import MOST_VARIANCE, SkellamPlan, clip, gaussian, skellam_open, skellam_plan, skellam_share, snap
 from ..randomness import stream
 from ..types import Array
+from .correlated import CorrelatedNoise
 from .settings import Privacy, Releases
 
 __all__ = ["BETA", "LOCAL", "ClippedMean", "LocalGram", "client_noise", "fits", "local_event", "local_rows", "share"]
@@ -41,9 +42,13 @@ REACH = 13
 
 
 def client_noise(
-    privacy: Privacy, releases: Releases, protection: Protection, ledger: Ledger, clients: int, seed: int, noise_source: Entropy
-) -> "tuple[ClippedMean, LocalGram | None]":
-    """The server's side of unit = "client": in means, and where single rows are compared. `InputError` for sums without noise."""
+    privacy: Privacy, releases: Releases, protection: Protection, ledger: Ledger, clients: int, seed: int, noise_source: Entropy,
+    correlated: CorrelatedNoise | None = None,
+) -> "tuple[ClippedMean, LocalGram | None]":  # fmt: skip
+    """The server's side of unit = "client": in means, and where single rows are compared. `InputError` for sums without noise.
+
+    A trusted server's noise is independent from round to round, or `correlated`.
+    """
     if protection.sum not in ("none", "secagg"):
         raise InputError(
             f"protection.sum = {protection.sum!r} under privacy.unit = 'client': noise goes to sums in the clear ('none', the server being "
@@ -61,7 +66,7 @@ def client_noise(
     shares = None
     if protection.sum == "secagg":
         shares = Shares(protection.secagg_bits, protection.secagg_clip, protection.smallest_sum - 1, clients, seed)
-    return ClippedMean(privacy, releases.trainings, first, ledger, noise_source, shares), gram
+    return ClippedMean(privacy, releases.trainings, first, ledger, noise_source, shares, correlated), gram
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,7 @@ class ClippedMean:
     ledger: Ledger
     noise_source: Entropy = field(repr=False)
     shares: Shares | None = None
+    correlated: CorrelatedNoise | None = None
 
     def settle(self, call: SumCall, size: int) -> None:
         """Ask the ledger, for contributions of `size` numbers, before anything is sent."""
@@ -135,12 +141,16 @@ class ClippedMean:
         """The means of contributions, each clipped, with noise on their sums; it was paid for."""
         clipped = [replace(one, parts={"contribution": clip(_vector(one), self.privacy.clip_norm)}) for one in call.contributions]
         means: list[GroupMean | None] = []
-        for mean in clear_means(replace(call, contributions=tuple(clipped)), record):
+        for label, mean in enumerate(clear_means(replace(call, contributions=tuple(clipped)), record)):
             if mean is None:
                 means.append(None)
                 continue
             total = mean.parts["contribution"].value() * mean.count
-            noised = gaussian(total, self._sensitivity(), self.multiplier, self.privacy.relation, "client", self.noise_source).value
+            if self.correlated is not None:
+                scale, members = self.multiplier * self._sensitivity(), [one.client for one in call.members(label)]
+                noised = snap(total + self.correlated.row(label, call.round, members, scale, total.size, self.noise_source), scale)
+            else:
+                noised = gaussian(total, self._sensitivity(), self.multiplier, self.privacy.relation, "client", self.noise_source).value
             means.append(_mean(noised / mean.count, call.contributions[0], mean))
         return tuple(means)
 

@@ -41,6 +41,7 @@ class Privacy:
     are divided by (the true one is not released). sampling: how batches are drawn; their expected size is `training.batch_size`.
     sketch_dim: dimensions that a signature is projected to beforehand (0: none). loss_cap: the bound on a sample's loss in choices.
     local: operations that are to be released by local noise under unit = "client"; "gram" is the one that can.
+    correlated: whether a trusted server's noise takes back part of that of earlier rounds; for `training.sampling = "fixed_cohorts"`.
     """
 
     unit: Literal["none", "sample", "client"] = "none"
@@ -55,6 +56,7 @@ class Privacy:
     sketch_dim: int = 32
     loss_cap: float = 4.0
     local: tuple[str, ...] = ()
+    correlated: bool = False
 
     def __post_init__(self) -> None:
         if self.unit not in ("none", "sample", "client"):
@@ -69,6 +71,8 @@ class Privacy:
             value = getattr(self, key)
             if not (math.isfinite(value) and value > 0):
                 raise InputError(f"privacy.{key} = {value}: is not a finite number above 0")
+        if self.correlated and self.unit != "client":
+            raise InputError(f"privacy.correlated = true with privacy.unit = {self.unit!r}: is the noise of a server, for unit = 'client'")
         if not 0 < self.delta < 1:
             raise InputError(f"privacy.delta = {self.delta}: is outside (0, 1)")
         for key in ("signature_share", "choice_share"):

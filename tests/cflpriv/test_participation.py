@@ -68,8 +68,8 @@ def test_groups_that_are_found_in_the_run_are_counted_in_every_round(mode: Any) 
     assert schedule(Sampling(mode, 0.1), range(50), 1, 0, 20, labels=True).most == 20
     assert schedule(Sampling("global", 0.1), range(50), 1, 0, 20, labels=True).most < 10
     made = config("pacfl", "sample", algorithm={"k": 2}, training={"sampling": mode})
-    assert made.participations(range(40)) == 20
-    assert config("pacfl", "sample", algorithm={"k": 2}).participations(range(40)) < 10
+    assert made.schedule(range(40)).most == 20
+    assert config("pacfl", "sample", algorithm={"k": 2}).schedule(range(40)).most < 10
 
 
 def test_one_hundred_clients_at_a_tenth_pay_for_the_rounds_that_they_are_asked_in() -> None:
@@ -82,7 +82,7 @@ def test_one_hundred_clients_at_a_tenth_pay_for_the_rounds_that_they_are_asked_i
     )  # fmt: skip
     scene = scenes.population(groups=1, clients_per_group=100)
     clipped: Any = prepare(made, population=scene).federation._sums
-    real = made.participations(range(100))
+    real = made.schedule(range(100)).most
     needed, before = (calibrate(lambda z, n=n: [GaussianEvent(z, 1.0, "add_remove", "client")] * n, 4.0, 1e-5) for n in (real, 50))  # type: ignore[misc]
     used = clipped._parts.clipped.multiplier
     assert 9 <= real <= 13
@@ -117,7 +117,7 @@ def test_the_most_frequent_client_spends_its_budget_and_the_run_never_stops_earl
     assert max(spent.values()) <= 3.0
     if name != "pfedlia":  # its clustering is one round of all; who is asked most often may be asked in that one, too
         assert max(spent.values()) > 0.95 * 3.0
-    most = made.participations([client for client in range(40) if not made.data.newcomers or client < 36])
+    most = made.schedule([client for client in range(40) if not made.data.newcomers or client < 36]).most
     assert most < 10
 
 
@@ -158,7 +158,7 @@ def test_an_algorithm_that_declares_no_cohorts_is_counted_in_every_round(monkeyp
     made = config()
     spec = replace(made.spec, cohorts="")
     monkeypatch.setattr(Config, "spec", property(lambda self: spec))
-    assert made.participations(range(40)) == 20
+    assert made.schedule(range(40)).most == 20
     assert ALGORITHMS["fedavg"].cohorts == "one"
     with pytest.raises(InputError):
         config(training={"participation": 0.0})
