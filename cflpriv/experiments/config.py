@@ -34,7 +34,7 @@ from ..federation.schedule import Schedule, schedule
 from ..federation.values import Origin
 from ..plugins import load_plugin
 from ..privacy.participation import of_participations
-from ..privacy.settings import Noise, Privacy, Releases, plan
+from ..privacy.settings import Noise, Privacy, Releases, check_samples, plan
 from ..tasks.training import Train
 from ..types import Population
 
@@ -312,6 +312,11 @@ class Config:
                 "'fixed_cohorts', a participation of 0.5 or less, and an algorithm that forms no groups"
             )
         return bands
+
+    def check_noise(self) -> None:
+        """Raises `InputError` for keys with which no noise can be calibrated, as far as that needs no data and no time."""
+        if self.privacy.unit == "sample":
+            check_samples(self.privacy, self.releases(), self.training.batch_size)
 
     def noise(self, participations: int | None = None) -> Noise | None:
         """The noise of a whole run, calibrated, where the unit is a sample, for clients that are asked in so many rounds (None: in all)."""

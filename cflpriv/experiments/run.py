@@ -51,6 +51,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
     began = time.perf_counter()
     for file in config.run.plugins:  # a process that was sent the configuration has not read it
         load_plugin(file)
+    config.check_noise()
     population = population or build_population(config.data, data_dir)
     ids = sorted(client.id for client in population.clients)
     if config.data.newcomers >= len(ids):

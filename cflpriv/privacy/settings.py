@@ -27,7 +27,7 @@ from ..protocols.ledger import Budget
 if TYPE_CHECKING:
     from ..engine import TaskInput
 
-__all__ = ["Noise", "Privacy", "Releases", "plan", "secret_key", "secret_of", "updates_only"]
+__all__ = ["Noise", "Privacy", "Releases", "check_samples", "plan", "secret_key", "secret_of", "updates_only"]
 
 
 @dataclass(frozen=True)
@@ -148,10 +148,8 @@ class Noise:
     seed: int
 
 
-@lru_cache(maxsize=64)
-def plan(privacy: Privacy, releases: Releases, *, epochs: int, batch_size: int, seed: int) -> Noise:
-    """The noise for a whole run at the sample level. Raises `InputError` for what cannot be, before any data are touched."""
-    rate, steps = 1.0, epochs
+def check_samples(privacy: Privacy, releases: Releases, batch_size: int) -> None:
+    """Raises `InputError` without a public number of samples where one is needed, or for batches that are larger. Needs no data."""
     if releases.trainings or releases.signatures:
         if not privacy.samples:
             raise InputError(
@@ -161,6 +159,13 @@ def plan(privacy: Privacy, releases: Releases, *, epochs: int, batch_size: int, 
             raise InputError(
                 f"training.batch_size = {batch_size}: is above privacy.samples = {privacy.samples}; no sampling rate is above 1"
             )
+
+
+@lru_cache(maxsize=64)
+def plan(privacy: Privacy, releases: Releases, *, epochs: int, batch_size: int, seed: int) -> Noise:
+    """The noise for a whole run at the sample level. Raises `InputError` for what cannot be; it needs no data."""
+    rate, steps = 1.0, epochs
+    check_samples(privacy, releases, batch_size)
     trains = bool(releases.trainings or releases.extra_epochs)
     if trains:
         rate = batch_size / privacy.samples if batch_size else 1.0
