@@ -33,10 +33,11 @@ from ..federation.values import Exchange, Origin
 from ..privacy.private_signatures import sketch_directions
 from ..privacy.settings import Noise
 from ..protocols.entropy import Entropy
-from ..protocols.events import ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent, SkellamEvent
+from ..protocols.events import ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent
 from ..protocols.keys import Identity
 from ..protocols.ledger import Ledger
-from ..protocols.mechanisms import SkellamPlan, skellam_open, skellam_share
+from ..protocols.mechanisms import clip
+from ..protocols.shared_noise import SharedNoise
 from ..tasks.evaluation import Losses
 from ..tasks.signatures import PrincipalVectors
 from ..tasks.training import Gradient, Train
@@ -260,24 +261,17 @@ def choice(event: ChoiceEvent, rng: np.random.Generator, entropy: Entropy) -> Ga
     return Game(np.select([kind == 0, kind == 1], [2.0 * chosen, -2.0 * chosen], sure * (2.0 * chosen - 1.0)), coins)
 
 
-def shares(event: SkellamEvent, rng: np.random.Generator, entropy: Entropy, *, levels: float = 1000.0) -> Game:
-    """Means over clients by Skellam shares: a member of a group a canary, and only as many of them as the price counts on.
-
-    The plan is one whose bounds after rounding are the event's, up to a common factor of them and the noise; so an event's price is kept.
-    """
-    dimension = 1 << (EACH - 1).bit_length()
-    times = 1 if event.relation == "add_remove" else 2
-    beta = float(np.exp(-0.5))
-    plan = SkellamPlan(1.0, levels, dimension, beta, 1.0, EACH, event.relation)
-    spread = event.variance**0.5 / (event.l2 / times)  # in bounds
-    plan = replace(plan, local_variance=(spread * plan.norms[0]) ** 2 / EACH)
+def shares(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
+    """Means over clients with noise that they share: a member of a group a canary, and only as many of them as the price counts on."""
+    swaps = event.relation == "replace_one"
+    norm = event.sensitivity / (2 if swaps else 1)
+    noise = SharedNoise(event.noise_multiplier * event.sensitivity, EACH)
     coins = _tossed(rng)[: max(1, CLIENTS // 4)]  # a share of the noise for each member is dear
-    signs = np.where(rng.random(dimension) < 0.5, 1.0, -1.0)
     scores = []
     for own in coins:
-        vectors = LONG * np.eye(EACH) * np.where(own, 1.0, 0.0 if times == 1 else -1.0)[:, None]
-        summed = np.sum([skellam_share(vector, plan, signs, entropy) for vector in vectors], axis=0)
-        scores.append(skellam_open(summed, plan, signs, EACH) - (0.5 if times == 1 else 0.0))
+        vectors = LONG * norm * np.eye(EACH) * np.where(own, 1.0, -1.0 if swaps else 0.0)[:, None]
+        summed = np.sum([noise.noisy(clip(vector, norm), noise.room(norm), entropy) for vector in vectors], axis=0)
+        scores.append(noise.opened(summed) / norm - (0.0 if swaps else 0.5))
     return Game(np.concatenate(scores), coins.ravel())
 
 
@@ -293,6 +287,4 @@ def quiet(event: Event) -> Event:
         return replace(event, noise_multiplier=1e-3)
     if isinstance(event, SampledGaussianEvent):
         return replace(event, noise_multiplier=1e-3, sampling_rate=1.0)
-    if isinstance(event, SkellamEvent):
-        return replace(event, variance=(1e-3 * event.l2) ** 2)
     return replace(event, epsilon=50.0)

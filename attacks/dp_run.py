@@ -384,7 +384,7 @@ def releases(config: Config, population: Population) -> dict[str, tuple[str, Eve
         if "gram" not in config.privacy.local:
             return found
         run_ledger = prepare(_recorded(config), population=population).run_ledger
-        gram = None if run_ledger is None else run_ledger.options(config.protection, len(population.clients))["local"]
+        gram = None if run_ledger is None else run_ledger.options(config.protection)["local"]
         return {"signature_epsilon": ("local", gram.event)} if isinstance(gram, LocalGram) else found
     noise, relation = _noise(config), config.privacy.relation
     if noise.signature:

@@ -302,10 +302,14 @@ def _summary_text(summary: dict[str, Any]) -> str:
     clusters = "" if summary["clusters"] is None else f", {summary['clusters']} cluster(s) of {summary['true_groups']} true group(s)"
     perplexity = "" if summary.get("perplexity_mean") is None else f", perplexity {summary['perplexity_mean']:.4g}"
     agreement = "" if summary["ari"] is None else f", ARI {summary['ari']:.3f}"
+    private = ""
+    if summary.get("epsilon") is not None:
+        unit, budget, delta = summary["privacy_unit"], summary["epsilon_budget"], summary["delta"]
+        private = f", epsilon {summary['epsilon']:.3g} of {budget:g} spent (delta {delta:g}, one {unit})"
     return (
         f"{summary['algorithm']}, protection {summary['protection']}: accuracy {percent(summary['accuracy_mean'])}"
         f" (worst client {percent(summary['accuracy_worst'])}), local models {percent(summary['local_accuracy_mean'])}{perplexity}"
-        f"{clusters}{agreement}; up {summary['upload_bytes'] / 1e6:.2f} MB, down {summary['download_bytes'] / 1e6:.2f} MB"
+        f"{clusters}{agreement}{private}; up {summary['upload_bytes'] / 1e6:.2f} MB, down {summary['download_bytes'] / 1e6:.2f} MB"
     )
 
 

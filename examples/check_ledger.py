@@ -2,10 +2,11 @@
 
     python examples/check_ledger.py RUN_DIR/ledger.json [RUN_DIR/summary.json]
 
-Needs dp-accounting only, whose event classes and accountants it uses as they are: privacy-loss distributions, or Rényi divergences where
-there is Skellam noise. What it does not know is written here: the exponential mechanism's choices (Dong, Durfee & Rogers 2020). With a
-summary, the largest ε must equal the one that is stated there, to 0.01 (the two round losses differently); for ε to about 600, beyond
-which dp-accounting's formula for ε runs out of floating-point numbers.
+Needs dp-accounting only, whose event classes and accountant of privacy-loss distributions it uses as they are. What it does not know is
+written here: the exponential mechanism's choices (Dong, Durfee & Rogers 2020). Noise that clients share (`shares` of an event) is priced as
+it stands: as long as nobody but one of them is in league with the server. With a summary, the largest ε must equal the one that is stated
+there, to 0.01 (the two round losses differently); for ε to about 600, beyond which dp-accounting's formula for ε runs out of floating-point
+numbers.
 """
 
 import json
@@ -20,7 +21,6 @@ from dp_accounting import dp_event, privacy_accountant
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
 RELATIONS = {
     "add_remove": privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -31,8 +31,6 @@ RELATIONS = {
 def epsilon(events: list[dict[str, Any]], relation: str, delta: float) -> float:
     """ε at δ of the events of one client."""
     counted = Counter(json.dumps(event, sort_keys=True) for event in events)
-    if any(json.loads(key)["event"] == "SkellamEvent" for key in counted):
-        return renyi(counted, delta)
     accountant = PLDAccountant(RELATIONS[relation])
     chosen: list[float] = []
     for key, count in counted.items():
@@ -72,23 +70,6 @@ def choices(epsilons: list[float], interval: float) -> PrivacyLossDistribution:
     # lines between the points of the likelihood ratio, not of its log: the curve stays convex
     deltas = np.interp(np.exp(thresholds * interval), np.exp(step * np.arange(-reach, reach + 1)), worst[::-1])
     return PrivacyLossDistribution(create_pmf_pessimistic_connect_dots(interval, thresholds, np.clip(deltas, 0.0, 1.0)))
-
-
-def renyi(counted: Counter[str], delta: float) -> float:
-    """By Rényi divergences: Gaussian releases and Skellam sums (Agarwal et al. 2021)."""
-    orders = np.arange(2, 513)
-    total = np.zeros(len(orders))
-    for key, count in counted.items():
-        event = json.loads(key)
-        if event["event"] == "GaussianEvent":
-            total += count * orders / (2 * event["noise_multiplier"] ** 2)
-        elif event["event"] == "SkellamEvent":
-            mu, l2, l1 = event["variance"], event["l2"], event["l1"]
-            correction = np.minimum(((2 * orders - 1) * l2**2 + 6 * l1) / (4 * mu**2), 3 * l1 / (2 * mu))
-            total += count * (orders * l2**2 / (2 * mu) + correction)
-        else:
-            raise SystemExit(f"{event['event']}: this script does not know such an event beside Skellam noise")
-    return float(rdp.compute_epsilon(orders, total, delta)[0])
 
 
 def main(arguments: list[str]) -> int:

@@ -10,8 +10,7 @@ pld
 prv
     The cross-check: Opacus' privacy random variables (Gopi et al. 2021). Gaussians, sampled or not, under "add_remove".
 rdp
-    Rényi divergences: quick and loose, for calibration, and the only one that knows Skellam noise. A collection with a `SkellamEvent` is
-    priced by it under every name but "prv".
+    Rényi divergences: quick and loose, for calibration.
 
 Opacus' GDP accountant is refused by name: it looks at the last entry of its history only and reports too little.
 
@@ -33,14 +32,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bounded_range import Choices, bounded_range_deltas, bounded_range_kinds, bounded_range_reach
-from .events import EVENTS, ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent, SkellamEvent
+from .events import EVENTS, ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent
 from .mechanisms import gaussian_delta, gaussian_epsilon
 
-__all__ = ["Accountant", "calibrate", "delta_of", "epsilon_of", "skellam_rdp"]
+__all__ = ["Accountant", "calibrate", "delta_of", "epsilon_of"]
 
 Accountant = Literal["pld", "prv", "rdp"]
 ORDERS = (*range(2, 65), *range(68, 129, 4), *range(144, 513, 16), 1024, 2048, 4096)
-"""Rényi orders: whole numbers, for which the Skellam bound is proved."""
+"""Rényi orders."""
 INTERVAL = 5e-4
 """Spacing of privacy losses in a privacy-loss distribution; about one of them is what discretisation adds to ε."""
 PRV_ERROR = 0.005
@@ -58,13 +57,12 @@ MOST_NOISE = 2.0**30
 
 @dataclass(frozen=True)
 class _Bill:
-    """Events by kind: 1/z² of all plain Gaussians together, steps by (z, q), counts of choices by ε, and Skellam releases."""
+    """Events by kind: 1/z² of all plain Gaussians together, steps by (z, q), and counts of choices by ε."""
 
     relation: Relation
     precision: float
     sampled: tuple[tuple[float, float, int], ...]
     choices: Choices
-    skellams: tuple[tuple[float, float, float, int], ...]
 
 
 def _bill(events: Iterable[Event]) -> _Bill | None:
@@ -72,7 +70,6 @@ def _bill(events: Iterable[Event]) -> _Bill | None:
     precision: list[float] = []
     sampled: Counter[tuple[float, float]] = Counter()
     choices: Counter[float] = Counter()
-    skellams: Counter[tuple[float, float, float]] = Counter()
     kinds: set[tuple[Relation, str]] = set()
     for event in events:
         if isinstance(event, GaussianEvent):
@@ -84,8 +81,6 @@ def _bill(events: Iterable[Event]) -> _Bill | None:
                 precision.append((1 if event.relation == "add_remove" else 4) * event.steps * event.noise_multiplier**-2)
         elif isinstance(event, ChoiceEvent):
             choices[event.epsilon] += 1
-        elif isinstance(event, SkellamEvent):
-            skellams[event.variance, event.l2, event.l1] += 1
         else:
             raise TypeError(f"{type(event).__name__} is not a known privacy event; known are {', '.join(EVENTS)}")
         kinds.add((event.relation, event.unit))
@@ -98,7 +93,6 @@ def _bill(events: Iterable[Event]) -> _Bill | None:
         math.fsum(sorted(precision)),
         tuple(sorted((z, q, steps) for (z, q), steps in sampled.items())),
         tuple(sorted(choices.items())),
-        tuple(sorted((*key, count) for key, count in skellams.items())),
     )
 
 
@@ -122,21 +116,17 @@ def _epsilon(bill: _Bill | None, delta: float, accountant: Accountant) -> float:
         return 0.0
     if accountant == "prv":
         return _prv_epsilon(bill, delta)
-    if accountant == "rdp" or bill.skellams:
+    if accountant == "rdp":
         return _rdp_epsilon(bill, delta)
     rest, pure = _split(bill)
     return pure + (0.0 if _empty(rest) else _pld_epsilon(rest, delta))
 
 
 def delta_of(events: Iterable[Event], epsilon: float) -> float:
-    """The δ at `epsilon` of all events together, by pld (with Skellam events by rdp)."""
+    """The δ at `epsilon` of all events together, by pld."""
     bill = _bill(events)
     if bill is None:
         return 0.0
-    if bill.skellams:
-        from dp_accounting.rdp import rdp_privacy_accountant as rdp
-
-        return float(rdp.compute_delta(ORDERS, _rdp(bill), epsilon)[0])
     rest, pure = _split(bill)
     if epsilon < pure:
         return 1.0
@@ -170,7 +160,7 @@ def _empty(bill: _Bill) -> bool:
 
 
 def _gaussian_only(bill: _Bill) -> bool:
-    return not (bill.sampled or bill.choices or bill.skellams)
+    return not (bill.sampled or bill.choices)
 
 
 # --- privacy-loss distributions -----------------------------------------------------------------------------------------------------
@@ -269,7 +259,7 @@ def _sampled_pld(z: float, q: float, steps: int, relation: Relation, interval: f
 
 
 def _prv_epsilon(bill: _Bill, delta: float) -> float:
-    if bill.choices or bill.skellams:
+    if bill.choices:
         raise ValueError("accountant 'prv': covers Gaussian noise only; use 'pld'")
     if bill.sampled and bill.relation != "add_remove":
         raise ValueError(f"accountant 'prv': covers sampling under 'add_remove' only, not {bill.relation!r}; use 'pld'")
@@ -284,16 +274,6 @@ def _prv_epsilon(bill: _Bill, delta: float) -> float:
 
 
 # --- Rényi ----------------------------------------------------------------------------------------------------------------------------
-
-
-def skellam_rdp(order: int, variance: float, l2: float, l1: float) -> float:
-    """The Rényi divergence of whole order α > 1 that Skellam noise allows at most.
-
-    α Δ₂²/(2μ) + min(((2α−1) Δ₂² + 6 Δ₁)/(4μ²), 3 Δ₁/(2μ)), with μ the variance. Source: Agarwal, Kairouz & Liu 2021, Theorem 3.5; checked
-    against the authors' published accounting (scale 1) and, in tests, against the divergence computed from the probabilities.
-    """
-    correction = min(((2 * order - 1) * l2**2 + 6 * l1) / (4 * variance**2), 3 * l1 / (2 * variance))
-    return order * l2**2 / (2 * variance) + correction
 
 
 @lru_cache(maxsize=4096)
@@ -313,8 +293,6 @@ def _rdp(bill: _Bill) -> NDArray[np.float64]:
             raise ValueError("accountant 'rdp': covers sampling under 'add_remove' only; use 'pld'")
     for epsilon, count in bill.choices:
         total = total + count * np.minimum(epsilon, orders * epsilon**2 / 8)  # range ε is ε²/8-concentrated (Cesar & Rogers 2021)
-    for variance, l2, l1, count in bill.skellams:
-        total = total + count * np.array([skellam_rdp(order, variance, l2, l1) for order in ORDERS])
     return np.where(np.isnan(total), np.inf, total)  # of noise so small that it underflows; a NaN would pass for nothing spent
 
 

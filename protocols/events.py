@@ -8,15 +8,19 @@ relation
     "replace_one": a record exchanged for another; the number of records is public.
 unit
     "sample": one training sample of one client. "client": all that a client contributes to one release.
+shares
+    0: whoever releases the value added all of the noise. Else the noise is that of so many clients' shares in a secure sum
+    (`shared_noise`). If c of them are known to an adversary, (shares − c)/shares of the variance is left (`known_shares`).
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 __all__ = [
-    "EVENTS", "ChoiceEvent", "Event", "GaussianEvent", "Relation", "SampledGaussianEvent", "SkellamEvent", "Unit", "event_from", "event_to",
+    "EVENTS", "ChoiceEvent", "Event", "GaussianEvent", "Relation", "SampledGaussianEvent", "Unit", "event_from", "event_to",
+    "known_shares",
 ]  # fmt: skip
 
 Relation = Literal["add_remove", "replace_one"]
@@ -31,6 +35,7 @@ class GaussianEvent:
     sensitivity: float
     relation: Relation
     unit: Unit
+    shares: int = 0
 
     def __post_init__(self) -> None:
         _check(self, positive=("noise_multiplier", "sensitivity"))
@@ -53,6 +58,7 @@ class SampledGaussianEvent:
     norm_bound: float
     relation: Relation
     unit: Unit = "sample"
+    shares: int = 0
 
     def __post_init__(self) -> None:
         _check(self, positive=("noise_multiplier", "norm_bound"), counts=("steps",))
@@ -61,25 +67,8 @@ class SampledGaussianEvent:
         if self.unit != "sample":
             raise ValueError(
                 f"SampledGaussianEvent.unit: {self.unit!r}: a server that draws clients sees who takes part, so their sampling amplifies "
-                "nothing; use GaussianEvent or SkellamEvent"
+                "nothing; use GaussianEvent"
             )
-
-
-@dataclass(frozen=True)
-class SkellamEvent:
-    """An integer vector with Skellam noise of this `variance` on every coordinate (that of the sum, where several add their shares).
-
-    `l2` and `l1` bound how far the vector moves between neighbours, in its own integer units.
-    """
-
-    variance: float
-    l2: float
-    l1: float
-    relation: Relation
-    unit: Unit
-
-    def __post_init__(self) -> None:
-        _check(self, positive=("variance", "l2", "l1"))
 
 
 @dataclass(frozen=True)
@@ -98,7 +87,7 @@ class ChoiceEvent:
         _check(self, positive=("epsilon",))
 
 
-Event = GaussianEvent | SampledGaussianEvent | SkellamEvent | ChoiceEvent
+Event = GaussianEvent | SampledGaussianEvent | ChoiceEvent
 EVENTS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
 """Every kind of event there is, by name."""
 
@@ -113,27 +102,49 @@ def _check(event: Any, positive: tuple[str, ...] = (), counts: tuple[str, ...] =
         value = getattr(event, key)
         if not (isinstance(value, int) and value >= 1):
             raise ValueError(f"{name}.{key}: {value!r} is not a whole number of 1 or more")
+    shares = getattr(event, "shares", 0)
+    if not isinstance(shares, int) or isinstance(shares, bool) or shares < 0:
+        raise ValueError(f"{name}.shares: {shares!r} is not a whole number of 0 or more")
     if event.relation not in get_args(Relation):
         raise ValueError(f"{name}.relation: {event.relation!r} is not known; known are {', '.join(get_args(Relation))}")
     if event.unit not in get_args(Unit):
         raise ValueError(f"{name}.unit: {event.unit!r} is not known; known are {', '.join(get_args(Unit))}")
 
 
+def known_shares(event: Event, known: int) -> Event | None:
+    """The event towards an adversary that knows `known` of the shares that its noise is made of; None if it knows all of them.
+
+    An event without shares stays as it is.
+    """
+    shares = getattr(event, "shares", 0)
+    if not shares or not isinstance(event, GaussianEvent | SampledGaussianEvent) or known <= 0:
+        return event
+    if known >= shares:
+        return None
+    return replace(event, noise_multiplier=event.noise_multiplier * math.sqrt((shares - known) / shares), shares=shares - known)
+
+
 def event_to(event: Event) -> dict[str, Any]:
-    """An event as plain JSON values: its fields, and its kind under "event". Raises `TypeError` for what is not an event."""
+    """An event as plain JSON values: its fields (without `shares` where it is 0), and its kind under "event".
+
+    Raises `TypeError` for what is not an event.
+    """
     if type(event) not in EVENTS.values():
         raise TypeError(f"{type(event).__name__} is not a known privacy event; known are {', '.join(EVENTS)}")
-    return {"event": type(event).__name__, **asdict(event)}
+    values = {"event": type(event).__name__, **asdict(event)}
+    return {name: value for name, value in values.items() if name != "shares" or value}
 
 
 def event_from(values: Mapping[str, Any]) -> Event:
     """What `event_to` wrote. Raises `ValueError` for an unknown kind, a missing or unknown field, or an impossible value."""
     name = values.get("event")
+    if name == "SkellamEvent":
+        raise ValueError("event: 'SkellamEvent' is of version 0.1, whose secure sums had other noise; use that version to price it")
     if name not in EVENTS:
         raise ValueError(f"event: {name!r} is not a known privacy event; known are {', '.join(EVENTS)}")
     kind = EVENTS[name]
     given = {key: value for key, value in values.items() if key != "event"}
     wanted = {field.name for field in fields(kind)}
-    if set(given) != wanted:
+    if not wanted - {"shares"} <= set(given) <= wanted:
         raise ValueError(f"event {name}: fields {sorted(given)}, expected {sorted(wanted)}")
     return kind(**given)

@@ -88,10 +88,18 @@ class Charge:
 
 @dataclass(eq=False)
 class Receipt:
-    """Goes with a value that carries its noise: the `events` it costs each of its owners, and who has paid."""
+    """Goes with a value that carries its noise: the `events` it costs each of its owners, and who has paid.
+
+    A value whose noise is made of `shares` gets it anew in each sum, so each sum is paid for.
+    """
 
     events: tuple[Event, ...]
     paid: set[int] = field(default_factory=set)
+
+    @property
+    def shared(self) -> tuple[Event, ...]:
+        """The events whose noise is made of shares, so that the value may leave inside a secure sum only."""
+        return tuple(event for event in self.events if getattr(event, "shares", 0))
 
 
 class Ledger:
@@ -174,7 +182,8 @@ class Ledger:
         self.charge({client: [event for one in several for event in one.events] for client, several in due.items()}, purpose, round)
         for client, several in due.items():
             for one in several:
-                one.paid.add(client)
+                if not one.shared:
+                    one.paid.add(client)
 
     def _price(self, client: int, events: Sequence[Event]) -> float:
         return epsilon_of([*self._events.get(client, ()), *events], self.budget.delta)

@@ -204,7 +204,7 @@ class Play:
         pinned = protection.secure or protection.transformed or protection.encrypted
         self.fed = FederationServer(
             self.liar, protection=protection, seed=scene.config.run.seed, roster=roster if pinned else None, strict=False,
-            **self._private(protection, clients),
+            **self._private(protection),
         )  # fmt: skip
         self.fed.enrol()
         self.fed.begin_round(0)
@@ -212,7 +212,7 @@ class Play:
         self.clients = self._dealt() if dealt else self.fed.clients
         self.accomplices = tuple(one for one in identities if one in self.clients)
 
-    def _private(self, protection: Protection, clients: int) -> dict[str, Any]:
+    def _private(self, protection: Protection) -> dict[str, Any]:
         """What the server does about `[privacy]`, with a ledger of its own that allows anything."""
         config, privacy = self.scene.config, self.scene.config.privacy
         if privacy.unit == "none":
@@ -222,7 +222,7 @@ class Play:
         if noise is not None:
             return {"accounts": PrivacyLedger(noise, self.ledger)}
         releases = Releases(trainings=max(1, config.training.rounds))
-        clipped, local = client_noise(privacy, releases, protection, self.ledger, clients, config.run.seed, system_entropy)
+        clipped, local = client_noise(privacy, releases, protection, self.ledger, system_entropy)
         return {"clipped": clipped, "local": local}
 
     def _dealt(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from ..contract.handles import GroupMean
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.handler import Apply
-from ..federation.protections import Asked, ClientParts, Layout, ServerParts, size_of
+from ..federation.protections import Asked, ClientParts, Layout, ServerParts
 from ..federation.transforms import clustering_name, sketched
 from ..protocols.errors import MalformedMessage, RemoteError
 from ..types import Array, check_array
@@ -44,7 +44,7 @@ class ServerSum:
         parts, groups = self._parts, large_enough(call)
         clipped = parts.clipped
         if clipped is not None:
-            clipped.settle(call, size_of(asked.layout))
+            clipped.settle(call)
         weigh = not call.public_weights
         ask = m.Give(parts.session, "sum", asked.number, asked.parts, "", weigh, None if clipped is None else m.Bounded(*clipped.bound))
         contributors = sorted({one.client for one in call.contributions if any(label in groups for label in one.labels)})

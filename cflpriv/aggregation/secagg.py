@@ -22,20 +22,21 @@ from typing import Any, ClassVar, Literal
 import msgspec
 import numpy as np
 
-from ..contract.calls import MOST_WEIGHT, Contribution, Recorder, SumCall, large_enough, places
-from ..contract.handles import GroupMean, Shared
+from ..contract.calls import MOST_WEIGHT, Contribution, Recorder, SumCall, cut, large_enough
+from ..contract.handles import GroupMean
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.handler import Apply
 from ..federation.protections import Asked, ClientParts, Layout, ServerParts, joined, size_of
 from ..federation.values import UNTRACED
-from ..privacy.client_level import BETA, share
+from ..privacy.settings import SumNoise
 from ..protocols import secagg
 from ..protocols.errors import LocalError, MalformedMessage, RemoteError, TooFewClients
 from ..protocols.keys import Roster
-from ..protocols.mechanisms import SkellamPlan
+from ..protocols.mechanisms import clip
 from ..protocols.secagg import MaskKey, Policy, Slot, Sum, Terms
 from ..protocols.secagg.messages import Adverts, Deliver, Invite, Unmask, decode_server, fewest_survivors
+from ..protocols.shared_noise import SharedNoise
 from ..types import Array, check_array
 from .buckets import Dealings
 from .secure_sums import ATTEMPTS, Exchange, SecureSums
@@ -169,16 +170,19 @@ class ClientSum:
         vector = joined(values).astype(np.float64)
         if not ask.weight and ledger.unit != "none":
             raise RemoteError("forbidden")
-        ledger.settle(ask.held, ask.parts, "mean")
-        plan = None if ask.noise is None else plan_of(ask.noise, len(vector))
-        ledger.shares(plan, protection.smallest_sum, terms.levels, terms.weight_limit > 0)
+        noise = None if ask.noise is None else noise_of(ask.noise)
+        ledger.settle_sum(ask.held, ask.parts, noise, protection.smallest_sum, terms.weight_limit > 0)
         check_array(f"client {self._parts.client}: {'+'.join(ask.parts)}", vector)  # after the charge: an error reveals something
         if not weighed(ask.weight, terms, protection.max_weight):
             raise RemoteError("bad-terms")
         weight = ask.weight or float(self._parts.samples())
         _check_weight(weight, terms)
-        if plan is not None and ask.noise is not None:
-            vector = share(vector, plan, ask.noise.seed, terms.levels, self._entropy)
+        if noise is not None:
+            try:
+                bounded = clip(vector, noise.clip_norm) if noise.clip_norm else vector
+                vector = noise.noise.noisy(bounded, terms.levels, self._entropy)
+            except ValueError:
+                raise RemoteError("bad-terms") from None
         return vector, weight
 
 
@@ -233,15 +237,14 @@ def balanced(weight: float, terms: secagg.Terms) -> bool:
     return terms.weight_limit <= MOST_WEIGHT * (terms.weight_limit + (fewest - 1) * weight)
 
 
-def plan_of(shares: m.Shares, size: int) -> SkellamPlan:
-    """The plan of the shares that a server asks for, for `size` numbers. Raises `RemoteError` "malformed" for impossible numbers."""
-    numbers = (shares.clip_norm, shares.levels_per_unit, shares.local_variance)
-    if not all(0 < one < float("inf") for one in numbers) or shares.survivors < 1:
+def noise_of(shares: m.Shares) -> SumNoise:
+    """The noise that a server asks for. Raises `RemoteError` "malformed" for impossible numbers."""
+    if not 0 <= shares.clip_norm < float("inf"):
         raise RemoteError("malformed")
-    dimension = 1 << max(0, (size - 1).bit_length())
-    return SkellamPlan(
-        shares.clip_norm, shares.levels_per_unit, dimension, BETA, shares.local_variance, shares.survivors, shares.relation
-    )  # fmt: skip
+    try:
+        return SumNoise(SharedNoise(shares.deviation, shares.survivors), shares.clip_norm, shares.clip_norm)
+    except ValueError:
+        raise RemoteError("malformed") from None
 
 
 def kind_of(message: bytes) -> str:
@@ -270,15 +273,13 @@ class ServerSum:
     def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
         """One secure sum for each group, in parallel."""
         call = self._sums.without_offenders(call)
-        groups, clipped, whole = large_enough(call), self._parts.clipped, asked.layout
-        shares = None
+        groups, clipped, noise, whole = large_enough(call), self._parts.clipped, asked.noise, asked.layout
         if clipped is not None:
-            clipped.settle(call, size_of(whole))
-            plan = clipped.plan(size_of(whole))
-            if clipped.shares is not None and plan is not None:
-                asked = replace(asked, layout=(m.Described("shares", "<f8", (plan.dimension,)),))
-                numbers = (plan.clip_norm, plan.levels_per_unit, plan.local_variance, plan.survivors, clipped.shares.seed)
-                shares = m.Shares(plan.relation, *numbers)
+            noise = clipped.inside
+        shares = None
+        if noise is not None:
+            asked = replace(asked, layout=(m.Described("shares", "<f8", (size_of(whole),)),))
+            shares = m.Shares(noise.noise.deviation, noise.noise.survivors, noise.clip_norm)
         slot, following = (call.round + 1, call.number * ATTEMPTS), (call.round + 2, call.number * ATTEMPTS)
         self._check_groups(call, groups)
         like, terms = self._like(asked, "sum", None, shares), {}
@@ -289,6 +290,14 @@ class ServerSum:
             cohort = [one.client for one in members]
             terms[label] = self._sums.terms(slot, cohort, self._listed(call, cohort, like), size_of(asked.layout), limit, following)
             check_balance(call, members, terms[label])
+            if noise is not None and noise.noise.room(noise.length) > terms[label].levels:
+                raise InputError(
+                    f"protection.secagg_bits = {terms[label].bits}: a sum of {len(cohort)} clients leaves each {terms[label].levels} "
+                    f"integers on either side of zero, a vector with its share of noise takes {noise.noise.room(noise.length)}; use 32, or "
+                    "smaller groups"
+                )
+        if clipped is not None:
+            clipped.settle(call)
         ended = self._sums.run(terms, self._sender(call, asked, like), record)
         means: list[GroupMean | None] = [None] * call.k
         for label, total in ended.items():
@@ -299,9 +308,12 @@ class ServerSum:
                 self._taken |= dict.fromkeys(total.survivors, (total.survivors, frozenset(one.client for one in members)))
         if not any(means):
             raise TooFewClients(tuple(len(call.members(label)) for label in groups), call.min_cohort)
-        if clipped is not None:
-            empty = {part.name: np.zeros(part.shape, np.dtype(part.dtype)) for part in whole}
-            return clipped.opened(means, call, Contribution(-1, empty, 1.0, ()))
+        if noise is not None:
+            shapes = {part.name: (part.shape, np.dtype(part.dtype)) for part in whole}
+            for label, mean in enumerate(means):
+                if mean is not None:
+                    steps = np.rint(mean.parts["shares"].value() * mean.count * (terms[label].levels / terms[label].clip))
+                    means[label] = replace(mean, parts=cut(noise.noise.opened(steps) / mean.count, shapes))
         return tuple(means)
 
     def _check_groups(self, call: SumCall, groups: Sequence[int]) -> None:
@@ -395,6 +407,5 @@ def group_mean(total: Sum, cluster: int | None, layout: Layout, count: int, comm
     weight = total.weight(cluster)
     if weight <= 0:
         return None
-    mean, where = total.mean(cluster), places({part.name: part.shape for part in layout})
-    parts = {part.name: Shared(mean[slice(*where[part.name])].reshape(part.shape).astype(np.dtype(part.dtype))) for part in layout}
+    parts = cut(total.mean(cluster), {part.name: (part.shape, np.dtype(part.dtype)) for part in layout})
     return GroupMean(parts, weight * common, count, total.clipped_clients, tuple(total.survivors))

@@ -51,7 +51,7 @@ from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..errors import InputError, TooFewClients
-from ..privacy.settings import updates_only
+from ..privacy.settings import Releases
 from ..tasks.evaluation import Evaluate
 from ..tasks.fold_gradients import FoldGradients
 from ..tasks.halves import HALVES
@@ -388,6 +388,11 @@ def _defaults(given: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
     return {"eps2": EPS2} if before.unit == "sample" and not decided_by_norms(given) else {}
 
 
+def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
+    """An update a round, which is compared with others, too."""
+    return Releases(trainings=rounds, singly=True)
+
+
 def _never_clusters(given: Mapping[str, Any], before: BeforeRun) -> str:
     first = int(given.get("first_split", FIRST_SPLIT_AUTHORS if given.get("variant") == "authors" else 0))
     return f"algorithm.first_split = {first}, and the run has {before.rounds} rounds" if 0 < before.rounds <= first else ""
@@ -404,7 +409,7 @@ def _knowledge(given: Mapping[str, Any]) -> str:
 CFL = AlgorithmSpec(
     "cfl", cfl, "recursive bipartition by the cosines of updates where FedAvg stands still (Sattler et al. 2019)",
     states=(State, Node, Seen), tasks=(Same, HasHalves, NeedsNoHalves), functions=(Bipartition, MoreSimilar, FindGroups, JoinGroups),
-    sample_releases=updates_only, cohorts="labelled", renumbers=True,
+    sample_releases=_sample_releases, cohorts="labelled", renumbers=True,
     compared=lambda given: Compared() if decided_by_norms(given) else Compared(HALVES, halves=True),
     defaults=_defaults, never_clusters=_never_clusters, knowledge=_knowledge,
 )  # fmt: skip

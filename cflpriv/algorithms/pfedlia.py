@@ -362,7 +362,7 @@ def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
     if rounds <= int(given.get("warm_up", WARM_UP)):
         return Releases(trainings=rounds)
     epochs = int(given.get("local_epochs", 10))
-    return Releases(signatures=1, trainings=rounds - 1, extra_epochs=epochs, mechanism="scores")
+    return Releases(signatures=1, trainings=rounds - 1, extra_epochs=epochs, mechanism="scores", singly=True)
 
 
 def _defaults(given: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:

@@ -80,6 +80,12 @@ def weighted_mean(vectors: Sequence[Any], weights: Sequence[float]) -> Array:
     return np.asarray(total / sum(weights), dtype=vectors[0].dtype)
 
 
+def cut(vector: Array, like: Mapping[str, tuple[tuple[int, ...], Any]]) -> dict[str, Shared]:
+    """The vector of all parts one after the other, cut into parts of these (shape, dtype)."""
+    where = places({name: shape for name, (shape, _) in like.items()})
+    return {name: Shared(vector[slice(*where[name])].reshape(shape).astype(dtype)) for name, (shape, dtype) in like.items()}
+
+
 def places(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, int]]:
     """Where each part lies, [start, stop), in the vector of all parts one after the other."""
     found, start = {}, 0

@@ -7,7 +7,6 @@ file, the section, the key and the value.
 import inspect
 import json
 import tomllib
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -15,7 +14,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import tomli_w
 from pydantic import ConfigDict, ValidationError, create_model
@@ -24,11 +23,8 @@ from ..algorithms import ALGORITHMS
 from ..algorithms.interface import Algorithm, AlgorithmSpec, BeforeRun, Compared
 from ..contract.operations import Sampling
 from ..contract.protection import Protection
-from ..contract.transcript import Level
-from ..data import DataSpec
-from ..engine.device import Precision
-from ..engine.models import Dtype, Model
-from ..errors import CflprivWarning, InputError, unknown_key
+from ..engine.models import Model
+from ..errors import InputError, unknown_key
 from ..federation.release_policy import may_leave
 from ..federation.schedule import Schedule, schedule
 from ..federation.values import Origin
@@ -37,88 +33,12 @@ from ..privacy.participation import of_participations
 from ..privacy.settings import Noise, Privacy, Releases, check_samples, plan
 from ..tasks.training import Train
 from ..types import Population
+from .privacy_checks import check_privacy, few_shares
+from .sections import DataSection, ModelSection, RunSection, TrainingSection
 
 __all__ = ["Config", "load_config", "own_weights", "parse_config"]
 
 Section = TypeVar("Section")
-
-
-@dataclass(frozen=True)
-class DataSection(DataSpec):
-    """`[data]`: the data set, its partition, and how many clients (the last ones) join after training.
-
-    Newcomers are scored without training and after `newcomer_epochs` of training on their own data (0: not).
-    """
-
-    newcomers: int = 0
-    newcomer_epochs: int = 5
-
-
-@dataclass(frozen=True)
-class ModelSection:
-    """`[model]`. Its input is (pixel − mean) / deviation of the data set; with `normalise = false`, pixels in [0, 1] as they are."""
-
-    name: str = "mlp"
-    hidden: int = 200
-    normalise: bool = True
-    dtype: Dtype = "float32"
-
-    def build(self, shape: tuple[int, ...], classes: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Model:
-        """The model for samples of `shape` from a data set of this mean and deviation."""
-        mean, std = (mean, std) if self.normalise else ((0.0,), (1.0,))
-        return Model(self.name, shape, classes, self.hidden, mean, std, self.dtype)
-
-
-@dataclass(frozen=True)
-class TrainingSection:
-    """`[training]`: rounds, local SGD, and which clients take part.
-
-    `weights` are those of means: "examples" (sample counts), "equal", or "own": the algorithm's own default, as its paper prints.
-    """
-
-    rounds: int = 20
-    epochs: int = 1
-    batch_size: int = 10
-    lr: float = 0.01
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    lr_decay: float = 1.0
-    on_divergence: Literal["stop", "skip"] = "stop"
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    weights: str = "own"
-    sampling: str = "global"
-    participation: float = 1.0
-    dropout: float = 0.0
-    dropouts: tuple[tuple[int, int, str], ...] = ()
-
-
-@dataclass(frozen=True)
-class RunSection:
-    """`[run]`: the seed of all that is not secret, how to compute, what to record, and whose secrets to write (simulation only).
-
-    With `target_accuracy` above 0 (a share, at most 1) the summary reports the rounds and megabits it took to reach it. `transport`: how
-    requests reach clients, as objects ("memory") or encoded ("bytes"). `release_policy`: clients refuse what a deployed client would refuse
-    to release ("strict"), or release whatever the algorithm asks for ("off", in simulations only).
-    `plugins` are
-    Python files that register algorithms, models, attacks or data sets, relative to the config file; they are kept as absolute paths.
-    """
-
-    seed: int = 0
-    engine: Literal["auto", "sequential"] = "auto"
-    workers: int = 1
-    device: Literal["auto", "cpu", "cuda"] = "cpu"
-    precision: Precision = "full"
-    transport: Literal["memory", "bytes"] = "memory"
-    release_policy: Literal["strict", "off"] = "strict"
-    record: Level = "headers"
-    record_rounds: tuple[int, ...] = ()
-    record_clients: tuple[int, ...] = ()
-    audit_parties: tuple[str, ...] = ("server",)
-    evaluate_every: int = 1
-    target_accuracy: float = 0.0
-    checkpoint_every: int = 1
-    insecure_test_entropy: bool = False
-    plugins: tuple[str, ...] = ()
 
 
 class _Own(str):
@@ -177,66 +97,10 @@ class Config:
         if self.run.precision != "full" and self.model.dtype == "float64":
             raise InputError(f"run.precision = {self.run.precision!r} with model.dtype = 'float64': use 'full'")
         self.sampling()
-        self._check_privacy()
+        check_privacy(self.privacy, self.protection, self.training, self.run, self.data, self.spec, self.releases)
 
     def sampling(self) -> Sampling:
         return Sampling(self.training.sampling, self.training.participation)  # type: ignore[arg-type]
-
-    def _check_privacy(self) -> None:
-        """Checks of `[privacy]` that need no data."""
-        privacy = self.privacy
-        if privacy.unit == "none":
-            return
-        if self.training.weights == "examples":
-            raise InputError(
-                f"training.weights = 'examples' under privacy.unit = {privacy.unit!r}: sample counts would be released; set it to 'equal'"
-            )
-        if self.training.on_divergence == "skip":
-            raise InputError(
-                f"training.on_divergence = 'skip' under privacy.unit = {privacy.unit!r}: who is left out would reveal what is not paid "
-                "for; use 'stop'"
-            )
-        if privacy.unit == "client" and self.protection.sum not in ("none", "secagg"):
-            raise InputError(
-                f"protection.sum = {self.protection.sum!r} under privacy.unit = 'client': noise goes to sums in the clear or inside secure "
-                "aggregation; use 'none' (the server is trusted) or 'secagg'"
-            )
-        if privacy.correlated and self.protection.sum != "none":
-            raise InputError(
-                f"privacy.correlated = true under protection.sum = {self.protection.sum!r}: is the noise of a trusted server; use 'none'"
-            )
-        if privacy.unit == "client" and self.protection.robust != "none":
-            raise InputError(
-                f"protection.robust = {self.protection.robust!r} under privacy.unit = 'client': the noise is calibrated for the mean of a "
-                "whole group, not for those of its buckets; use robust = 'none'"
-            )
-        if privacy.unit == "sample":
-            if self.run.precision != "full":
-                raise InputError(
-                    f"run.precision = {self.run.precision!r} under privacy.unit = 'sample': gradients would not keep their clip norm; "
-                    "use 'full'"
-                )
-            self.releases()
-            if self.spec.replace_only and privacy.relation != "replace_one":
-                raise InputError(
-                    f"algorithm {self.spec.name!r} under privacy.unit = 'sample': clients hold samples back by their number, which is "
-                    "public only with privacy.relation = 'replace_one'"
-                )
-            if self.data.repeat_per_group:
-                raise InputError(
-                    "data.repeat_per_group = true under privacy.unit = 'sample': every sample is in a client of each group, and what it "
-                    "costs would be the sum of what these spend, not the figure in the ledger of one; set it to false"
-                )
-            if privacy.samples and self.training.batch_size > privacy.samples:
-                raise InputError(f"training.batch_size = {self.training.batch_size}: is above privacy.samples = {privacy.samples}")
-        if self.run.insecure_test_entropy:
-            warnings.warn(
-                f"run.insecure_test_entropy = true with privacy.unit = {privacy.unit!r}: the noise is that of a public key and protects "
-                "nothing, whatever epsilon the ledger reports",
-                CflprivWarning,
-                stacklevel=2,
-            )
-        privacy.warn_of_delta(privacy.samples if privacy.unit == "sample" else self.data.clients)
 
     @property
     def spec(self) -> AlgorithmSpec:
@@ -276,9 +140,11 @@ class Config:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """What a user should know before the run starts: that it can form no clusters as it is set."""
+        """What a user should know before the run starts: that it can form no clusters, or adds needless noise, as it is set."""
         reason = self.spec.never_clusters(self.hyper, self.before)
-        return (f"algorithm {self.spec.name!r} will form no clusters: {reason}",) if reason else ()
+        clusters = f"algorithm {self.spec.name!r} will form no clusters: {reason}" if reason else ""
+        present = round((self.data.clients - self.data.newcomers) * self.training.participation)
+        return tuple(one for one in (clusters, few_shares(self.privacy, self.protection, present)) if one)
 
     def releases(self) -> Releases:
         """What a client releases of its samples over the whole run. `InputError` naming an algorithm that cannot be private."""
@@ -325,7 +191,10 @@ class Config:
         t, releases = self.training, self.releases()
         if participations is not None:
             releases = of_participations(releases, t.rounds, participations)
-        return plan(self.privacy, releases, epochs=t.epochs, batch_size=t.batch_size, seed=self.run.seed)
+        return plan(
+            self.privacy, releases, epochs=t.epochs, batch_size=t.batch_size, seed=self.run.seed,
+            shares=self.protection.smallest_sum - 1 if self.privacy.noise == "shared" else 0,
+        )  # fmt: skip
 
     def model_for(self, population: Population) -> Model:
         """The model that fits a population's samples."""

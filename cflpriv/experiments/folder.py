@@ -26,7 +26,7 @@ from ..types import Population
 from .checkpoint import Checkpoint, prune, restore, save_checkpoint
 from .config import Config
 from .loop import Run, advance, begin, finish, population_digest
-from .private import charges, opened
+from .private import charges, guarantee, opened
 from .resume import check_same_config, holds_nothing, kept_rows, last_checkpoint, locked, note_resume, put_aside, put_audit_aside
 from .run import admit, estimate_record_bytes, prepare
 from .verify import changed_files, seal
@@ -241,6 +241,8 @@ def _announce(run: Run) -> None:
     clustering = described.get("clustering")
     sizes = "" if clustering is None else f", clusters of {[len(clustering.members(label)) for label in range(clustering.k)]}"
     say(f"{run.algorithm.name} on {run.population.name}: {count} clients, protection {run.config.protection.name}{sizes}")
+    if run.config.privacy.unit != "none":
+        say(guarantee(run.config.privacy, run.config.protection))
     if described.get("clear") is False:
         say("no clear structure was found in the clients' similarity: one cluster is trained")
     if run.config.run.release_policy == "off":

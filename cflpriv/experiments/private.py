@@ -1,5 +1,6 @@
 """A run's privacy ledger: made before anything is sent, kept in the run folder, read for rounds, summary and report."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,30 +14,32 @@ from ..privacy.correlated import CorrelatedNoise
 from ..privacy.participation import of_participations
 from ..privacy.receipts import PrivacyLedger
 from ..privacy.settings import Noise, Privacy, Releases
+from ..protocols.accounting import epsilon_of
 from ..protocols.banded import optimised_coefficients
 from ..protocols.entropy import Entropy
+from ..protocols.events import known_shares
 from ..protocols.ledger import Ledger
 from .config import Config
 
-__all__ = ["FILE", "RunLedger", "run_ledger", "charges", "opened", "spent", "summed_up"]
+__all__ = ["FILE", "RunLedger", "charges", "guarantee", "opened", "run_ledger", "spent", "summed_up"]
 
 FILE = "ledger.json"
 
 
 @dataclass(frozen=True, eq=False)
 class RunLedger:
-    """The ledger of a run, and what the server does to keep to it: `accounts` (samples), or `noise` for so many clients (clients)."""
+    """The ledger of a run, and what the server does to keep to it: `accounts` (samples), or `noise` (clients)."""
 
     privacy: Privacy
     ledger: Ledger
     accounts: PrivacyLedger | None = None
-    noise: Callable[[Protection, int], tuple[ClippedMean, LocalGram | None]] | None = None
+    noise: Callable[[Protection], tuple[ClippedMean, LocalGram | None]] | None = None
 
-    def options(self, protection: Protection, clients: int) -> dict[str, Any]:
-        """Keyword arguments of the federation's server, with `clients` at most."""
+    def options(self, protection: Protection) -> dict[str, Any]:
+        """Keyword arguments of the federation's server."""
         if self.noise is None:
             return {"accounts": self.accounts}
-        clipped, local = self.noise(protection, clients)
+        clipped, local = self.noise(protection)
         return {"clipped": clipped, "local": local}
 
 
@@ -57,9 +60,9 @@ def run_ledger(
     if participations is not None:
         releases = of_participations(releases, config.training.rounds, participations)
 
-    def around(protection: Protection, clients: int) -> tuple[ClippedMean, LocalGram | None]:
+    def around(protection: Protection) -> tuple[ClippedMean, LocalGram | None]:
         correlated = CorrelatedNoise(optimised_coefficients(bands, config.training.rounds)) if bands else None
-        return client_noise(privacy, releases, protection, ledger, clients, config.run.seed, noise_source, correlated)
+        return client_noise(privacy, releases, protection, ledger, noise_source, correlated)
 
     return RunLedger(privacy, ledger, None, around)
 
@@ -106,6 +109,36 @@ def opened(one: RunLedger | None, folder: Path, charged: int = 0) -> None:
         )
 
 
+def guarantee(privacy: Privacy, protection: Protection) -> str:
+    """One line: what the run may spend, on what, and who adds the noise."""
+    unit, change = privacy.unit, "more or less" if privacy.relation == "add_remove" else "exchanged"
+    who = "its own noise" if unit == "sample" else "noise by the server, which is trusted"
+    if protection.sum == "secagg" and (unit == "client" or privacy.noise == "shared"):
+        who = f"noise shared by the members of a secure sum, of which {protection.smallest_sum - 1} count"
+    return f"privacy: epsilon {privacy.epsilon:g} at delta {privacy.delta:g} for one {unit} {change}; {who}"
+
+
+COLLUDING = (0.1, 0.25, 0.5)
+"""Shares of the counted members of which the summary says what ε is left if they tell a server their shares of the noise."""
+
+
+def _colluding(ledger: Ledger) -> dict[str, float | None] | None:
+    """By the share of the counted members that collude, beside one: the largest ε of a client; None where no noise is shared.
+
+    A figure of None: nothing is left.
+    """
+    bills = {client: ledger.events(client) for client in ledger.clients}
+    most = max(bills, key=ledger.spent, default=None)
+    if most is None or not any(getattr(event, "shares", 0) for event in bills[most]):
+        return None
+    found: dict[str, float | None] = {}
+    for share in COLLUDING:
+        left = [known_shares(event, math.ceil(share * getattr(event, "shares", 0))) for event in bills[most]]
+        known = [event for event in left if event is not None]
+        found[f"{share:.0%}"] = epsilon_of(known, ledger.budget.delta) if len(known) == len(left) else None
+    return found
+
+
 def spent(one: RunLedger | None, clients: Sequence[int]) -> Mapping[str, Any]:
     """For a round's row: the ε spent so far, by those who spent most, and by client."""
     if one is None:
@@ -115,12 +148,15 @@ def spent(one: RunLedger | None, clients: Sequence[int]) -> Mapping[str, Any]:
 
 
 def summed_up(one: RunLedger | None, stopped: str | None) -> Mapping[str, Any]:
-    """For the summary. `epsilon` is what was spent, not what was allowed (`epsilon_budget`)."""
+    """For the summary. `epsilon` is what was spent, not what was allowed (`epsilon_budget`).
+
+    `epsilon_if_colluding`: what is left of it if so many of those whose shares of noise count tell the server theirs.
+    """
     if one is None:
         return {"epsilon": None, "delta": None}
     most = max((one.ledger.spent(client) for client in one.ledger.clients), default=0.0)
     b = one.ledger.budget
     return {
         "epsilon": most, "delta": b.delta, "epsilon_budget": b.epsilon, "privacy_unit": b.unit, "privacy_relation": b.relation,
-        "stopped": stopped,
+        "epsilon_if_colluding": _colluding(one.ledger), "stopped": stopped,
     }  # fmt: skip

@@ -83,7 +83,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
         "transport": settings.transport,
         "release_policy": settings.release_policy,
     }
-    given |= {} if private is None else private.options(config.protection, len(ids))
+    given |= {} if private is None else private.options(config.protection)
     simulated = simulate(population.clients, **{**given, **options})
     backend = Backend(
         partial(_join, sources), _begin_round, _scores, recomputed, partial(_saved, sources),

@@ -13,13 +13,12 @@ from msgspec import structs
 
 from ..contract.handles import Held, HeldKey
 from ..errors import InputError
-from ..privacy.client_level import fits, local_event
+from ..privacy.client_level import local_event
 from ..privacy.receipts import PrivacyLedger
-from ..privacy.settings import Noise, Privacy
+from ..privacy.settings import Noise, Privacy, SumNoise
 from ..protocols.errors import RemoteError
 from ..protocols.events import Event, GaussianEvent
 from ..protocols.ledger import BudgetExceeded, Ledger
-from ..protocols.mechanisms import SkellamPlan
 from . import messages as m
 from .store import Store
 
@@ -74,6 +73,7 @@ class ClientLedger:
                 same == (own.relation, own.clip_norm, own.samples, own.sketch_dim, own.loss_cap),
                 "relation, clip_norm, samples, sketch_dim, or loss_cap differ",
             )
+            self._demand(not made.shares or own.noise == "shared", "noise that clients share; its privacy.noise is 'per_client'")
             self._demand(made.sampling_rate * made.samples >= 1 - 1e-9, "batches of less than one sample")
         return made
 
@@ -82,7 +82,7 @@ class ClientLedger:
         if self.unit == "sample":
             self._demand(PrivacyLedger.harmless(task, self._privacy.relation), f"{type(task).__name__} has no noise")
             receipts = self._receipts()
-            covered = receipts.ledger.covers(*receipts.sources(given, reads))
+            covered = receipts.ledger.covers(task, *receipts.sources(given, reads))
             self._demand(covered, f"{type(task).__name__} is given what was computed without noise")
 
     def failed(self, task: Any, given: Iterable[m.Mine | m.OwnPart], reads: Iterable[str]) -> None:
@@ -119,6 +119,34 @@ class ClientLedger:
         if self.unit == "sample":
             receipts = self._receipts()
             self._paid(receipts, lambda: receipts.ledger.settle(receipts.held(number, parts), [self._client], operation, -1))
+
+    # --- secure sums of both units
+
+    def settle_sum(self, number: int, parts: tuple[str, ...], noise: SumNoise | None, min_cohort: int, weighted: bool) -> None:
+        """Pay for a contribution to a secure sum, with a share of its `noise` if there is one.
+
+        `min_cohort`: the fewest survivors with which the client lets a sum be opened. Each survivor knows its own share, so only the
+        shares of the others count.
+        """
+        if self.unit == "none":
+            return
+        if noise is not None:
+            others = noise.noise.survivors
+            self._demand(others < min_cohort, f"noise of {others} shares; only {min_cohort - 1} are certain beside one's own")
+            self._demand(not weighted, "noise that would be scaled")
+        if self.unit == "sample":
+            receipts = self._receipts()
+            held = receipts.held(number, parts)
+            self._demand(noise is None or receipts.ledger.inside(held) is not None, "noise for whole clients")
+            self._paid(receipts, lambda: receipts.ledger.settle(held, [self._client], "mean", -1, noise))
+            return
+        if noise is None:
+            raise self._refused("a secure sum without noise")
+        own = self._privacy
+        self._demand(0 < noise.clip_norm <= own.clip_norm, "clip_norm is above the client's own")
+        sensitivity = noise.clip_norm * (1 if own.relation == "add_remove" else 2)
+        event = GaussianEvent(noise.noise.deviation / sensitivity, sensitivity, own.relation, "client", noise.noise.survivors)
+        self._charge([event], "mean")
 
     def _paid(self, receipts: "_Receipts", pay: Callable[[], None]) -> None:
         try:
@@ -160,25 +188,6 @@ class ClientLedger:
             )
         self._charge([event], operation)
         return noise
-
-    def shares(self, plan: SkellamPlan | None, min_cohort: int, room: int, weighted: bool) -> None:
-        """Pay for a contribution to a secure sum with a share of the noise of `plan`, which must not be cut off or scaled down.
-
-        `min_cohort`: the fewest survivors with which the client lets a sum be opened. Each survivor knows its own share, so only the
-        shares of the others count.
-        """
-        if self.unit != "client":
-            self._demand(plan is None or self.unit == "none", "noise for whole clients")
-            return
-        if plan is None:
-            raise self._refused("a secure sum without noise")
-        own = self._privacy
-        self._demand(plan.relation == own.relation and 0 < plan.clip_norm <= own.clip_norm, "clip_norm is above the client's own")
-        self._demand(
-            1 <= plan.survivors < min_cohort, f"noise of {plan.survivors} shares; only {min_cohort - 1} are certain beside one's own"
-        )
-        self._demand(fits(plan, room) and not weighted, "noise that would be cut off, or scaled")
-        self._charge([plan.event], "mean")
 
     # --- inside
 

@@ -11,6 +11,7 @@ from ..contract.handles import Blind, GroupMean, Held, Released
 from ..contract.operations import Then
 from ..contract.protection import Protection
 from ..privacy.client_level import ClippedMean, LocalGram
+from ..privacy.settings import SumNoise
 from ..protocols.entropy import Entropy
 from ..protocols.errors import RemoteError
 from ..protocols.keys import Roster
@@ -77,12 +78,16 @@ def no_stage(*given: Any) -> Any:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is averaged: parts of the values held as `number`, their layout, each client's public weight (0: its sample count)."""
+    """What is averaged: parts of the values held as `number`, their layout, each client's public weight (0: its sample count).
+
+    `noise`: what clients add to values that have no noise of their own.
+    """
 
     number: int
     parts: tuple[str, ...]
     layout: Layout
     weight: Mapping[int, float]
+    noise: SumNoise | None = None
 
 
 @dataclass(frozen=True)

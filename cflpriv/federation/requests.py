@@ -27,6 +27,7 @@ class NoisySteps(Message, frozen=True):
     sketch_dim: Count
     loss_cap: float
     seed: int
+    shares: Count
 
 
 class Bounded(Message, frozen=True):
@@ -41,14 +42,14 @@ class Bounded(Message, frozen=True):
 
 
 class Shares(Message, frozen=True):
-    """Each client adds its share of the noise inside a secure sum (`mechanisms.SkellamPlan`). `seed`: of the public flattening signs."""
+    """Each client adds its share of the noise of a secure sum (`protocols.shared_noise.SharedNoise`) to its vector.
 
-    relation: Relation
-    clip_norm: float
-    levels_per_unit: float
-    local_variance: float
+    The vector is clipped to `clip_norm` first; 0 where its samples were.
+    """
+
+    deviation: float
     survivors: Count
-    seed: int
+    clip_norm: float
 
 
 # --- to clients

@@ -179,8 +179,9 @@ class FederationServer(ServerState):
         number, public = self._next_call(), weights != "examples"
         call = SumCall(self._turn, number, contributions, k or 1, protection.smallest_group, public, sent, models)
         choices = groups if oblivious and isinstance(groups, Held) else None
-        self._ledger.settle_sums(held, call, choices, protection.small_clusters, self._round)
-        asked, began = Asked(known.number, held.parts, layout, weight), perf_counter()
+        noise = self._ledger.inside(held, protection.sum)
+        self._ledger.settle_sums(held, call, choices, protection.small_clusters, self._round, noise)
+        asked, began = Asked(known.number, held.parts, layout, weight, noise), perf_counter()
         try:
             if protection.small_clusters == "local" and not oblivious:
                 means = self._mean_or_local(held, call, asked, groups)

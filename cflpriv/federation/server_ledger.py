@@ -12,6 +12,7 @@ from ..contract.operations import Then
 from ..engine import Task
 from ..errors import InputError
 from ..privacy.receipts import PrivacyLedger, sources
+from ..privacy.settings import SumNoise
 from . import messages as m
 from .parameters import TaskParameters
 
@@ -62,10 +63,22 @@ class ServerLedger:
         if self._accounts is not None and clients:
             self._accounts.settle(held, clients, operation, round)
 
-    def settle_sums(self, held: Held, call: SumCall, choices: Held | None, small_clusters: str, round: int) -> None:
-        """Charge a mean; `choices` are the groups that clients keep private."""
+    def inside(self, held: Held, how: str) -> SumNoise | None:
+        """What clients have to add to `held` inside secure sums, if anything. Raises `InputError` where sums are taken in another way."""
+        noise = None if self._accounts is None else self._accounts.inside(held)
+        if noise is not None and how != "secagg":
+            raise InputError(
+                f"mean: {held.key.name} carries no noise of its own (privacy.noise = 'shared'); it leaves in secure sums only, not under "
+                f"protection.sum = {how!r}"
+            )
+        return noise
+
+    def settle_sums(
+        self, held: Held, call: SumCall, choices: Held | None, small_clusters: str, round: int, noise: SumNoise | None
+    ) -> None:  # fmt: skip
+        """Charge a mean with `noise` on its sums; `choices` are the groups that clients keep private."""
         if self._accounts is not None:
-            self._accounts.settle_sums(held, call, choices, small_clusters, round)
+            self._accounts.settle_sums(held, call, choices, small_clusters, round, noise)
 
     def public(self, held: Held) -> None:
         """`held` was released before."""

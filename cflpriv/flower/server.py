@@ -97,7 +97,7 @@ def serve(
             OverBytes(transport), protection=config.protection, sampling=config.sampling(), seed=config.run.seed, roster=roster,
             transcript=Transcript(config.run.record, config.run.record_rounds or None, config.run.record_clients or None),
             session=None if checkpoint is None else checkpoint.session,
-            **({} if private is None else private.options(config.protection, max(clients, 0 if roster is None else len(roster.keys)))),
+            **({} if private is None else private.options(config.protection)),
         )  # fmt: skip
         backend = _backend(transport, wait_seconds, scored=not config.protection.secure and private is None)
         return Run(config, described, algorithm, federation, backend, here, truth or {}, private)

@@ -9,6 +9,7 @@ the client and leaves it only as part of a sum. Ordinary messages pass where the
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +31,7 @@ from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import TooFewClients
 from ..protocols.fixedpoint import largest_levels
 from ..protocols.keys import Roster
-from ..protocols.mechanisms import gaussian, rounded_norms
+from ..protocols.mechanisms import gaussian
 from ..protocols.orthonormal import TRANSFORMS
 from .mod import CLIP, cut, flat, layout_of
 from .transport import GridTransport
@@ -188,7 +189,7 @@ class ClusteredAveraging:
         if not self.protection.secure:
             return self.clip_norm
         level = self.protection.secagg_clip / largest_levels(clients, self.protection.secagg_bits)
-        longest = level * rounded_norms(self.clip_norm / level, size, 0.0)[0]  # clients round once
+        longest = self.clip_norm + level * math.sqrt(size)  # clients round once, each coordinate by less than a level
         if longest > 2 * self.clip_norm:
             raise InputError(
                 f"protection.secagg_bits = {self.protection.secagg_bits}: rounded for a sum over {clients} clients, an update of {size} "

@@ -1,7 +1,9 @@
 """Receipts of the values that clients hold, and the ledger that is asked before an operation releases them.
 
 Only under `privacy.unit = "sample"`. A value is *covered* if all that it was computed from is public or carries noise; its receipts say
-what is due when it first leaves its client. A value computed from samples without noise has none, and no operation releases it.
+what is due when it first leaves its client. A value computed from samples without noise has none, and no operation releases it. A value
+whose noise clients share (`privacy.noise = "shared"`) carries none of its own: it leaves in secure sums with that noise only, each of which
+is paid for, and nothing that is computed from it is covered.
 """
 
 import weakref
@@ -11,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from ..contract.calls import SumCall, large_enough
 from ..contract.handles import Held, HeldKey, Labels, Shared
 from ..errors import InputError
-from ..protocols.events import Event, event_from, event_to
+from ..protocols.events import Event, SampledGaussianEvent, event_from, event_to
 from ..protocols.ledger import Ledger, Receipt
-from .settings import Noise
+from ..protocols.shared_noise import SharedNoise
+from .settings import Noise, SumNoise
 
 if TYPE_CHECKING:  # clients that only speak a protocol load no torch
     from ..contract.operations import Parameter
@@ -52,8 +55,8 @@ class PrivacyLedger:
 
     def enter(self, held: Held, task: "Task", given: Iterable[Held], remembered: Iterable[tuple[int, str]]) -> None:
         """Note what a task's results will cost: its own noise, and that of what it was `given` and (client, name) `remembered`."""
-        inherited = self._joined(receipts for handle in given for receipts in self._of(handle))
-        inherited = self._joined([inherited, *(self._remembered.get(one) for one in remembered)])
+        sources = [*(one for handle in given for one in self._of(handle)), *(self._remembered.get(one) for one in remembered)]
+        inherited = _inherited(sources, task)
         events: Mapping[str, Event] = getattr(task, "events", {})
         covers: Mapping[str, Sequence[str]] = getattr(task, "covers", {})
         fresh = {name: Receipt((event,)) for name, event in events.items()}
@@ -69,17 +72,17 @@ class PrivacyLedger:
 
     def derive(self, held: Held, sources: Iterable[Held]) -> None:
         """`held` is a public function of values behind `sources`."""
-        joined = self._joined(receipts for one in sources for receipts in self._of(one))
+        joined = _inherited((receipts for one in sources for receipts in self._of(one)), None)
         self._held[held.key] = dict.fromkeys(held.parts, joined)
 
     def public(self, held: Held) -> None:
         """`held` was released already: it is other clients' noisy values, relayed."""
         self._held[held.key] = dict.fromkeys(held.parts, ())
 
-    def covers(self, given: Iterable[Held], remembered: Iterable[tuple[int, str]]) -> bool:
-        """Whether all of this is public or carries noise, paid for or not."""
+    def covers(self, task: "Task", given: Iterable[Held], remembered: Iterable[tuple[int, str]]) -> bool:
+        """Whether all that a task is given is public or carries noise, paid for or not."""
         receipts = [*(one for handle in given for one in self._of(handle)), *(self._remembered.get(one) for one in remembered)]
-        return all(one is not None for one in receipts)
+        return _inherited(receipts, task) is not None
 
     def failed(
         self, task: "Task", given: Iterable[Held], remembered: Iterable[tuple[int, str]], clients: Sequence[int], round: int
@@ -88,12 +91,34 @@ class PrivacyLedger:
         covers = getattr(task, "covers", {})
         held = Held(HeldKey(type(task).__name__), (), tuple(part for part in task.parts if part in covers))
         self.enter(held, task, given, remembered)
-        self.settle(held, clients, "failure", round)
+        self._charge(held, self._due(held, "failure"), clients, "failure", round)
 
-    def settle(self, held: Held, clients: Sequence[int], operation: str, round: int) -> None:
-        """Charge the owners of `held` before an operation releases it. `InputError` if it is not covered, `BudgetExceeded` if it exceeds
-        the budget.
+    def settle(self, held: Held, clients: Sequence[int], operation: str, round: int, noise: SumNoise | None = None) -> None:
+        """Charge the owners of `held` before an operation releases it, in a secure sum with `noise` where it needs one.
+
+        `InputError` if it is not covered, `BudgetExceeded` if it exceeds the budget.
         """
+        due = self._due(held, operation)
+        for event in _shared(due):
+            least = event.noise_multiplier * event.norm_bound
+            if noise is None or noise.noise.deviation < least * (1 - 1e-9) or noise.clip_norm:
+                raise InputError(
+                    f"{operation}: {held.key.name} {'+'.join(held.parts)} carries no noise of its own (privacy.noise = 'shared'), so it "
+                    f"leaves only in a secure sum with noise of {least:.3g} on it; use privacy.noise = 'per_client'"
+                )
+        self._charge(held, due, clients, operation, round)
+
+    def inside(self, held: Held) -> SumNoise | None:
+        """What clients have to add to `held` inside a secure sum; None where it carries its own noise."""
+        shared = _shared(one for receipts in self._of(held) for one in receipts or ())
+        if not shared:
+            return None
+        deviation = max(event.noise_multiplier * event.norm_bound for event in shared)
+        length = max(event.norm_bound * event.sampling_rate for event in shared) * self.noise.samples
+        return SumNoise(SharedNoise(deviation, min(event.shares for event in shared)), 0.0, length)
+
+    def _due(self, held: Held, operation: str) -> list[Receipt]:
+        """The receipts of a value. Raises `InputError` if it is not covered."""
         due: list[Receipt] = []
         for part in held.parts:
             receipts = self._held.get(held.key, {}).get(part)
@@ -103,9 +128,14 @@ class PrivacyLedger:
                     "such (the step has no private form, or a resumed run lost its receipts)"
                 )
             due += receipts
+        return due
+
+    def _charge(self, held: Held, due: Sequence[Receipt], clients: Sequence[int], operation: str, round: int) -> None:
         self.ledger.settle(dict.fromkeys(clients, due), f"{operation} of {held.key.name} {'+'.join(held.parts)}", round)
 
-    def settle_sums(self, held: Held, call: SumCall, choices: Held | None, small_clusters: str, round: int) -> None:
+    def settle_sums(
+        self, held: Held, call: SumCall, choices: Held | None, small_clusters: str, round: int, noise: SumNoise | None
+    ) -> None:  # fmt: skip
         """Charge those who are in a group that can be summed; `TooFewClients` before any client is charged for nothing.
 
         Where `choices` stay private all are charged, for these too: counts reveal choices, and so would the list of charged clients.
@@ -113,12 +143,12 @@ class PrivacyLedger:
         if choices is not None:
             everybody = [one.client for one in call.contributions]
             self.settle(choices, everybody, "mean", round)
-            self.settle(held, everybody, "mean", round)
+            self.settle(held, everybody, "mean", round, noise)
             return
         if small_clusters == "local" and not any(count >= call.min_cohort for count in call.counts()):
             return
         summed = set(large_enough(call))
-        self.settle(held, [one.client for one in call.contributions if summed & set(one.labels)], "mean", round)
+        self.settle(held, [one.client for one in call.contributions if summed & set(one.labels)], "mean", round, noise)
 
     def remembers(self, client: int, name: str) -> bool:
         """Whether a task that this client ran keeps something under a name."""
@@ -162,6 +192,25 @@ class PrivacyLedger:
                 return None
             joined.update(dict.fromkeys(receipts))
         return tuple(joined)
+
+
+def _inherited(several: Iterable[Receipts | None], task: "Task | None") -> Receipts | None:
+    """The receipts of what is computed from values of these, once.
+
+    None if any is missing, or is of a value without noise of its own, unless the task only puts different values beside each other (of one
+    value twice a sum would have two noises, whose mean is less).
+    """
+    each = list(several)
+    joined = PrivacyLedger._joined(each)
+    if joined is None or not _shared(joined):
+        return joined
+    found = [one for receipts in each for one in receipts or () if one.shared]
+    return joined if getattr(task, "keeps_noise", False) and len(found) == len(set(found)) else None
+
+
+def _shared(receipts: Iterable[Receipt]) -> list[SampledGaussianEvent]:
+    """The events of training whose noise is made of shares."""
+    return [event for one in receipts for event in one.shared if isinstance(event, SampledGaussianEvent)]
 
 
 def sources(params: Mapping[str, "Parameter"], which: Labels | Held | None) -> list[Held]:

@@ -4,9 +4,11 @@ unit = "sample"
     Clients do not trust the server: what leaves a client carries its noise already, whatever protection it goes through. A task that can be
     made private has a method `private(noise)`; the federation runs that in its place. What a task without one computes from data stays
     where it is: an operation that would release it raises an error that names the step.
+    With `noise = "shared"` a training is one step a round, which leaves its client in a secure sum only: there each client adds a share of
+    the noise, so that a sum has it once, not once a client (`protocols.shared_noise`).
 unit = "client"
     A client's whole contribution to a mean is clipped, and the sum gets noise: by the server, which is trusted with the contributions then
-    (`sum = "none"`), or by shares of Skellam noise that clients add inside secure aggregation. Nothing but `mean` is released.
+    (`sum = "none"`), or by shares of noise that clients add inside secure aggregation. Nothing but `mean` is released.
 
 `plan` calibrates the noise for a whole run beforehand; the ledger (`protocols.ledger`) enforces the budget.
 """
@@ -23,11 +25,12 @@ from ..protocols.accounting import calibrate, epsilon_of
 from ..protocols.entropy import Entropy, derive, keystream
 from ..protocols.events import ChoiceEvent, Event, GaussianEvent, SampledGaussianEvent
 from ..protocols.ledger import Budget
+from ..protocols.shared_noise import SharedNoise
 
 if TYPE_CHECKING:
     from ..engine import TaskInput
 
-__all__ = ["Noise", "Privacy", "Releases", "check_samples", "plan", "secret_key", "secret_of", "updates_only"]
+__all__ = ["Noise", "Privacy", "Releases", "SumNoise", "check_samples", "plan", "secret_key", "secret_of", "updates_only"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Privacy:
     are divided by (the true one is not released). sampling: how batches are drawn; their expected size is `training.batch_size`.
     sketch_dim: dimensions that a signature is projected to beforehand (0: none). loss_cap: the bound on a sample's loss in choices.
     local: operations that are to be released by local noise under unit = "client"; "gram" is the one that can.
+    noise: who adds the noise of training under unit = "sample": each client to each of its steps ("per_client"), or all members of a secure
+    sum together ("shared"), one step a round. What leaves clients singly, such as signatures, carries its own noise under both.
     correlated: whether a trusted server's noise takes back part of that of earlier rounds; for `training.sampling = "fixed_cohorts"`.
     """
 
@@ -56,6 +61,7 @@ class Privacy:
     sketch_dim: int = 32
     loss_cap: float = 4.0
     local: tuple[str, ...] = ()
+    noise: Literal["per_client", "shared"] = "per_client"
     correlated: bool = False
 
     def __post_init__(self) -> None:
@@ -63,6 +69,12 @@ class Privacy:
             raise InputError(f"privacy.unit = {self.unit!r}: known are 'none', 'sample' and 'client'")
         if self.relation not in ("add_remove", "replace_one"):
             raise InputError(f"privacy.relation = {self.relation!r}: known are 'add_remove' and 'replace_one'")
+        if self.noise not in ("per_client", "shared"):
+            raise InputError(f"privacy.noise = {self.noise!r}: known are 'per_client' and 'shared'")
+        if self.noise == "shared" and self.unit != "sample":
+            raise InputError(
+                "privacy.noise = 'shared': is for privacy.unit = 'sample'; under 'client' the noise of secure sums is shared in any case"
+            )
         if self.unit == "none":
             if self.epsilon or self.delta:
                 raise InputError("privacy.epsilon, privacy.delta: given without privacy.unit; set it to 'sample' or 'client'")
@@ -113,7 +125,8 @@ class Releases:
     """How often a client releases at most, over a whole run: signatures (or rows of scores), trainings (updates), and choices.
 
     `extra_epochs` are trained beside those of `trainings`, each of which has as many as `[training]` sets. `mechanism` is how a signature
-    is released: a noisy "moment" of samples, the noisy "total" of a vector for each sample, or noisy "scores" of others' models.
+    is released: a noisy "moment" of samples, the noisy "total" of a vector for each sample, or noisy "scores" of others' models. `singly`:
+    updates leave clients in other ways than in sums, too (compared, or relayed).
     """
 
     signatures: int = 0
@@ -121,6 +134,7 @@ class Releases:
     choices: int = 0
     extra_epochs: int = 0
     mechanism: Literal["moment", "total", "scores"] = "moment"
+    singly: bool = False
 
 
 def updates_only(rounds: int, given: Mapping[str, Any]) -> Releases:
@@ -129,11 +143,24 @@ def updates_only(rounds: int, given: Mapping[str, Any]) -> Releases:
 
 
 @dataclass(frozen=True)
+class SumNoise:
+    """What clients add inside a secure sum: their shares of `noise`, each to its vector clipped to `clip_norm` (0: its samples were).
+
+    No coordinate is expected to be longer than `length`.
+    """
+
+    noise: SharedNoise
+    clip_norm: float
+    length: float
+
+
+@dataclass(frozen=True)
 class Noise:
     """What a private task needs to know, all of it public.
 
     training, signature: noise multipliers; choice: the ε of one choice, for which scores take `1 / choice` as their multiplier.
-    sampling_rate and samples: Poisson batches of a share of the records, sums divided by sampling_rate · samples.
+    sampling_rate and samples: Poisson batches of a share of the records, sums divided by sampling_rate · samples. shares: of how many
+    clients a secure sum has the noise of training (0: each client adds all of it to each step).
     """
 
     relation: Literal["add_remove", "replace_one"]
@@ -146,6 +173,7 @@ class Noise:
     sketch_dim: int
     loss_cap: float
     seed: int
+    shares: int = 0
 
 
 def check_samples(privacy: Privacy, releases: Releases, batch_size: int) -> None:
@@ -162,14 +190,17 @@ def check_samples(privacy: Privacy, releases: Releases, batch_size: int) -> None
 
 
 @lru_cache(maxsize=64)
-def plan(privacy: Privacy, releases: Releases, *, epochs: int, batch_size: int, seed: int) -> Noise:
-    """The noise for a whole run at the sample level. Raises `InputError` for what cannot be; it needs no data."""
+def plan(privacy: Privacy, releases: Releases, *, epochs: int, batch_size: int, seed: int, shares: int = 0) -> Noise:
+    """The noise for a whole run at the sample level, that of training shared by at least `shares` clients where that is above 0.
+
+    Raises `InputError` for what cannot be; it needs no data.
+    """
     rate, steps = 1.0, epochs
     check_samples(privacy, releases, batch_size)
     trains = bool(releases.trainings or releases.extra_epochs)
     if trains:
         rate = batch_size / privacy.samples if batch_size else 1.0
-        steps = max(1, round(epochs / rate))
+        steps = 1 if shares else max(1, round(epochs / rate))
     epsilon, delta, relation = privacy.epsilon, privacy.delta, privacy.relation
     fixed: list[Event] = []
     signature = choice = training = 0.0
@@ -186,14 +217,14 @@ def plan(privacy: Privacy, releases: Releases, *, epochs: int, batch_size: int, 
         sampled = releases.trainings * steps + (max(1, round(releases.extra_epochs / rate)) if releases.extra_epochs else 0)
 
         def events(z: float) -> list[Event]:
-            return [*fixed, SampledGaussianEvent(z, rate, sampled, privacy.clip_norm, relation)]
+            return [*fixed, SampledGaussianEvent(z, rate, sampled, privacy.clip_norm, relation, shares=shares)]
 
         if epsilon_of(fixed, delta) >= epsilon:
-            shares = f"{privacy.signature_share:g} and {privacy.choice_share:g}"
-            raise InputError(f"privacy.signature_share, privacy.choice_share = {shares}: leave nothing to train with")
+            parts = f"{privacy.signature_share:g} and {privacy.choice_share:g}"
+            raise InputError(f"privacy.signature_share, privacy.choice_share = {parts}: leave nothing to train with")
         training = calibrate(events, epsilon, delta)
     return Noise(
-        relation, training, signature, choice, privacy.clip_norm, rate, privacy.samples, privacy.sketch_dim, privacy.loss_cap, seed
+        relation, training, signature, choice, privacy.clip_norm, rate, privacy.samples, privacy.sketch_dim, privacy.loss_cap, seed, shares
     )
 
 

@@ -11,11 +11,15 @@ __all__ = ["Join"]
 
 @dataclass(frozen=True)
 class Join:
-    """The given values under the same names, as the parts of one held value. Parts: `names`, each of the shape given."""
+    """The given values under the same names, as the parts of one held value. Parts: `names`, each of the shape given.
+
+    It `keeps_noise`: a sum's noise on a joined value is as much on each of its parts.
+    """
 
     names: tuple[str, ...]
 
     uses_data: ClassVar[bool] = False
+    keeps_noise: ClassVar[bool] = True
     keeps: ClassVar[tuple[str, ...]] = ()
 
     @property

@@ -42,6 +42,8 @@ class Train:
     With `noise_multiplier` z above 0 (the private form, see `private`) each sum of clipped gradients gets Gaussian noise of z·clip_norm and
     is divided by q·`public_samples`; batches and noise come from the client's cryptographic source. Source: Abadi et al. 2016,
     Algorithm 1. Deviations: the divisor is public; clipping in the model's dtype keeps the norm to 1e-5 of it (float32).
+    With `shares` above 0 (noise that clients share) a training is one such step without the noise: the update of a client is
+    −lr·(Σ clipped gradients)/(q·public_samples) and what is public (weight decay, the anchor's pull); one sample moves it by `moves`.
     With `pull` above 0 each sample's loss has pull·‖f − C_y‖²/e more: f (e,) is what the last linear layer takes, C_y the row of the
     sample's class in the given "prototypes" (classes, e), where a row of NaN pulls nothing (FedProto).
     With `optimizer` "adam" the step is `torch.optim.Adam`'s (its betas and epsilon, L2 weight decay) on g + prox·(θ − anchor) + correction,
@@ -67,6 +69,7 @@ class Train:
     noise_multiplier: float = 0.0
     public_samples: int = 0
     relation: Relation = "add_remove"
+    shares: int = 0
     optimizer: Literal["sgd", "adam"] = "sgd"
 
     def __post_init__(self) -> None:
@@ -103,6 +106,17 @@ class Train:
                 f"training.noise_multiplier: {self.noise_multiplier} needs clip_norm, sampling_rate and public_samples above 0 "
                 f"({self.clip_norm}, {self.sampling_rate}, {self.public_samples})"
             )
+        if self.shares:
+            alone = ("noise_multiplier", "clip_norm", "sampling_rate", "public_samples")
+            missing = [name for name in alone if not getattr(self, name)]
+            if missing or self.shares < 0:
+                raise InputError(f"training.shares: {self.shares} needs {', '.join(alone)} above 0")
+            for name, given, plain in (("optimizer", self.optimizer, "sgd"), ("maml_lr", self.maml_lr, 0.0)):
+                if given != plain:
+                    raise InputError(
+                        f"training.{name}: {given!r} with noise that clients share (privacy.noise = 'shared'): it is one plain step "
+                        f"whose noise comes later; use {plain!r}, or privacy.noise = 'per_client'"
+                    )
         if not 0 < self.lr_decay <= 1:
             raise InputError(f"training.lr_decay: {self.lr_decay} is outside (0, 1]")
 
@@ -123,7 +137,7 @@ class Train:
             return self
         return replace(
             self, clip_norm=noise.clip_norm, sampling_rate=noise.sampling_rate, noise_multiplier=noise.training,
-            public_samples=noise.samples, relation=noise.relation,
+            public_samples=noise.samples, relation=noise.relation, shares=noise.shares,
         )  # fmt: skip
 
     @property
@@ -131,17 +145,26 @@ class Train:
         """What a private training costs: its noisy steps."""
         if not self.noise_multiplier:
             return {}
-        return {"steps": SampledGaussianEvent(self.noise_multiplier, self.sampling_rate, self.steps, self.clip_norm, self.relation)}
+        bound = self.moves if self.shares else self.clip_norm
+        event = SampledGaussianEvent(self.noise_multiplier, self.sampling_rate, self.steps, bound, self.relation, shares=self.shares)
+        return {"steps": event}
 
     @property
     def covers(self) -> dict[str, tuple[str, ...]]:
         """Which events cover which results."""
-        return {"update": ("steps",), "trained": ("steps",)} if self.noise_multiplier else {}
+        if not self.noise_multiplier:
+            return {}
+        return {"update": ("steps",)} if self.shares else {"update": ("steps",), "trained": ("steps",)}
 
     @property
     def steps(self) -> int:
         """The number of Poisson batches."""
-        return max(1, round(self.epochs / self.sampling_rate))
+        return 1 if self.shares else max(1, round(self.epochs / self.sampling_rate))
+
+    @property
+    def moves(self) -> float:
+        """By how much one sample moves a client's update of one step, at most."""
+        return self.lr * self.clip_norm / (self.sampling_rate * self.public_samples)
 
     def batches(self, given: TaskInput) -> list[Array]:
         """The client's batches in order, as indices of its samples. `InputError` where they should go in pairs and there is none."""
@@ -168,12 +191,34 @@ class Train:
         return [order[at : at + size] for order in orders for at in range(0, count, size)]
 
     def run(self, given: TaskInput) -> Result:
+        moved = self._moving._moved(given)
+        return self._result(given, given.array("model"), self._stepped(given, moved) if self.shares else moved)
+
+    @property
+    def _moving(self) -> "Train":
+        """What moves the parameters; with shares by minus the sum of clipped gradients, of which rounding takes least."""
+        return replace(self, lr=1.0, momentum=0.0, weight_decay=0.0, prox=0.0) if self.shares else self
+
+    def _stepped(self, given: TaskInput, moved: Array | Movement) -> Array:
+        """The update (d,) of the one step of which `moved` is minus the sum of clipped gradients."""
+        start = given.array("model")
+        public = self.weight_decay * start.astype(np.float64)
+        if self.prox and "anchor" in given.params:
+            public += self.prox * (start - given.array("anchor"))
+        if "correction" in given.params:
+            public += given.array("correction")
+        sizes = [math.prod(shape) for _, shape, _ in self.model.layout]
+        public[np.repeat(self._frozen(), sizes)] = 0.0
+        return np.asarray(np.asarray(moved) * (self.lr / (self.sampling_rate * self.public_samples)) - self.lr * public, dtype=start.dtype)
+
+    def _moved(self, given: TaskInput) -> Array:
+        """By how much the parameters (d,) move."""
         start = given.array("model")
         module = self.model.load(start, training=True)
         parameters = list(module.parameters())
         velocities = [torch.zeros_like(parameter) for parameter in parameters]
         anchor = self._pieces(given, "anchor", start) if self.prox else None
-        correction = self._pieces(given, "correction", None)
+        correction = None if self.shares else self._pieces(given, "correction", None)
         moving = [i for i, frozen in enumerate(self._frozen()) if not frozen]
         x, y = self.model.inputs(given.data.x_train), torch.from_numpy(given.data.y_train)
 
@@ -204,7 +249,7 @@ class Train:
 
         def noisy(batch: Array) -> list[torch.Tensor]:
             plain = gradients(batch)
-            if not self.noise_multiplier:
+            if not self.noise_multiplier or self.shares:
                 return plain
             whole = [torch.zeros_like(parameter) for parameter in parameters]
             for i, gradient in zip(moving, plain, strict=True):
@@ -224,7 +269,7 @@ class Train:
             )
             with listening(module, seen) if self.pull else nullcontext():
                 self._steps(batches, stride, parameters, moving, velocities, anchor, correction, noisy)
-        return self._result(given, start, self.model.store(module) - start)
+        return np.asarray(self.model.store(module) - start)
 
     def _steps(
         self, batches: Sequence[Array], stride: int, parameters: Sequence[torch.Tensor], moving: list[int], velocities: list[torch.Tensor],
@@ -279,13 +324,16 @@ class Train:
         )  # fmt: skip
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
-        moved, path = fast.train(self.model, [self._local(given, device) for given in inputs], self._options, self.epochs, device)
+        work = [self._moving._local(given, device) for given in inputs]
+        moved, path = fast.train(self.model, work, self._moving._options, self.epochs, device)
         if moved is None:
             return [self.run(given) for given in inputs], "sequential"
-        return [self._result(given, given.array("model"), update) for given, update in zip(inputs, moved, strict=True)], path
+        updates = [self._stepped(given, one) for given, one in zip(inputs, moved, strict=True)] if self.shares else moved
+        return [self._result(given, given.array("model"), update) for given, update in zip(inputs, updates, strict=True)], path
 
     def _local(self, given: TaskInput, device: Device) -> Local:
-        vectors = {name: given.array(name) for name in ("anchor", "correction", "prototypes") if name in given.params}
+        names = ("prototypes",) if self.shares else ("anchor", "correction", "prototypes")
+        vectors = {name: given.array(name) for name in names if name in given.params}
         x, y = _samples(self.model, given.data, device)
         return Local(
             x,
@@ -294,13 +342,18 @@ class Train:
             given.array("model"),
             **vectors,
             expected=self._expected(given),
-            noised=partial(self.noised, given) if self.noise_multiplier else None,
+            noised=partial(self.noised, given) if self.noise_multiplier and not self.shares else None,
             owner=given.data,
             samples=self.samples,
         )
 
     def _expected(self, given: TaskInput) -> float:
-        """The expected size of a Poisson batch, from the public number of samples where that is private; 0 for batches of a fixed size."""
+        """What sums of gradients are divided by; 0 for batches of a fixed size.
+
+        The expected size of a Poisson batch, from the public number of samples where that is private; 1 where `_stepped` divides.
+        """
+        if self.shares:
+            return 1.0
         return self.sampling_rate * (self.public_samples if self.noise_multiplier else len(given.data.y_train))
 
     def noised(self, given: TaskInput, at: int, gradient: Array) -> Array:

@@ -24,7 +24,7 @@ from cflpriv.engine import fast
 from cflpriv.protocols.accounting import calibrate, epsilon_of
 from cflpriv.protocols.entropy import Entropy, gaussians, public_entropy, uniforms
 from cflpriv.protocols.events import ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent
-from cflpriv.protocols.mechanisms import Noised, skellam_plan
+from cflpriv.protocols.mechanisms import Noised
 from cflpriv.types import Array
 
 pytestmark = pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
@@ -133,7 +133,7 @@ def event_of(name: str, epsilon: float, relation: Relation) -> Event:
         "scores": lambda z: GaussianEvent(z, 8.0, "replace_one", "sample"),  # these have no other relation
         "local": lambda z: GaussianEvent(z, twice, relation, "client"),
         "training": lambda z: SampledGaussianEvent(z, 0.2, 20, 1.0, relation),
-        "shares": lambda z: skellam_plan(1.0, z, 512, 1000.0, 500, relation).event,
+        "shares": lambda z: GaussianEvent(z, 1.0 if relation == "add_remove" else 2.0, relation, "client", 500),
         "choice": lambda z: ChoiceEvent(1 / z, relation, "sample"),
         "response": lambda z: ChoiceEvent(1 / z, relation, "sample"),
     }
@@ -148,10 +148,8 @@ def played(name: str, event: Event, seed: int, claim: float) -> AuditResult:
 
 
 def a_third_of_the_noise(patch: pytest.MonkeyPatch) -> None:
-    integers = mechanisms.skellam_noise
     for module in (mechanisms, training):
         patch.setattr(module, "gaussians", lambda key, count: gaussians(key, count) / 3)
-    patch.setattr(mechanisms, "skellam_noise", lambda variance, count, entropy: integers(variance / 9, count, entropy))
 
 
 def no_clip(patch: pytest.MonkeyPatch) -> None:
@@ -194,17 +192,10 @@ def test_a_third_of_the_noise_is_caught(name: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("name", ["moment", "total", "scores", "local", "choice", "training"])
+@pytest.mark.parametrize("name", ["moment", "total", "scores", "local", "choice", "training", "shares"])
 def test_a_missing_clip_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     no_clip(monkeypatch)
     assert played(name, event_of(name, 1.0, "add_remove"), 0, 1.0).epsilon > 1.0
-
-
-@pytest.mark.usefixtures("few")
-def test_rows_that_no_rounding_brings_within_the_bound_are_not_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    no_clip(monkeypatch)
-    with pytest.raises(ValueError, match="it is not clipped to"):
-        played("shares", event_of("shares", 1.0, "add_remove"), 0, 1.0)
 
 
 @pytest.mark.usefixtures("few")

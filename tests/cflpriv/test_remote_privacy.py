@@ -41,6 +41,7 @@ from cflpriv.privacy.settings import Noise, Privacy, Releases
 from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.entropy import Entropy, public_entropy
 from cflpriv.protocols.errors import TooFewClients
+from cflpriv.protocols.events import GaussianEvent
 from cflpriv.protocols.ledger import BudgetExceeded, Ledger
 from cflpriv.tasks.evaluation import Evaluate, Losses
 from cflpriv.tasks.training import Gradient, Start, Train
@@ -360,22 +361,22 @@ def test_a_client_that_dies_while_a_value_is_replaced_gives_it_to_nobody_for_les
 # --- unit = "client" ------------------------------------------------------------------------------------------------------------------
 
 
-def clipped(privacy: Privacy, protection: Protection, clients: int) -> tuple[dict[str, Any], Ledger]:
+def clipped(privacy: Privacy, protection: Protection) -> tuple[dict[str, Any], Ledger]:
     """What a server does about whole clients, as options of a federation, and its ledger."""
     ledger, releases = Ledger(privacy.budget), Releases(signatures=int("gram" in privacy.local), trainings=2)
-    mean, local = client_noise(privacy, releases, protection, ledger, clients, 0, public_entropy("noise"))
+    mean, local = client_noise(privacy, releases, protection, ledger, public_entropy("noise"))
     return {"clipped": mean, "local": local}, ledger
 
 
 def client_level(scene: Population, privacy: Privacy, protection: Protection | None = None) -> tuple[Loopback, FederationServer, Ledger]:
-    made, ledger = clipped(privacy, protection or Protection(), len(scene.clients))
+    made, ledger = clipped(privacy, protection or Protection())
     return *private(scene, privacy, protection, **made), ledger
 
 
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
 def test_a_trusted_server_adds_the_same_noise_in_memory_and_over_bytes(relation: Any) -> None:
     scene, privacy, task = population(clients_per_group=3), replace(CLIENT, relation=relation), training(population())
-    options, ledger = clipped(privacy, Protection(), len(scene.clients))
+    options, ledger = clipped(privacy, Protection())
     one = federation(scene, seed=1, privacy=privacy, **options)
     transport, two, other = client_level(scene, privacy)
     for fed in (one, two):
@@ -411,9 +412,9 @@ def test_shares_of_noise_inside_secure_sums_are_what_the_event_says() -> None:
     event = ledger.charges[0].events[0]
     assert epsilon_of([event] * 2, 1e-3) <= 4.0
     assert own_ledgers(transport) == {client: ledger.spent(client) for client in fed.clients}
-    made: Any = sums_of(fed)._parts.clipped.plan(exact.size)
-    assert event == made.event
-    variance = 6 * made.local_variance / made.levels_per_unit**2
+    assert isinstance(event, GaussianEvent)
+    assert event.shares == protection.smallest_sum - 1
+    variance = (event.noise_multiplier * event.sensitivity) ** 2 * 6 / event.shares * (1 + 1 / 768)
     total = float(np.square(np.concatenate(errors) * 6).sum()) / variance
     assert stats.chi2(2 * exact.size).sf(total / 1.01) > 1e-6
     assert stats.chi2(2 * exact.size).cdf(total) > 1e-6
@@ -526,8 +527,9 @@ def test_a_client_adds_no_share_that_is_less_than_its_own_floor_needs() -> None:
     protection = Protection(sum="secagg", min_cohort=4, secagg_mode="passive")
     task = training(scene)
     for change, word in (
-        ({"survivors": 4}, "forbidden"), ({"clip_norm": 0.6}, "forbidden"), ({"levels_per_unit": 1e9, "local_variance": 9e9}, "forbidden"),
-        ({"local_variance": 1e6}, "over-budget"), ({"local_variance": float("inf")}, "malformed"), (None, "forbidden"),
+        ({"survivors": 4}, "forbidden"), ({"clip_norm": 0.6}, "forbidden"), ({"clip_norm": 0.0}, "forbidden"),
+        ({"deviation": 1e-3}, "over-budget"), ({"deviation": float("inf")}, "malformed"), ({"deviation": 1e-320}, "malformed"),
+        (None, "forbidden"),
     ):  # fmt: skip
         transport, fed, _ = client_level(scene, CLIENT, protection)
         fed.begin_round(0)
@@ -556,7 +558,7 @@ def test_all_members_add_the_same_share_of_noise_or_there_is_no_sum() -> None:
         said = {place: m.decode_ask(data) for place, data in requests.items()}
         for place, ask in said.items():
             if isinstance(ask, m.Step) and ask.noise is not None and place != 1000 + victim:
-                less = structs.replace(ask.noise, clip_norm=ask.noise.clip_norm * 1e-3, local_variance=ask.noise.local_variance * 1e-5)
+                less = structs.replace(ask.noise, clip_norm=ask.noise.clip_norm * 1e-3, deviation=ask.noise.deviation * 1e-3)
                 said[place] = structs.replace(ask, noise=less)
         return honest({place: m.encode(ask) for place, ask in said.items()}, stage)
 
@@ -580,7 +582,7 @@ class Liar:
         self.transport = Loopback(scene, protection or Protection())
         self.transport.privacy = privacy
         self.transport.data[0] = ClientData(0, x, np.array(y), x[:1], np.array(y[:1]))
-        self.noise = None if privacy.unit == "none" else m.NoisySteps("add_remove", 1e3, 1e3, 1e-3, 1.0, 1.0, 20, 4, 4.0, 0)
+        self.noise = None if privacy.unit == "none" else m.NoisySteps("add_remove", 1e3, 1e3, 1e-3, 1.0, 1.0, 20, 4, 4.0, 0, 0)
         self.ask(m.Enrol(m.VERSION, bytes(16), bytes(16)))
 
     def ask(self, ask: m.Ask) -> m.Answer:
