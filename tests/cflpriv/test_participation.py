@@ -91,10 +91,13 @@ def test_one_hundred_clients_at_a_tenth_pay_for_the_rounds_that_they_are_asked_i
 
 
 LIA = {"algorithm": {"warm_up": 3, "local_epochs": 2}, "privacy": {"relation": "replace_one"}}
+SECURE = {"sum": "secagg", "min_cohort": 6, "secagg_mode": "passive"}
 CASES: list[Any] = [
     ("fedavg", "client", {}),
     ("fedavg", "client", {"training": {"sampling": "fixed_cohorts"}}),
     ("fedavg", "client", {"training": {"dropout": 0.2}}),
+    ("fedavg", "client", {"training": {"dropout": 0.2, "participation": 0.25}, "protection": SECURE}),
+    ("fedavg", "sample", {"training": {"dropout": 0.2, "participation": 0.25}, "protection": SECURE, "privacy": {"noise": "shared"}}),
     ("oracle", "client", {}),
     ("fedavg", "sample", {}),
     pytest.param("stocfl", "sample", {}, marks=pytest.mark.slow),
@@ -118,7 +121,7 @@ def test_the_most_frequent_client_spends_its_budget_and_the_run_never_stops_earl
     if name != "pfedlia":  # its clustering is one round of all; who is asked most often may be asked in that one, too
         assert max(spent.values()) > 0.95 * 3.0
     most = made.schedule([client for client in range(40) if not made.data.newcomers or client < 36]).most
-    assert most < 10
+    assert most <= 10
 
 
 def test_a_run_resumed_between_rounds_goes_on_to_the_end(tmp_path: Path) -> None:
