@@ -5,7 +5,8 @@ pld
     the figure is an upper bound. What their Fourier transforms may round off δ (`FFT_ERROR`) is taken off the δ that is asked for; a δ
     that is all rounding is priced by formulas (`_by_formulas`). Plain Gaussian releases, and sampled ones whose rate is 1, are first
     merged into one, exactly (noise multipliers compose as Σ 1/z²), and a collection of nothing else is priced by the closed formula.
-    Pure releases of an ε beyond any use (`LARGEST_PURE`) are added to the rest.
+    Choices are bounded in range, which is about half of what pure ε allows: `bounded_range` has the worst case of their adaptive
+    composition, and proves that it composes with all the rest. Those of an ε beyond any use (`LARGEST_PURE`) are added to the rest.
 prv
     The cross-check: Opacus' privacy random variables (Gopi et al. 2021). Gaussians, sampled or not, under "add_remove".
 rdp
@@ -30,6 +31,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from .bounded_range import Choices, bounded_range_deltas, bounded_range_kinds, bounded_range_reach
 from .events import EVENTS, ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent
 from .mechanisms import gaussian_delta, gaussian_epsilon
 
@@ -60,7 +62,7 @@ class _Bill:
     relation: Relation
     precision: float
     sampled: tuple[tuple[float, float, int], ...]
-    choices: tuple[tuple[float, int], ...]
+    choices: Choices
 
 
 def _bill(events: Iterable[Event]) -> _Bill | None:
@@ -176,7 +178,7 @@ def _pld_epsilon(bill: _Bill, delta: float) -> float:
         warnings.simplefilter("ignore", RuntimeWarning)
         epsilon = float(total.get_epsilon_for_delta(delta))
     if epsilon < LARGEST_BY_FORMULA:
-        return epsilon
+        return epsilon if bill.sampled else min(epsilon, _by_formulas(bill, delta))
     low, high = 0.0, LARGEST_BY_FORMULA
     while total.get_delta_for_epsilon(high) > delta:
         if high > LARGEST_OF_ALL:
@@ -205,12 +207,16 @@ def _pld(bill: _Bill) -> Any:
         total = total.compose(_gaussian_pld(bill.precision**-0.5, interval))
     for z, q, steps in bill.sampled:
         total = total.compose(_sampled_pld(z, q, steps, bill.relation, interval))
-    for epsilon, count in bill.choices:
+    together, apart = bounded_range_kinds(bill.choices)
+    for epsilon, count in apart:
         from dp_accounting.pld.common import DifferentialPrivacyParameters
 
         pure = pld.from_privacy_parameters(DifferentialPrivacyParameters(epsilon, 0.0), value_discretization_interval=interval)
         total = total.compose(pure.self_compose(count))
-    return total
+    if not together:
+        return total
+    ranged = _choices_pld(together, interval)
+    return total.compose(ranged) if bill.precision or bill.sampled or apart else ranged
 
 
 def _interval(bill: _Bill) -> float:
@@ -225,6 +231,18 @@ def _gaussian_pld(z: float, interval: float) -> Any:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     return pld.from_gaussian_mechanism(z, value_discretization_interval=interval)
+
+
+@lru_cache(maxsize=256)
+def _choices_pld(choices: Choices, interval: float) -> Any:
+    """The distribution whose δ at each ε is that of the worst composition of choices, and at least that between multiples of `interval`."""
+    from dp_accounting.pld import pld_pmf
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    reach = math.ceil(bounded_range_reach(choices) / interval)
+    epsilons = np.arange(-reach, reach + 1, dtype=np.float64) * interval
+    deltas = np.clip(np.maximum(bounded_range_deltas(choices, epsilons), -np.expm1(epsilons)), 0.0, 1.0)
+    return pld.PrivacyLossDistribution(pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, -reach, reach, deltas))
 
 
 @lru_cache(maxsize=256)
@@ -274,7 +292,7 @@ def _rdp(bill: _Bill) -> NDArray[np.float64]:
         else:
             raise ValueError("accountant 'rdp': covers sampling under 'add_remove' only; use 'pld'")
     for epsilon, count in bill.choices:
-        total = total + count * np.minimum(epsilon, orders * epsilon**2 / 2)  # pure ε is ε²/2-concentrated (Bun & Steinke 2016)
+        total = total + count * np.minimum(epsilon, orders * epsilon**2 / 8)  # range ε is ε²/8-concentrated (Cesar & Rogers 2021)
     return np.where(np.isnan(total), np.inf, total)  # of noise so small that it underflows; a NaN would pass for nothing spent
 
 

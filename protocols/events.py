@@ -73,7 +73,11 @@ class SampledGaussianEvent:
 
 @dataclass(frozen=True)
 class ChoiceEvent:
-    """An index chosen by the exponential mechanism (noisy argmin): pure `epsilon`."""
+    """An index chosen by the exponential mechanism (noisy argmin): pure `epsilon`, and `epsilon`-bounded-range.
+
+    Bounded range is what it is priced by (`bounded_range` says what that is, and why noisy argmin has it): a mechanism that is merely
+    pure, as randomised response between more than two values, must not be charged as this event.
+    """
 
     epsilon: float
     relation: Relation

@@ -207,7 +207,8 @@ def noisy_argmin(
     Scores are sums over records of non-negative terms of at most `sensitivity`, the caller answers for that. Under "add_remove" they then
     all move the same way, and P(j) ∝ exp(−ε s_j / sensitivity); under "replace_one" some rise while others fall: half of it.
 
-    Guarantee: pure ε. Source: McSherry & Talwar 2007, Theorem 6; for monotone scores see Dwork & Roth 2014, section 3.4.
+    Guarantee: pure ε, and ε-bounded-range, by which it is priced (`bounded_range`). Source: McSherry & Talwar 2007, Theorem 6; for monotone
+    scores see Dwork & Roth 2014, section 3.4.
     """
     event = ChoiceEvent(epsilon, relation, unit)
     return Noised(_draw(argmin_probabilities(np.asarray(scores, dtype=np.float64), sensitivity, epsilon, relation), entropy), event)

@@ -138,5 +138,5 @@ def _knowledge(given: Mapping[str, Any]) -> str:
 CROSSFIT = AlgorithmSpec(
     "crossfit", crossfit, "one-shot clustering by a test on cross-fitted gradients, which finds the number of groups; then FedAvg in each",
     states=(State,), tasks=(FoldGradients,), functions=(FindGroups, JoinGroups),
-    sample_releases=_sample_releases, compared=lambda given: Compared(HALVES, halves=True), knowledge=_knowledge,
+    sample_releases=_sample_releases, cohorts="labelled", compared=lambda given: Compared(HALVES, halves=True), knowledge=_knowledge,
 )  # fmt: skip

@@ -102,5 +102,5 @@ def ditto(train: Train, *, lam: float = 0.1, personal_epochs: int = 0, weights: 
 DITTO = AlgorithmSpec(
     "ditto", ditto, "FedAvg, and personal models drawn towards the shared one (Li et al. 2021)",
     states=(State,), tasks=(TrainBoth,), sample_refused="its personal models keep training without noise, in addition to the shared one",
-    knowledge=no_groups,
+    cohorts="one", knowledge=no_groups,
 )  # fmt: skip

@@ -387,7 +387,8 @@ def _knowledge(given: Mapping[str, Any]) -> str:
 IFCA = AlgorithmSpec(
     "ifca", ifca, "clients pick the best of k models in every round (Ghosh et al. 2020)",
     states=(State, Restart), tasks=(EvaluateLowest, FoldGradients, PickAndTrain, WithoutWork), functions=(FindGroups,),
-    sample_releases=_sample_releases, compared=lambda given: Compared(HALVES, halves=True), defaults=_defaults, knowledge=_knowledge,
+    sample_releases=_sample_releases, cohorts="labelled", compared=lambda given: Compared(HALVES, halves=True), defaults=_defaults,
+    knowledge=_knowledge,
 )  # fmt: skip
 HYPCLUSTER = replace(IFCA, name="hypcluster", summary="another name for ifca (Mansour et al. 2020)")
 """HypCluster (Mansour et al. 2020), the same algorithm under its other name."""

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from .. import plugins
 from ..contract.handles import Held, Labels
@@ -97,6 +97,9 @@ class AlgorithmSpec:
     reason `sample_refused`. replace_only: clients split their samples by number, which only the relation "replace_one" makes public.
     client_refused: why it does not run under `privacy.unit = "client"`, although it releases means alone.
 
+    cohorts: whom a round makes train. "one": only those that `Federation.cohort` draws from all clients as one group; "labelled": only
+    those that it draws by groups; "": not declared, so noise is calibrated for clients that train in every round.
+
     compared(given): what `gram` compares. renumbers: clusters get new numbers when they merge or split.
 
     defaults(given, before): values for keys that were not given, where these follow from the run. All other functions of `given` are
@@ -114,6 +117,7 @@ class AlgorithmSpec:
     sample_refused: str = "no private form of its steps is written"
     replace_only: bool = False
     client_refused: str = ""
+    cohorts: Literal["", "one", "labelled"] = ""
     compared: Callable[[Mapping[str, Any]], Compared] = lambda given: Compared()
     renumbers: bool = False
     defaults: Callable[[Mapping[str, Any], BeforeRun], Mapping[str, Any]] = lambda given, before: {}

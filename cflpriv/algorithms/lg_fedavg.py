@@ -114,5 +114,5 @@ def lg_fedavg(train: Train, *, global_layers: int = 0, weights: Weights = "examp
 LG_FEDAVG = AlgorithmSpec(
     "lg_fedavg", lg_fedavg, "first layers stay with the client, the last are averaged (Liang et al. 2020)",
     states=(State,), tasks=(TrainParted, EvaluateParted),
-    knowledge=no_groups,
+    cohorts="one", knowledge=no_groups,
 )  # fmt: skip

@@ -87,5 +87,5 @@ def per_fedavg(train: Train, *, alpha: float = 0.01, beta: float = 0.0, weights:
 PER_FEDAVG = AlgorithmSpec(
     "per_fedavg", per_fedavg, "one model made to be a good start for a step on one's own data, first-order MAML (Fallah et al. 2020)",
     states=(State,), tasks=(EvaluateAdapted,), sample_releases=updates_only,
-    knowledge=no_groups,
+    cohorts="one", knowledge=no_groups,
 )  # fmt: skip

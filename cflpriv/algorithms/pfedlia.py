@@ -385,5 +385,5 @@ def _knowledge(given: Mapping[str, Any]) -> str:
 PFEDLIA = AlgorithmSpec(
     "pfedlia", pfedlia, "clusters or neighbourhoods by lazy influence on validation losses (Rokvic et al. 2025)",
     states=(State,), tasks=(HasValidation, Influence, Neighbours, OnPart), sample_releases=_sample_releases, replace_only=True,
-    defaults=_defaults, never_clusters=_never_clusters, knowledge=_knowledge,
+    cohorts="labelled", defaults=_defaults, never_clusters=_never_clusters, knowledge=_knowledge,
 )  # fmt: skip

@@ -26,9 +26,11 @@ from ..contract.protection import Protection
 from ..engine.models import Model
 from ..errors import InputError, unknown_key
 from ..federation.release_policy import may_leave
+from ..federation.schedule import Schedule, schedule
 from ..federation.values import Origin
 from ..plugins import load_plugin
-from ..privacy.settings import Noise, Privacy, Releases, plan
+from ..privacy.participation import of_participations
+from ..privacy.settings import Noise, Privacy, Releases, check_samples, plan
 from ..tasks.training import Train
 from ..types import Population
 from .privacy_checks import check_privacy, few_shares
@@ -152,12 +154,45 @@ class Config:
             raise InputError(f"algorithm {spec.name!r} under privacy.unit = 'sample': {spec.sample_refused}; there is one for {private}")
         return spec.sample_releases(self.training.rounds, self.hyper)
 
-    def noise(self) -> Noise | None:
-        """The noise of a whole run, calibrated, where the unit is a sample."""
+    def schedule(self, clients: Sequence[int]) -> Schedule:
+        """Which rounds a client is asked in, if exactly `clients` are present in every round.
+
+        All rounds where the algorithm does not declare its cohorts. With newcomers also where clusters split: such an algorithm places a
+        newcomer by one training for each split.
+        """
+        spec, rounds = self.spec, self.training.rounds
+        if not spec.cohorts or (self.data.newcomers and spec.renumbers):
+            return Schedule(rounds, dict.fromkeys(clients, tuple(range(rounds))))
+        smallest, labels = self.protection.smallest_group, spec.cohorts == "labelled"
+        return schedule(self.sampling(), clients, smallest, self.run.seed, rounds, labels)
+
+    def bands(self, clients: Sequence[int]) -> int:
+        """How many bands correlated noise has, 0 for independent noise. `InputError` where clients may come back in the next round."""
+        if not self.privacy.correlated:
+            return 0
+        bands = self.schedule(clients).separation
+        if bands < 2 and self.training.rounds > 1:
+            raise InputError(
+                f"privacy.correlated = true: with training.sampling = {self.training.sampling!r}, participation = "
+                f"{self.training.participation:g} and algorithm {self.spec.name!r} a client may be asked in two rounds in a row; use "
+                "'fixed_cohorts', a participation of 0.5 or less, and an algorithm that forms no groups"
+            )
+        return bands
+
+    def check_noise(self) -> None:
+        """Raises `InputError` for keys with which no noise can be calibrated, as far as that needs no data and no time."""
+        if self.privacy.unit == "sample":
+            check_samples(self.privacy, self.releases(), self.training.batch_size)
+
+    def noise(self, participations: int | None = None) -> Noise | None:
+        """The noise of a whole run, calibrated, where the unit is a sample, for clients that are asked in so many rounds (None: in all)."""
         if self.privacy.unit != "sample":
             return None
+        t, releases = self.training, self.releases()
+        if participations is not None:
+            releases = of_participations(releases, t.rounds, participations)
         return plan(
-            self.privacy, self.releases(), epochs=self.training.epochs, batch_size=self.training.batch_size, seed=self.run.seed,
+            self.privacy, releases, epochs=t.epochs, batch_size=t.batch_size, seed=self.run.seed,
             shares=self.protection.smallest_sum - 1 if self.privacy.noise == "shared" else 0,
         )  # fmt: skip
 

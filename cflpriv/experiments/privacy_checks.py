@@ -30,7 +30,7 @@ def check_privacy(
             "use 'stop'"
         )
     if privacy.unit == "client":
-        _check_clients(protection)
+        _check_clients(privacy, protection)
     else:
         _check_samples(privacy, protection, training, run, data, spec, releases())
     if run.insecure_test_entropy:
@@ -43,11 +43,15 @@ def check_privacy(
     privacy.warn_of_delta(privacy.samples if privacy.unit == "sample" else data.clients)
 
 
-def _check_clients(protection: Protection) -> None:
+def _check_clients(privacy: Privacy, protection: Protection) -> None:
     if protection.sum not in ("none", "secagg"):
         raise InputError(
             f"protection.sum = {protection.sum!r} under privacy.unit = 'client': noise goes to sums in the clear or inside secure "
             "aggregation; use 'none' (the server is trusted) or 'secagg'"
+        )
+    if privacy.correlated and protection.sum != "none":
+        raise InputError(
+            f"privacy.correlated = true under protection.sum = {protection.sum!r}: is the noise of a trusted server; use 'none'"
         )
     if protection.robust != "none":
         raise InputError(

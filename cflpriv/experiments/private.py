@@ -10,9 +10,12 @@ from ..algorithms.interface import Algorithm
 from ..contract.protection import Protection
 from ..errors import InputError
 from ..privacy.client_level import ClippedMean, LocalGram, client_noise
+from ..privacy.correlated import CorrelatedNoise
+from ..privacy.participation import of_participations
 from ..privacy.receipts import PrivacyLedger
 from ..privacy.settings import Noise, Privacy, Releases
 from ..protocols.accounting import epsilon_of
+from ..protocols.banded import optimised_coefficients
 from ..protocols.entropy import Entropy
 from ..protocols.events import known_shares
 from ..protocols.ledger import Ledger
@@ -40,8 +43,13 @@ class RunLedger:
         return {"clipped": clipped, "local": local}
 
 
-def run_ledger(config: Config, algorithm: Algorithm, noise: Noise | None, noise_source: Entropy) -> RunLedger | None:
-    """The privacy ledger of a run; None without privacy. Raises `InputError` naming an algorithm that cannot be private."""
+def run_ledger(
+    config: Config, algorithm: Algorithm, noise: Noise | None, noise_source: Entropy, participations: int | None = None, bands: int = 0
+) -> RunLedger | None:
+    """The privacy ledger of a run; None without privacy. Raises `InputError` naming an algorithm that cannot be private.
+
+    `participations`: in how many rounds a client is asked at most (None: in all). `bands`: those of correlated noise (0: independent).
+    """
     privacy = config.privacy
     if privacy.unit == "none":
         return None
@@ -49,9 +57,12 @@ def run_ledger(config: Config, algorithm: Algorithm, noise: Noise | None, noise_
     if noise is not None:
         return RunLedger(privacy, ledger, PrivacyLedger(noise, ledger))
     releases = _client_releases(config, algorithm)
+    if participations is not None:
+        releases = of_participations(releases, config.training.rounds, participations)
 
     def around(protection: Protection) -> tuple[ClippedMean, LocalGram | None]:
-        return client_noise(privacy, releases, protection, ledger, noise_source)
+        correlated = CorrelatedNoise(optimised_coefficients(bands, config.training.rounds)) if bands else None
+        return client_noise(privacy, releases, protection, ledger, noise_source, correlated)
 
     return RunLedger(privacy, ledger, None, around)
 

@@ -51,13 +51,15 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
     began = time.perf_counter()
     for file in config.run.plugins:  # a process that was sent the configuration has not read it
         load_plugin(file)
-    noise = config.noise()
+    config.check_noise()
     population = population or build_population(config.data, data_dir)
     ids = sorted(client.id for client in population.clients)
     if config.data.newcomers >= len(ids):
         raise InputError(f"data.newcomers = {config.data.newcomers}: leaves no client to train of {len(ids)}")
     newcomers = held_back(population, config.data.newcomers)
     trained = tuple(client for client in ids if client not in newcomers)
+    asked = None if config.privacy.unit == "none" else config.schedule(trained).most
+    noise = config.noise(asked)
     algorithm = config.algorithm_for(population)
     check(config, population, algorithm, ids, newcomers)
     settings, sources = config.run, dict[str, Counted]()
@@ -66,7 +68,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
         source = public_entropy(f"{settings.seed} {party}") if settings.insecure_test_entropy else system_entropy
         return sources.setdefault(party, Counted(source))
 
-    private = run_ledger(config, algorithm, noise, entropy("noise"))
+    private = run_ledger(config, algorithm, noise, entropy("noise"), asked, config.bands(trained))
     dropouts = {(round, client): stage for round, client, stage in config.training.dropouts}
     given: dict[str, Any] = {
         "protection": config.protection,

@@ -23,13 +23,13 @@ def draw_cohort(
     if sampling.mode == "fixed_cohorts":
         return _fixed_cohort(share, clients, labels, smallest, seed, round_number)
     if sampling.mode == "global":
-        return tuple(sorted(_sample(clients, max(1, round(share * len(clients))), "cohort", seed, round_number)))
+        return tuple(sorted(_sample(tuple(clients), max(1, round(share * len(clients))), "cohort", seed, round_number)))
     if labels is None:
         raise InputError("training.sampling: 'per_cluster' needs cluster labels, which the server does not have here; use 'global'")
     sets, _ = label_sets(labels, clients, None, "cohort")
     chosen: set[int] = set()
     for label in sorted({label for several in sets.values() for label in several}):
-        members = [client for client in clients if label in sets[client]]
+        members = tuple(client for client in clients if label in sets[client])
         size = min(len(members), max(smallest, round(share * len(members))))
         chosen |= _sample(members, size, f"cohort {label}", seed, round_number)
     return tuple(sorted(chosen))
@@ -53,10 +53,14 @@ def _fixed_cohort(
     return tuple(sorted(set(chosen)))
 
 
-def _sample(pool: Sequence[int], size: int, purpose: str, seed: int, round_number: int) -> set[int]:
-    """`size` of the pool. Draws are keyed by client, so they depend neither on the order nor on new clients."""
+@lru_cache(maxsize=1 << 10)
+def _sample(pool: tuple[int, ...], size: int, purpose: str, seed: int, round_number: int) -> frozenset[int]:
+    """`size` of the pool. Draws are keyed by client, so they depend neither on the order nor on new clients.
+
+    Kept, because a run that counts participations beforehand (`schedule`) asks twice.
+    """
     draws = {client: float(stream(seed, purpose, round_number, client).random()) for client in pool}
-    return set(sorted(pool, key=lambda client: (draws[client], client))[:size])
+    return frozenset(sorted(pool, key=lambda client: (draws[client], client))[:size])
 
 
 @lru_cache(maxsize=1 << 14)

@@ -86,7 +86,7 @@ def serve(
     def make(checkpoint: Checkpoint | None) -> Run:
         algorithm = config.algorithm_for(described)
         check(config, described, algorithm, here)
-        private = run_ledger(config, algorithm, config.noise(), system_entropy)
+        private = run_ledger(config, algorithm, config.noise(), system_entropy, bands=config.bands(here))
         if private is not None and not algorithm.operations:
             raise InputError(f"algorithm {algorithm.name!r} with privacy.unit = {config.privacy.unit!r}: releases nothing; use 'none'")
         transport = GridTransport(

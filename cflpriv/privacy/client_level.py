@@ -19,9 +19,10 @@ from ..protocols.accounting import calibrate
 from ..protocols.entropy import Entropy
 from ..protocols.events import Event, GaussianEvent, Relation
 from ..protocols.ledger import Ledger
-from ..protocols.mechanisms import clip, gaussian
+from ..protocols.mechanisms import clip, gaussian, snap
 from ..protocols.shared_noise import SharedNoise
 from ..types import Array
+from .correlated import CorrelatedNoise
 from .settings import Privacy, Releases, SumNoise
 
 __all__ = ["LOCAL", "ClippedMean", "LocalGram", "client_noise", "local_event", "local_rows"]
@@ -31,9 +32,13 @@ LOCAL = "gram by local noise"
 
 
 def client_noise(
-    privacy: Privacy, releases: Releases, protection: Protection, ledger: Ledger, noise_source: Entropy
-) -> "tuple[ClippedMean, LocalGram | None]":
-    """The server's side of unit = "client": in means, and where single rows are compared. `InputError` for sums without noise."""
+    privacy: Privacy, releases: Releases, protection: Protection, ledger: Ledger, noise_source: Entropy,
+    correlated: CorrelatedNoise | None = None,
+) -> "tuple[ClippedMean, LocalGram | None]":  # fmt: skip
+    """The server's side of unit = "client": in means, and where single rows are compared. `InputError` for sums without noise.
+
+    A trusted server's noise is independent from round to round, or `correlated`.
+    """
     if protection.sum not in ("none", "secagg"):
         raise InputError(
             f"protection.sum = {protection.sum!r} under privacy.unit = 'client': noise goes to sums in the clear ('none', the server being "
@@ -49,7 +54,7 @@ def client_noise(
         first = (local_event(z, privacy.relation),)
         gram = LocalGram(z, privacy, ledger)
     others = protection.smallest_sum - 1 if protection.sum == "secagg" else 0
-    return ClippedMean(privacy, releases.trainings, first, ledger, noise_source, others), gram
+    return ClippedMean(privacy, releases.trainings, first, ledger, noise_source, others, correlated), gram
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +76,7 @@ class ClippedMean:
     ledger: Ledger
     noise_source: Entropy = field(repr=False)
     others: int = 0
+    correlated: CorrelatedNoise | None = None
 
     def settle(self, call: SumCall) -> None:
         """Ask the ledger before anything is sent."""
@@ -111,12 +117,16 @@ class ClippedMean:
         """The means of contributions, each clipped, with noise on their sums; it was paid for."""
         clipped = [replace(one, parts={"contribution": clip(_vector(one), self.privacy.clip_norm)}) for one in call.contributions]
         means: list[GroupMean | None] = []
-        for mean in clear_means(replace(call, contributions=tuple(clipped)), record):
+        for label, mean in enumerate(clear_means(replace(call, contributions=tuple(clipped)), record)):
             if mean is None:
                 means.append(None)
                 continue
             total = mean.parts["contribution"].value() * mean.count
-            noised = gaussian(total, self._sensitivity(), self.multiplier, self.privacy.relation, "client", self.noise_source).value
+            if self.correlated is not None:
+                scale, members = self.multiplier * self._sensitivity(), [one.client for one in call.members(label)]
+                noised = snap(total + self.correlated.row(label, call.round, members, scale, total.size, self.noise_source), scale)
+            else:
+                noised = gaussian(total, self._sensitivity(), self.multiplier, self.privacy.relation, "client", self.noise_source).value
             means.append(_mean(noised / mean.count, call.contributions[0], mean))
         return tuple(means)
 

@@ -30,7 +30,7 @@ from ..protocols.shared_noise import SharedNoise
 if TYPE_CHECKING:
     from ..engine import TaskInput
 
-__all__ = ["Noise", "Privacy", "Releases", "SumNoise", "plan", "secret_key", "secret_of", "updates_only"]
+__all__ = ["Noise", "Privacy", "Releases", "SumNoise", "check_samples", "plan", "secret_key", "secret_of", "updates_only"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Privacy:
     local: operations that are to be released by local noise under unit = "client"; "gram" is the one that can.
     noise: who adds the noise of training under unit = "sample": each client to each of its steps ("per_client"), or all members of a secure
     sum together ("shared"), one step a round. What leaves clients singly, such as signatures, carries its own noise under both.
+    correlated: whether a trusted server's noise takes back part of that of earlier rounds; for `training.sampling = "fixed_cohorts"`.
     """
 
     unit: Literal["none", "sample", "client"] = "none"
@@ -61,6 +62,7 @@ class Privacy:
     loss_cap: float = 4.0
     local: tuple[str, ...] = ()
     noise: Literal["per_client", "shared"] = "per_client"
+    correlated: bool = False
 
     def __post_init__(self) -> None:
         if self.unit not in ("none", "sample", "client"):
@@ -81,6 +83,8 @@ class Privacy:
             value = getattr(self, key)
             if not (math.isfinite(value) and value > 0):
                 raise InputError(f"privacy.{key} = {value}: is not a finite number above 0")
+        if self.correlated and self.unit != "client":
+            raise InputError(f"privacy.correlated = true with privacy.unit = {self.unit!r}: is the noise of a server, for unit = 'client'")
         if not 0 < self.delta < 1:
             raise InputError(f"privacy.delta = {self.delta}: is outside (0, 1)")
         for key in ("signature_share", "choice_share"):
@@ -172,13 +176,8 @@ class Noise:
     shares: int = 0
 
 
-@lru_cache(maxsize=64)
-def plan(privacy: Privacy, releases: Releases, *, epochs: int, batch_size: int, seed: int, shares: int = 0) -> Noise:
-    """The noise for a whole run at the sample level, that of training shared by at least `shares` clients where that is above 0.
-
-    Raises `InputError` for what cannot be, before any data are touched.
-    """
-    rate, steps = 1.0, epochs
+def check_samples(privacy: Privacy, releases: Releases, batch_size: int) -> None:
+    """Raises `InputError` without a public number of samples where one is needed, or for batches that are larger. Needs no data."""
     if releases.trainings or releases.signatures:
         if not privacy.samples:
             raise InputError(
@@ -188,6 +187,16 @@ def plan(privacy: Privacy, releases: Releases, *, epochs: int, batch_size: int, 
             raise InputError(
                 f"training.batch_size = {batch_size}: is above privacy.samples = {privacy.samples}; no sampling rate is above 1"
             )
+
+
+@lru_cache(maxsize=64)
+def plan(privacy: Privacy, releases: Releases, *, epochs: int, batch_size: int, seed: int, shares: int = 0) -> Noise:
+    """The noise for a whole run at the sample level, that of training shared by at least `shares` clients where that is above 0.
+
+    Raises `InputError` for what cannot be; it needs no data.
+    """
+    rate, steps = 1.0, epochs
+    check_samples(privacy, releases, batch_size)
     trains = bool(releases.trainings or releases.extra_epochs)
     if trains:
         rate = batch_size / privacy.samples if batch_size else 1.0

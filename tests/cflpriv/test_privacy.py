@@ -715,7 +715,7 @@ def test_a_run_over_budget_ends_with_what_it_has(tmp_path: Path, monkeypatch: py
     scene = scenes.population()
     experiment = config(training={"rounds": 6})
     short = plan(experiment.privacy, Releases(trainings=3), epochs=1, batch_size=5, seed=0)
-    monkeypatch.setattr(Config, "noise", lambda self: short)  # noise for three rounds, where six are asked for
+    monkeypatch.setattr(Config, "noise", lambda self, asked: short)  # noise for three rounds, where six are asked for
     said: list[str] = []
     summary = run_experiment(experiment, tmp_path / "run", population=scene, say=said.append)
     assert summary["rounds"] == 4

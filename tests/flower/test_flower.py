@@ -249,7 +249,7 @@ def test_a_private_run_costs_what_a_local_one_does_and_a_restart_forgets_no_char
     tree["algorithm"] = {"name": "pacfl", "k": 2} if "sample" in privacy else {"name": "fedavg"}
     config = parse_config(tree)
     scene, noise = build_population(config.data), config.noise()
-    monkeypatch.setattr(Config, "noise", lambda self: noise)  # calibrated once
+    monkeypatch.setattr(Config, "noise", lambda self, *asked: noise)  # calibrated once
     local = run_experiment(config, tmp_path / "local")
     grid = deployment(tmp_path, scene, protection, state=True, privacy=asked)
     roster = read_roster(tmp_path / "keys" / "roster.txt")

@@ -1,0 +1,167 @@
+"""How often each client is asked is known before a run, by the code that draws the cohorts; noise is calibrated for that, and no more."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scenes
+
+from cflpriv.contract.operations import Sampling
+from cflpriv.contract.protection import Protection
+from cflpriv.errors import InputError
+from cflpriv.experiments import parse_config, run_experiment
+from cflpriv.experiments.config import Config
+from cflpriv.experiments.run import prepare
+from cflpriv.federation.schedule import schedule
+from cflpriv.privacy.participation import of_participations
+from cflpriv.privacy.settings import Releases
+from cflpriv.protocols.accounting import calibrate
+from cflpriv.protocols.events import GaussianEvent
+from cflpriv.protocols.ledger import Ledger
+
+SCENE = scenes.population(groups=2, clients_per_group=20)
+
+
+def config(name: str = "fedavg", unit: str = "client", **changes: dict[str, Any]) -> Config:
+    tree: dict[str, Any] = {
+        "data": {"clients": 40}, "model": {"name": "linear"}, "algorithm": {"name": name}, "run": {"evaluate_every": 1000},
+        "training": {"rounds": 20, "batch_size": 5, "lr": 0.05, "weights": "equal", "participation": 0.1},
+        "privacy": {"unit": unit, "epsilon": 3.0, "delta": 1e-3, "samples": 20, "sketch_dim": 0},
+    }  # fmt: skip
+    for section, values in changes.items():
+        tree[section] = {**tree.get(section, {}), **values}
+    return parse_config(tree)
+
+
+@pytest.mark.parametrize("mode", ["global", "per_cluster", "fixed_cohorts"])
+def test_the_schedule_is_what_a_federation_draws(mode: Any) -> None:
+    sampling, protection = Sampling(mode, 0.15), Protection(min_cohort=4)
+    fed = scenes.federation(SCENE, protection, sampling=sampling, seed=7)
+    planned = schedule(sampling, fed.clients, protection.smallest_group, 7, 12)
+    for number in range(12):
+        fed.begin_round(number)
+        drawn = fed.cohort(dict.fromkeys(fed.clients, 0))
+        assert drawn == tuple(client for client, rounds in planned.rounds_of.items() if number in rounds)
+    assert sum(planned.counts.values()) == 12 * 6 if mode != "fixed_cohorts" else planned.most == math.ceil(12 / 6)
+
+
+@pytest.mark.parametrize(("clients", "share", "smallest", "rounds"), [(100, 0.1, 1, 50), (97, 0.1, 3, 31), (40, 0.3, 15, 9), (5, 1, 1, 4)])
+def test_fixed_cohorts_come_back_after_as_many_rounds_as_there_are_cohorts(clients: int, share: float, smallest: int, rounds: int) -> None:
+    cohorts = clients // max(smallest, round(share * clients))
+    planned = schedule(Sampling("fixed_cohorts", share), range(clients), smallest, 3, rounds)
+    assert planned.separation == cohorts
+    assert planned.most == math.ceil(rounds / cohorts)
+    assert all(set(np.diff(numbers)) <= {cohorts} for numbers in planned.rounds_of.values())
+
+
+def test_a_schedule_of_little_or_nothing() -> None:
+    assert schedule(Sampling("global", 0.1), range(10), 1, 0, 0).most == 0
+    assert schedule(Sampling(), (), 1, 0, 0).most == 0
+    assert schedule(Sampling("fixed_cohorts", 0.1), range(100), 1, 0, 4).separation == 4, "nobody is asked twice"
+    assert schedule(Sampling("global", 0.5), range(4), 1, 0, 30).separation == 1
+
+
+@pytest.mark.parametrize("mode", ["per_cluster", "fixed_cohorts"])
+def test_groups_that_are_found_in_the_run_are_counted_in_every_round(mode: Any) -> None:
+    assert schedule(Sampling(mode, 0.1), range(50), 1, 0, 20, labels=True).most == 20
+    assert schedule(Sampling("global", 0.1), range(50), 1, 0, 20, labels=True).most < 10
+    made = config("pacfl", "sample", algorithm={"k": 2}, training={"sampling": mode})
+    assert made.schedule(range(40)).most == 20
+    assert config("pacfl", "sample", algorithm={"k": 2}).schedule(range(40)).most < 10
+
+
+def test_one_hundred_clients_at_a_tenth_pay_for_the_rounds_that_they_are_asked_in() -> None:
+    made = parse_config(
+        {
+            "data": {"clients": 100}, "model": {"name": "linear"}, "algorithm": {"name": "fedavg"},
+            "training": {"rounds": 50, "weights": "equal", "participation": 0.1},
+            "privacy": {"unit": "client", "epsilon": 4.0, "delta": 1e-5},
+        }
+    )  # fmt: skip
+    scene = scenes.population(groups=1, clients_per_group=100)
+    clipped: Any = prepare(made, population=scene).federation._sums
+    real = made.schedule(range(100)).most
+    needed, before = (calibrate(lambda z, n=n: [GaussianEvent(z, 1.0, "add_remove", "client")] * n, 4.0, 1e-5) for n in (real, 50))  # type: ignore[misc]
+    used = clipped._parts.clipped.multiplier
+    assert 9 <= real <= 13
+    assert needed * 0.999 <= used <= needed * 1.05
+    assert before / used > 1.9
+
+
+LIA = {"algorithm": {"warm_up": 3, "local_epochs": 2}, "privacy": {"relation": "replace_one"}}
+SECURE = {"sum": "secagg", "min_cohort": 6, "secagg_mode": "passive"}
+CASES: list[Any] = [
+    ("fedavg", "client", {}),
+    ("fedavg", "client", {"training": {"sampling": "fixed_cohorts"}}),
+    ("fedavg", "client", {"training": {"dropout": 0.2}}),
+    ("fedavg", "client", {"training": {"dropout": 0.2, "participation": 0.25}, "protection": SECURE}),
+    ("fedavg", "sample", {"training": {"dropout": 0.2, "participation": 0.25}, "protection": SECURE, "privacy": {"noise": "shared"}}),
+    ("oracle", "client", {}),
+    ("fedavg", "sample", {}),
+    pytest.param("stocfl", "sample", {}, marks=pytest.mark.slow),
+    ("ifca", "sample", {"algorithm": {"k": 2}}),
+    ("pacfl", "sample", {"algorithm": {"k": 2}, "data": {"newcomers": 4}}),
+    pytest.param("pfedlia", "sample", LIA, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("name", "unit", "changes"), CASES)
+def test_the_most_frequent_client_spends_its_budget_and_the_run_never_stops_early(
+    name: str, unit: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    made = config(name, unit, **changes)
+    summary = run_experiment(made, tmp_path / "run", population=SCENE)
+    assert summary["stopped"] is None
+    assert summary["rounds"] == 20
+    ledger = Ledger.open(tmp_path / "run" / "ledger.json")
+    spent = {client: ledger.spent(client) for client in ledger.clients}
+    assert max(spent.values()) <= 3.0
+    if name != "pfedlia":  # its clustering is one round of all; who is asked most often may be asked in that one, too
+        assert max(spent.values()) > 0.95 * 3.0
+    most = made.schedule([client for client in range(40) if not made.data.newcomers or client < 36]).most
+    assert most <= 10
+
+
+def test_a_run_resumed_between_rounds_goes_on_to_the_end(tmp_path: Path) -> None:
+    made = config("fedavg", "client", training={"rounds": 12})
+    whole = run_experiment(made, tmp_path / "whole", population=SCENE)
+
+    class Cut(Exception):
+        pass
+
+    def stop(row: Any) -> None:
+        if row["round"] == 5:
+            raise Cut
+
+    with pytest.raises(Cut):
+        run_experiment(made, tmp_path / "cut", population=SCENE, tick=stop)
+    resumed = run_experiment(made, tmp_path / "cut", population=SCENE, resume=True)
+    assert (resumed["stopped"], resumed["rounds"]) == (None, 12)
+    assert resumed["epsilon"] == pytest.approx(whole["epsilon"])
+
+
+def test_releases_of_some_rounds() -> None:
+    releases = Releases(signatures=1, trainings=40, choices=20, extra_epochs=3)
+    assert of_participations(releases, 20, 20) == releases
+    assert of_participations(releases, 20, 5) == Releases(signatures=1, trainings=10, choices=5, extra_epochs=3)
+    assert of_participations(Releases(trainings=19), 20, 5).trainings == 5, "one round less than all is still one a round"
+    assert of_participations(Releases(trainings=19), 20, 20).trainings == 19
+    assert of_participations(Releases(trainings=0), 0, 0) == Releases()
+    with pytest.raises(ValueError, match="most: 6"):
+        of_participations(releases, 5, 6)
+
+
+def test_an_algorithm_that_declares_no_cohorts_is_counted_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from cflpriv.algorithms import ALGORITHMS
+
+    made = config()
+    spec = replace(made.spec, cohorts="")
+    monkeypatch.setattr(Config, "spec", property(lambda self: spec))
+    assert made.schedule(range(40)).most == 20
+    assert ALGORITHMS["fedavg"].cohorts == "one"
+    with pytest.raises(InputError):
+        config(training={"participation": 0.0})
