@@ -140,7 +140,11 @@ def event_of(name: str, epsilon: float, relation: Relation) -> Event:
     }
     if name in ("choice", "response"):
         return made[name](1 / epsilon)
-    return made[name](calibrate(lambda z: [made[name](z)], epsilon, DELTA))
+    return calibrated(made[name], epsilon)
+
+
+def calibrated(made: Callable[[float], Event], epsilon: float) -> Event:
+    return made(calibrate(lambda z: [made(z)], epsilon, DELTA))
 
 
 def played(name: str, event: Event, seed: int, claim: float) -> AuditResult:
@@ -202,10 +206,9 @@ def test_a_missing_clip_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.usefixtures("few")
 def test_a_step_whose_noise_clients_share_is_audited_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for relation in RELATIONS:
-        event = replace(event_of("training", 1.0, relation), steps=1, shares=4)
-        event = replace(event, noise_multiplier=calibrate(lambda z, event=event: [replace(event, noise_multiplier=z)], 1.0, DELTA))
+        event = calibrated(lambda z: SampledGaussianEvent(z, 0.25, 1, 1.0, relation, shares=4), 1.0)  # noqa: B023
         assert played("training", event, 1, 1.0).epsilon <= 1.0
-    event = replace(event, sampling_rate=1.0, noise_multiplier=4.0, relation="add_remove")
+    event = SampledGaussianEvent(4.0, 1.0, 1, 1.0, "add_remove", shares=4)
     claim = epsilon_of([event], DELTA)
     assert played("training", event, 1, claim).epsilon <= claim
     monkeypatch.setattr(shared_noise, "gaussian_noise", lambda scale, count, entropy: gaussian_noise(scale / 3, count, entropy))
