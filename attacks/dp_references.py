@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..protocols.events import ChoiceEvent, GaussianEvent, SampledGaussianEvent, SkellamEvent
+from ..protocols.events import ChoiceEvent, Event, GaussianEvent, SampledGaussianEvent, SkellamEvent
 from ..types import Array
 from . import dp_mechanisms as games
 
@@ -96,7 +96,7 @@ REFERENCES: dict[str, Callable[..., games.Game]] = {
 """Name of a game -> (event, canaries, rng, share of the noise) -> its reference."""
 
 
-def released(name: str, event: games.Event, canaries: int, rng: np.random.Generator, share: float) -> tuple[Array, Array]:
+def released(name: str, event: Event, canaries: int, rng: np.random.Generator, share: float) -> tuple[Array, Array]:
     """Scores and coins (canaries,) of one release on its reference."""
     game = REFERENCES[name](event, canaries, rng, share)
     return game.scores, game.coins
