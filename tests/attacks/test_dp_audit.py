@@ -293,7 +293,7 @@ def test_sound_releases_are_at_baseline_where_their_audit_has_power(name: str, c
 
 
 def test_a_third_of_the_noise_in_training_is_never_at_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
-    # error rate: below 1 % at a claim of 1 (power 100 of 100); at 4 the power is 0, and no verdict but this is possible
+    # error rate: at a claim of 1 one audit in 100 misses it (power .99; these draws are fixed); at 4 its power is 0
     a_third_of_the_noise(monkeypatch)
     for claim, status in ((1.0, "leaks"), (4.0, "inconclusive")):
         event = event_of("training", claim, "add_remove")
@@ -645,7 +645,7 @@ def test_the_power_is_how_often_a_third_of_the_noise_is_caught(name: str, epsilo
     bounds = [found.epsilon, *(audit(game.scores, game.coins, DELTA, claim=claim).epsilon for game in games)]
     caught = sum(bound > claim for bound in bounds)
     print(f"{name}, claim {claim:.2f}: {caught} of 10, power {found.power.share:.2f} (at least {found.power.low:.2f})")
-    table = [[caught, 10 - caught], [found.power.alarms, found.power.repetitions - found.power.alarms]]
+    table = np.array([[caught, 10 - caught], [found.power.alarms, found.power.repetitions - found.power.alarms]])
     assert stats.fisher_exact(table).pvalue > 1e-3
     if found.power.low >= ENOUGH:
         assert caught >= 8
