@@ -417,6 +417,11 @@ def test_a_bug_in_training_shows_in_a_whole_run(bug: Callable[[pytest.MonkeyPatc
     assert whole(scene("fedavg", "sample", 0.8)).epsilon > 0.8
 
 
+def moved_by_coins(scores: Array, coins: Array) -> float:
+    """How far scores lie on the side of their coins."""
+    return float(np.mean(np.where(coins, 1, -1) * scores))
+
+
 @pytest.mark.parametrize("bug", [None, a_third_of_the_noise])
 def test_the_reference_of_a_whole_run_has_the_noise_that_is_claimed(bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # 2,560 canaries give a variance to 3 % (a standard deviation), and 100 repetitions to .3 %
@@ -425,7 +430,7 @@ def test_the_reference_of_a_whole_run_has_the_noise_that_is_claimed(bug: Any, mo
     made = scene("fedavg", "sample", 1.0, training={"rounds": 1})
     played, calm, _ = play(made, population_of(made), np.random.default_rng(0))
     assert played.trials is not None
-    seen = played.game.scores - np.where(played.game.coins, 1, -1) * np.mean(np.where(played.game.coins, 1, -1) * played.game.scores)
+    seen = played.game.scores - np.where(played.game.coins, 1, -1) * moved_by_coins(played.game.scores, played.game.coins)
     claimed = played.trials.noise.var() + played.trials.signal.var()
     assert seen.var() / claimed == pytest.approx(1.0 if bug is None else 1 / 9, rel=0.15)
     # and it is no clearer than what the rerun without noise shows
@@ -461,9 +466,13 @@ def test_training_whose_noise_is_not_linear_has_no_known_power() -> None:
     assert "power unknown where clients train with Adam" in cell.note
 
 
-def test_momentum_is_read_with_its_weights() -> None:
-    # by the rate alone, an update of a momentum of .8 is several times as long as canaries make it
-    assert share_of_coins({"name": "fedavg"}, momentum=0.8, lr=0.05) > 0.9
+def test_an_update_with_momentum_is_read_with_the_weights_of_its_steps() -> None:
+    # by the rate alone canaries would be expected to move it by a third of what they do, and the reference would not fit
+    made = scene("fedavg", "sample", 1.0, training={"rounds": 1, "momentum": 0.8, "lr": 0.05})
+    played, calm, _ = play(made, population_of(made), np.random.default_rng(0))
+    assert played.trials is not None
+    moved = [moved_by_coins(calm.scores, calm.coins), moved_by_coins(played.trials.signal, played.trials.coins)]
+    assert moved[0] == pytest.approx(moved[1], rel=0.1)
 
 
 @pytest.mark.slow
