@@ -12,25 +12,61 @@ it cannot exceed `ceiling(r, ...)`, so an audit cannot refute a claim above that
 Source: Steinke, Nasr & Jagielski 2023 ("Privacy auditing with one (1) training run"), Algorithm 1 and Theorem 5.2. Deviation: two numbers
 of guesses are tried, which share 1 − confidence evenly. The games that are guessed at are in `dp_mechanisms` (one release) and `dp_run`
 (whole runs).
+
+A bound below the claim means little by itself. How much it means is the `power`: how often the same audit would have raised an alarm if
+the noise had been `FACTOR` times too small. It is estimated on a reference (`dp_references`) that the auditor computes without the audited
+code, so a bug in that code cannot make the power look larger. `verdict` is the only place where bound, claim and power become a status.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from scipy import stats
 
 from ..types import Array
 
-__all__ = ["AuditResult", "audit", "ceiling", "epsilon_lower_bound", "guess", "numbers_of_guesses", "p_value"]
+__all__ = [
+    "AuditResult", "Power", "audit", "ceiling", "epsilon_lower_bound", "guess", "numbers_of_guesses", "p_value", "power", "verdict",
+]  # fmt: skip
+
+FACTOR = 3.0
+"""Power is for noise whose standard deviation is so many times too small (of a choice: whose ε is so many times too large)."""
+REPETITIONS = 100
+"""Repetitions of an audit on its reference."""
+ENOUGH = 0.9
+"""The power that `at_baseline` requires, at least."""
+
+
+@dataclass(frozen=True)
+class Power:
+    """How often an audit finds a fault of a stated size: `alarms` in so many `repetitions` on the reference.
+
+    `note` says why nothing was repeated, where the repetitions are 0: the power is unknown then, and counts as none.
+    """
+
+    alarms: int
+    repetitions: int
+    note: str = ""
+
+    @property
+    def share(self) -> float:
+        """The estimate."""
+        return self.alarms / self.repetitions if self.repetitions else 0.0
+
+    @property
+    def low(self) -> float:
+        """The lower end of the exact (Clopper–Pearson) one-sided 95 % interval: the conservative figure, which verdicts use."""
+        return float(stats.beta.ppf(0.05, self.alarms, self.repetitions - self.alarms + 1)) if self.alarms else 0.0
 
 
 @dataclass(frozen=True)
 class AuditResult:
     """`correct` of `guesses` coins of `canaries` were right, and ε is at least `epsilon` at the confidence that was asked for.
 
-    `ceiling`: the largest bound that an audit of this size can give.
+    `ceiling`: the largest bound that an audit of this size can give. `power`: None where no reference of the release is known.
     """
 
     canaries: int
@@ -38,6 +74,17 @@ class AuditResult:
     correct: int
     epsilon: float
     ceiling: float
+    power: Power | None = None
+
+
+def verdict(result: AuditResult, claim: float) -> Literal["leaks", "at_baseline", "inconclusive"]:
+    """What an audit may say of a claim of ε.
+
+    A bound above the claim `leaks`. Otherwise `at_baseline` if the power is `ENOUGH` by its conservative figure, else `inconclusive`.
+    """
+    if result.epsilon > claim:
+        return "leaks"
+    return "at_baseline" if result.power is not None and result.power.low >= ENOUGH else "inconclusive"
 
 
 def p_value(correct: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
@@ -103,9 +150,44 @@ def audit(
     m = len(coins)
     if not m or np.shape(scores) != np.shape(coins):
         raise ValueError(f"audit: {np.shape(scores)} scores for {np.shape(coins)} coins")
-    tried = tuple(guesses) or numbers_of_guesses(m, claim, delta, confidence)
-    each = 1 - (1 - confidence) / len(tried)
+    tried, each = _tried(m, delta, claim, guesses, confidence)
     right = {count: guess(scores, coins, count) for count in tried}
     bounds = {count: epsilon_lower_bound(right[count], count, m, delta, each) for count in tried}
     best = max(tried, key=lambda count: bounds[count])
     return AuditResult(m, best, right[best], bounds[best], max(ceiling(count, m, delta, each) for count in tried))
+
+
+def power(
+    draw: Callable[[], tuple[Array, Array]], canaries: int, delta: float, *, claim: float, guesses: Sequence[int] = (),
+    confidence: float = 0.95, repetitions: int | None = None,
+) -> Power:  # fmt: skip
+    """The power of `audit` with the same arguments: how often its bound exceeds `claim` on scores and coins (canaries,) from `draw`.
+
+    Each of the `repetitions` (default: `REPETITIONS`) repeats the game on the reference, by a call of `draw`.
+    """
+    tried, each = _tried(canaries, delta, claim, guesses, confidence)
+    least = {count: _needed(count, canaries, delta, claim, each) for count in tried}
+    wanted = repetitions or REPETITIONS
+    return Power(sum(_is_alarm(*draw(), least) for _ in range(wanted)), wanted)
+
+
+def _tried(canaries: int, delta: float, claim: float, guesses: Sequence[int], confidence: float) -> tuple[tuple[int, ...], float]:
+    """The numbers of guesses, and the confidence of each."""
+    tried = tuple(guesses) or numbers_of_guesses(canaries, claim, delta, confidence)
+    return tried, 1 - (1 - confidence) / len(tried)
+
+
+def _needed(guesses: int, canaries: int, delta: float, claim: float, confidence: float) -> int:
+    """The least number of right guesses whose bound exceeds `claim`; one more than there are guesses where none does."""
+    low, high = 0, guesses + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if epsilon_lower_bound(middle, guesses, canaries, delta, confidence) > claim else (middle, high)
+    return high
+
+
+def _is_alarm(scores: Array, coins: Array, least: Mapping[int, int]) -> bool:
+    """Whether so many guesses are right, for any of the numbers of guesses."""
+    surest = np.argsort(-np.abs(scores), kind="stable")[: max(least)]
+    right = np.cumsum(((scores > 0) == coins)[surest])
+    return any(right[count - 1] >= needed for count, needed in least.items())

@@ -52,6 +52,7 @@ LONG = 3.0
 LABELS = 10
 RARE = 0.05
 """How probable the option that a choice's canary moves is without it: rare, because there its probability changes by e^ε."""
+ODDS = float(np.log((1 - RARE) / RARE))
 MOST_LOSSES = 256
 """Samples beside a choice's canary, at most; with more the option would be rarer, where ε is tiny."""
 LEVELS, WIDE = 4, 7
@@ -99,26 +100,49 @@ def moment(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> 
     """
     size = LEVELS * WIDE
     task = PrincipalVectors(size).private(_noise(event.relation, signature=event.noise_multiplier, sketch_dim=size))
+    lines, swaps = lines_of(event), event.relation == "replace_one"
+    known = np.repeat(np.eye(size), lines.counts, axis=0)
+    wide = sketch_directions(0, 2 * size, size).T  # from these coordinates to samples of twice as many, which the sketch takes back
+    coins, scores = _tossed(rng, len(lines.one)), []
+    for number, own in enumerate(coins):
+        canaries = np.where(own[:, None], lines.one, lines.other) if swaps else lines.one[own]
+        x = np.concatenate([known, LONG * canaries]) @ wide
+        vectors = task.run(_given(number, x, np.zeros(len(x), np.int64), {}, entropy))["signature"]
+        scores.append(lines.scores((vectors.T * lines.counts) @ vectors))
+    return Game(np.concatenate(scores), coins.ravel())
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """Canaries in a second moment: `one` (m, d), of norm 1, and the `other` record (m, d), zero under "add_remove".
+
+    `counts` (d,): how often each axis occurs beside them.
+    """
+
+    one: Array
+    other: Array
+    counts: Array
+
+    def scores(self, moments: Array) -> Array:
+        """A score (..., m) for each canary from second moments (..., d, d), of which what lies within a level is not read."""
+        level = np.arange(len(self.counts)) // WIDE
+        seen = moments * (level[:, None] != level)
+        first, second = (((rows @ seen) * rows).sum(axis=-1) for rows in (self.one, self.other))
+        return np.asarray(first - second - (0.0 if self.other.any() else (1 - 1 / LEVELS) / 2))
+
+
+def lines_of(event: GaussianEvent) -> Lines:
+    """The canaries of `moment`."""
+    size = LEVELS * WIDE
     level = np.arange(size) // WIDE
     # lines of different slopes meet in one point at most, since WIDE is prime
     offset, slope = np.divmod(np.arange(WIDE * WIDE), WIDE)
     axes = np.arange(LEVELS) * WIDE + (offset[:, None] + slope[:, None] * np.arange(LEVELS)) % WIDE
     one = np.zeros((WIDE * WIDE, size))
     np.put_along_axis(one, axes, LEVELS**-0.5, axis=1)
-    swaps = event.relation == "replace_one"
-    other = one * np.where(level % 2, -1.0, 1.0) * swaps
+    other = one * np.where(level % 2, -1.0, 1.0) * (event.relation == "replace_one")
     counts = int(np.ceil(CLEAR * (1 + event.noise_multiplier * event.sensitivity))) * (LEVELS - 1 - level)
-    known = np.repeat(np.eye(size), counts, axis=0)
-    wide = sketch_directions(0, 2 * size, size).T  # from these coordinates to samples of twice as many, which the sketch takes back
-    coins, scores = _tossed(rng, len(one)), []
-    for number, own in enumerate(coins):
-        canaries = np.where(own[:, None], one, other) if swaps else one[own]
-        x = np.concatenate([known, LONG * canaries]) @ wide
-        vectors = task.run(_given(number, x, np.zeros(len(x), np.int64), {}, entropy))["signature"]
-        seen = (vectors.T * counts) @ vectors * (level[:, None] != level)
-        read = [np.einsum("ij,jk,ik->i", rows, seen, rows) for rows in (one, other)]
-        scores.append(read[0] - read[1] - (0.0 if swaps else (1 - 1 / LEVELS) / 2))
-    return Game(np.concatenate(scores), coins.ravel())
+    return Lines(one, other, counts)
 
 
 def total(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
@@ -250,8 +274,7 @@ def choice(event: ChoiceEvent, rng: np.random.Generator, entropy: Entropy) -> Ga
     canary that decides there. The auditor is surer of the half that tells more at this ε.
     """
     noise, swaps = _noise(event.relation, choice=event.epsilon), event.relation == "replace_one"
-    odds = float(np.log((1 - RARE) / RARE))
-    apart = min(odds / (event.epsilon / 2 if swaps else event.epsilon), float(MOST_LOSSES))  # of the two sums of losses, in caps
+    apart = apart_of(event)
     model = Model("linear", (2,), 2, dtype="float64")
     models = [np.zeros(model.dimension), np.zeros(model.dimension)]
     for number, vector in enumerate(models):
@@ -268,8 +291,18 @@ def choice(event: ChoiceEvent, rng: np.random.Generator, entropy: Entropy) -> Ga
         x = -np.log(np.expm1(noise.loss_cap * np.array((rare if kind[number] < 2 else even) + there)))  # the margins that have these losses
         inputs.append(_given(number, x, np.ones(len(x), np.int64), {"model": models}, entropy))
     chosen = np.array([int(result["choice"]) for result in Engine().run(Losses(model).private(noise), inputs)])
-    sure = 1.0 if event.epsilon < 2 * odds else 3.0
-    return Game(np.select([kind == 0, kind == 1], [2.0 * chosen, -2.0 * chosen], sure * (2.0 * chosen - 1.0)), coins)
+    return Game(choice_scores(event, kind, chosen), coins)
+
+
+def apart_of(event: ChoiceEvent) -> float:
+    """How far apart the two sums of losses are without a canary, where the second model is rare, in caps."""
+    return min(ODDS / (event.epsilon / 2 if event.relation == "replace_one" else event.epsilon), float(MOST_LOSSES))
+
+
+def choice_scores(event: ChoiceEvent, kind: Array, chosen: Array) -> Array:
+    """The scores (m,) of canaries of `choice` by their kind (0: for the rare model, 1: against it, 2 and 3: between two alike)."""
+    sure = 1.0 if event.epsilon < 2 * ODDS else 3.0
+    return np.select([kind == 0, kind == 1], [2.0 * chosen, -2.0 * chosen], sure * (2.0 * chosen - 1.0))
 
 
 def shares(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:

@@ -16,11 +16,13 @@ signatures, choices and rows with local noise, and its note reports that. These 
 in runs (`dp_mechanisms`).
 
 The figure is a lower bound on ε at one-sided 95 %, beside the ε in the ledger: *above it* the run is less private than it claims
-(`leaks`). The reference is the same game with the noise left out: where that does not exceed the claim either, an audit of this size can
-show nothing (`not_validated`). What it proves: a bound above the claim is a bug. What it does not: a bound below is no proof. Noise that is
-right in size but predictable (from a seed that the server knows, or the same in each round) is not tested.
+(`leaks`). Below it the power decides (`dp_audit.verdict`): how often the same audit would have raised an alarm, had the noise been a third
+of what the claim needs. The unprotected figure is the same game with the noise left out. What it proves: a bound above the claim is a bug.
+What it does not: a bound below is no proof. Noise that is right in size but predictable (from a seed that the server knows, or the same in
+each round) is not tested.
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,11 +38,12 @@ from ..engine.models import Model
 from ..experiments.config import Config
 from ..experiments.run import Run, advance, begin, prepare
 from ..federation.values import Values
-from ..privacy.client_level import LOCAL, LocalGram
+from ..privacy.client_level import LOCAL, ClippedMean, LocalGram
 from ..privacy.private_signatures import sum_event
 from ..privacy.settings import Noise, Privacy
 from ..protocols.accounting import epsilon_of
-from ..protocols.entropy import system_entropy
+from ..protocols.banded import inverse_coefficients
+from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import ProtocolError
 from ..protocols.events import ChoiceEvent, Event, GaussianEvent, SampledGaussianEvent
 from ..protocols.ledger import Budget as LedgerBudget
@@ -49,15 +52,15 @@ from ..randomness import stream
 from ..tasks.training import Train
 from ..types import Array, ClientData, Population
 from .adversary import view_of
-from .dp_audit import AuditResult, audit
+from .dp_audit import ENOUGH, FACTOR, REPETITIONS, AuditResult, Power, audit, power, verdict
 from .dp_mechanisms import GAMES, LONG, Game, Unpriced, quiet
+from .dp_references import Spread, Trials, joined_trials, released, trials_of_means, trials_of_steps
 from .leakage import Case, Cell, nothing
 from .local_training import only
 from .membership_gradients import sample_gradients
-from .significance import Status
 from .updates import Step, asked_in, steps_in
 
-__all__ = ["cells", "play", "play_clients", "play_samples", "releases"]
+__all__ = ["WholeAudit", "audit_release", "audit_whole", "cells", "play", "play_clients", "play_samples", "releases"]
 
 NAME = "dp_audit"
 WHOLE = "run_epsilon"
@@ -73,7 +76,8 @@ LEFT = 0.05
 class Played:
     """A whole run's game, what its ledger came to, in how many rounds, and the figures of what was paid for and is not in the game.
 
-    `apart` is the same game scored by what a client's updates have that others' of the round have not, where there are others.
+    `apart` is the same game scored by what a client's updates have that others' of the round have not, where there are others. `trials` are
+    repetitions of the game on its reference; None where training is not linear in its noise (Adam), so that none is known.
     """
 
     game: Game
@@ -81,6 +85,7 @@ class Played:
     rounds: int
     unscored: tuple[str, ...] = ()
     apart: Game | None = None
+    trials: Trials | None = None
 
 
 # --- samples --------------------------------------------------------------------------------------------------------------------------
@@ -123,7 +128,9 @@ def play_samples(
         samples[owner] = only(known[owner], kept[kept < own])
         asked[owner] = kept[kept >= own] - own if swaps else np.arange(len(coins[owner]))
     scores, apart = ({owner: np.zeros(len(places)) for owner, places in asked.items()} for _ in range(2))
-    several = False
+    several, draws = False, rng.spawn(1)[0]
+    linear = noise == 1.0
+    again = {owner: Trials.blank(len(places), REPETITIONS, draws) for owner, places in asked.items()}
     for number in sorted({step.round for steps in sent.values() for step in steps}):
         here = [(owner, step) for owner, steps in sent.items() for step in steps if step.round == number]
 
@@ -137,6 +144,9 @@ def play_samples(
             own_canaries, rest = towards(owner, step, train), step.update - _expected(train, samples[owner], step)
             beyond.append(rest / _amount(train) - (0.0 if swaps else 0.5) * own_canaries.sum(axis=0))
             scores[owner] += _estimate(train, own_canaries, beyond[-1])
+            linear = linear and train.optimizer == "sgd"
+            if linear:
+                again[owner] = trials_of_steps(again[owner], own_canaries @ own_canaries.T, _spread(train), swaps, draws)
         if len({owner for owner, _ in here}) < 2:
             continue
         several, total = True, np.sum(beyond, axis=0)
@@ -147,7 +157,8 @@ def play_samples(
     spent = max(run_ledger.ledger.spent(client) for client in sent) if noise == 1.0 else 0.0
     tossed = np.concatenate([coins[owner][asked[owner]] for owner in sent])
     games = [Game(np.concatenate([found[owner] for owner in sent]), tossed) for found in (scores, apart)]
-    return Played(games[0], spent, len(simulation.rows), _unscored(run_ledger.ledger), games[1] if several else None)
+    trials = joined_trials([again[owner] for owner in sent]) if linear else None
+    return Played(games[0], spent, len(simulation.rows), _unscored(run_ledger.ledger), games[1] if several else None, trials)
 
 
 def _spikes(client: ClientData, model: Model, config: Config, clients: int, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -186,21 +197,40 @@ def _expected(train: Train, client: ClientData, step: Step) -> Array:
     return np.asarray(result["update"], np.float64)
 
 
+def _carried(train: Train) -> Array:
+    """How far a unit gradient of each step (steps,) has carried the parameters by the end, by rate, momentum and what pulls back."""
+    moved, velocity, path = 0.0, 1.0, []
+    pull = train.prox + train.weight_decay
+    for _ in range(steps_of(train, train.public_samples)):
+        if train.optimizer != "sgd":
+            path.append(train.lr)
+            continue
+        moved += train.lr * velocity
+        path.append(moved)
+        velocity = train.momentum * velocity - pull * moved
+    return np.array(path[::-1])
+
+
 def _amount(train: Train) -> float:
     """How far one sample's clipped gradient moves an update, in all its steps."""
-    return train.lr * steps_of(train, train.public_samples) / train.public_samples
+    return float(_carried(train).sum()) / train.public_samples
+
+
+def _spread(train: Train, left: float = 1.0) -> Spread:
+    """What an update scatters by, in units of `_amount`; `left` is the share of the noise that is expected in it."""
+    carried = _carried(train)
+    steps = float(carried.sum() ** 2 / np.square(carried).sum())  # as many as would scatter as much with equal weights
+    noise = train.noise_multiplier * train.clip_norm / (train.sampling_rate * np.sqrt(steps))  # in each coordinate
+    return Spread(noise, left * noise, train.sampling_rate, steps)
 
 
 def _estimate(train: Train, towards: Array, rest: Array, left: float = 1.0) -> Array:
     """Linear least-squares estimates (m,) of b less its mean from `rest` (d,) = towardsᵀ b + noise, in units of `_amount`.
 
-    `towards` (m, d) are the canaries' clipped gradients, which overlap; b has variance 1/4 to 1, taken as 1/4 plus what batches add.
-    `left` is the share of the noise that is expected in `rest`.
+    `towards` (m, d) are the canaries' clipped gradients, which overlap. `left` is the share of the noise that is expected in `rest`.
     """
-    q, steps = train.sampling_rate, steps_of(train, train.public_samples)
-    noise = left * train.noise_multiplier * train.clip_norm / (q * np.sqrt(steps))  # of rest, in each coordinate
-    prior = 0.25 + (1 - q) / (q * steps)
-    return np.asarray(np.linalg.solve(towards @ towards.T + (noise**2 / prior + 1e-9) * np.eye(len(towards)), towards @ rest))
+    ridge = _spread(train, left).ridge
+    return np.asarray(np.linalg.solve(towards @ towards.T + ridge * np.eye(len(towards)), towards @ rest))
 
 
 def _unscored(ledger: Ledger) -> tuple[str, ...]:
@@ -231,6 +261,8 @@ class _Canaries:
     seed: int
     scores: dict[int, float] = field(default_factory=dict)
     exact: dict[int, float] = field(default_factory=dict)
+    cohorts: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    """Of each mean how many numbers it has, and who is in it."""
 
     def axis(self, client: int, size: int) -> Array:
         """A client's own direction, the same in every mean of this size."""
@@ -247,6 +279,7 @@ class _Canaries:
             total = np.concatenate([np.ravel(part.value()) for part in mean.parts.values()]) * mean.count
             calm = self.norm * np.sum([self.brought(client, len(total)) for client in mean.contributors], axis=0)
             half = self.norm * (1.0 + self.low) / 2
+            self.cohorts.append((len(total), tuple(mean.contributors)))
             for client in mean.contributors:
                 axis = self.axis(client, len(total))
                 self.scores[client] = self.scores.get(client, 0.0) + float(axis @ total) - half
@@ -298,7 +331,19 @@ def play_clients(config: Config, population: Population, rng: np.random.Generato
     tossed = np.array([coins[client] for client in seen])
     games = [Game(np.array([found[client] for client in seen]), tossed) for found in (canaries.scores, canaries.exact)]
     spent = max(run_ledger.ledger.spent(client) for client in run_ledger.ledger.clients)
-    return Played(games[0], spent, len(simulation.rows), _unscored(run_ledger.ledger)), games[1]
+    clipped = run_ledger.options(config.protection)["clipped"]
+    spreads = [_claimed_noise(clipped, len(cohort)) / config.privacy.clip_norm for _, cohort in canaries.cohorts]
+    trials = trials_of_means(seen, canaries.cohorts, spreads, canaries.axis, low, REPETITIONS, rng.spawn(1)[0])
+    return Played(games[0], spent, len(simulation.rows), _unscored(run_ledger.ledger), None, trials), games[1]
+
+
+def _claimed_noise(clipped: ClippedMean, contributors: int) -> float:
+    """The standard deviation that the noise of a sum over so many contributors should have."""
+    deviation = clipped.event.noise_multiplier * clipped.event.sensitivity
+    if clipped.correlated is not None:  # rows of C⁻¹ are longer than one
+        coefficients = clipped.correlated.coefficients
+        return deviation * math.hypot(*coefficients) * math.hypot(*inverse_coefficients(coefficients, clipped.trainings))
+    return deviation * math.sqrt(contributors / clipped.others) if clipped.others else deviation
 
 
 def play(
@@ -329,7 +374,9 @@ def play(
     games, unscored = _joined([one.game for one in mine]), {name for one in mine for name in one.unscored}
     second = [one.apart for one in mine if one.apart is not None]
     apart = _joined(second) if second else None
-    together = Played(games, max(one.epsilon for one in mine), min(one.rounds for one in mine), tuple(sorted(unscored)), apart)
+    repeated = [one.trials for one in mine if one.trials is not None]
+    trials = joined_trials(repeated) if len(repeated) == len(mine) else None
+    together = Played(games, max(one.epsilon for one in mine), min(one.rounds for one in mine), tuple(sorted(unscored)), apart, trials)
     return together, _joined(calm), len(mine)
 
 
@@ -419,30 +466,72 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     delta, rng, population = config.privacy.delta, stream(case.seed, "dp audit"), _population(case)
     figures = []
     for metric, (name, event) in releases(config, population).items():
-        mine, calm = (GAMES[name](one, rng, system_entropy) for one in (event, quiet(event)))
-        claim = epsilon_of([event], delta)
-        results = [audit(game.scores, game.coins, delta, claim=claim) for game in (mine, calm)]
-        figures.append(_figure(case, metric, results[0], claim, results[1], name))
+        mine, calm = audit_release(name, event, delta, rng, system_entropy)
+        figures.append(_figure(case, metric, mine, epsilon_of([event], delta), calm, name))
     return [*figures, _whole(case, config, population, rng)], None
 
 
+def audit_release(name: str, event: Event, delta: float, rng: np.random.Generator, entropy: Entropy) -> tuple[AuditResult, AuditResult]:
+    """The audit of one release of the game `name`, with its power, against the price of its event; and the same without noise."""
+    claim, draws = epsilon_of([event], delta), rng.spawn(1)[0]
+    mine, calm = (GAMES[name](one, rng, entropy) for one in (event, quiet(event)))
+    results = [audit(game.scores, game.coins, delta, claim=claim) for game in (mine, calm)]
+    count = len(mine.coins)
+    found = power(lambda: released(name, event, count, draws, 1 / FACTOR), count, delta, claim=claim)
+    return replace(results[0], power=found), results[1]
+
+
+@dataclass(frozen=True, eq=False)
+class WholeAudit:
+    """The audit of a whole run: its `result`, with its power, against `claim`, the same without noise, and what was rerun how often."""
+
+    result: AuditResult
+    claim: float
+    calm: AuditResult
+    played: Played
+    reruns: int
+
+
+def audit_whole(
+    config: Config, population: Population, rng: np.random.Generator, *, reruns: int = 1, seconds: float = np.inf
+) -> WholeAudit:
+    """The audit of the run of `config`, by `play`, which raises what it raises.
+
+    Both looks share the 5 % that may go wrong. The power is that of the first look alone: with the second an audit has no less.
+    """
+    delta, draws = config.privacy.delta, rng.spawn(1)[0]
+    played, calm, times = play(config, population, rng, reruns=reruns, seconds=seconds)
+    claim, looks = played.epsilon, [game for game in (played.game, played.apart) if game is not None]
+    confidence = 1 - 0.05 / len(looks)
+    found = [audit(game.scores, game.coins, delta, claim=claim, confidence=confidence) for game in looks]
+    unprotected = audit(calm.scores, calm.coins, delta, claim=claim, confidence=confidence)
+    result = replace(max(found, key=lambda one: one.epsilon), power=_power_of(played, calm, delta, confidence, draws))
+    return WholeAudit(result, claim, unprotected, played, times)
+
+
+def _power_of(played: Played, calm: Game, delta: float, confidence: float, rng: np.random.Generator) -> Power:
+    """The power of the first look at a whole run."""
+    if played.trials is None:
+        return Power(0, 0, "unknown where clients train with Adam")
+    trials = played.trials.held_against(calm)
+    numbers = iter(range(len(trials.coins)))
+    return power(
+        lambda: trials.scores(next(numbers), 1 / FACTOR, rng), len(calm.coins), delta, claim=played.epsilon, confidence=confidence,
+        repetitions=len(trials.coins),
+    )  # fmt: skip
+
+
 def _whole(case: Case, config: Config, population: Population, rng: np.random.Generator) -> Cell:
-    delta = config.privacy.delta
     try:
-        played, calm, reruns = play(config, population, rng, reruns=case.budget.seeds, seconds=case.budget.seconds)
+        whole = audit_whole(config, population, rng, reruns=case.budget.seeds, seconds=case.budget.seconds)
     except (ValueError, ArithmeticError, ProtocolError) as error:
         return nothing(case, NAME, WHOLE, f"not attempted: {error}")
-    times = f", {reruns} times" if reruns > 1 else ""
+    played, times = whole.played, f", {whole.reruns} times" if whole.reruns > 1 else ""
     scored = "the means over clients" if config.privacy.unit == "client" else "clients' updates"
     unscored = f"; charged but not validated by it: what has {' and '.join(played.unscored)}" if played.unscored else ""
     what = f"{played.rounds} of {config.training.rounds} rounds, rerun with canaries{times}; scored are {scored}{unscored}"
-    looks = [game for game in (played.game, played.apart) if game is not None]
-    confidence = 1 - 0.05 / len(looks)  # each look has its share of what may go wrong
-    found = [audit(game.scores, game.coins, delta, claim=played.epsilon, confidence=confidence) for game in looks]
-    mine = max(found, key=lambda one: one.epsilon)
-    theirs = audit(calm.scores, calm.coins, delta, claim=played.epsilon, confidence=confidence)
     trusted = config.privacy.unit == "client" and config.protection.sum == "none"  # the server adds the noise
-    made = _figure(case, WHOLE, mine, played.epsilon, theirs, what)
+    made = _figure(case, WHOLE, whole.result, whole.claim, whole.calm, what)
     return replace(made, towards="who sees the means, not single updates (the server is trusted)" if trusted else "")
 
 
@@ -454,13 +543,23 @@ def _population(case: Case) -> Population:
 
 
 def _figure(case: Case, metric: str, mine: AuditResult, claim: float, calm: AuditResult, what: str) -> Cell:
-    status: Status = "leaks" if mine.epsilon > claim else "at_baseline" if calm.epsilon > claim else "not_validated"
     note = (
         f"{what}: a lower bound on epsilon at 95 %, {mine.correct} of {mine.guesses} guesses right on {mine.canaries} canaries; ceiling "
         f"{mine.ceiling:.2f}; baseline: what the accountant claims at delta = {case.prior.config.privacy.delta:g}; "  # type: ignore[union-attr]
-        "unprotected: the same with the noise left out"
+        f"unprotected: the same with the noise left out; {_of_power(mine.power)}"
     )
     return Cell(
-        NAME, case.view.adversary, case.protection, metric, mine.epsilon, None, None, claim, calm.epsilon, status, seeds=(case.seed,),
-        note=note, reference_baseline=claim,
+        NAME, case.view.adversary, case.protection, metric, mine.epsilon, None, None, claim, calm.epsilon, verdict(mine, claim),
+        seeds=(case.seed,), note=note, reference_baseline=claim, power=None if mine.power is None or mine.power.note else mine.power.share,
+        power_low=None if mine.power is None or mine.power.note else mine.power.low,
     )  # fmt: skip
+
+
+def _of_power(found: Power | None) -> str:
+    """The end of a note: how much a bound below the claim means."""
+    if found is None or found.note:
+        return f"power {found.note if found else 'unknown'}, so that a bound below the claim is inconclusive"
+    return (
+        f"power {found.share:.2f}, at least {found.low:.2f} at 95 %: with noise {FACTOR:g} times too small {found.alarms} of "
+        f"{found.repetitions} repetitions on a reference raised an alarm; at_baseline requires {ENOUGH:g} at least"
+    )

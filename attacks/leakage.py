@@ -45,7 +45,9 @@ class Cell:
     is a toss of a coin, whatever is averaged in it: over seeds a leak has to be improbable for tosses as well. `k_known` counts clients
     whose data the attacker knows. `rounds` says that only so many were attacked (0: all). `arrays` names a file in audit/. `p` is how
     probable so much gain is in one run without a leak, where the status is that of such a test; `counted` the yes-or-no scores that a
-    share is of (0: it is of other scores). `towards` says whom an audited guarantee is towards, where that is not the adversary.
+    share is of (0: it is of other scores). `towards` says whom an audited guarantee is towards, where that is not the adversary. `power` is
+    how often the same attack would have shown a leak of a size that the note states, `power_low` its lower end at 95 %; None where that was
+    not estimated.
     """
 
     attack: str
@@ -71,6 +73,8 @@ class Cell:
     p: float | None = None
     counted: int = 0
     towards: str = ""
+    power: float | None = None
+    power_low: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -85,7 +89,8 @@ class Cell:
         seeds = f", {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
         towards = f", a guarantee towards {self.towards}" if self.towards else ""
         where = f"{self.adversary}, {self.protection}{known}{seeds}{towards}"
-        return f"{self.attack} / {self.metric} ({where}): {self.value:.3f}{interval}; {beside}: {self.status}"
+        power = "" if self.power is None else f", power {self.power:.2f} (at least {self.power_low:.2f})"
+        return f"{self.attack} / {self.metric} ({where}): {self.value:.3f}{interval}; {beside}: {self.status}{power}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -301,6 +301,12 @@ def test_whom_an_audited_guarantee_is_towards_stands_beside_its_figure(runs: Pat
     assert page_of(runs / "a_pacfl").words.count("a guarantee towards who sees the means") == 2  # in the matrix and in the table
 
 
+def test_the_power_of_a_dp_audit_stands_beside_its_figure(runs: Path) -> None:
+    assert "at least" not in page_of(runs / "a_pacfl").words
+    (runs / "a_pacfl" / "audit.json").write_text(json.dumps([cell("inconclusive", power=0.47, power_low=0.384)]))
+    assert page_of(runs / "a_pacfl").words.count("power 0.47, at least 0.38") == 2  # in the matrix and in the table
+
+
 def test_a_run_without_audit_names_the_command(runs: Path, whole: tuple[Path, Page]) -> None:
     assert "cflpriv audit RUN_DIR" in whole[1].words
     (runs / "a_pacfl" / "audit.json").unlink()
