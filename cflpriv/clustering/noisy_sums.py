@@ -10,7 +10,7 @@ Nadakuditi 2011), and a test against one Gaussian with the same spectrum (SigClu
 idea for clients that can be compared.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,7 +65,7 @@ def directions_of(moment: Array, noise: float, offset: float = 0.0, fewest: int 
     top = values[:s]
     variances = (top + np.sqrt(np.maximum(top**2 - known**2, 0.0))) / 2
     least = max(known, 1e-12) / 4  # of directions that were asked for and are not above the noise
-    return Directions(vectors[:, :s], np.maximum(variances, least), values, edge)
+    return Directions(np.ascontiguousarray(vectors[:, :s]), np.maximum(variances, least), values, edge)
 
 
 def first_cells(variances: Array, draws: Stream) -> Array:
@@ -170,32 +170,30 @@ class Crowd:
 
 def partition_of(cells: Array, counts: Array, crowd: Crowd, starts: Callable[[Stream], Array], alpha: float, draws: int, rng: Stream,
                  k: int | None = None) -> Partition:  # fmt: skip
-    """The clusters of cells (m, s) with noisy counts (m,): as many as the tree's largest break, if a test at level `alpha` finds any.
+    """The clusters of cells (m, s) with noisy counts (m,), if a test at level `alpha` finds any.
 
-    The number is that of 2 to s + 2 at which the tree's merges become costlier most suddenly, compared with `draws` simulated crowds whose
-    cells begin at `starts`. p is the share of crowds (with +1 / +1) of which the tree leaves as little inside its parts, in standard
-    deviations, at any number of parts. Above `alpha` the answer is one cluster. With `k` nothing is tested.
+    The number is that of 2 to s + 1 (k means in general position span k − 1 directions) whose parts leave the least of the sum of squares
+    inside, in standard deviations of `draws` simulated crowds whose cells begin at `starts`. p is the share of crowds (with +1 / +1) that
+    leave as little at any number of parts. Above `alpha` the answer is one cluster. With `k` nothing is tested.
     """
     points, weights = _kept(cells, counts, crowd.noise_of_counts)
     tree = tree_of(points, weights)
     if k is not None:
         return Partition(_centres(points, weights, tree, min(k, len(points))), None)
     simulated = [tree_of(*_kept(*crowd.cells(starts(rng), rng), crowd.noise_of_counts)) for _ in range(draws)]
-    usual = {number: [one for one in simulated if number + 1 in one.heights] for number in range(2, cells.shape[1] + 3)}
+    usual = {number: [one for one in simulated if number + 1 in one.heights] for number in range(2, cells.shape[1] + 2)}
     numbers = [number for number, several in usual.items() if number + 1 in tree.heights and len(several) > FEWEST_NULLS * draws]
     if not numbers:
         return Partition(_centres(points, weights, tree, 1), 1.0)
-    breaks = {number: _break(tree, number) - float(np.mean([_break(one, number) for one in usual[number]])) for number in numbers}
-    best = max(breaks, key=lambda number: breaks[number])
     inside = {number: [np.log(max(one.left_inside(number), 1e-300)) for one in usual[number]] for number in numbers}
     laws = {number: (float(np.mean(values)), float(np.std(values)) or 1e-12) for number, values in inside.items()}
 
-    def grouped(one: Tree, among: Sequence[int]) -> float:
-        there = [(number, np.log(max(one.left_inside(number), 1e-300))) for number in among if number + 1 in one.heights]
-        return max(((laws[number][0] - left) / laws[number][1] for number, left in there), default=-np.inf)
+    def grouped(one: Tree) -> tuple[float, int]:
+        there = [(number, np.log(max(one.left_inside(number), 1e-300))) for number in numbers if number + 1 in one.heights]
+        return max(((float((laws[number][0] - left) / laws[number][1]), number) for number, left in there), default=(-np.inf, 1))
 
-    mine = grouped(tree, (best,))
-    p = (1 + sum(grouped(one, numbers) >= mine for one in simulated)) / (1 + draws)
+    mine, best = grouped(tree)
+    p = (1 + sum(grouped(one)[0] >= mine for one in simulated)) / (1 + draws)
     return Partition(_centres(points, weights, tree, best if p <= alpha else 1), p)
 
 
@@ -205,11 +203,6 @@ def _kept(cells: Array, counts: Array, noise: float) -> tuple[Array, Array]:
     if keep.sum() < min(2, len(counts)):
         keep = counts >= np.sort(counts)[-min(2, len(counts))]
     return cells[keep], np.maximum(counts[keep], 1.0)
-
-
-def _break(tree: Tree, k: int) -> float:
-    """How much more the merge of k parts to k − 1 costs than the one before it, as the logarithm of the ratio."""
-    return float(np.log(max(tree.heights[k], 1e-12) / max(tree.heights[k + 1], 1e-12)))
 
 
 def _centres(points: Array, weights: Array, tree: Tree, k: int) -> Array:

@@ -13,7 +13,7 @@ from cflpriv.algorithms import private_clusters
 from cflpriv.algorithms.private_clusters import State
 from cflpriv.clustering.noisy_sums import directions_of, tree_of
 from cflpriv.clustering.scores import ari
-from cflpriv.engine import Device, Streams, TaskInput
+from cflpriv.engine import Device, Streams, Task, TaskInput
 from cflpriv.errors import CflprivWarning, InputError
 from cflpriv.experiments import parse_config
 from cflpriv.experiments.config import Config
@@ -79,8 +79,8 @@ def choices(run: Run) -> list[int]:
     return [int(served.task.run(one).get("choice", 0)) for one in inputs]
 
 
-def given(client: int = 0, **params: Any) -> TaskInput:
-    return TaskInput(SCENE.clients[client], {"start": model().init(0), **params}, {}, Streams(0, 0, client))
+def given(params: Mapping[str, Array]) -> TaskInput:
+    return TaskInput(SCENE.clients[0], {"start": model().init(0), **params}, {}, Streams(0, 0, 0))
 
 
 # --- what clients contribute
@@ -93,13 +93,13 @@ def shares(norm: float) -> list[Array]:
     options: dict[str, Any] = {"directions": r, "norm": norm}
     around = {"short_centre": np.full(r, 0.1)}
     cells = stream(0, "t").standard_normal((5, 2))
-    tasks = [
+    tasks: list[tuple[Task, dict[str, Array]]] = [
         (CentreShare(m, **options), {}),
         (MomentShare(m, **options), around),
         (CellShare(m, **options), {**around, "basis": np.eye(r)[:, :2], "cells": cells, "radius": np.array(0.01)}),
         (ClusterShare(m, **options, k=3), {"centre": np.full(size, 9.0), "radius": np.array(0.5), "choice": np.array(1)}),
     ]
-    return [task.run(given(**params))["contribution"] for task, params in tasks]
+    return [np.asarray(task.run(given(params))["contribution"]) for task, params in tasks]
 
 
 @pytest.mark.parametrize("norm", [1.0, 0.2])
@@ -292,9 +292,7 @@ def test_a_transformed_sum_is_refused_because_the_server_computes_with_means() -
 
 
 def test_sample_level_privacy_is_refused_by_name() -> None:
-    with pytest.raises(
-        InputError, match=r"'private_clusters' under privacy\.unit = 'sample': its sums have a private form for whole clients"
-    ):
+    with pytest.raises(InputError, match=r"under privacy\.unit = 'sample': its sums have a private form for whole clients only"):
         config(privacy={"unit": "sample", "epsilon": 1.0, "delta": 1e-5, "samples": 30})
 
 
