@@ -41,7 +41,8 @@ class Algorithm:
     init(federation) -> state; round(federation, state) -> (state, record); serve(state) -> what clients would use;
     admit(federation, state, newcomers) -> (state, notes), where newcomers can be taken. `describe(state)` gives what a report may show:
     "clustering" and, where the release allows it, "evidence". `public_groups`: it averages over groups that the server knows,
-    which an oblivious sum refuses. `regroups`: why it averages over different groups of the same clients in one round, if it does:
+    which an oblivious sum refuses. `reads_means`: it computes with the numbers of a mean, which a transformed sum keeps from the server.
+    `regroups`: why it averages over different groups of the same clients in one round, if it does:
     the difference of two such sums shows individuals, so secure sums over groups that the server knows refuse it.
     """
 
@@ -54,6 +55,7 @@ class Algorithm:
     describe: Callable[[Any], Mapping[str, Any]] = lambda state: {}
     public_groups: bool = False
     regroups: str = ""
+    reads_means: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,13 +78,15 @@ class Compared:
 @dataclass(frozen=True)
 class BeforeRun:
     """What is known of a run before it starts, besides the algorithm's own keys: its rounds, the unit of privacy, and why clients would
-    refuse to be compared, or the server would not learn their groups (empty if there is no such reason).
+    refuse to be compared, or the server would not learn their groups (empty if there is no such reason). `clip_norm`: the length to which
+    a client's contribution to a mean is clipped under client-level privacy, else 1.
     """
 
     rounds: int
     unit: str = "none"
     no_gram: str = ""
     no_groups: str = ""
+    clip_norm: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,8 @@ class Config:
             )
         if protection.sums.oblivious:
             no_groups = f"protection.sum = {protection.sum!r} keeps groups private, but a server that finds them knows them"
-        return BeforeRun(self.training.rounds, self.privacy.unit, no_gram, no_groups)
+        clip_norm = self.privacy.clip_norm if self.privacy.unit == "client" else 1.0
+        return BeforeRun(self.training.rounds, self.privacy.unit, no_gram, no_groups, clip_norm)
 
     @property
     def hyper(self) -> dict[str, Any]:
@@ -233,6 +234,11 @@ class Config:
         if protection.sums.oblivious and algorithm.public_groups:
             raise InputError(
                 f"protection.sum = {protection.sum!r}: keeps groups private, but the server of {algorithm.name!r} makes them; use 'secagg'"
+            )
+        if protection.sums.transformed and algorithm.reads_means:
+            raise InputError(
+                f"protection.sum = {protection.sum!r}: keeps means from the server, and that of {algorithm.name!r} computes with them; use "
+                "'none' or 'secagg'"
             )
         if protection.secure and not protection.sums.oblivious and algorithm.regroups:
             raise InputError(

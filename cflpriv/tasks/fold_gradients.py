@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..privacy.private_signatures import NoisyMeanGradient
     from ..privacy.settings import Noise
 
-__all__ = ["FoldGradients", "fold_weights"]
+__all__ = ["FoldGradients", "fold_weights", "inverse_norms"]
 
 SMALLEST = 1e-30
 """Below this a gradient is zero: its inverse norm is no float32."""
@@ -82,7 +82,7 @@ class FoldGradients:
         total = torch.zeros((HALVES, self.model.dimension), dtype=torch.float64)
         at = 0
         for block in sample_gradients(self.model, given.array("model"), data):
-            factors = weights[:, at : at + len(block)] * _inverse_norms(block)
+            factors = weights[:, at : at + len(block)] * inverse_norms(block)
             total += (torch.from_numpy(factors).to(block.dtype) @ torch.nan_to_num(block, 0.0, 0.0, 0.0)).double()
             at += len(block)
         folds = total.numpy()
@@ -95,7 +95,7 @@ class FoldGradients:
         return len(given.data.y_train)
 
 
-def _inverse_norms(block: torch.Tensor) -> Array:
+def inverse_norms(block: torch.Tensor) -> Array:
     """1 / norm of each row; 0 for a row of next to no norm, or that is not finite."""
     norms = torch.linalg.vector_norm(block.double(), dim=1).numpy()
     usable = np.isfinite(norms) & (norms > SMALLEST)

@@ -33,9 +33,10 @@ FLOOR = 2
 CKKS_BOUND = 64.0
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "cfl": {"watch": True}, "pfedlia": {"warm_up": 1}, "ifca": {"k": 2}, "hypcluster": {"k": 2},
+    "private_clusters": {"k": 1},
 }  # fmt: skip
 """What makes an algorithm use all its operations within these rounds, where it would not by default; IFCA under sums that keep groups
-private has to be given k.
+private has to be given k. Private clusters are found in more rounds than these, see `test_private_clusters`.
 """
 STEPS = {"fednova": STEPS_UNIT}
 """By how many steps of the fixed point a model may be off, if not one a round: FedNova's numbers of local steps travel in such units."""
@@ -86,11 +87,12 @@ def compares(name: str) -> bool:
 
 def refused(name: str, protection: Protection) -> bool:
     """Whether declarations rule it out: public groups where sums keep groups private; several groupings in a round where they are secure
-    and do not; vectors of a model in the clear, sums hidden.
+    and do not; means that a server computes with, where they are transformed; vectors of a model in the clear, sums hidden.
     """
     shown = compares(name) and not protection.comparison.hides and not ALGORITHMS[name].compared({}).of_samples
+    unread = protection.sums.transformed and algorithm_of(name).reads_means
     regrouped = protection.secure and not protection.sums.oblivious and bool(algorithm_of(name).regroups)
-    return (protection.sums.oblivious and algorithm_of(name).public_groups) or regrouped or (shown and protection.sums.hides)
+    return (protection.sums.oblivious and algorithm_of(name).public_groups) or unread or regrouped or (shown and protection.sums.hides)
 
 
 def often(of_sum: str, gram: str) -> bool:

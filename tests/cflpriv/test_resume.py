@@ -138,6 +138,17 @@ def test_a_resumed_saver_goes_on_counting(tmp_path: Path) -> None:
     assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
 
 
+def test_a_run_resumes_between_the_sums_that_find_clusters(tmp_path: Path) -> None:
+    few = {"k": 2, "moments": 2, "cell_steps": 2, "centre_steps": 1}
+    config = small(algorithm={"name": "private_clusters", **few}, training={"rounds": 8})
+    run(config, tmp_path / "whole")
+    for after in (1, 2, 3, 5, 6):
+        interrupted(config, tmp_path / str(after), after)
+        run(config, tmp_path / str(after))
+        assert final(tmp_path / str(after)) == final(tmp_path / "whole")
+        assert timeless(tmp_path / str(after)) == timeless(tmp_path / "whole")
+
+
 def test_an_audit_of_the_part_that_was_there_is_put_aside(tmp_path: Path) -> None:
     """Else a report would show it as one of the whole run."""
     out = tmp_path / "run"

@@ -1,0 +1,369 @@
+"""Clustering under client-level differential privacy: clusters from noisy sums over all clients, and choices that stay with the clients.
+
+No client is compared with another, and no client's label reaches the server. Every round is one mean over all clients, to which each
+contributes one vector of bounded length (`tasks.cluster_shares`), so with `[privacy] unit = "client"` each round is one Gaussian mechanism,
+under a trusted server or inside a secure sum. The first rounds find the clusters, one sum each:
+
+1. the centre of the clients' vectors, which are sketched mean gradients at the initial model, of length 1;
+2. `moments` sums of cross-fitted second moments of what differs from the centre. Eigenvalues above the edge of the noise give the
+   directions in which clients differ. If there are none, all are alike, and training begins with one model;
+3. `cell_steps` sums of counts and residuals by cells: each client takes the nearest of public random points in these directions. Ward's
+   tree of the cells gives the clusters and their number, tested against crowds without groups (`clustering.noisy_sums`). If the test finds
+   none, training begins with one model;
+4. `centre_steps` sums of counts and whole vectors by cluster, each client choosing its own, which make the centres sharper than the
+   directions alone.
+
+In all later rounds clients train the model of their cluster and put the update into its block of a vector with k blocks, so one sum holds
+the sum of every cluster. That takes k times the upload. Sums of blocks are divided by the noisy
+sizes of step 4.
+
+The server measures the noise in numbers to which no client adds anything, so the algorithm need not be told what protects its sums.
+Without noise it works as well.
+
+Source: this project. Related: private k-means by noisy sums (Blum et al. 2005), FedDP-KMeans (2025, with data of the server). Cross-fitting
+is that of `crossfit`. Assumptions: sums get independent Gaussian noise of one size; all clients, or a random part of them, are there in
+each of the first rounds.
+
+What it reveals, by which operation: `mean` shows the sums of each round, up to their noise; no operation shows a choice.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from ..clustering.noisy_sums import Crowd, directions_of, first_cells, moved_cells, partition_of
+from ..contract.handles import Shared
+from ..contract.operations import Federation, Parameter
+from ..contract.transcript import RoundRecord
+from ..tasks.cluster_shares import (
+    CELL_COUNT,
+    CELL_RESIDUAL,
+    CLUSTER_VECTOR,
+    LENGTH_PART,
+    CellShare,
+    CentreShare,
+    ChooseCluster,
+    ClientVectors,
+    ClusterShare,
+    EvaluateChosen,
+    MomentShare,
+    TrainInBlock,
+    cells_of,
+    clusters_of,
+    moment_of,
+    noise_in,
+)
+from ..tasks.evaluation import Evaluate
+from ..tasks.training import Train
+from ..types import Array
+from .checks import at_least, finite
+from .grouping import check_test
+from .interface import Algorithm, AlgorithmSpec, BeforeRun, Served
+
+__all__ = ["private_clusters"]
+
+ALPHA = 0.05
+DRAWS = 99
+MOMENTS = 6
+CELL_STEPS = 2
+CENTRE_STEPS = 3
+SMALLEST_SIZE = 0.02
+"""A cluster counts as having at least this share of the clients where its sum is divided by its noisy size."""
+Stage = Literal["centre", "moments", "cells", "centres", "train"]
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Models of the clusters, and what the sums so far have shown, all of it public.
+
+    `stage` is what the next sum is for, `done` the number of sums of that stage taken, `total` their sum. `noise` is the sum of squares
+    of the noise seen, and the number of values. `seen` is the number of contributions that the sums of the last stage had on average.
+    Centres of whole and short vectors; length, the mean one of products of halves. Of step 3: basis (r, s), variances (s,) of clients'
+    means along it, spread and cells (m, s), spreads (s,) of the clients themselves. Of step 4: rows and offsets (k,) by which clients
+    choose, and sizes (k,), the share of clients in each cluster.
+    """
+
+    models: tuple[Shared, ...]
+    stage: Stage = "centre"
+    done: int = 0
+    total: Array | None = None
+    noise: tuple[float, int] = (0.0, 0)
+    seen: float = 0.0
+    centre: Array | None = None
+    short_centre: Array | None = None
+    length: float = 1.0
+    basis: Array | None = None
+    variances: Array | None = None
+    spreads: Array | None = None
+    spread: float = 0.0
+    cells: Array | None = None
+    rows: Array | None = None
+    offsets: Array | None = None
+    sizes: Array | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the noise of a sum of contributions of length 1, as measured so far."""
+        return float(np.sqrt(self.noise[0] / max(1, self.noise[1])))
+
+
+@dataclass(frozen=True)
+class PrivateClustersSettings:
+    """What is fixed in a run."""
+
+    train: Train
+    vectors: ClientVectors
+    sums: Mapping[str, int]
+    k: int | None
+    alpha: float
+    draws: int
+    seed: int
+
+    def task(self, kind: type[ClientVectors], **more: int) -> Any:
+        """A task on the clients' vectors."""
+        v = self.vectors
+        return kind(v.model, v.sketch, v.directions, v.norm, v.seed, **more)
+
+
+def private_clusters(
+    train: Train,
+    *,
+    k: int | None = None,
+    moments: int = MOMENTS,
+    cell_steps: int = CELL_STEPS,
+    centre_steps: int = CENTRE_STEPS,
+    alpha: float = ALPHA,
+    draws: int = DRAWS,
+    sketch: int = 256,
+    directions: int = 24,
+    norm: float = 1.0,
+    seed: int = 0,
+) -> Algorithm:
+    """Clusters from sums over all clients, found in the first 1 + `moments` + `cell_steps` + `centre_steps` rounds; then FedAvg in each.
+
+    With `k` the number of clusters is given and nothing is tested (1: no round is spent on them); else a test at level `alpha` finds it,
+    with so many `draws` of crowds without groups. `sketch`: the length of a sketched gradient; `directions`: second moments are taken in so
+    many dimensions. `norm`: the length of a client's contribution, under client-level privacy that to which it is clipped.
+
+    Raises `InputError` for parameters that cannot be.
+    """
+    at_least(1, k=k, moments=moments, cell_steps=cell_steps, centre_steps=centre_steps, sketch=sketch, directions=directions)
+    check_test(alpha, draws)
+    finite(norm=norm)
+    sums = {"centre": 1, "moments": moments, "cells": cell_steps, "centres": centre_steps}
+    vectors = ClientVectors(train.model, sketch, directions, norm, seed)
+    settings = PrivateClustersSettings(train, vectors, sums, k, alpha, draws, seed)
+    return Algorithm(
+        "private_clusters", ("mean",), partial(_init, settings), partial(_round, settings), partial(_serve, settings), _admit, _describe,
+        reads_means=k != 1,
+    )  # fmt: skip
+
+
+def _init(settings: PrivateClustersSettings, federation: Federation) -> State:
+    state = State((Shared(settings.train.model.init(settings.seed)),))
+    return _alike(state, {"rule": "k = 1", "clear": True}) if settings.k == 1 else state
+
+
+def _round(settings: PrivateClustersSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+    cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
+    step = _trained if state.stage == "train" else _found
+    return step(settings, federation, state, cohort)
+
+
+# --- finding the clusters: one sum a round
+
+
+def _found(settings: PrivateClustersSettings, federation: Federation, state: State, cohort: Sequence[int]) -> tuple[State, RoundRecord]:
+    """One sum, and what follows from it."""
+    stage, start = state.stage, {"start": Shared(settings.train.model.init(settings.seed))}
+    task, params = _share(settings, state)
+    if stage == "centres":
+        choose = settings.task(ChooseCluster, by_short=state.done == 0)
+        params = {**params, "choice": federation.compute(choose, {**start, **_choosing(state)}, on=cohort)["choice"]}
+    held = federation.compute(task, {**start, **params}, on=cohort)
+    (mean,) = federation.mean(held["contribution"], weights="equal")
+    if mean is None:
+        return state, RoundRecord(federation.round, tuple(cohort), None, {"finding": stage, "unchanged_clusters": [0]})
+    sum_ = mean.parts["contribution"].value() * (mean.count / settings.vectors.norm)
+    squares, count = noise_in(sum_)
+    total = sum_ if state.total is None or stage == "cells" else state.total + sum_
+    noise = (state.noise[0] + squares, state.noise[1] + count)
+    seen = (state.seen * state.done + mean.count) / (state.done + 1)
+    state = replace(state, total=total, noise=noise, seen=seen, done=state.done + 1)
+    after = {"centre": _centred, "moments": _directed, "cells": _partitioned, "centres": _sharpened}[stage]
+    state = after(settings, federation, state)
+    notes = {"finding": stage, "clipped_clients": mean.clipped, "clusters": len(state.models)}
+    return state, RoundRecord(federation.round, tuple(cohort), None, notes)
+
+
+def _share(settings: PrivateClustersSettings, state: State) -> tuple[Any, Mapping[str, Parameter]]:
+    """What clients contribute next, and what they are told for it."""
+    if state.stage == "centre":
+        return settings.task(CentreShare), {}
+    around = {"short_centre": _there(state.short_centre)}
+    if state.stage == "moments":
+        return settings.task(MomentShare, number=state.done), around
+    if state.stage == "cells":
+        where = {"basis": _there(state.basis), "cells": _there(state.cells), "radius": np.array(state.spread)}
+        return settings.task(CellShare), {**around, **where}
+    return settings.task(ClusterShare, k=len(state.models)), {"centre": _there(state.centre), "radius": np.array(_radius(state))}
+
+
+def _choosing(state: State) -> dict[str, Parameter]:
+    """What clients choose their cluster by: rows of short vectors before the first sum of clusters, then of whole ones."""
+    short = state.stage == "centres" and state.done == 0
+    centre = state.short_centre if short else state.centre
+    return {"centre": _there(centre), "rows": _there(state.rows), "offsets": _there(state.offsets)}
+
+
+def _radius(state: State) -> float:
+    """What a whole vector is from its centre, about: a product of two halves is √½ of the product of their lengths, and they are longer."""
+    return min(1.0, float(np.sqrt(np.sqrt(2) * state.length)))
+
+
+def _there(array: Array | None) -> Array:
+    """An array that an earlier stage has made."""
+    assert array is not None
+    return array
+
+
+def _centred(settings: PrivateClustersSettings, federation: Federation, state: State) -> State:
+    size, r = settings.vectors.size, settings.vectors.moment_size
+    both = _there(state.total) / state.seen / np.sqrt(0.5)
+    return replace(state, stage="moments", done=0, total=None, centre=both[:size], short_centre=both[size : size + r])
+
+
+def _directed(settings: PrivateClustersSettings, federation: Federation, state: State) -> State:
+    """After the last sum of moments: directions in which clients differ, and cells to choose from."""
+    if state.done < settings.sums["moments"]:
+        return state
+    r = settings.vectors.moment_size
+    products, lengths = moment_of(_there(state.total), r)
+    contributions = state.done * state.seen
+    length = max(lengths / contributions, 1e-12)
+    noise = state.deviation * np.sqrt(state.done) / contributions / np.sqrt(1 - LENGTH_PART**2) * length
+    offset = r * (state.deviation / state.seen) ** 2 / 0.5
+    found = directions_of(products / contributions * length, noise, offset, 0 if settings.k is None else settings.k - 1)
+    s = len(found.variances)
+    notes = {"directions": s} | ({"rule": f"k = {settings.k}"} if settings.k is not None else {"rule": f"test at level {settings.alpha:g}"})
+    if s == 0:
+        return _alike(state, {**notes, "clear": False, "answer": "all alike"})
+    return replace(
+        state, stage="cells", done=0, total=None, basis=found.basis, variances=found.variances, spreads=np.zeros(s), length=length,
+        spread=float(np.sqrt(found.variances.sum())), cells=first_cells(found.variances, federation.stream("cells")), notes=notes,
+    )  # fmt: skip
+
+
+def _partitioned(settings: PrivateClustersSettings, federation: Federation, state: State) -> State:
+    """After each sum of cells: the cells moved; after the last, the clusters."""
+    before, variances = _there(state.cells), _there(state.variances)
+    counts, residuals, squares = cells_of(_there(state.total), *before.shape)
+    cells = moved_cells(before, counts, residuals, state.spread, state.deviation / CELL_COUNT)
+    spreads = _there(state.spreads) + squares * state.spread**2
+    if state.done < settings.sums["cells"]:
+        return replace(state, cells=cells, spreads=spreads)
+    clients = np.maximum(spreads / (state.done * state.seen), variances)  # their means, and their sampling noise
+    crowd = Crowd(round(state.seen), clients, state.spread, state.done, state.deviation / CELL_COUNT, state.deviation / CELL_RESIDUAL)
+    starts = partial(first_cells, variances)
+    found = partition_of(cells, counts, crowd, starts, settings.alpha, settings.draws, federation.stream("crowds"), settings.k)
+    notes = {**state.notes, "clear": found.p is None or found.k > 1}
+    if found.p is not None:
+        notes |= {"p": float(found.p), "answer": "groups" if found.k > 1 else "no clear groups"}
+    if found.k == 1:
+        return _alike(state, notes)
+    rows = found.centres @ _there(state.basis).T
+    return replace(
+        state, stage="centres", done=0, total=None, cells=None, basis=None, variances=None, spreads=None, rows=rows,
+        offsets=np.square(found.centres).sum(1) / 2, models=state.models * found.k, notes=notes,
+    )  # fmt: skip
+
+
+def _sharpened(settings: PrivateClustersSettings, federation: Federation, state: State) -> State:
+    """After each sum of clusters: their centres from all such sums, and scores without what noise adds to the centres' lengths."""
+    counts, sums = clusters_of(_there(state.total), len(state.models))
+    counts = np.maximum(counts, SMALLEST_SIZE * state.done * state.seen)
+    rows = sums / counts[:, None] * _radius(state)
+    variances = state.done * (state.deviation * _radius(state) / CLUSTER_VECTOR / counts) ** 2
+    offsets = (np.square(rows).sum(1) - settings.vectors.size * variances) / 2
+    state = replace(state, rows=rows, offsets=offsets, sizes=counts / counts.sum())
+    return replace(state, stage="train", done=0, total=None) if state.done == settings.sums["centres"] else state
+
+
+def _alike(state: State, notes: Mapping[str, Any]) -> State:
+    """One model for all from now on."""
+    return replace(state, stage="train", done=0, total=None, cells=None, basis=None, variances=None, models=state.models[:1], notes=notes)
+
+
+# --- training
+
+
+def _trained(settings: PrivateClustersSettings, federation: Federation, state: State, cohort: Sequence[int]) -> tuple[State, RoundRecord]:
+    """One round of FedAvg in all clusters, by one sum of blocks."""
+    k, train = len(state.models), settings.train.at(federation.round)
+    if k == 1:
+        held = federation.compute(train, {"model": state.models[0]}, on=cohort)
+        (mean,) = federation.mean(held["update"], weights="equal")
+    else:
+        start = Shared(settings.train.model.init(settings.seed))
+        chosen = federation.compute(settings.task(ChooseCluster), {"start": start, **_choosing(state)}, on=cohort)["choice"]
+        held = federation.compute(TrainInBlock(train, k), {"model": list(state.models)}, which=chosen, on=cohort)
+        (mean,) = federation.mean(held["blocks"], weights="equal")
+    notes = {"finding": None, "unchanged_clusters": [0] if mean is None else [], "clipped_clients": 0 if mean is None else mean.clipped}
+    record = RoundRecord(federation.round, tuple(cohort), None, {**notes, "clusters": k})
+    if mean is None:
+        return state, record
+    if k == 1:
+        return replace(state, models=(federation.fold(state.models[0] + mean.parts["update"], on=held.clients[0]),)), record
+    blocks, sizes = mean.parts["blocks"].value(), _there(state.sizes)
+    models = [model + Shared((block / size).astype(block.dtype)) for model, block, size in zip(state.models, blocks, sizes, strict=True)]
+    return replace(state, models=tuple(models)), record
+
+
+def _serve(settings: PrivateClustersSettings, state: State) -> Served:
+    if state.stage != "train" or len(state.models) == 1:
+        return Served(Evaluate(settings.train.model), {"model": state.models[0]})
+    start = Shared(settings.train.model.init(settings.seed))
+    return Served(EvaluateChosen(settings.task(ChooseCluster)), {"model": list(state.models), "start": start, **_choosing(state)})
+
+
+def _admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+    """Newcomers choose their cluster by themselves as everybody does."""
+    return state, {}
+
+
+def _describe(state: State) -> Mapping[str, Any]:
+    return {"k": len(state.models), **state.notes}
+
+
+def _defaults(given: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
+    return {"norm": before.clip_norm}
+
+
+def _sums(given: Mapping[str, Any]) -> int:
+    counted = {"moments": MOMENTS, "cell_steps": CELL_STEPS, "centre_steps": CENTRE_STEPS}
+    return 1 + sum(int(given.get(name, default)) for name, default in counted.items())
+
+
+def _never_clusters(given: Mapping[str, Any], before: BeforeRun) -> str:
+    needed = _sums(given)
+    if given.get("k") == 1 or before.rounds > needed:
+        return ""
+    return f"it finds them in its first {needed} rounds and trains in later ones; training.rounds = {before.rounds} leaves none"
+
+
+def _knowledge(given: Mapping[str, Any]) -> str:
+    k = given.get("k")
+    return f"none: a test at level {given.get('alpha', ALPHA):g}" if k is None else f"the number of clusters, k = {k}"
+
+
+PRIVATE_CLUSTERS = AlgorithmSpec(
+    "private_clusters", private_clusters,
+    "clusters from noisy sums over all clients and choices that stay with them, for client-level privacy; then FedAvg in each",
+    states=(State,), tasks=(CellShare, CentreShare, ChooseCluster, ClusterShare, EvaluateChosen, MomentShare, TrainInBlock),
+    sample_refused="its sums have a private form for whole clients only (privacy.unit = 'client')",
+    defaults=_defaults, never_clusters=_never_clusters, knowledge=_knowledge,
+)  # fmt: skip

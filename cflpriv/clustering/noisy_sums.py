@@ -1,0 +1,209 @@
+"""Clusters from noisy sums over clients, where the server sees no client's vector: directions, cells, and a test of the partition.
+
+The order is: the eigenvectors of a noisy second moment of which the noise is known (`directions_of`); counts and means of cells, of clients
+that chose the nearest of public points in that subspace, refined a few times (`moved_cells`); Ward's tree of the cells (`tree_of`); and a
+test of the tree against crowds without groups, Gaussian with the same moment, whose cells are found in the same way with the same noise
+(`partition_of`). Everything here is computed from sums that carry their noise already, so it costs no privacy.
+
+Source: this project. Known are the edge of a symmetric Gaussian matrix (Wigner), shrinking of eigenvalues above it (Benaych-Georges &
+Nadakuditi 2011), and a test against one Gaussian with the same spectrum (SigClust, Liu et al. 2008). `clustering.group_test` is the same
+idea for clients that can be compared.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..randomness import Stream
+from ..types import Array
+
+__all__ = ["MOST_DIRECTIONS", "Crowd", "Directions", "Partition", "directions_of", "first_cells", "moved_cells", "partition_of", "tree_of"]
+
+MOST_DIRECTIONS = 8
+"""More directions than this are left out: cells would hold too few clients."""
+CELLS_A_CLUSTER = 4
+"""So many cells are drawn for each cluster that there may be."""
+BULK = 0.404
+"""The median of the absolute eigenvalues of a symmetric Gaussian matrix, over its edge (of the semicircle law)."""
+ABOVE = 0.5
+"""The largest eigenvalue of noise exceeds the edge by more than this times r^(−2/3) in one of about twenty matrices."""
+FEWEST_NULLS = 0.5
+"""A number of clusters is considered where at least this share of simulated crowds has a tree with as many."""
+
+
+@dataclass(frozen=True, eq=False)
+class Directions:
+    """The directions in which clients differ: `basis` (r, s), the variances (s,) of their means along these.
+
+    `spectrum` (r,) are all eigenvalues, in descending order, and `edge` is what those of noise alone stay below.
+    """
+
+    basis: Array
+    variances: Array
+    spectrum: Array
+    edge: float
+
+
+def directions_of(moment: Array, noise: float, offset: float = 0.0, fewest: int = 0) -> Directions:
+    """The eigenvectors of a noisy second moment (r, r) above the edge of its noise, at most `MOST_DIRECTIONS`.
+
+    `noise` is the standard deviation of the noise on the diagonal (off the diagonal it is smaller by √2). The edge is that of the known
+    noise or that of the spectrum's bulk, whichever is larger: the latter has the sampling noise of clients in it. `offset` is the squared
+    length of the error of the centre that moments are taken around, which all clients share: from half the edge on it makes an eigenvalue
+    of its own, and the edge is raised to that. Variances are shrunk by what noise adds to an eigenvalue above its edge. With `fewest` so
+    many directions are taken at least.
+    """
+    r = len(moment)
+    values, vectors = np.linalg.eigh(moment)
+    values, vectors = values[::-1], vectors[:, ::-1]
+    known = noise * np.sqrt(2 * r)
+    edge = max(known, float(np.median(np.abs(values))) / BULK)
+    edge = edge if offset <= edge / 2 else offset + edge**2 / (4 * offset)
+    edge *= 1 + ABOVE * r ** (-2 / 3)
+    s = min(max(int((values > edge).sum()), fewest), MOST_DIRECTIONS, r)
+    top = values[:s]
+    variances = (top + np.sqrt(np.maximum(top**2 - known**2, 0.0))) / 2
+    least = max(known, 1e-12) / 4  # of directions that were asked for and are not above the noise
+    return Directions(np.ascontiguousarray(vectors[:, :s]), np.maximum(variances, least), values, edge)
+
+
+def first_cells(variances: Array, draws: Stream) -> Array:
+    """Random points (m, s) with the variances (s,) of the clients' means, for clients to choose from."""
+    s = len(variances)
+    return np.asarray(draws.standard_normal((CELLS_A_CLUSTER * (s + 1), s)) * np.sqrt(variances))
+
+
+def moved_cells(cells: Array, counts: Array, residuals: Array, radius: float, noise: float) -> Array:
+    """Cells (m, s) moved by the noisy mean residual of their clients, at most by the radius.
+
+    `counts` (m,) and `residuals` (m, s), in units of the radius, are noisy sums; `noise` is the standard deviation of a count. A mean is
+    shrunk where a cell's count is not well above it.
+    """
+    counts = np.maximum(counts, 1.0)
+    steps = residuals * (radius / (counts + noise))[:, None]
+    clipped = np.minimum(1.0, radius / np.maximum(np.linalg.norm(steps, axis=1), 1e-12))
+    return np.asarray(cells + steps * clipped[:, None])
+
+
+# --- Ward's tree of cells, and the test
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Ward's tree of weighted points: for each number of parts the parts, as tuples of points, and what the merge to one fewer costs."""
+
+    parts: Mapping[int, tuple[tuple[int, ...], ...]]
+    heights: Mapping[int, float]
+
+    def left_inside(self, k: int) -> float:
+        """The share of the sum of squares that is left inside k parts."""
+        return sum(height for parts, height in self.heights.items() if parts > k) / max(sum(self.heights.values()), 1e-300)
+
+
+def tree_of(points: Array, weights: Array) -> Tree:
+    """Ward's tree of points (m, s) with weights (m,)."""
+    groups: list[tuple[int, ...]] = [(i,) for i in range(len(points))]
+    centres, masses = np.array(points, dtype=float), np.array(weights, dtype=float)
+    parts, heights = {len(groups): tuple(groups)}, dict[int, float]()
+    while len(groups) > 1:
+        squares = np.square(centres[:, None] - centres[None]).sum(-1)
+        costs = squares * masses[:, None] * masses[None] / (masses[:, None] + masses[None])
+        np.fill_diagonal(costs, np.inf)
+        first, second = sorted(int(at) for at in np.unravel_index(int(costs.argmin()), costs.shape))
+        heights[len(groups)] = float(costs[first, second])
+        mass = masses[first] + masses[second]
+        centres[first] = (centres[first] * masses[first] + centres[second] * masses[second]) / mass
+        masses[first] = mass
+        groups[first] += groups.pop(second)
+        centres, masses = np.delete(centres, second, 0), np.delete(masses, second)
+        parts[len(groups)] = tuple(groups)
+    return Tree(parts, heights)
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """The clusters found among cells: `centres` (k, s), and the share p of crowds without groups that look as grouped.
+
+    `p` is None where nothing was tested.
+    """
+
+    centres: Array
+    p: float | None
+
+    @property
+    def k(self) -> int:
+        """The number of clusters."""
+        return len(self.centres)
+
+
+@dataclass(frozen=True, eq=False)
+class Crowd:
+    """What clients without groups would be: `clients` of them, Gaussian with `variances` (s,).
+
+    `radius` and `steps` are those by which cells are found; `noise_of_counts` and `noise_of_residuals` the standard deviations of the noise
+    in the sums of counts, and of residuals over the radius.
+    """
+
+    clients: int
+    variances: Array
+    radius: float
+    steps: int
+    noise_of_counts: float
+    noise_of_residuals: float
+
+    def cells(self, start: Array, draws: Stream) -> tuple[Array, Array]:
+        """Cells (m, s) and their noisy counts (m,), found from points of the start as those of real clients are."""
+        places = draws.standard_normal((self.clients, len(self.variances))) * np.sqrt(self.variances)
+        cells, counts = start, np.zeros(len(start))
+        for _ in range(self.steps):
+            nearest = (np.square(cells).sum(1) - 2 * places @ cells.T).argmin(1)
+            residuals = (places - cells[nearest]) / self.radius
+            residuals /= np.maximum(1.0, np.linalg.norm(residuals, axis=1))[:, None]
+            sums = np.zeros_like(cells)
+            np.add.at(sums, nearest, residuals)
+            counts = np.bincount(nearest, minlength=len(cells)) + draws.standard_normal(len(cells)) * self.noise_of_counts
+            sums += draws.standard_normal(cells.shape) * self.noise_of_residuals
+            cells = moved_cells(cells, counts, sums, self.radius, self.noise_of_counts)
+        return cells, counts
+
+
+def partition_of(cells: Array, counts: Array, crowd: Crowd, starts: Callable[[Stream], Array], alpha: float, draws: int, rng: Stream,
+                 k: int | None = None) -> Partition:  # fmt: skip
+    """The clusters of cells (m, s) with noisy counts (m,), if a test at level `alpha` finds any.
+
+    The number is that of 2 to s + 1 (k means in general position span k − 1 directions) whose parts leave the least of the sum of squares
+    inside, in standard deviations of `draws` simulated crowds whose cells begin at `starts`. p is the share of crowds (with +1 / +1) that
+    leave as little at any number of parts. Above `alpha` the answer is one cluster. With `k` nothing is tested.
+    """
+    points, weights = _kept(cells, counts, crowd.noise_of_counts)
+    tree = tree_of(points, weights)
+    if k is not None:
+        return Partition(_centres(points, weights, tree, min(k, len(points))), None)
+    simulated = [tree_of(*_kept(*crowd.cells(starts(rng), rng), crowd.noise_of_counts)) for _ in range(draws)]
+    usual = {number: [one for one in simulated if number + 1 in one.heights] for number in range(2, cells.shape[1] + 2)}
+    numbers = [number for number, several in usual.items() if number + 1 in tree.heights and len(several) > FEWEST_NULLS * draws]
+    if not numbers:
+        return Partition(_centres(points, weights, tree, 1), 1.0)
+    inside = {number: [np.log(max(one.left_inside(number), 1e-300)) for one in usual[number]] for number in numbers}
+    laws = {number: (float(np.mean(values)), float(np.std(values)) or 1e-12) for number, values in inside.items()}
+
+    def grouped(one: Tree) -> tuple[float, int]:
+        there = [(number, np.log(max(one.left_inside(number), 1e-300))) for number in numbers if number + 1 in one.heights]
+        return max(((float((laws[number][0] - left) / laws[number][1]), number) for number, left in there), default=(-np.inf, 1))
+
+    mine, best = grouped(tree)
+    p = (1 + sum(grouped(one)[0] >= mine for one in simulated)) / (1 + draws)
+    return Partition(_centres(points, weights, tree, best if p <= alpha else 1), p)
+
+
+def _kept(cells: Array, counts: Array, noise: float) -> tuple[Array, Array]:
+    """The cells whose count is above its noise, with their counts; the two largest at least."""
+    keep = counts > max(noise, 0.5)
+    if keep.sum() < min(2, len(counts)):
+        keep = counts >= np.sort(counts)[-min(2, len(counts))]
+    return cells[keep], np.maximum(counts[keep], 1.0)
+
+
+def _centres(points: Array, weights: Array, tree: Tree, k: int) -> Array:
+    return np.array([np.average(points[list(part)], axis=0, weights=weights[list(part)]) for part in tree.parts[k]])
