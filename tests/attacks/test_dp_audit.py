@@ -539,7 +539,7 @@ def test_an_audit_states_a_bound_for_every_release_and_the_whole_run() -> None:
         assert f"{one.status}, power {one.power:.2f} (at least {one.power_low:.2f})" in one.line()
         assert one.as_json()["power"] == one.power
     assert "scored are clients' updates; charged but not validated by it: what has signature_epsilon:" in cells[-1].note
-    (other,) = ATTACKS["dp_audit"].cells(case(scene("fedavg", "client", 1.0, protection={"sum": "secagg"})))[0]
+    (other,) = ATTACKS["dp_audit"].cells(case(scene("fedavg", "client", 1.0, protection={"sum": "secagg", "min_cohort": 16})))[0]
     assert other.metric == "run_epsilon"
     assert other.status == "inconclusive", "20 canaries have no power"
     assert other.power == 0.0

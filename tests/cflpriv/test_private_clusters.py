@@ -235,7 +235,7 @@ def test_noise_is_measured_where_nobody_adds_anything() -> None:
     run = played(config(privacy=client_level(10.0)))
     assert run.run_ledger is not None
     assert run.run_ledger.noise is not None
-    clipped, _ = run.run_ledger.noise(run.config.protection, len(SCENE.clients))
+    clipped, _ = run.run_ledger.noise(run.config.protection)
     assert run.state.deviation == pytest.approx(clipped.multiplier, rel=0.1)
 
 
