@@ -37,7 +37,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from .entropy import derive, gaussians
+from .entropy import derive, normals
 from .events import GaussianEvent, Relation
 from .mechanisms import snap
 
@@ -236,7 +236,7 @@ def banded_noise(plan: BandedPlan, number: int, count: int, key: bytes) -> Float
     inverse = inverse_coefficients(plan.coefficients, number + 1)
     total = np.zeros(count)
     for t in range(number + 1):
-        total += inverse[number - t] * gaussians(derive(key, "banded noise", t), count)
+        total += inverse[number - t] * normals(derive(key, "banded noise", t), count)
     return plan.scale * total
 
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-__all__ = ["Entropy", "derive", "gaussians", "keystream", "public_entropy", "system_entropy", "uniforms"]
+__all__ = ["Entropy", "derive", "gaussians", "keystream", "normals", "public_entropy", "system_entropy", "uniforms"]
 
 Entropy = Callable[[int], bytes]
 """A source of secret randomness: asked for n bytes, gives n bytes."""
@@ -59,14 +59,24 @@ def uniforms(key: bytes, count: int) -> npt.NDArray[np.float64]:
 
 
 def gaussians(key: bytes, count: int) -> npt.NDArray[np.float64]:
+    """`count` standard normals from the keystream of `key`, by the inverse distribution function of 52-bit uniforms.
+
+    For secret transforms, whose published vectors fix them. For privacy noise see `normals`.
+    """
+    from scipy.special import ndtri  # a slow import, which protocol stages that need no Gaussian go without
+
+    return np.asarray(ndtri(uniforms(key, count)), dtype=np.float64)
+
+
+def normals(key: bytes, count: int) -> npt.NDArray[np.float64]:
     """`count` standard normals from the keystream of `key`, by the inverse distribution function, up to 12.4 on either side.
 
     One bit is the sign and 63 are a tail's probability u in (0, 1/2]; where these leave fewer than 52 digits of it (one draw in 2,048), 52
     more follow. So u has a relative error of 2^-52 down to 2^-117, and with that of `ndtri` each interval of width w gets its probability
     up to a factor of e^±(2e-15 (1 + x²)/w), x its distance from zero.
 
-    For secret transforms; for privacy noise only where the noisy value is then rounded to a public grid (`mechanisms.snap`), because which
-    doubles can occur is visible in the low bits.
+    For privacy noise, where the noisy value is then rounded to a public grid (`mechanisms.snap`, `shared_noise`), because which doubles can
+    occur is visible in the low bits.
     """
     from scipy.special import ndtri  # a slow import, which protocol stages that need no Gaussian go without
 

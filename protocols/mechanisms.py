@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .entropy import Entropy, gaussians, uniforms
+from .entropy import Entropy, normals, uniforms
 from .events import ChoiceEvent, Event, GaussianEvent, Relation, Unit
 
 __all__ = [
@@ -134,7 +134,7 @@ def _check_delta(delta: float) -> None:
 
 def gaussian_noise(scale: float, count: int, entropy: Entropy) -> Floats:
     """`count` values N(0, scale²) from one fresh key of `entropy`; to be added and then rounded by `snap`, or used where stated."""
-    return gaussians(entropy(32), count) * scale
+    return normals(entropy(32), count) * scale
 
 
 def snap(values: Floats, scale: float) -> Floats:

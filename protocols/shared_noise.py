@@ -35,7 +35,7 @@ __all__ = ["SHARE_STEPS", "SharedNoise", "aliasing"]
 SHARE_STEPS = 8.0
 """Standard deviation of a client's share in integer steps. Rounding adds 1/12 to its 64 of variance: 0.07 % of the noise's deviation."""
 REACH = 13
-"""No share is longer than so many standard deviations: `entropy.gaussians` draws 12.5 at most."""
+"""No share is longer than so many standard deviations: `entropy.normals` draws 12.5 at most."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ..engine.sgd import Local, Options, to_prototypes
 from ..engine.span import Movement
 from ..errors import InputError, TrainingDiverged
 from ..privacy.settings import Noise, secret_key
-from ..protocols.entropy import derive, gaussians, uniforms
+from ..protocols.entropy import derive, normals, uniforms
 from ..protocols.events import Event, Relation, SampledGaussianEvent
 from ..protocols.mechanisms import snap
 from ..types import Array, ClientData, Parts
@@ -359,7 +359,7 @@ class Train:
     def noised(self, given: TaskInput, at: int, gradient: Array) -> Array:
         """The gradient (d,) of batch number `at` with its noise, on the public grid (see `protocols.mechanisms`)."""
         scale = self.noise_multiplier * self.clip_norm / self._expected(given)
-        noise = gaussians(derive(secret_key(given), "noise", at), gradient.size) * scale
+        noise = normals(derive(secret_key(given), "noise", at), gradient.size) * scale
         return snap(gradient + noise, scale)
 
     def samples(self, data: ClientData) -> torch.Tensor:

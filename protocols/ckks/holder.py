@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import codec
-from ..entropy import Entropy, gaussians, system_entropy
+from ..entropy import Entropy, normals, system_entropy
 from ..errors import LocalError, MalformedMessage, RemoteError
 from ..keys import Identity, Roster, sign, verify, verify_key
 from ..uncopied import uncopied
@@ -157,7 +157,7 @@ class KeyHolder:
     def _shown(self, block: Block, *, own: bool) -> Block:
         if self.std:
             grid = release_grid(self.std)
-            noise = self.std * gaussians(self._entropy(32), block.size).reshape(block.shape)
+            noise = self.std * normals(self._entropy(32), block.size).reshape(block.shape)
             # the grid hides what floating point would show of the noise's lowest bits
             block = np.rint((block + noise) / grid) * grid
         return np.triu(block) + np.triu(block, 1).T if own else block

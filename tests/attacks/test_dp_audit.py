@@ -37,7 +37,7 @@ from cflpriv.attacks.dp_run import Played, audit_release, audit_whole, play, pla
 from cflpriv.engine import fast
 from cflpriv.protocols import shared_noise
 from cflpriv.protocols.accounting import calibrate, epsilon_of
-from cflpriv.protocols.entropy import Entropy, gaussians, public_entropy, uniforms
+from cflpriv.protocols.entropy import Entropy, normals, public_entropy, uniforms
 from cflpriv.protocols.events import ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent
 from cflpriv.protocols.mechanisms import Noised, gaussian_noise
 from cflpriv.types import Array
@@ -204,7 +204,7 @@ def played(name: str, event: Event, seed: int, claim: float) -> AuditResult:
 
 def a_third_of_the_noise(patch: pytest.MonkeyPatch) -> None:
     for module in (mechanisms, training):
-        patch.setattr(module, "gaussians", lambda key, count: gaussians(key, count) / 3)
+        patch.setattr(module, "normals", lambda key, count: normals(key, count) / 3)
 
 
 def no_clip(patch: pytest.MonkeyPatch) -> None:

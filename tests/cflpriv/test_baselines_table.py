@@ -124,7 +124,7 @@ def test_the_marker_is_loud_enough() -> None:
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ("oracle", "shuffled")])
 def test_every_algorithm_takes_newcomers_and_scores_them_twice(name: str) -> None:
-    more = {"warm_up": 1, "min_samples": 2} if name == "pfedlia" else {}
+    more = {"pfedlia": {"warm_up": 1, "min_samples": 2}, "private_clusters": {"k": 1}}.get(name, {})
     config = parse_config({
         "data": {"clients": 8, "rotations": [0, 90], "samples_per_client": 60, "test_samples_per_client": 30, "newcomers": 2},
         "model": {"name": "mlp", "hidden": 16},
@@ -205,7 +205,7 @@ def test_what_a_protection_adds_is_apart(kind: str) -> None:
         Protection(gram=PROTECTIONS["haar"].gram if kind == "haar" else (), sum=kind, min_cohort=2),
     ):
         fed = federation(scene.clients, protection=protection)
-        rounds(make(name, scene, train_on(scene), weights="equal"), fed, 2)
+        rounds(make(name, scene, train_on(scene), weights="equal", **({"k": 2} if name == "ifca" else {})), fed, 2)
         figures.append((fed.bare, fed.transcript))
     (plain, _), (bare, transcript) = figures
     identities = 6 * 2 if kind == "secagg-oblivious" else 0  # in the clear the choices are gathered
@@ -342,6 +342,7 @@ def test_the_whole_table_runs_from_one_config(monkeypatch: pytest.MonkeyPatch, c
     base = base.with_("data", clients=10, samples_per_client=20, test_samples_per_client=10).with_("training", rounds=2, epochs=1)
     monkeypatch.setattr(script, "load_config", lambda path: base)
     monkeypatch.setitem(script.HYPER, "pfedlia", {"warm_up": 0})
+    monkeypatch.setitem(script.HYPER, "private_clusters", {"k": 1})
     monkeypatch.setitem(script.HYPER, "one_shot", {"k": 2, "local_epochs": 1})
     monkeypatch.setattr(sys, "argv", ["label_skew_table.py", "--data-dir", os.environ["CFLPRIV_DATA"]])
     script.main()

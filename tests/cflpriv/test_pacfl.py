@@ -81,6 +81,8 @@ def test_every_algorithm_runs_unchanged_under_every_protection(algorithm: str, n
     for protection in (Protection(), PROTECTIONS[name]):
         fed = federation(scene.clients, protection=protection, seed=1)
         made = make(train_on(scene, dtype="float64", hidden=8, batch_size=50), **options)
+        if made.reads_means and protection.sums.transformed:
+            return  # refused by name, see test_private_clusters
         state = rounds(made, fed, 2)
         what = made.serve(state)
         told = eye(fed).engine.run(what.task, eye(fed).resolve(what.task, what.params, what.which, fed.clients))

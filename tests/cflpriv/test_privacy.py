@@ -677,11 +677,12 @@ def config(name: str = "fedavg", unit: str = "sample", **changes: dict[str, Any]
     return parse_config(tree)
 
 
-MEANS_ONLY = {"fedavg", "fedprox", "ditto", "lg_fedavg", "per_fedavg", "local", "oracle", "shuffled"}
+MEANS_ONLY = {"fedavg", "fedprox", "ditto", "lg_fedavg", "per_fedavg", "local", "oracle", "shuffled", "private_clusters"}
 """Algorithms that release nothing but means: those that run under unit = "client"."""
 MORE: dict[str, dict[str, Any]] = {
     "ifca": {"algorithm": {"k": 2}},
     "hypcluster": {"algorithm": {"k": 2}},
+    "private_clusters": {"algorithm": {"k": 1}},
     "pfedlia": {"algorithm": {"warm_up": 1, "local_epochs": 2}, "privacy": {"relation": "replace_one"}, "training": {"rounds": 3}},
 }
 

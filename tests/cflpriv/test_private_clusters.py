@@ -215,8 +215,11 @@ def test_groups_are_found_under_client_level_noise_and_cost_what_was_asked() -> 
 
 
 def test_a_group_too_small_for_the_noise_is_left_whole() -> None:
-    """At ε = 0.5 the noise is far above 120 clients: the answer is one model, and no round fails."""
-    run = played(config(privacy=client_level(0.5)))
+    """At ε = 0.1 the noise is far above 120 clients: the answer is one model (but in one of 20 draws), and no round fails.
+
+    At ε = 0.5 three groups were seen as two in 2 of 24 runs.
+    """
+    run = played(config(privacy=client_level(0.1)))
     assert run.algorithm.describe(run.state)["clear"] is False
     assert len(run.state.models) == 1
 

@@ -40,6 +40,15 @@ from cflpriv.federation.task_encoding import registered
 from cflpriv.federation.values import Origin, Values
 from cflpriv.protocols.errors import RemoteError
 from cflpriv.protocols.orthonormal import TRANSFORMS
+from cflpriv.tasks.cluster_shares import (
+    CellShare,
+    CentreShare,
+    ChooseCluster,
+    ClusterShare,
+    EvaluateChosen,
+    MomentShare,
+    TrainInBlock,
+)  # fmt: skip
 from cflpriv.tasks.evaluation import Evaluate, EvaluateOwn, EvaluateUsed, Losses
 from cflpriv.tasks.fold_gradients import FoldGradients
 from cflpriv.tasks.joining import Join
@@ -393,6 +402,8 @@ def test_every_task_declares_the_kinds_of_its_parts() -> None:
         Neighbours((0,), "value"), HasValidation(0.5), TrainParted(train, 1, 0), EvaluateParted(model, 1, 0), EvaluateAdapted(model, 0.1),
         TrainControlled(train), Represent(Gradient(model)), ChainLink(train), Join(("update",)), FoldGradients(model),
         PrincipalHalves(1), HasHalves(), NeedsNoHalves(),
+        CentreShare(model), MomentShare(model), CellShare(model), ClusterShare(model), TrainInBlock(train, 2),
+        ChooseCluster(model), EvaluateChosen(ChooseCluster(model)),
     ]  # fmt: skip
     assert sorted(type(task).__name__ for task in tasks) == sorted(set(registered()) - {"Model"})
     for task in tasks:

@@ -184,7 +184,7 @@ def test_a_folder_from_before_a_key_was_there_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithms_state_can_be_saved_and_read(name: str, tmp_path: Path) -> None:
     """A kind of state that nobody added to `TYPES` fails here, not after an hour of somebody's run."""
-    more: dict[str, Any] = {"pfedlia": {"warm_up": 1}}.get(name, {})
+    more: dict[str, Any] = {"pfedlia": {"warm_up": 1}, "private_clusters": {"k": 1}}.get(name, {})
     config = small(algorithm={"name": name, **more}, training={"rounds": 2}, data={"newcomers": 0})
     simulation = start(config, population=SCENE)
     advance(simulation)

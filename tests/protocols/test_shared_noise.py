@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from cflpriv.protocols import entropy, shared_noise
-from cflpriv.protocols.entropy import derive, gaussians, public_entropy
+from cflpriv.protocols.entropy import derive, normals, public_entropy
 from cflpriv.protocols.mechanisms import gaussian_delta
 from cflpriv.protocols.shared_noise import REACH, SHARE_STEPS, SharedNoise, aliasing
 
@@ -147,7 +147,7 @@ def test_normals_have_their_law_far_out(monkeypatch: pytest.MonkeyPatch) -> None
     words = (bits.astype(np.uint64) | (rng.integers(0, 2, bits.size).astype(np.uint64) << np.uint64(63))).astype("<u8")
     real, key = entropy.keystream, bytes(32)
     monkeypatch.setattr(entropy, "keystream", lambda given, count: words.tobytes() if given == key else real(given, count))
-    found = gaussians(key, words.size)
+    found = normals(key, words.size)
     few = bits < 2**52
     more = entropy.uniforms(derive(key, "tails"), int(few.sum()))
     tails = (bits.astype(np.float64) + 0.5) * 2.0**-64
@@ -160,4 +160,4 @@ def test_normals_have_their_law_far_out(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_longest_normal_is_within_the_reach_of_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entropy, "keystream", lambda key, count: bytes(count))
-    assert np.abs(gaussians(bytes(32), 4)).max() == pytest.approx(12.4, abs=0.1)
+    assert np.abs(normals(bytes(32), 4)).max() == pytest.approx(12.4, abs=0.1)
