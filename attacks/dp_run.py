@@ -120,7 +120,7 @@ def play_samples(
         raise ValueError("no single client's update is in the transcript")
     run_ledger = simulation.run_ledger
     assert run_ledger is not None
-    drawn, known, planted = _noise(config), {one.id: one for one in population.clients}, {one.id: one for one in clients}
+    drawn, known, planted = _noise(config, population), {one.id: one for one in population.clients}, {one.id: one for one in clients}
     samples, asked = {}, {}
     for owner in sent:
         # its own samples, then its spikes; some are held back under "replace_one" only, where all spikes are there
@@ -179,9 +179,9 @@ def _mirrored(x: Array, model: Model, inside: Array) -> Array:
     return np.asarray(np.where(inside.reshape(-1, *([1] * (x.ndim - 1))), x, 2 * mean - x), x.dtype)
 
 
-def _noise(config: Config) -> Noise:
+def _noise(config: Config, population: Population) -> Noise:
     """The calibrated noise of a run whose unit is a sample."""
-    noise = config.noise()
+    noise = config.noise_of(population.group_of)
     assert noise is not None  # checked by the caller
     return noise
 
@@ -435,7 +435,7 @@ def releases(config: Config, population: Population) -> dict[str, tuple[str, Eve
         run_ledger = prepare(_recorded(config), population=population).run_ledger
         gram = None if run_ledger is None else run_ledger.options(config.protection)["local"]
         return {"signature_epsilon": ("local", gram.event)} if isinstance(gram, LocalGram) else found
-    noise, relation = _noise(config), config.privacy.relation
+    noise, relation = _noise(config, population), config.privacy.relation
     if noise.signature:
         name = config.releases().mechanism
         bound = noise.loss_cap if name == "scores" else noise.clip_norm

@@ -169,7 +169,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     local = trainings_in(case.reference).at(0)
     own = replace(local.train, on_divergence="stop")
     people = [local.part(client) for client in _cohort(case, case.record or case.view, config)]
-    noise = config.noise()
+    noise = config.noise_of(case.truth.groups)
     mean = guess(None, case.prior, model)
     figures, arrays = [], None
     for kind, train in (("gradient", Train(model, 1, 0, t.lr, optimizer=t.optimizer)), ("update", own)):

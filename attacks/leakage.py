@@ -232,7 +232,7 @@ def truth_of(population: Population) -> Truth:
         {client.id: client.x_train.mean(axis=0, dtype=np.float64) for client in population.clients},
         {client.id: frozenset(int(label) for label in np.unique(client.y_train)) for client in population.clients},
         {client.id: np.bincount(client.y_train, minlength=population.classes) for client in population.clients},
-        {client.id: group for client, group in zip(population.clients, population.groups, strict=True)},
+        population.group_of,
         {client.id: (client.x_train, client.y_train) for client in population.clients},
         {client.id: (client.x_test, client.y_test) for client in population.clients},
     )

@@ -154,7 +154,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
 def _model_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell], dict[str, Array]]:
     """What models show by how sure they are: the last shared or cluster ones, and clients' own."""
     prior = case.prior
-    model, noise, trainings = public_model(prior), config.noise(), trainings_in(case.reference)
+    model, noise, trainings = public_model(prior), config.noise_of(case.truth.groups), trainings_in(case.reference)
     open_config = prior.unprotected().config
     assert open_config is not None  # as `config` is
 

@@ -113,6 +113,11 @@ class Population:
                     raise InputError(f"population {self.name!r}: client {client.id} {part} holds label {bad}, not in 0..{self.classes - 1}")
 
     @property
+    def group_of(self) -> dict[int, int]:
+        """The true group of each client, by its id."""
+        return {client.id: group for client, group in zip(self.clients, self.groups, strict=True)}
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one sample."""
         return tuple(int(size) for size in self.clients[0].x_train.shape[1:])

@@ -33,6 +33,7 @@ from ..privacy.participation import of_participations
 from ..privacy.settings import Noise, Privacy, Releases, check_samples, plan
 from ..tasks.training import Train
 from ..types import Population
+from .newcomers import held_back
 from .privacy_checks import check_privacy, few_shares
 from .sections import DataSection, ModelSection, RunSection, TrainingSection
 
@@ -197,6 +198,13 @@ class Config:
             shares=self.protection.smallest_sum - 1 if self.privacy.noise == "shared" else 0,
         )  # fmt: skip
 
+    def noise_of(self, groups: Mapping[int, int]) -> Noise | None:
+        """The noise of the run over exactly these clients (by id their true group), of which `data.newcomers` come after training."""
+        if self.privacy.unit != "sample":
+            return None
+        late = held_back(groups, self.data.newcomers)
+        return self.noise(self.schedule([client for client in groups if client not in late]).most)
+
     def model_for(self, population: Population) -> Model:
         """The model that fits a population's samples."""
         return self.model.build(population.shape, population.classes, population.mean, population.std)
@@ -222,7 +230,7 @@ class Config:
         t, train = self.training, self.train_for(population)
         wanted = inspect.signature(make).parameters
         given: dict[str, Any] = {"seed": self.run.seed, "weights": t.weights}
-        given["groups"] = {client.id: group for client, group in zip(population.clients, population.groups, strict=True)}
+        given["groups"] = population.group_of
         extra = {name: value for name, value in given.items() if name in wanted}
         algorithm = make(train, **extra, **self.hyper)
         self._check_protection(algorithm)

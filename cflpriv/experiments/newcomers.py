@@ -4,7 +4,7 @@ That happens on the client, with nothing sent, after the federation has ended; s
 algorithm alike. Source: Vahidian et al. 2023, section "Generalization to newcomers" (5 epochs).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,13 +14,15 @@ from ..engine import Streams, TaskInput
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..transports.simulation import Simulated
-from ..types import Array, Population
+from ..types import Array
 
 __all__ = ["fine_tuned_accuracy", "held_back"]
 
 
-def held_back(population: Population, count: int) -> tuple[int, ...]:
-    """The ids of `count` clients that come after training, ascending: of each true group its last ones, in proportion to its size.
+def held_back(groups: Mapping[int, int], count: int) -> tuple[int, ...]:
+    """The ids of `count` clients (by id their true group) that come after training: of each group its last ones, in proportion to its size.
+
+    In ascending order.
 
     A group that is only to be met after training would be another experiment, and ids may be sorted by group (mixtures, files with their
     own clients). What is left after rounding down goes to the largest remainders, so groups that are too small for it give none; among
@@ -28,9 +30,9 @@ def held_back(population: Population, count: int) -> tuple[int, ...]:
     are one, these are the last ids of all. Nothing is drawn: whom a seed holds back does not depend on the seed.
     """
     members: dict[int, list[int]] = {}
-    for client, group in sorted((client.id, group) for client, group in zip(population.clients, population.groups, strict=True)):
+    for client, group in sorted(groups.items()):
         members.setdefault(group, []).append(client)
-    shares = {group: divmod(count * len(ids), len(population.clients)) for group, ids in members.items()}
+    shares = {group: divmod(count * len(ids), len(groups)) for group, ids in members.items()}
     order = sorted(members, key=lambda group: (shares[group][1], members[group][-1]), reverse=True)
     more = set(order[: count - sum(whole for whole, _ in shares.values())])
     return tuple(sorted(client for group, ids in members.items() for client in ids[len(ids) - shares[group][0] - (group in more) :]))

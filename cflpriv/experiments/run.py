@@ -56,10 +56,10 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
     ids = sorted(client.id for client in population.clients)
     if config.data.newcomers >= len(ids):
         raise InputError(f"data.newcomers = {config.data.newcomers}: leaves no client to train of {len(ids)}")
-    newcomers = held_back(population, config.data.newcomers)
+    newcomers = held_back(population.group_of, config.data.newcomers)
     trained = tuple(client for client in ids if client not in newcomers)
     asked = None if config.privacy.unit == "none" else config.schedule(trained).most
-    noise = config.noise(asked)
+    noise = config.noise_of(population.group_of)
     algorithm = config.algorithm_for(population)
     check(config, population, algorithm, ids, newcomers)
     settings, sources = config.run, dict[str, Counted]()
@@ -91,7 +91,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
         lambda run, out: _write_secrets(early, run, out), lambda run: simulated.engine.close(), skips=(TooFewClients,),
         save_every=settings.checkpoint_every,
     )  # fmt: skip
-    truth = {client.id: group for client, group in zip(population.clients, population.groups, strict=True)}
+    truth = population.group_of
     run = Run(config, population, algorithm, simulated.federation, backend, trained, truth, private, newcomers, simulated, started=began)
     early = secrets_of(run)  # a party that is none is refused before anything runs
     return run

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scenes
 
+from cflpriv.attacks.dp_run import releases
 from cflpriv.contract.operations import Sampling
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
@@ -18,7 +19,7 @@ from cflpriv.federation.schedule import schedule
 from cflpriv.privacy.participation import of_participations
 from cflpriv.privacy.settings import Releases
 from cflpriv.protocols.accounting import calibrate
-from cflpriv.protocols.events import GaussianEvent
+from cflpriv.protocols.events import GaussianEvent, SampledGaussianEvent
 from cflpriv.protocols.ledger import Ledger
 
 SCENE = scenes.population(groups=2, clients_per_group=20)
@@ -165,3 +166,22 @@ def test_an_algorithm_that_declares_no_cohorts_is_counted_in_every_round(monkeyp
     assert ALGORITHMS["fedavg"].cohorts == "one"
     with pytest.raises(InputError):
         config(training={"participation": 0.0})
+
+
+def test_an_audit_looks_at_the_noise_that_the_run_has(tmp_path: Path) -> None:
+    """Noise that is calibrated for the rounds in which a client is asked, not for all."""
+    scene = scenes.population(groups=1, clients_per_group=20)
+    made = parse_config({
+        "data": {"clients": 20}, "model": {"name": "linear"}, "algorithm": {"name": "fedavg"},
+        "training": {"rounds": 10, "batch_size": 5, "lr": 0.1, "weights": "equal", "participation": 0.2},
+        "privacy": {"unit": "sample", "epsilon": 3.0, "delta": 1e-3, "samples": 20, "sketch_dim": 0},
+    })  # fmt: skip
+    run = prepare(made, population=scene)
+    assert run.run_ledger is not None
+    assert run.run_ledger.accounts is not None
+    _, event = releases(made, scene)["training_epsilon"]
+    assert isinstance(event, SampledGaussianEvent)
+    assert event.noise_multiplier == run.run_ledger.accounts.noise.training
+    everywhere = made.noise()
+    assert everywhere is not None
+    assert event.noise_multiplier < 0.8 * everywhere.training

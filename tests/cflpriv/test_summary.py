@@ -165,7 +165,7 @@ def test_newcomers_come_from_all_groups_in_proportion(groups: list[int], data: s
     count = data.draw(st.integers(0, len(groups) - 1))
     scene = population(1, len(groups), samples=2)
     scene = replace(scene, groups=tuple(groups))
-    late = held_back(scene, count)
+    late = held_back(scene.group_of, count)
     assert len(late) == len(set(late)) == count
     sizes, taken = Counter(groups), Counter(groups[client] for client in late)
     for group, size in sizes.items():
@@ -178,7 +178,7 @@ def test_newcomers_come_from_all_groups_in_proportion(groups: list[int], data: s
 def test_where_clients_are_dealt_to_groups_newcomers_are_the_last(clients: int, groups: int, count: int) -> None:
     scene = replace(population(1, clients, samples=2), groups=tuple(i % groups for i in range(clients)))
     count = min(count, clients - 1)
-    assert held_back(scene, count) == tuple(range(clients - count, clients)) or clients % groups
+    assert held_back(scene.group_of, count) == tuple(range(clients - count, clients)) or clients % groups
 
 
 def sorted_by_group() -> Population:
