@@ -93,6 +93,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+QUICK = {("pacfl", "sample"), ("pacfl", "sample, shared"), ("ifca", "sample"), ("stocfl", "sample, shared")}
+"""What the default tests look at beside FedAvg."""
 COMPARING = ["pacfl", "ifca", "stocfl", "crossfit"]
 """Algorithms that compare single clients or have them choose, which client-level privacy refuses."""
 
@@ -100,7 +102,7 @@ COMPARING = ["pacfl", "ifca", "stocfl", "crossfit"]
 @pytest.mark.parametrize(
     ("name", "case", "privacy"),
     [
-        pytest.param(name, case, privacy, id=f"{name}-{case}")
+        pytest.param(name, case, privacy, id=f"{name}-{case}", marks=() if (name, case) in QUICK or name == "fedavg" else pytest.mark.slow)
         for case, privacy in CASES
         for name in ("fedavg", *(COMPARING if privacy["unit"] == "sample" else ()))
     ],

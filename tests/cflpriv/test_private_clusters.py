@@ -224,6 +224,7 @@ def test_a_group_too_small_for_the_noise_is_left_whole() -> None:
     assert len(run.state.models) == 1
 
 
+@pytest.mark.slow
 def test_one_group_is_one_cluster() -> None:
     """Five seeds, at a level of 5 %: at most one is wrong, but in one of 40 cases."""
     wrong = 0
