@@ -16,13 +16,9 @@ contributions by what was released before: for lower triangular C Gaussian noise
 Several groups with a stream of noise each (own Z) are one release of a longer x, with the same bound, as a client's contributions of
 different rounds and streams are in different columns.
 
-**Price.** One `GaussianEvent` over the whole run (`BandedPlan.event`). Or a part of it for each participation (`BandedPlan.round_event`):
-squared norms of columns add up as 1/z² of Gaussian events does, so the parts together cost what the whole does, and a ledger that charges
-before each release stays exact. Both hold only if clients keep the separation: whoever sums refuses a client that comes back earlier.
-
-**Never twice.** Noise of a round is a function of key and round. A round that is released a second time with other contributions under the
-same key would show their difference without noise. An interrupted round is left out, or the run goes on with a fresh key and a fresh plan
-for the rounds that are left, whose price adds to what was charged.
+**Price.** Squared norms of columns add up as 1/z² of Gaussian events does. So a participation costs what it costs with independent noise
+whose standard deviation is `scale` over the norm of its column, and a ledger that charges before each release stays exact. That holds only
+if clients keep the separation. `cflpriv.privacy.correlated` draws the rows of noise, and begins anew where a client comes back earlier.
 
 Sources: Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization" (banded C, min-separation sensitivity); Kalinin & Lampert
 2024, "Banded square root matrix factorization" (the square root of the prefix sum, cut to bands); McKenna 2024 (Toeplitz C, optimised). All
@@ -31,19 +27,14 @@ of it is unaudited research code.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .entropy import derive, normals
-from .events import GaussianEvent, Relation
-from .mechanisms import snap
-
 __all__ = [
-    "BandedPlan", "banded_noise", "banded_plan", "banded_release", "column_norms", "inverse_coefficients", "optimised_coefficients",
-    "prefix_error", "prefix_variances", "separated_sensitivity", "sensitivity_of", "square_root_coefficients", "strategy",
+    "column_norms", "inverse_coefficients", "optimised_coefficients", "prefix_error", "prefix_variances", "separated_sensitivity",
+    "sensitivity_of", "square_root_coefficients", "strategy",
 ]  # fmt: skip
 
 Floats = NDArray[np.float64]
@@ -163,88 +154,3 @@ def prefix_variances(coefficients: Coefficients, rounds: int) -> Floats:
 def prefix_error(coefficients: Coefficients, rounds: int, sensitivity: float) -> float:
     """Root of the mean over rounds of the prefixes' variances at noise multiplier 1 and this sensitivity (`separated_sensitivity`)."""
     return sensitivity * math.sqrt(float(prefix_variances(coefficients, rounds).mean()))
-
-
-# --- the mechanism ------------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class BandedPlan:
-    """Public settings of one run's noise.
-
-    `coefficients` of C; how many `rounds`; the most `participations` of a client, at least `separation` rounds apart; the noise, in
-    sensitivities of the whole run; `clip_norm` of a contribution. `sensitivity` is that of C x for contributions that move by 1.
-    """
-
-    coefficients: Coefficients
-    rounds: int
-    participations: int
-    separation: int
-    noise_multiplier: float
-    clip_norm: float
-    relation: Relation
-
-    @property
-    def sensitivity(self) -> float:
-        """Of C x, all of a client's rounds together: what `noise_multiplier` counts in."""
-        return separated_sensitivity(self.coefficients, self.rounds, self.participations, self.separation) * self.moves
-
-    @property
-    def moves(self) -> float:
-        """How far one round's sum moves: the bound, or twice it where a client is replaced."""
-        return self.clip_norm * (1 if self.relation == "add_remove" else 2)
-
-    @property
-    def scale(self) -> float:
-        """Standard deviation of the rows of Z."""
-        return self.noise_multiplier * self.sensitivity
-
-    @property
-    def event(self) -> GaussianEvent:
-        """The price of the whole run."""
-        return GaussianEvent(self.noise_multiplier, self.sensitivity, self.relation, "client")
-
-    def round_event(self, number: int) -> GaussianEvent:
-        """The part of that price that a participation in round `number` costs: the parts of a client add up to no more than `event`."""
-        moves = float(column_norms(self.coefficients, self.rounds)[number]) * self.moves
-        return GaussianEvent(self.scale / moves, moves, self.relation, "client")
-
-
-def banded_plan(
-    rounds: int, participations: int, separation: int, noise_multiplier: float, clip_norm: float, relation: Relation,
-    bands: int | None = None,
-) -> BandedPlan:  # fmt: skip
-    """The plan of least prefix error for clients that come back after `separation` rounds. `bands`: how many, `separation` if not given.
-
-    Raises `ValueError` for more bands than that where a client may come back, or impossible numbers.
-    """
-    coefficients = optimised_coefficients(separation if bands is None else bands, rounds)
-    made = BandedPlan(coefficients, rounds, participations, separation, noise_multiplier, clip_norm, relation)
-    if not (math.isfinite(made.scale) and made.scale > 0):
-        raise ValueError(f"noise_multiplier, clip_norm: {noise_multiplier}, {clip_norm}: the noise has no finite scale above 0")
-    return made
-
-
-def banded_noise(plan: BandedPlan, number: int, count: int, key: bytes) -> Floats:
-    """Row `number` of C⁻¹ Z, `count` values, for the secret `key` (32 bytes) of one stream of noise: of a run and a group.
-
-    The rows of Z are drawn anew from the key each time, so nothing needs to be kept between rounds but the key; round t costs t + 1 draws.
-    Raises `ValueError` for a round outside the plan.
-    """
-    if not 0 <= number < plan.rounds:
-        raise ValueError(f"number: {number} is not one of {plan.rounds} rounds")
-    inverse = inverse_coefficients(plan.coefficients, number + 1)
-    total = np.zeros(count)
-    for t in range(number + 1):
-        total += inverse[number - t] * normals(derive(key, "banded noise", t), count)
-    return plan.scale * total
-
-
-def banded_release(value: NDArray[np.float64], plan: BandedPlan, number: int, key: bytes) -> Floats:
-    """A round's sum (any shape) of contributions clipped to `plan.clip_norm`, with its row of noise, on a public grid.
-
-    Guarantee: all rounds together are as private as `plan.event` says, if no client comes back before `plan.separation` rounds or more than
-    `plan.participations` times, and no round is released twice under one key; the caller answers for these.
-    """
-    x = np.asarray(value, dtype=np.float64)
-    return snap(x + banded_noise(plan, number, x.size, key).reshape(x.shape), plan.scale)

@@ -2,7 +2,7 @@
 
 Guarantee: whoever learns no more than the sum over at least `survivors` clients whose shares it does not know (and the shares of others)
 learns nothing beyond a Gaussian mechanism: the sum of their vectors with noise of `deviation` on each coordinate, but for a total variation
-of `aliasing(n)` a coordinate, 1e-130 for any number of clients here. So the event is a `GaussianEvent` or `SampledGaussianEvent`, with its
+of `aliasing(n)` a coordinate, below 1e-125 for a million clients. So the event is a `GaussianEvent` or `SampledGaussianEvent`, with its
 exact price. Rounding costs nothing: a vector moves by its own sensitivity, not by that of its integers.
 
 Why: let x_i be the vectors in integer steps, G_i ~ N(0, s²) their shares and ⌊·⌉ the nearest integer, n clients. The probability that

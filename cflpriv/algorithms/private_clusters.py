@@ -8,8 +8,8 @@ under a trusted server or inside a secure sum. The first rounds find the cluster
 2. `moments` sums of cross-fitted second moments of what differs from the centre. Eigenvalues above the edge of the noise give the
    directions in which clients differ. If there are none, all are alike, and training begins with one model;
 3. `cell_steps` sums of counts and residuals by cells: each client takes the nearest of public random points in these directions. Ward's
-   tree of the cells gives the clusters and their number, tested against crowds without groups (`clustering.noisy_sums`). If the test finds
-   none, training begins with one model;
+   tree of the cells gives the clusters and their number, tested against simulated clients without groups (`clustering.noisy_sums`). If
+   the test finds none, training begins with one model;
 4. `centre_steps` sums of counts and whole vectors by cluster, each client choosing its own, which make the centres sharper than the
    directions alone.
 
@@ -17,7 +17,7 @@ In all later rounds clients train the model of their cluster and put the update 
 the sum of every cluster. That takes k times the upload. Sums of blocks are divided by the noisy
 sizes of step 4.
 
-The server measures the noise in numbers to which no client adds anything, so the algorithm need not be told what protects its sums.
+The server measures the noise in numbers to which no client adds anything, so the algorithm does not need to know what protects its sums.
 Without noise it works as well.
 
 Source: this project. Related: private k-means by noisy sums (Blum et al. 2005), FedDP-KMeans (2025, with data of the server). Cross-fitting
@@ -34,7 +34,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..clustering.noisy_sums import Crowd, directions_of, first_cells, moved_cells, partition_of
+from ..clustering.noisy_sums import Alike, directions_of, first_cells, moved_cells, partition_of
 from ..contract.handles import Shared
 from ..contract.operations import Federation, Parameter
 from ..contract.transcript import RoundRecord
@@ -146,8 +146,8 @@ def private_clusters(
     """Clusters from sums over all clients, found in the first 1 + `moments` + `cell_steps` + `centre_steps` rounds; then FedAvg in each.
 
     With `k` the number of clusters is given and nothing is tested (1: no round is spent on them); else a test at level `alpha` finds it,
-    with so many `draws` of crowds without groups. `sketch`: the length of a sketched gradient; `directions`: second moments are taken in so
-    many dimensions. `norm`: the length of a client's contribution, under client-level privacy that to which it is clipped.
+    with so many `draws` of simulated clients without groups. `sketch`: the length of a sketched gradient; `directions`: second moments are
+    taken in so many dimensions. `norm`: the length of a client's contribution, under client-level privacy that to which it is clipped.
 
     Raises `InputError` for parameters that cannot be.
     """
@@ -201,7 +201,7 @@ def _found(settings: PrivateClustersSettings, federation: Federation, state: Sta
 
 
 def _share(settings: PrivateClustersSettings, state: State) -> tuple[Any, Mapping[str, Parameter]]:
-    """What clients contribute next, and what they are told for it."""
+    """What clients contribute next, and what they are sent for it."""
     if state.stage == "centre":
         return settings.task(CentreShare), {}
     around = {"short_centre": _there(state.short_centre)}
@@ -267,9 +267,9 @@ def _partitioned(settings: PrivateClustersSettings, federation: Federation, stat
     if state.done < settings.sums["cells"]:
         return replace(state, cells=cells, spreads=spreads)
     clients = np.maximum(spreads / (state.done * state.seen), variances)  # their means, and their sampling noise
-    crowd = Crowd(round(state.seen), clients, state.spread, state.done, state.deviation / CELL_COUNT, state.deviation / CELL_RESIDUAL)
+    alike = Alike(round(state.seen), clients, state.spread, state.done, state.deviation / CELL_COUNT, state.deviation / CELL_RESIDUAL)
     starts = partial(first_cells, variances)
-    found = partition_of(cells, counts, crowd, starts, settings.alpha, settings.draws, federation.stream("crowds"), settings.k)
+    found = partition_of(cells, counts, alike, starts, settings.alpha, settings.draws, federation.stream("crowds"), settings.k)
     notes = {**state.notes, "clear": found.p is None or found.k > 1}
     if found.p is not None:
         notes |= {"p": float(found.p), "answer": "groups" if found.k > 1 else "no clear groups"}

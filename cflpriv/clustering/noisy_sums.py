@@ -2,8 +2,8 @@
 
 The order is: the eigenvectors of a noisy second moment of which the noise is known (`directions_of`); counts and means of cells, of clients
 that chose the nearest of public points in that subspace, refined a few times (`moved_cells`); Ward's tree of the cells (`tree_of`); and a
-test of the tree against crowds without groups, Gaussian with the same moment, whose cells are found in the same way with the same noise
-(`partition_of`). Everything here is computed from sums that carry their noise already, so it costs no privacy.
+test of the tree against simulated clients without groups, Gaussian with the same moment, whose cells are found in the same way with the
+same noise (`partition_of`). Everything here is computed from sums that carry their noise already, so it costs no privacy.
 
 Source: this project. Known are the edge of a symmetric Gaussian matrix (Wigner), shrinking of eigenvalues above it (Benaych-Georges &
 Nadakuditi 2011), and a test against one Gaussian with the same spectrum (SigClust, Liu et al. 2008). `clustering.group_test` is the same
@@ -18,7 +18,17 @@ import numpy as np
 from ..randomness import Stream
 from ..types import Array
 
-__all__ = ["MOST_DIRECTIONS", "Crowd", "Directions", "Partition", "directions_of", "first_cells", "moved_cells", "partition_of", "tree_of"]
+__all__ = [
+    "MOST_DIRECTIONS",
+    "Alike",
+    "Directions",
+    "Partition",
+    "directions_of",
+    "first_cells",
+    "moved_cells",
+    "partition_of",
+    "tree_of",
+]
 
 MOST_DIRECTIONS = 8
 """More directions than this are left out: cells would hold too few clients."""
@@ -29,7 +39,7 @@ BULK = 0.404
 ABOVE = 0.5
 """The largest eigenvalue of noise exceeds the edge by more than this times r^(−2/3) in one of about twenty matrices."""
 FEWEST_NULLS = 0.5
-"""A number of clusters is considered where at least this share of simulated crowds has a tree with as many."""
+"""A number of clusters is considered where at least this share of simulated cases without groups has a tree with as many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +133,7 @@ def tree_of(points: Array, weights: Array) -> Tree:
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The clusters found among cells: `centres` (k, s), and the share p of crowds without groups that look as grouped.
+    """The clusters found among cells: `centres` (k, s), and the share p of simulated clients without groups that look as grouped.
 
     `p` is None where nothing was tested.
     """
@@ -138,7 +148,7 @@ class Partition:
 
 
 @dataclass(frozen=True, eq=False)
-class Crowd:
+class Alike:
     """What clients without groups would be: `clients` of them, Gaussian with `variances` (s,).
 
     `radius` and `steps` are those by which cells are found; `noise_of_counts` and `noise_of_residuals` the standard deviations of the noise
@@ -168,19 +178,19 @@ class Crowd:
         return cells, counts
 
 
-def partition_of(cells: Array, counts: Array, crowd: Crowd, starts: Callable[[Stream], Array], alpha: float, draws: int, rng: Stream,
+def partition_of(cells: Array, counts: Array, alike: Alike, starts: Callable[[Stream], Array], alpha: float, draws: int, rng: Stream,
                  k: int | None = None) -> Partition:  # fmt: skip
     """The clusters of cells (m, s) with noisy counts (m,), if a test at level `alpha` finds any.
 
     The number is that of 2 to s + 1 (k means in general position span k − 1 directions) whose parts leave the least of the sum of squares
-    inside, in standard deviations of `draws` simulated crowds whose cells begin at `starts`. p is the share of crowds (with +1 / +1) that
-    leave as little at any number of parts. Above `alpha` the answer is one cluster. With `k` nothing is tested.
+    inside, in standard deviations of `draws` simulated cases without groups, whose cells begin at `starts`. p is the share of these (with
+    +1 / +1) that leave as little at any number of parts. Above `alpha` the answer is one cluster. With `k` nothing is tested.
     """
-    points, weights = _kept(cells, counts, crowd.noise_of_counts)
+    points, weights = _kept(cells, counts, alike.noise_of_counts)
     tree = tree_of(points, weights)
     if k is not None:
         return Partition(_centres(points, weights, tree, min(k, len(points))), None)
-    simulated = [tree_of(*_kept(*crowd.cells(starts(rng), rng), crowd.noise_of_counts)) for _ in range(draws)]
+    simulated = [tree_of(*_kept(*alike.cells(starts(rng), rng), alike.noise_of_counts)) for _ in range(draws)]
     usual = {number: [one for one in simulated if number + 1 in one.heights] for number in range(2, cells.shape[1] + 2)}
     numbers = [number for number, several in usual.items() if number + 1 in tree.heights and len(several) > FEWEST_NULLS * draws]
     if not numbers:

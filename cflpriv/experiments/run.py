@@ -59,7 +59,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
     newcomers = held_back(population.group_of, config.data.newcomers)
     trained = tuple(client for client in ids if client not in newcomers)
     asked = None if config.privacy.unit == "none" else config.schedule(trained).most
-    noise = config.noise_of(population.group_of)
+    noise = config.noise(asked)
     algorithm = config.algorithm_for(population)
     check(config, population, algorithm, ids, newcomers)
     settings, sources = config.run, dict[str, Counted]()

@@ -16,7 +16,7 @@ from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.experiments.config import Config
 from cflpriv.experiments.run import prepare
 from cflpriv.privacy.correlated import CorrelatedNoise
-from cflpriv.protocols.banded import banded_plan, optimised_coefficients, prefix_variances, strategy
+from cflpriv.protocols.banded import optimised_coefficients, prefix_variances, separated_sensitivity, strategy
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.ledger import Ledger
 from cflpriv.types import Array, Parts
@@ -117,8 +117,8 @@ def test_a_run_is_charged_as_with_independent_noise_and_keeps_one_stream(tmp_pat
     made: Any = prepare(config(), population=SCENE).federation._sums
     correlated, clipped = made._parts.clipped.correlated, made._parts.clipped
     assert len(correlated.coefficients) == 4
-    plan = banded_plan(12, 3, 4, clipped.multiplier / math.sqrt(3), 1.0, "add_remove")
-    assert plan.scale == pytest.approx(clipped.multiplier * math.hypot(*correlated.coefficients)), "one price over the run, or one a round"
+    once = clipped.multiplier / math.sqrt(3) * separated_sensitivity(correlated.coefficients, 12, 3, 4)
+    assert once == pytest.approx(clipped.multiplier * math.hypot(*correlated.coefficients)), "one price over the run, or one a round"
 
 
 @pytest.mark.parametrize("correlated", [True, False])
