@@ -91,6 +91,7 @@ def test_two_audits_of_one_folder_do_not_run_at_once(run: Path) -> None:
     assert quick(run, ("cluster_identity",))
 
 
+@pytest.mark.slow
 def test_everything_attackable_is_as_good_as_a_full_record(recorded: Path, tmp_path: Path) -> None:
     run_experiment(config(protection=PROTECTED, run={"record": "attackable", **CERTAIN}), tmp_path / "part")
     in_summary(seconds=1.0)(tmp_path / "part")

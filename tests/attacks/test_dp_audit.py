@@ -512,6 +512,7 @@ def test_ten_audits_of_runs_with_a_third_of_the_noise(claim: float, rounds: int,
     assert sum(status == "leaks" for status in powerful) >= 0.8 * len(powerful)
 
 
+@pytest.mark.slow
 def test_noise_that_clients_share_shows_in_a_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
     # alone, each update is as noisy as it should be; one less the others is not
     made = scene("fedavg", "sample", 1.0, training={"rounds": 3})

@@ -92,7 +92,7 @@ def private(unit: str, epsilon: float, algorithm: str, tested: bool = False) -> 
 @pytest.mark.parametrize(
     ("unit", "algorithm"), [("sample", "pacfl"), pytest.param("sample", "stocfl", marks=pytest.mark.slow), ("client", "pacfl")]
 )
-@pytest.mark.parametrize("tested", [False, True])
+@pytest.mark.parametrize("tested", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_pretended_clients_clip_sketch_and_scale_as_the_real_ones(unit: str, algorithm: str, tested: bool) -> None:
     """With noise that is next to nothing, what the simulator gives for a client's own data is what that client sent."""
     one = private(unit, 1e6, algorithm, tested)

@@ -204,7 +204,7 @@ def private(unit: str, epsilon: float, **more: Any) -> Any:
     return config(algorithm, training={"rounds": 2, "batch_size": 10, "epochs": 2}, privacy=privacy, **more)
 
 
-@pytest.mark.parametrize("unit", ["sample", "client"])
+@pytest.mark.parametrize("unit", [pytest.param("sample", marks=pytest.mark.slow), "client"])
 def test_the_attacker_clips_as_the_pipeline_does(unit: str) -> None:
     """With noise that is next to nothing, clipped updates show the label histograms; reading them as if unclipped is worse."""
     made = private(unit, 1e6 if unit == "sample" else 1e5)

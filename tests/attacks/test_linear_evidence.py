@@ -234,6 +234,7 @@ def test_secure_sums_over_changing_cohorts_show_single_clients_labels() -> None:
     assert "24 sums as one system, rank 15 of 15, 15 of 15 clients separated" in found["histogram_l1"].note
 
 
+@pytest.mark.slow
 def test_fixed_cohorts_do_not_and_the_figure_says_what_the_attack_would_have_shown() -> None:
     found = cells_of(0, "fixed_cohorts")
     assert "rank 2 of 15, 0 of 15 clients separated" in found["histogram_l1"].note

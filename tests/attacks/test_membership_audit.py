@@ -228,6 +228,7 @@ def test_the_standard_error_of_a_gain_is_right() -> None:
     assert 0.85 < spread < 1.15  # its standard error is .035
 
 
+@pytest.mark.slow
 def test_models_that_remember_leak_and_other_runs_do_not() -> None:
     scenes = [made(seed) for seed in SEEDS]
     several = [cells(case(one))[0] for one in scenes]

@@ -242,6 +242,7 @@ def test_turns_are_not_seen_in_unrelated_clients() -> None:
     assert {cell.status for cell in judged} <= {"at_baseline", "inconclusive"}, [cell.line() for cell in judged]
 
 
+@pytest.mark.slow
 def test_protections_take_signatures_and_updates_but_not_the_clusters_model() -> None:
     """Under a shared rotation each run is one toss of a coin, as is one with two groups: five that agree are 1 in 32. They are seeded."""
     protection, run = {"gram": ["haar"], "sum": "secagg"}, {"insecure_test_entropy": True}

@@ -64,7 +64,7 @@ def test_clear_signatures_show_images_and_labels(tmp_path: Path, cut: str) -> No
     assert arrays["recovered"].shape == arrays["truth"].shape == (12, 1, 8, 8)
 
 
-@pytest.mark.parametrize("sketch_dim", [0, 32])
+@pytest.mark.parametrize("sketch_dim", [pytest.param(0, marks=pytest.mark.slow), 32])
 def test_noisy_moments_show_images_where_the_noise_allows_it_and_they_are_not_sketched(tmp_path: Path, sketch_dim: int) -> None:
     privacy = {"unit": "sample", "epsilon": 500.0, "delta": 1e-5, "samples": 100, "sketch_dim": sketch_dim}
     run_experiment(config({}, algorithm={"name": "pacfl", "cut": "test"}, privacy=privacy), tmp_path / "run")

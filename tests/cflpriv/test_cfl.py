@@ -532,7 +532,7 @@ def test_updates_that_sums_hide_are_compared_in_the_clear_by_nobody(name: str, p
     prepare(parse_config({**tree, "protection": protection, "algorithm": {"name": "pacfl"}}))
 
 
-@pytest.mark.parametrize("eps2", [EPS2, None])
+@pytest.mark.parametrize("eps2", [EPS2, pytest.param(None, marks=pytest.mark.slow)])
 def test_it_splits_alike_under_protections(eps2: float | None) -> None:
     scene = swapped(9, samples_per_client=60)
     train = train_on(scene, dtype="float64")

@@ -173,7 +173,7 @@ def test_float32_is_within_1e_4() -> None:
 @pytest.mark.parametrize(
     "model",
     [Model("cnn", (3, 16, 16), 5, hidden=8, dtype="float64"), Model("femnist_cnn", (1, 8, 8), 5, dtype="float64"),
-     Model("resnet9", (3, 32, 32), 4, dtype="float64")],
+     pytest.param(Model("resnet9", (3, 32, 32), 4, dtype="float64"), marks=pytest.mark.slow)],
     ids=lambda model: model.name,
 )  # fmt: skip
 def test_the_larger_networks_equal_sequential(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,6 +237,7 @@ def test_clients_without_noise_in_a_group_of_their_own_are_tested_like_others() 
     assert adjusted_rand_score(labels, groups_of(crowd_of_folds(gram_of(folds)), stream(0, "t")).labels) == 1.0
 
 
+@pytest.mark.slow
 def test_small_groups_within_groups_are_tested_again() -> None:
     """Twenty-four groups of six, in pairs: a pair's level is below what the draws of the first test can show."""
     rng = np.random.default_rng(16)
@@ -293,7 +294,7 @@ def false_splits(crowd: Callable[[np.random.Generator], Array], runs: int, alpha
     return found
 
 
-@pytest.mark.parametrize("crowd", [gaussian, alike, unequal])
+@pytest.mark.parametrize("crowd", [gaussian, alike, pytest.param(unequal, marks=pytest.mark.slow)])
 def test_groups_are_seldom_found_where_there_are_none(crowd: Callable[[np.random.Generator], Array]) -> None:
     """If the rate is α = 5 %, this fails in one of 1000 runs."""
     assert false_splits(crowd, 60, 0.05) <= binom.ppf(0.999, 60, 0.05)

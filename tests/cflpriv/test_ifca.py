@@ -514,7 +514,7 @@ def test_without_groups_it_is_fedavg_and_says_so(weights: Any) -> None:
     assert described["answer"] in ("all alike", "no clear groups")
 
 
-@pytest.mark.parametrize("shared", [(), ("1",)])
+@pytest.mark.parametrize("shared", [pytest.param((), marks=pytest.mark.slow), ("1",)])
 @pytest.mark.parametrize("sum_", ["haar", "secagg"])
 def test_found_groups_are_the_same_under_protections(sum_: str, shared: tuple[str, ...]) -> None:
     """Also where a group's members were sent one model, or all, in the same round."""

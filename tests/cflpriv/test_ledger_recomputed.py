@@ -93,7 +93,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-QUICK = {("pacfl", "sample, shared"), ("ifca", "sample")}
+QUICK = {("pacfl", "sample, shared"), ("ifca", "sample, shared")}
 """What the default tests look at beside FedAvg."""
 COMPARING = ["pacfl", "ifca", "stocfl", "crossfit", "r_dpcfl"]
 """Algorithms that compare single clients or have them choose, which client-level privacy refuses."""

@@ -98,11 +98,16 @@ CASES: list[Any] = [
     ("fedavg", "client", {"training": {"sampling": "fixed_cohorts"}}),
     pytest.param("fedavg", "client", {"training": {"dropout": 0.2}}, marks=pytest.mark.slow),
     ("fedavg", "client", {"training": {"dropout": 0.2, "participation": 0.25}, "protection": SECURE}),
-    ("fedavg", "sample", {"training": {"dropout": 0.2, "participation": 0.25}, "protection": SECURE, "privacy": {"noise": "shared"}}),
+    pytest.param(
+        "fedavg",
+        "sample",
+        {"training": {"dropout": 0.2, "participation": 0.25}, "protection": SECURE, "privacy": {"noise": "shared"}},
+        marks=pytest.mark.slow,
+    ),
     pytest.param("oracle", "client", {}, marks=pytest.mark.slow),
     ("fedavg", "sample", {}),
     pytest.param("stocfl", "sample", {}, marks=pytest.mark.slow),
-    ("ifca", "sample", {"algorithm": {"k": 2}}),
+    pytest.param("ifca", "sample", {"algorithm": {"k": 2}}, marks=pytest.mark.slow),
     pytest.param("pacfl", "sample", {"algorithm": {"k": 2}, "data": {"newcomers": 4}}, marks=pytest.mark.slow),
     pytest.param("pfedlia", "sample", LIA, marks=pytest.mark.slow),
 ]

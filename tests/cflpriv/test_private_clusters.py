@@ -192,6 +192,7 @@ def test_a_tree_takes_the_cheapest_merges_first() -> None:
 # --- the system
 
 
+@pytest.mark.slow
 def test_groups_are_found_without_noise_and_trained() -> None:
     run = played(config())
     described = run.algorithm.describe(run.state)

@@ -131,6 +131,7 @@ def test_the_distance_is_that_of_the_best_naming(k: int, seed: int) -> None:
     assert distance(np.full((k, 3), np.nan), truth) == np.inf
 
 
+@pytest.mark.slow
 def test_success_grows_from_none_to_all_with_separation_machines_and_points() -> None:
     """Fig. 3 thinned (d = 60, K = 2, σ = 0.1, authors' scale): each row ends where the paper's panels end. Fixed seeds: no error rate."""
 

@@ -527,7 +527,7 @@ def told(transport: Loopback, at: str, answers: Mapping[int, Any]) -> None:
 HUGE = RawArray("<f8", (1 << 53, 1 << 53, 0), b"")
 
 
-@pytest.mark.parametrize("name", ["fedavg", "pacfl", "ifca", "ifca, k found", "cfl"])
+@pytest.mark.parametrize("name", ["fedavg", "pacfl", "ifca", pytest.param("ifca, k found", marks=pytest.mark.slow), "cfl"])
 @pytest.mark.parametrize("odd", [HUGE, np.nan, np.full(4, 1e200), np.zeros((2, 2), dtype=bool), 99, m.Done()], ids=str)
 @pytest.mark.parametrize("protection", [Protection(), Protection(gram=("haar",), sum="haar")], ids=["clear", "haar"])
 def test_an_odd_answer_costs_at_most_its_client(name: str, odd: Any, protection: Protection) -> None:

@@ -109,7 +109,19 @@ def test_the_summary_of_an_interruption_is_not_taken_for_the_last(tmp_path: Path
 
 @pytest.mark.parametrize("protection", ["none", "haar"])
 @pytest.mark.parametrize(
-    "algorithm", ["pacfl", "cfl", "cfl, test", "ifca", "ifca, test", "stocfl", "pfedlia", "r_dpcfl", "fedavg", "local"]
+    "algorithm",
+    [
+        "pacfl",
+        "cfl",
+        pytest.param("cfl, test", marks=pytest.mark.slow),
+        "ifca",
+        "ifca, test",
+        "stocfl",
+        "pfedlia",
+        "r_dpcfl",
+        "fedavg",
+        "local",
+    ],
 )
 def test_a_resumed_run_ends_as_an_uninterrupted_one(algorithm: str, protection: str, tmp_path: Path) -> None:
     options: dict[str, dict[str, Any]] = {

@@ -189,6 +189,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return [{key: value for key, value in row.items() if "seconds" not in key} for row in csv.DictReader(file)]
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_number_of_workers_and_failures_stay_alone(tmp_path: Path) -> None:
     sweep = swept(
         algorithms=["fedavg", "pacfl"],

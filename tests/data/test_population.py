@@ -273,6 +273,7 @@ def test_a_hundred_clients_of_mnist_are_quick_after_loading() -> None:
 
 
 @needs_files
+@pytest.mark.slow
 def test_mix_4_with_mnist_in_place_of_svhn() -> None:
     sources = (("cifar10", 31), ("mnist", 25), ("fashion_mnist", 27), ("usps", 14))
     spec = DataSpec(source="mixture", clients=97, samples_per_client=500, test_samples_per_client=50, sources=sources)

@@ -136,6 +136,7 @@ def test_random_cohorts(data: st.DataObject) -> None:
 
 @settings(max_examples=4, deadline=None)
 @given(st.data())
+@pytest.mark.slow
 def test_random_large_cohorts_on_the_sparse_graph(data: st.DataObject) -> None:
     n = data.draw(st.integers(33, 200))
     stages = st.sampled_from([stage for stage in STAGES if stage != "Consistent"])
