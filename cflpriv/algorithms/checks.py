@@ -4,7 +4,7 @@ import numpy as np
 
 from ..errors import InputError
 
-__all__ = ["at_least", "finite", "known"]
+__all__ = ["at_least", "enough_clients", "finite", "known"]
 
 
 def at_least(smallest: int, /, **values: int | None) -> None:
@@ -19,6 +19,12 @@ def finite(**values: float) -> None:
     for name, value in values.items():
         if not (value >= 0 and np.isfinite(value)):
             raise InputError(f"algorithm.{name}: {value} is not a finite number of 0 or more")
+
+
+def enough_clients(k: int | None, present: int) -> None:
+    """At least one client a cluster. Without any client left, which is no fault of `k`, who asks them next finds out."""
+    if k is not None and 0 < present < k:
+        raise InputError(f"algorithm.k: {k} clusters of {present} clients")
 
 
 def known(name: str, value: str, *choices: str) -> None:

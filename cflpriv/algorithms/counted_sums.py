@@ -1,7 +1,8 @@
 """The server's step of clustered training whose clients put updates into counted blocks: one sum a round, divided by noisy sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -9,8 +10,11 @@ from ..contract.handles import Held, Shared
 from ..contract.operations import Federation
 from ..tasks.cluster_shares import counted_blocks
 from ..types import Array
+from .interface import BeforeRun
 
-__all__ = ["BlockSum", "moved_by", "smallest_of", "sum_of_blocks"]
+__all__ = ["BlockSum", "admit_by_choice", "moved_by", "norm_of_clip", "smallest_of", "sum_of_blocks"]
+
+State = TypeVar("State")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,3 +47,13 @@ def smallest_of(given: float | None, k: int, clients: int) -> float:
 def moved_by(models: Sequence[Shared], sums: Array, sizes: Array) -> tuple[Shared, ...]:
     """Each model plus the sum (d,) of its block over its size."""
     return tuple(model + Shared((one / size).astype(sums.dtype)) for model, one, size in zip(models, sums, sizes, strict=True))
+
+
+def admit_by_choice(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+    """Newcomers choose their cluster by themselves as everybody does."""
+    return state, {}
+
+
+def norm_of_clip(given: Mapping[str, Any], before: BeforeRun) -> dict[str, Any]:
+    """By default a contribution is as long as clients clip it to."""
+    return {"norm": before.clip_norm}

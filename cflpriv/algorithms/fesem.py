@@ -33,13 +33,12 @@ from ..contract.handles import Held, Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
-from ..errors import InputError
 from ..tasks.evaluation import EvaluateUsed, Losses
 from ..tasks.training import Train
 from ..types import Array, Parts
 from .around import AroundTraining
 from .attempts import choices
-from .checks import at_least, known
+from .checks import at_least, enough_clients, known
 from .fedavg import Weights
 from .interface import Algorithm, AlgorithmSpec, Served
 from .one_shot import STARTS, ClusterByMeans
@@ -137,8 +136,7 @@ def fesem(train: Train, *, k: int = 2, start: Literal["means", "random"] = "mean
     known("start", start, "means", "random")
 
     def init(federation: Federation) -> State:
-        if k > len(federation.clients):
-            raise InputError(f"algorithm.k: {k} clusters of {len(federation.clients)} clients")
+        enough_clients(k, len(federation.clients))
         return State((Shared(train.model.init(seed)),) * k, {})
 
     def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:

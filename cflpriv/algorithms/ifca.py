@@ -51,7 +51,7 @@ from ..tasks.halves import HALVES
 from ..tasks.training import Gradient, Train
 from ..types import Array
 from .attempts import choices, mean_with_overall, try_mean
-from .checks import at_least, known
+from .checks import at_least, enough_clients, known
 from .choosing import LOSS_COPIES, LOSS_UNIT, EvaluateLowest, PickAndTrain, Spans, WithoutWork, parted, shared_spans
 from .fedavg import Weights
 from .grouping import ALPHA, DRAWS, FindGroups, check_test, find_groups
@@ -180,8 +180,7 @@ def alternate(
 def _init(settings: IfcaSettings, federation: Federation) -> State:
     k, problem = settings.k, settings.problem
     if k is not None:
-        if k > len(federation.clients):
-            raise InputError(f"algorithm.k: {k} clusters of {len(federation.clients)} clients")
+        enough_clients(k, len(federation.clients))
         return State(
             tuple(_start(settings, [problem.start(restart * k + j) for j in range(k)], {}) for restart in range(settings.restarts))
         )

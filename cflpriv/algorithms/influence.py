@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from sklearn.cluster import OPTICS
 
 from ..engine import Device, Result, TaskInput
 from ..engine.models import Model
@@ -289,6 +288,8 @@ def cluster_scores(matrix: Array, min_samples: int, scores: Scores = "value") ->
 
     A noise point joins the cluster that it scores best on average, if above 0, else stands alone. Placing looks at OPTICS' clusters only.
     """
+    from sklearn.cluster import OPTICS  # slow to import
+
     rows = scored(np.asarray(matrix, dtype=np.float64), scores)
     with np.errstate(divide="ignore", invalid="ignore"):  # equal rows have reachability 0, which OPTICS divides by
         found = np.asarray(OPTICS(min_samples=min_samples).fit(rows).labels_)

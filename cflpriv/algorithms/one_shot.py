@@ -21,17 +21,15 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from sklearn.cluster import KMeans
 
 from ..contract.handles import Held, Shared
 from ..contract.operations import Federation, GramView, Results
 from ..contract.transcript import RoundRecord
-from ..errors import InputError
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Array, Clustering
 from .attempts import try_mean
-from .checks import at_least
+from .checks import at_least, enough_clients
 from .fedavg import Weights, average_within
 from .interface import Algorithm, AlgorithmSpec, Served
 from .steps import moved
@@ -70,6 +68,8 @@ class ClusterByMeans:
     seed: int
 
     def __call__(self, view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        from sklearn.cluster import KMeans  # slow to import
+
         products = _products(view)
         values, vectors = np.linalg.eigh(products)
         points = vectors * np.sqrt(np.maximum(values, 0.0))  # rows with these inner products
@@ -120,8 +120,7 @@ def one_shot(
     initial = Shared(train.model.init(seed))
 
     def init(federation: Federation) -> State:
-        if 0 < len(federation.clients) < k:  # without any client left k is not wrong
-            raise InputError(f"algorithm.k: {k} clusters of {len(federation.clients)} clients")
+        enough_clients(k, len(federation.clients))
         held = federation.compute(erm, {"model": initial})["update"]
         released = federation.gram(held, then=ClusterByMeans(k, starts, seed))
         clustering = Clustering(held.clients, tuple(int(label) for label in released.result["labels"]), k)

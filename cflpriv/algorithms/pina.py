@@ -28,12 +28,11 @@ list of first labels; then the sums of each round through `mean`, up to their no
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
-from scipy.stats import shapiro
 
 from ..contract.handles import Held, Shared
 from ..contract.operations import Federation
@@ -46,10 +45,10 @@ from ..tasks.evaluation import Evaluate, Losses
 from ..tasks.low_rank import LowRankSketch
 from ..tasks.training import Train
 from ..types import Array, Clustering
-from .checks import at_least, finite, known
+from .checks import at_least, enough_clients, finite, known
 from .choosing import EvaluateLowest
-from .counted_sums import moved_by, smallest_of, sum_of_blocks
-from .interface import Algorithm, AlgorithmSpec, BeforeRun, Served
+from .counted_sums import admit_by_choice, moved_by, norm_of_clip, smallest_of, sum_of_blocks
+from .interface import Algorithm, AlgorithmSpec, Served
 from .one_shot import STARTS, ClusterByMeans
 
 __all__ = ["normality_weight", "pina"]
@@ -111,8 +110,8 @@ def pina(
     signature = LowRankSketch(train, rank, sketch, seed)
     settings = PinaSettings(train, signature, k, smallest, normality, alpha, norm, seed)
     return Algorithm(
-        "pina", ("gram", "mean"), partial(_init, settings), partial(_round, settings), partial(_serve, settings), _admit, _describe,
-        reads_means=True,
+        "pina", ("gram", "mean"), partial(_init, settings), partial(_round, settings), partial(_serve, settings), admit_by_choice,
+        _describe, reads_means=True,
     )  # fmt: skip
 
 
@@ -121,6 +120,8 @@ def normality_weight(block: Array, rule: Normality, alpha: float, draws: Stream)
 
     Numbers that are all the same, or fewer than three, have statistic 1.
     """
+    from scipy.stats import shapiro  # slow to import
+
     sample = block if len(block) <= COORDINATES else block[draws.choice(len(block), COORDINATES, replace=False)]
     if len(sample) < 3 or float(np.ptp(sample)) == 0:
         return 1.0, 1.0
@@ -136,8 +137,7 @@ def normality_weight(block: Array, rule: Normality, alpha: float, draws: Stream)
 
 def _init(settings: PinaSettings, federation: Federation) -> State:
     k = settings.k
-    if k > len(federation.clients):
-        raise InputError(f"algorithm.k: {k} clusters of {len(federation.clients)} clients")
+    enough_clients(k, len(federation.clients))
     start = Shared(settings.train.model.init(settings.seed))
     held = federation.compute(settings.signature, {"model": start})["signature"]
     released = federation.gram(held, then=ClusterByMeans(min(k, len(held.clients)), STARTS, settings.seed))
@@ -169,7 +169,7 @@ def _round(settings: PinaSettings, federation: Federation, state: State) -> tupl
         "unchanged_clusters": [j for j in range(k) if weights[j] == 0], "clipped_clients": total.clipped,
     }  # fmt: skip
     moved = moved_by(state.models, total.sums * weights[:, None].astype(total.sums.dtype), sizes)
-    return replace(state, models=moved, begun=True), RoundRecord(federation.round, tuple(cohort), None, notes)
+    return State(moved, state.clustering, begun=True), RoundRecord(federation.round, tuple(cohort), None, notes)
 
 
 def _first(federation: Federation, clustering: Clustering, cohort: Sequence[int]) -> Held:
@@ -183,18 +183,9 @@ def _serve(settings: PinaSettings, state: State) -> Served:
     return Served(EvaluateLowest(Losses(model), Evaluate(model)), {"model": list(state.models)})
 
 
-def _admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
-    """Newcomers choose their cluster by themselves, as everybody does after the first round."""
-    return state, {}
-
-
 def _describe(state: State) -> Mapping[str, Any]:
     """The clustering is that of the first stage. Later choices are not known to the server."""
     return {"clustering": state.clustering, "rule": f"k = {state.clustering.k}"}
-
-
-def _defaults(given: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
-    return {"norm": before.clip_norm}
 
 
 PINA = AlgorithmSpec(
@@ -202,5 +193,5 @@ PINA = AlgorithmSpec(
     "first clusters from noisy sketches, then IFCA by one noisy sum a round, for client-level privacy (our reading of Xu et al. 2026)",
     states=(State,), tasks=(ChooseListed, EvaluateLowest, LowRankSketch, TrainInBlock), functions=(ClusterByMeans,),
     sample_refused="its sums have a private form for whole clients only (privacy.unit = 'client')",
-    cohorts="one", defaults=_defaults, knowledge=lambda given: f"the number of groups, k = {given.get('k', 2)}",
+    cohorts="one", defaults=norm_of_clip, knowledge=lambda given: f"the number of groups, k = {given.get('k', 2)}",
 )  # fmt: skip

@@ -60,6 +60,7 @@ from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Array
 from .checks import at_least, finite
+from .counted_sums import admit_by_choice, norm_of_clip
 from .grouping import check_test
 from .interface import Algorithm, AlgorithmSpec, BeforeRun, Served
 
@@ -67,9 +68,10 @@ __all__ = ["private_clusters"]
 
 ALPHA = 0.05
 DRAWS = 99
-MOMENTS = 6
-CELL_STEPS = 2
-CENTRE_STEPS = 3
+MOMENTS, CELL_STEPS, CENTRE_STEPS = 6, 2, 3
+SHARES = {"moments": 1 / 5, "cell_steps": 1 / 15, "centre_steps": 1 / 11}
+"""With privacy at least these shares of the rounds find clusters: the more rounds there are, the more noise has each sum."""
+LEAST = {"moments": MOMENTS, "cell_steps": CELL_STEPS, "centre_steps": CENTRE_STEPS}
 SMALLEST_SIZE = 0.02
 """A cluster counts as having at least this share of the clients where its sum is divided by its noisy size."""
 Stage = Literal["centre", "moments", "cells", "centres", "train"]
@@ -158,8 +160,8 @@ def private_clusters(
     vectors = ClientVectors(train.model, sketch, directions, norm, seed)
     settings = PrivateClustersSettings(train, vectors, sums, k, alpha, draws, seed)
     return Algorithm(
-        "private_clusters", ("mean",), partial(_init, settings), partial(_round, settings), partial(_serve, settings), _admit, _describe,
-        reads_means=k != 1,
+        "private_clusters", ("mean",), partial(_init, settings), partial(_round, settings), partial(_serve, settings),
+        admit_by_choice, _describe, reads_means=k != 1,
     )  # fmt: skip
 
 
@@ -330,22 +332,19 @@ def _serve(settings: PrivateClustersSettings, state: State) -> Served:
     return Served(EvaluateChosen(settings.task(ChooseCluster)), {"model": list(state.models), "start": start, **_choosing(state)})
 
 
-def _admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
-    """Newcomers choose their cluster by themselves as everybody does."""
-    return state, {}
-
-
 def _describe(state: State) -> Mapping[str, Any]:
     return {"k": len(state.models), **state.notes}
 
 
 def _defaults(given: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
-    return {"norm": before.clip_norm}
+    if before.unit != "client":
+        return norm_of_clip(given, before)
+    counts = {name: max(least, round(SHARES[name] * before.rounds)) for name, least in LEAST.items()}
+    return norm_of_clip(given, before) | counts
 
 
 def _sums(given: Mapping[str, Any]) -> int:
-    counted = {"moments": MOMENTS, "cell_steps": CELL_STEPS, "centre_steps": CENTRE_STEPS}
-    return 1 + sum(int(given.get(name, default)) for name, default in counted.items())
+    return 1 + sum(int(given.get(name, least)) for name, least in LEAST.items())
 
 
 def _never_clusters(given: Mapping[str, Any], before: BeforeRun) -> str:

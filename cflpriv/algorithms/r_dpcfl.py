@@ -43,8 +43,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 from scipy.special import erfc, logsumexp
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.mixture import GaussianMixture
 
 from ..contract.handles import Held, Shared
 from ..contract.operations import Federation, GramView, Results
@@ -56,7 +54,7 @@ from ..tasks.evaluation import Evaluate, Losses
 from ..tasks.training import Gradient, Train
 from ..types import Array
 from .attempts import choices, try_mean
-from .checks import at_least
+from .checks import at_least, enough_clients
 from .choosing import EvaluateLowest, PickAndTrain, WithoutWork
 from .fedavg import Weights, average_within
 from .interface import Algorithm, AlgorithmSpec, BeforeRun, Served
@@ -130,6 +128,9 @@ def fitted(points: Array, k: int | None, seed: int, starts: int = STARTS) -> Mix
     Without `k` the one of 2 to 10 components, at most n / 2, with the largest separation; one component for fewer than four points. With
     fewer different points than components these are all alike. `starts`: how often k-means is begun for each k, from a public `seed`.
     """
+    from sklearn.exceptions import ConvergenceWarning  # slow to import
+    from sklearn.mixture import GaussianMixture
+
     if k is None:
         numbers = range(2, min(MOST_COMPONENTS, len(points) // 2) + 1)
         tried = [fitted(points, one, seed, starts) for one in numbers]
@@ -259,8 +260,7 @@ def choice_rounds(rounds: int) -> int:
 
 def _init(settings: RDpcflSettings, federation: Federation) -> State:
     """The first step of all clients, and the clusters that are drawn for the first round."""
-    if settings.k is not None and settings.k > len(federation.clients):
-        raise InputError(f"algorithm.k: {settings.k} clusters of {len(federation.clients)} clients")
+    enough_clients(settings.k, len(federation.clients))
     start = Shared(settings.start)
     held = federation.compute(settings.represent, {"model": start})["representation"]
     released = federation.gram(held, then=_draw(settings, federation, 0))

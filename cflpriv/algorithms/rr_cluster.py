@@ -22,8 +22,8 @@ Deviations and assumptions, each for a reason:
 What it reveals, by which operation: `mean` shows the sums of each round, up to their noise; no operation shows a choice or a move.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -38,10 +38,10 @@ from ..tasks.cluster_shares import TrainInBlock
 from ..tasks.evaluation import Evaluate, Losses
 from ..tasks.training import Train
 from ..types import Array
-from .checks import at_least, finite
+from .checks import at_least, enough_clients, finite
 from .choosing import EvaluateLowest
-from .counted_sums import moved_by, smallest_of, sum_of_blocks
-from .interface import Algorithm, AlgorithmSpec, BeforeRun, Served
+from .counted_sums import admit_by_choice, moved_by, norm_of_clip, smallest_of, sum_of_blocks
+from .interface import Algorithm, AlgorithmSpec, Served
 
 __all__ = ["rebalancing", "rr_cluster"]
 
@@ -96,15 +96,14 @@ def rr_cluster(train: Train, *, k: int = 2, smallest: int | None = None, norm: f
         raise InputError("algorithm.norm: 0 leaves no room for an update")
     settings = RRClusterSettings(train, k, smallest, norm, seed)
     return Algorithm(
-        "rr_cluster", ("mean",), partial(_init, settings), partial(_round, settings), partial(_serve, settings), _admit,
+        "rr_cluster", ("mean",), partial(_init, settings), partial(_round, settings), partial(_serve, settings), admit_by_choice,
         partial(_describe, settings), reads_means=True,
     )  # fmt: skip
 
 
 def _init(settings: RRClusterSettings, federation: Federation) -> State:
     k = settings.k
-    if k > len(federation.clients):
-        raise InputError(f"algorithm.k: {k} clusters of {len(federation.clients)} clients")
+    enough_clients(k, len(federation.clients))
     return State(tuple(Shared(settings.train.model.init(settings.seed, j)) for j in range(k)))
 
 
@@ -126,7 +125,7 @@ def _round(settings: RRClusterSettings, federation: Federation, state: State) ->
         "sizes": [float(size) for size in sizes], "moved": float(1 - _staying(total.shares, moves)), "unchanged_clusters": [],
         "clipped_clients": total.clipped,
     }  # fmt: skip
-    after = replace(state, models=moved_by(state.models, total.sums, sizes), shares=total.shares)
+    after = State(moved_by(state.models, total.sums, sizes), total.shares)
     return after, RoundRecord(federation.round, tuple(cohort), None, notes)
 
 
@@ -140,17 +139,8 @@ def _serve(settings: RRClusterSettings, state: State) -> Served:
     return Served(EvaluateLowest(Losses(model), Evaluate(model)), {"model": list(state.models)})
 
 
-def _admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
-    """Newcomers choose their cluster by themselves as everybody does."""
-    return state, {}
-
-
 def _describe(settings: RRClusterSettings, state: State) -> Mapping[str, Any]:
     return {"k": settings.k, "rule": f"k = {settings.k}"}
-
-
-def _defaults(given: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
-    return {"norm": before.clip_norm}
 
 
 RR_CLUSTER = AlgorithmSpec(
@@ -158,5 +148,5 @@ RR_CLUSTER = AlgorithmSpec(
     "IFCA by one noisy sum a round, with random moves into small clusters, for client-level privacy (our reading of Yang et al. 2025)",
     states=(State,), tasks=(ChooseAndMove, EvaluateLowest, TrainInBlock),
     sample_refused="its sums have a private form for whole clients only (privacy.unit = 'client')",
-    cohorts="one", defaults=_defaults, knowledge=lambda given: f"the number of groups, k = {given.get('k', 2)}",
+    cohorts="one", defaults=norm_of_clip, knowledge=lambda given: f"the number of groups, k = {given.get('k', 2)}",
 )  # fmt: skip

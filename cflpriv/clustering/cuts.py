@@ -9,7 +9,6 @@ from typing import Literal
 import numpy as np
 from scipy.cluster import hierarchy
 from scipy.spatial.distance import squareform
-from sklearn.metrics import silhouette_score
 
 from ..errors import InputError
 from ..types import Array
@@ -129,6 +128,8 @@ def gap_ratios(tree: Array, noise: float = 0.0) -> dict[int, float]:
 
 def silhouettes(tree: Array, distance: SimilarityMatrix) -> dict[int, float]:
     """The mean silhouette of the cut into K clusters, for each K that `gap_ratios` looks at."""
+    from sklearn.metrics import silhouette_score  # slow to import
+
     n = len(distance.clients)
     scores = {}
     for k in gap_ratios(tree):

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from sklearn.metrics import adjusted_rand_score
 
 from ..types import Array
 
@@ -15,6 +14,8 @@ MOST_NATS = 100.0
 
 def ari(truth: Sequence[int], labels: Sequence[int]) -> float:
     """The adjusted Rand index of a clustering: 1 for the true groups, about 0 for random ones."""
+    from sklearn.metrics import adjusted_rand_score  # slow to import
+
     return float(adjusted_rand_score(list(truth), list(labels)))
 
 
