@@ -26,7 +26,7 @@ from .coalition import weights_of
 from .leakage import Prior
 from .local_training import LocalTraining
 from .noisy_shares import Readings
-from .simulated_shares import response_by_simulation, shares_by_simulation
+from .simulated_shares import linear_reading, response_by_simulation, shares_by_simulation
 from .updates import Step, local_of
 
 __all__ = [
@@ -103,14 +103,16 @@ def class_probabilities(model: Model, vector: Array, x: Array, y: Array) -> Arra
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """`read` turns the movement of a head's bias (classes,), over its scale, into label shares (classes,).
+    """`read` turns the movement of a head's bias (classes,), or of a part (size,), over its scale, into label shares (classes,).
 
     `deviation` is how far an error of the movement moves the shares, root mean square. `is_scaled`: the scale is known, else it is 1.
+    `span`: the part of a model whose movement is read, if not the head's bias alone.
     """
 
     read: Callable[[Array], Array]
     deviation: float = 1.0
     is_scaled: bool = False
+    span: slice | None = None
 
 
 def shares_of(step: Step, prior: Prior, model: Model, labels: int, sums: int = 1) -> Array:
@@ -144,10 +146,11 @@ def trained_reader(step: Step, prior: Prior, model: Model, count: int) -> Reader
     """What reads a mean over unlike clients: by how `count` clients of the attacker's own would have moved, one by one.
 
     Each client trains away from the others, towards its own labels. So the mean of updates is not what the mean model's predictions say
-    (`reader_of`), the less the more steps there are. None for updates of one client or of one step, for those of unknown length, and where
-    simulated clients diverge.
+    (`reader_of`), the less the more steps there are. The whole head is read, weighted by the noise of simulated clients.
+
+    None for updates of one client or of one step, for those of unknown length, and where simulated clients diverge.
     """
-    local, span = local_of(step, prior), bias_span(model)
+    local, span = local_of(step, prior), head_span(model)
     samples = round(float(np.median([prior.samples_per_client[one] for one in step.members])))
     labels = round(float(np.median([prior.labels_per_client[one] for one in step.members])))
     if len(step.members) == 1 or local.gradient or prior.private or local.steps(samples) == 1 or span is None:
@@ -157,16 +160,8 @@ def trained_reader(step: Step, prior: Prior, model: Model, count: int) -> Reader
         response, left = response_by_simulation(train, step.start, prior.x, prior.y, local.samples(samples), labels, span, key, count)
     except InputError:
         return None
-    size = max(float(np.abs(response).max()), 1e-300)
-    system = np.vstack([response / size, 10.0 * np.ones((1, model.classes))])
-    unit = local.carried(samples)
-
-    def read(moved: Array) -> Array:
-        shares, _ = nnls(system, np.append(unit * moved / size, 10.0))
-        return np.asarray(shares / max(float(shares.sum()), 1e-12))
-
-    inverse = np.linalg.pinv(system)[:, : model.classes]
-    return Reader(read, left / size * float(np.linalg.norm(inverse) / np.sqrt(model.classes)), True)
+    unit, reading = local.carried(samples), linear_reading(response, left)
+    return Reader(lambda moved: reading.shares(unit * moved), reading.deviation, True, span)
 
 
 def _members(step: Step, prior: Prior) -> tuple[int, ...]:
@@ -249,6 +244,16 @@ def _reader(
 def auxiliary_shares(prior: Prior) -> Array:
     """The label shares (classes,) of the auxiliary data: what the prior alone says of any client."""
     return np.asarray(np.bincount(prior.y, minlength=prior.classes) / len(prior.y))
+
+
+def head_span(model: Model) -> slice | None:
+    """Where the head lies in the parameter vector, weights and bias; its bias alone where the weights are not before it, None without."""
+    bias = bias_span(model)
+    if bias is None or len(model.layout) < 2:
+        return bias
+    _, shape, offset = model.layout[-2]
+    whole = len(shape) == 2 and shape[0] == model.classes and offset + int(np.prod(shape)) == bias.start
+    return slice(offset, bias.stop) if whole else bias
 
 
 def bias_span(model: Model) -> slice | None:

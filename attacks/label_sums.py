@@ -38,7 +38,7 @@ MOST_SUMS, MOST_SUMS_OF_ADAM = 200, 24
 
 @dataclass(frozen=True, eq=False)
 class SumRead:
-    """One sum: the `round`, its members' `weights`, the movement `bias` (classes,) of the head's bias on average, and how to read it.
+    """One sum: the `round`, its members' `weights`, the mean movement `moved` (size,) of what is read of the head, and how to read it.
 
     `scales` are how far a unit gradient carries each member.
     """
@@ -46,7 +46,7 @@ class SumRead:
     round: int
     weights: Mapping[int, float]
     scales: Mapping[int, float]
-    bias: Array
+    moved: Array
     reader: Reader
 
     @property
@@ -63,7 +63,7 @@ class SumRead:
     @property
     def reading(self) -> Array:
         """Label shares (classes,) of the members together."""
-        return self.reader.read(self.bias / self.scale)
+        return self.reader.read(self.moved / self.scale)
 
 
 def distinct_sums(steps: Mapping[int, Sequence[Step]], prior: Prior) -> list[Step]:
@@ -84,7 +84,8 @@ def sums_read(sums: Sequence[Step], prior: Prior, model: Model) -> list[SumRead]
         local, scales = local_of(step, prior), dict.fromkeys(step.members, 1.0)
         if reader.is_scaled:
             scales = {client: steps_scale(prior, client, local) for client in step.members}
-        found.append(SumRead(step.round, weights_of(prior, step.members), scales, step.update[bias_span(model)], reader))
+        moved = step.update[reader.span or bias_span(model)]
+        found.append(SumRead(step.round, weights_of(prior, step.members), scales, moved, reader))
     return found
 
 
@@ -147,5 +148,5 @@ def _without_one(one: SumRead, single: Mapping[tuple[int, int], Array], span: sl
     if len(members) > 1:
         members.pop(int(rng.integers(len(members))))
     weights = {client: one.weights[client] for client in members}
-    bias = np.average([single[one.round, client][span] for client in members], axis=0, weights=list(weights.values()))
-    return SumRead(one.round, weights, one.scales, np.asarray(bias), one.reader)
+    read = [single[one.round, client][one.reader.span or span] for client in members]
+    return SumRead(one.round, weights, one.scales, np.average(read, axis=0, weights=list(weights.values())), one.reader)

@@ -10,8 +10,11 @@ shares, which for Adam it is only nearly; after aggregation of many unlike clien
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
+from scipy.optimize import nnls
+from sklearn.covariance import ledoit_wolf_shrinkage
 
 from ..engine import Engine, Streams, TaskInput
 from ..engine.threads import one_thread
@@ -20,11 +23,12 @@ from ..randomness import Stream
 from ..tasks.training import Train
 from ..types import Array, ClientData
 
-__all__ = ["pretended_shares", "response_by_simulation", "shares_by_simulation"]
+__all__ = ["LinearReading", "linear_reading", "pretended_shares", "response_by_simulation", "shares_by_simulation"]
 
 PRETENDED = 256
 """So many clients the attacker trains from each model that was sent."""
 RIDGE, RESPONSE_RIDGE = 1e-2, 1e-3
+LEAST_SHRUNK = 1e-6
 
 
 def pretended_shares(classes: int, labels: int, rng: Stream, count: int = PRETENDED) -> Array:
@@ -64,8 +68,8 @@ def shares_by_simulation(
 
 def response_by_simulation(
     train: Train, start: Array, x: Array, y: Array, samples: int, labels: int, span: slice, rng: Stream, count: int
-) -> tuple[Array, float]:
-    """How bias updates depend on label shares, (classes, classes), and the standard deviation that this leaves in one client's update.
+) -> tuple[Array, Array]:
+    """How the part `span` of an update depends on label shares, (size, classes), and what that leaves of each client's, (m, size).
 
     By ridge regression over `count` clients of `samples` samples and `labels` labels that `train` from `start`; what is a label's column in
     one client's update is so in a mean over many unlike clients, too. Raises `InputError` where no client ends with finite parameters.
@@ -75,7 +79,46 @@ def response_by_simulation(
         raise InputError("response_by_simulation: no simulated client ends with finite parameters")
     square = shares.T @ shares
     weights = np.linalg.solve(square + RESPONSE_RIDGE * np.trace(square) / len(square) * np.eye(len(square)), shares.T @ seen)
-    return np.asarray(weights.T), float((seen - shares @ weights).std())
+    return np.asarray(weights.T), np.asarray(seen - shares @ weights)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearReading:
+    """Label shares q from a part of an update u by generalised least squares: |root q − towards u|² is least for q ≥ 0, Σ q = 1.
+
+    `root` (classes, classes), `towards` (classes, size). `deviation` is how far the noise of one client's update moves a share, root mean
+    square.
+    """
+
+    root: Array
+    towards: Array
+    deviation: float
+
+    def shares(self, seen: Array) -> Array:
+        """Label shares (classes,) from the part (size,) of an update."""
+        heavy = 10.0 * max(float(np.abs(self.root).max()), 1e-300)
+        system = np.vstack([self.root, np.full((1, len(self.root)), heavy)])
+        found, _ = nnls(system, np.append(self.towards @ np.asarray(seen, np.float64), heavy))
+        return np.asarray(found / max(float(found.sum()), 1e-12))
+
+
+def linear_reading(response: Array, residuals: Array) -> LinearReading:
+    """How to read shares from updates R q + noise, R the `response` (size, classes), the noise as in `residuals` (m, size).
+
+    The noise's covariance is that of the residuals, shrunk towards a multiple of the identity as Ledoit & Wolf 2004 do.
+    """
+    rows = residuals - residuals.mean(axis=0)
+    count, size = rows.shape
+    spread = max(float((rows**2).sum()) / (count * size), 1e-300)
+    shrunk = min(max(float(ledoit_wolf_shrinkage(rows, assume_centered=True)), LEAST_SHRUNK), 1.0)
+    ridge, kept = shrunk * spread, (1 - shrunk) / count
+    small = np.eye(count) * ridge + kept * (rows @ rows.T)  # Woodbury: there are fewer clients than parameters
+    weighted = (response - kept * rows.T @ np.linalg.solve(small, rows @ response)) / ridge
+    information = response.T @ weighted
+    information += LEAST_SHRUNK * float(np.trace(information)) / len(information) * np.eye(len(information))
+    lower = np.linalg.cholesky(information)
+    deviation = float(np.sqrt(np.trace(np.linalg.inv(information)) / len(information)))
+    return LinearReading(np.asarray(lower.T), np.asarray(np.linalg.solve(lower, weighted.T)), deviation)
 
 
 def _simulated(

@@ -11,6 +11,7 @@ from attack_scenes import QUICK, case, config, over_seeds
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
+from sklearn.covariance import ledoit_wolf
 
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.audit import case_of, fresh_scene
@@ -19,6 +20,7 @@ from cflpriv.attacks.label_sums import distinct_sums, shares_in, sums_read
 from cflpriv.attacks.leakage import Case, Cell
 from cflpriv.attacks.linear_evidence import Equations, equations, likeliest_penalty, parts_of, shares_of_terms, solved
 from cflpriv.attacks.noisy_shares import Readings, shares_of_members
+from cflpriv.attacks.simulated_shares import linear_reading
 from cflpriv.attacks.updates import public_model, steps_in, updates_in
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
@@ -203,6 +205,20 @@ def test_noisy_sums_are_solved_over_clients() -> None:
     assert np.abs(found - truth).sum(axis=1).mean() < 0.4 * np.abs(centre - truth).sum(axis=1).mean()
     drowned = replace(readings, rows=100 * noise, silent=100 * silent)
     assert shares_of_members(system, drowned, centre) == pytest.approx(np.tile(centre, (12, 1)), abs=0.05)
+
+
+def test_shares_are_read_by_generalised_least_squares() -> None:
+    """Oracle: scikit-learn's Ledoit–Wolf covariance, inverted as a whole."""
+    rng = np.random.default_rng(0)
+    response, mixed = rng.normal(size=(30, 5)), rng.normal(size=(30, 30))
+    residuals = rng.normal(size=(60, 30)) @ mixed.T
+    reading = linear_reading(response, residuals)
+    covariance, _ = ledoit_wolf(residuals - residuals.mean(axis=0), assume_centered=True)
+    information = response.T @ np.linalg.solve(covariance, response)
+    assert reading.root.T @ reading.root == pytest.approx(information, rel=1e-4, abs=1e-4)
+    assert reading.deviation == pytest.approx(float(np.sqrt(np.trace(np.linalg.inv(information)) / 5)), rel=1e-4)
+    for shares in rng.dirichlet(np.ones(5), 4):
+        assert reading.shares(response @ shares) == pytest.approx(shares, abs=1e-4)
 
 
 # --- secure sums over many rounds ---------------------------------------------------------------------------------------------------
