@@ -24,8 +24,8 @@ Stand-alone
 -----------
 The mathematics of each attack is a plain function of arrays, for updates, signatures and Gram matrices of any other system:
 `invert_signature`, `recover_label_set`, `labels_from_bias`, `labels_from_templates`, `labels_from_gram`, `rows_from_products`,
-`disaggregate`, `groups_from_scores`, `recover_labels`, `invert_updates`, `clusters_from_sizes`, `products_from_bare`. See
-examples/attack_other_systems.py.
+`disaggregate`, `groups_from_scores`, `recover_labels`, `counts_from_lengths`, `invert_updates`, `clusters_from_sizes`,
+`products_from_bare`. See examples/attack_other_systems.py.
 """
 
 from collections.abc import Callable
@@ -53,6 +53,7 @@ from . import (
     property_inference,
     signature_inversion,
     sybil_span,
+    update_norms,
 )
 from .adversary import ADVERSARIES, AdversaryView, load_view, view_of
 from .anchor_counts import labels_from_templates
@@ -69,11 +70,13 @@ from .leakage import BUDGETS, Budget, Case, Cell, Prior, Truth
 from .property_inference import infer_property
 from .signature_inversion import invert_signature, recover_label_set
 from .sybil_span import rows_from_products
+from .update_norms import counts_from_lengths
 
 __all__ = [
     "ADVERSARIES", "ATTACKS", "BUDGETS", "AdversaryView", "Attack", "Budget", "Case", "Cell", "Prior", "Truth",
-    "clusters_from_sizes", "disaggregate", "groups_from_scores", "images_from_imprint", "infer_property", "invert_signature",
-    "invert_updates", "labels_from_bias", "labels_from_gram", "labels_from_templates", "load_view", "products_from_bare",
+    "clusters_from_sizes", "counts_from_lengths", "disaggregate", "groups_from_scores", "images_from_imprint", "infer_property",
+    "invert_signature", "invert_updates", "labels_from_bias", "labels_from_gram", "labels_from_templates", "load_view",
+    "products_from_bare",
     "recover_label_set", "recover_labels", "rows_from_products", "view_of",
 ]  # fmt: skip
 
@@ -83,35 +86,122 @@ class Attack:
     """An attack of the suite: a line for `cflpriv list`, and what turns a case into cells and arrays for the report.
 
     `plays`: the attack reruns the configuration itself, once per seed of the budget, and is called for the recorded run only.
+    `learns` and `reduces` go into an audit's verdict where it leaks: what the adversary learns, and what would reduce that.
     """
 
     summary: str
     cells: Callable[[Case], tuple[list[Cell], dict[str, Array] | None]]
     plays: bool = False
+    learns: str = ""
+    reduces: str = ""
 
 
+_SUMS = 'secure sums of a large minimum cohort ([protection] sum = "secagg", min_cohort)'
+_HIDDEN = 'transformed comparison ([protection] gram = ["haar"]), or privacy noise ([privacy])'
+_NOISE = "privacy noise ([privacy] epsilon), fewer rounds, or more clients a cluster"
 for _name, _attack in {
-    "signature_inversion": Attack("mean image and label set of a client from its signature U_p", signature_inversion.cells),
-    "label_inference": Attack("label sets and histograms from the bias gradient in updates", label_inference.cells),
-    "anchor_counts": Attack("label counts from gradients at an anchor model (StoCFL)", anchor_counts.cells),
-    "gram_geometry": Attack("label sets from inner products, with 0, 3 and 10 known clients", gram_geometry.cells),
-    "fold_release": Attack("sample counts, members and single images from the folds of cross-fitted clustering", fold_release.cells),
-    "sybil_span": Attack("signatures from inner products with known vectors that span them", sybil_span.cells),
-    "cluster_identity": Attack("a client's group, from the model it is sent and the clients it is summed with", cluster_identity.cells),
-    "disaggregation": Attack("single clients' values from sums over cohorts", disaggregation.cells),
-    "key_recovery": Attack("label sets, histograms and coordinates from updates under a secret permutation", key_recovery.cells),
-    "gradient_inversion": Attack("training images from one client's update, for few samples and steps", gradient_inversion.cells),
+    "signature_inversion": Attack(
+        "mean image and label set of a client from its signature U_p",
+        signature_inversion.cells,
+        learns="what clients' data look like on average",
+        reduces=_HIDDEN,
+    ),
+    "label_inference": Attack(
+        "label sets and histograms from the bias gradient in updates",
+        label_inference.cells,
+        learns="which labels clients have and how many of each",
+        reduces=f'{_SUMS}, with [training] sampling = "fixed_cohorts"',
+    ),
+    "anchor_counts": Attack(
+        "label counts from gradients at an anchor model (StoCFL)",
+        anchor_counts.cells,
+        learns="how many samples of each label clients have",
+        reduces=_HIDDEN,
+    ),
+    "gram_geometry": Attack(
+        "label sets from inner products, with 0, 3 and 10 known clients",
+        gram_geometry.cells,
+        learns="which labels clients have, from inner products",
+        reduces='encrypted comparison that releases labels only ([protection] gram = ["ckks"])',
+    ),
+    "fold_release": Attack(
+        "sample counts, members and single images from the folds of cross-fitted clustering",
+        fold_release.cells,
+        learns="sample counts, members or images of clients, from what crossfit compares",
+        reduces=_HIDDEN,
+    ),
+    "sybil_span": Attack(
+        "signatures from inner products with known vectors that span them",
+        sybil_span.cells,
+        learns="clients' signatures, by clients of its own that are compared with them",
+        reduces="clients that are admitted by identity only",
+    ),
+    "cluster_identity": Attack(
+        "a client's group, from the model it is sent and the clients it is summed with",
+        cluster_identity.cells,
+        learns="which clients are alike",
+        reduces='oblivious secure sums ([protection] sum = "secagg-oblivious")',
+    ),
+    "disaggregation": Attack(
+        "single clients' values from sums over cohorts",
+        disaggregation.cells,
+        learns="single clients' updates from sums",
+        reduces='cohorts that do not change ([training] sampling = "fixed_cohorts"), a larger min_cohort',
+    ),
+    "key_recovery": Attack(
+        "label sets, histograms and coordinates from updates under a secret permutation",
+        key_recovery.cells,
+        learns="what a secret permutation of updates hides",
+        reduces='another transform ([protection] sum = "haar"), or secure sums',
+    ),
+    "gradient_inversion": Attack(
+        "training images from one client's update, for few samples and steps",
+        gradient_inversion.cells,
+        learns="training images of clients",
+        reduces=_SUMS,
+    ),
+    "update_norms": Attack(
+        "numbers of samples from the lengths of updates, which transforms keep",
+        update_norms.cells,
+        learns="how many samples clients have",
+        reduces=_SUMS,
+    ),
     "membership": Attack(
-        "membership of training samples, from models and updates: loss threshold, LiRA, RMIA, gradients", membership_audit.cells
+        "membership of training samples, from models and updates: loss threshold, LiRA, RMIA, gradients",
+        membership_audit.cells,
+        learns="whether a sample was trained on",
+        reduces=_NOISE,
     ),
-    "property_inference": Attack("stroke width, slant, rotation, a label: from signatures, updates, models", property_inference.cells),
+    "property_inference": Attack(
+        "stroke width, slant, rotation, a label: from signatures, updates, models",
+        property_inference.cells,
+        learns="properties of clients' data",
+        reduces=_NOISE,
+    ),
     "model_inconsistency": Attack(
-        "one client's update from a secure sum, by sending the others a model whose units are dead", model_inconsistency.cells
+        "one client's update from a secure sum, by sending the others a model whose units are dead",
+        model_inconsistency.cells,
+        learns="one client's update from a secure sum, by sending others another model",
+        reduces='[protection] secagg_mode = "active"',
     ),
-    "imprint": Attack("training images from one update or one secure sum, by sending a first layer made of bins", imprint.cells),
-    "influence": Attack("groups from the N × N scores of pFedLIA", influence.cells),
+    "imprint": Attack(
+        "training images from one update or one secure sum, by sending a first layer made of bins",
+        imprint.cells,
+        learns="training images, by a model made for it",
+        reduces="a first layer that clients check, or privacy noise ([privacy])",
+    ),
+    "influence": Attack(
+        "groups from the N × N scores of pFedLIA",
+        influence.cells,
+        learns="which clients are alike, from scores of influence",
+        reduces="an algorithm that compares under a transform or encrypted",
+    ),
     "dp_audit": Attack(
-        "a lower bound on ε for each private release and for the whole run, by reruns with canaries", dp_run.cells, plays=True
+        "a lower bound on ε for each private release and for the whole run, by reruns with canaries",
+        dp_run.cells,
+        plays=True,
+        learns="more than the claimed ε allows: the privacy noise is wrong",
+        reduces="a report of it to us: the guarantee does not hold",
     ),
 }.items():
     register_attack(_name, _attack)

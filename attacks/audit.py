@@ -35,10 +35,12 @@ from ..types import Array, ClientData, Population
 from . import ATTACKS
 from .adversary import AdversaryView, read_secrets, recorded, view_of
 from .clipped import compared_rows, engine_for
+from .family import Family, judged_together
 from .leakage import BUDGETS, Budget, Case, Cell, Prior, nothing, prior_of, truth_of
 from .local_training import NotRecorded
 from .plan import Clock, Plan, plan_of
 from .pooling import pooled
+from .verdicts import verdicts_of
 
 __all__ = ["Scene", "audit_run", "case_of", "fresh_scene", "simulator"]
 
@@ -114,7 +116,8 @@ def audit_run(
                 if unit not in kept.cells:
                     say(f"  {place} of {len(units[seed])}: {name}, adversary {one}")
                     kept.add(unit, _attacked(name, one, scene, limits, folder if is_recorded else None))
-    return pooled([cell for seed in plan.seeds for unit in units[seed] for cell in kept.cells[unit]])
+    asked = {unit.rsplit("|", 1)[0] for several in units.values() for unit in several}
+    return [one for one in kept.table() if f"{one.adversary}|{one.attack}" in asked]
 
 
 def _check_asked(budget: str, attacks: Sequence[str] | None) -> None:
@@ -216,15 +219,26 @@ class _Kept:
     def add(self, unit: str, cells: Sequence[Cell]) -> None:
         self.cells[unit] = list(cells)
         units = {name: [one.as_json() for one in several] for name, several in self.cells.items()}
-        order = {name: i for i, name in enumerate(ATTACKS)}
-        done = sorted(self.cells, key=lambda name: (name.split("|")[0] != "server", name.split("|")[0], order.get(name.split("|")[1], 99)))
-        table = pooled([one for name in done for one in self.cells[name]])
+        table, family = self._judged()
+        audit = {
+            "cells": [one.as_json() for one in table], "family": family.as_json(),
+            "verdicts": [one.as_json() for one in verdicts_of(table)],
+        }  # fmt: skip
         try:
             write_atomically(self.folder / "audit" / "units.json", json.dumps({"key": self.key, "units": units}) + "\n")
-            write_atomically(self.folder / "audit.json", json.dumps([one.as_json() for one in table], indent=1) + "\n")
+            write_atomically(self.folder / "audit.json", json.dumps(audit, indent=1) + "\n")
             seal(self.folder, OF_AUDITS)
         except OSError as error:
             raise InputError(f"{self.folder / 'audit.json'}: cannot be written ({error.strerror})") from None
+
+    def table(self) -> list[Cell]:
+        """All figures so far, pooled over seeds and judged together."""
+        return self._judged()[0]
+
+    def _judged(self) -> tuple[list[Cell], Family]:
+        order = {name: i for i, name in enumerate(ATTACKS)}
+        done = sorted(self.cells, key=lambda name: (name.split("|")[0] != "server", name.split("|")[0], order.get(name.split("|")[1], 99)))
+        return judged_together(pooled([one for name in done for one in self.cells[name]]))
 
 
 def _cell(fields: Mapping[str, Any]) -> Cell:

@@ -66,7 +66,8 @@ class Power:
 class AuditResult:
     """`correct` of `guesses` coins of `canaries` were right, and ε is at least `epsilon` at the confidence that was asked for.
 
-    `ceiling`: the largest bound that an audit of this size can give. `power`: None where no reference of the release is known.
+    `ceiling`: the largest bound that an audit of this size can give. `p`: how probable so many right guesses are at most if the claim is
+    true. `power`: None where no reference of the release is known.
     """
 
     canaries: int
@@ -74,6 +75,7 @@ class AuditResult:
     correct: int
     epsilon: float
     ceiling: float
+    p: float = 1.0
     power: Power | None = None
 
 
@@ -154,7 +156,8 @@ def audit(
     right = {count: guess(scores, coins, count) for count in tried}
     bounds = {count: epsilon_lower_bound(right[count], count, m, delta, each) for count in tried}
     best = max(tried, key=lambda count: bounds[count])
-    return AuditResult(m, best, right[best], bounds[best], max(ceiling(count, m, delta, each) for count in tried))
+    p = min(1.0, len(tried) * min(p_value(right[count], count, m, claim, delta) for count in tried))
+    return AuditResult(m, best, right[best], bounds[best], max(ceiling(count, m, delta, each) for count in tried), p)
 
 
 def power(

@@ -210,7 +210,8 @@ def audit_whole(
     confidence = 1 - 0.05 / len(looks)
     found = [audit(game.scores, game.coins, delta, claim=claim, confidence=confidence) for game in looks]
     unprotected = audit(calm.scores, calm.coins, delta, claim=claim, confidence=confidence)
-    result = replace(max(found, key=lambda one: one.epsilon), power=_power_of(played, calm, delta, confidence, draws))
+    p = min(1.0, len(found) * min(one.p for one in found))
+    result = replace(max(found, key=lambda one: one.epsilon), p=p, power=_power_of(played, calm, delta, confidence, draws))
     return WholeAudit(result, claim, unprotected, played, times)
 
 
@@ -256,7 +257,7 @@ def _figure(case: Case, metric: str, mine: AuditResult, claim: float, calm: Audi
     return Cell(
         NAME, case.view.adversary, case.protection, metric, mine.epsilon, None, None, claim, calm.epsilon, verdict(mine, claim),
         seeds=(case.seed,), note=note, reference_baseline=claim, power=None if mine.power is None or mine.power.note else mine.power.share,
-        power_low=None if mine.power is None or mine.power.note else mine.power.low,
+        power_low=None if mine.power is None or mine.power.note else mine.power.low, p=mine.p,
     )  # fmt: skip
 
 

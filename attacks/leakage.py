@@ -6,7 +6,8 @@ view holds nothing to attack or the truth nothing to find, `inconclusive` if see
 
 With one seed interval and status are over clients. Over several (`pooling`) value, baseline and reference are means over seeds, and so is
 the interval. A run without a leak is called one at a rate of `RATE` at most, and so are several together, which share it: half for the
-recorded run by itself, a quarter for all runs by themselves, the rest for a paired t-test over seeds. `at_baseline` needs that the far end
+recorded run by itself, a quarter for all runs by themselves, the rest for a paired t-test over seeds. The figures of an audit are judged
+together as well (`family`). `at_baseline` needs that the far end
 of the interval of the paired difference is within the margin. Where one run is no more than a toss of a coin (`Cell.coin`), a leak needs
 five seeds or more, nearly all of which agree.
 """
@@ -28,6 +29,7 @@ from .adversary import AdversaryView
 from .significance import FEWEST_SCORES, RATE, SHARES, Status, chance, interval, is_count, judge
 
 NOT_ATTEMPTED = "not attempted"
+DEALS, ENOUGH_DEALS = 1999, 20
 __all__ = [
     "BUDGETS", "Budget", "Case", "Cell", "Prior", "Truth", "cell", "chance_of_deals", "cosine", "dealt_at_random", "group_scores",
     "grouping_accuracy", "nothing", "popular_set", "psnr_db", "ssim",
@@ -44,10 +46,10 @@ class Cell:
     `lower_is_better` the figure is an error, and with `exact` a single success is a leak, since chance gives none. `coin` says that one run
     is a toss of a coin, whatever is averaged in it: over seeds a leak has to be improbable for tosses as well. `k_known` counts clients
     whose data the attacker knows. `rounds` says that only so many were attacked (0: all). `arrays` names a file in audit/. `p` is how
-    probable so much gain is in one run without a leak, where the status is that of such a test; `counted` the yes-or-no scores that a
-    share is of (0: it is of other scores). `towards` says whom an audited guarantee is towards, where that is not the adversary. `power` is
-    how often the same attack would have shown a leak of a size that the note states, `power_low` its lower end at 95 %; None where that was
-    not estimated.
+    probable so much gain is without a leak, in one run or over all seeds, where the status is that of such a test;
+    `counted` the yes-or-no scores that a share is of (0: it is of other scores). `towards` says whom an audited guarantee is towards, where
+    that is not the adversary. `power` is how often the same attack would have shown a leak of a size that the note states, `power_low` its
+    lower end at 95 %; None where that was not estimated.
     """
 
     attack: str
@@ -305,10 +307,17 @@ def dealt_at_random(found: Array, groups: Array, seed: int, times: int = 200) ->
     return np.full(len(groups), float(np.mean([grouping_accuracy(rng.permutation(found), groups).mean() for _ in range(times)])))
 
 
-def chance_of_deals(found: Array, groups: Array, seed: int, times: int = 999) -> float:
-    """How probable it is that the same groups dealt at random score at least as well: one lucky deal makes all clients right at once."""
+def chance_of_deals(found: Array, groups: Array, seed: int, times: int = DEALS) -> float:
+    """How probable it is that the same groups dealt at random score at least as well: one lucky deal makes all clients right at once.
+
+    At most so many `times` are dealt, and no more than it takes until `ENOUGH_DEALS` score as well (Besag & Clifford 1991).
+    """
     rng, reached = stream(seed, "groups dealt again"), grouping_accuracy(found, groups).sum()
-    again = sum(bool(grouping_accuracy(rng.permutation(found), groups).sum() >= reached) for _ in range(times))
+    again = 0
+    for dealt in range(1, times + 1):
+        again += bool(grouping_accuracy(rng.permutation(found), groups).sum() >= reached)
+        if again == ENOUGH_DEALS:
+            return again / dealt
     return (1 + again) / (1 + times)
 
 

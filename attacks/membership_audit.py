@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy import stats
 from torch import nn
 
 from ..engine.models import Model, build_module
@@ -38,14 +39,14 @@ from .local_training import trainings_in
 from .membership import lira, loss_threshold, placements, rmia, roc, threshold
 from .membership_gradients import affordable, evidence, passes_of, read_steps
 from .membership_shadows import Game, Target, games_of, models_in, pairs_of
-from .significance import Status
+from .significance import RATE, Status
 from .updates import Step, public_model, updates_in
 
 __all__ = ["Outcome", "auc_gain", "cells", "curve_of", "outcome"]
 
 NAME = "membership"
 MARGIN = {"auc": 0.02, "tpr": 0.01}
-RATE = 0.01
+FALSE_POSITIVES = 0.01
 FEWEST_ASKED = 20
 SHARE = 0.5
 """Of the seconds that a budget gives fresh runs, for the shadow federations."""
@@ -77,7 +78,7 @@ class Outcome:
 
     def tprs(self) -> Array:
         """The no-view true-positive rates."""
-        return np.array([(row[self.member] > threshold(row, self.member, RATE)).mean() for row in self.blank])
+        return np.array([(row[self.member] > threshold(row, self.member, FALSE_POSITIVES)).mean() for row in self.blank])
 
 
 def outcome(games: Sequence[Game], attack: str) -> Outcome:
@@ -100,17 +101,24 @@ def auc_gain(found: Outcome) -> tuple[float, float]:
     return float(apart[0].mean()), float(np.sqrt(spread))
 
 
-def _beats(found: Outcome, kind: str) -> bool:
-    """Whether one run's attack beats no view by the margin: AUC by 1.96 standard errors, TPR by the lower end of its exact interval."""
+def _chance(found: Outcome, kind: str) -> float:
+    """How probable such a gain over no view is in one run where it is no more than the margin, one-sided.
+
+    An AUC's by its standard error, a TPR's by the exact law of a count at a fixed threshold.
+    """
     if kind == "auc":
         gain, error = auc_gain(found)
-        return gain - 1.96 * error > MARGIN[kind]
-    return roc(found.scores, found.member, RATE).tpr_interval[0] > float(found.tprs().mean()) + MARGIN[kind]
+        if error == 0:
+            return float(gain <= MARGIN[kind])
+        return float(stats.norm.sf((gain - MARGIN[kind]) / error))
+    hits, members = round(roc(found.scores, found.member, FALSE_POSITIVES).tpr * int(found.member.sum())), int(found.member.sum())
+    return float(stats.binom.sf(hits - 1, members, min(1.0, float(found.tprs().mean()) + MARGIN[kind])))
 
 
 def _cell(case: Case, metric: str, kind: str, mine: Outcome, theirs: Outcome, note: str, rounds: int) -> Cell:
-    found, beside = roc(mine.scores, mine.member, RATE), roc(theirs.scores, theirs.member, RATE)
-    status: Status = "not_validated" if not _beats(theirs, kind) else "leaks" if _beats(mine, kind) else "at_baseline"
+    found, beside = (roc(one.scores, one.member, FALSE_POSITIVES) for one in (mine, theirs))
+    p, reference_p = (_chance(one, kind) for one in (mine, theirs))
+    status: Status = "not_validated" if reference_p >= RATE else "leaks" if p < RATE else "at_baseline"
     if kind == "auc":
         blanks = [found.auc - auc_gain(mine)[0], beside.auc - auc_gain(theirs)[0]]
         value, interval, reference = found.auc, found.auc_interval, beside.auc
@@ -121,7 +129,7 @@ def _cell(case: Case, metric: str, kind: str, mine: Outcome, theirs: Outcome, no
     return Cell(
         NAME, case.view.adversary, case.protection, metric, value, *interval, baseline=blanks[0], reference=reference, status=status,
         k_known=len(case.view.coalition), seeds=(case.seed,), note=note, margin=MARGIN[kind], reference_baseline=blanks[1],
-        rounds=rounds,
+        rounds=rounds, p=p,
     )  # fmt: skip
 
 

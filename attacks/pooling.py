@@ -31,10 +31,12 @@ def _pooled(cells: Sequence[Cell]) -> Cell:
     if not seen:
         return next((one for one in cells if one.status == "not_attempted"), cells[0])
     first = seen[0]
-    status = first.status if len(seen) == 1 else _verdict(seen, cells[0].value is not None)
+    recorded = cells[0].value is not None
+    status = first.status if len(seen) == 1 else _verdict(seen, recorded)
+    p = first.p if len(seen) == 1 else None if any(one.exact for one in seen) else _leak_chance(seen, recorded)
     if len(seen) < FEWEST_SCORES:
         found = next((one for one in seen if one.status == "leaks"), first) if status == "leaks" else first
-        return replace(found, status=status, note=found.note + _missing(cells))
+        return replace(found, status=status, p=p, note=found.note + _missing(cells))
     if status == "at_baseline" and any(one.status == "inconclusive" for one in seen):
         status = "inconclusive"  # a run whose attack has too little power shows no absence
     weakest = min((one for one in seen if one.power_low is not None), key=lambda one: one.power_low or 0.0, default=first)
@@ -44,7 +46,7 @@ def _pooled(cells: Sequence[Cell]) -> Cell:
     seeds = tuple(seed for one in seen for seed in one.seeds)
     return replace(
         first, value=float(value.mean()), low=low, high=high, baseline=float(baseline.mean()), reference=float(reference.mean()),
-        reference_baseline=float(blank.mean()), status=status, seeds=seeds, arrays=arrays, p=None,
+        reference_baseline=float(blank.mean()), status=status, seeds=seeds, arrays=arrays, p=p,
         counted=sum(one.counted for one in seen), power=weakest.power, power_low=weakest.power_low,
         note=first.note + _missing(cells) + (_alone(cells) if status == "leaks" else ""),
     )  # fmt: skip
@@ -67,11 +69,10 @@ def _verdict(seen: Sequence[Cell], recorded: bool) -> Status:
     value, baseline, reference, blank = _columns(seen)
     gain, several = sign * (value - baseline), len(seen) >= FEWEST_SCORES
     valid = several and t_chance(sign * (reference - blank), first.margin) < RATE
-    together = valid and t_chance(gain, first.margin) < _share_of_test(seen)
-    if together and any(one.coin for one in seen) and not _is_no_toss(gain):
-        return "not_validated"
-    if together or _leaks_alone(seen, recorded):
+    if _leak_chance(seen, recorded) < RATE:
         return "leaks"
+    if valid and any(one.coin for one in seen) and t_chance(gain, first.margin) < RATE:
+        return "not_validated"  # tosses that agree by luck more often than that
     if not several:  # no test over two seeds: the recorded one decides, unless a seed leaks
         return "inconclusive" if any(one.status == "leaks" for one in seen) else first.status
     if not valid:
@@ -80,30 +81,26 @@ def _verdict(seen: Sequence[Cell], recorded: bool) -> Status:
     return "inconclusive" if doubt or confidence_interval(gain)[1] > first.margin else "at_baseline"
 
 
-def _may_leak_alone(seen: Sequence[Cell]) -> bool:
-    """Whether a run of this figure can be a leak by itself: not a toss, and not where no run has a reference that works."""
-    return not any(one.coin for one in seen) and any(one.status != "not_validated" for one in seen)
+def _leak_chance(seen: Sequence[Cell], recorded: bool) -> float:
+    """How probable, at most, the seeds' scores are if nothing leaks: the recorded run by itself, any run by itself, and all together.
 
-
-def _share_of_test(seen: Sequence[Cell]) -> float:
-    """What the t-test over seeds has of `RATE`: what `_leaks_alone` does not use."""
-    if not _may_leak_alone(seen):
-        return RATE
-    return 3 * RATE / 4 if any(one.p is None for one in seen) else RATE / 4
-
-
-def _leaks_alone(seen: Sequence[Cell], recorded: bool) -> bool:
-    """Whether runs leak by themselves: the recorded one at half of `RATE`, any of them at a quarter of it, divided by their number.
-
-    Runs that give no `p` are called leaks at `RATE` each: then so many of them have to be as improbable as that quarter.
+    These share the rate, by half, a quarter and a quarter (Bonferroni, weighted). Runs that give no p are called leaks at `RATE` each:
+    their number has a quarter, the test of all the rest. That test has the whole where no run can be a leak by itself, as tosses cannot.
     """
-    if not _may_leak_alone(seen):
-        return False
-    if any(one.p is None for one in seen):
+    first, sign = seen[0], -1.0 if seen[0].lower_is_better else 1.0
+    value, baseline, reference, blank = _columns(seen)
+    gain, coin = sign * (value - baseline), any(one.coin for one in seen)
+    alone, counted = not coin and any(one.status != "not_validated" for one in seen), any(one.p is None for one in seen)
+    found = [1.0]
+    if len(seen) >= FEWEST_SCORES and t_chance(sign * (reference - blank), first.margin) < RATE and (not coin or _is_no_toss(gain)):
+        found.append(t_chance(gain, first.margin) * ((4 / 3 if counted else 4) if alone else 1))
+    if alone and counted:
         leaks = sum(one.status == "leaks" for one in seen)
-        return bool(stats.binomtest(leaks, len(seen), RATE, alternative="greater").pvalue <= RATE / 4)
-    chances = [1.0 if one.p is None or one.status == "not_validated" else one.p for one in seen]
-    return (recorded and chances[0] < RATE / 2) or min(chances) < RATE / 4 / len(chances)
+        found.append(4 * float(stats.binomtest(leaks, len(seen), RATE, alternative="greater").pvalue))
+    elif alone:
+        chances = [1.0 if one.p is None or one.status == "not_validated" else one.p for one in seen]
+        found += [4 * len(chances) * min(chances), *([2 * chances[0]] if recorded else [])]
+    return min(found)
 
 
 def _is_no_toss(gains: Array) -> bool:

@@ -45,8 +45,8 @@ from .leakage import Case, Cell, Prior, Truth, nothing
 from .local_training import trainings_in
 from .membership import auc_interval
 from .property_signatures import Frame, frame_of, read, sent_by
-from .property_trials import improbable, interval, is_toss, score, trials_of
-from .significance import Status
+from .property_trials import chance_dealt, interval, is_toss, score, trials_of
+from .significance import RATE, Status
 from .sums import models_sent
 from .updates import Step, local_of, public_model, steps_in
 
@@ -368,17 +368,18 @@ def _cell(case: Case, source: str, name: str, clients: Sequence[int], scores: Ar
     value, blank, reference = (score(one, has) for one in scores)
     tried, transformed = trials_of(scores, has, groups), _is_transformed(case.view, source)
     rng = stream(case.seed, f"{NAME}: dealt again")
-    sure, sound = (improbable(tried.scores[which], tried.has, tried.blocks, rng) for which in (0, 2))
+    p, reference_p = (chance_dealt(tried.scores[which], tried.has, tried.blocks, rng) for which in (0, 2))
+    p = p if value > blank + MARGIN else 1.0
     status: Status = "at_baseline"
-    if not (sound and reference > blank + MARGIN) or (transformed and value > blank + MARGIN):
+    if not (reference_p < RATE and reference > blank + MARGIN) or (transformed and value > blank + MARGIN):
         status = "not_validated"  # a reference that shows nothing, or a toss that may have been luck
-    elif sure and value > blank + MARGIN:
+    elif p < RATE:
         status = "leaks"
     low, high = auc_interval(value, 1, 1) if transformed else interval(scores[0], has, groups)
     return Cell(
         NAME, case.view.adversary, case.protection, f"{source}_{name}_auc", value, low, high, baseline=blank, reference=reference,
         status=status, k_known=len(case.view.coalition), seeds=(case.seed,), note=note, margin=MARGIN, reference_baseline=blank,
-        coin=transformed or is_toss(has, groups),
+        p=p, coin=transformed or is_toss(has, groups),
     )  # fmt: skip
 
 

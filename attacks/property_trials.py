@@ -13,7 +13,7 @@ from scipy import stats
 from ..types import Array
 from .membership import auc_interval
 
-__all__ = ["Trials", "between", "improbable", "interval", "is_toss", "score", "trials_of"]
+__all__ = ["Trials", "between", "chance_dealt", "interval", "is_toss", "score", "trials_of"]
 
 DEALS = 4000
 FEW_GROUPS = 3
@@ -52,14 +52,14 @@ def trials_of(scores: Array, has: Array, groups: Array) -> Trials:
     return Trials(means, shares > 0.5, np.zeros(len(names), np.int64))
 
 
-def improbable(scores: Array, has: Array, blocks: Array, rng: np.random.Generator) -> bool:
-    """Whether scores (t,) are larger where `has` (t,) than when these are dealt again within each of `blocks` (t,): 2.5 %, one-sided."""
+def chance_dealt(scores: Array, has: Array, blocks: Array, rng: np.random.Generator) -> float:
+    """How probable it is that scores (t,) are as large where `has` (t,) when these are dealt again within each of `blocks` (t,)."""
     statistic, dealt = 0.0, np.zeros(DEALS)
     for block in np.unique(blocks):
         ranks, mine = stats.rankdata(scores[blocks == block]), has[blocks == block]
         statistic += float(ranks[mine].sum())
         dealt += rng.permuted(np.tile(ranks, (DEALS, 1)), axis=1)[:, mine].sum(axis=1)
-    return bool((1 + (dealt >= statistic - 1e-9).sum()) / (1 + DEALS) < 0.025)
+    return float((1 + (dealt >= statistic - 1e-9).sum()) / (1 + DEALS))
 
 
 def is_toss(has: Array, groups: Array) -> bool:

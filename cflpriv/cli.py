@@ -147,6 +147,7 @@ def audit(
 ) -> None:
     """Attack a recorded run; writes audit.json and audit/ into its folder. An interrupted audit resumes when called again."""
     from .attacks.audit import audit_run
+    from .attacks.verdicts import verdicts_of
     from .experiments.verify import digest_of
     from .plugins import load_plugin
 
@@ -167,6 +168,11 @@ def audit(
         words = f"finished results are in {done}; the same command resumes" if done.is_file() else "nothing was finished yet"
         _err.print(f"cflpriv: stopped; {words}", markup=False)
         sys.exit(1)
+    for verdict in verdicts_of(cells):
+        _out.print(f"{verdict.sentence[0].upper()}{verdict.sentence[1:]}.", markup=False)
+        if verdict.reduces:
+            _out.print(f"  Would reduce it: {verdict.reduces}.", markup=False)
+    _out.print()
     for cell in cells:
         _out.print(cell.line(), markup=False)
     _out.print(f"written: {run_dir / 'audit.json'}, digest {digest_of(run_dir)}", markup=False)

@@ -242,7 +242,7 @@ def test_one_file_runs_resumes_and_is_audited(
     assert load_config(out / "config.toml").run.plugins == (str(own),)
     with new_process():
         assert in_process(monkeypatch, "audit", str(out), "--attacks", "seen", "--budget", "quick") == 0
-        (cell,) = json.loads((out / "audit.json").read_text())
+        (cell,) = json.loads((out / "audit.json").read_text())["cells"]
         assert (cell["attack"], cell["value"], cell["status"]) == ("seen", 1.0, "leaks")
     with new_process():
         assert in_process(monkeypatch, "report", str(out)) == 0
@@ -259,7 +259,7 @@ def test_it_is_listed_and_swept(own: Path, tmp_path: Path, monkeypatch: pytest.M
     shorter = CONFIG.replace("rounds = 3", "rounds = 1").replace("[run]", '[run]\nplugins = ["own.py"]')
     grid.write_text(shorter + '\n[sweep]\nalgorithms = ["partly"]\nseeds = [0]\nattacks = ["seen"]\nbudget = "quick"\n')
     assert in_process(monkeypatch, "sweep", str(grid), "--out", str(tmp_path / "runs")) == 0
-    (cell,) = json.loads((tmp_path / "runs" / "partly-as_given-s0" / "audit.json").read_text())
+    (cell,) = json.loads((tmp_path / "runs" / "partly-as_given-s0" / "audit.json").read_text())["cells"]
     assert cell["attack"] == "seen"
 
 

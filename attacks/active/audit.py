@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...data import build_population
 from ...errors import InputError
-from ...experiments.audit_report import ACTIVE_STATUS
+from ...experiments.audit_words import ACTIVE_STATUS
 from ...experiments.config import Config, load_config
 from ...experiments.folder import environment
 from ...experiments.verify import OF_AUDITS, OF_RUN, seal

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ...contract.protection import Protection
-from ...experiments.audit_report import ACTIVE_STATUS
+from ...experiments.audit_words import ACTIVE_STATUS
 from ...experiments.config import Config
 from ...types import Array
 from .liar import Refusal

@@ -4,41 +4,16 @@ Independent of run folders: `run_files` reads and checks the files.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..types import Array
+from .audit_words import STATUS, least_comforting
 from .pictures import CUT, new_figure, style, uri
 
-__all__ = ["ACTIVE_STATUS", "ORDER", "STATUS", "attack_matrix", "label_histograms", "least_comforting", "metric_words"]
-
-STATUS = {
-    "leaks": "leaks", "inconclusive": "inconclusive", "not_validated": "not validated", "not_attempted": "not attempted",
-    "at_baseline": "at baseline", "nothing_to_see": "nothing to see",
-}  # fmt: skip
-"""Statuses for people, the least comforting first: unknown comes before harmless."""
-ACTIVE_STATUS = {
-    "learned": "learned", "failed": "could not be run", "no_gain": "accepted without gain", "refused": "refused",
-    "not_applicable": "not applicable",
-}  # fmt: skip
-"""Outcomes of an active attack for people, the least comforting first."""
-ORDER = tuple(STATUS)
-"""The status of several figures is the first of these that occurs: one leak is a leak, one open question is open."""
-SPELLED = {
-    "histogram l1": "L1 of label histogram", "structure l1": "L1 of histogram up to renaming", "psnr db": "PSNR in dB", "l1": "L1",
-    "ssim": "SSIM", "auc": "AUC", "tpr": "TPR", "fpr": "FPR", "lira": "LiRA", "rmia": "RMIA",
-}  # fmt: skip
-"""Display names of parts of metrics' names; longer ones first."""
-
-
-def metric_words(cell: Mapping[str, Any]) -> str:
-    """The display name of a figure. An arrow marks errors, where a smaller value means that more was learned."""
-    words = f" {str(cell['metric']).replace('_', ' ')} "
-    for plain, spelled in SPELLED.items():
-        words = words.replace(f" {plain} ", f" {spelled} ")
-    return words.strip() + (" ↓" if cell.get("lower_is_better") else "")
+__all__ = ["attack_matrix", "label_histograms"]
 
 
 def attack_matrix(audits: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]) -> dict[str, Any]:
@@ -58,11 +33,6 @@ def attack_matrix(audits: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]
             places.append(_together([_worst(name, [cell for cell in mine if cell["adversary"] == name]) for name in adversaries]))
         lines.append({"attack": attack, "places": places})
     return {"columns": [{"name": name, "sub": sub} for name, sub, _ in audits], "lines": lines}
-
-
-def least_comforting(statuses: Iterable[str]) -> str:
-    """The first of these in `ORDER`."""
-    return min(statuses, key=ORDER.index)
 
 
 def _worst(adversary: str, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -20,9 +20,10 @@ from scipy import stats
 from ..errors import InputError
 from ..files import write_atomically
 from . import pictures
-from .audit_report import STATUS, least_comforting, metric_words
+from .audit_words import STATUS, least_comforting, metric_words
 from .choose import FILE as CHOICE
 from .choose import read_chosen
+from .run_files import cells_of
 from .sweep import Cell, Setting, Sweep
 
 __all__ = [
@@ -100,7 +101,7 @@ def read_results(folder: Path, sweep: Sweep) -> tuple[list[Result], dict[str, st
             if summary["rounds"] < summary["rounds_planned"] and not summary.get("stopped"):
                 continue  # interrupted; a run whose privacy budget is spent has ended, too
             audit = folder / cell.name / "audit.json"
-            results.append(Result(cell, summary, _read(audit) if audit.is_file() else ()))
+            results.append(Result(cell, summary, cells_of(_read(audit), audit) if audit.is_file() else ()))
     return results, failed
 
 

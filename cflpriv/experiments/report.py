@@ -20,7 +20,8 @@ from ..errors import InputError
 from ..files import write_atomically
 from ..types import Array
 from . import pictures, tested_pictures
-from .audit_report import ACTIVE_STATUS, STATUS, attack_matrix, metric_words
+from .audit_report import attack_matrix
+from .audit_words import ACTIVE_STATUS, STATUS, metric_words
 from .choose import FILE as CHOICE
 from .choose import read_chosen
 from .front import section, write_pictures, write_tables
@@ -67,6 +68,7 @@ def write_report(folder: Path) -> Path:
         unpoliced=[run.label for run in everything if run.summary.get("release_policy") == "off"],
         undetailed=runs[DETAILED:],
         leakage=_leakage(runs),
+        verdicts=[run for run in runs if run.verdicts],
         actives=[run for run in runs if run.active],
         active_words=ACTIVE_STATUS,
         recovered=[shown for run in detailed for shown in recovered_images(run)],

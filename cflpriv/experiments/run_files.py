@@ -17,11 +17,11 @@ from ..algorithms import ALGORITHMS
 from ..clustering.similarity import MEASURES
 from ..errors import InputError
 from ..types import Array
-from .audit_report import ACTIVE_STATUS, STATUS
+from .audit_words import ACTIVE_STATUS, STATUS
 from .pictures import Evidence
 from .verify import verify
 
-__all__ = ["RECOMPUTED", "Run", "read_arrays", "read_run", "read_runs", "require"]
+__all__ = ["RECOMPUTED", "Run", "cells_of", "read_arrays", "read_run", "read_runs", "require"]
 
 RECOMPUTED = "recomputed by the experimenter from the data: the server did not see this"
 _INT, _MAYBE = (int,), (int, float, type(None))
@@ -49,6 +49,7 @@ class Run:
     label: str = ""
     problems: tuple[str, ...] = ()
     active: Sequence[Mapping[str, Any]] = ()
+    verdicts: Sequence[Mapping[str, str]] = ()
 
     @property
     def name(self) -> str:
@@ -77,10 +78,7 @@ def read_run(folder: Path) -> Run:
     for key, kinds in NEEDED.items():
         require(key in summary, folder / "summary.json", f"has no {key!r}")
         require(isinstance(summary[key], kinds), folder / "summary.json", f"{key} = {summary[key]!r} is of a wrong type")
-    audit = _parsed(folder / "audit.json") if (folder / "audit.json").exists() else None
-    for cell in audit if isinstance(audit, list) else []:
-        _check_cell(cell, folder / "audit.json")
-    require(audit is None or isinstance(audit, list), folder / "audit.json", "is not a list of cells")
+    audit, verdicts = _audit(folder / "audit.json")
     active = _active(folder / "active_audit.json")
     measured = _parsed(folder / "measured.json") if (folder / "measured.json").exists() else None
     config = _parsed(folder / "config.toml", tomllib.loads)
@@ -95,7 +93,31 @@ def read_run(folder: Path) -> Run:
         raise InputError(f"{path}: is damaged ({type(error).__name__}: {error})") from None
     texts = {name: _text(folder / name) for name in ("config.toml", "environment.json")}
     rows, problems = _rounds(folder / "rounds.jsonl"), verify(folder, payloads=False).problems
-    return Run(folder, summary, rows, measured, evidence, audit, config, texts, problems=problems, active=active)
+    return Run(folder, summary, rows, measured, evidence, audit, config, texts, problems=problems, active=active, verdicts=verdicts)
+
+
+def _audit(path: Path) -> tuple[list[Mapping[str, Any]] | None, list[Mapping[str, str]]]:
+    """What an audit left: its cells, None if there was none, and its verdicts."""
+    if not path.exists():
+        return None, []
+    audit = _parsed(path)
+    cells = cells_of(audit, path)
+    for cell in cells:
+        _check_cell(cell, path)
+    verdicts = audit.get("verdicts", []) if isinstance(audit, dict) else []
+    require(isinstance(verdicts, list), path, "verdicts are not a list")
+    for one in verdicts:
+        texts = isinstance(one, dict) and all(isinstance(one.get(key), str) for key in ("adversary", "sentence", "reduces"))
+        require(texts, path, "a verdict has no adversary, sentence and reduces")
+    return cells, verdicts
+
+
+def cells_of(audit: Any, path: Path) -> list[Mapping[str, Any]]:
+    """The cells of a parsed audit.json; of 0.1 the file is their list. Raises `InputError` naming the file if it has none."""
+    cells = audit.get("cells") if isinstance(audit, dict) else audit
+    if not isinstance(cells, list):
+        raise InputError(f"{path}: has no list of cells")
+    return cells
 
 
 def _active(path: Path) -> list[Mapping[str, Any]]:

@@ -63,7 +63,7 @@ def test_a_standard_audit_has_seeds_intervals_and_references(run: Path) -> None:
         if cell.status != "nothing_to_see":
             assert len(cell.seeds) == BUDGETS["standard"].seeds
             assert None not in (cell.value, cell.low, cell.high, cell.baseline, cell.reference)
-    written = json.loads((run / "audit.json").read_text())
+    written = json.loads((run / "audit.json").read_text())["cells"]
     assert all(set(cell) >= KEYS for cell in written)
     assert len(written) == len(cells)
     statuses = {(cell["adversary"], cell["attack"], cell["metric"]): cell["status"] for cell in written}
@@ -112,7 +112,7 @@ def test_an_audit_that_was_stopped_goes_on(run: Path, monkeypatch: pytest.Monkey
     with pytest.raises(KeyboardInterrupt):
         audit_run(run, adversary="server", attacks=FEW, budget="quick")
     assert calls == list(FEW)
-    kept = json.loads((run / "audit.json").read_text())
+    kept = json.loads((run / "audit.json").read_text())["cells"]
     assert {cell["attack"] for cell in kept} == {FEW[0]}  # what was finished is there
     calls.clear()
     monkeypatch.setitem(ATTACKS, FEW[1], counted(FEW[1], whole[FEW[1]], stop=False))
@@ -132,10 +132,10 @@ def test_an_audit_that_was_stopped_goes_on(run: Path, monkeypatch: pytest.Monkey
 def test_another_budget_starts_anew_and_other_attacks_add_up(run: Path) -> None:
     audit_run(run, adversary="server", attacks=FEW[:1], budget="quick")
     audit_run(run, adversary="server", attacks=FEW[1:], budget="quick")
-    assert {cell["attack"] for cell in json.loads((run / "audit.json").read_text())} == set(FEW)
+    assert {cell["attack"] for cell in json.loads((run / "audit.json").read_text())["cells"]} == set(FEW)
     (cell,) = audit_run(run, adversary="server", attacks=FEW[1:])
     assert len(cell.seeds) == 3
-    assert {cell["attack"] for cell in json.loads((run / "audit.json").read_text())} == {FEW[1]}
+    assert {cell["attack"] for cell in json.loads((run / "audit.json").read_text())["cells"]} == {FEW[1]}
 
 
 def test_bad_folders_are_refused_with_a_word(run: Path, tmp_path: Path) -> None:
@@ -274,7 +274,8 @@ def test_every_figure_is_in_the_matrix(run: Path) -> None:
 
 
 def test_the_matrix_says_its_statuses_in_words_and_errors_as_errors() -> None:
-    from cflpriv.experiments.audit_report import attack_matrix, metric_words
+    from cflpriv.experiments.audit_report import attack_matrix
+    from cflpriv.experiments.audit_words import metric_words
 
     assert metric_words({"metric": "histogram_l1", "lower_is_better": True}) == "L1 of label histogram ↓"
     assert metric_words({"metric": "mean_image_psnr_db"}) == "mean image PSNR in dB"
@@ -289,7 +290,8 @@ def test_the_matrix_says_its_statuses_in_words_and_errors_as_errors() -> None:
 
 
 def test_the_matrix_shows_the_least_comforting_figure_and_counts_the_others() -> None:
-    from cflpriv.experiments.audit_report import ORDER, attack_matrix
+    from cflpriv.experiments.audit_report import attack_matrix
+    from cflpriv.experiments.audit_words import ORDER
 
     assert ORDER == ("leaks", "inconclusive", "not_validated", "not_attempted", "at_baseline", "nothing_to_see")
     for place, status in enumerate(ORDER):

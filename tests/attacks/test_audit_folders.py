@@ -132,13 +132,13 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(run: Path, t
     assert f"finished results are in {run / 'audit.json'}; the same command resumes" in stopped.stderr
     units = json.loads((run / "audit" / "units.json").read_text())["units"]
     assert list(units) == [*(f"server|{name}|0" for name in FEW), f"server|{FEW[0]}|1000"]
-    assert {cell["attack"] for cell in json.loads((run / "audit.json").read_text())} == set(FEW)
+    assert {cell["attack"] for cell in json.loads((run / "audit.json").read_text())["cells"]} == set(FEW)
     calls.clear()
     going_on = CliRunner().invoke(app, command)
     assert going_on.exit_code == 0
     assert "1 seed of 2 left" in going_on.output.splitlines()[0]
     assert calls == [1000]  # nothing is done twice
-    assert [Cell(**cell | {"seeds": tuple(cell["seeds"])}) for cell in json.loads((run / "audit.json").read_text())] == whole
+    assert [Cell(**cell | {"seeds": tuple(cell["seeds"])}) for cell in json.loads((run / "audit.json").read_text())["cells"]] == whole
 
 
 def test_ctrl_c_before_anything_is_finished_says_so(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -277,7 +277,7 @@ def test_an_audit_keeps_its_curves_and_the_report_draws_them(tmp_path: Path) -> 
     run_experiment(made(), tmp_path / "run")
     found = audit_run(tmp_path / "run", adversary="server", attacks=["membership"], budget="quick")
     assert {cell.metric for cell in found} >= {"model_loss_auc", "model_lira_tpr", "own_model_lira_auc"}
-    assert json.loads((tmp_path / "run" / "audit.json").read_text())[0]["arrays"] == "membership_server.npz"
+    assert json.loads((tmp_path / "run" / "audit.json").read_text())["cells"][0]["arrays"] == "membership_server.npz"
     with np.load(tmp_path / "run" / "audit" / "membership_server.npz") as arrays:
         for name in arrays.files:
             if name.endswith("others"):

@@ -19,7 +19,8 @@ from cflpriv.attacks.audit import case_of, fresh_scene
 from cflpriv.attacks.leakage import Case, Cell, prior_of, truth_of
 from cflpriv.attacks.membership import auc_interval
 from cflpriv.attacks.property_inference import PENALTIES, PROPERTIES, first_steps, pretended, pretended_updates, statements, who_has
-from cflpriv.attacks.property_trials import improbable, interval, is_toss, score, trials_of
+from cflpriv.attacks.property_trials import chance_dealt, interval, is_toss, score, trials_of
+from cflpriv.attacks.significance import RATE
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config
@@ -124,9 +125,9 @@ def test_a_score_that_tells_groups_apart_is_no_leak_of_what_these_have_in_part()
         for own in (0.0, 0.2):
             scores, has = by_group(rng, own)
             tried = trials_of(scores[None], has, GROUPS)
-            sure = improbable(tried.scores[0], tried.has, tried.blocks, rng)
+            sure = chance_dealt(tried.scores[0], tried.has, tried.blocks, rng) < RATE
             alarms, found = (alarms + sure, found) if own == 0.0 else (alarms, found + sure)
-            naive += own == 0.0 and improbable(scores, has, np.zeros(24), rng)
+            naive += own == 0.0 and chance_dealt(scores, has, np.zeros(24), rng) < RATE
     assert alarms <= 12
     assert found > 175
     assert naive > 12

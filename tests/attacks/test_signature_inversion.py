@@ -57,7 +57,7 @@ def test_clear_signatures_show_images_and_labels(tmp_path: Path, cut: str) -> No
         assert cell.value is not None
         assert cell.low <= cell.value <= cell.high
         assert cell.reference == pytest.approx(cell.value)
-    written = json.loads((tmp_path / "run" / "audit.json").read_text())
+    written = json.loads((tmp_path / "run" / "audit.json").read_text())["cells"]
     keys = {"attack", "adversary", "protection", "metric", "value", "low", "high", "baseline", "reference", "status", "k_known", "seeds"}
     assert all(keys <= set(cell) for cell in written)
     arrays = np.load(tmp_path / "run" / "audit" / written[0]["arrays"], allow_pickle=False)

@@ -295,6 +295,14 @@ def test_audits_of_older_versions_are_shown(runs: Path) -> None:
     assert "other figures: 1 not validated, 1 at baseline, 1 nothing to see" in page.words
 
 
+def test_verdicts_stand_before_the_figures(runs: Path) -> None:
+    verdict = {"adversary": "server", "sentence": "the server learns <b>labels</b> (1.00)", "reduces": "secure sums", "attack": "x"}
+    (runs / "a_pacfl" / "audit.json").write_text(json.dumps({"cells": [cell("leaks")], "verdicts": [verdict], "family": {}}))
+    words = page_of(runs / "a_pacfl").words
+    assert "The server learns <b>labels</b> (1.00). Would reduce it: secure sums." in words
+    assert words.index("Would reduce it") < words.index("All figures of the audit")
+
+
 def test_whom_an_audited_guarantee_is_towards_stands_beside_its_figure(runs: Path) -> None:
     assert "a guarantee towards" not in page_of(runs / "a_pacfl").words
     (runs / "a_pacfl" / "audit.json").write_text(json.dumps([cell("at_baseline", towards="who sees the means")]))
@@ -475,6 +483,8 @@ DAMAGE: list[tuple[str, Callable[[Path], Any]]] = [
     ("audit.json", cut_short),
     ("audit.json", lambda path: path.write_text("{}")),
     ("audit.json", lambda path: path.write_text("[1]")),
+    ("audit.json", lambda path: path.write_text('{"cells": [], "verdicts": [1]}')),
+    ("audit.json", lambda path: path.write_text('{"cells": [], "verdicts": [{"adversary": "server"}]}')),
     ("audit.json", lambda path: path.write_text('[{"attack": "x"}]')),
     ("audit.json", cells_with(status="fine")),
     ("audit.json", cells_with(value="0.3")),

@@ -1,0 +1,108 @@
+"""Figures of one audit judged together, and what is said of each adversary."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from cflpriv.attacks.family import AIMED, judged_together
+from cflpriv.attacks.leakage import Cell
+from cflpriv.attacks.significance import RATE, Status
+from cflpriv.attacks.verdicts import verdicts_of
+
+
+def figure(p: float | None, name: str = "label_inference", adversary: str = "server", **more: object) -> Cell:
+    status: Status = "leaks" if p is None or p < RATE else "at_baseline"
+    made = Cell(name, adversary, "none", "label_set_accuracy", 0.9, 0.8, 1.0, 0.1, 1.0, status, p=p, note="a note")
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def test_a_strong_leak_stays_and_a_weak_one_among_many_does_not() -> None:
+    cells = [figure(1e-6), figure(0.02), *[figure(0.5)] * 18]
+    found, family = judged_together(cells)
+    assert [one.status for one in found[:3]] == ["leaks", "inconclusive", "at_baseline"]
+    assert (
+        found[1].note
+        == "a note; a leak as one figure (p = 0.02), not among the 20 that were tested in this audit, of which 5% may err together"
+    )
+    assert (family.aimed, family.tested, family.withdrawn) == (AIMED, 20, 1)
+
+
+def test_one_figure_alone_is_judged_by_its_own_rate() -> None:
+    (alone,), family = judged_together([figure(0.02)])
+    assert alone.status == "leaks"
+    assert family.withdrawn == 0
+
+
+def test_exact_leaks_stay_and_are_not_counted() -> None:
+    found, family = judged_together([figure(None, exact=True), *[figure(0.5)] * 30])
+    assert found[0].status == "leaks"
+    assert family.tested == 30
+
+
+def test_a_leak_without_a_p_counts_with_the_rate_of_one_figure() -> None:
+    assert judged_together([figure(None), figure(0.5)])[0][0].status == "leaks"
+    assert judged_together([figure(None), *[figure(0.5)] * 2])[0][0].status == "inconclusive"
+
+
+def test_figures_without_anything_to_see_are_not_counted() -> None:
+    empty = replace(figure(0.5), value=None, p=None, status="nothing_to_see")
+    assert judged_together([figure(0.02), *[empty] * 50])[0][0].status == "leaks"
+
+
+@given(st.lists(st.floats(1e-9, 1.0), min_size=1, max_size=12))
+def test_no_figure_leaks_that_holm_does_not_reject(chances: list[float]) -> None:
+    """Holm's adjusted p: the largest of (m − i) p_(i) so far."""
+    found, _ = judged_together([figure(p) for p in chances])
+    order = np.argsort(chances, kind="stable")
+    adjusted = np.maximum.accumulate(np.array(chances)[order] * (len(chances) - np.arange(len(chances))))
+    rejected = dict(zip(order.tolist(), (adjusted <= AIMED).tolist(), strict=True))
+    for i, (one, p) in enumerate(zip(found, chances, strict=True)):
+        assert (one.status == "leaks") == (rejected[i] and p < RATE)
+
+
+def test_audits_without_a_leak_err_together_at_the_rate_aimed_at() -> None:
+    """2,000 audits of 40 independent figures without a leak: more than 5 % + 3.1 deviations come one time in a thousand."""
+    rng = np.random.default_rng(0)
+    trials = 2000
+    wrong = sum(any(one.status == "leaks" for one in judged_together([figure(p) for p in rng.random(40)])[0]) for _ in range(trials))
+    assert wrong <= stats.binom.ppf(0.999, trials, AIMED)
+    assert wrong > 0, "and the test is not idle"
+
+
+# --- verdicts
+
+
+def test_each_adversary_has_one_sentence_with_its_strongest_leak() -> None:
+    weak = figure(1e-6, "membership", metric="model_lira_auc", value=0.6, baseline=0.5)
+    both = verdicts_of([weak, figure(1e-6), figure(0.5, adversary="server+2")])
+    assert [one.adversary for one in both] == ["server", "server+2"]
+    assert both[0].sentence == (
+        "the server learns which labels clients have and how many of each (label set accuracy 0.90, 0.10 without a view); "
+        "leaks also by membership"
+    )
+    assert "secure sums" in both[0].reduces
+    assert both[1].sentence == "the server with 2 colluding clients was not seen to learn anything: 1 at baseline of 1 figures"
+    assert both[1].reduces == ""
+
+
+def test_without_a_leak_it_says_what_is_open() -> None:
+    cells = [figure(0.5), figure(0.5, "imprint", status="not_attempted"), figure(0.5, "membership", status="inconclusive")]
+    (found,) = verdicts_of(cells)
+    assert found.sentence.endswith("1 inconclusive, 1 not attempted, 1 at baseline of 3 figures; open: imprint, membership")
+
+
+def test_a_guarantee_that_does_not_hold_comes_first() -> None:
+    broken = figure(1e-4, "dp_audit", metric="run_epsilon", value=3.0, baseline=2.0)
+    (found,) = verdicts_of([figure(1e-6, value=1.0), broken])
+    assert "(run epsilon 3.00, where 2.00 is claimed)" in found.sentence
+
+
+@pytest.mark.parametrize(("metric", "value", "baseline", "lower"), [("histogram_l1", 0.1, 0.9, True), ("image_psnr_db", 38.0, 11.0, False)])
+def test_errors_and_decibels_are_compared_with_what_there_is_to_know(metric: str, value: float, baseline: float, lower: bool) -> None:
+    strong = figure(1e-6, "gradient_inversion", metric=metric, value=value, baseline=baseline, lower_is_better=lower)
+    (found,) = verdicts_of([figure(1e-6, value=0.3), strong])
+    assert found.attack == "gradient_inversion"
