@@ -69,9 +69,9 @@ __all__ = ["private_clusters"]
 ALPHA = 0.05
 DRAWS = 99
 MOMENTS, CELL_STEPS, CENTRE_STEPS = 6, 2, 3
-SHARES = {"moments": 1 / 5, "cell_steps": 1 / 15, "centre_steps": 1 / 11}
-"""With privacy at least these shares of the rounds find clusters: the more rounds there are, the more noise has each sum."""
 LEAST = {"moments": MOMENTS, "cell_steps": CELL_STEPS, "centre_steps": CENTRE_STEPS}
+ENOUGH_ROUNDS = 22
+"""With privacy and more rounds than these the sums that find clusters are more by the same factor: each has so much more noise."""
 SMALLEST_SIZE = 0.02
 """A cluster counts as having at least this share of the clients where its sum is divided by its noisy size."""
 Stage = Literal["centre", "moments", "cells", "centres", "train"]
@@ -339,7 +339,7 @@ def _describe(state: State) -> Mapping[str, Any]:
 def _defaults(given: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
     if before.unit != "client":
         return norm_of_clip(given, before)
-    counts = {name: max(least, round(SHARES[name] * before.rounds)) for name, least in LEAST.items()}
+    counts = {name: round(least * max(1.0, before.rounds / ENOUGH_ROUNDS)) for name, least in LEAST.items()}
     return norm_of_clip(given, before) | counts
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from cflpriv.algorithms import private_clusters
 from cflpriv.algorithms.private_clusters import State
 from cflpriv.clustering.noisy_sums import directions_of, tree_of
 from cflpriv.clustering.scores import ari
+from cflpriv.contract.handles import Shared
 from cflpriv.engine import Device, Streams, Task, TaskInput
 from cflpriv.errors import CflprivWarning, InputError
 from cflpriv.experiments import parse_config
@@ -20,10 +22,12 @@ from cflpriv.experiments.config import Config
 from cflpriv.experiments.loop import Run, advance, begin, finish
 from cflpriv.experiments.run import prepare
 from cflpriv.randomness import stream
+from cflpriv.tasks import cluster_shares
 from cflpriv.tasks.cluster_shares import (
     BLANK,
     CellShare,
     CentreShare,
+    ClientVectors,
     ClusterShare,
     MomentShare,
     TrainInBlock,
@@ -289,6 +293,29 @@ def test_newcomers_choose_by_themselves() -> None:
 def test_parameters_that_cannot_be_are_refused(key: str, value: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         private_clusters(train(), **{key: value})
+
+
+def test_more_rounds_with_noise_find_clusters_by_as_many_more_sums() -> None:
+    tree = {
+        "model": {"name": "linear"}, "training": {"rounds": 66, "weights": "equal"},
+        "algorithm": {"name": "private_clusters", "moments": 4},
+    }  # fmt: skip
+    hyper = parse_config({**tree, "privacy": client_level(1.0)}).hyper
+    assert {name: hyper[name] for name in ("moments", "cell_steps", "centre_steps")} == {"moments": 4, "cell_steps": 6, "centre_steps": 9}
+    assert "cell_steps" not in parse_config(tree).hyper
+
+
+def test_a_process_remembers_a_mean_by_its_content() -> None:
+    task = ClientVectors(train().model)
+    simulated = simulate(SCENE.clients, present=range(2))
+    start = train().model.init(0)
+    one, other = simulated.resolve(task, {"start": Shared(start)}, None, range(2))
+    found = [task.whole(one), task.whole(other), task.whole(one), task.whole(replace(one, params={"start": train().model.init(1)}))]
+    np.testing.assert_array_equal(found[0], found[2])
+    assert not np.array_equal(found[0], found[1])
+    assert not np.array_equal(found[0], found[3])
+    cluster_shares._REMEMBERED.clear()
+    np.testing.assert_array_equal(task.whole(one), found[0])
 
 
 def test_a_transformed_sum_is_refused_because_the_server_computes_with_means() -> None:
