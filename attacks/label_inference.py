@@ -19,6 +19,7 @@ import numpy as np
 from scipy import stats
 
 from ..engine.models import Model
+from ..randomness import stream
 from ..types import Array
 from .adversary import AdversaryView
 from .class_owners import cells as owner_cells
@@ -40,7 +41,7 @@ from .label_sums import SumRead, distinct_sums, noisy_shares_in, planted, shares
 from .leakage import Case, Cell, Prior, Truth, cell, nothing, popular_set
 from .local_training import trainings_in
 from .noisy_shares import Readings, shares_under_noise
-from .significance import RATE, Status, chance
+from .significance import RATE, Status, chance, chance_of_matching
 from .sums import CohortSum, means_in, sizes_in, sums_in
 from .updates import Step, less_known, public_model, steps_in, updates_in
 
@@ -212,7 +213,8 @@ def aggregate_cell(case: Case, model: Model) -> Cell:
     """The label histogram of each cluster as a whole, from the successive models it was sent."""
     prior = case.prior
     scored = [_aggregated(case, view, model) for view in (case.view, case.reference)]
-    errors = [np.array([float(np.abs(shares - truth).sum()) for shares, truth in found]) for found in scored]
+    tables = [np.array([[float(np.abs(shares - truth).sum()) for _, truth in found] for shares, _ in found]) for found in scored]
+    errors = [np.diag(table) if len(table) else np.zeros(0) for table in tables]
     if not len(errors[0]) or not len(errors[1]):
         return nothing(case, NAME, AGGREGATE, "no two models of one cluster can be read in this view, or it is unknown who trained them")
     blanks = [np.array([float(np.abs(auxiliary_shares(prior) - truth).sum()) for _, truth in found]) for found in scored]
@@ -220,10 +222,12 @@ def aggregate_cell(case: Case, model: Model) -> Cell:
         f"{len(errors[0])} cluster(s), each as a whole: nothing about a member; {_which_rounds(prior, case.budget.rounds)}; "
         f"{prior.description}; baseline: the label shares of the auxiliary data"
     )
+    dealt = [chance_of_matching(table, stream(case.seed, "clusters dealt again")) for table in tables]
+    tested = [chance(-mine, -blank, MARGIN[AGGREGATE]) for mine, blank in zip(errors, blanks, strict=True)]
     note += trainings_in(case.view).not_modelled()
     return cell(
         case, NAME, AGGREGATE, errors[0], blanks[0], errors[1], theirs_blank=blanks[1], margin=MARGIN[AGGREGATE], lower_is_better=True,
-        note=note,
+        note=note, chances=(max(dealt[0], tested[0]), max(dealt[1], tested[1])),
     )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Significance of scores: intervals of means and shares, and one-sided tests of a gain over a baseline, paired by client."""
 
+from itertools import permutations
 from typing import Literal
 
 import numpy as np
@@ -7,9 +8,12 @@ from scipy import stats
 
 from ..types import Array
 
-__all__ = ["Status", "chance", "confidence_interval", "interval", "is_count", "judge", "proportion_interval", "t_chance"]
+__all__ = [
+    "Status", "chance", "chance_of_matching", "confidence_interval", "interval", "is_count", "judge", "proportion_interval", "t_chance",
+]  # fmt: skip
 
 FEWEST_SCORES = 3
+MATCHED, MATCHINGS = 6, 1999
 RATE = 0.025
 """How often a figure without a leak may be called one, from one run or from several together."""
 SHARES = ("_accuracy", "_exact", "_auc", "_tpr")
@@ -73,6 +77,17 @@ def chance(score: Array, beside: Array, margin: float) -> float:
     if wins + losses == 0 or not gain.mean() > margin:
         return 1.0
     return float(stats.binomtest(wins, wins + losses, alternative="greater").pvalue)
+
+
+def chance_of_matching(errors: Array, rng: np.random.Generator) -> float:
+    """How probable it is that guesses dealt to the truths at random err as little, from the `errors` (k, k) of guess i for truth j.
+
+    Clusters have few ways to be matched, so one lucky matching makes all of them right at once. All matchings of up to six are tried.
+    """
+    k, own = len(errors), float(np.trace(errors))
+    deals = np.array(list(permutations(range(k))), np.int64) if k <= MATCHED else rng.permuted(np.tile(np.arange(k), (MATCHINGS, 1)), axis=1)
+    reached = int((errors[np.arange(k), deals].sum(axis=1) <= own + 1e-9).sum())
+    return reached / len(deals) if k <= MATCHED else (1 + reached) / (1 + MATCHINGS)
 
 
 def judge(values: Array, baseline: Array, reference: Array, reference_baseline: Array, margin: float) -> Status:

@@ -43,11 +43,13 @@ def test_ifca_under_secure_sums_shows_the_histograms_of_clusters() -> None:
 
 
 def test_oblivious_sums_show_clusters_and_no_members() -> None:
-    made = config({"name": "ifca", "k": 4}, {"sum": "secagg-oblivious"}, training={"rounds": 2})
-    seen = case(made)
-    found = by_metric(seen)
-    assert found["histogram_l1"].status == "nothing_to_see"
-    assert found[AGGREGATE].status == "leaks", found[AGGREGATE].line()
+    """Clusters are matched to their histograms by luck one time in 24 or more, so that one run decides nothing; three do."""
+    made = [config({"name": "ifca", "k": 4}, {"sum": "secagg-oblivious"}, training={"rounds": 2}, seed=seed) for seed in range(3)]
+    several = [case(one) for one in made]
+    seen = several[0]
+    found = over_seeds([ATTACKS["label_inference"].cells(one)[0] for one in several])
+    assert found["histogram_l1", 0].status == "nothing_to_see"
+    assert found[AGGREGATE, 0].status == "leaks", found[AGGREGATE, 0].line()
     models = means_in(seen.view, sum_dimension(seen))
     assert models
     assert all(one.members == () for one in models)

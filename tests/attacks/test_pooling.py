@@ -15,7 +15,8 @@ from scipy import stats
 from cflpriv.attacks import leakage
 from cflpriv.attacks.leakage import Cell, cell, chance_of_deals, dealt_at_random, grouping_accuracy, nothing
 from cflpriv.attacks.pooling import pooled
-from cflpriv.attacks.significance import RATE
+from cflpriv.attacks.significance import RATE, chance_of_matching
+from cflpriv.randomness import stream
 from cflpriv.types import Array
 
 CLIENTS, SEEDS = 20, 5
@@ -209,6 +210,14 @@ def test_a_lucky_deal_of_few_clients_is_no_leak_and_a_found_one_of_more_is(monke
     assert wrong <= 9  # of 120 at 2.5 %: more once in 1200
     groups = np.arange(12) % 2
     assert deal_of(groups, groups, 0).status == "leaks"
+
+
+def test_matchings_of_a_few_clusters_are_all_counted() -> None:
+    right = 1 - np.eye(4)
+    assert chance_of_matching(right, stream(0, "t")) == pytest.approx(1 / 24)
+    assert chance_of_matching(np.ones((4, 4)), stream(0, "t")) == 1.0
+    assert chance_of_matching(1 - np.eye(8), stream(0, "t")) == pytest.approx(1 / 2000)
+    assert chance_of_matching(np.zeros((0, 0)), stream(0, "t")) == 1.0
 
 
 def deal_of(found: Array, groups: Array, seed: int) -> Cell:
