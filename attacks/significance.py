@@ -85,7 +85,9 @@ def chance_of_matching(errors: Array, rng: np.random.Generator) -> float:
     Clusters have few ways to be matched, so one lucky matching makes all of them right at once. All matchings of up to six are tried.
     """
     k, own = len(errors), float(np.trace(errors))
-    deals = np.array(list(permutations(range(k))), np.int64) if k <= MATCHED else rng.permuted(np.tile(np.arange(k), (MATCHINGS, 1)), axis=1)
+    deals = (
+        np.array(list(permutations(range(k))), np.int64) if k <= MATCHED else rng.permuted(np.tile(np.arange(k), (MATCHINGS, 1)), axis=1)
+    )
     reached = int((errors[np.arange(k), deals].sum(axis=1) <= own + 1e-9).sum())
     return reached / len(deals) if k <= MATCHED else (1 + reached) / (1 + MATCHINGS)
 
