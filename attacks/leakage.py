@@ -92,7 +92,17 @@ class Cell:
         towards = f", a guarantee towards {self.towards}" if self.towards else ""
         where = f"{self.adversary}, {self.protection}{known}{seeds}{towards}"
         power = "" if self.power is None else f", power {self.power:.2f} (at least {self.power_low:.2f})"
-        return f"{self.attack} / {self.metric} ({where}): {self.value:.3f}{interval}; {beside}: {self.status}{power}"
+        return f"{self.attack} / {self.metric} ({where}): {self.value:.3f}{interval}; {beside}: {self.status}{power}{self._rule()}"
+
+    def _rule(self) -> str:
+        """What decided the status, for people."""
+        if self.status == "not_validated" and self.reference is not None and self.reference_baseline is not None:
+            gain = (self.reference - self.reference_baseline) * (-1.0 if self.lower_is_better else 1.0)
+            above = "is not surely above it" if gain > self.margin else "is not above it"
+            return f" (margin {self.margin:g}: what the unprotected run gains, {gain:.3f}, {above})"
+        if self.p is None or self.exact or self.status in ("nothing_to_see", "not_attempted"):
+            return ""
+        return f" (margin {self.margin:g}, p = {self.p:.2g})"
 
 
 @dataclass(frozen=True, eq=False)
