@@ -6,10 +6,10 @@ view holds nothing to attack or the truth nothing to find, `inconclusive` if see
 
 With one seed interval and status are over clients. Over several (`pooling`) value, baseline and reference are means over seeds, and so is
 the interval. A run without a leak is called one at a rate of `RATE` at most, and so are several together, which share it: half for the
-recorded run by itself, a quarter for all runs by themselves, the rest for a paired t-test over seeds. The figures of an audit are judged
-together as well (`family`). `at_baseline` needs that the far end
-of the interval of the paired difference is within the margin. Where one run is no more than a toss of a coin (`Cell.coin`), a leak needs
-five seeds or more, nearly all of which agree.
+recorded run by itself, a quarter for all runs by themselves (their smallest p, and all p together), the rest for a paired t-test over
+seeds. The figures of an audit are judged together as well (`family`). `at_baseline` needs that the far end of the interval of the paired
+difference is within the margin. Where one run is no more than a toss of a coin (`Cell.coin`), a leak needs five seeds or more, nearly all
+of which agree.
 """
 
 from collections.abc import Callable, Mapping, Sequence

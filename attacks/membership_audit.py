@@ -47,6 +47,7 @@ __all__ = ["Outcome", "auc_gain", "cells", "curve_of", "outcome"]
 NAME = "membership"
 MARGIN = {"auc": 0.02, "tpr": 0.01}
 FALSE_POSITIVES = 0.01
+GRID = 200
 FEWEST_ASKED = 20
 SHARE = 0.5
 """Of the seconds that a budget gives fresh runs, for the shadow federations."""
@@ -104,15 +105,19 @@ def auc_gain(found: Outcome) -> tuple[float, float]:
 def _chance(found: Outcome, kind: str) -> float:
     """How probable such a gain over no view is in one run where it is no more than the margin, one-sided.
 
-    An AUC's by its standard error, a TPR's by the exact law of a count at a fixed threshold.
+    An AUC's by its standard error. A TPR's by the law of a count, over what the threshold may be: it is one of few non-members' scores, and
+    the share of all scores above the r-th largest of n is Beta(r, n − r + 1).
     """
     if kind == "auc":
         gain, error = auc_gain(found)
         if error == 0:
             return float(gain <= MARGIN[kind])
         return float(stats.norm.sf((gain - MARGIN[kind]) / error))
-    hits, members = round(roc(found.scores, found.member, FALSE_POSITIVES).tpr * int(found.member.sum())), int(found.member.sum())
-    return float(stats.binom.sf(hits - 1, members, min(1.0, float(found.tprs().mean()) + MARGIN[kind])))
+    curve = roc(found.scores, found.member, FALSE_POSITIVES)
+    rank = int(FALSE_POSITIVES * curve.non_members) + 1
+    above = stats.beta.ppf((np.arange(GRID) + 0.5) / GRID, rank, curve.non_members - rank + 1)
+    rate = np.clip(above + float(found.tprs().mean()) + MARGIN[kind] - FALSE_POSITIVES, 0.0, 1.0)
+    return float(stats.binom.sf(round(curve.tpr * curve.members) - 1, curve.members, rate).mean())
 
 
 def _cell(case: Case, metric: str, kind: str, mine: Outcome, theirs: Outcome, note: str, rounds: int) -> Cell:
