@@ -11,8 +11,10 @@ of the interval of the paired difference is within the margin. Where one run is 
 five seeds or more, nearly all of which agree.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import combinations
+from operator import eq
 from typing import Any
 
 import numpy as np
@@ -29,8 +31,8 @@ from .significance import FEWEST_SCORES, RATE, SHARES, Status, chance, interval,
 
 NOT_ATTEMPTED = "not attempted"
 __all__ = [
-    "BUDGETS", "Budget", "Case", "Cell", "Prior", "Truth", "cell", "chance_of_deals", "cosine", "dealt_at_random", "group_scores",
-    "grouping_accuracy", "nothing", "popular_set", "psnr_db", "ssim",
+    "BUDGETS", "Budget", "Case", "Cell", "Prior", "Truth", "cell", "chance_of_deals", "chance_of_names", "cosine", "dealt_at_random",
+    "group_scores", "grouping_accuracy", "label_sets_of", "nothing", "popular_set", "psnr_db", "ssim",
 ]  # fmt: skip
 
 
@@ -310,6 +312,26 @@ def chance_of_deals(found: Array, groups: Array, seed: int, times: int = 999) ->
     rng, reached = stream(seed, "groups dealt again"), grouping_accuracy(found, groups).sum()
     again = sum(bool(grouping_accuracy(rng.permutation(found), groups).sum() >= reached) for _ in range(times))
     return (1 + again) / (1 + times)
+
+
+def chance_of_names(
+    found: Sequence[frozenset[int]], truth: Sequence[frozenset[int]], classes: int, seed: int, times: int = 999
+) -> float:  # fmt: skip
+    """How probable it is that the same label sets under a random renaming of all labels are right at least as often.
+
+    For attacks that name all clients at once: one lucky name makes all clients of a group right together.
+    """
+    rng, reached = stream(seed, "labels renamed"), sum(map(eq, found, truth))
+    again = 0
+    for _ in range(times):
+        name = rng.permutation(classes).tolist()
+        again += sum(frozenset(name[label] for label in one) == real for one, real in zip(found, truth, strict=True)) >= reached
+    return (1 + again) / (1 + times)
+
+
+def label_sets_of(labels: Iterable[int], size: int) -> list[frozenset[int]]:
+    """Every set of `size` of these labels."""
+    return [frozenset(chosen) for chosen in combinations(labels, size)]
 
 
 def cosine(a: Array, b: Array) -> float:
