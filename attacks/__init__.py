@@ -23,9 +23,9 @@ recorded one only, if the attack reruns the configuration itself: `plays`) and p
 Stand-alone
 -----------
 The mathematics of each attack is a plain function of arrays, for updates, signatures and Gram matrices of any other system:
-`invert_signature`, `recover_label_set`, `labels_from_bias`, `labels_from_templates`, `labels_from_gram`, `rows_from_products`,
-`disaggregate`, `groups_from_scores`, `recover_labels`, `counts_from_lengths`, `invert_updates`, `clusters_from_sizes`,
-`products_from_bare`. See examples/attack_other_systems.py.
+`invert_signature`, `recover_label_set`, `place_signatures`, `labels_from_bias`, `labels_from_templates`, `labels_from_gram`,
+`labels_from_update_gram`, `assign`, `rows_from_products`, `disaggregate`, `groups_from_scores`, `recover_labels`, `counts_from_lengths`,
+`invert_updates`, `clusters_from_sizes`, `products_from_bare`. See examples/attack_other_systems.py.
 """
 
 from collections.abc import Callable
@@ -44,6 +44,7 @@ from . import (
     fold_release,
     gradient_inversion,
     gram_geometry,
+    gram_updates,
     imprint,
     influence,
     key_recovery,
@@ -57,11 +58,13 @@ from . import (
 )
 from .adversary import ADVERSARIES, AdversaryView, load_view, view_of
 from .anchor_counts import labels_from_templates
+from .assignment import assign
 from .ckks_products import products_from_bare
 from .cluster_identity import clusters_from_sizes
 from .disaggregation import disaggregate
 from .gradient_inversion import invert_updates
 from .gram_geometry import labels_from_gram
+from .gram_updates import labels_from_update_gram
 from .imprint import images_from_imprint
 from .influence import groups_from_scores
 from .key_recovery import recover_labels
@@ -69,15 +72,15 @@ from .label_inference import labels_from_bias
 from .leakage import BUDGETS, Budget, Case, Cell, Prior, Truth
 from .property_inference import infer_property
 from .signature_inversion import invert_signature, recover_label_set
+from .signature_places import place_signatures
 from .sybil_span import rows_from_products
 from .update_norms import counts_from_lengths
 
 __all__ = [
     "ADVERSARIES", "ATTACKS", "BUDGETS", "AdversaryView", "Attack", "Budget", "Case", "Cell", "Prior", "Truth",
-    "clusters_from_sizes", "counts_from_lengths", "disaggregate", "groups_from_scores", "images_from_imprint", "infer_property",
-    "invert_signature", "invert_updates", "labels_from_bias", "labels_from_gram", "labels_from_templates", "load_view",
-    "products_from_bare",
-    "recover_label_set", "recover_labels", "rows_from_products", "view_of",
+    "assign", "clusters_from_sizes", "counts_from_lengths", "disaggregate", "groups_from_scores", "images_from_imprint", "infer_property",
+    "invert_signature", "invert_updates", "labels_from_bias", "labels_from_gram", "labels_from_templates", "labels_from_update_gram",
+    "load_view", "place_signatures", "products_from_bare", "recover_label_set", "recover_labels", "rows_from_products", "view_of",
 ]  # fmt: skip
 
 
@@ -124,6 +127,12 @@ for _name, _attack in {
         learns="which labels clients have, from inner products",
         reduces='encrypted comparison that releases labels only ([protection] gram = ["ckks"])',
     ),
+    "gram_updates": Attack(
+        "label sets from inner products of updates from a public model, no known client",
+        gram_updates.cells,
+        learns="which labels clients have, from inner products of updates that a transform keeps",
+        reduces=_SUMS,
+    ),
     "fold_release": Attack(
         "sample counts, members and single images from the folds of cross-fitted clustering",
         fold_release.cells,
@@ -152,7 +161,7 @@ for _name, _attack in {
         "label sets, histograms and coordinates from updates under a secret permutation",
         key_recovery.cells,
         learns="what a secret permutation of updates hides",
-        reduces='another transform ([protection] sum = "haar"), or secure sums',
+        reduces=_SUMS,
     ),
     "gradient_inversion": Attack(
         "training images from one client's update, for few samples and steps",

@@ -29,7 +29,7 @@ from ..protocols.group import Ratchet
 from ..protocols.orthonormal import TRANSFORMS, Transform, transform
 from ..types import Array
 
-__all__ = ["ADVERSARIES", "AdversaryView", "load_view", "opened", "parts_in", "updates_sent", "view_of"]
+__all__ = ["ADVERSARIES", "AdversaryView", "hidden_by", "load_view", "opened", "parts_in", "updates_sent", "view_of"]
 
 ADVERSARIES: dict[str, str] = {
     "server": "honest but curious: every message that reaches or passes it",
@@ -83,18 +83,29 @@ UPDATES = ("update", "step", "movement", "direction", "contribution")
 """Names of parts that hold a client's update or determine it."""
 
 
+def hidden_by(view: AdversaryView, name: str, operation: str) -> str:
+    """The kind of the transform of this name that hides vectors of an `operation` ("gram" or "mean").
+
+    Empty where there is none, or where the coalition has its secret.
+    """
+    return "" if view.secret_of(name) is not None else _kind(view, operation) or ""
+
+
+def _kind(view: AdversaryView, operation: str) -> str | None:
+    stages = view.protection.gram if operation == "gram" else (view.protection.sum,)
+    return next((stage for stage in stages if stage in TRANSFORMS), None)
+
+
 def opened(view: AdversaryView, rows: Array, name: str, operation: str, dimension: int) -> Array | None:
     """Rows (..., size) as the clients had them, (..., dimension), where the coalition has the secret of their transform.
 
     Sketched rows stay sketched. Without the secret, rows are returned as they are. With it, the result is None for rows that are not of the
     transform's size and so cannot be opened. `name` is the transform's; `operation` ("gram" or "mean") selects its protection.
     """
-    stages = view.protection.gram if operation == "gram" else (view.protection.sum,)
-    kind = next((stage for stage in stages if stage in TRANSFORMS), None)
-    secret = view.secret_of(name)
+    secret, kind = view.secret_of(name), _kind(view, operation)
     if secret is None or kind is None:
         return rows
-    if operation == "gram" and "sketch" in stages:  # a transform after it is one of what the sketch leaves
+    if operation == "gram" and "sketch" in view.protection.gram:  # a transform after it is one of what the sketch leaves
         dimension = min(dimension, view.protection.sketch_dim)
     made = _transform(kind, secret, name, dimension)
     return np.asarray(made.invert(np.asarray(rows, np.float64))) if made.size == rows.shape[-1] else None

@@ -3,16 +3,15 @@
 Source: a rotation, or encryption with a released Gram, keeps all inner products (Sattler et al. 2019 send rotated updates; PACFL's angles
 are functions of them). A client's inner products with k known clients are those of a simulated client with the same labels, which the
 attacker makes from auxiliary data by running the public pipeline. With k = 0 there is nothing to hold on to but the Gram itself: label sets
-are dealt so that the whole Gram fits that of simulated clients best (a quadratic assignment, by descent from many starts).
+are dealt so that the whole Gram fits that of simulated clients best (a quadratic assignment, `assignment`).
 
 What it proves: hiding coordinates does not hide labels from a reader of the Gram who knows a few clients' data. What it does not: "the Gram
-leaks labels" without a k; a better matching for k = 0 may exist. Only Grams of what clients send at the start are attacked (signatures,
-anchor gradients), not those of updates at models that the attacker may not have.
+leaks labels" without a k: with k = 0 a wrong naming of labels fits better than the true one in some runs, and all clients are wrong
+together. Only Grams of what clients send at the start are attacked (signatures, anchor gradients); those of updates are in `gram_updates`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 from math import comb
 
 import numpy as np
@@ -22,8 +21,9 @@ from ..protocols import ckks
 from ..randomness import stream
 from ..types import Array
 from .adversary import AdversaryView
+from .assignment import assign, renamings_of
 from .encrypted import Blocks, decrypted_blocks
-from .leakage import Case, Cell, Prior, Truth, cell, nothing, popular_set
+from .leakage import Case, Cell, Prior, Truth, cell, chance_of_names, label_sets_of, nothing, popular_set
 from .significance import FEWEST_SCORES
 
 __all__ = ["KNOWN", "cells", "labels_from_gram", "products_in"]
@@ -33,6 +33,8 @@ KNOWN = (0, 3, 10)
 """How many clients' data the attacker knows, one figure each."""
 MARGIN = 0.1
 MOST_SETS = 260
+PRETENDED, MOST_PRETENDED = 3, 400
+"""Simulated clients for each label set, and about how many altogether."""
 KINDS = ("signature", "representation", "folds")
 RELEASE_ERROR = 1e-4
 """About the largest noise of a released inner product of unit vectors: what completion takes for rounding."""
@@ -43,25 +45,40 @@ Products = tuple[tuple[int, ...], Array]
 
 
 def labels_from_gram(
-    products: Array, known: Mapping[int, Array], templates: Mapping[frozenset[int], Array], *, seed: int = 0, restarts: int = 20
+    products: Array, known: Mapping[int, Array], templates: Mapping[frozenset[int], Array], *, seed: int = 0
 ) -> list[frozenset[int]]:
     """The label set of each of n clients from their inner products (n, p, n, p), given the vectors (p, d) of some of them by place.
 
-    `templates` are the vectors (p, d) of simulated clients by label set. With `known` empty, the whole Gram is matched instead.
+    `templates` are the vectors of simulated clients by label set: (p, d), or (t, p, d) of t clients each, the same t for all. With `known`
+    empty, the whole Gram is matched instead.
     """
     n, p = products.shape[:2]
     sets = list(templates)
     rows = np.stack([np.asarray(templates[one], np.float64) for one in sets])
+    rows = rows[:, None] if rows.ndim == 3 else rows
     if known:
         places = sorted(known)
         beside = np.concatenate([np.asarray(known[place], np.float64) for place in places])
-        pretended = _shape_of(np.einsum("spd,kd->spk", rows, beside).reshape(len(sets), p, len(places), p))
+        blocks = np.einsum("stpd,kd->stpk", rows, beside).reshape(-1, p, len(places), p)
+        pretended = _shape_of(blocks).reshape(len(sets), -1, p, len(places), p).mean(axis=1)
         seen = _shape_of(products[:, :, places])
         distance = ((seen[:, None] - pretended[None]) ** 2).reshape(n, len(sets), -1).sum(axis=2)
         return [sets[int(best)] for best in distance.argmin(axis=1)]
-    flat = rows.reshape(len(sets) * p, -1)
-    between = _length_of((flat @ flat.T).reshape(len(sets), p, len(sets), p))
-    return [sets[best] for best in _assigned(_length_of(products), between, seed, restarts)]
+    found = assign(_length_of(products), _between(rows), renamings=renamings_of(sets), seed=seed)
+    return [sets[kind] for kind in found.kinds]
+
+
+def _between(rows: Array) -> Array:
+    """The mean of `_length_of` between clients of two kinds, (K, K), from vectors (K, t, p, d); within one kind of different clients."""
+    count, each, p, _ = rows.shape
+    flat = rows.reshape(count * each * p, -1)
+    lengths = _length_of((flat @ flat.T).reshape(count * each, p, count * each, p)).reshape(count, each, count, each)
+    between = lengths.mean(axis=(1, 3))
+    if each > 1:
+        among = np.arange(count)
+        own = lengths[among, :, among]
+        between[among, among] = own[:, ~np.eye(each, dtype=bool)].mean(axis=1)
+    return np.asarray(between)
 
 
 def _shape_of(blocks: Array) -> Array:
@@ -72,26 +89,6 @@ def _shape_of(blocks: Array) -> Array:
 def _length_of(blocks: Array) -> Array:
     """One number a pair, (n, m) of (n, p, m, p): what does not depend on the basis of a span; a single vector's product as it is."""
     return blocks[:, 0, :, 0] if blocks.shape[1] == 1 else np.sqrt((blocks**2).sum(axis=(1, 3)))
-
-
-def _assigned(seen: Array, between: Array, seed: int, restarts: int) -> list[int]:
-    """Kinds s minimising Σ_{i≠j} (seen[i, j] − between[s_i, s_j])², by coordinate descent from random starts."""
-    n, kinds = len(seen), len(between)
-    rng = stream(seed, "gram assignment")
-    best, lowest = [0] * n, np.inf
-    for _ in range(restarts):
-        chosen = rng.integers(kinds, size=n)
-        for _ in range(30):
-            before = chosen.copy()
-            for i in rng.permutation(n):
-                others = np.arange(n) != i
-                chosen[i] = ((seen[i, others][None] - between[:, chosen[others]]) ** 2).sum(axis=1).argmin()
-            if np.array_equal(before, chosen):
-                break
-        cost = float(((seen - between[np.ix_(chosen, chosen)])[~np.eye(n, dtype=bool)] ** 2).sum())
-        if cost < lowest:
-            best, lowest = chosen.tolist(), cost
-    return best
 
 
 # --- the attack ---------------------------------------------------------------------------------------------------------------------
@@ -176,19 +173,25 @@ def guess(
 
 
 def pretended(prior: Prior, size: int, samples: int) -> dict[frozenset[int], Array]:
-    """What clients with each set of `size` labels would send, made of auxiliary data by the public pipeline; empty where it cannot be."""
+    """What several clients with each set of `size` labels would send, (t, p, d), made of auxiliary data by the public pipeline; empty where
+    it cannot be."""
     sets, data = [], []
     rng = stream(prior.seed, f"simulated clients {size}")
-    for chosen in combinations(range(prior.classes), size):
-        pools = [np.flatnonzero(prior.y == label) for label in chosen]
-        each = min(min(len(pool) for pool in pools), max(1, samples // size))
+    pools = [np.flatnonzero(prior.y == label) for label in range(prior.classes)]
+    several = max(1, min(PRETENDED, MOST_PRETENDED // comb(prior.classes, size)))
+    for chosen in label_sets_of(range(prior.classes), size):
+        each = min(min(len(pools[label]) for label in chosen), max(1, samples // size))
         if each == 0:
             continue
-        places = np.concatenate([rng.permutation(pool)[:each] for pool in pools])
-        sets.append(frozenset(chosen))
-        data.append((prior.x[places], prior.y[places]))
+        sets.append(chosen)
+        for _ in range(several):
+            places = np.concatenate([rng.permutation(pools[label])[:each] for label in sorted(chosen)])
+            data.append((prior.x[places], prior.y[places]))
     rows = prior.simulate(data) if data else None
-    return {} if rows is None else {one: _mean(row, prior) for one, row in zip(sets, rows, strict=True)}
+    if rows is None:
+        return {}
+    kept = np.stack([_mean(row, prior) for row in rows])
+    return dict(zip(sets, kept.reshape(len(sets), several, *kept.shape[1:]), strict=True))
 
 
 def _mean(rows: Array, prior: Prior) -> Array:
@@ -244,12 +247,18 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
             why = f"not attempted: only {len(judged)} clients, with {k} known too few are left to find"
             figures.append(nothing(case, NAME, metric, why, k))
             continue
-        right = [_drawn(case, *of, judged, k) for of in ((mine, templates, rows), (theirs, plain, clear_rows))]
+        if k:
+            right = [_drawn(case, *of, judged, k) for of in ((mine, templates, rows), (theirs, plain, clear_rows))]
+            chances = None
+        else:
+            (first, p), (second, q) = (_unaided(case, *of, judged) for of in ((mine, templates), (theirs, plain)))
+            right, chances = [first, second], (p, q)
         scored = np.isfinite(right[0])
         blank = np.array([float(case.truth.label_sets[c] == popular) for c in judged])
         draws = f"{case.budget.draws if k else 1} draw(s)"
         note = f"{k} client(s) whose data are known, {draws}; {prior.description}; baseline: the most common label set for everyone"
-        figures.append(cell(case, NAME, metric, right[0][scored], blank[scored], right[1][scored], margin=MARGIN, k_known=k, note=note))
+        parts = (one[scored] for one in (right[0], blank, right[1]))
+        figures.append(cell(case, NAME, metric, *parts, margin=MARGIN, k_known=k, note=note, chances=chances))
     return figures, None
 
 
@@ -261,12 +270,21 @@ def rows_known(case: Case, clients: Sequence[int]) -> Mapping[int, Array]:
     return {} if made is None else dict(zip(clients, made, strict=True))
 
 
+def _unaided(
+    case: Case, found: Products, templates: Mapping[int, Mapping[frozenset[int], Array]], judged: Sequence[int]
+) -> tuple[Array, float]:
+    """Scores of each client without known ones, and how probable as many are under a random renaming: labels are named all at once."""
+    made = guess(found, case.prior, {}, templates, case.seed)
+    sets, real = ([of.label_sets[client] for client in judged] for of in (made, case.truth))
+    return score(made, case.truth, judged), chance_of_names(sets, real, case.prior.classes, case.seed)
+
+
 def _drawn(
     case: Case, found: Products, templates: Mapping[int, Mapping[frozenset[int], Array]], rows: Mapping[int, Array],
     judged: Sequence[int], k: int,
 ) -> Array:  # fmt: skip
-    """Mean score of each client over draws of k known ones, NaN for one that was known in all."""
-    scores = np.full((case.budget.draws if k else 1, len(judged)), np.nan)
+    """Mean score of each client over draws of k ≥ 1 known ones, NaN for one that was known in all."""
+    scores = np.full((case.budget.draws, len(judged)), np.nan)
     for draw in range(len(scores)):
         chosen = stream(case.seed, f"known clients {k}", draw).permutation(len(judged))[:k]
         known = {judged[i]: rows[judged[i]] for i in chosen}

@@ -9,6 +9,7 @@ hence of its members where these are alike. Sums over cohorts that change are on
 (unit = "sample") all rounds of the view are one system of equations, solved once around the auxiliary shares (`noisy_shares`).
 
 What it does not: nothing about single samples; with unknown numbers of samples or another loss the shares are off, the label sets less so.
+Updates under a transform whose secret the adversary lacks are not attempted: their coordinates have no names.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +44,7 @@ from .local_training import trainings_in
 from .noisy_shares import Readings, shares_under_noise
 from .significance import RATE, Status, chance, chance_of_matching
 from .sums import CohortSum, means_in, sizes_in, sums_in
-from .updates import Step, less_known, public_model, steps_in, updates_in
+from .updates import Step, hidden_updates, less_known, public_model, steps_in, updates_in
 
 __all__ = [
     "auxiliary_shares", "bias_span", "cells", "class_probabilities", "counts_from_bias", "guess", "labels_from_bias", "readings_of",
@@ -145,11 +146,17 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     whole = aggregate_cell(case, model)
     known = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
     clients = [client for client in known if less_known(mine[client], prior, model)]
-    if not clients:
+    hidden = hidden_updates(case.view)
+    if hidden or not clients:
         why = "no single update, and no mean update of a cluster whose members are known, can be read in this view"
+        if hidden:
+            why = (
+                f"not attempted: updates are under a secret {hidden}, which hides their coordinates; key_recovery reads permuted ones, "
+                "gram_updates the inner products of all"
+            )
         if any(row.shape != (model.dimension,) for row in updates_in(case.view, model.dimension).values()):
             why = "not attempted: updates are in this view, but of a part of the model only; that part may well show labels"
-        if known:
+        if known and not hidden:
             why = "not attempted: updates are in this view, but not the turns before them, from which clients' corrections follow"
         return [nothing(case, NAME, "histogram_l1", why), whole], None
     rounds, trainings = case.budget.rounds, trainings_in(case.view)

@@ -12,8 +12,10 @@ difference is within the margin. Where one run is no more than a toss of a coin 
 of which agree.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import combinations
+from operator import eq
 from typing import Any
 
 import numpy as np
@@ -31,8 +33,8 @@ from .significance import FEWEST_SCORES, RATE, SHARES, Status, chance, interval,
 NOT_ATTEMPTED = "not attempted"
 DEALS, ENOUGH_DEALS = 1999, 20
 __all__ = [
-    "BUDGETS", "Budget", "Case", "Cell", "Prior", "Truth", "cell", "chance_of_deals", "cosine", "dealt_at_random", "group_scores",
-    "grouping_accuracy", "nothing", "popular_set", "psnr_db", "ssim",
+    "BUDGETS", "Budget", "Case", "Cell", "Prior", "Truth", "cell", "chance_of_deals", "chance_of_names", "cosine", "dealt_at_random",
+    "group_scores", "grouping_accuracy", "label_sets_of", "nothing", "popular_set", "psnr_db", "ssim",
 ]  # fmt: skip
 
 
@@ -329,6 +331,26 @@ def chance_of_deals(found: Array, groups: Array, seed: int, times: int = DEALS) 
         if again == ENOUGH_DEALS:
             return again / dealt
     return (1 + again) / (1 + times)
+
+
+def chance_of_names(
+    found: Sequence[frozenset[int]], truth: Sequence[frozenset[int]], classes: int, seed: int, times: int = 999
+) -> float:  # fmt: skip
+    """How probable it is that the same label sets under a random renaming of all labels are right at least as often.
+
+    For attacks that name all clients at once: one lucky name makes all clients of a group right together.
+    """
+    rng, reached = stream(seed, "labels renamed"), sum(map(eq, found, truth))
+    again = 0
+    for _ in range(times):
+        name = rng.permutation(classes).tolist()
+        again += sum(frozenset(name[label] for label in one) == real for one, real in zip(found, truth, strict=True)) >= reached
+    return (1 + again) / (1 + times)
+
+
+def label_sets_of(labels: Iterable[int], size: int) -> list[frozenset[int]]:
+    """Every set of `size` of these labels."""
+    return [frozenset(chosen) for chosen in combinations(labels, size)]
 
 
 def cosine(a: Array, b: Array) -> float:

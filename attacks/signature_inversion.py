@@ -4,13 +4,14 @@ Source: the signature is the leading left singular vectors of uncentred pixels (
 exactly at the mean image; the span of all of them fits that of a simulated client with the same labels best.
 
 What it proves: signatures in the clear are pictures of the data. What it does not: nothing about single samples; a client whose labels are
-all labels has no label set to find. Under a shared rotation the server attacks the rotated rows as if they were clear; a coalition with one
-client undoes the rotation first.
+all labels has no label set to find. Under a shared permutation the places of pixels are found first (`signature_places`). Where signatures
+alone leave doubt, label sets that `key_recovery` reads off updates in the same view are one more start. Under a shared rotation the server
+attacks the rotated rows as if they were clear. A coalition with one client undoes either.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from functools import partial
 from math import comb
 
 import numpy as np
@@ -18,14 +19,20 @@ import numpy as np
 from ..contract.transcript import payload_rows
 from ..tasks.signatures import principal_vectors
 from ..types import Array
-from .adversary import AdversaryView, opened
-from .leakage import Case, Cell, Prior, cell, cosine, nothing, popular_set, psnr_db, ssim
+from .adversary import AdversaryView, hidden_by, opened
+from .key_recovery.cells import guess as recover
+from .key_recovery.cells import transformed_rounds
+from .label_readings import top_labels
+from .leakage import Case, Cell, Prior, cell, chance_of_names, cosine, label_sets_of, nothing, popular_set, psnr_db, ssim
+from .signature_places import Placed, agreements, mean_directions, place_signatures
+from .updates import public_model
 
 __all__ = ["cells", "invert_signature", "recover_label_set", "rows_in", "signatures_in"]
 
 NAME = "signature_inversion"
 MARGIN = {"mean_image_cosine": 0.01, "mean_image_psnr_db": 1.0, "mean_image_ssim": 0.02, "label_set_accuracy": 0.1}
 MOST_SETS = 1000
+PERMUTATIONS = ("permutation", "signed_permutation")
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +48,7 @@ def invert_signature(signature: Array, shape: tuple[int, ...], norm: float = 1.0
 
     Of a signature made of `rows_per_part` rows for each label, or each half of the data, the first rows of these are averaged.
     """
-    rows = np.asarray(signature, dtype=np.float64)
-    firsts = rows[::rows_per_part] if rows_per_part else rows[:1]
-    firsts = firsts[np.linalg.norm(firsts, axis=1) > 0]
-    total = (firsts * np.where(firsts.sum(axis=1) < 0, -1.0, 1.0)[:, None]).sum(axis=0)
-    length = float(np.linalg.norm(total))
-    return np.asarray(norm * (total / length if length > 0 else total)).reshape(shape)
+    return np.asarray(norm * mean_directions(np.asarray(signature)[None], rows_per_part)[0]).reshape(shape)
 
 
 def recover_label_set(signature: Array, templates: Mapping[frozenset[int], Array]) -> frozenset[int]:
@@ -54,22 +56,19 @@ def recover_label_set(signature: Array, templates: Mapping[frozenset[int], Array
 
     `templates` maps candidate label sets to the signatures (p, d) of simulated clients.
     """
-
-    def agreement(template: Array) -> float:
-        product = template @ signature.T
-        return float((product**2).sum() + product[0, 0] ** 2)
-
-    return max(templates, key=lambda labels: (agreement(templates[labels]), sorted(labels)))
+    sets = sorted(templates, key=sorted, reverse=True)
+    fits = agreements(np.asarray(signature)[None], np.stack([templates[one] for one in sets]))
+    return sets[int(fits[0].argmax())]
 
 
 def simulated_signatures(prior: Prior, labels: int, p: int) -> dict[frozenset[int], Array]:
     """The signature of a simulated client for each set of `labels` labels that the auxiliary data can make."""
     flat = prior.x.reshape(len(prior.x), -1)
     templates = {}
-    for chosen in combinations(range(prior.classes), labels):
-        samples = flat[np.isin(prior.y, chosen)]
+    for chosen in label_sets_of(range(prior.classes), labels):
+        samples = flat[np.isin(prior.y, list(chosen))]
         if len(samples) >= p:
-            templates[frozenset(chosen)] = principal_vectors(samples, p, name="auxiliary data")
+            templates[chosen] = principal_vectors(samples, p, name="auxiliary data")
     return templates
 
 
@@ -107,12 +106,66 @@ def rows_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
     return found
 
 
+def permutations_in(view: AdversaryView) -> dict[int, str]:
+    """By clustering epoch the kind of the permutation that hides the places of its signatures' coordinates, for all that have one."""
+    epochs = {int(message.context["epoch"]) for message in view.select("gram", "signature")}
+    kinds = {epoch: hidden_by(view, f"gram/{epoch}", "gram") for epoch in epochs}
+    return {epoch: kind for epoch, kind in kinds.items() if kind in PERMUTATIONS}
+
+
+def unpermuted(view: AdversaryView, prior: Prior, signatures: Mapping[int, Array]) -> dict[int, Array]:
+    """Signatures (p, d) by client with coordinates in their places, as the attack finds them; unchanged where no permutation hides them."""
+    found = dict(signatures)
+    last = {client: int(one.context["epoch"]) for one in view.select("gram", "signature") for client in payload_rows(one)}
+    for epoch, kind in permutations_in(view).items():
+        clients = [client for client in sorted(found) if last[client] == epoch]
+        if clients:
+            rows = np.stack([found[client] for client in clients])
+            found |= dict(zip(clients, _placed(view, prior, clients, rows, kind).undone(rows), strict=True))
+    return found
+
+
+def _placed(view: AdversaryView, prior: Prior, clients: Sequence[int], rows: Array, kind: str) -> Placed:
+    """Places and labels of signatures (n, p, d). Where these leave doubt, from label sets that updates in the view show, too."""
+    sizes = [prior.labels_per_client[client] for client in clients]
+    p = prior.rows_per_part or rows.shape[1]
+    templates = {
+        one: made for size in sorted(set(sizes)) if size == prior.classes or _has_set_to_find(prior, size)
+        for one, made in simulated_signatures(prior, size, p).items()
+    }  # fmt: skip
+    known = {len(one) for one in templates}
+    if not known:  # for clients with too many possible sets, all labels are the nearest
+        templates, known = simulated_signatures(prior, prior.classes, p), {prior.classes}
+    sizes = [size if size in known else max(known) for size in sizes]
+    place = partial(
+        place_signatures, rows, templates, sizes, rows_per_part=prior.rows_per_part, signed=kind == "signed_permutation", seed=prior.seed
+    )
+    found = place()
+    shares = {} if found.settled else _shares_of_updates(view, prior)
+    if not set(shares) & set(clients):
+        return found
+    known_sets = zip(clients, sizes, found.label_sets, strict=True)
+    again = place(starts=[[top_labels(shares[one], size) if one in shares else own for one, size, own in known_sets]])
+    return again if again.fit > found.fit else found
+
+
+def _shares_of_updates(view: AdversaryView, prior: Prior) -> Mapping[int, Array]:
+    """Label shares (classes,) by client, as key recovery reads them off updates in the same view; empty where it has nothing to read."""
+    if prior.config is None or len(np.unique(prior.y)) < prior.classes:
+        return {}
+    dimension = public_model(prior).dimension
+    seen = transformed_rounds(view, dimension)
+    if seen is None or seen.local is None or (seen.clear and seen.rounds[0].shape[1] != dimension):
+        return {}
+    return recover(view, prior).histograms
+
+
 def guess(view: AdversaryView | None, prior: Prior, clients: tuple[int, ...]) -> Guess:
     """The attack. Without a view it says what the prior alone says: the mean auxiliary image for everyone, and no labels."""
     mean = prior.x.mean(axis=0, dtype=np.float64)
     if view is None:
         return Guess(dict.fromkeys(clients, mean))
-    signatures = signatures_in(view, prior)
+    signatures = unpermuted(view, prior, signatures_in(view, prior))
     images, labels = {}, {}
     templates: dict[tuple[int, int], dict[frozenset[int], Array]] = {}
     for client in clients:
@@ -145,6 +198,10 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if not clients:
         why = "the client sees its own signature only" if view.adversary == "client" else "every signature is of a colluding client"
         return [nothing(case, NAME, "mean_image_cosine", why)], None
+    permuted = set(permutations_in(view).values())
+    if permuted and (why := _not_placed(case, permuted)):
+        return [nothing(case, NAME, "mean_image_cosine", why)], None
+    note = f"{'places and labels from the values of signatures alone; ' if permuted else ''}{prior.description}"
     mine, theirs = guess(view, prior, clients), guess(case.reference, prior.unprotected(), clients)
     blank = guess(None, prior, clients)
     figures = []
@@ -153,8 +210,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         del comparisons["mean_image_ssim"]  # not images, or too small
     for metric, compare in comparisons.items():
         scored = [np.array([compare(truth.mean_images[c], one.images[c]) for c in clients]) for one in (mine, blank, theirs)]
-        figures.append(cell(case, NAME, metric, *scored, margin=MARGIN[metric], note=prior.description))
-    figures.append(_label_cell(case, clients, mine, theirs))
+        figures.append(cell(case, NAME, metric, *scored, margin=MARGIN[metric], note=note))
+    figures.append(_label_cell(case, clients, mine, theirs, note, renamed=bool(permuted)))
     arrays = {
         "clients": np.array(clients),
         "truth": np.stack([truth.mean_images[c] for c in clients]),
@@ -167,7 +224,17 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     return figures, arrays
 
 
-def _label_cell(case: Case, clients: tuple[int, ...], mine: Guess, theirs: Guess) -> Cell:
+def _not_placed(case: Case, permuted: set[str]) -> str:
+    """Why places under these kinds of permutations are not looked for; empty where they are."""
+    if case.prior.moments:
+        return "not attempted: second moments under a permutation of their entries"
+    if "signed_permutation" in permuted and bool((case.prior.x < 0).any()):
+        return "not attempted: samples have negative values, so that nothing shows the signs of coordinates"
+    return ""
+
+
+def _label_cell(case: Case, clients: tuple[int, ...], mine: Guess, theirs: Guess, note: str, *, renamed: bool) -> Cell:
+    """Label sets; `renamed`: labels were named together, so that chance is that of a renaming of all."""
     metric, truth = "label_set_accuracy", case.truth
     judged = [client for client in clients if client in mine.label_sets]
     if not judged:
@@ -177,5 +244,11 @@ def _label_cell(case: Case, clients: tuple[int, ...], mine: Guess, theirs: Guess
     popular = popular_set([truth.label_sets[c] for c in judged])
     sets = [mine.label_sets, dict.fromkeys(judged, popular), theirs.label_sets]
     right = [np.array([float(one[c] == truth.label_sets[c]) for c in judged]) for one in sets]
-    note = f"{case.prior.description}; baseline: the most common label set for everyone"
-    return cell(case, NAME, metric, *right, margin=MARGIN[metric], share=True, note=note)
+    words = f"{note}; baseline: the most common label set for everyone"
+    chances = None
+    if renamed:
+        real = [truth.label_sets[c] for c in judged]
+        named = [[one.label_sets[c] for c in judged] for one in (mine, theirs)]
+        first, second = (chance_of_names(one, real, case.prior.classes, case.seed) for one in named)
+        chances = (first, second)
+    return cell(case, NAME, metric, *right, margin=MARGIN[metric], share=True, note=words, chances=chances)

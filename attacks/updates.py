@@ -13,13 +13,13 @@ from ..algorithms.fesem import TrainAndAssign
 from ..contract.transcript import Message, payload_rows
 from ..engine.models import Model
 from ..types import Array
-from .adversary import UPDATES, AdversaryView, updates_sent
+from .adversary import UPDATES, AdversaryView, hidden_by, updates_sent
 from .coalition import known_means
 from .leakage import Case, Prior
 from .local_training import LocalTraining, NotRecorded, training_of
 from .sums import means_in, models_sent
 
-__all__ = ["Step", "asked_in", "less_known", "local_of", "public_model", "steps_in", "updates_in"]
+__all__ = ["Step", "asked_in", "hidden_updates", "less_known", "local_of", "public_model", "steps_in", "updates_in"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +65,12 @@ def steps_in(view: AdversaryView, dimension: int, case: Case | None = None) -> d
 def updates_in(view: AdversaryView, dimension: int) -> dict[tuple[int, int], Array]:
     """What clients sent for a mean by (round, client), as far as it can be read; of several in a round, the last."""
     return {(message.round, client): row for message in view.messages for client, _, row in _updates(view, message, dimension)}
+
+
+def hidden_updates(view: AdversaryView) -> str:
+    """The kind of the transform that hides the coordinates of others' updates from the adversary; empty where none does."""
+    blind = (one for one in view.select("mean", "blind update") if set(payload_rows(one)) - set(view.coalition))
+    return next((kind for one in blind if (kind := hidden_by(view, str(one.context.get("transform", "")), "mean"))), "")
 
 
 def _single_steps(view: AdversaryView, dimension: int) -> dict[int, list[Step]]:

@@ -75,7 +75,7 @@ def transformed_rounds(view: AdversaryView, dimension: int) -> Seen | None:
             local = training_of(message) or local
         if message.operation == "compute" and message.kind == "parameters" and not rounds:
             models = [model for model in models_sent(view, message).values() if model.shape == (dimension,)]
-            theta0 = models[0] if len(models) == 1 else None
+            theta0 = models[0] if models and all(np.array_equal(model, models[0]) for model in models) else None
         if message.operation != "mean" or message.kind not in ("update", "blind update"):
             continue
         rows = updates_sent(view, message)

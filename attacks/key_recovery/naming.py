@@ -48,20 +48,26 @@ class Knowledge:
     def __post_init__(self) -> None:
         if self.theta0.shape != (self.train.model.dimension,):
             raise InputError(f"theta0: has shape {self.theta0.shape}, the model has {self.train.model.dimension} parameters")
-        if len(np.unique(self.y)) < self.classes:
-            raise InputError(f"auxiliary data: has samples of {len(np.unique(self.y))} of {self.classes} labels")
         if self.samples < 1:
             raise InputError(f"samples: {self.samples} is below 1")
 
 
-def simulate(known: Knowledge, proportions: Array, rng: Stream) -> Array:
-    """First updates (m, d) of the attacker's own clients with the given label proportions (m, C)."""
+def simulate(known: Knowledge, proportions: Array, rng: Stream, *, repeated: bool = False) -> Array:
+    """First updates (m, d) of the attacker's own clients with the given label proportions (m, C).
+
+    A client's samples differ as far as there are enough, unless they are drawn with repetition (`repeated`). Raises `InputError` where the
+    auxiliary data have no sample of a label that some client needs.
+    """
     pools = [np.flatnonzero(known.y == label) for label in range(known.classes)]
+    if any(len(pool) == 0 and bool((proportions[:, label] > 0).any()) for label, pool in enumerate(pools)):
+        raise InputError(f"auxiliary data: has samples of {len(np.unique(known.y))} of {known.classes} labels")
     key = int(rng.integers(2**31))
     inputs = []
     for i, share in enumerate(proportions):
         counts = rounded(share, known.samples)
-        chosen = np.concatenate([rng.choice(pool, n, replace=n > len(pool)) for pool, n in zip(pools, counts, strict=True) if n])
+        chosen = np.concatenate(
+            [rng.choice(pool, n, replace=repeated or n > len(pool)) for pool, n in zip(pools, counts, strict=True) if n]
+        )
         data = ClientData(i, known.x[chosen], known.y[chosen], known.x[:1], known.y[:1])
         inputs.append(TaskInput(data, {"model": known.theta0}, {}, Streams(key, 0, i)))
     with one_thread():

@@ -86,7 +86,15 @@ def test_an_update_from_an_unrelated_sum_is_no_recovery() -> None:
 def test_gram_geometry_states_its_k() -> None:
     cells, _ = ATTACKS["gram_geometry"].cells(case(made("gram_geometry", 0)))
     assert [cell.k_known for cell in cells] == [0, 3, 10]
-    assert cells[0].status != "leaks"
+    assert cells[0].status == "leaks"  # by the solver of `assignment` and several simulated clients for each label set
+
+
+@pytest.mark.slow
+def test_gram_geometry_without_known_clients_over_seeds() -> None:
+    """Four of five seeds come out whole, one not at all: a wrong naming fits better there."""
+    values = [ATTACKS["gram_geometry"].cells(case(made("gram_geometry", seed)))[0][0].value or 0.0 for seed in SEEDS]
+    print(values)
+    assert sum(values) / len(values) >= 0.7
 
 
 def test_the_scenes_are_attacks_of_this_room() -> None:
