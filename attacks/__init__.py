@@ -25,7 +25,8 @@ Stand-alone
 The mathematics of each attack is a plain function of arrays, for updates, signatures and Gram matrices of any other system:
 `invert_signature`, `recover_label_set`, `labels_from_bias`, `labels_from_templates`, `labels_from_gram`, `rows_from_products`,
 `disaggregate`, `groups_from_scores`, `recover_labels`, `invert_updates`, `clusters_from_sizes`, `products_from_bare`. See
-examples/attack_other_systems.py.
+examples/attack_other_systems.py. `audit_updates` runs the attacks on states of a torch model before and after local training
+(`LoopSettings`, `Update`), `save_updates` writes a folder of them for `cflpriv audit --foreign`: examples/audit_your_own_loop.py.
 """
 
 from collections.abc import Callable
@@ -59,6 +60,9 @@ from .anchor_counts import labels_from_templates
 from .ckks_products import products_from_bare
 from .cluster_identity import clusters_from_sizes
 from .disaggregation import disaggregate
+from .foreign import audit_updates
+from .foreign_folder import audit_folder, save_updates
+from .foreign_system import LoopSettings, Update
 from .gradient_inversion import invert_updates
 from .gram_geometry import labels_from_gram
 from .imprint import images_from_imprint
@@ -71,10 +75,10 @@ from .signature_inversion import invert_signature, recover_label_set
 from .sybil_span import rows_from_products
 
 __all__ = [
-    "ADVERSARIES", "ATTACKS", "BUDGETS", "AdversaryView", "Attack", "Budget", "Case", "Cell", "Prior", "Truth",
-    "clusters_from_sizes", "disaggregate", "groups_from_scores", "images_from_imprint", "infer_property", "invert_signature",
-    "invert_updates", "labels_from_bias", "labels_from_gram", "labels_from_templates", "load_view", "products_from_bare",
-    "recover_label_set", "recover_labels", "rows_from_products", "view_of",
+    "ADVERSARIES", "ATTACKS", "BUDGETS", "AdversaryView", "Attack", "Budget", "Case", "Cell", "LoopSettings", "Prior", "Truth",
+    "Update", "audit_folder", "audit_updates", "clusters_from_sizes", "disaggregate", "groups_from_scores", "images_from_imprint",
+    "infer_property", "invert_signature", "invert_updates", "labels_from_bias", "labels_from_gram", "labels_from_templates",
+    "load_view", "products_from_bare", "recover_label_set", "recover_labels", "rows_from_products", "save_updates", "view_of",
 ]  # fmt: skip
 
 

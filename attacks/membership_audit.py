@@ -41,7 +41,7 @@ from .membership_shadows import Game, Target, games_of, models_in, pairs_of
 from .significance import Status
 from .updates import Step, public_model, updates_in
 
-__all__ = ["Outcome", "auc_gain", "cells", "curve_of", "outcome"]
+__all__ = ["Outcome", "auc_gain", "beats", "cells", "curve_of", "outcome"]
 
 NAME = "membership"
 MARGIN = {"auc": 0.02, "tpr": 0.01}
@@ -100,7 +100,7 @@ def auc_gain(found: Outcome) -> tuple[float, float]:
     return float(apart[0].mean()), float(np.sqrt(spread))
 
 
-def _beats(found: Outcome, kind: str) -> bool:
+def beats(found: Outcome, kind: str) -> bool:
     """Whether one run's attack beats no view by the margin: AUC by 1.96 standard errors, TPR by the lower end of its exact interval."""
     if kind == "auc":
         gain, error = auc_gain(found)
@@ -110,7 +110,7 @@ def _beats(found: Outcome, kind: str) -> bool:
 
 def _cell(case: Case, metric: str, kind: str, mine: Outcome, theirs: Outcome, note: str, rounds: int) -> Cell:
     found, beside = roc(mine.scores, mine.member, RATE), roc(theirs.scores, theirs.member, RATE)
-    status: Status = "not_validated" if not _beats(theirs, kind) else "leaks" if _beats(mine, kind) else "at_baseline"
+    status: Status = "not_validated" if not beats(theirs, kind) else "leaks" if beats(mine, kind) else "at_baseline"
     if kind == "auc":
         blanks = [found.auc - auc_gain(mine)[0], beside.auc - auc_gain(theirs)[0]]
         value, interval, reference = found.auc, found.auc_interval, beside.auc

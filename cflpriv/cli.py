@@ -118,7 +118,11 @@ def sweep(
 @app.command()
 def audit(
     run_dir: Annotated[
-        Path, typer.Argument(help="A run folder whose payloads were recorded; with --active also a configuration.", metavar="RUN_DIR")
+        Path,
+        typer.Argument(
+            help="A run folder whose payloads were recorded; with --active also a configuration, with --foreign a folder of updates.",
+            metavar="RUN_DIR",
+        ),
     ],
     adversary: Annotated[
         str | None,
@@ -138,6 +142,9 @@ def audit(
         bool,
         typer.Option("--active", help="Run active attacks against freshly started clients, and report what they refuse."),
     ] = False,
+    foreign: Annotated[
+        bool, typer.Option("--foreign", help="Attack another system's updates: a folder as in docs/attacks/other_systems.md.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="With --active, the folder to write; default the run folder, or runs/NAME-active.")
     ] = None,
@@ -153,6 +160,11 @@ def audit(
     for file in plugin or []:
         load_plugin(file)
     names = None if attacks is None else [name.strip() for name in attacks.split(",")]
+    if foreign:
+        if active or adversary is not None or out is not None or set_:
+            raise InputError("--foreign: goes with --attacks and --plugin only; the adversary is whoever reads single updates")
+        _foreign_audit(run_dir, names)
+        return
     if active:
         if adversary is not None:
             raise InputError(f"--adversary {adversary}: applies to recordings; the active audit always attacks as the server")
@@ -170,6 +182,15 @@ def audit(
     for cell in cells:
         _out.print(cell.line(), markup=False)
     _out.print(f"written: {run_dir / 'audit.json'}, digest {digest_of(run_dir)}", markup=False)
+
+
+def _foreign_audit(folder: Path, attacks: list[str] | None) -> None:
+    """Attack a folder of another system's updates."""
+    from .attacks.foreign_folder import audit_folder
+
+    for cell in audit_folder(folder, attacks=attacks, say=_say):
+        _out.print(cell.line(), markup=False)
+    _out.print(f"written: {folder / 'audit.json'}", markup=False)
 
 
 def _active_audit(source: Path, changes: list[str], attacks: list[str] | None, out: Path | None, data_dir: Path | None) -> None:
