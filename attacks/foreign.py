@@ -9,11 +9,11 @@
 The adversary is whoever reads single updates. It knows the model, the settings of local training, labelled auxiliary samples, and how many
 samples and labels each client has. The clients' own samples are truth: scorers compare guesses with them, no guess sees them.
 
-Each attack is the suite's own, on states of another system. Labels: `labels_from_bias`, under the statistics of the client's batches where
-layers normalise. Membership: ridge regression of updates on single samples' gradients, as in `membership_gradients` but without shadow
-models; the loss threshold (Yeom et al. 2018); RMIA (Zarifzadeh et al. 2024) with the model that the client was sent as its only reference
-model. Images: `invert_updates`, which after a single step also meets the statistics of the batch (Yin et al.
-2021, GradInversion, who take those of the training set). Running statistics: what the client's steps must have added to them.
+Each attack is the suite's own, on states of another system. Labels: `counts_from_bias` where labels are absent, else `labels_from_bias`,
+under the statistics of the client's batches where layers normalise. Membership: ridge regression of updates on single samples' gradients,
+as in `membership_gradients` but without shadow models; the loss threshold (Yeom et al. 2018); RMIA (Zarifzadeh et al. 2024) with the model
+that the client was sent as its only reference model. Images: `invert_updates`, which after a single step also meets the statistics of the
+batch (Yin et al. 2021, GradInversion, who take those of the training set). Running statistics: what the client's steps must have added.
 
 There is no unprotected twin of another system, hence no reference that would show an attack's power. A figure is `leaks` if it beats the
 same attack without the view by the margin, `inconclusive` if it does not, and `not_validated` with fewer than three scores. None is
@@ -139,22 +139,22 @@ def _mean_shares(records: Sequence[Record], system: System) -> Array | None:
 def _shares(record: Record, system: System) -> Array | None:
     """Label shares (classes,) from one update of the head's bias; None where neither its scale nor the number of labels is known.
 
-    Predictions are those for auxiliary samples on the way from the state before to that after. Without a model they are taken to be uniform
-    for every label, as an untrained model's are. A trained model's mostly shrink the update; so its scale is then not used where the number
-    of labels is known.
+    Where some labels are known to be absent the scale comes from these: clients with few samples learn them by heart, so that their updates
+    end shorter than rate and steps say. Predictions are those for auxiliary samples, at the state before, or on the way to the state after
+    where the scale is rate × steps. Without a model they are taken to be uniform, as an untrained model's are.
     """
     assert system.head is not None  # checked by the caller
-    prior, scale = system.case.prior, record.scale
+    prior, model = system.case.prior, system.model
     moved = np.subtract(record.after.parameters[system.head], record.before.parameters[system.head], dtype=np.float64)
-    if system.model is None:
+    is_short = record.scale is None or (record.labels is not None and record.labels < prior.classes)
+    if model is None:
         probabilities = np.full((prior.classes, prior.classes), 1 / prior.classes)
-        scale = None if record.labels is not None else scale
     else:
-        start, end = (_settled(system, system.model, record, state) for state in (record.before, record.after))
-        path = [start + share * (end - start) for share in (ONE_STEP if record.steps == 1 else PATH)]
-        probabilities = np.mean([class_probabilities(system.model.evaluated, at, prior.x, prior.y) for at in path], axis=0)
-    if scale is not None:
-        return labels_from_bias(moved, probabilities, scale)
+        start, end = (_settled(system, model, record, state) for state in (record.before, record.after))
+        path = [start + share * (end - start) for share in (ONE_STEP if is_short or record.steps == 1 else PATH)]
+        probabilities = np.mean([class_probabilities(model.evaluated, at, prior.x, prior.y) for at in path], axis=0)
+    if record.scale is not None and not is_short:
+        return labels_from_bias(moved, probabilities, record.scale)
     return None if record.labels is None else counts_from_bias(-moved, probabilities, record.labels)
 
 
@@ -184,7 +184,7 @@ def _of_auxiliary(system: System, model: ForeignModel, state: ReadState) -> dict
 def _predicted(system: System) -> str:
     """Where predictions come from, for a note."""
     if system.model is None:
-        return "no model: predictions taken to be uniform, as an untrained model's are, and the scale from the number of labels"
+        return "no model: predictions taken to be uniform, as an untrained model's are"
     if not system.model.norms:
         return "predictions on auxiliary samples"
     has_statistics = all(one.before.statistics and one.after.statistics for several in system.records.values() for one in several)
