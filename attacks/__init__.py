@@ -26,6 +26,8 @@ The mathematics of each attack is a plain function of arrays, for updates, signa
 `invert_signature`, `recover_label_set`, `place_signatures`, `labels_from_bias`, `labels_from_templates`, `labels_from_gram`,
 `labels_from_update_gram`, `assign`, `rows_from_products`, `disaggregate`, `groups_from_scores`, `recover_labels`, `counts_from_lengths`,
 `invert_updates`, `clusters_from_sizes`, `products_from_bare`. See examples/attack_other_systems.py.
+`audit_updates` runs the attacks on states of a torch model before and after local training (`LoopSettings`, `Update`); `save_updates`
+writes a folder of them for `cflpriv audit --foreign`: examples/audit_your_own_loop.py.
 """
 
 from collections.abc import Callable
@@ -62,6 +64,9 @@ from .assignment import assign
 from .ckks_products import products_from_bare
 from .cluster_identity import clusters_from_sizes
 from .disaggregation import disaggregate
+from .foreign import audit_updates
+from .foreign_folder import audit_folder, save_updates
+from .foreign_system import LoopSettings, Update
 from .gradient_inversion import invert_updates
 from .gram_geometry import labels_from_gram
 from .gram_updates import labels_from_update_gram
@@ -77,10 +82,11 @@ from .sybil_span import rows_from_products
 from .update_norms import counts_from_lengths
 
 __all__ = [
-    "ADVERSARIES", "ATTACKS", "BUDGETS", "AdversaryView", "Attack", "Budget", "Case", "Cell", "Prior", "Truth",
-    "assign", "clusters_from_sizes", "counts_from_lengths", "disaggregate", "groups_from_scores", "images_from_imprint", "infer_property",
-    "invert_signature", "invert_updates", "labels_from_bias", "labels_from_gram", "labels_from_templates", "labels_from_update_gram",
-    "load_view", "place_signatures", "products_from_bare", "recover_label_set", "recover_labels", "rows_from_products", "view_of",
+    "ADVERSARIES", "ATTACKS", "AdversaryView", "Attack", "BUDGETS", "Budget", "Case", "Cell", "LoopSettings", "Prior", "Truth",
+    "Update", "assign", "audit_folder", "audit_updates", "clusters_from_sizes", "counts_from_lengths", "disaggregate",
+    "groups_from_scores", "images_from_imprint", "infer_property", "invert_signature", "invert_updates", "labels_from_bias",
+    "labels_from_gram", "labels_from_templates", "labels_from_update_gram", "load_view", "place_signatures", "products_from_bare",
+    "recover_label_set", "recover_labels", "rows_from_products", "save_updates", "view_of",
 ]  # fmt: skip
 
 

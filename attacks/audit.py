@@ -40,7 +40,7 @@ from .leakage import BUDGETS, Budget, Case, Cell, Prior, nothing, prior_of, trut
 from .local_training import NotRecorded
 from .plan import Clock, Plan, plan_of
 from .pooling import pooled
-from .verdicts import verdicts_of
+from .verdicts import audit_text
 
 __all__ = ["Scene", "audit_run", "case_of", "fresh_scene", "simulator"]
 
@@ -220,13 +220,9 @@ class _Kept:
         self.cells[unit] = list(cells)
         units = {name: [one.as_json() for one in several] for name, several in self.cells.items()}
         table, family = self._judged()
-        audit = {
-            "cells": [one.as_json() for one in table], "family": family.as_json(),
-            "verdicts": [one.as_json() for one in verdicts_of(table)],
-        }  # fmt: skip
         try:
             write_atomically(self.folder / "audit" / "units.json", json.dumps({"key": self.key, "units": units}) + "\n")
-            write_atomically(self.folder / "audit.json", json.dumps(audit, indent=1) + "\n")
+            write_atomically(self.folder / "audit.json", audit_text(table, family))
             seal(self.folder, OF_AUDITS)
         except OSError as error:
             raise InputError(f"{self.folder / 'audit.json'}: cannot be written ({error.strerror})") from None

@@ -62,11 +62,13 @@ class LocalSteps:
 def invert_updates(
     model: Model, starts: Array, updates: Array, labels: Array, steps: LocalSteps, rng: np.random.Generator, *, restarts: int = 1,
     iterations: int = ITERATIONS, distance: Literal["squared", "cosine"] = "squared", total_variation: float = 0.0,
+    beside: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], Array] | None = None,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Images (m, n, *shape) in [0, 1] whose `steps` on `starts` (m, d) give nearly `updates` (m, d), and the distances left (m,).
 
     `labels` (m, n) are those of the n images of each of m updates. Each of `restarts` begins at uniform noise; the one that ends nearest is
-    returned. Raises nothing: an update that no images make leaves a large distance.
+    returned. `beside` are further values of images, (θ (r, d), images (r, n, *shape)) -> (r, k), and what was seen of them (m, k), whose
+    mean squared distance is added. Raises nothing: an update that no images make leaves a large distance.
     """
     m, n = labels.shape
     theta = torch.tensor(np.repeat(np.asarray(starts, np.float64), restarts, axis=0))
@@ -75,6 +77,7 @@ def invert_updates(
     begin = torch.tensor(rng.random((m * restarts, n * int(np.prod(model.shape)))))
     made = unroll(model, steps)
     length = target.square().sum(1).clamp_min(1e-300)
+    seen = None if beside is None else torch.tensor(np.repeat(np.asarray(beside[1], np.float64), restarts, axis=0))
 
     def objective(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         values, slopes = [], []
@@ -87,6 +90,8 @@ def invert_updates(
             else:
                 apart = 1 - functional.cosine_similarity(mine, aim, dim=1)
             whole = apart + total_variation * _variation(images) if total_variation else apart
+            if beside is not None and seen is not None:
+                whole = whole + (beside[0](theta[which], images) - seen[which]).square().mean(1)
             values.append(whole.detach())
             slopes.append(torch.autograd.grad(whole.sum(), point)[0])
         return torch.cat(values), torch.cat(slopes)

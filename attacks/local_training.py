@@ -29,7 +29,7 @@ from ..types import Array, ClientData
 from .adversary import AdversaryView
 from .clipped import sampling_rate
 
-__all__ = ["LocalTraining", "NotRecorded", "Trainings", "only", "trainings_in"]
+__all__ = ["LocalTraining", "NotRecorded", "Trainings", "carry", "only", "trainings_in"]
 
 BESIDE = {
     "model": "", "summed": "", "shared": "", "prototypes": "",
@@ -41,6 +41,15 @@ BESIDE = {
 
 class NotRecorded(InputError):
     """The transcript does not say how clients trained."""
+
+
+def carry(lr: float, steps: int, momentum: float = 0.0, prox: float = 0.0) -> float:
+    """How far `steps` of SGD at rate `lr` carry a parameter whose gradient is 1 throughout."""
+    moved = velocity = 0.0
+    for _ in range(steps):
+        velocity = momentum * velocity + 1.0 - prox * moved
+        moved += lr * velocity
+    return moved
 
 
 @dataclass(frozen=True)
@@ -91,11 +100,7 @@ class LocalTraining:
 
         That is rate × steps, with momentum's growth, and as far as a proximal term lets it.
         """
-        moved = velocity = 0.0
-        for _ in range(self.steps(count)):
-            velocity = self.train.momentum * velocity + 1.0 - self.train.prox * moved
-            moved += self.train.lr * velocity
-        return moved
+        return carry(self.train.lr, self.steps(count), self.train.momentum, self.train.prox)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from .membership_shadows import Game, Target, games_of, models_in, pairs_of
 from .significance import RATE, Status
 from .updates import Step, public_model, updates_in
 
-__all__ = ["Outcome", "auc_gain", "cells", "curve_of", "outcome"]
+__all__ = ["Outcome", "auc_gain", "cells", "curve_of", "member_chance", "outcome"]
 
 NAME = "membership"
 MARGIN = {"auc": 0.02, "tpr": 0.01}
@@ -102,7 +102,7 @@ def auc_gain(found: Outcome) -> tuple[float, float]:
     return float(apart[0].mean()), float(np.sqrt(spread))
 
 
-def _chance(found: Outcome, kind: str) -> float:
+def member_chance(found: Outcome, kind: str) -> float:
     """How probable such a gain over no view is in one run where it is no more than the margin, one-sided.
 
     An AUC's by its standard error. A TPR's by the law of a count, over what the threshold may be: it is one of few non-members' scores, and
@@ -122,7 +122,7 @@ def _chance(found: Outcome, kind: str) -> float:
 
 def _cell(case: Case, metric: str, kind: str, mine: Outcome, theirs: Outcome, note: str, rounds: int) -> Cell:
     found, beside = (roc(one.scores, one.member, FALSE_POSITIVES) for one in (mine, theirs))
-    p, reference_p = (_chance(one, kind) for one in (mine, theirs))
+    p, reference_p = (member_chance(one, kind) for one in (mine, theirs))
     status: Status = "not_validated" if reference_p >= RATE else "leaks" if p < RATE else "at_baseline"
     if kind == "auc":
         blanks = [found.auc - auc_gain(mine)[0], beside.auc - auc_gain(theirs)[0]]

@@ -45,7 +45,7 @@ from .membership import deal
 from .membership_shadows import Pairs, federated_replicas, lines_in, once
 from .updates import Step, less_known, local_of, public_model, steps_in
 
-__all__ = ["Evidence", "affordable", "evidence", "passes_of", "read_steps", "sample_gradients"]
+__all__ = ["Evidence", "affordable", "evidence", "passes_of", "read_steps", "sample_gradients", "shortened"]
 
 PATH = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Where on the way of the shadows gradients are taken."""
@@ -235,7 +235,7 @@ def _coefficients(attack: _Attack, steps: Sequence[Step], asked: Array) -> Array
 def _system(attack: _Attack, step: Step, asked: Array) -> tuple[Array, Array]:
     """What each candidate adds to an update if it is in (m, k), and what is left (1 + s, k) of the update read and of the shadows'."""
     model, shares, shadows = attack.model, attack.shares(step), len(attack.inside)
-    short, size = _shortened(model.dimension), min(model.dimension, MOST_PARAMETERS)
+    short, size = shortened(model.dimension), min(model.dimension, MOST_PARAMETERS)
     moved = np.zeros((shadows, size))
     columns = np.zeros((len(asked), size))
     for client in step.members:
@@ -273,7 +273,7 @@ def _shadow_updates(attack: _Attack, step: Step, client: int) -> Array:
 
 def _way_gradients(attack: _Attack, step: Step, client: int, moved: Array, places: Array) -> Array:
     """A client's candidates' mean gradients (m, k) on the way from the model of a step along `moved` (d,)."""
-    privacy, model, short = attack.config.privacy, attack.model, _shortened(attack.model.dimension)
+    privacy, model, short = attack.config.privacy, attack.model, shortened(attack.model.dimension)
     norm = privacy.clip_norm if privacy.unit == "sample" else 0.0
     path = _path(attack.local(step), attack.config, attack.prior.samples_per_client[client])
     chunk = max(1, MOST_NUMBERS // (len(path) * model.dimension))
@@ -302,8 +302,8 @@ def _noise(columns: Array, residues: Array, inside: Array) -> float:
     return max(float(grid[int(np.argmax(likelihood))]), float(np.mean(unexplained**2)) if unexplained.size else 0.0)
 
 
-def _shortened(dimension: int) -> Callable[[Array], Array]:
-    """Rows (m, d) as they are, or sketched."""
+def shortened(dimension: int) -> Callable[[Array], Array]:
+    """What makes rows (m, d) short: sketched to `MOST_PARAMETERS` numbers where they are longer, else as they are."""
     return _sketch(dimension, MOST_PARAMETERS).apply if dimension > MOST_PARAMETERS else np.asarray
 
 

@@ -194,10 +194,12 @@ class Pairs:
         return np.arange(len(self.y)) < len(self.y) // 2
 
 
-def pairs_of(truth: Truth, owners: Sequence[int], rng: np.random.Generator, most: int = MOST_ASKED) -> Pairs:
+def pairs_of(
+    truth: Truth, owners: Sequence[int], rng: np.random.Generator, most: int = MOST_ASKED, asked: float = 0.5
+) -> Pairs:  # fmt: skip
     """Pairs of a training and a test sample of one label, for clients of one test set together; no test sample twice.
 
-    At most half of a test set is asked about: the attacker has other samples of that distribution, not these.
+    At most a share `asked` of a test set is asked about: the attacker has other samples of that distribution, not these.
     """
     pools: dict[int, list[int]] = {}
     for client in owners:
@@ -211,7 +213,7 @@ def pairs_of(truth: Truth, owners: Sequence[int], rng: np.random.Generator, most
         for place in rng.permutation(len(places)):
             client, i = places[int(place)]
             by_label.setdefault(int(truth.data[client][1][i]), []).append((client, i))
-        for j in rng.permutation(len(y))[: max(1, len(y) // 2)]:
+        for j in rng.permutation(len(y))[: max(1, int(asked * len(y)))]:
             waiting = by_label.get(int(y[j]))
             if waiting and x[j].tobytes() not in seen:
                 seen.add(x[j].tobytes())

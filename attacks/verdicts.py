@@ -3,6 +3,7 @@
 The sentence is of the leak nearest to knowing everything. Where nothing leaks it says how many figures show that, and what is open.
 """
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,9 +11,10 @@ from typing import Any
 
 from ..experiments.audit_words import STATUS, metric_words
 from ..plugins import ATTACKS
+from .family import Family
 from .leakage import Cell
 
-__all__ = ["Verdict", "verdicts_of"]
+__all__ = ["Verdict", "audit_text", "verdicts_of"]
 
 BEST_PSNR_DB = 40.0
 """An image with so many decibels looks like the original."""
@@ -30,6 +32,12 @@ class Verdict:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def audit_text(cells: Sequence[Cell], family: Family) -> str:
+    """audit.json: the `cells` of an audit, judged together, with their family and verdicts."""
+    verdicts = [one.as_json() for one in verdicts_of(cells)]
+    return json.dumps({"verdicts": verdicts, "family": family.as_json(), "cells": [one.as_json() for one in cells]}, indent=1) + "\n"
 
 
 def verdicts_of(cells: Sequence[Cell]) -> list[Verdict]:

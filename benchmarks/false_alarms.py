@@ -34,7 +34,7 @@ BUDGET = replace(BUDGETS["standard"], auxiliary=600, shadows=4)
 ALGORITHMS: tuple[dict[str, Any], ...] = ({"name": "pacfl", "k": 4}, {"name": "fedavg"}, {"name": "stocfl"}, {"name": "ifca", "k": 4})
 PROTECTIONS: tuple[dict[str, Any], ...] = (
     {}, {"gram": ["haar"], "sum": "haar"}, {"gram": ["permutation"], "sum": "permutation"},
-    {"sum": "secagg", "secagg_mode": "passive", "min_cohort": 2},
+    {"gram": ["haar"], "sum": "secagg", "secagg_mode": "passive", "min_cohort": 2},
 )  # fmt: skip
 CLIENTS = (12, 20)
 SETTINGS = list(product(ALGORITHMS, PROTECTIONS, CLIENTS))

@@ -1,6 +1,7 @@
 """The command line. Exit codes: 0 success, 2 invalid user input (one clear line), 1 anything else."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -118,7 +119,11 @@ def sweep(
 @app.command()
 def audit(
     run_dir: Annotated[
-        Path, typer.Argument(help="A run folder whose payloads were recorded; with --active also a configuration.", metavar="RUN_DIR")
+        Path,
+        typer.Argument(
+            help="A run folder whose payloads were recorded; with --active also a configuration, with --foreign a folder of updates.",
+            metavar="RUN_DIR",
+        ),
     ],
     adversary: Annotated[
         str | None,
@@ -138,6 +143,9 @@ def audit(
         bool,
         typer.Option("--active", help="Run active attacks against freshly started clients, and report what they refuse."),
     ] = False,
+    foreign: Annotated[
+        bool, typer.Option("--foreign", help="Attack another system's updates: a folder as in docs/attacks/other_systems.md.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="With --active, the folder to write; default the run folder, or runs/NAME-active.")
     ] = None,
@@ -147,13 +155,17 @@ def audit(
 ) -> None:
     """Attack a recorded run; writes audit.json and audit/ into its folder. An interrupted audit resumes when called again."""
     from .attacks.audit import audit_run
-    from .attacks.verdicts import verdicts_of
     from .experiments.verify import digest_of
     from .plugins import load_plugin
 
     for file in plugin or []:
         load_plugin(file)
     names = None if attacks is None else [name.strip() for name in attacks.split(",")]
+    if foreign:
+        if active or adversary is not None or out is not None or set_:
+            raise InputError("--foreign: goes with --attacks and --plugin only; the adversary is whoever reads single updates")
+        _foreign_audit(run_dir, names)
+        return
     if active:
         if adversary is not None:
             raise InputError(f"--adversary {adversary}: applies to recordings; the active audit always attacks as the server")
@@ -168,6 +180,14 @@ def audit(
         words = f"finished results are in {done}; the same command resumes" if done.is_file() else "nothing was finished yet"
         _err.print(f"cflpriv: stopped; {words}", markup=False)
         sys.exit(1)
+    _print_audit(cells)
+    _out.print(f"written: {run_dir / 'audit.json'}, digest {digest_of(run_dir)}", markup=False)
+
+
+def _print_audit(cells: Sequence[Any]) -> None:
+    """What each adversary learns, and all figures after it."""
+    from .attacks.verdicts import verdicts_of
+
     for verdict in verdicts_of(cells):
         _out.print(f"{verdict.sentence[0].upper()}{verdict.sentence[1:]}.", markup=False)
         if verdict.reduces:
@@ -175,7 +195,14 @@ def audit(
     _out.print()
     for cell in cells:
         _out.print(cell.line(), markup=False)
-    _out.print(f"written: {run_dir / 'audit.json'}, digest {digest_of(run_dir)}", markup=False)
+
+
+def _foreign_audit(folder: Path, attacks: list[str] | None) -> None:
+    """Attack a folder of another system's updates."""
+    from .attacks.foreign_folder import audit_folder
+
+    _print_audit(audit_folder(folder, attacks=attacks, say=_say))
+    _out.print(f"written: {folder / 'audit.json'}", markup=False)
 
 
 def _active_audit(source: Path, changes: list[str], attacks: list[str] | None, out: Path | None, data_dir: Path | None) -> None:

@@ -1,0 +1,150 @@
+"""Folders of another system's updates: written from a loop, audited by the command line, refused in one line where they are bad."""
+
+import json
+import shutil
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+from command_line import in_process
+from foreign_scenes import SETTINGS, scene
+
+from cflpriv import plugins
+from cflpriv.attacks import audit_folder, audit_updates, save_updates
+from cflpriv.engine.models import MODELS
+from cflpriv.types import Array
+
+PLUGIN = """
+from torch import nn
+import cflpriv
+
+def network(description):
+    classes = description.classes
+    return nn.Sequential(nn.Conv2d(1, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(216, classes))
+
+cflpriv.register_model("of my own loop", network)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """The scene's updates, saved; a plugin beside them."""
+    model, updates, (x, y) = scene()
+    (tmp_path / "net.py").write_text(PLUGIN)
+    yield save_updates(
+        tmp_path / "updates", updates, 10, (1, 8, 8), auxiliary=(x, y), settings=SETTINGS, module=model, model="of my own loop"
+    )
+    MODELS.pop("of my own loop", None)
+    plugins._loaded.pop("cflpriv_plugin_net", None)
+
+
+def without_model(folder: Path, **change: Any) -> Path:
+    tree = tomllib.loads((folder / "foreign.toml").read_text()) | change
+    del tree["model"]
+    (folder / "foreign.toml").write_text(tomli_w.dumps(tree))
+    return folder
+
+
+def test_a_folder_with_a_plugin_says_what_the_loop_says(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, updates, auxiliary = scene()
+    assert (folder / "round-0001" / "global.safetensors").is_file()
+    assert in_process(monkeypatch, "audit", "--foreign", str(folder), "--plugin", str(folder.parent / "net.py")) == 0
+    said = capsys.readouterr().out
+    written = json.loads((folder / "audit.json").read_text())["cells"]
+    direct = audit_updates(model, updates, auxiliary, SETTINGS)
+    assert [one | {"arrays": None} for one in written] == json.loads(json.dumps([one.as_json() for one in direct]))
+    assert all(cell.line() in said for cell in direct)
+    assert said.splitlines()[-1] == f"written: {folder / 'audit.json'}"
+    assert np.load(folder / "audit" / "label_inference_server.npz")["label_guess"].shape == (8, 10)
+
+
+def test_a_folder_without_a_model_gives_labels_alone(folder: Path) -> None:
+    (folder / "model.py").write_text("raise SystemExit('a file of the folder was run')")
+    cells = {cell.metric: cell for cell in audit_folder(without_model(folder))}
+    assert cells["label_set_accuracy"].status == "leaks", cells["label_set_accuracy"].line()
+    assert "no model: predictions taken to be uniform" in cells["histogram_l1"].note
+    others = [cell for cell in cells.values() if cell.attack != "label_inference"]
+    assert {cell.status for cell in others} == {"not_attempted"}
+    assert all("there is no model to run" in cell.note for cell in others)
+
+
+def test_rounds_and_clients_come_back_in_order(tmp_path: Path) -> None:
+    _, updates, _ = scene()
+    seen = [replace(updates[i], client=i + 3, samples=30, labels=2, settings=replace(SETTINGS, epochs=1 + i)) for i in (0, 1)]
+    later = replace(seen[1], before=seen[1].after)
+    save_updates(tmp_path, [*seen, later], 10, (1, 8, 8), settings=SETTINGS)
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")) == [
+        "foreign.toml", "round-0001/client-3.after.safetensors", "round-0001/client-4.after.safetensors", "round-0001/global.safetensors",
+        "round-0002/client-4.after.safetensors", "round-0002/client-4.before.safetensors", "truth/client-3.npz", "truth/client-4.npz",
+    ]  # fmt: skip
+    tree = tomllib.loads((tmp_path / "foreign.toml").read_text())
+    assert tree["clients"]["4"]["epochs"] == 2
+    assert tree["clients"]["4"]["samples"] == 30
+
+
+def rewritten(**change: Any) -> Callable[[Path], None]:
+    def change_toml(folder: Path) -> None:
+        tree = tomllib.loads((folder / "foreign.toml").read_text()) | change
+        (folder / "foreign.toml").write_text(tomli_w.dumps({name: value for name, value in tree.items() if value is not None}))
+
+    return change_toml
+
+
+def saved(path: str, **arrays: Array) -> Callable[[Path], None]:
+    return lambda folder: np.savez(folder / path, **arrays)  # type: ignore[arg-type]
+
+
+ROUND = "round-0001"
+BAD: list[tuple[Callable[[Path], Any], str]] = [
+    (lambda folder: (folder / "foreign.toml").unlink(), "foreign.toml: is missing"),
+    (lambda folder: (folder / "foreign.toml").write_text("classes 10"), "foreign.toml: is not TOML"),
+    (rewritten(format=2), "foreign.toml: format = 2: expected 1"), (rewritten(classes=None), "foreign.toml: classes is missing"),
+    (rewritten(classes=1), "foreign.toml: classes = 1: expected an integer of 2 or more"),
+    (rewritten(shape=[1, 0]), "foreign.toml: shape = [1, 0]: expected a list of sizes"),
+    (rewritten(learning_rate=0.1), "foreign.toml: learning_rate = 0.1: is not a key here; known are format"),
+    (rewritten(lr=-0.1), "foreign.toml: lr = -0.1"), (rewritten(std=[0.0]), "foreign.toml: std = [0.0]"),
+    (rewritten(batch_norm="none"), "foreign.toml: batch_norm = 'none': expected 'train' or 'eval'"),
+    (rewritten(head="fc"), "head 'fc': is no layer with a weight (10, …)"),
+    (rewritten(model="resnet50"), "foreign.toml: model = 'resnet50': is not known; known are linear"),
+    (rewritten(clients={"0": {"sample": 3}}), "foreign.toml: clients.0.sample = 3: is not a key here; known are samples"),
+    (rewritten(clients={"0": {"samples": 0}}), "foreign.toml: clients.0.samples = 0: expected an integer of 1 or more"),
+    (rewritten(clients={"first": {}}), "foreign.toml: clients.first = {}"),
+    (lambda folder: (folder / ROUND / "global.safetensors").unlink(), "client-0.after.safetensors: has no state before beside it"),
+    (lambda folder: (folder / ROUND / "client-1.after.safetensors").write_bytes(b"none"), "client-1.after.safetensors: cannot be read"),
+    (lambda folder: (folder / ROUND / "c1.safetensors").touch(), "c1.safetensors: is not called global.safetensors or client-NUMBER"),
+    (lambda folder: (folder / "round-0001").rename(folder / "rounds"), "has no update (round-0001/client-0.after.safetensors)"),
+    (lambda folder: (folder / "auxiliary.npz").write_bytes(b"none"), "auxiliary.npz: cannot be read as arrays"),
+    (saved("auxiliary.npz", x=np.zeros((2, 1, 8, 8))), "auxiliary.npz: has no array 'y'; it has x"),
+    (saved("auxiliary.npz", x=np.array([{}]), y=np.zeros(1, int)), "auxiliary.npz: cannot be read as arrays (Object arrays"),
+    (saved("truth/client-2.npz", x=np.zeros((2, 64)), y=np.zeros(2, int)), "client-2.npz: x has samples of shape (64,), but"),
+    (lambda folder: (folder / "auxiliary.npz").unlink(), "auxiliary.npz: is missing; model = 'of my own loop' needs samples"),
+]  # fmt: skip
+
+
+def test_a_bad_folder_is_refused_in_one_line(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, (spoil, said) in enumerate(BAD):
+        spoilt = tmp_path / f"spoilt-{number}"
+        shutil.copytree(folder, spoilt)
+        spoil(spoilt)
+        assert in_process(monkeypatch, "audit", "--foreign", str(spoilt), "--plugin", str(folder.parent / "net.py")) == 2, said
+        words = capsys.readouterr().err
+        assert words.count("\n") == 1, words
+        assert said in words
+        assert not (spoilt / "audit.json").exists()
+    for options, said in (
+        (("--active",), "--foreign: goes with"), (("--adversary", "server"), "--foreign: goes with"),
+        (("--attacks", "imprint"), "attack 'imprint'"),
+    ):  # fmt: skip
+        assert in_process(monkeypatch, "audit", "--foreign", str(folder), "--plugin", str(folder.parent / "net.py"), *options) == 2
+        assert said in capsys.readouterr().err
+    assert in_process(monkeypatch, "audit", "--foreign", str(tmp_path / "none")) == 2
+    assert "none: no such folder" in capsys.readouterr().err
