@@ -24,8 +24,8 @@ Stand-alone
 -----------
 The mathematics of each attack is a plain function of arrays, for updates, signatures and Gram matrices of any other system:
 `invert_signature`, `recover_label_set`, `labels_from_bias`, `labels_from_templates`, `labels_from_gram`, `rows_from_products`,
-`disaggregate`, `groups_from_scores`, `recover_labels`, `invert_updates`, `clusters_from_sizes`, `products_from_bare`. See
-examples/attack_other_systems.py.
+`disaggregate`, `groups_from_scores`, `recover_labels`, `invert_updates`, `input_from_gradients`, `inputs_of_batch`, `decode_features`,
+`tokens_from_rows`, `window_from_rows`, `clusters_from_sizes`, `products_from_bare`. See examples/attack_other_systems.py.
 """
 
 from collections.abc import Callable
@@ -57,8 +57,10 @@ from . import (
 from .adversary import ADVERSARIES, AdversaryView, load_view, view_of
 from .anchor_counts import labels_from_templates
 from .ckks_products import products_from_bare
+from .closed_form import input_from_gradients
 from .cluster_identity import clusters_from_sizes
 from .disaggregation import disaggregate
+from .feature_decoder import decode_features
 from .gradient_inversion import invert_updates
 from .gram_geometry import labels_from_gram
 from .imprint import images_from_imprint
@@ -68,13 +70,16 @@ from .label_inference import labels_from_bias
 from .leakage import BUDGETS, Budget, Case, Cell, Prior, Truth
 from .property_inference import infer_property
 from .signature_inversion import invert_signature, recover_label_set
+from .spear import inputs_of_batch
 from .sybil_span import rows_from_products
+from .token_recovery import tokens_from_rows, window_from_rows
 
 __all__ = [
     "ADVERSARIES", "ATTACKS", "BUDGETS", "AdversaryView", "Attack", "Budget", "Case", "Cell", "Prior", "Truth",
-    "clusters_from_sizes", "disaggregate", "groups_from_scores", "images_from_imprint", "infer_property", "invert_signature",
-    "invert_updates", "labels_from_bias", "labels_from_gram", "labels_from_templates", "load_view", "products_from_bare",
-    "recover_label_set", "recover_labels", "rows_from_products", "view_of",
+    "clusters_from_sizes", "decode_features", "disaggregate", "groups_from_scores", "images_from_imprint", "infer_property",
+    "input_from_gradients", "inputs_of_batch", "invert_signature", "invert_updates", "labels_from_bias", "labels_from_gram",
+    "labels_from_templates", "load_view", "products_from_bare", "recover_label_set", "recover_labels", "rows_from_products",
+    "tokens_from_rows", "view_of", "window_from_rows",
 ]  # fmt: skip
 
 
@@ -100,7 +105,9 @@ for _name, _attack in {
     "cluster_identity": Attack("a client's group, from the model it is sent and the clients it is summed with", cluster_identity.cells),
     "disaggregation": Attack("single clients' values from sums over cohorts", disaggregation.cells),
     "key_recovery": Attack("label sets, histograms and coordinates from updates under a secret permutation", key_recovery.cells),
-    "gradient_inversion": Attack("training images from one client's update, for few samples and steps", gradient_inversion.cells),
+    "gradient_inversion": Attack(
+        "training images of one client's update, for few samples and steps; of texts the words", gradient_inversion.cells
+    ),
     "membership": Attack(
         "membership of training samples, from models and updates: loss threshold, LiRA, RMIA, gradients", membership_audit.cells
     ),
