@@ -33,7 +33,7 @@ A mixture of two samples mostly agrees in 0.6 to 0.85 of the units. After severa
 """
 LAST_LOOK = 8
 """Sets of draws after which a search stops in which every input counts as recovered."""
-DRAWS_AT_ONCE, MOST_DRAWS = 4096, 200_000
+DRAWS_AT_ONCE, MOST_DRAWS = 4096, 100_000
 KEPT = 32
 """Candidate columns that are kept at each stage of the choice, the ones with most zeros."""
 SWAPS = 24

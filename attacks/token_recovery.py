@@ -1,11 +1,12 @@
 """Words from the gradient of an embedding: which words a client trained on, and in what order.
 
 Source: the rows of an embedding's gradient are zero for all words but those of the batch (Melis, Song, De Cristofaro & Shmatikov 2019);
-the order of one window by matching gradients as in TAG (Deng et al. 2021), over the words that are known to occur, which makes it a
-discrete search. A swap or an exchange of words is taken where it brings the gradients of the rows nearer to those that were seen.
+the order of one window by matching gradients as in TAG (Deng et al. 2021), but over the words that are known to occur, so that the search
+is discrete: rows are assigned to the gradients of the places, again and again since these depend on the words; then single changes are
+tried.
 
 What it proves: of a language model with a trained embedding, an update in the clear is the vocabulary of its client, for any number of
-windows, batches and steps; of one window it is nearly the text. What it does not: nothing about sums over several clients, updates with
+windows, batches and steps; of one window it is the text. What it does not: nothing about sums over several clients, updates with
 noise or weight decay, which move all rows, or about words that the public vocabulary has not.
 """
 
@@ -14,6 +15,8 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from scipy.optimize import linear_sum_assignment
+from scipy.spatial.distance import cdist
 from torch import nn
 from torch.nn import functional
 
@@ -34,7 +37,8 @@ DRAWS = 8
 """Draws of auxiliary windows that give the number of words of a guess without a view."""
 STANDS_OUT = 6.0
 """Where no row is exactly zero (sums are rounded), rows whose length is so many deviations above the median hold words."""
-SWEEPS = 40
+PLACINGS, SWEEPS = 8, 12
+"""Times that all words are placed anew before single changes are tried, and that these are."""
 CLOSE = 1e-6
 """A window whose rows are nearer than this to those seen, as 1 − cosine, is taken to be the one."""
 
@@ -70,34 +74,62 @@ def window_from_rows(model: Model, vector: Array, rows: Array, label: int, lengt
     # the later a word, the more it moves: recurrent networks forget
     order = words[np.argsort(np.linalg.norm(rows[words], axis=1), kind="stable")]
     window = np.concatenate([np.repeat(order[:1], length - len(words)), order])
-    left = float(given.distances(window[None])[0])
-    near = True
+    left = float(given.at(window[None])[1][0])
     for _ in range(SWEEPS):
+        window, left = _settled(given, window, left)
         if left < CLOSE:
             break
-        tried = _neighbours(window, words, near)
-        distances = given.distances(tried)
+        tried = _neighbours(window, words)
+        distances = given.at(tried)[1]
         best = int(distances.argmin())
-        if distances[best] < left:
-            window, left = tried[best], float(distances[best])
-        elif near:
-            near = False
-        else:
+        if not distances[best] < left:
             break
+        window, left = tried[best], float(distances[best])
     return window, left
+
+
+def _settled(given: "_Rows", window: Array, left: float) -> tuple[Array, float]:
+    """The nearest window, with its distance, of those met by placing all words anew until they stay; `window` at `left` at first."""
+    now, words = window, given.words.numpy()
+    for _ in range(PLACINGS):
+        slopes, (distance,) = given.at(now[None])
+        if distance < left:
+            window, left = now, float(distance)
+        again = words[_placed(slopes[0], given.seen)]
+        if left < CLOSE or np.array_equal(again, now):
+            break
+        now = again
+    return window, left
+
+
+def _placed(slopes: Array, seen: Array) -> Array:
+    """For each place of a window the index of a word (length,): each word at least once, so that its places' slopes add up to its row.
+
+    `slopes` (length, units) are those of another order of nearly the same words, which change slowly with it; `seen` (k, units) the rows.
+    """
+    total = slopes.sum(axis=0)
+    rest = seen * float(total @ total) / max(float(total @ seen.sum(axis=0)), 1e-300)  # in the units of the slopes: sums are alike
+    found = np.full(len(slopes), -1)
+    words, places = linear_sum_assignment(cdist(rest, slopes, "sqeuclidean"))
+    found[places] = words
+    rest[words] -= slopes[places]
+    for place in sorted(np.flatnonzero(found < 0), key=lambda one: -float(slopes[one] @ slopes[one])):
+        found[place] = int((rest @ slopes[place]).argmax())
+        rest[found[place]] -= slopes[place]
+    return found
 
 
 class _Rows:
     """What windows of certain words give as embedding gradients at a model, compared with those seen."""
 
     def __init__(self, model: Model, vector: Array, words: Array, seen: Array, label: int) -> None:
-        exact = replace(model, dtype="float64")
-        self.module, self.words, self.label = exact.load(vector.astype(np.float64)), torch.from_numpy(words), label
-        self.embedding = _embedding(self.module)
-        self.seen = torch.from_numpy(seen / np.linalg.norm(seen)).flatten()
+        single = replace(model, dtype="float32")  # orders differ by far more than its rounding
+        self.module, self.words, self.label = single.load(vector.astype(np.float32)), torch.from_numpy(words), label
+        self.embedding = next(inner for inner in self.module.modules() if isinstance(inner, nn.Embedding))
+        self.seen = seen / np.linalg.norm(seen)
 
-    def distances(self, windows: Array) -> Array:
-        """1 − cosine of the gradients of windows (r, length) and those seen, (r,)."""
+    def at(self, windows: Array) -> tuple[Array, Array]:
+        """The loss's slopes (r, length, units) by the words of windows (r, length), and 1 − cosine (r,) of their rows and those seen."""
         x = torch.from_numpy(windows)
         made: list[torch.Tensor] = []
 
@@ -112,16 +144,17 @@ class _Rows:
             handle.remove()  # the module is shared
         loss = functional.cross_entropy(scores, torch.full((len(x),), self.label), reduction="sum")
         (slopes,) = torch.autograd.grad(loss, made)
-        places = (x[:, :, None] == self.words).double()
-        mine = torch.einsum("rlk,rle->rke", places, slopes).flatten(1)
-        return np.asarray(1 - functional.cosine_similarity(mine, self.seen[None], dim=1).numpy())
+        places = (x[:, :, None] == self.words).to(slopes.dtype)
+        mine = torch.einsum("rlk,rle->rke", places, slopes).flatten(1).double()
+        seen = torch.from_numpy(self.seen).flatten()[None]
+        return slopes.numpy().astype(np.float64), 1 - functional.cosine_similarity(mine, seen, dim=1).numpy()
 
 
-def _neighbours(window: Array, words: Array, near: bool) -> Array:
-    """Windows that differ by one swap (of words at most two places apart, if `near`) or, where words repeat, by one word: (r, length)."""
+def _neighbours(window: Array, words: Array) -> Array:
+    """Windows that differ by one swap or, where words repeat, by one word: (r, length)."""
     length, found = len(window), []
     for i in range(length):
-        for j in range(i + 1, min(length, i + 3) if near else length):
+        for j in range(i + 1, length):
             if window[i] != window[j]:
                 found.append(window.copy())
                 found[-1][[i, j]] = window[[j, i]]
@@ -140,10 +173,6 @@ def embedding_of(model: Model) -> tuple[int, tuple[int, int]] | None:
         return None
     name = f"{found[0]}.weight".lstrip(".")
     return next(offset for own, _, offset in model.layout if own == name), (found[1].num_embeddings, found[1].embedding_dim)
-
-
-def _embedding(module: nn.Module) -> nn.Embedding:
-    return next(inner for inner in module.modules() if isinstance(inner, nn.Embedding))
 
 
 # --- the attack ---------------------------------------------------------------------------------------------------------------------
@@ -206,6 +235,7 @@ def token_cells(case: Case, name: str) -> list[Cell]:
         f"words of {len(clients)} client(s), padding and the unknown word included, by the embedding's rows that move, first update; "
         f"{prior.description}; baseline: the commonest auxiliary words, as many as auxiliary windows have"
     )
+    same = all(np.array_equal(mine[client].update, theirs[client].update) for client in clients)
     guesses = [guess(steps, prior, clients, model) for steps in (mine, None, theirs)]
     figures = []
     for metric, score in zip(metrics, (_found, _right), strict=False):
@@ -213,7 +243,8 @@ def token_cells(case: Case, name: str) -> list[Cell]:
         figures.append(cell(case, name, metric, *scores, margin=MARGIN, note=note))
     single = [client for client in clients if len(truth[client]) == 1 and _is_one_step(mine[client], prior)]
     if single and bias_span(model) is not None:
-        windows = [guess_windows(steps, prior, single, model) for steps in (mine, None, theirs)]
+        windows = [guess_windows(steps, prior, single, model) for steps in (mine, None)]
+        windows.append(windows[0] if same else guess_windows(theirs, prior, single, model))
         scores = [np.array([float((one[client] == truth[client][0]).mean()) for client in single]) for one in windows]
         note = (
             f"words of {len(single)} client(s) with one window of {model.shape[0]}, in order, by matching gradients; {prior.description}; "

@@ -44,7 +44,7 @@ def their_update(samples: np.ndarray, labels: np.ndarray, rate: float) -> np.nda
     return rate * (np.eye(10)[labels] - 0.1).mean(axis=0)
 
 
-def their_batch(count: int, units: int = 64) -> tuple[np.ndarray, tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+def their_batch(count: int, units: int = 128) -> tuple[np.ndarray, tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
     """Samples (n, 64) of a batch, a network's first layer with ReLU behind it, and that layer's gradients."""
     chosen = RNG.permutation(len(LABELS))[:count]
     x, weight, bias = PIXELS[chosen], RNG.uniform(-1, 1, (units, 64)) / 8, RNG.uniform(-1, 1, units) / 8
@@ -116,7 +116,7 @@ def main() -> None:
     images = inputs_of_batch(*gradients, [layer], len(batch), np.random.default_rng(0))
     apart = np.abs(batch[:, None] - images.inputs[None]).max(axis=2).min(axis=1)
     blank = np.abs(batch - PIXELS.mean(axis=0)).max(axis=1)
-    print(f"gradient:   8 images of one batch: largest error {apart.max():.0e}; the mean image, without a view, {blank.max():.2f}")
+    print(f"gradient:   8 images of one batch, largest error of a pixel {apart.max():.0e}; the mean image, without a view, {blank.max():.2f}")
 
     groups = np.array([0, 1, 0, 2, 1, 2])
     scores = (groups[:, None] == groups[None]) + 0.3 * RNG.normal(size=(6, 6))
