@@ -116,7 +116,7 @@ def main() -> None:
     images = inputs_of_batch(*gradients, [layer], len(batch), np.random.default_rng(0))
     apart = np.abs(batch[:, None] - images.inputs[None]).max(axis=2).min(axis=1)
     blank = np.abs(batch - PIXELS.mean(axis=0)).max(axis=1)
-    print(f"gradient:   8 images of one batch, largest error of a pixel {apart.max():.0e}; the mean image, without a view, {blank.max():.2f}")
+    print(f"gradient:   8 images of one batch: largest error {apart.max():.0e}; the mean image, without a view, {blank.max():.2f}")
 
     groups = np.array([0, 1, 0, 2, 1, 2])
     scores = (groups[:, None] == groups[None]) + 0.3 * RNG.normal(size=(6, 6))

@@ -388,7 +388,7 @@ def test_words_that_are_not_read_say_so(texts: Path, change: dict[str, Any], sta
     assert why in found.note
 
 
-# --- real data: everything was chosen on EMNIST letters, before these were looked at ---------------------------------------------------
+# --- real data: constants were chosen on EMNIST letters ---------------------------------------------------------------------------------
 
 
 def images(name: str) -> tuple[Array, Array]:
