@@ -25,7 +25,8 @@ Stand-alone
 The mathematics of each attack is a plain function of arrays, for updates, signatures and Gram matrices of any other system:
 `invert_signature`, `recover_label_set`, `place_signatures`, `labels_from_bias`, `labels_from_templates`, `labels_from_gram`,
 `labels_from_update_gram`, `assign`, `rows_from_products`, `disaggregate`, `groups_from_scores`, `recover_labels`, `counts_from_lengths`,
-`invert_updates`, `clusters_from_sizes`, `products_from_bare`. See examples/attack_other_systems.py.
+`invert_updates`, `input_from_gradients`, `inputs_of_batch`, `decode_features`, `tokens_from_rows`, `window_from_rows`,
+`clusters_from_sizes`, `products_from_bare`. See examples/attack_other_systems.py.
 `audit_updates` runs the attacks on states of a torch model before and after local training (`LoopSettings`, `Update`); `save_updates`
 writes a folder of them for `cflpriv audit --foreign`: examples/audit_your_own_loop.py.
 """
@@ -62,8 +63,10 @@ from .adversary import ADVERSARIES, AdversaryView, load_view, view_of
 from .anchor_counts import labels_from_templates
 from .assignment import assign
 from .ckks_products import products_from_bare
+from .closed_form import input_from_gradients
 from .cluster_identity import clusters_from_sizes
 from .disaggregation import disaggregate
+from .feature_decoder import decode_features
 from .foreign import audit_updates
 from .foreign_folder import audit_folder, save_updates
 from .foreign_system import LoopSettings, Update
@@ -78,15 +81,18 @@ from .leakage import BUDGETS, Budget, Case, Cell, Prior, Truth
 from .property_inference import infer_property
 from .signature_inversion import invert_signature, recover_label_set
 from .signature_places import place_signatures
+from .spear import inputs_of_batch
 from .sybil_span import rows_from_products
+from .token_recovery import tokens_from_rows, window_from_rows
 from .update_norms import counts_from_lengths
 
 __all__ = [
     "ADVERSARIES", "ATTACKS", "AdversaryView", "Attack", "BUDGETS", "Budget", "Case", "Cell", "LoopSettings", "Prior", "Truth",
-    "Update", "assign", "audit_folder", "audit_updates", "clusters_from_sizes", "counts_from_lengths", "disaggregate",
-    "groups_from_scores", "images_from_imprint", "infer_property", "invert_signature", "invert_updates", "labels_from_bias",
-    "labels_from_gram", "labels_from_templates", "labels_from_update_gram", "load_view", "place_signatures", "products_from_bare",
-    "recover_label_set", "recover_labels", "rows_from_products", "save_updates", "view_of",
+    "Update", "assign", "audit_folder", "audit_updates", "clusters_from_sizes", "counts_from_lengths", "decode_features",
+    "disaggregate", "groups_from_scores", "images_from_imprint", "infer_property", "input_from_gradients", "inputs_of_batch",
+    "invert_signature", "invert_updates", "labels_from_bias", "labels_from_gram", "labels_from_templates", "labels_from_update_gram",
+    "load_view", "place_signatures", "products_from_bare", "recover_label_set", "recover_labels", "rows_from_products",
+    "save_updates", "tokens_from_rows", "view_of", "window_from_rows",
 ]  # fmt: skip
 
 
@@ -170,9 +176,9 @@ for _name, _attack in {
         reduces=_SUMS,
     ),
     "gradient_inversion": Attack(
-        "training images from one client's update, for few samples and steps",
+        "training images of one client's update, for few samples and steps; of texts the words",
         gradient_inversion.cells,
-        learns="training images of clients",
+        learns="training images, or words, of clients",
         reduces=_SUMS,
     ),
     "update_norms": Attack(

@@ -1,17 +1,22 @@
-"""Gradient inversion: a client's training images from the update it sent.
+"""Gradient inversion: a client's training images, or words, from the update it sent.
 
-Source: Zhu et al. 2019 (DLG: images whose gradient is the one seen, by L-BFGS), Zhao et al. 2020 (iDLG: the label first, from the bias
-gradient), Geiping et al. 2020 (cosine distance and total variation; several local steps by unrolling them). Deviations: labels come from
-the head's bias with auxiliary predictions, so that several images and steps are served too; all images, starts and clients are rows of one
-batched L-BFGS in float64; the distance is taken relative to the length of the update.
+Images are sought by a ladder of methods, the strongest that fits (`inversion_ladder`): closed form, SPEAR and a feature decoder read the
+update of the first linear layer. The optimisation in this file is the last of them. Words are read from the rows of an embedding
+(`token_recovery`).
 
-What it proves: with a smooth network and few images and steps, an update in the clear is the images. What it does not: that networks with
-ReLU and pooling, many images or many steps hide anything because this optimisation does not get there; their cells say `not_validated`.
+Source of the optimisation: Zhu et al. 2019 (DLG: images whose gradient is the one seen, by L-BFGS), Zhao et al. 2020 (iDLG: the label
+first, from the bias gradient), Geiping et al. 2020 (cosine distance and total variation; several local steps by unrolling them).
+Deviations: labels come from the head's bias with auxiliary predictions, so that several images and steps are served too; all images,
+starts and clients are rows of one batched L-BFGS in float64; the distance is taken relative to the length of the update.
+
+What it proves: with a smooth network and few images and steps, an update in the clear is the images. What it does not: that many images or
+many steps hide anything because no method here gets there; where the unprotected reference fails, cells say `not_validated`.
 Batches in an order that the attacker does not know (more samples than the batch size) are not attempted, nor are steps other than those of
 plain SGD (`_refusal`): Adam, proximal terms, control variates, MAML, samples held back. Gradients that are sent as such (IFCA's option I)
 are one step of rate 1, with their sign turned.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -28,17 +33,20 @@ from ..engine.models import Model, build_module
 from ..randomness import stream
 from ..types import Array
 from .adversary import AdversaryView
+from .inversion_ladder import fitting_layer, images_by_layer, most_samples
 from .label_readings import bias_span, shares_of
 from .lbfgs import minimise
 from .leakage import Case, Cell, Prior, Truth, cell, nothing, psnr_db, ssim
 from .local_training import LocalTraining, trainings_in
-from .updates import Step, local_of, public_model, steps_in
+from .token_recovery import embedding_of, token_cells
+from .updates import Step, local_of, public_model, single_steps, steps_in
 
 __all__ = ["LocalSteps", "cells", "invert_updates", "labels_from_shares", "unroll"]
 
 NAME = "gradient_inversion"
 MARGIN = {"image_psnr_db": 3.0, "image_ssim": 0.1, "labels_exact": 0.1}
 MOST_IMAGES, MOST_STEPS, CLIENTS_PER_DRAW = 4, 10, 4
+"""The optimisation is tried on so many images of a client; SPEAR on up to eight."""
 ITERATIONS = 600
 SMOOTH = 1e-4
 """Weight of the total variation where updates have noise."""
@@ -176,10 +184,11 @@ def labels_from_shares(shares: Array, count: int) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Guess:
-    """Images (n, *shape) and labels (n,) by client."""
+    """Images (n, *shape), labels (n,), and by which method images were found, by client."""
 
     images: Mapping[int, Array] = field(default_factory=dict)
     labels: Mapping[int, Array] = field(default_factory=dict)
+    methods: Mapping[int, str] = field(default_factory=dict)
 
 
 def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], model: Model, restarts: int) -> Guess:
@@ -199,20 +208,51 @@ def _guess(
     assert prior.config is not None  # checked by the caller
     images: dict[int, Array] = {}
     labels: dict[int, Array] = {}
+    methods: dict[int, str] = {}
     for size, number in sorted({(sizes[client], steps[client][0].round) for client in clients}):
         first = {client: steps[client][0] for client in clients if (sizes[client], steps[client][0].round) == (size, number)}
-        group = list(first)
-        train = local_of(first[group[0]], prior).train
-        how = LocalSteps(train.epochs, train.lr, train.momentum, train.weight_decay)
         for client, step in first.items():
             labels[client] = labels_from_shares(shares_of(step, prior, model, prior.labels_per_client[client]), size)
-        made, _ = invert_updates(
-            model, np.stack([first[c].start for c in group]), np.stack([first[c].update for c in group]),
-            np.stack([labels[c] for c in group]), how, stream(prior.seed, f"gradient inversion, {size} images", number), restarts=restarts,
-            distance="cosine" if clipped else "squared", total_variation=SMOOTH if clipped else 0.0,
-        )  # fmt: skip
-        images |= dict(zip(group, made, strict=True))
-    return Guess(images, labels)
+        found = {} if clipped else _by_layer(first, prior, model, size)
+        left = {client: step for client, step in first.items() if client not in found}
+        if size > MOST_IMAGES:  # too many for the optimisation, which ends below the mean image
+            found |= dict.fromkeys(left, (np.repeat(prior.x.mean(axis=0, dtype=np.float64)[None], size, axis=0), "mean image"))
+        elif left:
+            found |= _by_optimisation(left, labels, prior, model, restarts, clipped)
+        for client, (made, method) in found.items():
+            images[client], methods[client] = made, method
+    return Guess(images, labels, methods)
+
+
+def _plan(first: Mapping[int, Step], prior: Prior) -> tuple[LocalSteps, int]:
+    """How clients asked in the same round trained, and the number of that round."""
+    step = next(iter(first.values()))
+    train = local_of(step, prior).train
+    return LocalSteps(train.epochs, train.lr, train.momentum, train.weight_decay), step.round
+
+
+def _by_layer(first: Mapping[int, Step], prior: Prior, model: Model, size: int) -> dict[int, tuple[Array, str]]:
+    """Images (size, *shape) and the method, of those clients on whom a rung above the optimisation succeeds."""
+    layer, (how, number) = fitting_layer(model), _plan(first, prior)
+    if layer is None:
+        return {}
+    starts, updates = (np.stack([getattr(step, part) for step in first.values()]) for part in ("start", "update"))
+    rng = stream(prior.seed, f"inversion ladder, {size} images", number)
+    found = images_by_layer(model, layer, starts, updates, size, prior.x, rng, steps=how.count, lr=how.lr, weight_decay=how.weight_decay)
+    return {client: one for client, one in zip(first, found, strict=True) if one is not None}
+
+
+def _by_optimisation(
+    first: Mapping[int, Step], labels: Mapping[int, Array], prior: Prior, model: Model, restarts: int, clipped: bool
+) -> dict[int, tuple[Array, str]]:
+    """The same by the last rung, for all clients."""
+    (how, number), size = _plan(first, prior), len(labels[next(iter(first))])
+    made, _ = invert_updates(
+        model, np.stack([step.start for step in first.values()]), np.stack([step.update for step in first.values()]),
+        np.stack([labels[client] for client in first]), how, stream(prior.seed, f"gradient inversion, {size} images", number),
+        restarts=restarts, distance="cosine" if clipped else "squared", total_variation=SMOOTH if clipped else 0.0,
+    )  # fmt: skip
+    return {client: (one, f"optimisation of {restarts} start(s)") for client, one in zip(first, made, strict=True)}
 
 
 def matched(truth: Array, images: Array) -> list[tuple[Array, Array]]:
@@ -233,30 +273,33 @@ def score(guess: Guess, truth: Truth, clients: Sequence[int], metric: str) -> Ar
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """Images of clients with few samples, from the first update of each that can be read."""
+    if case.prior.config is not None and embedding_of(public_model(case.prior)) is not None:
+        return token_cells(case, NAME), None
     prior, why = case.prior, _refusal(case)
     if why:
         return [nothing(case, NAME, "image_psnr_db", why)], None
     model = public_model(prior)
-    mine, theirs = (_single(steps_in(view, model.dimension, case)) for view in (case.view, case.reference))
+    mine, theirs = (single_steps(steps_in(view, model.dimension, case)) for view in (case.view, case.reference))
     apart = (set(mine) & set(theirs)) - set(case.view.coalition)
     if not apart:
         return [nothing(case, NAME, "image_psnr_db", "no single client's update can be read in this view")], None
     assert prior.config is not None  # as `_refusal` found
-    most = min(MOST_IMAGES, *(local_of(mine[client][0], prior).train.batch_size or MOST_IMAGES for client in apart))
+    private = prior.config.privacy.unit != "none"
+    most = MOST_IMAGES if private else max(MOST_IMAGES, most_samples(fitting_layer(model)))
+    most = min(most, *(local_of(mine[client][0], prior).train.batch_size or most for client in apart))
     few = sorted(client for client in apart if prior.samples_per_client[client] <= most)
     if not few:
         words = f"not attempted: no client has at most {most} samples in one batch; that proves nothing of others"
         return [nothing(case, NAME, "image_psnr_db", words)], None
     clients, restarts = few[: CLIENTS_PER_DRAW * case.budget.draws], case.budget.rounds
-    private = prior.config.privacy.unit != "none"
     guesses = [_guess(steps, prior, clients, model, restarts, private) for steps in (mine, None)]
     same = not private and all(np.array_equal(mine[c][0].update, theirs[c][0].update) for c in clients)
     guesses.append(guesses[0] if same else _guess(theirs, prior.unprotected(), clients, model, restarts))
     count = sum(prior.samples_per_client[client] for client in clients)
     steps = {local_of(mine[client][0], prior).train.epochs for client in clients}
     note = (
-        f"{count} image(s) of {len(clients)} client(s), {' or '.join(map(str, sorted(steps)))} local step(s), {restarts} start(s), "
-        f"first update; {prior.description}; baseline: the mean auxiliary image"
+        f"{count} image(s) of {len(clients)} client(s), {' or '.join(map(str, sorted(steps)))} local step(s), "
+        f"by {_methods(guesses[0])}, first update; {prior.description}; baseline: the mean auxiliary image"
     )
     metrics = ["image_psnr_db", "image_ssim", "labels_exact"]
     if np.isnan(ssim(case.truth.data[clients[0]][0][0], case.truth.data[clients[0]][0][0])):
@@ -274,10 +317,10 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     return figures, arrays
 
 
-def _single(steps: Mapping[int, Sequence[Step]]) -> dict[int, list[Step]]:
-    """The steps that are one client's own, of clients that have any."""
-    found = {client: [step for step in several if len(step.members) == 1] for client, several in steps.items()}
-    return {client: several for client, several in found.items() if several}
+def _methods(guess: Guess) -> str:
+    """By which methods images were found, in words; with the number of clients where there are several."""
+    counts = Counter(guess.methods.values())
+    return " and ".join(name + (f" ({count} clients)" if len(counts) > 1 else "") for name, count in counts.most_common())
 
 
 def _nearest(truth: Array, images: Array) -> Array:
@@ -291,8 +334,6 @@ def _refusal(case: Case) -> str:
     model, trainings = public_model(case.prior), trainings_in(case.reference)
     if bias_span(model) is None:
         return "not attempted: the model's head has no bias to read labels from"
-    if any(isinstance(layer, nn.LSTM | nn.Embedding) for layer in build_module(model).modules()):
-        return "not attempted: inputs are words, not numbers"
     if case.prior.config.training.optimizer == "adam" or any(one.train.optimizer == "adam" for one in trainings.all):
         return "not attempted: Adam's steps keep little more than a gradient's signs, too little for this attack; that proves nothing"
     if trainings.first is None:

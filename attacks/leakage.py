@@ -28,7 +28,7 @@ from ..privacy.settings import Privacy
 from ..randomness import stream
 from ..types import Array, Population
 from .adversary import AdversaryView
-from .significance import FEWEST_SCORES, RATE, SHARES, Status, chance, interval, is_count, judge
+from .significance import FEWEST_COUNTS, FEWEST_SCORES, RATE, SHARES, Status, chance, interval, is_count, judge
 
 NOT_ATTEMPTED = "not attempted"
 DEALS, ENOUGH_DEALS = 1999, 20
@@ -265,6 +265,8 @@ def cell(
     """
     theirs_blank = blank if theirs_blank is None else theirs_blank
     counted = len(mine) if (share or metric.endswith(SHARES)) and is_count(mine) else 0
+    if counted and chances is None and len(mine) < FEWEST_COUNTS:
+        note += f"; {len(mine)} client(s) of one run cannot validate a yes-or-no figure, which takes {FEWEST_COUNTS}"
     low, high = interval(metric, mine, counted) if len(mine) >= FEWEST_SCORES else (None, None)
     sign = -1.0 if lower_is_better else 1.0
     if chances is None:

@@ -117,7 +117,7 @@ def member_chance(found: Outcome, kind: str) -> float:
     rank = int(FALSE_POSITIVES * curve.non_members) + 1
     above = stats.beta.ppf((np.arange(GRID) + 0.5) / GRID, rank, curve.non_members - rank + 1)
     rate = np.clip(above + float(found.tprs().mean()) + MARGIN[kind] - FALSE_POSITIVES, 0.0, 1.0)
-    return float(stats.binom.sf(round(curve.tpr * curve.members) - 1, curve.members, rate).mean())
+    return float(np.mean(stats.binom.sf(round(curve.tpr * curve.members) - 1, curve.members, rate)))
 
 
 def _cell(case: Case, metric: str, kind: str, mine: Outcome, theirs: Outcome, note: str, rounds: int) -> Cell:

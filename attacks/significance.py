@@ -16,9 +16,12 @@ FEWEST_SCORES = 3
 MATCHED, MATCHINGS = 6, 1999
 RATE = 0.025
 """How often a figure without a leak may be called one, from one run or from several together."""
+FEWEST_COUNTS = 6
+"""Fewer scores of 0 and 1 that all succeed where the baseline fails are as probable by chance as `RATE` allows: 2⁻⁵ is .031."""
 SHARES = ("_accuracy", "_exact", "_auc", "_tpr")
 RANGES = {
-    **dict.fromkeys(SHARES, (0.0, 1.0)), "images_recovered_gradient": (0.0, 1.0), "images_recovered_update": (0.0, 1.0), "_l1": (0.0, 2.0),
+    **dict.fromkeys((*SHARES, "token_share", "token_precision", "words_in_place"), (0.0, 1.0)),
+    "images_recovered_gradient": (0.0, 1.0), "images_recovered_update": (0.0, 1.0), "_l1": (0.0, 2.0),
     "_error": (0.0, float("inf")), "_epsilon": (0.0, float("inf")), "_cosine": (-1.0, 1.0), "_ssim": (-1.0, 1.0),
     "_psnr_db": (-float("inf"), 100.0),
 }  # fmt: skip

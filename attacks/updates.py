@@ -19,7 +19,9 @@ from .leakage import Case, Prior
 from .local_training import LocalTraining, NotRecorded, training_of
 from .sums import means_in, models_sent
 
-__all__ = ["Step", "asked_in", "hidden_updates", "less_known", "local_of", "public_model", "steps_in", "updates_in"]
+__all__ = [
+    "Step", "asked_in", "hidden_updates", "less_known", "local_of", "public_model", "single_steps", "steps_in", "updates_in",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +62,12 @@ def steps_in(view: AdversaryView, dimension: int, case: Case | None = None) -> d
     """
     single = _single_steps(view, dimension)
     return single if set(single) - set(view.coalition) else _mean_steps(view, dimension, case) | single
+
+
+def single_steps(steps: Mapping[int, Sequence[Step]]) -> dict[int, list[Step]]:
+    """The steps that are one client's own, of clients that have any."""
+    found = {client: [step for step in several if len(step.members) == 1] for client, several in steps.items()}
+    return {client: several for client, several in found.items() if several}
 
 
 def updates_in(view: AdversaryView, dimension: int) -> dict[tuple[int, int], Array]:

@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 from cflpriv.attacks import (
     disaggregate,
     groups_from_scores,
+    inputs_of_batch,
     invert_signature,
     labels_from_bias,
     labels_from_gram,
@@ -41,6 +42,17 @@ def their_signature(samples: np.ndarray, p: int = 3) -> np.ndarray:
 def their_update(samples: np.ndarray, labels: np.ndarray, rate: float) -> np.ndarray:
     """How one gradient step from zero moves the bias (10,) of softmax regression."""
     return rate * (np.eye(10)[labels] - 0.1).mean(axis=0)
+
+
+def their_batch(count: int, units: int = 128) -> tuple[np.ndarray, tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+    """Samples (n, 64) of a batch, a network's first layer with ReLU behind it, and that layer's gradients."""
+    chosen = RNG.permutation(len(LABELS))[:count]
+    x, weight, bias = PIXELS[chosen], RNG.uniform(-1, 1, (units, 64)) / 8, RNG.uniform(-1, 1, units) / 8
+    head = RNG.uniform(-1, 1, (10, units)) / 8
+    raised = np.exp(np.maximum(x @ weight.T + bias, 0) @ head.T)
+    behind = (raised / raised.sum(axis=1, keepdims=True) - np.eye(10)[LABELS[chosen]]) @ head / count
+    behind *= x @ weight.T + bias > 0
+    return x, (weight, bias), (behind.T @ x, behind.sum(axis=0))
 
 
 KINDS = ([3, 8], [0, 5], [3, 8], [1, 4], [0, 5], [1, 4])
@@ -99,6 +111,12 @@ def main() -> None:
     came, real = np.round(found_values[sure, 0]).astype(int).tolist(), values[sure].astype(int).tolist()
     single = sum(len(cohort) == 1 for cohort in cohorts)
     print(f"sums:       determined are clients {sure}: {came}, really {real}; by a sum over one client alone {single}")
+
+    batch, layer, gradients = their_batch(8)
+    images = inputs_of_batch(*gradients, [layer], len(batch), np.random.default_rng(0))
+    apart = np.abs(batch[:, None] - images.inputs[None]).max(axis=2).min(axis=1)
+    blank = np.abs(batch - PIXELS.mean(axis=0)).max(axis=1)
+    print(f"gradient:   8 images of one batch: largest error {apart.max():.0e}; the mean image, without a view, {blank.max():.2f}")
 
     groups = np.array([0, 1, 0, 2, 1, 2])
     scores = (groups[:, None] == groups[None]) + 0.3 * RNG.normal(size=(6, 6))

@@ -255,8 +255,8 @@ def test_five_local_steps_of_one_image_by_unrolling() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_not_validated_is_called_so() -> None:
-    """ReLU and pooling: below the mean image, so that nothing may be claimed of such networks; four images: above it."""
+def test_the_optimisation_fails_on_relu_and_pooling() -> None:
+    """It stays below the mean image there, so that the audit takes the feature decoder; four images of a smooth network: above it."""
     scores, baseline = inverted("mnist", 4, 1, LocalSteps(), "lenet5", restarts=2, iterations=150)
     print(f"lenet5: {scores.round(1).tolist()}, mean image {baseline.round(1).tolist()}")
     assert judge(scores, baseline, scores, baseline, 3.0) == "not_validated"

@@ -27,7 +27,6 @@ from cflpriv.tasks.cluster_shares import (
     BLANK,
     CellShare,
     CentreShare,
-    ClientVectors,
     ClusterShare,
     MomentShare,
     TrainInBlock,
@@ -306,7 +305,7 @@ def test_more_rounds_with_noise_find_clusters_by_as_many_more_sums() -> None:
 
 
 def test_a_process_remembers_a_mean_by_its_content() -> None:
-    task = ClientVectors(train().model)
+    task = CentreShare(train().model)
     simulated = simulate(SCENE.clients, present=range(2))
     start = train().model.init(0)
     one, other = simulated.resolve(task, {"start": Shared(start)}, None, range(2))
