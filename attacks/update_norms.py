@@ -19,7 +19,7 @@ from ..engine.threads import one_thread
 from ..randomness import Stream, stream
 from ..tasks.training import Train
 from ..types import Array, ClientData
-from .adversary import UPDATES, AdversaryView, updates_sent
+from .adversary import UPDATES, AdversaryView, parts_in, updates_sent
 from .leakage import Case, Cell, Prior, cell, nothing
 from .local_training import NotRecorded, trainings_in
 from .significance import FEWEST_SCORES
@@ -54,7 +54,7 @@ def counts_from_lengths(lengths: Array, made_lengths: Array, made_counts: Array)
 def lengths_in(view: AdversaryView) -> dict[int, float]:
     """The length of each client's update of the first round with updates, as far as the view has updates in any form.
 
-    Vectors that hold other parts as well are left out.
+    Transformed vectors that hold other parts as well, and are not opened, are left out.
     """
     found: dict[int, float] = {}
     first: int | None = None
@@ -63,7 +63,8 @@ def lengths_in(view: AdversaryView) -> dict[int, float]:
             continue
         if first is not None and message.round != first:
             break
-        if "parts" in message.context and not set(message.context["parts"]) <= set(UPDATES):
+        parts = parts_in(view, message)
+        if "blind" in parts and not set(message.context.get("parts", ())) <= set(UPDATES):
             continue
         rows = updates_sent(view, message)
         if rows is not None:

@@ -239,7 +239,8 @@ def test_models_that_remember_leak_and_other_runs_do_not() -> None:
         assert pooled[metric].baseline == pytest.approx(0.5, abs=0.03)
     assert all("139 members, 139 others, realised FPR 0.00" in cell.note for cell in several[0] if "update" not in cell.metric)
     for (metric, _), cell in over_seeds([cells(unrelated(one))[0] for one in scenes]).items():
-        assert cell.status in (("at_baseline", "inconclusive") if pooled[metric].status == "leaks" else ("not_validated",)), cell.line()
+        assert cell.status in ("at_baseline", "inconclusive", "not_validated"), cell.line()
+        assert pooled[metric].status == "leaks" or cell.status == "not_validated", cell.line()
 
 
 def test_secure_sums_leave_the_models() -> None:
