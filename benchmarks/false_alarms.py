@@ -4,9 +4,11 @@
 
 Each audit is of five seeds, as a standard one, by the server and a server with one colluding client, with all attacks but `dp_audit`, which
 has runs of its own, and `disaggregation`, whose figures are of cohorts and not of data. In each seed the adversary sees a run on other
-samples whose clients are in other groups; truth and unprotected reference are those of the run audited. So each leak is false. Reported are audits with a false leak among figures by themselves and after
-all figures are judged together (`attacks.family`), with exact 95 % intervals. Settings take turns: algorithm × protection × size. Finished
-audits are in the file of results, and a restarted run resumes from it.
+samples whose clients are in other groups; truth and unprotected reference are those of the run audited. So each leak is false.
+
+Reported are audits with a false leak among figures by themselves, and after all figures are judged together (`attacks.family`), with exact
+95 % intervals. Settings take turns: algorithm × protection × size. Finished audits are in the file of results, and a restarted run resumes
+from it.
 """
 
 import argparse
