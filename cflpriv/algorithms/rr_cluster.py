@@ -10,7 +10,7 @@ update into a block of a vector with k blocks and a count (`tasks.cluster_shares
 leaves them, so a round is one Gaussian mechanism under client-level privacy.
 
 Deviations and assumptions, each for a reason:
-- The server is not told who chose what, so that it need not be trusted. It knows noisy sizes from the counts, and moves clients by
+- The server does not learn who chose what, so that it need not be trusted. It knows noisy sizes from the counts, and moves clients by
   probabilities for which the expected size of each cluster is B at least, where the paper makes sizes exact.
 - The sizes are those of the round before, because those of this round are not known when clients are moved. Nobody is moved in the first.
 - The count is of the cluster chosen, before the move, so that the sizes of the next round follow from it.

@@ -61,7 +61,7 @@ def run_choice(
 ) -> Chosen:
     """Make the private choice of a sweep with `choose` in the folder `out`, or go on with it; what was chosen.
 
-    A choice that was made is left alone. Nothing that is said depends on what was drawn, until the choice is made.
+    A choice that was made is left alone. No output depends on what was drawn, until the choice is made.
 
     Raises `InputError` if `out` belongs to something else, a setting cannot run, or the data are not those of the runs so far; OSError
     where the machine ended a run.

@@ -1,4 +1,4 @@
-"""Figures of one audit judged together, and what is said of each adversary."""
+"""Figures of one audit judged together, and the verdict on each adversary."""
 
 from dataclasses import replace
 

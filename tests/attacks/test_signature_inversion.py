@@ -96,7 +96,7 @@ def test_under_haar_the_server_is_at_its_baseline_and_a_colluder_breaks_it(tmp_p
 
 @pytest.mark.parametrize(("signed", "halves"), [(True, False), (False, True)])
 def test_permuted_signatures_are_put_back_in_place(signed: bool, halves: bool) -> None:
-    """Stand-alone: signatures (p, d), or of two halves, under an order and signs that nobody told."""
+    """Stand-alone: signatures (p, d), or of two halves, under an unknown order and unknown signs."""
     scene = build_population(DataSpec(partition="pathological", groups=((3, 8), (0, 5), (1, 4), (2, 9)), clients=12))
     prior, rng = prior_of(scene, 0), np.random.default_rng(0)
     flat = [client.x_train.reshape(len(client.x_train), -1) for client in scene.clients]
