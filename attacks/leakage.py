@@ -7,9 +7,12 @@ view holds nothing to attack or the truth nothing to find, `inconclusive` if see
 With one seed interval and status are over clients. Over several (`pooling`) value, baseline and reference are means over seeds, and so is
 the interval. A run without a leak is called one at a rate of `RATE` at most, and so are several together, which share it: half for the
 recorded run by itself, a quarter for all runs by themselves (their smallest p, and all p together), the rest for a paired t-test over
-seeds. The figures of an audit are judged together as well (`family`). `at_baseline` needs that the far end of the interval of the paired
-difference is within the margin. Where one run is no more than a toss of a coin (`Cell.coin`), a leak needs five seeds or more, nearly all
-of which agree.
+seeds. The figures of an audit are judged together as well (`family`). Where one run is no more than a toss of a coin (`Cell.coin`), a
+leak needs five seeds or more, nearly all of which agree.
+
+`at_baseline` needs that the far end of the interval of the paired difference is within the margin, and a power of `ENOUGH`: so often a leak
+half as large as that of the unprotected run would have been called one (`significance.power`; over seeds by their t-test alone). An attack
+that plants leaks of its own states its power itself. A figure that is a proof needs none (`exact`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +31,7 @@ from ..privacy.settings import Privacy
 from ..randomness import stream
 from ..types import Array, Population
 from .adversary import AdversaryView
-from .significance import FEWEST_COUNTS, FEWEST_SCORES, RATE, SHARES, Status, chance, interval, is_count, judge
+from .significance import FEWEST_COUNTS, FEWEST_SCORES, RATE, SHARES, Status, chance, interval, is_count, judge, power
 
 NOT_ATTEMPTED = "not attempted"
 DEALS, ENOUGH_DEALS = 1999, 20
@@ -50,8 +53,8 @@ class Cell:
     whose data the attacker knows. `rounds` says that only so many were attacked (0: all). `arrays` names a file in audit/. `p` is how
     probable so much gain is without a leak, in one run or over all seeds, where the status is that of such a test;
     `counted` the yes-or-no scores that a share is of (0: it is of other scores). `towards` says whom an audited guarantee is towards, where
-    that is not the adversary. `power` is how often the same attack would have shown a leak of a size that the note states, `power_low` its
-    lower end at 95 %; None where that was not estimated.
+    that is not the adversary. `power` is how often the same attack would have shown a leak half as large as that of the unprotected run, or
+    of a size that the note states; `power_low` is its lower end at 95 %, where it was estimated from planted leaks. None: not known.
     """
 
     attack: str
@@ -93,7 +96,8 @@ class Cell:
         seeds = f", {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
         towards = f", a guarantee towards {self.towards}" if self.towards else ""
         where = f"{self.adversary}, {self.protection}{known}{seeds}{towards}"
-        power = "" if self.power is None else f", power {self.power:.2f} (at least {self.power_low:.2f})"
+        power = "" if self.power is None else f", power {self.power:.2f}"
+        power += "" if self.power_low is None else f" (at least {self.power_low:.2f})"
         return f"{self.attack} / {self.metric} ({where}): {self.value:.3f}{interval}; {beside}: {self.status}{power}{self._rule()}"
 
     def _rule(self) -> str:
@@ -269,8 +273,10 @@ def cell(
         note += f"; {len(mine)} client(s) of one run cannot validate a yes-or-no figure, which takes {FEWEST_COUNTS}"
     low, high = interval(metric, mine, counted) if len(mine) >= FEWEST_SCORES else (None, None)
     sign = -1.0 if lower_is_better else 1.0
+    shown = None
     if chances is None:
-        status = judge(sign * mine, sign * blank, sign * theirs, sign * theirs_blank, margin)
+        scores = [sign * one for one in (mine, blank, theirs, theirs_blank)]
+        status, shown = judge(*scores, margin), power(*scores, margin)
         p = chance(sign * mine, sign * blank, margin) if len(mine) >= FEWEST_SCORES else None
     else:
         gains = (float((sign * (mine - blank)).mean()), float((sign * (theirs - theirs_blank)).mean()))
@@ -280,7 +286,7 @@ def cell(
         attack, case.view.adversary, case.protection, metric, float(mine.mean()), low, high,
         baseline=float(blank.mean()), reference=float(theirs.mean()), status=status,
         k_known=len(case.view.coalition) if k_known is None else k_known, seeds=(case.seed,), note=note, margin=margin,
-        lower_is_better=lower_is_better, reference_baseline=float(theirs_blank.mean()), counted=counted, p=p,
+        lower_is_better=lower_is_better, reference_baseline=float(theirs_blank.mean()), counted=counted, p=p, power=shown,
     )  # fmt: skip
 
 

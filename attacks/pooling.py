@@ -8,9 +8,12 @@ from scipy import stats
 
 from ..types import Array
 from .leakage import Cell
-from .significance import FEWEST_SCORES, RATE, Status, confidence_interval, interval, proportion_interval, t_chance
+from .significance import ENOUGH, FEWEST_SCORES, RATE, Status, confidence_interval, interval, proportion_interval, t_chance, t_power
 
 __all__ = ["pooled"]
+
+PARTS = 4
+"""The t-test of all seeds has this part of the rate where runs are judged by themselves as well."""
 
 
 def pooled(cells: Sequence[Cell]) -> list[Cell]:
@@ -33,13 +36,15 @@ def _pooled(cells: Sequence[Cell]) -> Cell:
     first = seen[0]
     recorded = cells[0].value is not None
     status = first.status if len(seen) == 1 else _verdict(seen, recorded)
+    weakest = min(seen, key=lambda one: _shown(one) or 0.0)
+    planted = any(one.power_low is not None for one in seen)
+    shown = _shown(weakest) if planted or len(seen) < FEWEST_SCORES else _power_over(seen)
+    if status == "at_baseline" and not any(one.exact for one in seen) and (shown is None or shown < ENOUGH):
+        status = "inconclusive"
     p = first.p if len(seen) == 1 else None if any(one.exact for one in seen) else _leak_chance(seen, recorded)
     if len(seen) < FEWEST_SCORES:
         found = next((one for one in seen if one.status == "leaks"), first) if status == "leaks" else first
         return replace(found, status=status, p=p, note=found.note + _missing(cells))
-    if status == "at_baseline" and any(one.status == "inconclusive" for one in seen):
-        status = "inconclusive"  # a run whose attack has too little power shows no absence
-    weakest = min((one for one in seen if one.power_low is not None), key=lambda one: one.power_low or 0.0, default=first)
     value, baseline, reference, blank = _columns(seen)
     low, high = _interval_over(seen, value)
     arrays = next((one.arrays for one in cells if one.arrays), None)
@@ -47,9 +52,22 @@ def _pooled(cells: Sequence[Cell]) -> Cell:
     return replace(
         first, value=float(value.mean()), low=low, high=high, baseline=float(baseline.mean()), reference=float(reference.mean()),
         reference_baseline=float(blank.mean()), status=status, seeds=seeds, arrays=arrays, p=p,
-        counted=sum(one.counted for one in seen), power=weakest.power, power_low=weakest.power_low,
+        counted=sum(one.counted for one in seen), power=weakest.power if planted else shown, power_low=weakest.power_low,
         note=first.note + _missing(cells) + (_alone(cells) if status == "leaks" else ""),
     )  # fmt: skip
+
+
+def _shown(one: Cell) -> float | None:
+    """The power of one run, by its lower end where it was estimated from planted leaks."""
+    return one.power if one.power_low is None else one.power_low
+
+
+def _power_over(seen: Sequence[Cell]) -> float:
+    """How often the t-test over seeds, at its part of the rate, shows a leak half as large as that of the unprotected runs."""
+    value, baseline, reference, blank = _columns(seen)
+    sign = -1.0 if seen[0].lower_is_better else 1.0
+    planted = sign * (value - baseline + reference - blank) / 2
+    return t_power(float(planted.mean()), float(planted.std(ddof=1)), len(seen), seen[0].margin, RATE / PARTS)
 
 
 def _columns(seen: Sequence[Cell]) -> tuple[Array, Array, Array, Array]:
@@ -94,7 +112,7 @@ def _leak_chance(seen: Sequence[Cell], recorded: bool) -> float:
     alone, counted = not coin and any(one.status != "not_validated" for one in seen), any(one.p is None for one in seen)
     found = [1.0]
     if len(seen) >= FEWEST_SCORES and t_chance(sign * (reference - blank), first.margin) < RATE and (not coin or _is_no_toss(gain)):
-        found.append(t_chance(gain, first.margin) * ((4 / 3 if counted else 4) if alone else 1))
+        found.append(t_chance(gain, first.margin) * ((4 / 3 if counted else PARTS) if alone else 1))
     if alone and counted:
         leaks = sum(one.status == "leaks" for one in seen)
         found.append(4 * float(stats.binomtest(leaks, len(seen), RATE, alternative="greater").pvalue))

@@ -5,8 +5,8 @@ exactly at the mean image; the span of all of them fits that of a simulated clie
 
 What it proves: signatures in the clear are pictures of the data. What it does not: nothing about single samples; a client whose labels are
 all labels has no label set to find. Under a shared permutation the places of pixels are found first (`signature_places`). Where signatures
-alone leave doubt, label sets that `key_recovery` reads off updates in the same view are one more start. Under a shared rotation the server
-attacks the rotated rows as if they were clear. A coalition with one client undoes either.
+alone leave doubt, label sets that `key_recovery` reads off updates in the same view are one more start. A shared rotation leaves inner
+products only, which `gram_geometry` reads. A coalition with one client undoes either.
 """
 
 from collections.abc import Mapping, Sequence
@@ -106,20 +106,20 @@ def rows_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
     return found
 
 
-def permutations_in(view: AdversaryView) -> dict[int, str]:
-    """By clustering epoch the kind of the permutation that hides the places of its signatures' coordinates, for all that have one."""
+def transforms_in(view: AdversaryView) -> dict[int, str]:
+    """By clustering epoch the kind of the transform that hides its signatures from the adversary, for all that have one."""
     epochs = {int(message.context["epoch"]) for message in view.select("gram", "signature")}
     kinds = {epoch: hidden_by(view, f"gram/{epoch}", "gram") for epoch in epochs}
-    return {epoch: kind for epoch, kind in kinds.items() if kind in PERMUTATIONS}
+    return {epoch: kind for epoch, kind in kinds.items() if kind}
 
 
 def unpermuted(view: AdversaryView, prior: Prior, signatures: Mapping[int, Array]) -> dict[int, Array]:
     """Signatures (p, d) by client with coordinates in their places, as the attack finds them; unchanged where no permutation hides them."""
     found = dict(signatures)
     last = {client: int(one.context["epoch"]) for one in view.select("gram", "signature") for client in payload_rows(one)}
-    for epoch, kind in permutations_in(view).items():
+    for epoch, kind in transforms_in(view).items():
         clients = [client for client in sorted(found) if last[client] == epoch]
-        if clients:
+        if clients and kind in PERMUTATIONS:
             rows = np.stack([found[client] for client in clients])
             found |= dict(zip(clients, _placed(view, prior, clients, rows, kind).undone(rows), strict=True))
     return found
@@ -198,8 +198,9 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if not clients:
         why = "the client sees its own signature only" if view.adversary == "client" else "every signature is of a colluding client"
         return [nothing(case, NAME, "mean_image_cosine", why)], None
-    permuted = set(permutations_in(view).values())
-    if permuted and (why := _not_placed(case, permuted)):
+    hidden = set(transforms_in(view).values())
+    permuted = bool(hidden)
+    if why := _not_placed(case, hidden):
         return [nothing(case, NAME, "mean_image_cosine", why)], None
     note = f"{'places and labels from the values of signatures alone; ' if permuted else ''}{prior.description}"
     mine, theirs = guess(view, prior, clients), guess(case.reference, prior.unprotected(), clients)
@@ -211,7 +212,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     for metric, compare in comparisons.items():
         scored = [np.array([compare(truth.mean_images[c], one.images[c]) for c in clients]) for one in (mine, blank, theirs)]
         figures.append(cell(case, NAME, metric, *scored, margin=MARGIN[metric], note=note))
-    figures.append(_label_cell(case, clients, mine, theirs, note, renamed=bool(permuted)))
+    figures.append(_label_cell(case, clients, mine, theirs, note, renamed=permuted))
     arrays = {
         "clients": np.array(clients),
         "truth": np.stack([truth.mean_images[c] for c in clients]),
@@ -224,11 +225,13 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     return figures, arrays
 
 
-def _not_placed(case: Case, permuted: set[str]) -> str:
-    """Why places under these kinds of permutations are not looked for; empty where they are."""
-    if case.prior.moments:
+def _not_placed(case: Case, hidden: set[str]) -> str:
+    """Why places under transforms of these kinds are not looked for; empty where they are, or nothing is hidden."""
+    if rotations := sorted(hidden - set(PERMUTATIONS)):
+        return f"not attempted: signatures are under a secret {rotations[0]}, which leaves inner products only; gram_geometry reads these"
+    if hidden and case.prior.moments:
         return "not attempted: second moments under a permutation of their entries"
-    if "signed_permutation" in permuted and bool((case.prior.x < 0).any()):
+    if "signed_permutation" in hidden and bool((case.prior.x < 0).any()):
         return "not attempted: samples have negative values, so that nothing shows the signs of coordinates"
     return ""
 

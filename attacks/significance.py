@@ -1,4 +1,4 @@
-"""Significance of scores: intervals of means and shares, and one-sided tests of a gain over a baseline, paired by client."""
+"""Significance of scores: intervals of means and shares, one-sided tests of a gain over a baseline, paired by client, and their power."""
 
 from itertools import permutations
 from typing import Literal
@@ -9,13 +9,16 @@ from scipy import stats
 from ..types import Array
 
 __all__ = [
-    "Status", "chance", "chance_of_matching", "confidence_interval", "interval", "is_count", "judge", "proportion_interval", "t_chance",
+    "ENOUGH", "Status", "chance", "chance_of_matching", "confidence_interval", "interval", "is_count", "judge", "power",
+    "proportion_interval", "t_chance", "t_power",
 ]  # fmt: skip
 
 FEWEST_SCORES = 3
 MATCHED, MATCHINGS = 6, 1999
 RATE = 0.025
 """How often a figure without a leak may be called one, from one run or from several together."""
+ENOUGH = 0.9
+"""The power that `at_baseline` requires, at least."""
 FEWEST_COUNTS = 6
 """Fewer scores of 0 and 1 that all succeed where the baseline fails are as probable by chance as `RATE` allows: 2⁻⁵ is .031."""
 SHARES = ("_accuracy", "_exact", "_auc", "_tpr")
@@ -80,6 +83,35 @@ def chance(score: Array, beside: Array, margin: float) -> float:
     if wins + losses == 0 or not gain.mean() > margin:
         return 1.0
     return float(stats.binomtest(wins, wins + losses, alternative="greater").pvalue)
+
+
+def t_power(mean: float, spread: float, n: int, margin: float, rate: float) -> float:
+    """How often a t-test at `rate` of `n` normal values with this mean and standard deviation shows that their mean is above `margin`."""
+    if n < 2 or mean <= margin:
+        return 0.0
+    if spread == 0.0:
+        return 1.0
+    return float(stats.nct.sf(stats.t.isf(rate, n - 1), n - 1, (mean - margin) * np.sqrt(n) / spread))
+
+
+def power(score: Array, beside: Array, reference: Array, reference_beside: Array, margin: float) -> float:
+    """How often the test of `chance` shows a planted leak at `RATE`: a toss decides for each client whether it is read as in the reference.
+
+    So the leak is half as large as that of the unprotected run. Exact for scores of 0 and 1, else by a normal distribution.
+    """
+    n, both = len(score), (score - beside, reference - reference_beside)
+    if n < FEWEST_SCORES or not len(reference):
+        return 0.0
+    if not (is_count(score) and is_count(beside)):
+        means = [float(one.mean()) for one in both]
+        spread = np.sqrt(np.mean([one.var() for one in both]) + (means[0] - means[1]) ** 2 / 4)
+        return t_power(float(np.mean(means)), float(spread), n, margin, RATE)
+    won, lost = (float(np.mean([(sign * one > 0).mean() for one in both])) for sign in (1, -1))
+    if won == 0.0:
+        return 0.0
+    told = np.arange(1, n + 1)  # clients that only one of view and baseline has right
+    enough = np.maximum(stats.binom.isf(RATE, told, 0.5) + 1, np.floor((told + margin * n) / 2) + 1)
+    return float(stats.binom.pmf(told, n, min(1.0, won + lost)) @ stats.binom.sf(enough - 1, told, won / (won + lost)))
 
 
 def chance_of_matching(errors: Array, rng: np.random.Generator) -> float:

@@ -60,14 +60,14 @@ def test_a_standard_audit_has_seeds_intervals_and_references(run: Path) -> None:
     assert {cell.adversary for cell in cells} == {"server", "server+1"}
     assert [line for line in lines if line.startswith("not run: ") and "--adversary active-server" in line] == lines[1:2]
     for cell in cells:
-        if cell.status != "nothing_to_see":
+        if cell.status not in ("nothing_to_see", "not_attempted"):
             assert len(cell.seeds) == BUDGETS["standard"].seeds
             assert None not in (cell.value, cell.low, cell.high, cell.baseline, cell.reference)
     written = json.loads((run / "audit.json").read_text())["cells"]
     assert all(set(cell) >= KEYS for cell in written)
     assert len(written) == len(cells)
     statuses = {(cell["adversary"], cell["attack"], cell["metric"]): cell["status"] for cell in written}
-    assert statuses["server", "signature_inversion", "mean_image_cosine"] == "at_baseline"
+    assert statuses["server", "signature_inversion", "mean_image_cosine"] == "not_attempted", "a rotation leaves inner products only"
     assert statuses["server+1", "signature_inversion", "mean_image_cosine"] == "leaks"
     assert statuses["server", "cluster_identity", "group_accuracy"] == "leaks"
     page = write_report(run).read_text()
@@ -89,9 +89,9 @@ def test_an_attack_that_reruns_the_configuration_is_called_for_the_recorded_run_
     audit_run(run, adversary="server", attacks=["dp_audit"], say=lines.append)
     assert "1 seed," in lines[0], "no fresh run is made for it"
     assert not [line for line in lines if "active-server" in line], "an adversary was named"
-    both = audit_run(run, adversary="server", attacks=["dp_audit", FEW[0]])
+    both = audit_run(run, adversary="server", attacks=["dp_audit", FEW[1]])
     assert seen == [config().run.seed]
-    assert {len(cell.seeds) for cell in both if cell.attack == FEW[0]} == {3}
+    assert {len(cell.seeds) for cell in both if cell.attack == FEW[1]} == {3}
 
 
 def test_an_audit_that_was_stopped_goes_on(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_every_figure_is_in_the_matrix(run: Path) -> None:
     assert [line["attack"] for line in matrix["lines"]] == list(FEW)
     (first, empty) = matrix["lines"][0]["places"]
     assert [place["adversary"] for place in first] == ["server", "server+1"]
-    assert [place["status"] for place in first] == ["at_baseline", "leaks"]
+    assert [place["status"] for place in first] == ["not_attempted", "leaks"]
     assert empty == []
     uri = label_histograms(np.eye(2, 10), np.full((2, 10), 0.1), ["client 0", "client 1"])
     assert uri.startswith("data:image/svg+xml;base64,")

@@ -15,7 +15,7 @@ from scipy import stats
 from cflpriv.attacks import leakage
 from cflpriv.attacks.leakage import Cell, cell, chance_of_deals, dealt_at_random, grouping_accuracy, nothing
 from cflpriv.attacks.pooling import pooled
-from cflpriv.attacks.significance import RATE, chance_of_matching
+from cflpriv.attacks.significance import ENOUGH, RATE, chance, chance_of_matching, power, t_chance, t_power
 from cflpriv.randomness import stream
 from cflpriv.types import Array
 
@@ -135,9 +135,11 @@ def test_several_runs_without_a_leak_are_called_one_no_more_often_than_one_run(d
 def test_at_baseline_says_that_the_gain_is_surely_within_the_margin() -> None:
     rng = np.random.default_rng(1)
     wide = [figure(rng.normal(0.0, 1.0, CLIENTS), np.zeros(CLIENTS), seed, "image_psnr_db", 0.0) for seed in range(SEEDS)]
-    tight = [replace(one, margin=0.5) for one in wide]
+    tight = [replace(one, margin=0.5, reference=4.0) for one in wide]
     assert pooled(wide)[0].status == "inconclusive"
     assert pooled(tight)[0].status == "at_baseline"
+    weak = pooled([replace(one, reference=1.0) for one in tight])[0]
+    assert (weak.status, weak.power) == ("inconclusive", 0.0), "half of what the unprotected run gains is no leak here"
     assert shares([0.1] * SEEDS).status == "at_baseline"
     assert shares([0.0, 0.0, 0.35, 0.0, 0.3]).status == "inconclusive"
 
@@ -225,3 +227,71 @@ def deal_of(found: Array, groups: Array, seed: int) -> Cell:
     chances = tuple(chance_of_deals(one, groups, seed, 199) for one in (found, groups))
     mine, blank = grouping_accuracy(found, groups), dealt_at_random(found, groups, seed, 50)
     return cell(case, "cluster_identity", "group_accuracy", mine, blank, np.ones(len(groups)), margin=0.1, chances=(chances[0], chances[1]))
+
+
+# --- power --------------------------------------------------------------------------------------------------------------------------
+
+
+def _found(draw: Any, margin: float, times: int, rng: np.random.Generator) -> int:
+    """In how many of so many audits the test finds a leak in each client that a toss lets be read as in the reference."""
+    mine, blank, theirs, theirs_blank = draw
+    n, hits = len(mine), 0
+    for _ in range(times):
+        own, other, tosses = rng.integers(n, size=n), rng.integers(len(theirs), size=n), rng.random(n) < 0.5
+        score, beside = np.where(tosses, mine[own], theirs[other]), np.where(tosses, blank[own], theirs_blank[other])
+        hits += chance(score, beside, margin) < RATE
+    return hits
+
+
+@pytest.mark.parametrize(("n", "margin"), [(6, 0.0), (12, 0.1), (40, 0.1)])
+def test_the_power_for_counts_is_the_share_of_planted_leaks_that_are_found(n: int, margin: float) -> None:
+    """1,000 draws: a right power is outside this interval one time in 10,000."""
+    rng = np.random.default_rng(n)
+    drawn = [(rng.random(n) < rate).astype(float) for rate in (0.1, 0.2, 0.95, 0.2)]
+    low, high = stats.binom.interval(0.9999, 1000, power(*drawn, margin))
+    assert low <= _found(drawn, margin, 1000, rng) <= high
+
+
+def test_the_power_for_other_scores_is_that_of_a_normal_distribution() -> None:
+    rng = np.random.default_rng(0)
+    drawn = (rng.normal(0.1, 0.3, 30), np.zeros(30), rng.normal(0.6, 0.3, 30), np.zeros(30))
+    assert power(*drawn, 0.1) == pytest.approx(_found(drawn, 0.1, 1000, rng) / 1000, abs=0.08)
+    assert power(*drawn, 0.5) == 0.0, "half of the reference's gain is within the margin"
+    normal = rng.normal(0.3, 0.5, (4000, 8))
+    shown = np.mean([t_chance(one, 0.0) < RATE for one in normal])
+    assert t_power(0.3, 0.5, 8, 0.0, RATE) == pytest.approx(float(shown), abs=0.03)
+
+
+def test_no_power_no_absence() -> None:
+    """Of one run, of two, and of five whose unprotected runs differ much: half of what they gain need not have been seen."""
+    few = share(0.1, 0, base=0.0)
+    assert few.power is not None
+    assert few.power >= ENOUGH
+    assert pooled([few])[0].status == "at_baseline"
+    for known in (None, 0.5):
+        weak = replace(few, power=known)
+        assert pooled([weak])[0].status == "inconclusive"
+        assert pooled([few, replace(weak, seeds=(1,))])[0].status == "inconclusive"
+    differ = [replace(share(0.1, seed), reference=0.1 + of) for seed, of in enumerate((0.3, 0.9, 0.3, 0.9, 0.9))]
+    sure = [replace(share(0.1, seed), reference=0.9) for seed in range(SEEDS)]
+    assert pooled(sure)[0].status == "at_baseline"
+    assert pooled(differ)[0].status == "inconclusive"
+
+
+@pytest.mark.parametrize("size", [0.5, 1.0])
+def test_planted_leaks_are_seldom_at_the_baseline(size: float) -> None:
+    """Leaks of half or all of what the unprotected runs gain, in 200 audits of five seeds: none may be at its baseline."""
+    rng = np.random.default_rng(round(10 * size))
+    found = []
+    for _ in range(200):
+        blank = (rng.random((SEEDS, CLIENTS)) < 0.2).astype(float)
+        theirs = (rng.random((SEEDS, CLIENTS)) < 0.9).astype(float)
+        mine = np.where(rng.random((SEEDS, CLIENTS)) < size, theirs, blank)
+        case: Any = SimpleNamespace(view=SimpleNamespace(adversary="server", coalition=()), protection="none", seed=0)
+        cells = [
+            replace(cell(case, "attack", "label_set_accuracy", *one, margin=0.1, share=True), seeds=(seed,))
+            for seed, one in enumerate(zip(mine, blank, theirs, strict=True))
+        ]
+        found.append(pooled(cells)[0].status)
+    assert found.count("leaks") >= 190
+    assert "at_baseline" not in found
