@@ -275,7 +275,7 @@ def cell(
     sign = -1.0 if lower_is_better else 1.0
     shown = None
     if chances is None:
-        scores = [sign * one for one in (mine, blank, theirs, theirs_blank)]
+        scores = (sign * mine, sign * blank, sign * theirs, sign * theirs_blank)
         status, shown = judge(*scores, margin), power(*scores, margin)
         p = chance(sign * mine, sign * blank, margin) if len(mine) >= FEWEST_SCORES else None
     else:
