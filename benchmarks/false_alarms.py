@@ -97,7 +97,7 @@ def row(number: int, seeds: int) -> dict[str, Any]:
     alone = pooled(made)
     together, family = judged_together(alone)
     named = [[f"{one.attack}/{one.metric}/{one.adversary}" for one in several if one.status == "leaks"] for several in (alone, together)]
-    return {"audit": number, "seeds": seeds, "tested": family.tested, "alone": named[0], "together": named[1]}
+    return {"audit": number, "seeds": seeds, "tested": family.evidence.tested, "alone": named[0], "together": named[1]}
 
 
 def shares(rows: Sequence[dict[str, Any]]) -> str:

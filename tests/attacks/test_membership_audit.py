@@ -233,7 +233,7 @@ def test_the_standard_error_of_a_gain_is_right() -> None:
 @pytest.mark.parametrize("kind", ["auc", "tpr"])
 @pytest.mark.parametrize("together", ["apart", "against each other", "in blocks"])
 def test_swaps_price_scores_that_hang_together(kind: str, together: str) -> None:
-    """300 runs that say nothing: a p up to .05 in more than 28 and up to .5 in more than 177 comes less than one time in a thousand each."""
+    """300 runs that say nothing: a p up to .05 in more than 28, or up to .5 in more than 177, comes less than one time in 1000."""
     rng, member, found = np.random.default_rng(0), np.arange(200) < 100, []
     for _ in range(300):
         scores = rng.normal(size=(5, 200))
