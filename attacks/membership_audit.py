@@ -133,12 +133,12 @@ def chance_of_swaps(found: Outcome, kind: str, rng: np.random.Generator, times: 
     several samples hang together, as coefficients of one regression and confidences of one model do. An AUC is a sum of ranks, which swaps
     do not change, so its gain over no view is a sum over pairs.
     """
-    coins = rng.integers(0, 2, (times, len(found.scores) // 2)).astype(bool)
+    coins = rng.integers(0, 2, (times, len(found.scores) // 2), dtype=np.bool_)
     if kind == "auc":
         ranks = stats.rankdata(np.vstack([found.scores, found.blank]), axis=1)
         apart = ranks[:, found.member] - ranks[:, ~found.member]
         gains = apart[0] - apart[1:].mean(axis=0)
-        return _share_reached(np.where(coins, gains, -gains).sum(axis=1), float(gains.sum()))
+        return _share_reached((2.0 * coins - 1) @ gains, float(gains.sum()))
     scores = np.concatenate([found.scores[found.member], found.scores[~found.member]])
     swapped = np.concatenate([coins, ~coins], axis=1)
     whole = np.arange(len(scores)) < len(scores) // 2
