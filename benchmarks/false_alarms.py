@@ -27,7 +27,7 @@ from scipy import stats
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.audit import case_of, fresh_scene
 from cflpriv.attacks.family import judged_together
-from cflpriv.attacks.leakage import BUDGETS, Case
+from cflpriv.attacks.leakage import BUDGETS, Case, Cell
 from cflpriv.attacks.pooling import pooled
 from cflpriv.data import DataSpec, build_population, load_dataset
 from cflpriv.experiments import Config, parse_config
@@ -73,7 +73,7 @@ def two_populations(data: DataSpec) -> tuple[Population, Population]:
     return made[0], made[1]
 
 
-def cases(config: Config) -> list[Case]:
+def cases(config: Config, adversaries: Sequence[str] = ADVERSARIES) -> list[Case]:
     """The run of `config` as its adversaries have it, but that they see another run."""
     seed = config.run.seed + APART
     mine, other = two_populations(config.data)
@@ -81,19 +81,18 @@ def cases(config: Config) -> list[Case]:
     dealt = replace(other, clients=tuple(replace(client, id=int(name)) for client, name in zip(other.clients, names, strict=True)))
     rounds = config.training.rounds
     scenes = [fresh_scene(config, mine, rounds, BUDGET), fresh_scene(config.with_("run", seed=seed), dealt, rounds, BUDGET)]
-    return [replace(case_of(scenes[0], one, BUDGET), view=case_of(scenes[1], one, BUDGET).view) for one in ADVERSARIES]
+    return [replace(case_of(scenes[0], one, BUDGET), view=case_of(scenes[1], one, BUDGET).view) for one in adversaries]
+
+
+def attacked(case: Case) -> list[Cell]:
+    """The figures of all attacks of this study."""
+    names = [name for name, attack in ATTACKS.items() if not attack.plays and name != "disaggregation"]
+    return [cell for name in names for cell in ATTACKS[name].cells(case)[0]]
 
 
 def row(number: int, seeds: int) -> dict[str, Any]:
     """One audit: how many figures were tested, and what leaks by itself and beside the others."""
-    made = [
-        cell
-        for seed in range(seeds)
-        for case in cases(configured(number, 1000 * number + seed))
-        for name, attack in ATTACKS.items()
-        if not attack.plays and name != "disaggregation"
-        for cell in attack.cells(case)[0]
-    ]
+    made = [cell for seed in range(seeds) for case in cases(configured(number, 1000 * number + seed)) for cell in attacked(case)]
     alone = pooled(made)
     together, family = judged_together(alone)
     named = [[f"{one.attack}/{one.metric}/{one.adversary}" for one in several if one.status == "leaks"] for several in (alone, together)]
