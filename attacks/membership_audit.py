@@ -48,7 +48,7 @@ NAME = "membership"
 MARGIN = {"auc": 0.02, "tpr": 0.01}
 FALSE_POSITIVES = 0.01
 GRID = 200
-SWAPS = 4999
+SWAPS = 1999
 FEWEST_ASKED = 20
 SHARE = 0.5
 """Of the seconds that a budget gives fresh runs, for the shadow federations."""
