@@ -19,12 +19,14 @@ from scipy.optimize import nnls
 from ..contract.transcript import payload_rows
 from ..engine.models import Model
 from ..federation.transforms import sketched
+from ..randomness import stream
 from ..types import Array
 from .adversary import AdversaryView, opened
 from .fold_release import folds_in
 from .label_inference import Guess, label_cells
 from .label_readings import auxiliary_shares, bias_span, class_probabilities, counts_from_bias
 from .leakage import Case, Cell, Prior, Truth, cell, nothing
+from .significance import chance_of_matching
 from .sums import models_sent
 from .updates import public_model
 
@@ -100,10 +102,26 @@ def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], mode
     return Guess(shares)
 
 
-def score_counts(guess: Guess, truth: Truth, clients: Sequence[int]) -> Array:
-    """1 where all counts, shares × samples rounded, are right."""
-    totals = {c: truth.label_counts[c].sum() for c in clients}
-    return np.array([float(np.array_equal(np.rint(guess.shares[c] * totals[c]), truth.label_counts[c])) for c in clients])
+def right_counts(guess: Guess, truth: Truth, clients: Sequence[int]) -> Array:
+    """1 where all counts, shares × samples rounded, guessed for a client are those of another: (m, m), the guess first."""
+    counts = np.stack([truth.label_counts[client] for client in clients])
+    shares = np.stack([guess.shares[client] for client in clients])
+    guessed = np.rint(shares[:, None] * counts.sum(axis=1)[None, :, None])
+    return np.asarray((guessed == counts[None]).all(axis=2), np.float64)
+
+
+def exact_cell(case: Case, clients: Sequence[int], mine: Guess, theirs: Guess) -> Cell:
+    """Whether all counts of a client are right, beside the same guesses dealt to the clients at random.
+
+    Clients of a cluster are right or wrong together, so how probable that is without a view comes from such deals as well.
+    """
+    right = [right_counts(one, case.truth, clients) for one in (mine, theirs)]
+    first, second = (chance_of_matching(1 - table, stream(case.seed, "label counts dealt again")) for table in right)
+    return cell(
+        case, NAME, EXACT, np.diag(right[0]), right[0].mean(axis=0), np.diag(right[1]), theirs_blank=right[1].mean(axis=0),
+        margin=MARGIN, share=True, chances=(first, second),
+        note=f"{case.prior.description}; all counts of a client right; baseline: the same guesses dealt to the clients at random",
+    )  # fmt: skip
 
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
@@ -120,8 +138,5 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         return [nothing(case, NAME, "histogram_l1", why)], None
     pairs = ((view, prior), (None, prior), (case.reference, prior.unprotected()))
     guesses = [guess(one, knows, clients, model) for one, knows in pairs]
-    exact = [score_counts(one, case.truth, clients) for one in guesses]
     figures, arrays = label_cells(case, NAME, clients, guesses, prior.description)
-    words = f"{prior.description}; all counts of a client right; baseline: the label shares of the auxiliary data"
-    figures.insert(0, cell(case, NAME, EXACT, *exact, margin=MARGIN, share=True, note=words))
-    return figures, arrays
+    return [exact_cell(case, clients, guesses[0], guesses[2]), *figures], arrays

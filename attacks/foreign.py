@@ -43,7 +43,7 @@ from .label_inference import label_cells
 from .label_readings import ONE_STEP, PATH, auxiliary_shares, class_probabilities, counts_from_bias, labels_from_bias
 from .leakage import Cell, Truth, cell, nothing, ssim
 from .membership import confidences, loss_threshold, rmia, roc
-from .membership_audit import FALSE_POSITIVES, FEWEST_ASKED, Outcome, auc_gain, member_chance
+from .membership_audit import FALSE_POSITIVES, FEWEST_ASKED, Outcome, auc_gain, member_p
 from .membership_audit import MARGIN as MEMBER_MARGIN
 from .membership_gradients import MOST_NUMBERS, sample_gradients, shortened
 from .membership_shadows import pairs_of
@@ -260,7 +260,7 @@ def _member_cell(system: System, metric: str, kind: str, found: Outcome, note: s
     value, interval, blank = at.auc, at.auc_interval, at.auc - auc_gain(found)[0]
     if kind == "tpr":
         value, interval, blank = at.tpr, at.tpr_interval, float(found.tprs().mean())
-    p = member_chance(found, kind)
+    p = member_p(found, kind, case.seed)
     words = f"{at.members} members, {at.non_members} others, realised FPR {at.fpr:.4f}; {note}"
     made = Cell(
         "membership", case.view.adversary, case.protection, metric, value, *interval, baseline=blank, reference=None,

@@ -26,7 +26,7 @@ from .coalition import weights_of
 from .leakage import Prior
 from .local_training import LocalTraining
 from .noisy_shares import Readings
-from .simulated_shares import linear_reading, response_by_simulation, shares_by_simulation
+from .simulated_shares import LinearReading, linear_reading, response_by_simulation, shares_by_simulation
 from .updates import Step, local_of
 
 __all__ = [
@@ -155,12 +155,10 @@ def trained_reader(step: Step, prior: Prior, model: Model, count: int) -> Reader
     labels = round(float(np.median([prior.labels_per_client[one] for one in step.members])))
     if len(step.members) == 1 or local.gradient or prior.private or local.steps(samples) == 1 or span is None:
         return None
-    train, key = replace(local.train, on_divergence="skip"), stream(prior.seed, "simulated clients of sums", step.round)
-    try:
-        response, left = response_by_simulation(train, step.start, prior.x, prior.y, local.samples(samples), labels, span, key, count)
-    except InputError:
+    reading = _trained(prior, np.asarray(step.start, np.float64).tobytes(), step.round, local, local.samples(samples), labels, count)
+    if reading is None:
         return None
-    unit, reading = local.carried(samples), linear_reading(response, left)
+    unit = local.carried(samples)
     return Reader(lambda moved: reading.shares(unit * moved), reading.deviation, True, span)
 
 
@@ -239,6 +237,21 @@ def _reader(
         stream(prior.seed, "simulated clients, Adam"), directions=prior.config.privacy.unit == "client",
         anchor=None if anchor is None else np.frombuffer(anchor),
     )  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def _trained(
+    prior: Prior, start: bytes, number: int, local: LocalTraining, samples: int, labels: int, count: int
+) -> LinearReading | None:  # fmt: skip
+    """How the head's movement in round `number` is read by comparison with own clients: the same for all adversaries on a run."""
+    span = head_span(local.train.model)
+    assert span is not None  # checked by the caller
+    train, key = replace(local.train, on_divergence="skip"), stream(prior.seed, "simulated clients of sums", number)
+    try:
+        response, left = response_by_simulation(train, np.frombuffer(start), prior.x, prior.y, samples, labels, span, key, count)
+    except InputError:
+        return None
+    return linear_reading(response, left)
 
 
 def auxiliary_shares(prior: Prior) -> Array:

@@ -16,7 +16,7 @@ that plants leaks of its own states its power itself. A figure that is a proof n
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from operator import eq
 from typing import Any
@@ -84,7 +84,7 @@ class Cell:
     power_low: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return dict(vars(self))  # fields are plain values: `asdict` would copy each
 
     def line(self) -> str:
         """The cell as one line of text."""

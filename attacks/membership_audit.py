@@ -42,12 +42,13 @@ from .membership_shadows import Game, Target, games_of, models_in, pairs_of
 from .significance import RATE, Status
 from .updates import Step, public_model, updates_in
 
-__all__ = ["Outcome", "auc_gain", "cells", "curve_of", "member_chance", "outcome"]
+__all__ = ["Outcome", "auc_gain", "cells", "chance_of_swaps", "curve_of", "member_chance", "member_p", "outcome"]
 
 NAME = "membership"
 MARGIN = {"auc": 0.02, "tpr": 0.01}
 FALSE_POSITIVES = 0.01
 GRID = 200
+SWAPS = 1999
 FEWEST_ASKED = 20
 SHARE = 0.5
 """Of the seconds that a budget gives fresh runs, for the shadow federations."""
@@ -120,9 +121,49 @@ def member_chance(found: Outcome, kind: str) -> float:
     return float(np.mean(stats.binom.sf(round(curve.tpr * curve.members) - 1, curve.members, rate)))
 
 
+def member_p(found: Outcome, kind: str, seed: int) -> float:
+    """The p of a figure of membership: of `member_chance`, for which samples vary independently, and `chance_of_swaps` the larger one."""
+    return max(member_chance(found, kind), chance_of_swaps(found, kind, stream(seed, "membership: members swapped")))
+
+
+def chance_of_swaps(found: Outcome, kind: str, rng: np.random.Generator, times: int = SWAPS) -> float:
+    """How probable so much gain is if a coin says which of a pair is the member, one-sided.
+
+    The i-th member and the i-th other are a pair: of one owner and label, and but for chance alike. So the p holds however scores of
+    several samples hang together, as coefficients of one regression and confidences of one model do. An AUC is a sum of ranks, which swaps
+    do not change, so its gain over no view is a sum over pairs.
+    """
+    coins = rng.integers(0, 2, (times, len(found.scores) // 2), dtype=np.bool_)
+    if kind == "auc":
+        ranks = stats.rankdata(np.vstack([found.scores, found.blank]), axis=1)
+        apart = ranks[:, found.member] - ranks[:, ~found.member]
+        gains = apart[0] - apart[1:].mean(axis=0)
+        return _share_reached((2.0 * coins - 1) @ gains, float(gains.sum()))
+    scores = np.concatenate([found.scores[found.member], found.scores[~found.member]])
+    swapped = np.concatenate([coins, ~coins], axis=1)
+    whole = np.arange(len(scores)) < len(scores) // 2
+    return _share_reached(hits(scores, swapped), float(hits(scores, whole[None])[0]))
+
+
+def _share_reached(drawn: Array, reached: float) -> float:
+    """The share of draws (times,) that come up to what was reached, the draw that was made among them."""
+    return (1 + int((drawn >= reached - 1e-9).sum())) / (1 + len(drawn))
+
+
+def hits(scores: Array, member: Array) -> Array:
+    """How many members are found at the false-positive rate `FALSE_POSITIVES`, (t,), for each of several memberships (t, n) bool."""
+    order = np.argsort(-scores, kind="stable")
+    falling, inside = scores[order], member[:, order]
+    allowed = int(FALSE_POSITIVES * (len(scores) - inside[0].sum()))
+    bar = np.argmax(np.cumsum(~inside, axis=1) > allowed, axis=1)  # the place of the first false positive too many
+    above = np.searchsorted(-falling, -falling[bar], side="left")
+    counted = np.concatenate([np.zeros((len(inside), 1), np.int64), np.cumsum(inside, axis=1)], axis=1)
+    return np.asarray(counted[np.arange(len(inside)), above])
+
+
 def _cell(case: Case, metric: str, kind: str, mine: Outcome, theirs: Outcome, note: str, rounds: int) -> Cell:
     found, beside = (roc(one.scores, one.member, FALSE_POSITIVES) for one in (mine, theirs))
-    p, reference_p = (member_chance(one, kind) for one in (mine, theirs))
+    p, reference_p = (member_p(one, kind, case.seed) for one in (mine, theirs))
     status: Status = "not_validated" if reference_p >= RATE else "leaks" if p < RATE else "at_baseline"
     if kind == "auc":
         blanks = [found.auc - auc_gain(mine)[0], beside.auc - auc_gain(theirs)[0]]

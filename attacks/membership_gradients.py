@@ -239,21 +239,30 @@ def _system(attack: _Attack, step: Step, asked: Array) -> tuple[Array, Array]:
     moved = np.zeros((shadows, size))
     columns = np.zeros((len(asked), size))
     for client in step.members:
-        updates = _shadow_updates(attack, step, client)
-        bound = attack.config.privacy.clip_norm if attack.config.privacy.unit == "client" else 0.0
-        sent = np.stack([clip(one, bound) for one in updates]) if bound else updates
-        moved += shares[client] * short(sent)
         places = np.flatnonzero(attack.pairs.owners[asked] == client)
-        if len(places):
-            lengths = np.linalg.norm(updates, axis=1)
-            kept = float(np.mean(np.linalg.norm(sent, axis=1) / np.maximum(lengths, 1e-300))) if bound else 1.0
-            amount = kept * shares[client] * _amount(attack, step, client)
-            columns[places] = -amount * _way_gradients(attack, step, client, updates.mean(axis=0), asked[places])
+        alone = replace(step, members=(client,), update=np.zeros(0), known=None)
+        sent, ways = once(_PARTS, MOST_PARTS, _key(attack, [alone]), partial(_part, attack, step, client, asked[places]))
+        moved += shares[client] * sent
+        columns[places] = -shares[client] * ways
     known = 0.0 if step.known is None else step.known
     middle = moved.mean(axis=0)
     # a shadow less the mean of the other shadows
     others = (moved - middle) * (shadows / max(shadows - 1, 1))
     return columns, np.vstack([short((step.update - known)[None]) - middle, others])
+
+
+def _part(attack: _Attack, step: Step, client: int, places: Array) -> tuple[Array, Array]:
+    """What a client sends in the shadow federations (s, k), and how far each of its candidates carries that if it is in (m, k)."""
+    updates = _shadow_updates(attack, step, client)
+    bound = attack.config.privacy.clip_norm if attack.config.privacy.unit == "client" else 0.0
+    sent = np.stack([clip(one, bound) for one in updates]) if bound else updates
+    lengths = np.linalg.norm(updates, axis=1)
+    kept = float(np.mean(np.linalg.norm(sent, axis=1) / np.maximum(lengths, 1e-300))) if bound else 1.0
+    short = shortened(attack.model.dimension)
+    if not len(places):
+        return short(sent), np.zeros((0, min(attack.model.dimension, MOST_PARAMETERS)))
+    amount = kept * _amount(attack, step, client)
+    return short(sent), amount * _way_gradients(attack, step, client, updates.mean(axis=0), places)
 
 
 def _amount(attack: _Attack, step: Step, client: int) -> float:
@@ -318,6 +327,9 @@ def _sketch(dimension: int, size: int) -> Sketch:
 _KEPT: dict[str, Array] = {}
 MOST_KEPT = 1024
 """Coefficients; see `once`."""
+_PARTS: dict[str, tuple[Array, Array]] = {}
+MOST_PARTS = 256
+"""What single members of means are; of at most `MOST_PARAMETERS` numbers a row."""
 
 
 def _key(attack: _Attack, steps: Sequence[Step]) -> str:

@@ -35,13 +35,14 @@ def _pooled(cells: Sequence[Cell]) -> Cell:
         return next((one for one in cells if one.status == "not_attempted"), cells[0])
     first = seen[0]
     recorded = cells[0].value is not None
-    status = first.status if len(seen) == 1 else _verdict(seen, recorded)
+    exact = any(one.exact for one in seen)
+    p = first.p if len(seen) == 1 else None if exact else _leak_chance(seen, recorded)
+    status = first.status if len(seen) == 1 else _verdict(seen, recorded, p)
     weakest = min(seen, key=lambda one: _shown(one) or 0.0)
     planted = any(one.power_low is not None for one in seen)
     shown = _shown(weakest) if planted or len(seen) < FEWEST_SCORES else _power_over(seen)
-    if status == "at_baseline" and not any(one.exact for one in seen) and (shown is None or shown < ENOUGH):
+    if status == "at_baseline" and not exact and (shown is None or shown < ENOUGH):
         status = "inconclusive"
-    p = first.p if len(seen) == 1 else None if any(one.exact for one in seen) else _leak_chance(seen, recorded)
     if len(seen) < FEWEST_SCORES:
         found = next((one for one in seen if one.status == "leaks"), first) if status == "leaks" else first
         return replace(found, status=status, p=p, note=found.note + _missing(cells))
@@ -79,15 +80,15 @@ def _columns(seen: Sequence[Cell]) -> tuple[Array, Array, Array, Array]:
     return column("value"), column("baseline"), column("reference"), column("reference_baseline")
 
 
-def _verdict(seen: Sequence[Cell], recorded: bool) -> Status:
-    """The status of one figure from two seeds or more, the first of them that of the recorded run if `recorded`."""
+def _verdict(seen: Sequence[Cell], recorded: bool, p: float | None) -> Status:
+    """The status of one figure from two seeds or more with its p, the first of them that of the recorded run if `recorded`."""
     first, sign = seen[0], -1.0 if seen[0].lower_is_better else 1.0
-    if any(one.exact for one in seen):
+    if p is None:  # of exact figures
         return "leaks" if any(one.exact and (one.value or 0.0) > one.margin for one in seen) else "at_baseline"
     value, baseline, reference, blank = _columns(seen)
     gain, several = sign * (value - baseline), len(seen) >= FEWEST_SCORES
     valid = several and t_chance(sign * (reference - blank), first.margin) < RATE
-    if _leak_chance(seen, recorded) < RATE:
+    if p < RATE:
         return "leaks"
     if valid and any(one.coin for one in seen) and t_chance(gain, first.margin) < RATE:
         return "not_validated"  # tosses that agree by luck more often than that

@@ -128,14 +128,15 @@ def _simulated(
     present = np.unique(y)
     shares = np.zeros((count, train.model.classes))
     shares[:, present] = pretended_shares(len(present), min(labels, len(present)), rng, count)
-    pools = {int(label): np.flatnonzero(y == label) for label in present}
+    by_label, sizes = np.argsort(y, kind="stable"), np.bincount(y, minlength=train.model.classes)
+    first = np.cumsum(sizes) - sizes
     key, inputs = int(rng.integers(2**31)), []
     sent = {"model": start} | ({} if anchor is None else {"anchor": anchor})
     given = {name: vector.astype(train.model.init(0).dtype) for name, vector in sent.items()}
     for i, row in enumerate(shares):
         labels_drawn = rng.choice(len(row), samples, p=row)
         shares[i] = np.bincount(labels_drawn, minlength=len(row)) / samples
-        places = np.array([rng.choice(pools[int(label)]) for label in labels_drawn])
+        places = by_label[first[labels_drawn] + rng.integers(0, sizes[labels_drawn])]
         data = ClientData(i, x[places], y[places], x[:1], y[:1])
         inputs.append(TaskInput(data, given, {}, Streams(key, 0, i)))
     with one_thread():

@@ -6,6 +6,7 @@ pairs; above 1 ours is quicker), low, high, floor, stretch, against, note. Argum
 `python -m benchmarks federation` compares the federation with an old commit, in a table of its own: see `federation`.
 `python -m benchmarks robustness` measures what bad clients do, with and without robust means: see `robustness`.
 `python -m benchmarks false_alarms` measures how often audits call something a leak where there is none: see `false_alarms`.
+`python -m benchmarks planted_leaks` measures how often audits show leaks of stated size: see `planted_leaks`.
 `python -m benchmarks folds` measures what false halves do to cross-fitted clustering: see `false_folds`.
 `python -m benchmarks clustering` measures which methods find the groups with their defaults: see `clustering`.
 `python -m benchmarks scale` measures what the test for groups costs the server with 1,000 and 10,000 clients: see `scale`.
@@ -22,7 +23,22 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from . import attacks, ckks, clustering, engine, false_alarms, false_folds, federation, flower, peers, privacy, robustness, scale, secagg
+from . import (
+    attacks,
+    ckks,
+    clustering,
+    engine,
+    false_alarms,
+    false_folds,
+    federation,
+    flower,
+    peers,
+    planted_leaks,
+    privacy,
+    robustness,
+    scale,
+    secagg,
+)
 
 COMPARISONS = {
     **engine.COMPARISONS, **secagg.COMPARISONS, **ckks.COMPARISONS, **peers.COMPARISONS, **privacy.COMPARISONS, **attacks.COMPARISONS,
@@ -65,7 +81,7 @@ def compared(words: list[str]) -> list[dict[str, Any]]:
 def main(words: list[str]) -> int:
     tables = {
         "robustness": robustness.main, "clustering": clustering.main, "folds": false_folds.main, "scale": scale.main,
-        "false_alarms": false_alarms.main,
+        "false_alarms": false_alarms.main, "planted_leaks": planted_leaks.main,
     }  # fmt: skip
     if words and words[0] in tables:
         return tables[words[0]](words[1:])

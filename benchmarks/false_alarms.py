@@ -3,8 +3,9 @@
     python -m benchmarks false_alarms [--audits 200] [--seeds 5] [--out false_alarms.jsonl]
 
 Each audit is of five seeds, as a standard one, by the server and a server with one colluding client, with all attacks but `dp_audit`, which
-has runs of its own, and `disaggregation`, whose figures are of cohorts and not of data. In each seed the adversary sees a run on other
-samples whose clients are in other groups; truth and unprotected reference are those of the run audited. So each leak is false.
+has runs of its own, and `disaggregation`, whose figures are of cohorts and not of data. In each seed the digits are halved at random, each
+half with its own test set. The run audited has one half; the adversary sees a run on the other half, whose clients are in other groups;
+truth and unprotected reference are those of the run audited. So each leak is false.
 
 Reported are audits with a false leak among figures by themselves, and after all figures are judged together (`attacks.family`), with exact
 95 % intervals. Settings take turns: algorithm × protection × size. Finished audits are in the file of results, and a restarted run resumes
@@ -17,18 +18,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 from scipy import stats
 
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.audit import case_of, fresh_scene
 from cflpriv.attacks.family import judged_together
-from cflpriv.attacks.leakage import BUDGETS, Case
+from cflpriv.attacks.leakage import BUDGETS, Case, Cell
 from cflpriv.attacks.pooling import pooled
-from cflpriv.data import build_population
+from cflpriv.data import DataSpec, build_population, load_dataset
 from cflpriv.experiments import Config, parse_config
 from cflpriv.randomness import stream
+from cflpriv.types import Population
 
 __all__ = ["main", "row"]
 
@@ -55,32 +59,44 @@ def configured(number: int, seed: int) -> Config:
     })  # fmt: skip
 
 
-def cases(config: Config) -> list[Case]:
+def two_populations(data: DataSpec) -> tuple[Population, Population]:
+    """Two populations of `data` without a common sample: each of half of the digits, a fifth of these for tests, drawn by its seed."""
+    whole = load_dataset(data.source)
+    x, y = np.concatenate([whole.x_train, whole.x_test]), np.concatenate([whole.y_train, whole.y_test])
+    parts = np.array_split(stream(data.seed, "samples dealt").permutation(len(y)), [2 * len(y) // 5, len(y) // 2, 9 * len(y) // 10])
+    made = []
+    with TemporaryDirectory() as folder:
+        for number, (train, test) in enumerate((parts[:2], parts[2:])):
+            path = Path(folder) / f"{number}.npz"
+            np.savez(path, x_train=x[train], y_train=y[train], x_test=x[test], y_test=y[test])
+            made.append(build_population(replace(data, source="npz", paths=(str(path),), seed=data.seed + number)))
+    return made[0], made[1]
+
+
+def cases(config: Config, adversaries: Sequence[str] = ADVERSARIES) -> list[Case]:
     """The run of `config` as its adversaries have it, but that they see another run."""
     seed = config.run.seed + APART
-    other = config.with_("run", seed=seed).with_("data", seed=seed)
-    people = build_population(other.data)
-    names = stream(seed, "clients dealt").permutation(len(people.clients))
-    dealt = replace(people, clients=tuple(replace(client, id=int(name)) for client, name in zip(people.clients, names, strict=True)))
-    theirs = fresh_scene(other, dealt, config.training.rounds, BUDGET)
-    mine = fresh_scene(config, build_population(config.data), config.training.rounds, BUDGET)
-    return [replace(case_of(mine, one, BUDGET), view=case_of(theirs, one, BUDGET).view) for one in ADVERSARIES]
+    mine, other = two_populations(config.data)
+    names = stream(seed, "clients dealt").permutation(len(other.clients))
+    dealt = replace(other, clients=tuple(replace(client, id=int(name)) for client, name in zip(other.clients, names, strict=True)))
+    rounds = config.training.rounds
+    scenes = [fresh_scene(config, mine, rounds, BUDGET), fresh_scene(config.with_("run", seed=seed), dealt, rounds, BUDGET)]
+    return [replace(case_of(scenes[0], one, BUDGET), view=case_of(scenes[1], one, BUDGET).view) for one in adversaries]
+
+
+def attacked(case: Case) -> list[Cell]:
+    """The figures of all attacks of this study."""
+    names = [name for name, attack in ATTACKS.items() if not attack.plays and name != "disaggregation"]
+    return [cell for name in names for cell in ATTACKS[name].cells(case)[0]]
 
 
 def row(number: int, seeds: int) -> dict[str, Any]:
     """One audit: how many figures were tested, and what leaks by itself and beside the others."""
-    made = [
-        cell
-        for seed in range(seeds)
-        for case in cases(configured(number, 1000 * number + seed))
-        for name, attack in ATTACKS.items()
-        if not attack.plays and name != "disaggregation"
-        for cell in attack.cells(case)[0]
-    ]
+    made = [cell for seed in range(seeds) for case in cases(configured(number, 1000 * number + seed)) for cell in attacked(case)]
     alone = pooled(made)
     together, family = judged_together(alone)
     named = [[f"{one.attack}/{one.metric}/{one.adversary}" for one in several if one.status == "leaks"] for several in (alone, together)]
-    return {"audit": number, "seeds": seeds, "tested": family.tested, "alone": named[0], "together": named[1]}
+    return {"audit": number, "seeds": seeds, "tested": family.evidence.tested, "alone": named[0], "together": named[1]}
 
 
 def shares(rows: Sequence[dict[str, Any]]) -> str:

@@ -37,6 +37,8 @@ from cflpriv.attacks.dp_references import released
 from cflpriv.attacks.dp_reruns import Played
 from cflpriv.attacks.dp_run import audit_release, audit_whole, play, releases
 from cflpriv.attacks.dp_samples import play_samples
+from cflpriv.attacks.family import judged_together
+from cflpriv.attacks.leakage import Cell
 from cflpriv.engine import fast
 from cflpriv.protocols import shared_noise
 from cflpriv.protocols.accounting import calibrate, epsilon_of
@@ -247,6 +249,14 @@ def test_a_third_of_the_noise_is_caught(name: str, monkeypatch: pytest.MonkeyPat
     claim = 1.0 if name == "training" else 2.0  # batches are drawn: a canary shows less than an accountant has to allow for
     result = played(name, event_of(name, claim, "add_remove"), 0, claim)
     assert claim < result.epsilon <= result.ceiling
+    assert whole_audit_says(result, claim) == "leaks"
+
+
+def whole_audit_says(result: AuditResult, claim: float) -> str:
+    """The status of a bound among two others without an alarm and 60 figures of leakage, none of which is a leak."""
+    made = Cell("dp_audit", "server", "dp", "run_epsilon", result.epsilon, None, None, claim, None, verdict(result, claim), p=result.p)
+    others = [replace(made, status="inconclusive", p=1.0)] * 2 + [replace(made, metric="model_loss_auc", status="at_baseline", p=0.5)] * 60
+    return judged_together([made, *others])[0][0].status
 
 
 @pytest.mark.usefixtures("few")
@@ -433,7 +443,9 @@ def test_a_bug_in_training_shows_in_a_whole_run(bug: Callable[[pytest.MonkeyPatc
     # the noise is drawn anew each time: of 12 plays of each bug, bounds of four together lay 3.7 to 8 deviations above the claim (a miss in
     # 10 000, were they normal); those of one, 1.4 to 5 deviations, missed it now and then
     bug(monkeypatch)
-    assert whole(scene("fedavg", "sample", 0.8)).epsilon > 0.8
+    found = whole(scene("fedavg", "sample", 0.8))
+    assert found.epsilon > 0.8
+    assert whole_audit_says(found, 0.8) == "leaks"
 
 
 def moved_by_coins(scores: Array, coins: Array) -> float:

@@ -26,21 +26,24 @@ def test_a_strong_leak_stays_and_a_weak_one_among_many_does_not() -> None:
     assert [one.status for one in found[:3]] == ["leaks", "inconclusive", "at_baseline"]
     assert (
         found[1].note
-        == "a note; a leak as one figure (p = 0.02), not among the 20 that were tested in this audit, of which 5% may err together"
+        == "a note; a leak as one figure (p = 0.02), not among the 20 figures tested in this audit, which may err together at 5.0%"
     )
-    assert (family.aimed, family.tested, family.withdrawn) == (AIMED, 20, 1)
+    assert family.as_json() == {
+        "aimed": AIMED, "guarantees": {"aimed": 0.0, "tested": 0, "withdrawn": 0},
+        "evidence": {"aimed": AIMED, "tested": 20, "withdrawn": 1},
+    }  # fmt: skip
 
 
 def test_one_figure_alone_is_judged_by_its_own_rate() -> None:
     (alone,), family = judged_together([figure(0.02)])
     assert alone.status == "leaks"
-    assert family.withdrawn == 0
+    assert family.evidence.withdrawn == 0
 
 
 def test_exact_leaks_stay_and_are_not_counted() -> None:
     found, family = judged_together([figure(None, exact=True), *[figure(0.5)] * 30])
     assert found[0].status == "leaks"
-    assert family.tested == 30
+    assert family.evidence.tested == 30
 
 
 def test_a_leak_without_a_p_counts_with_the_rate_of_one_figure() -> None:
@@ -51,6 +54,29 @@ def test_a_leak_without_a_p_counts_with_the_rate_of_one_figure() -> None:
 def test_figures_without_anything_to_see_are_not_counted() -> None:
     empty = replace(figure(0.5), value=None, p=None, status="nothing_to_see")
     assert judged_together([figure(0.02), *[empty] * 50])[0][0].status == "leaks"
+
+
+def bound(p: float) -> Cell:
+    """A bound on ε, above the claim where its p is below .05."""
+    return figure(p, "dp_audit", metric="run_epsilon", value=3.0, baseline=2.0, status="leaks" if p < AIMED else "at_baseline")
+
+
+def test_an_alarm_about_a_guarantee_is_not_diluted_by_evidence() -> None:
+    """Three bounds share 2.5 %, whatever else was tested; and they take from the evidence no more than half of its rate."""
+    found, family = judged_together([bound(0.008), *[bound(0.6)] * 2, figure(4e-4), figure(5e-4), *[figure(0.5)] * 58])
+    assert [one.status for one in found[:5]] == ["leaks", "at_baseline", "at_baseline", "leaks", "inconclusive"]
+    assert family.as_json() == {
+        "aimed": AIMED, "guarantees": {"aimed": AIMED / 2, "tested": 3, "withdrawn": 0},
+        "evidence": {"aimed": AIMED / 2, "tested": 60, "withdrawn": 1},
+    }  # fmt: skip
+    weak = judged_together([bound(0.01), *[bound(0.6)] * 2, figure(0.5)])[0][0]
+    assert weak.status == "inconclusive"
+    assert weak.note.endswith("(p = 0.01), not among the 3 bounds on epsilon tested in this audit, which may err together at 2.5%")
+
+
+def test_a_part_that_is_alone_has_the_whole_rate() -> None:
+    assert [one.status for one in judged_together([bound(0.049)])[0]] == ["leaks"]
+    assert [one.status for one in judged_together([bound(0.049), figure(0.5)])[0]] == ["inconclusive", "at_baseline"]
 
 
 @given(st.lists(st.floats(1e-9, 1.0), min_size=1, max_size=12))
@@ -65,10 +91,12 @@ def test_no_figure_leaks_that_holm_does_not_reject(chances: list[float]) -> None
 
 
 def test_audits_without_a_leak_err_together_at_the_rate_aimed_at() -> None:
-    """2,000 audits of 40 independent figures without a leak: more than 5 % + 3.1 deviations come one time in a thousand."""
+    """2,000 audits of 40 independent figures and 3 bounds without a leak: more than 5 % + 3.1 deviations come one time in a thousand."""
     rng = np.random.default_rng(0)
-    trials = 2000
-    wrong = sum(any(one.status == "leaks" for one in judged_together([figure(p) for p in rng.random(40)])[0]) for _ in range(trials))
+    trials, wrong = 2000, 0
+    for _ in range(trials):
+        made = [*map(figure, rng.random(40)), *map(bound, rng.random(3))]
+        wrong += any(one.status == "leaks" for one in judged_together(made)[0])
     assert wrong <= stats.binom.ppf(0.999, trials, AIMED)
     assert wrong > 0, "and the test is not idle"
 

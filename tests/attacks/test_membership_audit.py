@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attack_scenes import case, config, over_seeds, population_of, unrelated
+from scipy import stats
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from cflpriv.attacks import membership_shadows
@@ -19,8 +20,9 @@ from cflpriv.attacks.audit import audit_run
 from cflpriv.attacks.leakage import Case, Truth
 from cflpriv.attacks.local_training import trainings_in
 from cflpriv.attacks.membership import placements, roc
-from cflpriv.attacks.membership_audit import Outcome, auc_gain, cells, curve_of
+from cflpriv.attacks.membership_audit import FALSE_POSITIVES, Outcome, auc_gain, cells, chance_of_swaps, curve_of, hits
 from cflpriv.attacks.membership_shadows import Target, federated_replicas, games_of, models_in, pairs_of, turns_in
+from cflpriv.attacks.significance import RATE
 from cflpriv.experiments import Config, run_experiment
 from cflpriv.experiments.pictures import roc_curves
 from cflpriv.experiments.report import write_report
@@ -226,6 +228,48 @@ def test_the_standard_error_of_a_gain_is_right() -> None:
     assert sum(gain > 1.96 * error for gain, error in gains) < 27
     spread = np.std([gain / error for gain, error in gains])
     assert 0.85 < spread < 1.15  # its standard error is .035
+
+
+@pytest.mark.parametrize("kind", ["auc", "tpr"])
+@pytest.mark.parametrize("together", ["apart", "against each other", "in blocks"])
+def test_swaps_price_scores_that_hang_together(kind: str, together: str) -> None:
+    """300 runs that say nothing: a p up to .05 in more than 28, or up to .5 in more than 177, comes less than one time in 1000."""
+    rng, member, found = np.random.default_rng(0), np.arange(200) < 100, []
+    for _ in range(300):
+        scores = rng.normal(size=(5, 200))
+        if together == "against each other":  # as coefficients of two samples that resemble each other
+            scores[:, 100:] = -scores[:, :100] + 0.1 * scores[:, 100:]
+        elif together == "in blocks":  # of one label, pairs within a block
+            scores += 3 * np.tile(np.repeat(rng.normal(size=(5, 10)), 10, axis=1), 2)
+        found.append(chance_of_swaps(Outcome(scores[0], scores[1:], member), kind, rng, 199))
+    assert sum(p <= 0.05 for p in found) <= stats.binom.ppf(0.999, 300, 0.05)
+    assert sum(p <= 0.5 for p in found) <= stats.binom.ppf(0.999, 300, 0.5)
+
+
+def test_independence_misprices_coefficients_of_one_regression_and_swaps_do_not() -> None:
+    """Two samples that resemble each other have opposite coefficients, so an AUC varies more."""
+    rng, member, wrong = np.random.default_rng(1), np.arange(200) < 100, np.zeros(2)
+    for seed in range(300):
+        half = rng.normal(size=100)
+        found = Outcome(np.concatenate([half, -half]), rng.normal(size=(8, 200)), member)
+        gain, error = auc_gain(found)
+        wrong += (gain > 1.96 * error, chance_of_swaps(found, "auc", np.random.default_rng(seed), 399) <= RATE)
+    assert wrong[0] > stats.binom.ppf(0.999, 300, RATE) >= wrong[1]
+
+
+def test_swaps_find_members_that_stand_out() -> None:
+    rng, member = np.random.default_rng(0), np.arange(200) < 100
+    blank = rng.normal(size=(8, 200))
+    assert chance_of_swaps(Outcome(rng.normal(size=200) + member, blank, member), "auc", rng, 999) == 1 / 1000
+    few = rng.normal(size=200) + 9 * (np.arange(200) < 20)  # a few members only, above everything
+    assert chance_of_swaps(Outcome(few, blank, member), "tpr", rng, 999) == 1 / 1000
+
+
+def test_hits_are_those_of_the_curve() -> None:
+    rng = np.random.default_rng(0)
+    for size in (30, 99, 100, 250):
+        scores, member = np.round(rng.normal(size=2 * size), 1), rng.permutation(np.arange(2 * size) < size)  # with ties
+        assert hits(scores, member[None])[0] == pytest.approx(roc(scores, member, FALSE_POSITIVES).tpr * size)
 
 
 @pytest.mark.slow

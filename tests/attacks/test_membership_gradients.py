@@ -93,6 +93,7 @@ def test_steps_are_taken_as_far_as_the_budget_goes() -> None:
 def test_long_updates_are_sketched(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = case(made(training={"rounds": 1}))
     monkeypatch.setattr(membership_gradients, "_KEPT", {})
+    monkeypatch.setattr(membership_gradients, "_PARTS", {})
     monkeypatch.setattr(membership_gradients, "MOST_PARAMETERS", 600)
     assert public_model(seen.prior).dimension > 1000
     found, pairs = played(seen, steps_of(seen))
