@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from .config_commands import explain, init
 from .errors import InputError, TrainingDiverged, WorkerLost
 from .protocols.errors import ProtocolError
 
@@ -18,6 +19,8 @@ app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,  # tracebacks that show locals would show clients' data
     help="Privacy-preserving clustered federated learning, and what it leaks.",
 )  # fmt: skip
+app.command()(init)
+app.command()(explain)
 _out = Console(soft_wrap=True, highlight=False)
 _err = Console(stderr=True, soft_wrap=True, highlight=False)
 

@@ -14,6 +14,7 @@ from .formats import read_idx, read_npz
 __all__ = [
     "DIRECTORY_VARIABLE",
     "HOW_TO_SET",
+    "NPZ_ARRAYS",
     "Dataset",
     "channel_statistics",
     "data_directory",
@@ -164,17 +165,26 @@ def _whole(name: str, y: Array) -> Array:
 
 # The user's own files.
 
+NPZ_ARRAYS = {
+    "x_train": "training samples: uint8 in 0..255 or floating in 0..1, of shape (n, d), (n, H, W), (n, C, H, W) or (n, H, W, C), C 1 or 3",
+    "y_train": "their labels (n,), integers from 0",
+    "x_test": "test samples, of the same form",
+    "y_test": "their labels",
+    "client_train": 'optional: the client of each training sample (n,), integers from 0, for `partition = "given"`',
+    "client_test": "optional: the client of each test sample; without it a client is tested on all samples with its labels",
+    "class_names": "optional: the names of the classes; without it there are as many as the largest label + 1",
+}
+"""The arrays of an npz, by name."""
+_NPZ_NEEDED = ("x_train", "y_train", "x_test", "y_test")
+
 
 def load_npz(path: str | Path) -> Dataset:
-    """The user's own images: an npz with x_train, y_train, x_test, y_test (see the forms below), never unpickled.
+    """The user's own samples: an npz with the arrays `NPZ_ARRAYS`, never unpickled. `mean`, `std` are computed on x_train.
 
-    x: uint8 in 0..255 or floating in 0..1, of shape (n, d), (n, H, W), (n, C, H, W) or (n, H, W, C) with C 1 or 3. y: integers from 0.
-    Optional: `client_train`, `client_test` (integers from 0), the real owner of each sample, for `partition = "given"`; `class_names`,
-    whose length then is the number of classes (otherwise the largest label + 1). `mean`, `std` are computed on x_train.
+    Raises `InputError` naming file, array and value.
     """
     path = Path(path)
-    needed = ("x_train", "y_train", "x_test", "y_test")
-    arrays = read_npz(path, needed, ("client_train", "client_test", "class_names"))
+    arrays = read_npz(path, _NPZ_NEEDED, tuple(name for name in NPZ_ARRAYS if name not in _NPZ_NEEDED))
     names = arrays.get("class_names")
     if "client_test" in arrays and "client_train" not in arrays:
         raise InputError(f"{path}: has client_test but no client_train")

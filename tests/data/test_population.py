@@ -132,7 +132,9 @@ def test_given_from_npz(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"mine\.npz.*data directory"):
         build_population(DataSpec(source="npz", paths=("mine.npz",), partition="given", clients=0), tmp_path / "elsewhere")
     with pytest.raises(InputError, match="clients = 20: the file has 3"):
-        build_population(DataSpec(source="npz", paths=(str(path),), partition="given"))
+        build_population(DataSpec(source="npz", paths=(str(path),), partition="given", clients=20))
+    everyone = build_population(DataSpec(source="npz", paths=(str(path),), partition="given"))
+    assert [client.id for client in everyone.clients] == [3, 7, 11], "without a number of clients all take part"
     with pytest.raises(InputError, match="90 would change the shape"):
         build_population(DataSpec(source="npz", paths=(str(path),), clients=2, rotations=(0, 90)))
     np.savez(path, x_train=x, y_train=owners % 3, x_test=x[:3], y_test=owners[:3] % 3)
