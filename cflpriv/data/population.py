@@ -14,8 +14,10 @@ from . import partition as split
 from .datasets import Dataset, channel_statistics, data_directory, load_idx, load_npz
 from .named import LOADERS, load_dataset
 from .partition import Partition
+from .scaling import Scaling, scaled
 from .shifts import conform, label_permutations, mixture_layout, rotate, shift_labels, swap_labels
 from .spec import DATASETS, PARTITIONS, DataSpec, check_spec, refuse, register_dataset
+from .tables import TABLES, Columns, load_table
 from .text import TEXTS, UNKNOWN, Texts, load_texts, numbers, vocabulary, windows
 
 __all__ = ["DATASETS", "PARTITIONS", "DataSpec", "build_population", "register_dataset"]
@@ -47,14 +49,16 @@ def build_population(spec: DataSpec, directory: str | Path | None = None) -> Pop
         base = max(partition.groups) + 1
         kinds = [position // base % len(shifts) for position in range(len(kinds))]
         partition = replace(partition, groups=tuple(g * len(shifts) + kind for g, kind in zip(partition.groups, kinds, strict=True)))
+    clients, clipped = _clients(dataset, partition, shifts or (_unchanged,), kinds)
     return Population(
         name=f"{spec.source}/{spec.partition}",
-        clients=_clients(dataset, partition, shifts or (_unchanged,), kinds),
+        clients=clients,
         groups=partition.groups,
         classes=dataset.classes,
         mean=dataset.mean,
         std=dataset.std,
-        notes=(*dataset.notes, *partition.notes, *repeats),
+        notes=(*dataset.notes, *partition.notes, *repeats, *clipped),
+        class_names=dataset.class_names,
     )
 
 
@@ -66,8 +70,15 @@ def _load(spec: DataSpec, directory: str | Path | None) -> Dataset:
     paths = [folder / path if not Path(path).exists() and (folder / path).exists() else Path(path) for path in spec.paths]
     for path in paths:
         if not path.exists():
-            raise refuse("paths", str(path), f"no such file, nor {folder / path} in the data directory (--data-dir or CFLPRIV_DATA)")
-    return load_npz(paths[0]) if spec.source == "npz" else load_idx(*paths)
+            places = f"beside the configuration, here, or in the data directory {folder} (--data-dir or CFLPRIV_DATA)"
+            raise refuse("paths", str(path), f"no such file {places}")
+    try:
+        if spec.source in TABLES and spec.scaling is not None:
+            columns = Columns(spec.label_column, spec.client_column, spec.group_column, spec.feature_columns, spec.class_names)
+            return load_table(spec.source, paths, columns, spec.scaling, spec.test_share, spec.seed)
+    except InputError as error:
+        raise InputError(f"[data] {error}") from None
+    return load_npz(paths[0], spec.scaling) if spec.source == "npz" else load_idx(*paths)
 
 
 def _partition(spec: DataSpec, dataset: Dataset, shifts: int) -> Partition:
@@ -85,7 +96,11 @@ def _partition(spec: DataSpec, dataset: Dataset, shifts: int) -> Partition:
             return split.dirichlet(y_train, y_test, clients, seed, spec.alpha, spec.minimum, **caps, even_test=spec.even_test)
         case "pathological" | "kinds":
             by_kind = spec.partition == "kinds"
-            groups = _labels_of_kinds(spec, dataset) if by_kind else spec.groups or split.consecutive_pairs(dataset.classes)
+            if by_kind and dataset.kinds_train is not None and dataset.kinds_test is not None:  # each sample has a group of its own
+                y_train, y_test = dataset.kinds_train, dataset.kinds_test
+                groups = _groups_of_kinds(spec, np.unique(y_train).tolist())
+            else:
+                groups = _labels_of_kinds(spec, dataset) if by_kind else spec.groups or split.consecutive_pairs(dataset.classes)
             if clients % (len(groups) * shifts):
                 raise InputError(f"clients = {clients}: not a multiple of the {len(groups) * shifts} groups")
             return split.pathological(y_train, y_test, clients, seed, groups, **caps, noise=spec.noise, noise_labels=spec.noise_labels)
@@ -93,7 +108,7 @@ def _partition(spec: DataSpec, dataset: Dataset, shifts: int) -> Partition:
             if dataset.owners_train is None:
                 named = "has no array client_train" if spec.source == "npz" else "does not name its clients"
                 raise InputError(f"partition = 'given': {dataset.name} {named}")
-            kinds = np.array(dataset.label_kinds)[y_train] if dataset.label_kinds else None
+            kinds = np.array(dataset.label_kinds)[y_train] if dataset.label_kinds else dataset.kinds_train
             return split.given(y_train, y_test, dataset.owners_train, dataset.owners_test, clients, seed, **caps, kinds=kinds)
 
 
@@ -217,8 +232,10 @@ def _shifts(spec: DataSpec, dataset: Dataset) -> tuple[Shift, ...]:
 
 def _clients(
     dataset: Dataset, partition: Partition, shifts: Sequence[Shift], kinds: Sequence[int], first_id: int = 0
-) -> tuple[ClientData, ...]:
-    """Each client's own arrays, client i changed by `shifts[kinds[i]]`. Equal test sets under the same shift are one array."""
+) -> tuple[tuple[ClientData, ...], tuple[str, ...]]:
+    """Each client's own arrays, client i changed by `shifts[kinds[i]]`, and notes. Equal test sets under the same shift are one array."""
+    if dataset.scaling is not None:
+        return _scaled_clients(dataset, dataset.scaling, partition, shifts, kinds)
     shared: dict[tuple[bytes, int], tuple[Array, Array]] = {}
     clients = []
     for client, train, test, kind in zip(partition.ids, partition.train, partition.test, kinds, strict=True):
@@ -226,7 +243,21 @@ def _clients(
         if key not in shared:
             shared[key] = shifts[kind](dataset.x_test[test], dataset.y_test[test])
         clients.append(ClientData(first_id + client, *shifts[kind](dataset.x_train[train], dataset.y_train[train]), *shared[key]))
-    return tuple(clients)
+    return tuple(clients), ()
+
+
+def _scaled_clients(
+    dataset: Dataset, scaling: Scaling, partition: Partition, shifts: Sequence[Shift], kinds: Sequence[int]
+) -> tuple[tuple[ClientData, ...], tuple[str, ...]]:
+    """The same of features, which are brought to [0, 1] client by client, since the statistics may be the client's own."""
+    clients, clipped = [], 0
+    for client, train, test, kind in zip(partition.ids, partition.train, partition.test, kinds, strict=True):
+        x_train, x_test, beyond = scaled(scaling, dataset.x_train[train], dataset.x_test[test])
+        clipped += beyond
+        own, scored = shifts[kind](x_train, dataset.y_train[train]), shifts[kind](x_test, dataset.y_test[test])
+        clients.append(ClientData(client, *own, *scored))
+    note = f"{clipped} standardised values beyond [{scaling.low:g}, {scaling.high:g}] were clipped (data.value_range)"
+    return tuple(clients), (note,) if clipped else ()
 
 
 def _build_mixture(spec: DataSpec, directory: str | Path | None) -> Population:
@@ -251,7 +282,8 @@ def _build_mixture(spec: DataSpec, directory: str | Path | None) -> Population:
             )
         except InputError as error:
             raise InputError(f"[data] sources: {name}: {error}") from None
-        clients += _clients(dataset, part, [partial(_conformed, layout.shape, offset)], [0] * count, first_id=len(clients))
+        found, _ = _clients(dataset, part, [partial(_conformed, layout.shape, offset)], [0] * count, first_id=len(clients))
+        clients += found
         groups += [group] * count
         notes += dataset.notes
     mean, std = channel_statistics(client.x_train for client in clients)

@@ -1,15 +1,18 @@
 """A data specification: its keys, and what can be checked of them without data."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from ..errors import InputError
 from ..keys import Key
 from .datasets import Dataset
 from .named import LOADERS
+from .scaling import Scaling
+from .tables import TABLES
 from .text import TEXTS
 
 __all__ = ["DATASETS", "PARTITIONS", "SHIFTS", "DataSpec", "check_spec", "refuse", "register_dataset"]
@@ -28,7 +31,9 @@ DATASETS: dict[str, str] = {
     "ag_news": "AG News for next-word models, four topics as groups; train.csv and test.csv",
     "nordic_wiki": "sentences of Wikipedia in Nordic languages for next-word models; LANGUAGE_train.txt, LANGUAGE_test.txt",
     "nordic_ud": "sentences of the Nordic treebanks, in the same form",
-    "npz": "your own arrays x_train, y_train, x_test, y_test (and client_train, client_test), one path",
+    "npz": "your own arrays, one path; docs/configuration.md lists them",
+    "csv": "your own table with a header: features, label and perhaps client and group in named columns (docs/own_data.md)",
+    "parquet": "the same as a Parquet file; needs pyarrow, the extra `parquet`",
     "idx": "your own four idx files: train images, train labels, test images, test labels",
     "mixture": "clients from several data sets in one frame: separate outputs (PACFL's MIX-k), or shared_labels (StoCFL's hybrid)",
 }
@@ -38,8 +43,8 @@ PARTITIONS: dict[str, str] = {
     "label_skew": "each client owns skew_percent of the labels, at random; a true group is a set of labels (PACFL)",
     "dirichlet": "each class is divided in proportions from Dirichlet(alpha); no true groups",
     "pathological": "groups of clients with a few labels each, the same number of clients in every group",
-    "kinds": "groups of clients by topic, language, superclass or alphabet, one each or several (groups)",
-    "given": "the clients that the data set itself names: npz (client_train), omniglot's drawers, femnist's writers",
+    "kinds": "groups of clients by topic, language, superclass, alphabet or group_column, one each or several (groups)",
+    "given": "the clients that the data set itself names: npz (client_train), csv, parquet (client_column), omniglot, femnist",
 }
 
 
@@ -73,8 +78,8 @@ class DataSpec:
     paths: Annotated[
         tuple[str, ...],
         Key(
-            "Your own files. npz: one; idx: train images, train labels, test images, test labels. A relative path starts at the "
-            "configuration file, else at the data directory."
+            "Your own files. npz: one; csv, parquet: one that is split, or training and test rows; idx: train images, train labels, test "
+            "images, test labels. A relative path starts at the configuration file, else at the data directory."
         ),
     ] = ()
     partition: Annotated[str, Key("How samples are divided among clients; `cflpriv list` describes each.", known=lambda: PARTITIONS)] = (
@@ -132,11 +137,54 @@ class DataSpec:
     languages: Annotated[tuple[str, ...], Key("nordic_wiki, nordic_ud: languages among da, fo, is, nb, nn, sv; empty: nb, sv, da.")] = ()
     vocabulary: Annotated[int, Key("Texts: entries of the public vocabulary, fitted on all training text.", "[3, inf)", "words")] = 2000
     sequence_length: Annotated[int, Key("Texts: words before the one to be predicted.", "[1, inf)", "words")] = 10
+    label_column: Annotated[str, Key("csv, parquet: the column of the label; its values become the classes.")] = ""
+    client_column: Annotated[str, Key('csv, parquet: the column that names each row\'s client, for partition = "given"; empty: none.')] = ""
+    group_column: Annotated[
+        str, Key("csv, parquet: the column of the true group, which scores are taken against (partition `given` or `kinds`); empty: none.")
+    ] = ""
+    feature_columns: Annotated[tuple[str, ...], Key("csv, parquet: the columns of features, all numbers; empty: all others.")] = ()
+    class_names: Annotated[
+        tuple[str, ...], Key("csv, parquet: all values of the label in the order of the classes; empty: those found, sorted.")
+    ] = ()
+    test_share: Annotated[
+        float, Key("csv, parquet of one file: share of each client's rows (or of each class's) that is held out for testing.", "(0, 1)")
+    ] = 0.2
+    standardise: Annotated[
+        Literal["auto", "none", "constants", "per_client"],
+        Key(
+            "csv, parquet, npz of features: (value − mean) / deviation by public constants (`feature_mean`, `feature_std`), or by each "
+            "client's own training samples, which stay with it (`per_client`). `auto`: tables per client; npz as pixels in 0..1."
+        ),
+    ] = "auto"
+    feature_mean: Annotated[tuple[float, ...], Key("standardise `constants`: public means, one for each feature or one for all.")] = ()
+    feature_std: Annotated[
+        tuple[float, ...], Key("standardise `constants`: public deviations, one for each feature or one for all.", "(0, inf)")
+    ] = ()
+    value_range: Annotated[
+        tuple[float, ...],
+        Key(
+            "csv, parquet, npz of features: public [low, high] of standardised values, which are clipped to it.",
+            default="[-5, 5]; [0, 1] for `none`",
+        ),
+    ] = ()
     seed: Annotated[int, Key("Seed of the partition and of every other draw of data.")] = 0
 
     def __post_init__(self) -> None:
         if isinstance(self.clients, _Unset):
             object.__setattr__(self, "clients", _Unset(0 if self.partition == "given" or self.source == "mixture" else 20))
+
+    @property
+    def scaling(self) -> Scaling | None:
+        """How features are standardised; None for pixels."""
+        mode = self.standardise
+        if mode == "auto":
+            if self.source not in TABLES:
+                return None
+            mode = "per_client"
+        low, high = self.value_range or ((0.0, 1.0) if mode == "none" else (-5.0, 5.0))
+        if mode == "constants":
+            return Scaling(low, high, self.feature_mean, self.feature_std)
+        return Scaling(low, high, per_client=mode == "per_client")
 
 
 SHIFTS = ("rotations", "label_shifts", "label_swaps", "label_permutations")
@@ -165,9 +213,10 @@ def check_spec(spec: DataSpec) -> None:
         value = getattr(spec, key)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise refuse(key, value, "expected a whole number, 0 or more")
-    paths = {"npz": 1, "idx": 4}.get(spec.source, 0)
-    if len(spec.paths) != paths:
-        raise refuse("paths", spec.paths, f"source = {spec.source!r} takes {paths}")
+    paths = {"npz": (1,), "idx": (4,), **dict.fromkeys(TABLES, (1, 2))}.get(spec.source, (0,))
+    if len(spec.paths) not in paths:
+        raise refuse("paths", spec.paths, f"source = {spec.source!r} takes {' or '.join(map(str, paths))}")
+    _check_table(spec)
     if spec.sources and spec.source != "mixture":
         raise refuse("sources", spec.sources, "only source = 'mixture' has sources")
     if spec.groups and spec.partition not in ("pathological", "kinds"):
@@ -199,6 +248,35 @@ def check_spec(spec: DataSpec) -> None:
         raise refuse("repeat_per_group", True, f"needs partition = 'iid' with one of {', '.join(SHIFTS)}")
     if spec.source == "mixture":
         _check_mixture(spec)
+
+
+def _check_table(spec: DataSpec) -> None:
+    """The keys of tables and of standardisation."""
+    if spec.source in TABLES:
+        if not spec.label_column:
+            raise refuse("label_column", "", f"source = {spec.source!r} needs the column of the label")
+        if spec.partition == "given" and not spec.client_column:
+            raise refuse("client_column", "", "partition = 'given' needs the column that names each row's client")
+    else:
+        for key in ("label_column", "client_column", "group_column", "feature_columns", "class_names", "test_share"):
+            if getattr(spec, key) != getattr(DataSpec, key):
+                raise refuse(key, getattr(spec, key), f"only tables have columns and a split: {', '.join(TABLES)}")
+    if len(set(spec.class_names)) < len(spec.class_names):
+        raise refuse("class_names", spec.class_names, "names a class twice")
+    if not 0 < spec.test_share < 1:
+        raise refuse("test_share", spec.test_share, "expected a share in (0, 1)")
+    if spec.standardise != "auto" and spec.source not in (*TABLES, "npz"):
+        raise refuse("standardise", spec.standardise, f"only {', '.join((*TABLES, 'npz'))} have features to standardise")
+    constants = spec.standardise == "constants"
+    for key in ("feature_mean", "feature_std"):
+        values = getattr(spec, key)
+        if bool(values) != constants:
+            raise refuse(key, values, f"goes with standardise = 'constants', and this is {spec.standardise!r}")
+        if not all(math.isfinite(value) and (value > 0 or key == "feature_mean") for value in values):
+            raise refuse(key, values, f"expected finite numbers{'' if key == 'feature_mean' else ' above 0'}")
+    ends = spec.value_range
+    if ends and not (spec.scaling is not None and len(ends) == 2 and math.isfinite(ends[1] - ends[0]) and ends[0] < ends[1]):
+        raise refuse("value_range", ends, "expected [low, high] for features of a table or a standardised npz")
 
 
 def _check_mixture(spec: DataSpec) -> None:

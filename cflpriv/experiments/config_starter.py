@@ -15,7 +15,7 @@ from .config_reference import Entry, entries, keys_of, toml_value, type_text
 __all__ = ["schema", "starter"]
 
 _SET: Mapping[str, Any] = {
-    "data.source": "digits", "data.clients": 20, "data.rotations": (0, 90), "model.name": "mlp", "model.hidden": 32, "training.rounds": 10,
+    "data.source": "digits", "data.clients": 20, "data.rotations": (0, 90), "model.name": "mlp", "model.hidden": 32, "training.rounds": 20,
     "training.epochs": 2, "training.lr": 0.1, "run.seed": 0,
 }  # fmt: skip
 """What a new configuration sets: two groups of clients, whose images are upright or rotated. Nothing has to be downloaded."""

@@ -139,9 +139,8 @@ def test_each_default_that_is_commented_out_can_be_switched_on() -> None:
 def test_a_new_configuration_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(starter(name))
-    words = ("--set", "training.rounds=3", "--out", str(tmp_path / "run"))
-    assert in_process(monkeypatch, "run", str(file), *words) == 0
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 3
+    assert in_process(monkeypatch, "run", str(file), "--out", str(tmp_path / "run")) == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 20
 
 
 # --- the editor schema ----------------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 from cflpriv.data import DATASETS, PARTITIONS, Dataset, DataSpec, build_population, conform, label_permutations, load_dataset
 from cflpriv.data.named import LOADERS
 from cflpriv.data.partition import iid
+from cflpriv.data.tables import TABLES
 from cflpriv.data.text import TEXTS
 from cflpriv.errors import InputError
 from cflpriv.types import Array, Population
@@ -254,7 +255,7 @@ def test_mistakes(spec: DataSpec, words: str) -> None:
 
 
 def test_the_lists_for_the_command_line_are_what_is_accepted() -> None:
-    assert set(DATASETS) == {*LOADERS, *TEXTS, "npz", "idx", "mixture"}
+    assert set(DATASETS) == {*LOADERS, *TEXTS, *TABLES, "npz", "idx", "mixture"}
     assert set(PARTITIONS) == {"iid", "label_skew", "dirichlet", "pathological", "kinds", "given"}
     assert all("\n" not in line for line in (*DATASETS.values(), *PARTITIONS.values()))
 
