@@ -158,6 +158,7 @@ def audit(
 ) -> None:
     """Attack a recorded run; writes audit.json and audit/ into its folder. An interrupted audit resumes when called again."""
     from .attacks.audit import audit_run
+    from .experiments.resume import data_directory_of
     from .experiments.verify import digest_of
     from .plugins import load_plugin
 
@@ -177,7 +178,8 @@ def audit(
     if out is not None or set_:
         raise InputError("--out, --set: go with --active; a recording is audited as it is, and the result written into its folder")
     try:
-        cells = audit_run(run_dir, adversary=adversary, attacks=names, budget=budget, data_dir=data_dir, say=_say)
+        place = data_dir or data_directory_of(run_dir)
+        cells = audit_run(run_dir, adversary=adversary, attacks=names, budget=budget, data_dir=place, say=_say)
     except KeyboardInterrupt:
         done = run_dir / "audit.json"
         words = f"finished results are in {done}; the same command resumes" if done.is_file() else "nothing was finished yet"
@@ -212,10 +214,11 @@ def _active_audit(source: Path, changes: list[str], attacks: list[str] | None, o
     """Run the active attacks against clients of a configuration, given as a run folder or a file."""
     from .attacks.active.audit import active_audit, table, written
     from .experiments import load_config
+    from .experiments.resume import data_directory_of
 
     folder = out or (source if source.is_dir() else Path("runs") / f"{source.stem}-active")
     config = load_config(source / "config.toml" if source.is_dir() else source, changes)
-    rows = active_audit(config, data_dir, attacks=attacks, say=_say)
+    rows = active_audit(config, data_dir or data_directory_of(source), attacks=attacks, say=_say)
     path = written(rows, config, folder)
     _out.print(table(rows), markup=False)
     _out.print(f"written: {path}", markup=False)

@@ -326,6 +326,7 @@ def changed(tree: dict[str, Any], changes: Sequence[str], plugins: Sequence[str 
     """The tree of an experiment with "section.key=value" and plugins, as the command line takes them, added."""
     for change in changes:
         set_key(tree, change)
+    _resolve_paths(tree, Path())
     if plugins:
         run = tree.setdefault("run", {})
         run["plugins"] = list(dict.fromkeys([*run.get("plugins", ()), *(str(Path(one).resolve()) for one in plugins)]))
@@ -333,7 +334,10 @@ def changed(tree: dict[str, Any], changes: Sequence[str], plugins: Sequence[str 
 
 
 def read_tree(path: str | Path) -> dict[str, Any]:
-    """A TOML file as nested mappings, its `run.plugins` as absolute paths. Raises `InputError` naming the file."""
+    """A TOML file as nested mappings, its `run.plugins` and those of its `data.paths` that are there as absolute paths.
+
+    Raises `InputError` naming the file.
+    """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -345,10 +349,21 @@ def read_tree(path: str | Path) -> dict[str, Any]:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path}: is not TOML ({error})") from None
+    _resolve_paths(tree, path.parent)
     run = tree.get("run")
     if isinstance(run, dict) and isinstance(run.get("plugins"), list):
         run["plugins"] = [str((path.parent / one).resolve()) if isinstance(one, str) else one for one in run["plugins"]]
     return tree
+
+
+def _resolve_paths(tree: dict[str, Any], folder: Path) -> None:
+    """Make `data.paths` that are in `folder` absolute, so that a run folder names its data; others may be in the data directory."""
+    data = tree.get("data")
+    if isinstance(data, dict) and isinstance(data.get("paths"), list):
+        paths = [folder / one if isinstance(one, str) else one for one in data["paths"]]
+        data["paths"] = [
+            str(path.resolve()) if isinstance(path, Path) and path.exists() else one for path, one in zip(paths, data["paths"], strict=True)
+        ]
 
 
 def parse_config(tree: Mapping[str, Any], source: str = "config") -> Config:
