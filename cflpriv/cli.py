@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .config_commands import explain, init
 from .errors import InputError, TrainingDiverged, WorkerLost
 from .protocols.errors import ProtocolError
 
@@ -19,8 +18,6 @@ app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,  # tracebacks that show locals would show clients' data
     help="Privacy-preserving clustered federated learning, and what it leaks.",
 )  # fmt: skip
-app.command()(init)
-app.command()(explain)
 _out = Console(soft_wrap=True, highlight=False)
 _err = Console(stderr=True, soft_wrap=True, highlight=False)
 
@@ -282,6 +279,34 @@ def reproduce(
     if outcome.interrupted:
         _err.print("cflpriv: stopped; finished results are kept, and the same command resumes", markup=False)
         sys.exit(1)
+
+
+@app.command()
+def init(
+    file: Annotated[Path | None, typer.Argument(help="The file to write; default: standard output.", metavar="[FILE]")] = None,
+    algorithm: Annotated[str, typer.Option("--algorithm", help="The algorithm; `cflpriv list` names them.", metavar="NAME")] = "pacfl",
+    schema: Annotated[bool, typer.Option("--schema", help="Write the JSON schema of configurations instead, for editors.")] = False,
+    plugin: Plugins = None,
+) -> None:
+    """Write a commented configuration that runs."""
+    from .experiments.config_starter import begin_file
+    from .plugins import load_plugin
+
+    for one in plugin or []:
+        load_plugin(one)
+    text = begin_file(file, None if schema else algorithm)
+    _out.print(text if file is None else f"written: {file}", markup=False, end="" if file is None else "\n")
+
+
+@app.command()
+def explain(key: Annotated[str, typer.Argument(help="section.key, a key, or a section.", metavar="KEY")], plugin: Plugins = None) -> None:
+    """Print what a configuration key means, its type, range and default."""
+    from .experiments.config_reference import explained
+    from .plugins import load_plugin
+
+    for file in plugin or []:
+        load_plugin(file)
+    _out.print(explained(key), markup=False)
 
 
 @app.command("list")

@@ -1,7 +1,9 @@
 """A commented configuration to start from, and a JSON schema by which editors complete and check one."""
 
+import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -12,7 +14,7 @@ from ..errors import InputError
 from .config import near
 from .config_reference import Entry, entries, keys_of, toml_value, type_text
 
-__all__ = ["schema", "starter"]
+__all__ = ["begin_file", "schema", "starter"]
 
 _SET: Mapping[str, Any] = {
     "data.source": "digits", "data.clients": 20, "data.rotations": (0, 90), "model.name": "mlp", "model.hidden": 32, "training.rounds": 20,
@@ -49,6 +51,24 @@ def starter(algorithm: str = "pacfl") -> str:
         shown = toml_value(_example(one) if value is None else value)
         lines.append(f"{one.name} = {shown}" if one.path in values else f"#{one.name} = {shown}")
     return "\n".join(lines) + "\n"
+
+
+def begin_file(file: Path | None, algorithm: str | None) -> str:
+    """Write the `starter` of an algorithm, or without one the schema, into a new file, or nowhere; its text.
+
+    Raises `InputError` for a file that exists or cannot be written.
+    """
+    text = json.dumps(schema(), indent=1, ensure_ascii=False) + "\n" if algorithm is None else starter(algorithm)
+    if file is None:
+        return text
+    try:
+        with file.open("x", encoding="utf-8") as out:
+            out.write(text)
+    except FileExistsError:
+        raise InputError(f"{file}: exists; choose another name, or remove it") from None
+    except OSError as error:
+        raise InputError(f"{file}: cannot be written ({error.strerror})") from None
+    return text
 
 
 def _example(entry: Entry) -> Any:
