@@ -254,6 +254,8 @@ def members_cell(case: Case) -> Cell:
     known = {sample.tobytes() for x, _, _ in asked.values() for sample in x}
     fresh = np.array([sample.tobytes() not in known for sample in case.prior.x.astype(next(iter(asked.values()))[0].dtype)])
     x, y = case.prior.x[fresh], case.prior.y[fresh]
+    if len(y) == 0:
+        return nothing(case, NAME, MEMBERS, "not attempted: all auxiliary samples are among those asked about; the data are too few")
     spread = spread_of(sample_vectors(setting.task, setting.anchor, x, y), y, case.prior.classes)
     figures: list[list[float]] = [[], [], []]
     for place, client in enumerate(clients):

@@ -155,6 +155,7 @@ def audit(
 ) -> None:
     """Attack a recorded run; writes audit.json and audit/ into its folder. An interrupted audit resumes when called again."""
     from .attacks.audit import audit_run
+    from .experiments.resume import data_directory_of
     from .experiments.verify import digest_of
     from .plugins import load_plugin
 
@@ -174,7 +175,8 @@ def audit(
     if out is not None or set_:
         raise InputError("--out, --set: go with --active; a recording is audited as it is, and the result written into its folder")
     try:
-        cells = audit_run(run_dir, adversary=adversary, attacks=names, budget=budget, data_dir=data_dir, say=_say)
+        place = data_dir or data_directory_of(run_dir)
+        cells = audit_run(run_dir, adversary=adversary, attacks=names, budget=budget, data_dir=place, say=_say)
     except KeyboardInterrupt:
         done = run_dir / "audit.json"
         words = f"finished results are in {done}; the same command resumes" if done.is_file() else "nothing was finished yet"
@@ -209,10 +211,11 @@ def _active_audit(source: Path, changes: list[str], attacks: list[str] | None, o
     """Run the active attacks against clients of a configuration, given as a run folder or a file."""
     from .attacks.active.audit import active_audit, table, written
     from .experiments import load_config
+    from .experiments.resume import data_directory_of
 
     folder = out or (source if source.is_dir() else Path("runs") / f"{source.stem}-active")
     config = load_config(source / "config.toml" if source.is_dir() else source, changes)
-    rows = active_audit(config, data_dir, attacks=attacks, say=_say)
+    rows = active_audit(config, data_dir or data_directory_of(source), attacks=attacks, say=_say)
     path = written(rows, config, folder)
     _out.print(table(rows), markup=False)
     _out.print(f"written: {path}", markup=False)
@@ -276,6 +279,34 @@ def reproduce(
     if outcome.interrupted:
         _err.print("cflpriv: stopped; finished results are kept, and the same command resumes", markup=False)
         sys.exit(1)
+
+
+@app.command()
+def init(
+    file: Annotated[Path | None, typer.Argument(help="The file to write; default: standard output.", metavar="[FILE]")] = None,
+    algorithm: Annotated[str, typer.Option("--algorithm", help="The algorithm; `cflpriv list` names them.", metavar="NAME")] = "pacfl",
+    schema: Annotated[bool, typer.Option("--schema", help="Write the JSON schema of configurations instead, for editors.")] = False,
+    plugin: Plugins = None,
+) -> None:
+    """Write a commented configuration that runs."""
+    from .experiments.config_starter import begin_file
+    from .plugins import load_plugin
+
+    for one in plugin or []:
+        load_plugin(one)
+    text = begin_file(file, None if schema else algorithm)
+    _out.print(text if file is None else f"written: {file}", markup=False, end="" if file is None else "\n")
+
+
+@app.command()
+def explain(key: Annotated[str, typer.Argument(help="section.key, a key, or a section.", metavar="KEY")], plugin: Plugins = None) -> None:
+    """Print what a configuration key means, its type, range and default."""
+    from .experiments.config_reference import explained
+    from .plugins import load_plugin
+
+    for file in plugin or []:
+        load_plugin(file)
+    _out.print(explained(key), markup=False)
 
 
 @app.command("list")

@@ -83,6 +83,7 @@ class Population:
 
     `groups` is for scoring only and never reaches a federation. `mean` and `std` are for the input of a model (one value a channel).
     `notes` are sentences for the report: what was substituted, what is missing.
+    `class_names` are the names of the classes, in their order, where the data have names.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Population:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     notes: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.clients:

@@ -42,7 +42,7 @@ before round 20 or of fewer than three clients, learning rate × 0.99 a round.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -51,6 +51,7 @@ from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..errors import InputError, TooFewClients
+from ..keys import Key
 from ..privacy.settings import Releases
 from ..tasks.evaluation import Evaluate
 from ..tasks.fold_gradients import FoldGradients
@@ -130,18 +131,37 @@ def decided_by_norms(given: Mapping[str, Any]) -> bool:
 def cfl(
     train: Train,
     *,
-    eps1: float | None = None,
-    eps2: float | None = None,
-    relative: bool | None = None,
-    gamma_max: float = 0.0,
-    alpha: float = ALPHA,
-    draws: int = DRAWS,
-    patience: int = 10,
-    variant: Literal["paper", "authors"] = "paper",
-    first_split: int | None = None,
-    smallest: int = 1,
-    settle: int = 5,
-    watch: bool = False,
+    eps1: Annotated[
+        float | None,
+        Key(
+            "A cluster is stationary where the norm of its mean update is below this.",
+            "(0, inf)",
+            default=f"{EPS1}; {EPS1_TESTED} without `eps2`; {EPS1_AUTHORS} for the authors' variant",
+        ),
+    ] = None,
+    eps2: Annotated[
+        float | None,
+        Key(
+            "Split by cosines where the largest norm of an update is above this; above `eps1`.",
+            "(0, inf)",
+            default=f"a test finds the groups; {EPS2_AUTHORS} for the authors' variant",
+        ),
+    ] = None,
+    relative: Annotated[
+        bool | None,
+        Key("Thresholds are in units of the largest norm of a mean update so far.", default="true; false for the authors' variant"),
+    ] = None,
+    gamma_max: Annotated[float, Key("Bound on the relative noise of updates (eq. 16) for a split; 0: every bipartition.", "[0, 1)")] = 0.0,
+    alpha: Annotated[float, Key("Level of the test over the whole run.", "(0, 1)")] = ALPHA,
+    draws: Annotated[int, Key("Simulated crowds without groups, for the test; enough to show its level.", "[1, inf)", "crowds")] = DRAWS,
+    patience: Annotated[int, Key("The test runs at the latest after so many rounds.", "[1, inf)", "rounds")] = 10,
+    variant: Annotated[Literal["paper", "authors"], Key("As the paper states it, or as its authors' code does.")] = "paper",
+    first_split: Annotated[
+        int | None, Key("No split before this round.", "[0, inf)", "rounds", default=f"0; {FIRST_SPLIT_AUTHORS} for the authors' variant")
+    ] = None,
+    smallest: Annotated[int, Key("No split into a cluster of fewer clients.", "[1, inf)", "clients")] = 1,
+    settle: Annotated[int, Key("No split within so many rounds of a newcomer's arrival.", "[0, inf)", "rounds")] = 5,
+    watch: Annotated[bool, Key("Record the similarities of every round.")] = False,
     weights: Weights = "examples",
     seed: int = 0,
 ) -> Algorithm:

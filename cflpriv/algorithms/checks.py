@@ -21,6 +21,13 @@ def finite(**values: float) -> None:
             raise InputError(f"algorithm.{name}: {value} is not a finite number of 0 or more")
 
 
+def contribution(norm: float) -> None:
+    """The length of a client's contribution to a sum: a finite number above 0."""
+    finite(norm=norm)
+    if norm == 0:
+        raise InputError("algorithm.norm: 0 leaves no room for an update")
+
+
 def enough_clients(k: int | None, present: int) -> None:
     """At least one client a cluster. Without any client left, which is no fault of `k`, who asks them next finds out."""
     if k is not None and 0 < present < k:

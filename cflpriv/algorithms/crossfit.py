@@ -17,12 +17,13 @@ found groups (as two counts of simulated draws and a number of directions); then
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from ..contract.handles import Held, Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..errors import InputError
+from ..keys import Key
 from ..privacy.settings import Releases
 from ..tasks.evaluation import Evaluate
 from ..tasks.fold_gradients import FoldGradients
@@ -62,11 +63,14 @@ class CrossfitSettings:
 def crossfit(
     train: Train,
     *,
-    variant: Literal["balanced", "plain"] | None = None,
-    alpha: float = ALPHA,
-    draws: int = DRAWS,
-    k: int | None = None,
-    sketch: int = 1024,
+    variant: Annotated[
+        Literal["balanced", "plain"] | None,
+        Key("Balanced halves, or plain ones.", default="`balanced`; `plain` under sample-level privacy"),
+    ] = None,
+    alpha: Annotated[float, Key("Level of the test that finds the number of groups.", "(0, 1)")] = ALPHA,
+    draws: Annotated[int, Key("Simulated crowds without groups, for the test; enough to show its level.", "[1, inf)", "crowds")] = DRAWS,
+    k: Annotated[int | None, Key("Number of groups; nothing is tested then.", "[1, inf)", "groups", default="found by a test")] = None,
+    sketch: Annotated[int, Key("Length of a sketched gradient.", "[1, inf)", "numbers")] = 1024,
     weights: Weights = "examples",
     seed: int = 0,
 ) -> Algorithm:

@@ -15,13 +15,14 @@ uses it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..engine import Device, Result, TaskInput
+from ..keys import Key
 from ..tasks.evaluation import EvaluateOwn
 from ..tasks.training import Train
 from ..types import Parts
@@ -80,7 +81,16 @@ class TrainBoth:
         return {"update": shared["update"], "trained": shared["trained"], MEMORY: own.array("model") + np.asarray(personal["update"])}
 
 
-def ditto(train: Train, *, lam: float = 0.1, personal_epochs: int = 0, weights: Weights = "examples", seed: int = 0) -> Algorithm:
+def ditto(
+    train: Train,
+    *,
+    lam: Annotated[float, Key("λ, which draws personal models to the shared one.", "[0, inf)")] = 0.1,
+    personal_epochs: Annotated[
+        int, Key("Epochs of a personal model's training in a round; 0: as many as the shared model's.", "[0, inf)", "epochs")
+    ] = 0,
+    weights: Weights = "examples",
+    seed: int = 0,
+) -> Algorithm:
     """A shared model, and personal ones drawn to it by `lam` (λ), trained for `personal_epochs` a round (0: as many as the shared one).
 
     Raises `InputError` for parameters that cannot be.

@@ -18,7 +18,7 @@ the models.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..engine.models import Model
 from ..errors import InputError
+from ..keys import Key
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Start, Train
 from ..types import Array, Parts
@@ -144,7 +145,13 @@ class State:
 
 
 def fedfomo(
-    train: Train, *, models: int = 5, epsilon: float = 0.3, epsilon_decay: float = 0.05, validation: float = 0.2, seed: int = 0
+    train: Train,
+    *,
+    models: Annotated[int, Key("Models of others that a client asks for in a round.", "[1, inf)", "models")] = 5,
+    epsilon: Annotated[float, Key("Probability that a client asks for a random model instead of the best.", "[0, 1]")] = 0.3,
+    epsilon_decay: Annotated[float, Key("How much that falls in each round.", "[0, 1]")] = 0.05,
+    validation: Annotated[float, Key("Share of a client's training data that is held back for weights.", "(0, 1)")] = 0.2,
+    seed: int = 0,
 ) -> Algorithm:
     """Every client its own model, mixed from `models` others a round. `validation` is the share of the training data held back.
 

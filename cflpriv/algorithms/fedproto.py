@@ -17,7 +17,7 @@ mean image. Features beyond `secagg_clip` are clipped (and reported).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..engine.models import Model
 from ..errors import TooFewClients
+from ..keys import Key
 from ..tasks.evaluation import EvaluateOwn
 from ..tasks.training import Train, listening
 from ..types import Array, Parts
@@ -103,7 +104,12 @@ class State:
     prototypes: Mapping[int, Shared]
 
 
-def fedproto(train: Train, *, lam: float = 1.0, seed: int = 0) -> Algorithm:
+def fedproto(
+    train: Train,
+    *,
+    lam: Annotated[float, Key("λ, by which own models are drawn together by class prototypes (1 in the paper).", "[0, inf)")] = 1.0,
+    seed: int = 0,
+) -> Algorithm:
     """Own models, drawn together by class prototypes with strength `lam` (λ, 1 in the paper). Without it (0) it is local training.
 
     Raises `InputError` for a λ that is not a finite number of 0 or more.

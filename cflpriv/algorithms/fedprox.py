@@ -10,7 +10,9 @@ Deviations, each for a reason:
 """
 
 from dataclasses import replace
+from typing import Annotated
 
+from ..keys import Key
 from ..privacy.settings import updates_only
 from ..tasks.training import Train
 from .checks import finite
@@ -20,7 +22,13 @@ from .interface import Algorithm, AlgorithmSpec, no_groups
 __all__ = ["fedprox"]
 
 
-def fedprox(train: Train, *, mu: float = 0.01, weights: Weights = "examples", seed: int = 0) -> Algorithm:
+def fedprox(
+    train: Train,
+    *,
+    mu: Annotated[float, Key("Strength of the proximal term (the paper tries 0.001 to 1).", "[0, inf)")] = 0.01,
+    weights: Weights = "examples",
+    seed: int = 0,
+) -> Algorithm:
     """One shared model, local training with the proximal term `mu` (the paper tries 0.001 to 1, PACFL's tables 0.001 and 0.01).
 
     Raises `InputError` for a μ that is not a finite number of 0 or more.

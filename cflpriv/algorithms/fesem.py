@@ -25,7 +25,7 @@ through `gather` (not at all where sums are oblivious, which takes "random"), wh
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from ..contract.handles import Held, Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
+from ..keys import Key
 from ..tasks.evaluation import EvaluateUsed, Losses
 from ..tasks.training import Train
 from ..types import Array, Parts
@@ -127,7 +128,14 @@ class State:
     begun: bool = False
 
 
-def fesem(train: Train, *, k: int = 2, start: Literal["means", "random"] = "means", weights: Weights = "equal", seed: int = 0) -> Algorithm:
+def fesem(
+    train: Train,
+    *,
+    k: Annotated[int, Key("Number of centres.", "[1, inf)", "clusters")] = 2,
+    start: Annotated[Literal["means", "random"], Key("Begin by k-means on the first cohort's updates, or by random groups.")] = "means",
+    weights: Weights = "equal",
+    seed: int = 0,
+) -> Algorithm:
     """FeSEM with `k` centres, begun by k-means on the first cohort's updates or by random groups.
 
     Raises `InputError` for parameters that cannot be.

@@ -36,7 +36,7 @@ Deviations, each for a reason:
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -44,6 +44,7 @@ from ..contract.handles import GroupMean, Held, Labels, Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..errors import InputError, TooFewClients, TrainingDiverged
+from ..keys import Key
 from ..privacy.settings import Releases
 from ..tasks.evaluation import Evaluate, Losses
 from ..tasks.fold_gradients import FoldGradients
@@ -83,16 +84,31 @@ class IfcaSettings:
 def ifca(
     train: Train,
     *,
-    k: int | None = None,
-    averaging: Literal["model", "gradient"] = "model",
-    divide_by: Literal["cohort", "cluster"] = "cohort",
-    restarts: int = 1,
-    decide_after: int = 0,
-    shared: tuple[str, ...] = (),
-    stable_rounds: int = 0,
-    variant: Literal["paper", "authors"] = "paper",
-    alpha: float = ALPHA,
-    draws: int = DRAWS,
+    k: Annotated[
+        int | None, Key("Number of cluster models.", "[1, inf)", "models", default="found by a test, where clients can be compared")
+    ] = None,
+    averaging: Annotated[
+        Literal["model", "gradient"],
+        Key("Clients train and models are averaged, or each takes one full-batch gradient step (`training.epochs = 1`)."),
+    ] = "model",
+    divide_by: Annotated[
+        Literal["cohort", "cluster"],
+        Key('`averaging = "gradient"`: divide the sum by the size of the cohort (Algorithm 2, line 13) or of the cluster.'),
+    ] = "cohort",
+    restarts: Annotated[int, Key("Random starts that run side by side.", "[1, inf)", "starts")] = 1,
+    decide_after: Annotated[int, Key("After so many rounds only the best start goes on; 0: all to the end.", "[0, inf)", "rounds")] = 0,
+    shared: Annotated[tuple[str, ...], Key('Prefixes of parameters that all clients train together, or ["all_but_last"].')] = (),
+    stable_rounds: Annotated[
+        int,
+        Key(
+            "Once no choice has changed for so many meetings of every client, each is sent its own model only; 0: never.",
+            "[0, inf)",
+            "meetings",
+        ),
+    ] = 0,
+    variant: Annotated[Literal["paper", "authors"], Key("As the paper states it, or as its authors' code does.")] = "paper",
+    alpha: Annotated[float, Key("Level of the test that finds the number of models.", "(0, 1)")] = ALPHA,
+    draws: Annotated[int, Key("Simulated crowds without groups, for the test; enough to show its level.", "[1, inf)", "crowds")] = DRAWS,
     weights: Weights = "equal",
     seed: int = 0,
 ) -> Algorithm:

@@ -14,6 +14,7 @@ Under a rotation it takes larger networks than FedAvg, because fewer numbers tra
 """
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..engine.models import Model
 from ..errors import InputError
+from ..keys import Key
 from ..tasks.evaluation import EvaluateUsed
 from ..tasks.training import Train
 from ..types import Array
@@ -90,7 +92,13 @@ class EvaluateParted(EvaluateUsed):
         return _whole(self.model, self.cut, self.seed, given)
 
 
-def lg_fedavg(train: Train, *, global_layers: int = 0, weights: Weights = "examples", seed: int = 0) -> Algorithm:
+def lg_fedavg(
+    train: Train,
+    *,
+    global_layers: Annotated[int, Key("The last so many layers are shared; 0: two, or one of fewer than three.", "[0, inf)", "layers")] = 0,
+    weights: Weights = "examples",
+    seed: int = 0,
+) -> Algorithm:
     """The last `global_layers` layers are shared; 0 for two, as in PACFL's tables, or one where the model has fewer than three.
 
     Raises `InputError` for a number that cannot be.

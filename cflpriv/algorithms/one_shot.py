@@ -18,13 +18,14 @@ what FedAvg's `mean` shows inside clusters. Under a rotation or CKKS the one sho
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from ..contract.handles import Held, Shared
 from ..contract.operations import Federation, GramView, Results
 from ..contract.transcript import RoundRecord
+from ..keys import Key
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Array, Clustering
@@ -112,7 +113,13 @@ class State:
 
 
 def one_shot(
-    train: Train, *, k: int = 2, local_epochs: int = 10, starts: int = STARTS, weights: Weights = "examples", seed: int = 0
+    train: Train,
+    *,
+    k: Annotated[int, Key("Number of clusters.", "[1, inf)", "clusters")] = 2,
+    local_epochs: Annotated[int, Key("Epochs of the local training whose models are clustered.", "[1, inf)", "epochs")] = 10,
+    starts: Annotated[int, Key("Random starts of k-means.", "[1, inf)", "starts")] = STARTS,
+    weights: Weights = "examples",
+    seed: int = 0,
 ) -> Algorithm:
     """k-means with `k` clusters on models of `local_epochs` of local training. Raises `InputError` for parameters that cannot be."""
     at_least(1, k=k, local_epochs=local_epochs, starts=starts)

@@ -29,7 +29,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from ..contract.handles import Held, Own, Shared
 from ..contract.operations import Federation, GramView, Results
 from ..contract.transcript import RoundRecord
 from ..errors import InputError
+from ..keys import Key
 from ..privacy.settings import Releases
 from ..tasks.evaluation import Evaluate
 from ..tasks.halves import HALVES
@@ -160,16 +161,31 @@ class PacflSettings:
 def pacfl(
     train: Train,
     *,
-    p: int = 3,
-    measure: Measure = "smallest_angle",
-    variant: Literal["paper", "authors"] = "paper",
-    linkage: Linkage | None = None,
-    beta: float | None = None,
-    k: int | None = None,
-    cut: Rule | None = None,
-    per_label: bool | None = None,
-    labels_at_most: int | None = None,
-    fine_tune_epochs: int = 0,
+    p: Annotated[int, Key("Principal vectors of a client's signature.", "[1, inf)", "vectors")] = 3,
+    measure: Annotated[
+        Measure, Key("Distance of two signatures from their principal angles; of the tree, which the test does not have.")
+    ] = "smallest_angle",
+    variant: Annotated[Literal["paper", "authors"], Key("As the paper states it, or as its authors' code does.")] = "paper",
+    linkage: Annotated[Linkage | None, Key("Linkage of the tree.", default="`average`; `weighted` for the authors' variant")] = None,
+    beta: Annotated[
+        float | None,
+        Key("Cut the tree at this distance of angles.", "[0, inf)", "degrees", default="the number of clusters is found by `cut`"),
+    ] = None,
+    k: Annotated[int | None, Key("Number of clusters, if it is given.", "[1, inf)", "clusters", default="found by `cut`")] = None,
+    cut: Annotated[
+        Rule | None,
+        Key(
+            "How the number of clusters is found: by a test on halves of the clients' data, by the silhouette or by the largest gap.",
+            default="`test`, without `beta` and `k`",
+        ),
+    ] = None,
+    per_label: Annotated[
+        bool | None, Key("One signature for each label of a client instead of one for all.", default="false; true for the authors' variant")
+    ] = None,
+    labels_at_most: Annotated[
+        int | None, Key("Public width of a per-label signature.", "[1, inf)", "labels", default="the number of classes")
+    ] = None,
+    fine_tune_epochs: Annotated[int, Key("Newcomers fine-tune their cluster's model for so many epochs.", "[0, inf)", "epochs")] = 0,
     weights: Weights = "examples",
     seed: int = 0,
 ) -> Algorithm:

@@ -14,12 +14,13 @@ What it reveals, by which operation: `mean` shows what FedAvg's does; the step a
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
 from ..engine import Device, Result, TaskInput
 from ..errors import InputError
+from ..keys import Key
 from ..privacy.settings import updates_only
 from ..tasks.evaluation import Evaluate, EvaluateUsed
 from ..tasks.training import Gradient, Train
@@ -68,7 +69,14 @@ class EvaluateAdapted(EvaluateUsed):
         ]
 
 
-def per_fedavg(train: Train, *, alpha: float = 0.01, beta: float = 0.0, weights: Weights = "examples", seed: int = 0) -> Algorithm:
+def per_fedavg(
+    train: Train,
+    *,
+    alpha: Annotated[float, Key("Inner learning rate α.", "[0, inf)")] = 0.01,
+    beta: Annotated[float, Key("Outer learning rate β; 0: `training.lr`.", "[0, inf)")] = 0.0,
+    weights: Weights = "examples",
+    seed: int = 0,
+) -> Algorithm:
     """First-order Per-FedAvg: inner rate `alpha` (α), outer rate `beta` (β; 0 for the rate of `train`).
 
     Raises `InputError` for rates that are not finite numbers of 0 or more, or batches too few to go in pairs.

@@ -33,7 +33,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from operator import add
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -41,6 +41,7 @@ from ..contract.handles import Held, Labels, Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..errors import InputError, TooFewClients
+from ..keys import Key
 from ..privacy.settings import Releases
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
@@ -108,15 +109,27 @@ class PfedliaSettings:
 def pfedlia(
     train: Train,
     *,
-    warm_up: int | None = None,
-    mode: Literal["central", "peer"] = "central",
-    influence: Literal["lazy", "exact"] = "lazy",
-    scores: Scores = "value",
-    local_epochs: int = 10,
-    local_samples: int = 0,
-    validation: float = 0.25,
-    min_samples: int | None = None,
-    exact_rounds: int = 100,
+    warm_up: Annotated[
+        int | None,
+        Key(
+            "The round, from 0, that clusters and trains nothing; FedAvg before it, FedAvg in groups after it.",
+            "[0, inf)",
+            "rounds",
+            default="20, or a fifth of the rounds if that is less",
+        ),
+    ] = None,
+    mode: Annotated[
+        Literal["central", "peer"], Key("Where clients are clustered: at the server (`central`), or by each client for itself (`peer`).")
+    ] = "central",
+    influence: Annotated[
+        Literal["lazy", "exact"], Key("Scores from one training of a part (`lazy`), or from retraining without each client (`exact`).")
+    ] = "lazy",
+    scores: Annotated[Scores, Key("Scores as numbers, or their signs only.")] = "value",
+    local_epochs: Annotated[int, Key("k of section III-D: epochs of the training that scores are made of.", "[1, inf)", "epochs")] = 10,
+    local_samples: Annotated[int, Key("Samples of that training; 0: all of the training part.", "[0, inf)", "samples")] = 0,
+    validation: Annotated[float, Key("Share of a client's training data that is held back for scores.", "(0, 1)")] = 0.25,
+    min_samples: Annotated[int | None, Key("OPTICS' least number of neighbours.", "[2, inf)", "clients", default="found")] = None,
+    exact_rounds: Annotated[int, Key("Rounds of each retraining of the exact influence.", "[1, inf)", "rounds")] = 100,
     weights: Weights = "examples",
     seed: int = 0,
 ) -> Algorithm:

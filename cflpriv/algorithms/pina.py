@@ -30,7 +30,7 @@ list of first labels; then the sums of each round through `mean`, up to their no
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from ..contract.handles import Held, Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..errors import InputError
+from ..keys import Key
 from ..randomness import Stream
 from ..tasks.block_choices import ChooseListed
 from ..tasks.cluster_shares import TrainInBlock
@@ -45,7 +46,7 @@ from ..tasks.evaluation import Evaluate, Losses
 from ..tasks.low_rank import LowRankSketch
 from ..tasks.training import Train
 from ..types import Array, Clustering
-from .checks import at_least, enough_clients, finite, known
+from .checks import at_least, contribution, enough_clients, known
 from .choosing import EvaluateLowest
 from .counted_sums import admit_by_choice, moved_by, norm_of_clip, smallest_of, sum_of_blocks
 from .interface import Algorithm, AlgorithmSpec, Served
@@ -84,13 +85,22 @@ class PinaSettings:
 def pina(
     train: Train,
     *,
-    k: int = 2,
-    rank: int = 4,
-    sketch: int = 32,
-    smallest: int | None = None,
-    normality: Normality = "weight",
-    alpha: float = 0.05,
-    norm: float = 1.0,
+    k: Annotated[int, Key("Number of models.", "[1, inf)", "models")] = 2,
+    rank: Annotated[int, Key("Public directions that are seen of each weight matrix.", "[1, inf)", "directions")] = 4,
+    sketch: Annotated[int, Key("Length of the sketch of these in all.", "[1, inf)", "numbers")] = 32,
+    smallest: Annotated[
+        int | None, Key("A cluster's sum is divided by so many clients at least.", "[1, inf)", "clients", default="half of an equal share")
+    ] = None,
+    normality: Annotated[Normality, Key("Weight a cluster's sum by a test of normality, drop it if it fails, or do not test.")] = "weight",
+    alpha: Annotated[float, Key("Level of the test of normality.", "(0, 1)")] = 0.05,
+    norm: Annotated[
+        float,
+        Key(
+            "Length of a client's contribution; above `privacy.clip_norm` counts are wrong.",
+            "(0, inf)",
+            default="1; `privacy.clip_norm` under client-level privacy",
+        ),
+    ] = 1.0,
     seed: int = 0,
 ) -> Algorithm:
     """PINA with `k` models. Of each weight matrix `rank` public directions are seen, sketched to `sketch` numbers in all.
@@ -102,9 +112,7 @@ def pina(
     """
     at_least(1, k=k, rank=rank, sketch=sketch, smallest=smallest)
     known("normality", normality, *get_args(Normality))
-    finite(norm=norm)
-    if norm == 0:
-        raise InputError("algorithm.norm: 0 leaves no room for an update")
+    contribution(norm)
     if not 0 < alpha < 1:
         raise InputError(f"algorithm.alpha: {alpha} is outside (0, 1)")
     signature = LowRankSketch(train, rank, sketch, seed)

@@ -30,7 +30,7 @@ What it reveals, by which operation: `mean` shows the sums of each round, up to 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from ..clustering.noisy_sums import Alike, directions_of, first_cells, moved_cel
 from ..contract.handles import Shared
 from ..contract.operations import Federation, Parameter
 from ..contract.transcript import RoundRecord
+from ..keys import Key
 from ..tasks.cluster_shares import (
     CELL_COUNT,
     CELL_RESIDUAL,
@@ -59,7 +60,7 @@ from ..tasks.cluster_shares import (
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Array
-from .checks import at_least, finite
+from .checks import at_least, contribution
 from .counted_sums import admit_by_choice, norm_of_clip
 from .grouping import check_test
 from .interface import Algorithm, AlgorithmSpec, BeforeRun, Served
@@ -134,15 +135,25 @@ class PrivateClustersSettings:
 def private_clusters(
     train: Train,
     *,
-    k: int | None = None,
-    moments: int = MOMENTS,
-    cell_steps: int = CELL_STEPS,
-    centre_steps: int = CENTRE_STEPS,
-    alpha: float = ALPHA,
-    draws: int = DRAWS,
-    sketch: int = 256,
-    directions: int = 24,
-    norm: float = 1.0,
+    k: Annotated[
+        int | None,
+        Key(
+            "Number of clusters; nothing is tested then (1: no round is spent on clusters).",
+            "[1, inf)",
+            "clusters",
+            default="found by a test",
+        ),
+    ] = None,
+    moments: Annotated[int, Key("Rounds that sum second moments.", "[1, inf)", "rounds")] = MOMENTS,
+    cell_steps: Annotated[int, Key("Rounds that divide clients into cells.", "[1, inf)", "rounds")] = CELL_STEPS,
+    centre_steps: Annotated[int, Key("Rounds that make the centres sharper.", "[1, inf)", "rounds")] = CENTRE_STEPS,
+    alpha: Annotated[float, Key("Level of the test that finds the number of clusters.", "(0, 1)")] = ALPHA,
+    draws: Annotated[int, Key("Simulated crowds without groups, for the test; enough to show its level.", "[1, inf)", "crowds")] = DRAWS,
+    sketch: Annotated[int, Key("Length of a sketched gradient.", "[1, inf)", "numbers")] = 256,
+    directions: Annotated[int, Key("Dimensions in which second moments are taken.", "[1, inf)", "dimensions")] = 24,
+    norm: Annotated[
+        float, Key("Length of a client's contribution.", "(0, inf)", default="1; `privacy.clip_norm` under client-level privacy")
+    ] = 1.0,
     seed: int = 0,
 ) -> Algorithm:
     """Clusters from sums over all clients, found in the first 1 + `moments` + `cell_steps` + `centre_steps` rounds; then FedAvg in each.
@@ -155,7 +166,7 @@ def private_clusters(
     """
     at_least(1, k=k, moments=moments, cell_steps=cell_steps, centre_steps=centre_steps, sketch=sketch, directions=directions)
     check_test(alpha, draws)
-    finite(norm=norm)
+    contribution(norm)
     sums = {"centre": 1, "moments": moments, "cells": cell_steps, "centres": centre_steps}
     vectors = ClientVectors(train.model, sketch, directions, norm, seed)
     settings = PrivateClustersSettings(train, vectors, sums, k, alpha, draws, seed)

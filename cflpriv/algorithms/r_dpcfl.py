@@ -39,7 +39,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from scipy.special import erfc, logsumexp
@@ -48,6 +48,7 @@ from ..contract.handles import Held, Shared
 from ..contract.operations import Federation, GramView, Results
 from ..contract.transcript import RoundRecord
 from ..errors import InputError
+from ..keys import Key
 from ..privacy.settings import Releases
 from ..randomness import Stream, stream
 from ..tasks.evaluation import Evaluate, Losses
@@ -235,7 +236,16 @@ class RDpcflSettings:
     seed: int
 
 
-def r_dpcfl(train: Train, *, k: int | None = None, rounds: int = 50, weights: Weights = "equal", seed: int = 0) -> Algorithm:
+def r_dpcfl(
+    train: Train,
+    *,
+    k: Annotated[int | None, Key("Number of clusters.", "[1, inf)", "clusters", default="as many as are separated best")] = None,
+    rounds: Annotated[
+        int, Key("Length of the run, by which its stages are divided.", "[0, inf)", "rounds", default="`training.rounds`")
+    ] = 50,
+    weights: Weights = "equal",
+    seed: int = 0,
+) -> Algorithm:
     """R-DPCFL with `k` clusters, or as many as are separated best, over a run of `rounds` rounds, by which the stages are dealt.
 
     In a configuration `rounds` follows from `training.rounds`. Raises `InputError` for parameters that cannot be.

@@ -25,20 +25,20 @@ What it reveals, by which operation: `mean` shows the sums of each round, up to 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from ..contract.handles import Shared
 from ..contract.operations import Federation, Parameter
 from ..contract.transcript import RoundRecord
-from ..errors import InputError
+from ..keys import Key
 from ..tasks.block_choices import ChooseAndMove
 from ..tasks.cluster_shares import TrainInBlock
 from ..tasks.evaluation import Evaluate, Losses
 from ..tasks.training import Train
 from ..types import Array
-from .checks import at_least, enough_clients, finite
+from .checks import at_least, contribution, enough_clients
 from .choosing import EvaluateLowest
 from .counted_sums import admit_by_choice, moved_by, norm_of_clip, smallest_of, sum_of_blocks
 from .interface import Algorithm, AlgorithmSpec, Served
@@ -82,7 +82,23 @@ def rebalancing(sizes: Array, smallest: float) -> Array:
     return moves
 
 
-def rr_cluster(train: Train, *, k: int = 2, smallest: int | None = None, norm: float = 1.0, seed: int = 0) -> Algorithm:
+def rr_cluster(
+    train: Train,
+    *,
+    k: Annotated[int, Key("Number of models.", "[1, inf)", "models")] = 2,
+    smallest: Annotated[
+        int | None, Key("Clients of a round that a cluster has at least.", "[1, inf)", "clients", default="half of an equal share")
+    ] = None,
+    norm: Annotated[
+        float,
+        Key(
+            "Length of a client's contribution; above `privacy.clip_norm` counts are wrong.",
+            "(0, inf)",
+            default="1; `privacy.clip_norm` under client-level privacy",
+        ),
+    ] = 1.0,
+    seed: int = 0,
+) -> Algorithm:
     """RR-Cluster with `k` models and clusters of `smallest` clients of a round at least (by default half of an equal share).
 
     `norm`: the length of a client's contribution, under client-level privacy that to which it is clipped.
@@ -91,9 +107,7 @@ def rr_cluster(train: Train, *, k: int = 2, smallest: int | None = None, norm: f
     Raises `InputError` for parameters that cannot be.
     """
     at_least(1, k=k, smallest=smallest)
-    finite(norm=norm)
-    if norm == 0:
-        raise InputError("algorithm.norm: 0 leaves no room for an update")
+    contribution(norm)
     settings = RRClusterSettings(train, k, smallest, norm, seed)
     return Algorithm(
         "rr_cluster", ("mean",), partial(_init, settings), partial(_round, settings), partial(_serve, settings), admit_by_choice,

@@ -29,7 +29,7 @@ vector) the mean of its gradients along the way: the update again, so in the cle
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..errors import InputError
+from ..keys import Key
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Array, Parts
@@ -106,7 +107,13 @@ class State:
     each: float = 0.0
 
 
-def scaffold(train: Train, *, global_lr: float = 1.0, weights: Weights = "equal", seed: int = 0) -> Algorithm:
+def scaffold(
+    train: Train,
+    *,
+    global_lr: Annotated[float, Key("Global learning rate η_g (1 in the paper's experiments).", "(0, inf)")] = 1.0,
+    weights: Weights = "equal",
+    seed: int = 0,
+) -> Algorithm:
     """One shared model with control variates. `global_lr` is η_g (1 in the paper's experiments).
 
     Raises `InputError` for a rate that is not a finite number above 0, and for another optimiser than SGD: no movement but SGD's gives

@@ -44,7 +44,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from operator import add
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 
@@ -52,6 +52,7 @@ from ..contract.handles import GroupMean, Held, Own, Shared
 from ..contract.operations import Federation, Then
 from ..contract.transcript import RoundRecord
 from ..errors import InputError
+from ..keys import Key
 from ..privacy.settings import Releases
 from ..tasks.evaluation import Evaluate
 from ..tasks.halves import HALVES
@@ -121,14 +122,30 @@ class StocflSettings:
 def stocfl(
     train: Train,
     *,
-    tau: float | None = None,
-    cut: Rule | None = None,
-    lam: float = 0.05,
-    variant: Literal["paper", "authors"] = "paper",
-    representation: Literal["gradient", "movement"] | None = None,
-    movement_epochs: int = 20,
-    anchor_seed: int | None = None,
-    sketch_dim: int | None = None,
+    tau: Annotated[float | None, Key("Least cosine of two clusters that merge.", "[-1, 1]", default='none; 0.5 for `cut = "tau"`')] = None,
+    cut: Annotated[
+        Rule | None, Key("Merge by a test, or by the threshold `tau`.", default="`test`; `tau` with `tau` or for the authors' variant")
+    ] = None,
+    lam: Annotated[float, Key("λ of eq. 3, which draws cluster models towards the global one.", "[0, inf)")] = 0.05,
+    variant: Annotated[Literal["paper", "authors"], Key("As the paper states it, or as its authors' code does.")] = "paper",
+    representation: Annotated[
+        Literal["gradient", "movement"] | None,
+        Key(
+            "What clients are compared by: the anchor's gradient, or the movement of a local training.",
+            default="`gradient`; `movement` for the authors' variant",
+        ),
+    ] = None,
+    movement_epochs: Annotated[int, Key("Epochs of that local training.", "[1, inf)", "epochs")] = 20,
+    anchor_seed: Annotated[int | None, Key("Seed of the anchor model.", default="the anchor is the initial model")] = None,
+    sketch_dim: Annotated[
+        int | None,
+        Key(
+            "Length to which representations are sketched; 0: not.",
+            "[0, inf)",
+            "numbers",
+            default="4096 for models above 8192 parameters, else 0",
+        ),
+    ] = None,
     weights: Weights = "examples",
     seed: int = 0,
 ) -> Algorithm:

@@ -5,11 +5,12 @@ Implementations are registered in `PROTECTIONS`; the package's own are in `cflpr
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from ..errors import InputError
+from ..keys import Key
 from ..plugins import Registry
 
 SKETCH_SMALLEST = 8
@@ -84,45 +85,71 @@ class SecureSum:
 
 @dataclass(frozen=True)
 class Protection:
-    """The section `[protection]`; field names are its keys.
+    """The section `[protection]`; field names are its keys. Single values that an algorithm gathers are released as they are.
 
-    gram: how signatures and other compared vectors reach the server, in order; empty or ("none",) for in the clear. sum: how updates are
-    averaged. Single values that an algorithm gathers are released as they are. min_cohort: no sum is formed over fewer clients (0: 3 under
-    secure aggregation, else 1). robust: a rule that limits the influence of a few bad clients on a mean: a group is dealt into random
-    buckets of at least the minimum cohort size, and the rule combines their means ("none": the mean). buckets: how many, 0 for as many as
-    there can be; a group of fewer than three gets no sum, so it counts as small. small_clusters: what happens to a group below that: its
-    model waits ("wait"), its members train alone ("local"), or clusters below it join the nearest while clustering ("merge"). sketch_dim:
-    what the stage "sketch" of `gram` makes of longer vectors; shorter ones it leaves as they are. transform: a fresh transform for each sum
-    ("per_round"), or one for all ("fixed", CFL's Algorithm 5 as printed). secagg_mode: the assumed server: it may deviate ("active":
-    signatures against a roster, complete graph) or is curious only ("passive"). relay_updates: under secure aggregation, clients seal
-    updates for other clients where an algorithm relays them (pFedLIA, FedFomo): these then see each other's, and so does a server that lies
-    and has one of them for an accomplice. secagg_bits, secagg_clip: the modulus is 2^bits, and values beyond ±clip are clipped, and
-    reported. max_weight: the public maximum of a client's weight, needed for `weights = "examples"` under secure aggregation. ckks_release:
-    what the server learns of encrypted similarities: the result of clustering ("labels"), also distances, or the Gram matrix, both noised.
-    ckks_ring: the ring's degree, 0 for the smallest that serves. ckks_bound: the public bound on a compared vector's norm. ckks_group: how
-    many pairs share an output (more takes more upload and less of all else), 0 for as many as fit, in a ring of 8192 at least 4.
-    ckks_workers: processes, 0 for one a core where that pays. landmarks: clients are compared with so many of them only, 0 for all pairs.
+    `min_cohort` holds for every sum. Under a robust rule a group is dealt into random buckets of at least that size, and the rule combines
+    their means; a group of fewer than three buckets gets no sum, so it counts as small.
     """
 
-    gram: tuple[str, ...] = ()
-    sum: str = "none"
-    min_cohort: int = 0
-    small_clusters: SmallClusters = "wait"
-    robust: Literal["none", "trimmed_mean", "geometric_median", "centred_clipping"] = "none"
-    buckets: int = 0
-    sketch_dim: int = 4096
-    transform: Literal["per_round", "fixed"] = "per_round"
-    relay_updates: bool = False
-    secagg_mode: Literal["active", "passive"] = "active"
-    secagg_bits: Literal[16, 32] = 32
-    secagg_clip: float = 1.0
-    max_weight: float = 0.0
-    ckks_release: Literal["gram", "distances", "labels"] = "labels"
-    ckks_ring: int = 0
-    ckks_bound: float = 1.0
-    ckks_group: int = 0
-    ckks_workers: int = 0
-    landmarks: int = 0
+    gram: Annotated[
+        tuple[str, ...],
+        Key("How signatures and other compared vectors reach the server, in order; empty: in the clear.", known=lambda: listed("gram")),
+    ] = ()
+    sum: Annotated[str, Key("How updates are averaged.", known=lambda: listed("sum"))] = "none"
+    min_cohort: Annotated[
+        int, Key("No sum is formed over fewer clients; 0: 3 under secure aggregation, where 2 is the least, else 1.", "[0, inf)", "clients")
+    ] = 0
+    small_clusters: Annotated[
+        SmallClusters,
+        Key(
+            "What happens to a group below the minimum: its model waits (`wait`), its members train alone (`local`), or clusters join "
+            "the nearest while clustering (`merge`)."
+        ),
+    ] = "wait"
+    robust: Annotated[
+        Literal["none", "trimmed_mean", "geometric_median", "centred_clipping"],
+        Key("A rule that limits the influence of a few bad clients, over the means of random buckets; `none`: the mean."),
+    ] = "none"
+    buckets: Annotated[
+        int, Key("Buckets under a robust rule, 3 at least; 0: as many as the minimum cohort size allows.", "[0, inf)", "buckets")
+    ] = 0
+    sketch_dim: Annotated[
+        int, Key("Length to which the stage `sketch` of `gram` brings longer vectors.", f"[{SKETCH_SMALLEST}, inf)", "numbers")
+    ] = 4096
+    transform: Annotated[
+        Literal["per_round", "fixed"],
+        Key('`sum = "haar"` and other transforms: a fresh one for each sum, or one for all (CFL\'s Algorithm 5 as printed).'),
+    ] = "per_round"
+    relay_updates: Annotated[
+        bool,
+        Key(
+            "Under secure aggregation, let clients seal updates for other clients (pFedLIA, FedFomo). These see each other's, and so does "
+            "a server that lies and has an accomplice among them."
+        ),
+    ] = False
+    secagg_mode: Annotated[
+        Literal["active", "passive"],
+        Key("The assumed server: it may deviate (`active`: signatures against a client registry, complete graph) or is curious only."),
+    ] = "active"
+    secagg_bits: Annotated[Literal[16, 32], Key("The modulus of secure sums is two to this power.", unit="bits")] = 32
+    secagg_clip: Annotated[float, Key("Values beyond ± this are clipped before a secure sum, and reported.", "(0, inf)")] = 1.0
+    max_weight: Annotated[
+        float, Key('Public maximum of a client\'s weight, for `weights = "examples"` under secure aggregation; 0: none.', "[0, inf)")
+    ] = 0.0
+    ckks_release: Annotated[
+        Literal["gram", "distances", "labels"],
+        Key(
+            "What the server learns of encrypted similarities: the result of clustering, also distances, or the Gram matrix (both noised)."
+        ),
+    ] = "labels"
+    ckks_ring: Annotated[int, Key("Degree of the CKKS ring, 4096 or 8192; 0: the smallest that serves.", "[0, inf)")] = 0
+    ckks_bound: Annotated[float, Key("Public bound on the norm of a compared vector.", "[2^-20, 2^20]")] = 1.0
+    ckks_group: Annotated[
+        int,
+        Key("Pairs that share an output: more takes more upload and less of all else; 0: as many as fit.", "[0, inf)", "pairs"),
+    ] = 0
+    ckks_workers: Annotated[int, Key("Processes for encrypted products; 0: one per core where that pays.", "[0, inf)", "processes")] = 0
+    landmarks: Annotated[int, Key("Under `ckks`, compare clients with so many of them only; 0: all pairs.", "[0, inf)", "clients")] = 0
 
     def __post_init__(self) -> None:
         for stage in self.gram:

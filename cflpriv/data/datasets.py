@@ -10,10 +10,12 @@ import numpy as np
 from ..errors import InputError
 from ..types import Array, check_array
 from .formats import read_idx, read_npz
+from .scaling import Scaling
 
 __all__ = [
     "DIRECTORY_VARIABLE",
     "HOW_TO_SET",
+    "NPZ_ARRAYS",
     "Dataset",
     "channel_statistics",
     "data_directory",
@@ -31,8 +33,9 @@ class Dataset:
     """Images and labels. Shapes: x (n, C, H, W) float32 in [0, 1], y (n,) int64 in 0..classes-1; `mean`, `std` one value a channel.
 
     `mean` and `std` are for a model's input only; x itself is never normalised. `owners_train`, `owners_test` (n,) int64 name the real
-    client of each sample where the file knows it; `label_kinds` (classes,) the kind that each label belongs to (superclass, alphabet), -1
-    where unknown, if the data set has kinds. Treat the arrays as read-only. Raises `InputError` naming the first bad value.
+    client of each sample where the file knows it, `kinds_train`, `kinds_test` (n,) int64 its group; `label_kinds` (classes,) the kind that
+    each label belongs to (superclass, alphabet), -1 where unknown, if the data set has kinds. With `scaling`, x has any range and is scaled
+    when it is divided among clients. Treat the arrays as read-only. Raises `InputError` naming the first bad value.
     """
 
     name: str
@@ -47,6 +50,10 @@ class Dataset:
     owners_train: Array | None = None
     owners_test: Array | None = None
     label_kinds: tuple[int, ...] = ()
+    kinds_train: Array | None = None
+    kinds_test: Array | None = None
+    class_names: tuple[str, ...] = ()
+    scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
         for part, x, y, owners in (
@@ -61,7 +68,10 @@ class Dataset:
                 raise InputError(f"{self.name}: x_{part} has shape {x.shape}; it must hold at least one sample")
             if len(x) != len(y):
                 raise InputError(f"{self.name}: x_{part} has {len(x)} samples but y_{part} has {len(y)} labels")
-            _check_pixels(f"{self.name}: x_{part}", x)
+            if self.scaling is None:
+                _check_pixels(f"{self.name}: x_{part}", x)
+            else:
+                _check_features(f"{self.name}: x_{part}", x, self.scaling)
             if y.min() < 0 or y.max() >= self.classes:
                 row = int(np.flatnonzero((y < 0) | (y >= self.classes))[0])
                 raise InputError(f"{self.name}: y_{part} at index {row} is {y[row]}, not in 0..{self.classes - 1}")
@@ -91,6 +101,19 @@ def _check_pixels(name: str, x: Array) -> None:
     raise InputError(f"{name}: pixel at index {where} is {x[where]}; expected values in 0..1 (or uint8 in 0..255)")
 
 
+def _check_features(name: str, x: Array, scaling: Scaling) -> None:
+    """Public constants must fit the features, and values that are taken as they are must lie in the public range."""
+    for key, values in (("feature_mean", scaling.mean), ("feature_std", scaling.std)):
+        if len(values) not in (1, x.shape[-1]):
+            raise InputError(f"{name}: data.{key} has {len(values)} values for {x.shape[-1]} features; give one each, or one for all")
+    if scaling.plain and not (x.min() >= scaling.low and x.max() <= scaling.high):
+        row, _, _, column = (int(i) for i in np.argwhere((x < scaling.low) | (x > scaling.high))[0])
+        raise InputError(
+            f"{name}: feature {column} of sample {row} is {x[row, 0, 0, column]}, outside data.value_range = [{scaling.low:g}, "
+            f"{scaling.high:g}]; widen it, or set data.standardise"
+        )
+
+
 def channel_statistics(parts: Iterable[Array]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of every channel over `parts`, arrays (n, C, H, W). A constant channel gets deviation 1."""
     count, total, squares = 0, np.zeros(()), np.zeros(())
@@ -118,9 +141,14 @@ def dataset_of(
     notes: tuple[str, ...] = (),
     owners: tuple[Array | None, Array | None] = (None, None),
     label_kinds: tuple[int, ...] = (),
+    kinds: tuple[Array | None, Array | None] = (None, None),
+    class_names: tuple[str, ...] = (),
+    scaling: Scaling | None = None,
 ) -> Dataset:
     """Convert a file's arrays to a `Dataset`; `classes` 0 means one more than the largest label."""
-    x_train, x_test = _images(f"{name}: x_train", train[0]), _images(f"{name}: x_test", test[0])
+    convert = _images if scaling is None else _features
+    x_train, x_test = convert(f"{name}: x_train", train[0]), convert(f"{name}: x_test", test[0])
+    statistics = statistics if scaling is None else scaling.statistics
     y_train, y_test = _whole(f"{name}: y_train", train[1]), _whole(f"{name}: y_test", test[1])
     if not classes:
         classes = 1 + max((int(y.max()) for y in (y_train, y_test) if len(y)), default=0)
@@ -128,7 +156,31 @@ def dataset_of(
         statistics = channel_statistics([x_train])
     mean, std = statistics or ((0.0,), (1.0,))
     owners_train, owners_test = (None if o is None else _whole(f"{name}: client owners", o) for o in owners)
-    return Dataset(name, x_train, y_train, x_test, y_test, classes, mean, std, notes, owners_train, owners_test, label_kinds)
+    return Dataset(
+        name,
+        x_train,
+        y_train,
+        x_test,
+        y_test,
+        classes,
+        mean,
+        std,
+        notes,
+        owners_train,
+        owners_test,
+        label_kinds,
+        *kinds,
+        class_names,
+        scaling,
+    )
+
+
+def _features(name: str, x: Array) -> Array:
+    """Features (n, d) of any range as (n, 1, 1, d) float32."""
+    if x.ndim != 2 or x.dtype.kind not in "fiu":
+        raise InputError(f"{name}: has dtype {x.dtype} and shape {x.shape}; data.standardise takes numbers of shape (n, features)")
+    check_array(name, x.astype(np.float64).astype(np.float32))
+    return np.ascontiguousarray(x[:, None, None, :], dtype=np.float32)
 
 
 def _images(name: str, x: Array) -> Array:
@@ -164,17 +216,30 @@ def _whole(name: str, y: Array) -> Array:
 
 # The user's own files.
 
+NPZ_ARRAYS = {
+    "x_train": "training samples: uint8 in 0..255 or floating in 0..1, of shape (n, d), (n, H, W), (n, C, H, W) or (n, H, W, C), C 1 or 3",
+    "y_train": "their labels (n,), integers from 0",
+    "x_test": "test samples, of the same form",
+    "y_test": "their labels",
+    "client_train": 'optional: the client of each training sample (n,), integers from 0, for `partition = "given"`',
+    "client_test": "optional: the client of each test sample; without it a client is tested on all samples with its labels",
+    "class_names": "optional: the names of the classes; without it there are as many as the largest label + 1",
+}
+"""The arrays of an npz, by name."""
+_POOLED = "{}: a model's input is normalised by the mean and deviation of all clients' training samples, which count as public"
+_NPZ_NEEDED = ("x_train", "y_train", "x_test", "y_test")
 
-def load_npz(path: str | Path) -> Dataset:
-    """The user's own images: an npz with x_train, y_train, x_test, y_test (see the forms below), never unpickled.
 
-    x: uint8 in 0..255 or floating in 0..1, of shape (n, d), (n, H, W), (n, C, H, W) or (n, H, W, C) with C 1 or 3. y: integers from 0.
-    Optional: `client_train`, `client_test` (integers from 0), the real owner of each sample, for `partition = "given"`; `class_names`,
-    whose length then is the number of classes (otherwise the largest label + 1). `mean`, `std` are computed on x_train.
+def load_npz(path: str | Path, scaling: Scaling | None = None) -> Dataset:
+    """The user's own samples: an npz with the arrays `NPZ_ARRAYS`, never unpickled.
+
+    Without `scaling`, values are pixels and `mean`, `std` are computed on x_train, over all clients, which a note says. With it, they are
+    features (n, d) of any range.
+
+    Raises `InputError` naming file, array and value.
     """
     path = Path(path)
-    needed = ("x_train", "y_train", "x_test", "y_test")
-    arrays = read_npz(path, needed, ("client_train", "client_test", "class_names"))
+    arrays = read_npz(path, _NPZ_NEEDED, tuple(name for name in NPZ_ARRAYS if name not in _NPZ_NEEDED))
     names = arrays.get("class_names")
     if "client_test" in arrays and "client_train" not in arrays:
         raise InputError(f"{path}: has client_test but no client_train")
@@ -183,6 +248,9 @@ def load_npz(path: str | Path) -> Dataset:
         (arrays["x_train"], arrays["y_train"]),
         (arrays["x_test"], arrays["y_test"]),
         classes=0 if names is None else names.size,
+        notes=() if scaling is not None else (_POOLED.format(path),),
+        class_names=() if names is None else tuple(str(one) for one in names.ravel().tolist()),
+        scaling=scaling,
         owners=(arrays.get("client_train"), arrays.get("client_test")),
     )
 
@@ -190,5 +258,6 @@ def load_npz(path: str | Path) -> Dataset:
 def load_idx(train_images: str | Path, train_labels: str | Path, test_images: str | Path, test_labels: str | Path) -> Dataset:
     """The user's own images in four idx files (raw or gzip): images (n, H, W) and labels (n,) of unsigned bytes."""
     return dataset_of(
-        str(train_images), (read_idx(train_images, 3), read_idx(train_labels, 1)), (read_idx(test_images, 3), read_idx(test_labels, 1))
-    )
+        str(train_images), (read_idx(train_images, 3), read_idx(train_labels, 1)), (read_idx(test_images, 3), read_idx(test_labels, 1)),
+        notes=(_POOLED.format(train_images),),
+    )  # fmt: skip

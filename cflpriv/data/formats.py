@@ -36,6 +36,7 @@ __all__ = [
     "read_npz",
     "read_svhn",
     "read_svmlight",
+    "reading",
 ]
 
 # No valid file unpacks to more than this; a header that claims more is damaged or hostile.
@@ -46,7 +47,7 @@ _CIFAR_PIXELS = 3 * 32 * 32
 
 
 @contextmanager
-def _reading(path: Path, what: str) -> Iterator[None]:
+def reading(path: Path, what: str) -> Iterator[None]:
     """Turn every way in which reading a damaged file can fail into one `InputError`."""
     try:
         yield
@@ -96,7 +97,7 @@ def read_idx(path: str | Path, axes: int) -> Array:
     too many bytes, or a damaged gzip stream.
     """
     path = Path(path)
-    with _reading(path, "idx"), path.open("rb") as raw:
+    with reading(path, "idx"), path.open("rb") as raw:
         packed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
         if not packed:
@@ -131,7 +132,7 @@ def read_npz(path: str | Path, required: tuple[str, ...], optional: tuple[str, .
     Raises `InputError` for a missing file or array, an array that would need pickle, a size beyond `LARGEST_BYTES`, or a damaged file.
     """
     path = Path(path)
-    with _reading(path, "npz"):
+    with reading(path, "npz"):
         with zipfile.ZipFile(path) as archive:
             sizes = {info.filename.removesuffix(".npy"): info.file_size for info in archive.infolist()}
         for name in required:
@@ -144,7 +145,7 @@ def read_npz(path: str | Path, required: tuple[str, ...], optional: tuple[str, .
         arrays: dict[str, Array] = {}
         with np.load(path, allow_pickle=False) as members:
             for name in wanted:
-                with _reading(path, f"npz (array {name!r})"):
+                with reading(path, f"npz (array {name!r})"):
                     arrays[name] = np.asarray(members[name])
         return arrays
 
@@ -158,7 +159,7 @@ def read_svmlight(path: str | Path, features: int) -> tuple[Array, Array]:
     from sklearn.datasets import load_svmlight_file
 
     path = Path(path)
-    with _reading(path, "libsvm"):
+    with reading(path, "libsvm"):
         text = _unpacked(path)
     lines = _lines(text)
     if lines * features * np.dtype(np.float32).itemsize > LARGEST_BYTES:
@@ -212,7 +213,7 @@ def read_cifar100_batch(path: str | Path) -> tuple[Array, Array, Array]:
 def _cifar_records(path: Path, name: str, label_bytes: int) -> tuple[Array, Array]:
     """Labels (n, label_bytes) and images (n, 3, 32, 32) of a file of records."""
     size = label_bytes + _CIFAR_PIXELS
-    with _reading(path, f"{name} binary"), path.open("rb") as handle:
+    with reading(path, f"{name} binary"), path.open("rb") as handle:
         body = _read_at_most(handle, LARGEST_BYTES + 1)
     if len(body) == 0 or len(body) > LARGEST_BYTES or len(body) % size:
         raise InputError(f"{path}: {len(body)} bytes are not a whole number of records of {size} bytes")
@@ -227,7 +228,7 @@ def read_svhn(path: str | Path) -> tuple[Array, Array]:
     Raises `InputError` naming file and array.
     """
     path = Path(path)
-    with _reading(path, "MATLAB"):
+    with reading(path, "MATLAB"):
         with path.open("rb"):
             pass  # scipy looks for other endings if there is no such file
         try:
@@ -263,7 +264,7 @@ def read_leaf(path: str | Path, features: int, classes: int) -> Mapping[str, tup
     Raises `InputError` naming file, key and value.
     """
     path = Path(path)
-    with _reading(path, "LEAF json"):
+    with reading(path, "LEAF json"):
         tree = json.loads(_unpacked(path))
         if not isinstance(tree, dict) or not isinstance(tree.get("users"), list) or not isinstance(tree.get("user_data"), dict):
             raise InputError(f"{path}: expected an object with a list 'users' and an object 'user_data'")
@@ -304,15 +305,19 @@ def _leaf_user(name: str, entry: Any, features: int, classes: int) -> tuple[Arra
 def read_lines(path: str | Path) -> tuple[str, ...]:
     """The lines of a UTF-8 text file (gzip or plain, detected by content) that are not blank."""
     path = Path(path)
-    with _reading(path, "UTF-8 text"):
+    with reading(path, "UTF-8 text"):
         return tuple(line for line in _unpacked(path).decode("utf-8").split("\n") if line.strip())
 
 
-def read_csv(path: str | Path, columns: int) -> tuple[tuple[str, ...], ...]:
-    """The rows of a UTF-8 comma-separated file (gzip or plain), each of `columns` cells. Raises `InputError` naming file and row."""
+def read_csv(path: str | Path, columns: int = 0) -> tuple[tuple[str, ...], ...]:
+    """The rows of a UTF-8 comma-separated file (gzip or plain), each of `columns` cells (0: as many as the first).
+
+    A byte order mark is not part of the first cell. Raises `InputError` naming file and row.
+    """
     path = Path(path)
-    with _reading(path, "csv"):
-        rows = tuple(tuple(row) for row in csv.reader(io.StringIO(_unpacked(path).decode("utf-8"), newline=""), strict=True) if row)
+    with reading(path, "csv"):
+        rows = tuple(tuple(row) for row in csv.reader(io.StringIO(_unpacked(path).decode("utf-8-sig"), newline=""), strict=True) if row)
+    columns = columns or len(rows[0] if rows else ())
     for number, row in enumerate(rows):
         if len(row) != columns:
             raise InputError(f"{path}: row {number + 1} has {len(row)} cells, expected {columns}")

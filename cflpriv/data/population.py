@@ -1,8 +1,7 @@
 """From a plain specification to a population of clients with known true groups."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,90 +14,13 @@ from . import partition as split
 from .datasets import Dataset, channel_statistics, data_directory, load_idx, load_npz
 from .named import LOADERS, load_dataset
 from .partition import Partition
+from .scaling import Scaling, scaled
 from .shifts import conform, label_permutations, mixture_layout, rotate, shift_labels, swap_labels
+from .spec import DATASETS, PARTITIONS, DataSpec, check_spec, refuse, register_dataset
+from .tables import TABLES, Columns, load_table
 from .text import TEXTS, UNKNOWN, Texts, load_texts, numbers, vocabulary, windows
 
 __all__ = ["DATASETS", "PARTITIONS", "DataSpec", "build_population", "register_dataset"]
-
-DATASETS: dict[str, str] = {
-    "digits": "scikit-learn's bundled 8×8 digits, 1 797 real images; needs no files",
-    "mnist": "MNIST, 60 000 + 10 000 digits of 28×28, four idx files",
-    "fashion_mnist": "Fashion-MNIST, 60 000 + 10 000 pieces of clothing of 28×28, four idx files",
-    "usps": "USPS, 7 291 + 2 007 digits of 16×16, usps.npz or usps.bz2 and usps.t.bz2",
-    "cifar10": "CIFAR-10, 32×32 colour, the official binary batches or the npz subset",
-    "cifar100": "CIFAR-100, 100 classes in 20 superclasses (its kinds), the official binary version or cifar100.npz",
-    "svhn": "SVHN, 32×32 colour house numbers, train_32x32.mat and test_32x32.mat",
-    "emnist_letters": "EMNIST letters, 26 classes of 28×28, the official idx files or the npz subset; no writers",
-    "omniglot": "Omniglot's small sets at 28×28: 160 drawers as clients, eight alphabets as kinds; not FEMNIST",
-    "femnist": "FEMNIST with its writers, LEAF's json files in femnist/train and femnist/test",
-    "ag_news": "AG News for next-word models, four topics as groups; train.csv and test.csv",
-    "nordic_wiki": "sentences of Wikipedia in Nordic languages for next-word models; LANGUAGE_train.txt, LANGUAGE_test.txt",
-    "nordic_ud": "sentences of the Nordic treebanks, in the same form",
-    "npz": "your own arrays x_train, y_train, x_test, y_test (and client_train, client_test), one path",
-    "idx": "your own four idx files: train images, train labels, test images, test labels",
-    "mixture": "clients from several data sets in one frame: separate outputs (PACFL's MIX-k), or shared_labels (StoCFL's hybrid)",
-}
-
-PARTITIONS: dict[str, str] = {
-    "iid": "all clients draw from the same distribution; with rotations, label_shifts or label_swaps these are the true groups",
-    "label_skew": "each client owns skew_percent of the labels, at random; a true group is a set of labels (PACFL)",
-    "dirichlet": "each class is divided in proportions from Dirichlet(alpha); no true groups",
-    "pathological": "groups of clients with a few labels each, the same number of clients in every group",
-    "kinds": "groups of clients by topic, language, superclass or alphabet, one each or several (groups)",
-    "given": "the clients that the data set itself names: npz (client_train), omniglot's drawers, femnist's writers",
-}
-
-
-def register_dataset(name: str, load: Callable[[Path], Dataset], summary: str = "") -> None:
-    """Make a data set known as `[data] source`; `load(directory)` gives it, from the data directory or from anywhere.
-
-    Raises `InputError` naming both if the name is that of another.
-    """
-    if name in DATASETS and name not in LOADERS:
-        raise InputError(f"data set {name!r}: is the name of one of the package's own: {DATASETS[name]}")
-    LOADERS.add(name, load)
-    DATASETS[name] = summary
-
-
-LOADERS.accept = register_dataset
-
-
-@dataclass(frozen=True)
-class DataSpec:
-    """What `build_population` makes. 0 or an empty tuple means the default that the field's comment names.
-
-    At most one of `SHIFTS` may be set, with `partition` iid, pathological or kinds: one entry per group,
-    clients dealt to the groups in turn (client i to i mod the number of groups; with pathological groups, each of these is divided again).
-    """
-
-    source: str = "digits"  # a key of DATASETS
-    paths: tuple[str, ...] = ()  # npz: one; idx: train images, train labels, test images, test labels
-    partition: str = "iid"  # a key of PARTITIONS
-    clients: int = 20  # given: 0 takes all; mixture: 0 or the sum of the counts in `sources`
-    samples_per_client: int = 0  # 0: all. iid, pathological: exactly; otherwise at most
-    test_samples_per_client: int = 0  # 0: all with the client's own labels (dirichlet: see partition.dirichlet)
-    skew_percent: float = 20.0  # label_skew
-    alpha: float = 0.1  # dirichlet
-    minimum: int = 10  # dirichlet: samples that every client has at least
-    even_test: bool = False  # dirichlet: test data of all of a client's labels alike, as PACFL's authors score; else in its proportions
-    groups: tuple[tuple[int, ...], ...] = ()  # pathological: each group's labels, empty: (0, 1), (2, 3), ...; kinds: its kinds, empty: one
-    noise: float = 0.0  # pathological, kinds: probability that a client also holds labels from outside its group (pFedLIA: 0.5)
-    noise_labels: int = 1  # how many of them
-    rotations: tuple[int, ...] = ()  # degrees counter-clockwise, multiples of 90
-    label_shifts: tuple[int, ...] = ()  # added to the labels, modulo the classes
-    label_swaps: tuple[tuple[int, int], ...] = ()  # labels that each group exchanges; (0, 0) is none
-    label_permutations: int = 0  # the number of groups, each with a random permutation of all labels of its own (CFL)
-    repeat_per_group: bool = False  # iid with shifts: every group divides the whole training set (IFCA's m·n = 240 000 on MNIST)
-    sources: tuple[tuple[str, int], ...] = ()  # mixture: (data set, number of clients)
-    shared_labels: bool = False  # mixture: the same outputs for all data sets (StoCFL's hybrid), not each its own (PACFL's MIX-4)
-    languages: tuple[str, ...] = ()  # nordic_wiki, nordic_ud: of da, fo, is, nb, nn, sv; empty: nb, sv, da
-    vocabulary: int = 2000  # texts: entries of the public vocabulary, fitted on training text
-    sequence_length: int = 10  # texts: words before the one to be predicted
-    seed: int = 0
-
-
-SHIFTS = ("rotations", "label_shifts", "label_swaps", "label_permutations")
-"""Keys that make groups differ; one of them at a time."""
 
 Shift = Callable[[Array, Array], tuple[Array, Array]]
 
@@ -110,7 +32,7 @@ def build_population(spec: DataSpec, directory: str | Path | None = None) -> Pop
 
     Raises `InputError` naming the key and value, or the file, that does not fit.
     """
-    _check_spec(spec)
+    check_spec(spec)
     if spec.source == "mixture":
         return _build_mixture(spec, directory)
     if spec.source in TEXTS:
@@ -127,89 +49,17 @@ def build_population(spec: DataSpec, directory: str | Path | None = None) -> Pop
         base = max(partition.groups) + 1
         kinds = [position // base % len(shifts) for position in range(len(kinds))]
         partition = replace(partition, groups=tuple(g * len(shifts) + kind for g, kind in zip(partition.groups, kinds, strict=True)))
+    clients, clipped = _clients(dataset, partition, shifts or (_unchanged,), kinds)
     return Population(
         name=f"{spec.source}/{spec.partition}",
-        clients=_clients(dataset, partition, shifts or (_unchanged,), kinds),
+        clients=clients,
         groups=partition.groups,
         classes=dataset.classes,
         mean=dataset.mean,
         std=dataset.std,
-        notes=(*dataset.notes, *partition.notes, *repeats),
+        notes=(*dataset.notes, *partition.notes, *repeats, *clipped),
+        class_names=dataset.class_names,
     )
-
-
-def _refuse(key: str, value: object, problem: str) -> InputError:
-    return InputError(f"[data] {key} = {value!r}: {problem}")
-
-
-def _known(key: str, value: str, names: Sequence[str]) -> None:
-    if value not in names:
-        near = get_close_matches(str(value), names, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise _refuse(key, value, f"unknown; {hint}known are {', '.join(names)}")
-
-
-def _check_spec(spec: DataSpec) -> None:
-    """Everything about a specification that can be judged without its data."""
-    LOADERS.find(spec.source)
-    _known("source", spec.source, list(DATASETS))
-    _known("partition", spec.partition, list(PARTITIONS))
-    if isinstance(spec.seed, bool) or not isinstance(spec.seed, int):
-        raise _refuse("seed", spec.seed, "expected a whole number")
-    for key in ("clients", "samples_per_client", "test_samples_per_client", "minimum", "label_permutations", "sequence_length"):
-        value = getattr(spec, key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise _refuse(key, value, "expected a whole number, 0 or more")
-    paths = {"npz": 1, "idx": 4}.get(spec.source, 0)
-    if len(spec.paths) != paths:
-        raise _refuse("paths", spec.paths, f"source = {spec.source!r} takes {paths}")
-    if spec.sources and spec.source != "mixture":
-        raise _refuse("sources", spec.sources, "only source = 'mixture' has sources")
-    if spec.groups and spec.partition not in ("pathological", "kinds"):
-        raise _refuse("groups", spec.groups, "only partition = 'pathological' or 'kinds' has groups")
-    if spec.noise and spec.partition not in ("pathological", "kinds"):
-        raise _refuse("noise", spec.noise, "only partition = 'pathological' or 'kinds' has labels from outside a group")
-    for key, partition in (("skew_percent", "label_skew"), ("alpha", "dirichlet"), ("even_test", "dirichlet")):
-        if spec.partition != partition and getattr(spec, key) != getattr(DataSpec, key):
-            raise _refuse(key, getattr(spec, key), f"only partition = {partition!r} has it, and this one is {spec.partition!r}")
-    if spec.shared_labels and spec.source != "mixture":
-        raise _refuse("shared_labels", True, "only source = 'mixture' has several data sets")
-    if spec.languages and spec.source not in ("nordic_wiki", "nordic_ud"):
-        raise _refuse("languages", spec.languages, "only source = 'nordic_wiki' or 'nordic_ud' has languages")
-    for key in ("vocabulary", "sequence_length"):
-        if spec.source not in TEXTS and getattr(spec, key) != getattr(DataSpec, key):
-            raise _refuse(key, getattr(spec, key), f"only texts have it: {', '.join(TEXTS)}")
-    if spec.source in TEXTS and spec.partition not in ("iid", "kinds"):
-        raise _refuse("partition", spec.partition, "texts are divided by 'kinds' (topics, languages) or 'iid'")
-    if spec.source in TEXTS and spec.noise:
-        raise _refuse("noise", spec.noise, "texts have no labels to hold besides")
-    shifts = [key for key in SHIFTS if getattr(spec, key)]
-    if len(shifts) > 1:
-        raise _refuse(shifts[1], getattr(spec, shifts[1]), f"cannot be combined with {shifts[0]}")
-    if shifts and (spec.partition not in ("iid", "pathological", "kinds") or spec.source == "mixture" or spec.source in TEXTS):
-        raise _refuse(shifts[0], getattr(spec, shifts[0]), "needs partition 'iid', 'pathological' or 'kinds' of images, and no mixture")
-    if spec.repeat_per_group and not (shifts and spec.partition == "iid"):
-        raise _refuse("repeat_per_group", True, f"needs partition = 'iid' with one of {', '.join(SHIFTS)}")
-    if spec.source == "mixture":
-        _check_mixture(spec)
-
-
-def _check_mixture(spec: DataSpec) -> None:
-    if not spec.sources:
-        raise _refuse("sources", spec.sources, "a mixture needs pairs of a data set and its number of clients")
-    for name, count in spec.sources:
-        LOADERS.find(name)
-        _known("sources", name, list(LOADERS))
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise _refuse("sources", (name, count), "expected at least 1 client")
-    names = [name for name, _ in spec.sources]
-    if len(set(names)) < len(names):
-        raise _refuse("sources", spec.sources, "names a data set twice")
-    if spec.partition != "iid":
-        raise _refuse("partition", spec.partition, "a mixture is iid within each of its sources")
-    total = sum(count for _, count in spec.sources)
-    if spec.clients not in (0, total):
-        raise _refuse("clients", spec.clients, f"the sources have {total} clients together; set clients to that, or to 0")
 
 
 def _load(spec: DataSpec, directory: str | Path | None) -> Dataset:
@@ -220,8 +70,15 @@ def _load(spec: DataSpec, directory: str | Path | None) -> Dataset:
     paths = [folder / path if not Path(path).exists() and (folder / path).exists() else Path(path) for path in spec.paths]
     for path in paths:
         if not path.exists():
-            raise _refuse("paths", str(path), f"no such file, nor {folder / path} in the data directory (--data-dir or CFLPRIV_DATA)")
-    return load_npz(paths[0]) if spec.source == "npz" else load_idx(*paths)
+            places = f"beside the configuration, here, or in the data directory {folder} (--data-dir or CFLPRIV_DATA)"
+            raise refuse("paths", str(path), f"no such file {places}")
+    try:
+        if spec.source in TABLES and spec.scaling is not None:
+            columns = Columns(spec.label_column, spec.client_column, spec.group_column, spec.feature_columns, spec.class_names)
+            return load_table(spec.source, paths, columns, spec.scaling, spec.test_share, spec.seed)
+    except InputError as error:
+        raise InputError(f"[data] {error}") from None
+    return load_npz(paths[0], spec.scaling) if spec.source == "npz" else load_idx(*paths)
 
 
 def _partition(spec: DataSpec, dataset: Dataset, shifts: int) -> Partition:
@@ -239,7 +96,11 @@ def _partition(spec: DataSpec, dataset: Dataset, shifts: int) -> Partition:
             return split.dirichlet(y_train, y_test, clients, seed, spec.alpha, spec.minimum, **caps, even_test=spec.even_test)
         case "pathological" | "kinds":
             by_kind = spec.partition == "kinds"
-            groups = _labels_of_kinds(spec, dataset) if by_kind else spec.groups or split.consecutive_pairs(dataset.classes)
+            if by_kind and dataset.kinds_train is not None and dataset.kinds_test is not None:  # each sample has a group of its own
+                y_train, y_test = dataset.kinds_train, dataset.kinds_test
+                groups = _groups_of_kinds(spec, np.unique(y_train).tolist())
+            else:
+                groups = _labels_of_kinds(spec, dataset) if by_kind else spec.groups or split.consecutive_pairs(dataset.classes)
             if clients % (len(groups) * shifts):
                 raise InputError(f"clients = {clients}: not a multiple of the {len(groups) * shifts} groups")
             return split.pathological(y_train, y_test, clients, seed, groups, **caps, noise=spec.noise, noise_labels=spec.noise_labels)
@@ -247,7 +108,7 @@ def _partition(spec: DataSpec, dataset: Dataset, shifts: int) -> Partition:
             if dataset.owners_train is None:
                 named = "has no array client_train" if spec.source == "npz" else "does not name its clients"
                 raise InputError(f"partition = 'given': {dataset.name} {named}")
-            kinds = np.array(dataset.label_kinds)[y_train] if dataset.label_kinds else None
+            kinds = np.array(dataset.label_kinds)[y_train] if dataset.label_kinds else dataset.kinds_train
             return split.given(y_train, y_test, dataset.owners_train, dataset.owners_test, clients, seed, **caps, kinds=kinds)
 
 
@@ -274,8 +135,6 @@ def _build_texts(spec: DataSpec, directory: str | Path | None) -> Population:
     try:
         texts = load_texts(spec.source, directory, spec.languages)
         entries = vocabulary(texts.train, spec.vocabulary)
-        if spec.sequence_length < 1:
-            raise InputError(f"sequence_length = {spec.sequence_length}: expected at least 1")
         kinds_train, kinds_test = np.array(texts.train_kinds), np.array(texts.test_kinds)
         if spec.partition == "iid":
             part = split.iid(kinds_train, kinds_test, spec.clients, spec.seed)
@@ -350,19 +209,19 @@ def _shifts(spec: DataSpec, dataset: Dataset) -> tuple[Shift, ...]:
     classes = dataset.classes
     for degrees in spec.rotations:
         if degrees % 90:
-            raise _refuse("rotations", spec.rotations, f"{degrees} is not a multiple of 90")
+            raise refuse("rotations", spec.rotations, f"{degrees} is not a multiple of 90")
         if degrees % 180 and dataset.shape[1] != dataset.shape[2]:
-            raise _refuse("rotations", spec.rotations, f"{degrees} would change the shape of images of {dataset.shape}")
+            raise refuse("rotations", spec.rotations, f"{degrees} would change the shape of images of {dataset.shape}")
     for pair in spec.label_swaps:
         if not all(0 <= label < classes for label in pair):
-            raise _refuse("label_swaps", spec.label_swaps, f"{pair} is not in 0..{classes - 1}")
+            raise refuse("label_swaps", spec.label_swaps, f"{pair} is not in 0..{classes - 1}")
     turns = [degrees // 90 % 4 for degrees in spec.rotations]
     moves = [shift % classes for shift in spec.label_shifts]
     # Every (a, a) changes nothing, and (a, b) is (b, a).
     swaps = [tuple(sorted(pair)) if pair[0] != pair[1] else (0, 0) for pair in spec.label_swaps]
     for key, kinds in (("rotations", turns), ("label_shifts", moves), ("label_swaps", swaps)):
         if len(set(kinds)) < len(kinds):
-            raise _refuse(key, getattr(spec, key), "two groups would be the same")
+            raise refuse(key, getattr(spec, key), "two groups would be the same")
     return (
         *(partial(_rotated, turn) for turn in turns),
         *(partial(_shifted, move, classes) for move in moves),
@@ -373,8 +232,10 @@ def _shifts(spec: DataSpec, dataset: Dataset) -> tuple[Shift, ...]:
 
 def _clients(
     dataset: Dataset, partition: Partition, shifts: Sequence[Shift], kinds: Sequence[int], first_id: int = 0
-) -> tuple[ClientData, ...]:
-    """Each client's own arrays, client i changed by `shifts[kinds[i]]`. Equal test sets under the same shift are one array."""
+) -> tuple[tuple[ClientData, ...], tuple[str, ...]]:
+    """Each client's own arrays, client i changed by `shifts[kinds[i]]`, and notes. Equal test sets under the same shift are one array."""
+    if dataset.scaling is not None:
+        return _scaled_clients(dataset, dataset.scaling, partition, shifts, kinds)
     shared: dict[tuple[bytes, int], tuple[Array, Array]] = {}
     clients = []
     for client, train, test, kind in zip(partition.ids, partition.train, partition.test, kinds, strict=True):
@@ -382,7 +243,21 @@ def _clients(
         if key not in shared:
             shared[key] = shifts[kind](dataset.x_test[test], dataset.y_test[test])
         clients.append(ClientData(first_id + client, *shifts[kind](dataset.x_train[train], dataset.y_train[train]), *shared[key]))
-    return tuple(clients)
+    return tuple(clients), ()
+
+
+def _scaled_clients(
+    dataset: Dataset, scaling: Scaling, partition: Partition, shifts: Sequence[Shift], kinds: Sequence[int]
+) -> tuple[tuple[ClientData, ...], tuple[str, ...]]:
+    """The same of features, which are brought to [0, 1] client by client, since the statistics may be the client's own."""
+    clients, clipped = [], 0
+    for client, train, test, kind in zip(partition.ids, partition.train, partition.test, kinds, strict=True):
+        x_train, x_test, beyond = scaled(scaling, dataset.x_train[train], dataset.x_test[test])
+        clipped += beyond
+        own, scored = shifts[kind](x_train, dataset.y_train[train]), shifts[kind](x_test, dataset.y_test[test])
+        clients.append(ClientData(client, *own, *scored))
+    note = f"{clipped} standardised values beyond [{scaling.low:g}, {scaling.high:g}] were clipped (data.value_range)"
+    return tuple(clients), (note,) if clipped else ()
 
 
 def _build_mixture(spec: DataSpec, directory: str | Path | None) -> Population:
@@ -407,7 +282,8 @@ def _build_mixture(spec: DataSpec, directory: str | Path | None) -> Population:
             )
         except InputError as error:
             raise InputError(f"[data] sources: {name}: {error}") from None
-        clients += _clients(dataset, part, [partial(_conformed, layout.shape, offset)], [0] * count, first_id=len(clients))
+        found, _ = _clients(dataset, part, [partial(_conformed, layout.shape, offset)], [0] * count, first_id=len(clients))
+        clients += found
         groups += [group] * count
         notes += dataset.notes
     mean, std = channel_statistics(client.x_train for client in clients)

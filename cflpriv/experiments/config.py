@@ -37,7 +37,7 @@ from .newcomers import held_back
 from .privacy_checks import check_privacy, few_shares
 from .sections import DataSection, ModelSection, RunSection, TrainingSection
 
-__all__ = ["Config", "load_config", "own_weights", "parse_config"]
+__all__ = ["GIVEN", "SECTIONS", "Config", "load_config", "own_weights", "parse_config"]
 
 Section = TypeVar("Section")
 
@@ -282,11 +282,13 @@ class Config:
         return tomli_w.dumps(_plain(asdict(self)))
 
 
-_SECTIONS: dict[str, type] = {
+SECTIONS: dict[str, type] = {
     "data": DataSection, "model": ModelSection, "training": TrainingSection, "protection": Protection,
     "privacy": Privacy, "run": RunSection,
 }  # fmt: skip
-_GIVEN = {"train", "groups", "weights", "seed"}
+"""The sections but `[algorithm]`, each with the class whose fields are its keys."""
+GIVEN = {"train", "groups", "weights", "seed"}
+"""Parameters of an algorithm that are no keys of `[algorithm]`."""
 
 
 def own_weights(algorithm: str) -> str:
@@ -324,6 +326,7 @@ def changed(tree: dict[str, Any], changes: Sequence[str], plugins: Sequence[str 
     """The tree of an experiment with "section.key=value" and plugins, as the command line takes them, added."""
     for change in changes:
         set_key(tree, change)
+    _resolve_paths(tree, Path())
     if plugins:
         run = tree.setdefault("run", {})
         run["plugins"] = list(dict.fromkeys([*run.get("plugins", ()), *(str(Path(one).resolve()) for one in plugins)]))
@@ -331,7 +334,10 @@ def changed(tree: dict[str, Any], changes: Sequence[str], plugins: Sequence[str 
 
 
 def read_tree(path: str | Path) -> dict[str, Any]:
-    """A TOML file as nested mappings, its `run.plugins` as absolute paths. Raises `InputError` naming the file."""
+    """A TOML file as nested mappings, its `run.plugins` and those of its `data.paths` that are there as absolute paths.
+
+    Raises `InputError` naming the file.
+    """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -343,23 +349,34 @@ def read_tree(path: str | Path) -> dict[str, Any]:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path}: is not TOML ({error})") from None
+    _resolve_paths(tree, path.parent)
     run = tree.get("run")
     if isinstance(run, dict) and isinstance(run.get("plugins"), list):
         run["plugins"] = [str((path.parent / one).resolve()) if isinstance(one, str) else one for one in run["plugins"]]
     return tree
 
 
+def _resolve_paths(tree: dict[str, Any], folder: Path) -> None:
+    """Make `data.paths` that are in `folder` absolute, so that a run folder names its data; others may be in the data directory."""
+    data = tree.get("data")
+    if isinstance(data, dict) and isinstance(data.get("paths"), list):
+        paths = [folder / one if isinstance(one, str) else one for one in data["paths"]]
+        data["paths"] = [
+            str(path.resolve()) if isinstance(path, Path) and path.exists() else one for path, one in zip(paths, data["paths"], strict=True)
+        ]
+
+
 def parse_config(tree: Mapping[str, Any], source: str = "config") -> Config:
     """A `Config` from nested mappings, after its plugins are loaded; `source` names them in errors."""
     for section in tree:
-        if section not in (*_SECTIONS, "algorithm"):
-            raise InputError(f"{source}: [{section}] is not a section{near(section, [*_SECTIONS, 'algorithm'])}")
+        if section not in (*SECTIONS, "algorithm"):
+            raise InputError(f"{source}: [{section}] is not a section{near(section, [*SECTIONS, 'algorithm'])}")
         if not isinstance(tree[section], Mapping):
             raise InputError(f"{source}: {section} = {tree[section]!r}: write it as a section, [{section}]")
     try:
         run = _section(RunSection, tree.get("run", {}), "run")
         run = replace(run, plugins=tuple(str(load_plugin(one)) for one in run.plugins))  # which other sections may name things of
-        sections: dict[str, Any] = {name: _section(kind, tree.get(name, {}), name) for name, kind in _SECTIONS.items() if name != "run"}
+        sections: dict[str, Any] = {name: _section(kind, tree.get(name, {}), name) for name, kind in SECTIONS.items() if name != "run"}
         return Config(**sections, run=run, algorithm=_algorithm(tree.get("algorithm", {})))
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
@@ -383,7 +400,7 @@ def _validator(section: str, kind: Callable[..., Any]) -> Any:
     Cached, because making one takes some milliseconds.
     """
     hints, signature = get_type_hints(kind), inspect.signature(kind).parameters.items()
-    keys = {key: (hints[key], one.default) for key, one in signature if isinstance(kind, type) or key not in _GIVEN}
+    keys = {key: (hints[key], one.default) for key, one in signature if isinstance(kind, type) or key not in GIVEN}
     return create_model(section, __config__=ConfigDict(strict=True, extra="forbid"), **keys)  # type: ignore[call-overload]
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..contract.transcript import Transcript
+from ..data import data_directory
 from ..data.text import TEXTS
 from ..errors import InputError
 from ..federation.registry import EpochEnded
@@ -27,7 +28,17 @@ from .checkpoint import Checkpoint, prune, restore, save_checkpoint
 from .config import Config
 from .loop import Run, advance, begin, finish, population_digest
 from .private import charges, guarantee, opened
-from .resume import check_same_config, holds_nothing, kept_rows, last_checkpoint, locked, note_resume, put_aside, put_audit_aside
+from .resume import (
+    check_same_config,
+    data_directory_of,
+    holds_nothing,
+    kept_rows,
+    last_checkpoint,
+    locked,
+    note_resume,
+    put_aside,
+    put_audit_aside,
+)
 from .run import admit, estimate_record_bytes, prepare
 from .verify import changed_files, seal
 
@@ -47,10 +58,13 @@ def run_experiment(
 ) -> dict[str, Any]:
     """Simulate an experiment into the folder `out`; the summary, and all else, as in `carry_out`."""
 
+    data_dir = data_dir or (data_directory_of(Path(out)) if resume else None)
+    places = {"data_directory": str(data_directory(data_dir).resolve())}
+
     def make(checkpoint: Checkpoint | None) -> Run:
         return prepare(config, data_dir, population, **({} if checkpoint is None else checkpoint.parties()))
 
-    return carry_out(config, Path(out), make, resume=resume, say=say, tick=tick, step=step)
+    return carry_out(config, Path(out), make, resume=resume, say=say, tick=tick, step=step, places=places)
 
 
 def carry_out(
@@ -62,10 +76,12 @@ def carry_out(
     say: Callable[[str], None],
     tick: Callable[[dict[str, Any]], None],
     step: Callable[[str, int, int], None] = lambda what, done, total: None,
+    places: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Run an experiment into the folder `out`; the summary. `make` gives the run: a new one, or the one that a checkpoint is of.
 
     `tick` gets each round's row, `say` lines for people, `step` the progress (what, done, total) of a long step inside a round.
+    `places`, absolute paths by name, are kept in environment.json.
 
     Nothing is kept unless the data and the algorithm's start succeed. A checkpoint is saved after the beginning and after
     every `run.checkpoint_every`-th round, and only the last is kept. Ctrl-C ends after the current round with everything saved. With
@@ -76,6 +92,7 @@ def carry_out(
 
     def made(checkpoint: Checkpoint | None) -> Run:
         run = make(checkpoint)
+        run.places = places or {}
         run.say, run.digest = say, population_digest(run.population)
         run.federation.listen(say, lambda done, total: step("encrypted similarity", done, total))
         return run
@@ -118,7 +135,7 @@ def carry_out(
 def _started(run: Run, out: Path, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Start a new run, in a folder that holds none yet."""
     write_atomically(out / "config.toml", run.config.to_toml())
-    write_atomically(out / "environment.json", json.dumps(environment(), indent=1) + "\n")
+    write_atomically(out / "environment.json", json.dumps({**environment(), **run.places}, indent=1) + "\n")
     run.backend.welcome(run, None)
     opened(run.run_ledger, out)
     begin(run)
@@ -276,7 +293,8 @@ def _measured(run: Run, out: Path) -> None:
         np.savez(packed, allow_pickle=False, **arrays)
         write_atomically(out / "evidence.npz", packed.getvalue())
     truth = {client: int(group) for client, group in sorted(run.truth.items())}
-    measured = {"truth": truth, "labels": labels, "evidence_source": source if evidence else None, "evidence": scalars, **rest}
+    names = {"class_names": list(run.population.class_names)} if run.population.class_names else {}
+    measured = {"truth": truth, **names, "labels": labels, "evidence_source": source if evidence else None, "evidence": scalars, **rest}
     write_atomically(out / "measured.json", json.dumps(plain_json(measured), indent=1, allow_nan=False) + "\n")
 
 

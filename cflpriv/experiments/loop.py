@@ -81,6 +81,7 @@ class Run:
     stopped: str | None = None
     say: Callable[[str], None] = lambda line: None
     started: float = field(default_factory=time.perf_counter)
+    places: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def simulated(self) -> Simulated:

@@ -73,6 +73,11 @@ def _check_samples(
             f"algorithm {spec.name!r} under privacy.unit = 'sample': clients hold samples back by their number, which is public only with "
             "privacy.relation = 'replace_one'"
         )
+    if data.scaling is not None and data.scaling.per_client:
+        raise InputError(
+            f"data.standardise = {data.standardise!r} under privacy.unit = 'sample': by its client's own statistics one sample would "
+            "change all others, which the noise does not cover; use 'constants', public means and deviations"
+        )
     if data.repeat_per_group:
         raise InputError(
             "data.repeat_per_group = true under privacy.unit = 'sample': every sample is in a client of each group, and what it costs "

@@ -11,7 +11,7 @@ Under cryptographic randomness a resumed run uses no transform and no mask key a
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ..contract.transcript import cut_transcript
+from ..data.datasets import DIRECTORY_VARIABLE
 from ..errors import InputError
 from ..files import append, write_atomically
 from ..protocols.entropy import Entropy
@@ -26,8 +27,8 @@ from .checkpoint import Checkpoint, latest, load_checkpoint
 from .config import Config, load_config, read_tree
 
 __all__ = [
-    "Counted", "check_same_config", "holds_nothing", "kept_rows", "last_checkpoint", "locked", "note_resume", "plugins_of", "put_aside",
-    "put_audit_aside",
+    "Counted", "check_same_config", "data_directory_of", "holds_nothing", "kept_rows", "last_checkpoint", "locked", "note_resume",
+    "plugins_of", "put_aside", "put_audit_aside",
 ]  # fmt: skip
 
 
@@ -59,6 +60,16 @@ def plugins_of(folder: Path) -> tuple[str, ...]:
     """The plugins of the run in a folder; none where there is no run."""
     path = folder / "config.toml"
     return tuple(read_tree(path).get("run", {}).get("plugins", ())) if path.is_file() else ()
+
+
+def data_directory_of(folder: Path) -> Path | None:
+    """Where the run in a folder found its data sets, for who names no other place (--data-dir, CFLPRIV_DATA); None if that is gone."""
+    if os.environ.get(DIRECTORY_VARIABLE):
+        return None
+    with suppress(OSError, ValueError, AttributeError):
+        place = json.loads((folder / "environment.json").read_text(encoding="utf-8")).get("data_directory")
+        return Path(place) if isinstance(place, str) and Path(place).is_dir() else None
+    return None
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

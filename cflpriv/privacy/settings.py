@@ -18,9 +18,10 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..errors import CflprivWarning, InputError
+from ..keys import Key
 from ..protocols.accounting import calibrate, epsilon_of
 from ..protocols.entropy import Entropy, derive, keystream
 from ..protocols.events import ChoiceEvent, Event, GaussianEvent, SampledGaussianEvent
@@ -35,34 +36,49 @@ __all__ = ["Noise", "Privacy", "Releases", "SumNoise", "check_samples", "plan", 
 
 @dataclass(frozen=True)
 class Privacy:
-    """The section `[privacy]`; field names are its keys.
+    """The section `[privacy]`; field names are its keys. Values hold for each client over the whole run."""
 
-    unit: what is protected, a "sample" of a client or a whole "client"; "none": nothing. relation: which data sets are neighbours.
-    epsilon, delta: what each client may spend over the whole run. signature_share, choice_share: the part of ε that the signature, and the
-    choices (IFCA), would cost alone; training gets what is left, where the algorithm has such.
-    clip_norm: the bound on a sample's gradient, or on a client's contribution. samples: a public number that sums over a client's samples
-    are divided by (the true one is not released). sampling: how batches are drawn; their expected size is `training.batch_size`.
-    sketch_dim: dimensions that a signature is projected to beforehand (0: none). loss_cap: the bound on a sample's loss in choices.
-    local: operations that are to be released by local noise under unit = "client"; "gram" is the one that can.
-    noise: who adds the noise of training under unit = "sample": each client to each of its steps ("per_client"), or all members of a secure
-    sum together ("shared"), one step a round. What leaves clients singly, such as signatures, carries its own noise under both.
-    correlated: whether a trusted server's noise takes back part of that of earlier rounds; for `training.sampling = "fixed_cohorts"`.
-    """
-
-    unit: Literal["none", "sample", "client"] = "none"
-    relation: Literal["add_remove", "replace_one"] = "add_remove"
-    epsilon: float = 0.0
-    delta: float = 0.0
-    signature_share: float = 0.3
-    choice_share: float = 0.3
-    clip_norm: float = 1.0
-    samples: int = 0
-    sampling: str = "poisson"
-    sketch_dim: int = 32
-    loss_cap: float = 4.0
-    local: tuple[str, ...] = ()
-    noise: Literal["per_client", "shared"] = "per_client"
-    correlated: bool = False
+    unit: Annotated[
+        Literal["none", "sample", "client"], Key("What differential privacy protects: a sample of a client, a whole client, or nothing.")
+    ] = "none"
+    relation: Annotated[
+        Literal["add_remove", "replace_one"], Key("Neighbouring data sets differ by a unit more or less, or by another in its place.")
+    ] = "add_remove"
+    epsilon: Annotated[
+        float, Key("ε that each client may spend over the whole run; needed where there is a unit.", "(0, inf)", default="none")
+    ] = 0.0
+    delta: Annotated[
+        float, Key("δ of the whole run, below one over the number of units; needed with a unit.", "(0, 1)", default="none")
+    ] = 0.0
+    signature_share: Annotated[float, Key("unit `sample`: part of ε that the signature would cost alone.", "(0, 1)")] = 0.3
+    choice_share: Annotated[float, Key("unit `sample`: part of ε that the choices of a cluster (IFCA) would cost alone.", "(0, 1)")] = 0.3
+    clip_norm: Annotated[float, Key("Bound on the norm of a sample's gradient, or of a client's contribution.", "(0, inf)")] = 1.0
+    samples: Annotated[
+        int,
+        Key("unit `sample`: public number that sums over a client's samples are divided by; needed there.", "[0, inf)", "samples"),
+    ] = 0
+    sampling: Annotated[
+        str, Key("unit `sample`: how batches are drawn; the accountants cover Poisson sampling only.", known=lambda: ("poisson",))
+    ] = "poisson"
+    sketch_dim: Annotated[
+        int, Key("unit `sample`: dimensions to which a signature is projected before noise; 0: none.", "[0, inf)", "dimensions")
+    ] = 32
+    loss_cap: Annotated[float, Key("unit `sample`: bound on a sample's loss in choices.", "(0, inf)")] = 4.0
+    local: Annotated[
+        tuple[str, ...],
+        Key("unit `client`: operations that clients release with local noise.", known=lambda: ("gram",)),
+    ] = ()
+    noise: Annotated[
+        Literal["per_client", "shared"],
+        Key(
+            "unit `sample`: each client adds the noise to each of its steps, or the members of a secure sum add it together, one step "
+            "a round."
+        ),
+    ] = "per_client"
+    correlated: Annotated[
+        bool,
+        Key('unit `client`: a trusted server\'s noise cancels part of that of earlier rounds; for `sampling = "fixed_cohorts"`.'),
+    ] = False
 
     def __post_init__(self) -> None:
         if self.unit not in ("none", "sample", "client"):

@@ -12,6 +12,7 @@ import pytest
 from cflpriv.data import DATASETS, PARTITIONS, Dataset, DataSpec, build_population, conform, label_permutations, load_dataset
 from cflpriv.data.named import LOADERS
 from cflpriv.data.partition import iid
+from cflpriv.data.tables import TABLES
 from cflpriv.data.text import TEXTS
 from cflpriv.errors import InputError
 from cflpriv.types import Array, Population
@@ -132,7 +133,9 @@ def test_given_from_npz(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"mine\.npz.*data directory"):
         build_population(DataSpec(source="npz", paths=("mine.npz",), partition="given", clients=0), tmp_path / "elsewhere")
     with pytest.raises(InputError, match="clients = 20: the file has 3"):
-        build_population(DataSpec(source="npz", paths=(str(path),), partition="given"))
+        build_population(DataSpec(source="npz", paths=(str(path),), partition="given", clients=20))
+    everyone = build_population(DataSpec(source="npz", paths=(str(path),), partition="given"))
+    assert [client.id for client in everyone.clients] == [3, 7, 11], "without a number of clients all take part"
     with pytest.raises(InputError, match="90 would change the shape"):
         build_population(DataSpec(source="npz", paths=(str(path),), clients=2, rotations=(0, 90)))
     np.savez(path, x_train=x, y_train=owners % 3, x_test=x[:3], y_test=owners[:3] % 3)
@@ -252,7 +255,7 @@ def test_mistakes(spec: DataSpec, words: str) -> None:
 
 
 def test_the_lists_for_the_command_line_are_what_is_accepted() -> None:
-    assert set(DATASETS) == {*LOADERS, *TEXTS, "npz", "idx", "mixture"}
+    assert set(DATASETS) == {*LOADERS, *TEXTS, *TABLES, "npz", "idx", "mixture"}
     assert set(PARTITIONS) == {"iid", "label_skew", "dirichlet", "pathological", "kinds", "given"}
     assert all("\n" not in line for line in (*DATASETS.values(), *PARTITIONS.values()))
 
