@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .engine.models import Model, register_model
     from .errors import InputError
     from .experiments import Config, load_config, run_experiment
+    from .experiments.tables import read_sweep
     from .plugins import load_plugin, register_attack
     from .tasks.training import Train
     from .transports.simulation import simulate
@@ -48,6 +49,7 @@ _HOME = {
     "build_population": "data",
     "load_config": "experiments",
     "load_plugin": "plugins",
+    "read_sweep": "experiments.tables",
     "register_algorithm": "algorithms.interface",
     "register_attack": "plugins",
     "register_dataset": "data",
@@ -65,7 +67,8 @@ _OLD: dict[str, str] = {
 __all__ = [
     "ALGORITHMS", "AlgorithmSpec", "ClientData", "Clustering", "Config", "DataSpec", "Federation", "InputError", "Model",
     "Population", "Protection", "ProtectionSpec", "Sampling", "Train", "build_population", "load_config", "load_plugin",
-    "register_algorithm", "register_attack", "register_dataset", "register_model", "register_protection", "run_experiment", "simulate",
+    "read_sweep", "register_algorithm", "register_attack", "register_dataset", "register_model", "register_protection", "run_experiment",
+    "simulate",
 ]  # fmt: skip
 
 

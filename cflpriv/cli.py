@@ -1,7 +1,8 @@
 """The command line. Exit codes: 0 success, 2 invalid user input (one clear line), 1 anything else."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,42 +79,71 @@ def run(
 
 @app.command()
 def sweep(
-    config: Annotated[Path, typer.Argument(help="An experiment with a section [sweep], a TOML file.", metavar="CONFIG.toml")],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: section.key=value. May be repeated.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The folder for all runs; default runs/NAME.")] = None,
-    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Processes; default [sweep] workers.")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help=r"Processes; default \[sweep] workers.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Show the runs with their numbers and how far they are; run nothing.")] = False,
+    only: Annotated[list[int] | None, typer.Option("--only", help="Make this run only, by its number. May be repeated.")] = None,
+    shard: Annotated[
+        str, typer.Option("--shard", help="Make every N-th run from the I-th on: one of N machines over one folder.", metavar="I/N")
+    ] = "",
+    merge: Annotated[bool, typer.Option("--merge", help="Write tables, pictures and report of the runs that are there.")] = False,
     plugin: Plugins = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Run a grid of experiments, or choose privately among them; the same command again resumes it."""
-    from .attacks import ATTACKS, BUDGETS
-    from .attacks.audit import audit_run
-    from .experiments.front import write_tables
+    """Run a grid of experiments, or choose privately among them; the same command again resumes it.
+
+    CONFIG.toml is an experiment with a section \\[sweep]. With --only or --shard a part of the grid runs, and --merge makes the report.
+    """
+    from .attacks.audit import audit_run, check_asked
     from .experiments.private_choice import run_choice
     from .experiments.report import write_report
-    from .experiments.sweep import load_sweep, run_sweep
+    from .experiments.sweep import load_sweep
+    from .experiments.sweep_runs import failure_lines, part_of, run_sweep, shown
 
     grid, folder = load_sweep(config, set_ or [], plugin or []), out or Path("runs") / config.stem
-    for key, names, known in (("attacks", grid.attacks, ATTACKS), ("budget", (grid.budget,) if grid.budget else (), BUDGETS)):
-        for name in names:
-            if name not in known and not (known is ATTACKS and ATTACKS.find(name)):
-                raise InputError(f"{config}: [sweep] {key}: {name!r} is not known; known are {', '.join(known)}")
-    if grid.choose is not None:
-        try:
+    with _naming(config):
+        check_asked(grid.budget or "standard", grid.attacks or None, "[sweep] ")
+        part = part_of(grid, only or [], shard)
+        if sum((list_, merge, bool(only or shard))) > 1:
+            raise InputError("--list, --merge, --only, --shard: give one of them")
+        if list_:
+            for line in shown(grid, folder):
+                _say(line)
+            return
+        if grid.choose is not None:
+            if merge or only or shard:
+                raise InputError("--merge, --only, --shard: [sweep] choose keeps all runs but the best secret; leave them out")
             chosen = run_choice(grid, folder, data_dir, workers=workers, say=_say)
-        except InputError as error:  # detected with the data: name the configuration file
-            raise InputError(f"{config}: {error}") from None
-        _say(chosen.line)
-        if chosen.run is not None:
-            _say(f"report: {write_report(folder)}; the chosen run: {folder / chosen.run}")
-        return
-    failed = run_sweep(grid, folder, data_dir, audit=audit_run, workers=workers, say=_say)
-    tables = write_tables(folder, grid)
-    if len(failed) == len(grid.cells):
-        raise InputError(f"{config}: every run failed, the first with: {next(iter(failed.values()))}")
-    _out.print(f"report: {write_report(folder)}; tables: {', '.join(path.name for path in tables)}", markup=False)
-    if failed:
-        _out.print(f"{len(failed)} of {len(grid.cells)} runs failed; see {folder / 'failed'}", markup=False)
+            _say(chosen.line)
+            if chosen.run is not None:
+                _say(f"report: {write_report(folder)}; the chosen run: {folder / chosen.run}")
+            return
+        failed = {} if merge else run_sweep(grid, folder, data_dir, audit=audit_run, workers=workers, cells=part, say=_say)
+        if len(failed) == len(part):
+            raise InputError(f"every run failed, the first with: {next(iter(failed.values()))}")
+        if only or shard:
+            _say(f"made a part; when all are there: cflpriv sweep {config} --out {folder} --merge")
+        else:
+            failed = _merged(grid, folder)
+        for line in failure_lines(failed, len(part)):
+            _say(line)
+
+
+def _merged(grid: Any, folder: Path) -> dict[str, str]:
+    """Write tables, pictures and report of the runs of a sweep that are there; says what is missing. The errors of those that failed."""
+    from .experiments.report import write_report
+    from .experiments.sweep_runs import opened, standing
+
+    with opened(grid, folder):
+        page = write_report(folder)
+    tables = sorted(path.name for path in folder.iterdir() if path.suffix in (".csv", ".parquet"))
+    _say(f"report: {page}; tables: {', '.join(tables)}")
+    found = standing(grid, folder)
+    if missing := [f"{number} {name}" for number, (name, how) in enumerate(found.items(), 1) if how in ("missing", "begun")]:
+        _say(f"missing: {len(missing)} of {len(found)} runs: {', '.join(missing)}")
+    return {name: how.removeprefix("failed: ") for name, how in found.items() if how.startswith("failed: ")}
 
 
 @app.command()
@@ -310,6 +340,15 @@ def list_(plugin: Plugins = None) -> None:
         _out.print(f"[bold]{title}[/bold]")
         for name, line in entries.items():
             _out.print(f"  {name:<18} {line}", markup=False)
+
+
+@contextmanager
+def _naming(config: Path) -> Iterator[None]:
+    """Name the configuration file in what is found wrong after it was read, such as with its data."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{config}: {error}") from None
 
 
 def _say(line: str) -> None:

@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from difflib import get_close_matches
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +23,7 @@ from ..algorithms.interface import Algorithm, AlgorithmSpec, BeforeRun, Compared
 from ..contract.operations import Sampling
 from ..contract.protection import Protection
 from ..engine.models import Model
-from ..errors import InputError, unknown_key
+from ..errors import InputError, near, unknown_key
 from ..federation.release_policy import may_leave
 from ..federation.schedule import Schedule, schedule
 from ..federation.values import Origin
@@ -420,12 +419,6 @@ def set_key(tree: dict[str, Any], change: str) -> None:
     if not isinstance(tree.setdefault(section, {}), dict):
         raise InputError(f"--set {change}: {section} is not a section")
     tree[section][key] = value
-
-
-def near(name: str, known: Sequence[str]) -> str:
-    """The end of an error about an unknown name: the nearest known one, or all."""
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}" if known else "; there are none"
 
 
 def tuples(value: Any) -> Any:
