@@ -4,7 +4,7 @@ Clients with similar data train together. The server finds the clusters from pro
 single one. Names are imported when first used, so that `import cflpriv.protocols` does not load torch.
 """
 
-from importlib import import_module
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,13 @@ __all__ = [
 ]  # fmt: skip
 
 
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__version__", *(name for name in globals() if name.startswith("__"))})
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return metadata.version(__name__)
     if name in _HOME:
         return getattr(import_module(f".{_HOME[name]}", __name__), name)
     if name in _OLD:

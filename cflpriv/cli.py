@@ -3,21 +3,34 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typer.core import TyperGroup
 
-from .errors import InputError, TrainingDiverged, WorkerLost
+from .console import defaults_text, row_text, summary_text
+from .errors import InputError, TrainingDiverged, WorkerLost, near
 from .protocols.errors import ProtocolError
 
 __all__ = ["app", "main"]
 
+
+class _Commands(TyperGroup):
+    """Suggests the nearest command where one is not known."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            ctx.fail(f"no such command {args[0]!r}{near(args[0], self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,  # tracebacks that show locals would show clients' data
-    help="Privacy-preserving clustered federated learning, and what it leaks.",
+    cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False,  # tracebacks that show locals would show clients' data
 )  # fmt: skip
 _out = Console(soft_wrap=True, highlight=False)
 _err = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -33,28 +46,46 @@ Plugins = Annotated[
 ]
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        _say(f"cflpriv {metadata.version('cflpriv')}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and end.", callback=_show_version, is_eager=True)] = False,
+) -> None:
+    """Privacy-preserving clustered federated learning, and what it leaks."""
+
+
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(help="An experiment, a TOML file.", metavar="CONFIG.toml")],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: section.key=value. May be repeated.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run folder to make; default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume a run that ended early from its last checkpoint.")] = False,
     plugin: Plugins = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Run one experiment into a run folder."""
-    from .experiments import load_config, run_experiment
+    """Run one experiment into a run folder.
+
+    CONFIG.toml is the experiment; - reads it from standard input.
+    """
+    from .experiments import Config, load_config, run_experiment
     from .experiments.resume import plugins_of
     from .experiments.verify import digest_of
 
-    folder = out or Path("runs") / config.stem
+    folder = out or Path("runs") / _name_of(config)
     experiment = load_config(config, set_ or [], [*(plugins_of(folder) if resume else ()), *(plugin or [])])
+    if experiment == Config():
+        _say(f"{config}: {defaults_text(experiment)}")
     total = experiment.training.rounds
     with _progress() as progress:
         bar = progress.add_task("rounds", total=total, result="")
 
         def tick(row: dict[str, Any]) -> None:
-            result = _row_text(row)
+            result = row_text(row)
             progress.update(bar, completed=row["round"] + 1, result=result)
             if not _out.is_terminal:
                 _out.print(f"round {row['round'] + 1}/{total}  {result}", markup=False)
@@ -66,14 +97,12 @@ def run(
                 bars[what] = progress.add_task(what, total=total, result="")
             progress.update(bars[what], completed=done, total=total, visible=done < total)
 
-        try:
+        with _naming(config):
             summary = run_experiment(
                 experiment, folder, data_dir, resume=resume, say=lambda line: progress.console.print(line, markup=False),
                 tick=tick, step=step,
             )  # fmt: skip
-        except InputError as error:  # detected with the data: name the configuration file
-            raise InputError(f"{config}: {error}") from None
-    _out.print(_summary_text(summary), markup=False)
+    _out.print(summary_text(summary), markup=False)
     _out.print(f"run folder: {folder}, digest {digest_of(folder)}", markup=False)
 
 
@@ -82,7 +111,7 @@ def sweep(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.toml")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: section.key=value. May be repeated.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The folder for all runs; default runs/NAME.")] = None,
-    workers: Annotated[int | None, typer.Option("--workers", min=1, help=r"Processes; default \[sweep] workers.")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, max=512, help=r"Processes; default \[sweep] workers.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="Show the runs with their numbers and how far they are; run nothing.")] = False,
     only: Annotated[list[int] | None, typer.Option("--only", help="Make this run only, by its number. May be repeated.")] = None,
     shard: Annotated[
@@ -102,7 +131,7 @@ def sweep(
     from .experiments.sweep import load_sweep
     from .experiments.sweep_runs import failure_lines, part_of, run_sweep, shown
 
-    grid, folder = load_sweep(config, set_ or [], plugin or []), out or Path("runs") / config.stem
+    grid, folder = load_sweep(config, set_ or [], plugin or []), out or Path("runs") / _name_of(config)
     with _naming(config):
         check_asked(grid.budget or "standard", grid.attacks or None, "[sweep] ")
         part = part_of(grid, only or [], shard)
@@ -150,10 +179,7 @@ def _merged(grid: Any, folder: Path) -> dict[str, str]:
 def audit(
     run_dir: Annotated[
         Path,
-        typer.Argument(
-            help="A run folder whose payloads were recorded; with --active also a configuration, with --foreign a folder of updates.",
-            metavar="RUN_DIR",
-        ),
+        typer.Argument(metavar="RUN_DIR"),
     ],
     adversary: Annotated[
         str | None,
@@ -183,7 +209,10 @@ def audit(
     plugin: Plugins = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Attack a recorded run; writes audit.json and audit/ into its folder. An interrupted audit resumes when called again."""
+    """Attack a recorded run; writes audit.json and audit/ into its folder. An interrupted audit resumes when called again.
+
+    RUN_DIR is a run folder whose payloads were recorded; with --active also a configuration, with --foreign a folder of updates.
+    """
     from .attacks.audit import audit_run
     from .experiments.verify import digest_of
     from .plugins import load_plugin
@@ -250,7 +279,7 @@ def _active_audit(source: Path, changes: list[str], attacks: list[str] | None, o
 
 @app.command()
 def verify(
-    run_dir: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN_DIR")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")],
     digest: Annotated[str | None, typer.Option("--digest", help="What `cflpriv run` or an audit printed at its end.")] = None,
 ) -> None:
     """Check that a run folder is unchanged since its run and audits, and that its figures follow from its rounds. Exit code 1 if not."""
@@ -268,10 +297,11 @@ def verify(
 
 
 @app.command()
-def report(
-    folder: Annotated[Path, typer.Argument(help="A run folder, or a folder of run folders.", metavar="DIR")], plugin: Plugins = None
-) -> None:
-    """Make one self-contained report.html, and results.csv beside it."""
+def report(folder: Annotated[Path, typer.Argument(metavar="DIR")], plugin: Plugins = None) -> None:
+    """Make one self-contained report.html, and results.csv beside it.
+
+    DIR is a run folder, or a folder of run folders.
+    """
     from .experiments.report import write_report
     from .plugins import load_plugin
 
@@ -282,7 +312,7 @@ def report(
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help="A paper's table or figure; `cflpriv list` names them.", metavar="NAME")],
+    name: Annotated[str, typer.Argument(metavar="NAME")],
     scale: Annotated[
         float, typer.Option("--scale", help="Factor up to 1 for rounds, clients or trials; the output lists the changes.")
     ] = 1.0,
@@ -292,7 +322,10 @@ def reproduce(
     out: Annotated[Path | None, typer.Option("--out", help="The folder for its runs and tables; default runs/reproduce-NAME.")] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Run a paper's table or figure, ours beside the published one; the same command again resumes it."""
+    """Run a paper's table or figure, ours beside the published one; the same command again resumes it.
+
+    NAME is one of the reproductions that `cflpriv list` names.
+    """
     from .experiments.reproduce import reproduce as run_all
 
     folder = out or Path("runs") / f"reproduce-{name}"
@@ -342,6 +375,11 @@ def list_(plugin: Plugins = None) -> None:
             _out.print(f"  {name:<18} {line}", markup=False)
 
 
+def _name_of(config: Path) -> str:
+    """The name of a run whose configuration this is."""
+    return "stdin" if str(config) == "-" else config.stem
+
+
 @contextmanager
 def _naming(config: Path) -> Iterator[None]:
     """Name the configuration file in what is found wrong after it was read, such as with its data."""
@@ -367,41 +405,23 @@ def _progress() -> Progress:
     return Progress(*columns, console=_out, disable=not _out.is_terminal)
 
 
-def _row_text(row: dict[str, Any]) -> str:
-    if row["skipped"]:
-        return f"skipped: {row['skipped']}"
-    if row.get("accuracy_mean") is None:
-        return ""
-    local = "" if row["local_accuracy_mean"] is None else f"  local models {100 * row['local_accuracy_mean']:.1f} %"
-    perplexity = "" if row.get("perplexity_mean") is None else f"  perplexity {row['perplexity_mean']:.4g}"
-    return f"accuracy {100 * row['accuracy_mean']:.1f} %{local}{perplexity}"
-
-
-def _summary_text(summary: dict[str, Any]) -> str:
-    def percent(value: float | None) -> str:
-        return "–" if value is None else f"{100 * value:.1f} %"
-
-    clusters = "" if summary["clusters"] is None else f", {summary['clusters']} cluster(s) of {summary['true_groups']} true group(s)"
-    perplexity = "" if summary.get("perplexity_mean") is None else f", perplexity {summary['perplexity_mean']:.4g}"
-    agreement = "" if summary["ari"] is None else f", ARI {summary['ari']:.3f}"
-    private = ""
-    if summary.get("epsilon") is not None:
-        unit, budget, delta = summary["privacy_unit"], summary["epsilon_budget"], summary["delta"]
-        private = f", epsilon {summary['epsilon']:.3g} of {budget:g} spent (delta {delta:g}, one {unit})"
-    return (
-        f"{summary['algorithm']}, protection {summary['protection']}: accuracy {percent(summary['accuracy_mean'])}"
-        f" (worst client {percent(summary['accuracy_worst'])}), local models {percent(summary['local_accuracy_mean'])}{perplexity}"
-        f"{clusters}{agreement}{private}; up {summary['upload_bytes'] / 1e6:.2f} MB, down {summary['download_bytes'] / 1e6:.2f} MB"
-    )
-
-
 def main() -> None:
     """The entry point: errors become one line and an exit code."""
     try:
         app(standalone_mode=True)
     except (InputError, ProtocolError, TrainingDiverged, WorkerLost, OSError) as error:
-        _err.print(f"cflpriv: {error}", markup=False)
-        sys.exit(2 if isinstance(error, InputError) else 1)
+        _end(str(error), 2 if isinstance(error, InputError) else 1)
+    except (MemoryError, RuntimeError, ValueError) as error:
+        if "null byte" in str(error):
+            _end("a path holds a character NUL, which no file's name can", 2)
+        if not (isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "allocate memory" in str(error)):
+            raise
+        _end("out of memory; everything completed is saved: make room, or take fewer clients, samples or workers, then --resume", 1)
+
+
+def _end(line: str, code: int) -> None:
+    _err.print(f"cflpriv: {line}", markup=False)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

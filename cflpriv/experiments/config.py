@@ -6,6 +6,7 @@ file, the section, the key and the value.
 
 import inspect
 import json
+import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -34,7 +35,7 @@ from ..tasks.training import Train
 from ..types import Population
 from .newcomers import held_back
 from .privacy_checks import check_privacy, few_shares
-from .sections import DataSection, ModelSection, RunSection, TrainingSection
+from .sections import MOST_WORKERS, DataSection, ModelSection, RunSection, TrainingSection
 
 __all__ = ["Config", "load_config", "own_weights", "parse_config"]
 
@@ -90,6 +91,8 @@ class Config:
             raise InputError(
                 f"training.weights = 'examples': under protection.sum = {self.protection.sum!r} every sample count would show; {remedy}"
             )
+        if self.run.workers > MOST_WORKERS:
+            raise InputError(f"run.workers = {self.run.workers}: is above {MOST_WORKERS}")
         if not 0 <= self.run.target_accuracy <= 1:
             raise InputError(f"run.target_accuracy = {self.run.target_accuracy}: accuracies are shares, so it is outside [0, 1]")
         if not 0 <= self.training.dropout < 1:
@@ -330,10 +333,10 @@ def changed(tree: dict[str, Any], changes: Sequence[str], plugins: Sequence[str 
 
 
 def read_tree(path: str | Path) -> dict[str, Any]:
-    """A TOML file as nested mappings, its `run.plugins` as absolute paths. Raises `InputError` naming the file."""
+    """A TOML file ("-": standard input) as nested mappings, its `run.plugins` as absolute paths. Raises `InputError` naming the file."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -352,7 +355,8 @@ def parse_config(tree: Mapping[str, Any], source: str = "config") -> Config:
     """A `Config` from nested mappings, after its plugins are loaded; `source` names them in errors."""
     for section in tree:
         if section not in (*_SECTIONS, "algorithm"):
-            raise InputError(f"{source}: [{section}] is not a section{near(section, [*_SECTIONS, 'algorithm'])}")
+            hint = "; `cflpriv sweep` runs a file that has one" if section == "sweep" else near(section, [*_SECTIONS, "algorithm"])
+            raise InputError(f"{source}: [{section}] is not a section of an experiment{hint}")
         if not isinstance(tree[section], Mapping):
             raise InputError(f"{source}: {section} = {tree[section]!r}: write it as a section, [{section}]")
     try:

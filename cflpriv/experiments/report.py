@@ -60,6 +60,7 @@ def write_report(folder: Path) -> Path:
         title=folder.resolve().name,
         sweep=None if sweep is None else Markup(_sweep_section(environment, folder, sweep)),
         runs=runs,
+        total=len(everything),
         unfinished=unfinished,
         unverified=[
             (run.label, [problem.removeprefix(f"{run.folder}/") for problem in run.problems]) for run in everything if run.problems

@@ -8,7 +8,11 @@ from ..data import DataSpec
 from ..engine.device import Precision
 from ..engine.models import Dtype, Model
 
-__all__ = ["DataSection", "ModelSection", "RunSection", "TrainingSection"]
+__all__ = ["MOST_WORKERS", "DataSection", "ModelSection", "RunSection", "TrainingSection"]
+
+
+MOST_WORKERS = 512
+"""Processes at most. A larger number is a mistake that would take all memory."""
 
 
 @dataclass(frozen=True)

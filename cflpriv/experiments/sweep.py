@@ -32,6 +32,7 @@ from ..contract.protection import listed
 from ..errors import InputError, near
 from .choose import Choose, check_choose, parse_choose
 from .config import Config, changed, parse_config, read_tree, tuples
+from .sections import MOST_WORKERS
 
 __all__ = ["Cell", "Setting", "Sweep", "load_sweep", "parse_sweep", "sweep_of"]
 
@@ -108,7 +109,7 @@ def parse_sweep(tree: Mapping[str, Any], source: str = "sweep") -> Sweep:
     """A `Sweep` from nested mappings. A combination that makes no sense is a cell with a problem; if all are, that is raised."""
     sweep = tree.get("sweep")
     if not isinstance(sweep, Mapping):
-        raise InputError(f"{source}: has no section [sweep]")
+        raise InputError(f"{source}: has no section [sweep]; `cflpriv run` runs a single experiment")
     for key, value in sweep.items():
         if key not in _KEYS:
             raise InputError(f"{source}: [sweep] {key} = {value!r}: is not a key here{near(key, list(_KEYS))}")
@@ -118,6 +119,8 @@ def parse_sweep(tree: Mapping[str, Any], source: str = "sweep") -> Sweep:
             raise InputError(f"{source}: [sweep] {key} = {value!r}: is empty; leave it out or give values")
     if sweep.get("workers", 1) < 1:
         raise InputError(f"{source}: [sweep] workers = {sweep['workers']}: is below 1")
+    if sweep.get("workers", 1) > MOST_WORKERS:
+        raise InputError(f"{source}: [sweep] workers = {sweep['workers']}: is above {MOST_WORKERS}")
     base = {section: dict(values) for section, values in tree.items() if section != "sweep" and isinstance(values, Mapping)}
     if strange := [section for section in tree if section != "sweep" and section not in base]:
         raise InputError(f"{source}: {strange[0]} = {tree[strange[0]]!r}: write it as a section, [{strange[0]}]")
