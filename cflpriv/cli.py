@@ -311,6 +311,24 @@ def report(folder: Annotated[Path, typer.Argument(metavar="DIR")], plugin: Plugi
 
 
 @app.command()
+def export(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")],
+    out: Annotated[Path, typer.Option("--out", help="The file to write; it ends in .safetensors or .pt.", metavar="FILE")],
+    model: Annotated[int | None, typer.Option("--model", help="The cluster whose model it is, from 0.", metavar="K")] = None,
+    client: Annotated[int | None, typer.Option("--client", help="A client, for its last locally trained model.", metavar="N")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Write a model of a run as a state_dict, which a module of your own can load.
+
+    RUN_DIR is a run folder.
+    """
+    from .experiments.export import export_model
+
+    exported = export_model(run_dir, out, data_dir, cluster=model, client=client)
+    _say(f"written: {out}, {exported.line}")
+
+
+@app.command()
 def reproduce(
     name: Annotated[str, typer.Argument(metavar="NAME")],
     scale: Annotated[

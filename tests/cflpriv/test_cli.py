@@ -31,11 +31,11 @@ def texts(command: Any) -> list[str]:
     return [command.help, *(one.help for one in command.params if getattr(one, "help", None) and not getattr(one, "hidden", False))]
 
 
-@pytest.mark.parametrize("name", ["", "run", "sweep", "audit", "verify", "report", "reproduce", "list"])
+@pytest.mark.parametrize("name", ["", "run", "sweep", "audit", "verify", "report", "export", "reproduce", "list"])
 def test_help_is_printed_as_it_is_written(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Square brackets are marks of emphasis in it; one that is not escaped would be lost, words and all."""
     group: Any = typer.main.get_command(cli.app)
-    assert {"run", "sweep", "audit", "verify", "report", "reproduce", "list"} <= set(group.commands)
+    assert {"run", "sweep", "audit", "verify", "report", "export", "reproduce", "list"} <= set(group.commands)
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 400)
     assert in_process(monkeypatch, *([name] if name else []), "--help") == 0
     said = words_of(capsys.readouterr().out)
