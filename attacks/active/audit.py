@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...data import build_population
-from ...errors import InputError, near
+from ...errors import InputError
 from ...experiments.audit_words import ACTIVE_STATUS
 from ...experiments.config import Config, load_config
 from ...experiments.folder import environment
@@ -44,7 +44,7 @@ def play_all(scene: Scene, attacks: Sequence[str] | None = None, say: Callable[[
         raise InputError(f"--attacks: names none; known are {', '.join(ACTIVE_ATTACKS)}")
     for name in attacks or ():
         if ACTIVE_ATTACKS.find(name) is None:
-            raise InputError(f"--attacks {name}: is not known{near(name, ACTIVE_ATTACKS.names())}")
+            raise InputError(f"--attacks {name}: is not known; known are {', '.join(ACTIVE_ATTACKS.names())}")
     rows = []
     for name in attacks or list(ACTIVE_ATTACKS):
         rows.append(played(name, ACTIVE_ATTACKS[name], scene))

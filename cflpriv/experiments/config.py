@@ -356,7 +356,7 @@ def parse_config(tree: Mapping[str, Any], source: str = "config") -> Config:
     for section in tree:
         if section not in (*_SECTIONS, "algorithm"):
             hint = "; `cflpriv sweep` runs a file that has one" if section == "sweep" else near(section, [*_SECTIONS, "algorithm"])
-            raise InputError(f"{source}: [{section}] is not a section of an experiment{hint}")
+            raise InputError(f"{source}: [{section}] is not a section{hint}")
         if not isinstance(tree[section], Mapping):
             raise InputError(f"{source}: {section} = {tree[section]!r}: write it as a section, [{section}]")
     try:
