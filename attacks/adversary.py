@@ -21,7 +21,7 @@ import numpy as np
 from ..algorithms.fednova import STEPS_UNIT
 from ..contract.protection import Protection
 from ..contract.transcript import Message, payload_rows, read_transcript
-from ..errors import InputError
+from ..errors import InputError, near
 from ..experiments.config import load_config
 from ..federation.transforms import clustering_name
 from ..protocols import codec
@@ -157,7 +157,7 @@ def view_of(
     protection = protection or Protection()
     match = re.fullmatch(r"server(?:\+(\d+))?", adversary)
     if match is None and adversary not in ADVERSARIES:
-        raise InputError(f"--adversary {adversary}: is not known; known are {', '.join(ADVERSARIES)}")
+        raise InputError(f"--adversary {adversary}: is not known{near(adversary, list(ADVERSARIES))}")
     if adversary == "server+N":
         raise InputError("--adversary server+N: write a number for N, as in server+1")
     wanted = int(match.group(1) or 0) if match else int(adversary == "client")

@@ -22,7 +22,7 @@ from ..contract.protection import Protection
 from ..contract.transcript import Message, Transcript, payload_rows
 from ..data import build_population
 from ..engine import Engine
-from ..errors import InputError
+from ..errors import InputError, near
 from ..experiments.config import Config, load_config
 from ..experiments.resume import locked
 from ..experiments.run import admit as admit_newcomers
@@ -84,7 +84,7 @@ def audit_run(
     if not (folder / "config.toml").is_file():
         raise InputError(f"{folder}: is not a run folder (no config.toml)")
     config = load_config(folder / "config.toml")
-    _check_asked(budget, attacks)  # now that the run's plugins, which may have attacks, are loaded
+    check_asked(budget, attacks)  # now that the run's plugins, which may have attacks, are loaded
     summary, messages, secrets = _read(folder, config)
     adversaries = [adversary] if adversary else _adversaries(messages, secrets)
     for one in adversaries:
@@ -120,14 +120,15 @@ def audit_run(
     return [one for one in kept.table() if f"{one.adversary}|{one.attack}" in asked]
 
 
-def _check_asked(budget: str, attacks: Sequence[str] | None) -> None:
+def check_asked(budget: str, attacks: Sequence[str] | None, of: str = "--") -> None:
+    """Raises `InputError` for a budget or an attack that is not known; `of` stands before the name of what they were given by."""
     if budget not in BUDGETS:
-        raise InputError(f"--budget {budget}: is not known; known are {', '.join(BUDGETS)}")
+        raise InputError(f"{of}budget: {budget!r} is not known{near(budget, list(BUDGETS))}")
     if attacks is not None and not attacks:
-        raise InputError(f"--attacks: names none; known are {', '.join(ATTACKS)}")
+        raise InputError(f"{of}attacks: names none; known are {', '.join(ATTACKS)}")
     for name in attacks or ():
         if ATTACKS.find(name) is None:
-            raise InputError(f"--attacks {name}: is not known; known are {', '.join(ATTACKS.names())}")
+            raise InputError(f"{of}attacks: {name!r} is not known{near(name, ATTACKS.names())}")
 
 
 # --- the run folder -----------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ Clients with similar data train together. The server finds the clusters from pro
 single one. Names are imported when first used, so that `import cflpriv.protocols` does not load torch.
 """
 
-from importlib import import_module
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .engine.models import Model, register_model
     from .errors import InputError
     from .experiments import Config, load_config, run_experiment
+    from .experiments.tables import read_sweep
     from .plugins import load_plugin, register_attack
     from .tasks.training import Train
     from .transports.simulation import simulate
@@ -48,6 +49,7 @@ _HOME = {
     "build_population": "data",
     "load_config": "experiments",
     "load_plugin": "plugins",
+    "read_sweep": "experiments.tables",
     "register_algorithm": "algorithms.interface",
     "register_attack": "plugins",
     "register_dataset": "data",
@@ -65,11 +67,18 @@ _OLD: dict[str, str] = {
 __all__ = [
     "ALGORITHMS", "AlgorithmSpec", "ClientData", "Clustering", "Config", "DataSpec", "Federation", "InputError", "Model",
     "Population", "Protection", "ProtectionSpec", "Sampling", "Train", "build_population", "load_config", "load_plugin",
-    "register_algorithm", "register_attack", "register_dataset", "register_model", "register_protection", "run_experiment", "simulate",
+    "read_sweep", "register_algorithm", "register_attack", "register_dataset", "register_model", "register_protection", "run_experiment",
+    "simulate",
 ]  # fmt: skip
 
 
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__version__", *(name for name in globals() if name.startswith("__"))})
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return metadata.version(__name__)
     if name in _HOME:
         return getattr(import_module(f".{_HOME[name]}", __name__), name)
     if name in _OLD:

@@ -1,22 +1,36 @@
 """The command line. Exit codes: 0 success, 2 invalid user input (one clear line), 1 anything else."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typer.core import TyperGroup
 
-from .errors import InputError, TrainingDiverged, WorkerLost
+from .console import defaults_text, row_text, summary_text
+from .errors import InputError, TrainingDiverged, WorkerLost, near
 from .protocols.errors import ProtocolError
 
 __all__ = ["app", "main"]
 
+
+class _Commands(TyperGroup):
+    """Suggests the nearest command where one is not known."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            ctx.fail(f"no such command {args[0]!r}{near(args[0], self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,  # tracebacks that show locals would show clients' data
-    help="Privacy-preserving clustered federated learning, and what it leaks.",
+    cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False,  # tracebacks that show locals would show clients' data
 )  # fmt: skip
 _out = Console(soft_wrap=True, highlight=False)
 _err = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -32,28 +46,46 @@ Plugins = Annotated[
 ]
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        _say(f"cflpriv {metadata.version('cflpriv')}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and end.", callback=_show_version, is_eager=True)] = False,
+) -> None:
+    """Privacy-preserving clustered federated learning, and what it leaks."""
+
+
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(help="An experiment, a TOML file.", metavar="CONFIG.toml")],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: section.key=value. May be repeated.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run folder to make; default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume a run that ended early from its last checkpoint.")] = False,
     plugin: Plugins = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Run one experiment into a run folder."""
-    from .experiments import load_config, run_experiment
+    """Run one experiment into a run folder.
+
+    CONFIG.toml is the experiment; - reads it from standard input.
+    """
+    from .experiments import Config, load_config, run_experiment
     from .experiments.resume import plugins_of
     from .experiments.verify import digest_of
 
-    folder = out or Path("runs") / config.stem
+    folder = out or Path("runs") / _name_of(config)
     experiment = load_config(config, set_ or [], [*(plugins_of(folder) if resume else ()), *(plugin or [])])
+    if experiment == Config():
+        _say(f"{config}: {defaults_text(experiment)}")
     total = experiment.training.rounds
     with _progress() as progress:
         bar = progress.add_task("rounds", total=total, result="")
 
         def tick(row: dict[str, Any]) -> None:
-            result = _row_text(row)
+            result = row_text(row)
             progress.update(bar, completed=row["round"] + 1, result=result)
             if not _out.is_terminal:
                 _out.print(f"round {row['round'] + 1}/{total}  {result}", markup=False)
@@ -65,65 +97,89 @@ def run(
                 bars[what] = progress.add_task(what, total=total, result="")
             progress.update(bars[what], completed=done, total=total, visible=done < total)
 
-        try:
+        with _naming(config):
             summary = run_experiment(
                 experiment, folder, data_dir, resume=resume, say=lambda line: progress.console.print(line, markup=False),
                 tick=tick, step=step,
             )  # fmt: skip
-        except InputError as error:  # detected with the data: name the configuration file
-            raise InputError(f"{config}: {error}") from None
-    _out.print(_summary_text(summary), markup=False)
+    _out.print(summary_text(summary), markup=False)
     _out.print(f"run folder: {folder}, digest {digest_of(folder)}", markup=False)
 
 
 @app.command()
 def sweep(
-    config: Annotated[Path, typer.Argument(help="An experiment with a section [sweep], a TOML file.", metavar="CONFIG.toml")],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: section.key=value. May be repeated.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The folder for all runs; default runs/NAME.")] = None,
-    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Processes; default [sweep] workers.")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, max=512, help=r"Processes; default \[sweep] workers.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Show the runs with their numbers and how far they are; run nothing.")] = False,
+    only: Annotated[list[int] | None, typer.Option("--only", help="Make this run only, by its number. May be repeated.")] = None,
+    shard: Annotated[
+        str, typer.Option("--shard", help="Make every N-th run from the I-th on: one of N machines over one folder.", metavar="I/N")
+    ] = "",
+    merge: Annotated[bool, typer.Option("--merge", help="Write tables, pictures and report of the runs that are there.")] = False,
     plugin: Plugins = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Run a grid of experiments, or choose privately among them; the same command again resumes it."""
-    from .attacks import ATTACKS, BUDGETS
-    from .attacks.audit import audit_run
-    from .experiments.front import write_tables
+    """Run a grid of experiments, or choose privately among them; the same command again resumes it.
+
+    CONFIG.toml is an experiment with a section \\[sweep]. With --only or --shard a part of the grid runs, and --merge makes the report.
+    """
+    from .attacks.audit import audit_run, check_asked
     from .experiments.private_choice import run_choice
     from .experiments.report import write_report
-    from .experiments.sweep import load_sweep, run_sweep
+    from .experiments.sweep import load_sweep
+    from .experiments.sweep_runs import failure_lines, part_of, run_sweep, shown
 
-    grid, folder = load_sweep(config, set_ or [], plugin or []), out or Path("runs") / config.stem
-    for key, names, known in (("attacks", grid.attacks, ATTACKS), ("budget", (grid.budget,) if grid.budget else (), BUDGETS)):
-        for name in names:
-            if name not in known and not (known is ATTACKS and ATTACKS.find(name)):
-                raise InputError(f"{config}: [sweep] {key}: {name!r} is not known; known are {', '.join(known)}")
-    if grid.choose is not None:
-        try:
+    grid, folder = load_sweep(config, set_ or [], plugin or []), out or Path("runs") / _name_of(config)
+    with _naming(config):
+        check_asked(grid.budget or "standard", grid.attacks or None, "[sweep] ")
+        part = part_of(grid, only or [], shard)
+        if sum((list_, merge, bool(only or shard))) > 1:
+            raise InputError("--list, --merge, --only, --shard: give one of them")
+        if list_:
+            for line in shown(grid, folder):
+                _say(line)
+            return
+        if grid.choose is not None:
+            if merge or only or shard:
+                raise InputError("--merge, --only, --shard: [sweep] choose keeps all runs but the best secret; leave them out")
             chosen = run_choice(grid, folder, data_dir, workers=workers, say=_say)
-        except InputError as error:  # detected with the data: name the configuration file
-            raise InputError(f"{config}: {error}") from None
-        _say(chosen.line)
-        if chosen.run is not None:
-            _say(f"report: {write_report(folder)}; the chosen run: {folder / chosen.run}")
-        return
-    failed = run_sweep(grid, folder, data_dir, audit=audit_run, workers=workers, say=_say)
-    tables = write_tables(folder, grid)
-    if len(failed) == len(grid.cells):
-        raise InputError(f"{config}: every run failed, the first with: {next(iter(failed.values()))}")
-    _out.print(f"report: {write_report(folder)}; tables: {', '.join(path.name for path in tables)}", markup=False)
-    if failed:
-        _out.print(f"{len(failed)} of {len(grid.cells)} runs failed; see {folder / 'failed'}", markup=False)
+            _say(chosen.line)
+            if chosen.run is not None:
+                _say(f"report: {write_report(folder)}; the chosen run: {folder / chosen.run}")
+            return
+        failed = {} if merge else run_sweep(grid, folder, data_dir, audit=audit_run, workers=workers, cells=part, say=_say)
+        if len(failed) == len(part):
+            raise InputError(f"every run failed, the first with: {next(iter(failed.values()))}")
+        if only or shard:
+            _say(f"made a part; when all are there: cflpriv sweep {config} --out {folder} --merge")
+        else:
+            failed = _merged(grid, folder)
+        for line in failure_lines(failed, len(part)):
+            _say(line)
+
+
+def _merged(grid: Any, folder: Path) -> dict[str, str]:
+    """Write tables, pictures and report of the runs of a sweep that are there; says what is missing. The errors of those that failed."""
+    from .experiments.report import write_report
+    from .experiments.sweep_runs import opened, standing
+
+    with opened(grid, folder):
+        page = write_report(folder)
+    tables = sorted(path.name for path in folder.iterdir() if path.suffix in (".csv", ".parquet"))
+    _say(f"report: {page}; tables: {', '.join(tables)}")
+    found = standing(grid, folder)
+    if missing := [f"{number} {name}" for number, (name, how) in enumerate(found.items(), 1) if how in ("missing", "begun")]:
+        _say(f"missing: {len(missing)} of {len(found)} runs: {', '.join(missing)}")
+    return {name: how.removeprefix("failed: ") for name, how in found.items() if how.startswith("failed: ")}
 
 
 @app.command()
 def audit(
     run_dir: Annotated[
         Path,
-        typer.Argument(
-            help="A run folder whose payloads were recorded; with --active also a configuration, with --foreign a folder of updates.",
-            metavar="RUN_DIR",
-        ),
+        typer.Argument(metavar="RUN_DIR"),
     ],
     adversary: Annotated[
         str | None,
@@ -153,7 +209,10 @@ def audit(
     plugin: Plugins = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Attack a recorded run; writes audit.json and audit/ into its folder. An interrupted audit resumes when called again."""
+    """Attack a recorded run; writes audit.json and audit/ into its folder. An interrupted audit resumes when called again.
+
+    RUN_DIR is a run folder whose payloads were recorded; with --active also a configuration, with --foreign a folder of updates.
+    """
     from .attacks.audit import audit_run
     from .experiments.resume import data_directory_of
     from .experiments.verify import digest_of
@@ -223,7 +282,7 @@ def _active_audit(source: Path, changes: list[str], attacks: list[str] | None, o
 
 @app.command()
 def verify(
-    run_dir: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN_DIR")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")],
     digest: Annotated[str | None, typer.Option("--digest", help="What `cflpriv run` or an audit printed at its end.")] = None,
 ) -> None:
     """Check that a run folder is unchanged since its run and audits, and that its figures follow from its rounds. Exit code 1 if not."""
@@ -241,10 +300,11 @@ def verify(
 
 
 @app.command()
-def report(
-    folder: Annotated[Path, typer.Argument(help="A run folder, or a folder of run folders.", metavar="DIR")], plugin: Plugins = None
-) -> None:
-    """Make one self-contained report.html, and results.csv beside it."""
+def report(folder: Annotated[Path, typer.Argument(metavar="DIR")], plugin: Plugins = None) -> None:
+    """Make one self-contained report.html, and results.csv beside it.
+
+    DIR is a run folder, or a folder of run folders.
+    """
     from .experiments.report import write_report
     from .plugins import load_plugin
 
@@ -254,8 +314,26 @@ def report(
 
 
 @app.command()
+def export(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")],
+    out: Annotated[Path, typer.Option("--out", help="The file to write; it ends in .safetensors or .pt.", metavar="FILE")],
+    model: Annotated[int | None, typer.Option("--model", help="The cluster whose model it is, from 0.", metavar="K")] = None,
+    client: Annotated[int | None, typer.Option("--client", help="A client, for its last locally trained model.", metavar="N")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Write a model of a run as a state_dict, which a module of your own can load.
+
+    RUN_DIR is a run folder.
+    """
+    from .experiments.export import export_model
+
+    exported = export_model(run_dir, out, data_dir, cluster=model, client=client)
+    _say(f"written: {out}, {exported.line}")
+
+
+@app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help="A paper's table or figure; `cflpriv list` names them.", metavar="NAME")],
+    name: Annotated[str, typer.Argument(metavar="NAME")],
     scale: Annotated[
         float, typer.Option("--scale", help="Factor up to 1 for rounds, clients or trials; the output lists the changes.")
     ] = 1.0,
@@ -265,7 +343,10 @@ def reproduce(
     out: Annotated[Path | None, typer.Option("--out", help="The folder for its runs and tables; default runs/reproduce-NAME.")] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Run a paper's table or figure, ours beside the published one; the same command again resumes it."""
+    """Run a paper's table or figure, ours beside the published one; the same command again resumes it.
+
+    NAME is one of the reproductions that `cflpriv list` names.
+    """
     from .experiments.reproduce import reproduce as run_all
 
     folder = out or Path("runs") / f"reproduce-{name}"
@@ -343,6 +424,20 @@ def list_(plugin: Plugins = None) -> None:
             _out.print(f"  {name:<18} {line}", markup=False)
 
 
+def _name_of(config: Path) -> str:
+    """The name of a run whose configuration this is."""
+    return "stdin" if str(config) == "-" else config.stem
+
+
+@contextmanager
+def _naming(config: Path) -> Iterator[None]:
+    """Name the configuration file in what is found wrong after it was read, such as with its data."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{config}: {error}") from None
+
+
 def _say(line: str) -> None:
     _out.print(line, markup=False)
 
@@ -359,41 +454,23 @@ def _progress() -> Progress:
     return Progress(*columns, console=_out, disable=not _out.is_terminal)
 
 
-def _row_text(row: dict[str, Any]) -> str:
-    if row["skipped"]:
-        return f"skipped: {row['skipped']}"
-    if row.get("accuracy_mean") is None:
-        return ""
-    local = "" if row["local_accuracy_mean"] is None else f"  local models {100 * row['local_accuracy_mean']:.1f} %"
-    perplexity = "" if row.get("perplexity_mean") is None else f"  perplexity {row['perplexity_mean']:.4g}"
-    return f"accuracy {100 * row['accuracy_mean']:.1f} %{local}{perplexity}"
-
-
-def _summary_text(summary: dict[str, Any]) -> str:
-    def percent(value: float | None) -> str:
-        return "–" if value is None else f"{100 * value:.1f} %"
-
-    clusters = "" if summary["clusters"] is None else f", {summary['clusters']} cluster(s) of {summary['true_groups']} true group(s)"
-    perplexity = "" if summary.get("perplexity_mean") is None else f", perplexity {summary['perplexity_mean']:.4g}"
-    agreement = "" if summary["ari"] is None else f", ARI {summary['ari']:.3f}"
-    private = ""
-    if summary.get("epsilon") is not None:
-        unit, budget, delta = summary["privacy_unit"], summary["epsilon_budget"], summary["delta"]
-        private = f", epsilon {summary['epsilon']:.3g} of {budget:g} spent (delta {delta:g}, one {unit})"
-    return (
-        f"{summary['algorithm']}, protection {summary['protection']}: accuracy {percent(summary['accuracy_mean'])}"
-        f" (worst client {percent(summary['accuracy_worst'])}), local models {percent(summary['local_accuracy_mean'])}{perplexity}"
-        f"{clusters}{agreement}{private}; up {summary['upload_bytes'] / 1e6:.2f} MB, down {summary['download_bytes'] / 1e6:.2f} MB"
-    )
-
-
 def main() -> None:
     """The entry point: errors become one line and an exit code."""
     try:
         app(standalone_mode=True)
     except (InputError, ProtocolError, TrainingDiverged, WorkerLost, OSError) as error:
-        _err.print(f"cflpriv: {error}", markup=False)
-        sys.exit(2 if isinstance(error, InputError) else 1)
+        _end(str(error), 2 if isinstance(error, InputError) else 1)
+    except (MemoryError, RuntimeError, ValueError) as error:
+        if "null byte" in str(error):
+            _end("a path holds a character NUL, which no file's name can", 2)
+        if not (isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "allocate memory" in str(error)):
+            raise
+        _end("out of memory; everything completed is saved: make room, or take fewer clients, samples or workers, then --resume", 1)
+
+
+def _end(line: str, code: int) -> None:
+    _err.print(f"cflpriv: {line}", markup=False)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

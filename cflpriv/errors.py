@@ -3,9 +3,12 @@
 `TooFewClients` is also here, for algorithms, which import no protocol: sums raise it.
 """
 
+from collections.abc import Sequence
+from difflib import get_close_matches
+
 from .protocols.errors import TooFewClients
 
-__all__ = ["CflprivWarning", "InputError", "TooFewClients", "TrainingDiverged", "WorkerLost", "unknown_key"]
+__all__ = ["CflprivWarning", "InputError", "TooFewClients", "TrainingDiverged", "WorkerLost", "near", "unknown_key"]
 
 OLD_KEYS = {
     ("protection", "floor"): "is called min_cohort now",
@@ -35,3 +38,9 @@ class CflprivWarning(UserWarning):
 def unknown_key(section: str, key: str, value: object, known: str) -> InputError:
     """The error about a key that a section does not have: what became of an old one, else `known`, the end of the sentence."""
     return InputError(f"[{section}] {key} = {value!r}: {OLD_KEYS.get((section, key)) or 'is not a key here' + known}")
+
+
+def near(name: str, known: Sequence[str]) -> str:
+    """The end of an error about an unknown name: the nearest known one, or all."""
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}" if known else "; there are none"

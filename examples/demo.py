@@ -11,7 +11,8 @@ from pathlib import Path
 from cflpriv import InputError, load_config, run_experiment
 from cflpriv.attacks.audit import audit_run
 from cflpriv.experiments.report import write_report
-from cflpriv.experiments.sweep import load_sweep, run_sweep
+from cflpriv.experiments.sweep import load_sweep
+from cflpriv.experiments.sweep_runs import run_sweep
 
 HERE = Path(__file__).parent
 OUT = Path("runs/demo")

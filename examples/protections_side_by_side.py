@@ -14,7 +14,8 @@ from cflpriv import InputError
 from cflpriv.attacks.audit import audit_run
 from cflpriv.experiments.front import attack_points, read_results, table_rows
 from cflpriv.experiments.report import write_report
-from cflpriv.experiments.sweep import parse_sweep, run_sweep
+from cflpriv.experiments.sweep import parse_sweep
+from cflpriv.experiments.sweep_runs import run_sweep
 
 HERE = Path(__file__).parent
 PROTECTIONS = [

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, near
 from ..keys import Key
 from ..plugins import Registry
 
@@ -269,4 +269,4 @@ class Protection:
 
 def _known(of: Literal["sum", "gram"], name: str) -> None:
     if not (of == "gram" and name == "sketch") and PROTECTIONS.find(f"{of}.{name}") is None:
-        raise InputError(f"protection.{of}: {name!r} is not known; known are {', '.join(listed(of))}")
+        raise InputError(f"protection.{of}: {name!r} is not known{near(name, list(listed(of)))}")

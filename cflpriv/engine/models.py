@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..errors import InputError
+from ..errors import InputError, near
 from ..plugins import Registry
 from ..randomness import stream
 from ..types import Array
@@ -217,7 +217,7 @@ def _construct(model: Model) -> nn.Module:
     elif (known := MODELS.find(model.name)) is not None:
         module = known[0](model)
     else:
-        raise InputError(f"model.name: {model.name!r} is not a known model; known are {', '.join(MODELS.names())}")
+        raise InputError(f"model.name: {model.name!r} is not a known model{near(model.name, MODELS.names())}")
     module = module.to(dtype_of(model.dtype))
     if (name := _moving_buffer(module, model)) is not None:
         layer, _, buffer = name.rpartition(".")

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from ..errors import InputError
+from ..errors import InputError, near
 from ..files import write_atomically
 from ..protocols.private_choice import Distribution, Runs, runs_of
-from .config import Config, near
+from .config import Config
 
 __all__ = ["FILE", "SCORES", "Choose", "Chosen", "check_choose", "parse_choose", "read_chosen", "write_chosen"]
 
@@ -88,7 +88,7 @@ def parse_choose(given: Mapping[str, Any]) -> Choose:
             raise InputError(f"choose.{key} = {value!r}: is not a key here{near(key, known)}")
     by, runs, distribution = given.get("by"), given.get("runs"), given.get("distribution", "geometric")
     if by not in SCORES:
-        raise InputError(f"choose.by = {by!r}: is no score to choose by; known are {', '.join(SCORES)}")
+        raise InputError(f"choose.by = {by!r}: is no score to choose by{near(str(by), list(SCORES))}")
     if isinstance(runs, bool) or not isinstance(runs, int | float) or not (math.isfinite(runs) and runs > 1):
         raise InputError(f"choose.runs = {runs!r}: give the expected number of runs, above 1")
     if distribution not in get_args(Distribution):

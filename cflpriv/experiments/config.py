@@ -6,11 +6,11 @@ file, the section, the key and the value.
 
 import inspect
 import json
+import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from difflib import get_close_matches
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +24,7 @@ from ..algorithms.interface import Algorithm, AlgorithmSpec, BeforeRun, Compared
 from ..contract.operations import Sampling
 from ..contract.protection import Protection
 from ..engine.models import Model
-from ..errors import InputError, unknown_key
+from ..errors import InputError, near, unknown_key
 from ..federation.release_policy import may_leave
 from ..federation.schedule import Schedule, schedule
 from ..federation.values import Origin
@@ -35,7 +35,7 @@ from ..tasks.training import Train
 from ..types import Population
 from .newcomers import held_back
 from .privacy_checks import check_privacy, few_shares
-from .sections import DataSection, ModelSection, RunSection, TrainingSection
+from .sections import MOST_WORKERS, DataSection, ModelSection, RunSection, TrainingSection
 
 __all__ = ["GIVEN", "SECTIONS", "Config", "load_config", "own_weights", "parse_config"]
 
@@ -91,6 +91,8 @@ class Config:
             raise InputError(
                 f"training.weights = 'examples': under protection.sum = {self.protection.sum!r} every sample count would show; {remedy}"
             )
+        if self.run.workers > MOST_WORKERS:
+            raise InputError(f"run.workers = {self.run.workers}: is above {MOST_WORKERS}")
         if not 0 <= self.run.target_accuracy <= 1:
             raise InputError(f"run.target_accuracy = {self.run.target_accuracy}: accuracies are shares, so it is outside [0, 1]")
         if not 0 <= self.training.dropout < 1:
@@ -334,13 +336,13 @@ def changed(tree: dict[str, Any], changes: Sequence[str], plugins: Sequence[str 
 
 
 def read_tree(path: str | Path) -> dict[str, Any]:
-    """A TOML file as nested mappings, its `run.plugins` and those of its `data.paths` that are there as absolute paths.
+    """A TOML file ("-": standard input) as nested mappings; its `run.plugins`, and those of `data.paths` that are there, as absolute paths.
 
     Raises `InputError` naming the file.
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -370,7 +372,8 @@ def parse_config(tree: Mapping[str, Any], source: str = "config") -> Config:
     """A `Config` from nested mappings, after its plugins are loaded; `source` names them in errors."""
     for section in tree:
         if section not in (*SECTIONS, "algorithm"):
-            raise InputError(f"{source}: [{section}] is not a section{near(section, [*SECTIONS, 'algorithm'])}")
+            hint = "; `cflpriv sweep` runs a file that has one" if section == "sweep" else near(section, [*SECTIONS, "algorithm"])
+            raise InputError(f"{source}: [{section}] is not a section{hint}")
         if not isinstance(tree[section], Mapping):
             raise InputError(f"{source}: {section} = {tree[section]!r}: write it as a section, [{section}]")
     try:
@@ -437,12 +440,6 @@ def set_key(tree: dict[str, Any], change: str) -> None:
     if not isinstance(tree.setdefault(section, {}), dict):
         raise InputError(f"--set {change}: {section} is not a section")
     tree[section][key] = value
-
-
-def near(name: str, known: Sequence[str]) -> str:
-    """The end of an error about an unknown name: the nearest known one, or all."""
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}" if known else "; there are none"
 
 
 def tuples(value: Any) -> Any:

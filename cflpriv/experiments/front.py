@@ -5,8 +5,6 @@ attack's figure if no other setting is at least as good in both and better in on
 attack that is not validated for a setting is on no front and dominates no other.
 """
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,14 +19,12 @@ from ..errors import InputError
 from ..files import write_atomically
 from . import pictures
 from .audit_words import STATUS, least_comforting, metric_words
-from .choose import FILE as CHOICE
-from .choose import read_chosen
 from .run_files import cells_of
 from .sweep import Cell, Setting, Sweep
 
 __all__ = [
-    "Mean", "Result", "front_rows", "mean_of", "on_front", "paired", "read_results", "section", "table_rows", "unmarked", "write_pictures",
-    "write_tables",
+    "Mean", "Result", "front_rows", "mean_of", "on_front", "paired", "read_results", "section", "setting_columns", "table_rows",
+    "unmarked", "write_pictures",
 ]  # fmt: skip
 
 METRICS = (
@@ -133,7 +129,7 @@ def table_rows(results: Sequence[Result], sweep: Sweep) -> list[dict[str, Any]]:
     groups = _by_setting(results)
     rows = []
     for setting, own in groups.items():
-        row: dict[str, Any] = {**_named(setting), "knowledge": own[0].summary.get("knowledge", ""), "seeds": len(own)}
+        row: dict[str, Any] = {**setting_columns(setting), "knowledge": own[0].summary.get("knowledge", ""), "seeds": len(own)}
         twin = _compared_with(setting, sweep)
         others = [] if twin is None or twin == setting else groups.get(twin, [])
         for metric in METRICS:
@@ -157,7 +153,8 @@ def _compared_with(setting: Setting, sweep: Sweep) -> Setting | None:
     return (equal or firsts)[0] if equal or len(firsts) == 1 else None
 
 
-def _named(setting: Setting) -> dict[str, Any]:
+def setting_columns(setting: Setting) -> dict[str, Any]:
+    """The columns of a table that name a setting."""
     return {"algorithm": setting.algorithm, "protection": setting.protection, "privacy.epsilon": setting.epsilon, **dict(setting.keys)}
 
 
@@ -256,7 +253,8 @@ def front_rows(results: Sequence[Result]) -> list[dict[str, Any]]:
                 }
                 rows.append(
                     {
-                        **_named(point.setting), "attack": attack, "metric": metric, "adversary": adversary, "clients_known": known,
+                        **setting_columns(point.setting), "attack": attack, "metric": metric, "adversary": adversary,
+                        "clients_known": known,
                         "validated": point.validated, "all_rounds": point.whole,
                         "leakage": point.leakage.mean, "leakage_std": point.leakage.std, "guess_with_no_view": point.baseline,
                         "utility": name, "value": value.mean, "value_std": value.std, "on_front": front,
@@ -266,30 +264,11 @@ def front_rows(results: Sequence[Result]) -> list[dict[str, Any]]:
                 )  # fmt: skip
     for (attack, metric, adversary, known), setting, why in unmarked(results):
         named = {"attack": attack, "metric": metric, "adversary": adversary, "clients_known": known}
-        rows.append({**_named(setting), **named, "on_front": False, "seeds_with_leakage": 0, "no_leakage": why})
+        rows.append({**setting_columns(setting), **named, "on_front": False, "seeds_with_leakage": 0, "no_leakage": why})
     return rows
 
 
 # --- files and pictures ---------------------------------------------------------------------------------------------------------------
-
-
-def write_tables(folder: Path, sweep: Sweep) -> list[Path]:
-    """Write sweep.csv (a row a run), table.csv (a row a setting) and front.csv into a sweep's folder."""
-    results, failed = read_results(folder, sweep)
-    plain = (str, int, float, type(None))
-    runs = [
-        {"run": one.cell.name, **_named(one.cell.setting), "seed": one.cell.seed}
-        | {key: value for key, value in one.summary.items() if isinstance(value, plain)}
-        for one in results
-    ]
-    runs += [{"run": name, "error": error} for name, error in failed.items()]
-    rows = table_rows(results, sweep)
-    if sweep.choose is not None and (made := read_chosen(folder / CHOICE)) is not None:  # ε of the runs is that of each alone
-        runs, rows = ([{**row, "epsilon_of_choice": made[0].epsilon} for row in several] for several in (runs, rows))
-    files = {"sweep.csv": runs, "table.csv": rows, "front.csv": front_rows(results)}
-    for name, lines in files.items():
-        write_atomically(folder / name, _csv(lines))
-    return [folder / name for name in files]
 
 
 def write_pictures(folder: Path, shown: Mapping[str, Any]) -> list[Path]:
@@ -299,15 +278,6 @@ def write_pictures(folder: Path, shown: Mapping[str, Any]) -> list[Path]:
     for name, picture in drawn.items():
         write_atomically(folder / name, pictures.svg(picture))
     return [folder / name for name in drawn]
-
-
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def section(folder: Path, sweep: Sweep) -> dict[str, Any]:

@@ -37,7 +37,8 @@ from .private import FILE as LEDGER
 from .private import planned_events
 from .resume import locked
 from .run import prepare
-from .sweep import Cell, Sweep, finished, open_folder
+from .sweep import Cell, Sweep
+from .sweep_runs import finished, open_folder
 from .workers import ended
 
 __all__ = ["run_choice"]

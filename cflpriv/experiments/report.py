@@ -4,8 +4,6 @@
 turn runs into what the template report.html prints; its text and the order of its sections are in that file.
 """
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,11 +22,12 @@ from .audit_report import attack_matrix
 from .audit_words import ACTIVE_STATUS, STATUS, metric_words
 from .choose import FILE as CHOICE
 from .choose import read_chosen
-from .front import section, write_pictures, write_tables
+from .front import section, write_pictures
 from .privacy_report import privacy_section
 from .recovered import histograms, recovered_images, roc_curves
 from .run_files import RECOMPUTED, Run, read_runs, require
 from .sweep import Sweep, sweep_of
+from .tables import write_table, write_tables
 from .tested import Tested, released_words, tested_of
 
 __all__ = ["write_report"]
@@ -61,6 +60,7 @@ def write_report(folder: Path) -> Path:
         title=folder.resolve().name,
         sweep=None if sweep is None else Markup(_sweep_section(environment, folder, sweep)),
         runs=runs,
+        total=len(everything),
         unfinished=unfinished,
         unverified=[
             (run.label, [problem.removeprefix(f"{run.folder}/") for problem in run.problems]) for run in everything if run.problems
@@ -84,7 +84,7 @@ def write_report(folder: Path) -> Path:
         recomputed=RECOMPUTED,
     )
     try:
-        write_atomically(folder / "results.csv", _csv(everything))
+        write_table(folder / "results.csv", _scalars(everything))
         write_atomically(folder / "report.html", page)
     except OSError as error:
         raise InputError(f"{folder}: the report cannot be written ({error.strerror})") from None
@@ -132,16 +132,10 @@ def _figure(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
 
 
-def _csv(runs: Sequence[Run]) -> str:
+def _scalars(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """A row per run: its name and every scalar of its summary."""
     plain = (str, int, float, type(None))
-    scalars = [{"run": run.name, **{key: value for key, value in run.summary.items() if isinstance(value, plain)}} for run in runs]
-    columns = list(dict.fromkeys(key for row in scalars for key in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(scalars)
-    return text.getvalue()
+    return [{"run": run.name, **{key: value for key, value in run.summary.items() if isinstance(value, plain)}} for run in runs]
 
 
 def _leakage(runs: Sequence[Run]) -> dict[str, Any]:

@@ -18,10 +18,10 @@ import numpy as np
 
 from ..data import DataSpec, build_population
 from ..data.datasets import HOW_TO_SET
-from ..errors import InputError, TrainingDiverged
+from ..errors import InputError, TrainingDiverged, near
 from ..files import append, write_atomically
 from ..types import Population
-from .config import Config, near, own_weights, parse_config, set_key
+from .config import Config, own_weights, parse_config, set_key
 from .folder import interruptible, run_experiment
 from .reproductions import REPRODUCTIONS, Cell, Reproduction
 from .reproductions.table import Outcome, Row, in_words, slug, write

@@ -27,7 +27,8 @@ from .checkpoint import Checkpoint, latest, load_checkpoint
 from .config import Config, load_config, read_tree
 
 __all__ = [
-    "Counted", "check_same_config", "data_directory_of", "holds_nothing", "kept_rows", "last_checkpoint", "locked", "note_resume",
+    "LOCK", "Counted", "check_same_config", "data_directory_of", "held", "holds_nothing", "kept_rows", "last_checkpoint", "locked",
+    "note_resume",
     "plugins_of", "put_aside", "put_audit_aside",
 ]  # fmt: skip
 
@@ -133,23 +134,32 @@ LOCK = ".lock"
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a run folder for this process alone, by the empty file `LOCK` in it. Raises `InputError` if another process has it.
+def held(lock: Path, seconds: float = 0.0) -> Iterator[bool]:
+    """Hold an empty file for this process alone, after waiting up to `seconds`; whether no other process has it.
 
-    A folder that cannot be written is not locked: no process can change it.
+    In a folder that cannot be written nothing is locked: no process can change it.
     """
-    lock = FileLock(folder / LOCK, timeout=0)
+    file, ours = FileLock(lock, timeout=seconds), True
     try:
-        lock.acquire()
+        file.acquire()
     except Timeout:
-        raise InputError(f"{folder}: another process is running this experiment, or auditing it") from None
+        ours = False
     except OSError:
-        if os.access(folder, os.W_OK):
+        if os.access(lock.parent, os.W_OK):
             raise
     try:
-        yield
+        yield ours
     finally:
-        lock.release()
+        file.release()
+
+
+@contextmanager
+def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
+    """Hold a run folder for this process alone, by the file `LOCK` in it. Raises `InputError` if another process has it for `seconds`."""
+    with held(folder / LOCK, seconds) as ours:
+        if not ours:
+            raise InputError(f"{folder}: another process is running this experiment, or auditing it")
+        yield
 
 
 def holds_nothing(folder: Path) -> bool:

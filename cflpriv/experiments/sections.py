@@ -9,7 +9,11 @@ from ..engine.device import Precision
 from ..engine.models import MODELS, Dtype, Model
 from ..keys import Key
 
-__all__ = ["DataSection", "ModelSection", "RunSection", "TrainingSection"]
+__all__ = ["MOST_WORKERS", "DataSection", "ModelSection", "RunSection", "TrainingSection"]
+
+
+MOST_WORKERS = 512
+"""Processes at most. A larger number is a mistake that would take all memory."""
 
 
 @dataclass(frozen=True)

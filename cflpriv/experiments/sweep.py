@@ -1,4 +1,4 @@
-"""A grid of runs from one file: algorithms × protections × ε × any keys × seeds, a process per worker, resumable at any moment.
+"""A grid of runs from one file: algorithms × protections × ε × any keys × seeds.
 
 A sweep is an experiment with a section `[sweep]`:
 
@@ -15,16 +15,13 @@ The file's own sections hold for every cell. [algorithm] stands under the entrie
 `protections`: the entry's keys win. A name among the protections sets both `gram` and `sum`, over the file's other keys; "none" is no
 protection at all. A key of these two sections that reaches no entry is refused.
 
-A run's result depends on its configuration alone, so it does not matter how many workers there are or who ran it. What failed is recorded
-in `failed/` with its error, and the rest continues; the same command again runs what is missing and retries what failed.
+A run's result depends on its configuration alone, so it does not matter how many workers there are or who ran it (`sweep_runs`). What
+failed is recorded in `failed/` with its error, and the rest continues; the same command again runs what is missing and retries what failed.
 """
 
-import json
 import re
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -32,21 +29,12 @@ from typing import Any
 import tomli_w
 
 from ..contract.protection import listed
-from ..errors import InputError
-from ..files import write_atomically
+from ..errors import InputError, near
 from .choose import Choose, check_choose, parse_choose
-from .config import Config, changed, near, parse_config, read_tree, tuples
-from .folder import run_experiment
-from .resume import holds_nothing, locked
-from .verify import changed_files
-from .workers import ended
+from .config import Config, changed, parse_config, read_tree, tuples
+from .sections import MOST_WORKERS
 
-__all__ = [
-    "Audit", "Cell", "Setting", "Sweep", "finished", "load_sweep", "open_folder", "parse_sweep", "run_sweep", "sweep_of",
-]  # fmt: skip
-
-Audit = Callable[..., Any]
-"""What attacks a run folder: called as `audit(folder, data_dir=..., attacks=..., budget=...)`, the last two where the sweep names them."""
+__all__ = ["Cell", "Setting", "Sweep", "load_sweep", "parse_sweep", "sweep_of"]
 
 _KEYS = {
     "algorithms": list, "protections": list, "epsilon": list, "keys": dict, "seeds": list, "audit": bool, "attacks": list, "budget": str,
@@ -121,7 +109,7 @@ def parse_sweep(tree: Mapping[str, Any], source: str = "sweep") -> Sweep:
     """A `Sweep` from nested mappings. A combination that makes no sense is a cell with a problem; if all are, that is raised."""
     sweep = tree.get("sweep")
     if not isinstance(sweep, Mapping):
-        raise InputError(f"{source}: has no section [sweep]")
+        raise InputError(f"{source}: has no section [sweep]; `cflpriv run` runs a single experiment")
     for key, value in sweep.items():
         if key not in _KEYS:
             raise InputError(f"{source}: [sweep] {key} = {value!r}: is not a key here{near(key, list(_KEYS))}")
@@ -131,6 +119,8 @@ def parse_sweep(tree: Mapping[str, Any], source: str = "sweep") -> Sweep:
             raise InputError(f"{source}: [sweep] {key} = {value!r}: is empty; leave it out or give values")
     if sweep.get("workers", 1) < 1:
         raise InputError(f"{source}: [sweep] workers = {sweep['workers']}: is below 1")
+    if sweep.get("workers", 1) > MOST_WORKERS:
+        raise InputError(f"{source}: [sweep] workers = {sweep['workers']}: is above {MOST_WORKERS}")
     base = {section: dict(values) for section, values in tree.items() if section != "sweep" and isinstance(values, Mapping)}
     if strange := [section for section in tree if section != "sweep" and section not in base]:
         raise InputError(f"{source}: {strange[0]} = {tree[strange[0]]!r}: write it as a section, [{strange[0]}]")
@@ -243,106 +233,3 @@ def _check_reach(base: Mapping[str, Mapping[str, Any]], section: str, entries: s
     for key, value in base.get(section, {}).items():
         if (section, key) != ("algorithm", "name") and not any(key in one and one[key] == value for one in its):
             raise InputError(f"{entries}: {section}.{key} = {value!r} reaches none of them; write it into those that it is for")
-
-
-# --- running ------------------------------------------------------------------------------------------------------------------------
-
-
-def run_sweep(
-    sweep: Sweep,
-    out: str | Path,
-    data_dir: str | Path | None = None,
-    *,
-    audit: Audit | None = None,
-    workers: int | None = None,
-    say: Callable[[str], None] = lambda line: None,
-) -> dict[str, str]:
-    """Run what is missing of a sweep into the folder `out`; the errors of the cells that failed, by name.
-
-    Each run has its folder in `out`. Raises `InputError` if `out` belongs to something else, or for a sweep with `choose`.
-    """
-    out = Path(out)
-    if sweep.choose is not None:
-        raise InputError(f"{out}: [sweep] choose: all runs of the grid would show; private_choice.run_choice makes the choice")
-    open_folder(sweep, out)
-    failed: dict[str, str] = {}
-    with locked(out):
-        (out / "failed").mkdir(exist_ok=True)
-        todo = []
-        for cell in sweep.cells:
-            (out / "failed" / f"{cell.name}.json").unlink(missing_ok=True)
-            if cell.problem:
-                failed[cell.name] = _fail(out, cell.name, cell.problem)
-            elif not _done(out / cell.name, sweep, audit):
-                todo.append(cell)
-        count = len(sweep.cells)
-        if audit is not None and sweep.audit and any(cell.config and cell.config.run.record == "headers" for cell in sweep.cells):
-            say("runs that record headers only are not audited; [run] record = 'full' keeps what attacks read")
-        say(f"{count} runs: {count - len(todo) - len(failed)} done before, {len(todo)} to do, {len(failed)} refused")
-        work = partial(_run_cell, sweep=sweep, out=out, data_dir=data_dir, audit=audit)
-        for number, (name, trouble) in enumerate(ended(todo, work, min(workers or sweep.workers, len(todo))), 1):
-            if trouble:
-                failed[name] = _fail(out, name, trouble)
-            say(f"[{number}/{len(todo)}] {name}: {trouble or 'done'}")
-    return failed
-
-
-def open_folder(sweep: Sweep, out: Path) -> None:
-    """Make the folder of a sweep, or go on with it. Raises `InputError` if it belongs to something else."""
-    known = out / "sweep.toml"
-    if known.is_file():
-        if known.read_text(encoding="utf-8") != sweep.text:
-            raise InputError(f"{out}: holds another sweep ({_difference(known, sweep.text)}); choose another folder with --out")
-    elif out.exists() and not holds_nothing(out):
-        raise InputError(f"{out}: exists and holds no sweep; choose another folder with --out")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_atomically(known, sweep.text)
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written ({error.strerror})") from None
-
-
-def _difference(known: Path, text: str) -> str:
-    """The first key by which a folder's sweep differs from this one."""
-    old, new = tomllib.loads(known.read_text(encoding="utf-8")), tomllib.loads(text)
-    for section in sorted({*old, *new}):
-        for key in sorted({*old.get(section, {}), *new.get(section, {})}):
-            was, now = old.get(section, {}).get(key), new.get(section, {}).get(key)
-            if was != now:
-                return f"{section}.{key} is {now!r} now, was {was!r}"
-    return "another file"
-
-
-def finished(folder: Path) -> bool:
-    """Whether a run folder holds a run that has ended."""
-    return (folder / "checkpoints" / "final.json").is_file() and not changed_files(folder, ("summary.json",))
-
-
-def _done(folder: Path, sweep: Sweep, audit: Audit | None) -> bool:
-    return finished(folder) and (not _audits(folder, sweep, audit) or (folder / "audit.json").is_file())
-
-
-def _audits(folder: Path, sweep: Sweep, audit: Audit | None) -> bool:
-    recorded = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))["run"]["record"] != "headers"
-    return audit is not None and sweep.audit and recorded
-
-
-def _fail(out: Path, name: str, error: str) -> str:
-    write_atomically(out / "failed" / f"{name}.json", json.dumps({"cell": name, "error": error}) + "\n")
-    return error
-
-
-def _run_cell(cell: Cell, sweep: Sweep, out: Path, data_dir: str | Path | None, audit: Audit | None) -> str:
-    """The error of a cell, or nothing."""
-    assert cell.config is not None
-    folder = out / cell.name
-    try:
-        summary = run_experiment(cell.config, folder, data_dir, resume=True)
-        if summary["rounds"] < summary["rounds_planned"] and not summary.get("stopped"):
-            return "interrupted"
-        if audit is not None and _audits(folder, sweep, audit):
-            wanted = {"attacks": list(sweep.attacks)} if sweep.attacks else {}
-            audit(folder, data_dir=data_dir, **wanted, **({"budget": sweep.budget} if sweep.budget else {}))
-    except Exception as error:  # whatever it is, it is this cell's: it is recorded, and the other cells go on
-        return f"{type(error).__name__}: {error}"
-    return ""

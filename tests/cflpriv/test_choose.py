@@ -18,7 +18,8 @@ from cflpriv.experiments.choose import Chosen, read_chosen, write_chosen
 from cflpriv.experiments.private import planned_events
 from cflpriv.experiments.private_choice import CANDIDATES, run_choice
 from cflpriv.experiments.run import prepare
-from cflpriv.experiments.sweep import Cell, Sweep, load_sweep, parse_sweep, run_sweep
+from cflpriv.experiments.sweep import Cell, Sweep, load_sweep, parse_sweep
+from cflpriv.experiments.sweep_runs import run_sweep
 from cflpriv.experiments.verify import verify
 from cflpriv.experiments.workers import ended
 from cflpriv.protocols.accounting import covers, epsilon_of

@@ -25,10 +25,10 @@ from cflpriv.experiments.front import (
     read_results,
     table_rows,
     unmarked,
-    write_tables,
 )
 from cflpriv.experiments.report import write_report
 from cflpriv.experiments.sweep import Sweep, parse_sweep
+from cflpriv.experiments.tables import write_tables
 
 numbers = st.floats(-100, 100, allow_nan=False)
 

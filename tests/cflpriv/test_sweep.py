@@ -9,20 +9,25 @@ import subprocess
 import sys
 import time
 import tomllib
-from importlib import util
+from importlib import import_module, util
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
+from command_line import in_process
 
+import cflpriv
 from cflpriv import cli
 from cflpriv.errors import InputError
 from cflpriv.experiments import workers as pool
-from cflpriv.experiments.front import read_results, write_tables
+from cflpriv.experiments.front import read_results
 from cflpriv.experiments.report import write_report
-from cflpriv.experiments.sweep import Sweep, load_sweep, parse_sweep, run_sweep, sweep_of
+from cflpriv.experiments.resume import held
+from cflpriv.experiments.sweep import Sweep, load_sweep, parse_sweep, sweep_of
+from cflpriv.experiments.sweep_runs import _run_cell, part_of, run_sweep, shown, standing
+from cflpriv.experiments.tables import write_tables
 from cflpriv.experiments.workers import _Worker
 
 ROOT = Path(__file__).parent.parent.parent
@@ -302,6 +307,154 @@ def test_a_killed_sweep_goes_on_and_leaves_no_workers_behind(tmp_path: Path) -> 
     write_tables(tmp_path / "whole", sweep)
     assert rows_of(tmp_path / "whole" / "sweep.csv") == rows_of(tmp_path / "cut" / "sweep.csv")
     assert (tmp_path / "cut" / "report.html").is_file()
+
+
+# --- several processes over one folder
+
+
+def test_shards_have_each_run_once_and_numbers_are_those_of_the_list(tmp_path: Path) -> None:
+    sweep = swept(algorithms=["fedavg", "pacfl"], seeds=[0, 1, 2])
+    for count in range(1, 9):
+        parts = [cell for first in range(1, count + 1) for cell in part_of(sweep, shard=f"{first}/{count}")]
+        assert sorted(parts, key=lambda cell: cell.name) == sorted(sweep.cells, key=lambda cell: cell.name)
+        sizes = [len(part_of(sweep, shard=f"{first}/{count}")) for first in range(1, count + 1)]
+        assert max(sizes) - min(sizes) <= 1
+    lines = shown(sweep, tmp_path)
+    for number, (cell, line) in enumerate(zip(sweep.cells, lines, strict=True), 1):
+        assert part_of(sweep, [number]) == (cell,)
+        assert line.split() == [str(number), cell.name, *cell.setting.name.split(), "·", "seed", str(cell.seed), "missing"]
+    assert part_of(sweep, [2, 5, 2]) == (sweep.cells[1], sweep.cells[4])
+    for only, shard, words in [
+        ([7], "", "--only 7: the sweep has the runs 1 to 6"), ([0], "", "--only 0: "), ([1], "1/2", "give one of them"),
+        *(([], wrong, f"--shard {wrong}: expected I/N") for wrong in ("0/2", "3/2", "2", "a/b", "1/2/3", "-1/2", "1/")),
+    ]:  # fmt: skip
+        with pytest.raises(InputError, match=re.escape(words)):
+            part_of(sweep, only, shard)
+
+
+def test_a_run_that_another_process_makes_is_left_to_it(tmp_path: Path) -> None:
+    sweep = swept(algorithms=["fedavg"], seeds=[0, 1])
+    first, second = sweep.cells
+    run_sweep(sweep, tmp_path, cells=[])
+    lines: list[str] = []
+    with held(tmp_path / "locks" / f"{first.name}.lock") as ours:
+        assert ours
+        assert run_sweep(sweep, tmp_path, say=lines.append) == {}
+    assert f"{first.name}: another process makes it" in lines[1]
+    assert standing(sweep, tmp_path) == {first.name: "missing", second.name: "done"}
+
+
+def test_what_a_part_made_is_merged_and_what_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "grid.toml", tmp_path / "out"
+    protections = ["none", {"label": "odd", "sum": "secagg", "min_cohort": 7}]
+    path.write_text(tomli_w.dumps({**BASE, "sweep": {"algorithms": ["fedavg"], "protections": protections, "seeds": [0, 1]}}))
+    words = ("sweep", str(path), "--out", str(out))
+    assert in_process(monkeypatch, *words, "--merge") == 2
+    assert "holds no sweep" in capsys.readouterr().err
+    assert not out.exists()
+    assert in_process(monkeypatch, *words, "--list") == 0
+    assert capsys.readouterr().out.count(" missing\n") == 4
+    assert not out.exists()
+    assert in_process(monkeypatch, *words, "--only", "1", "--only", "3") == 0
+    said = capsys.readouterr().out
+    assert said.count("min_cohort = 7") == 2  # where it happened, and once at the end
+    assert "failed: 1 of 2 runs" in said
+    assert "--merge" in said
+    assert not (out / "report.html").exists()
+    assert in_process(monkeypatch, *words, "--merge") == 0
+    said = capsys.readouterr().out
+    assert "missing: 2 of 4 runs: 2 fedavg-none-s1, 4 fedavg-odd-s1" in said
+    assert said.count("min_cohort = 7") == 1
+    assert len(rows_of(out / "sweep.csv")) == 2
+    assert (out / "report.html").is_file()
+    assert in_process(monkeypatch, *words) == 0
+    said = capsys.readouterr().out
+    assert "missing" not in said
+    assert re.search(r"2 of 4: .*min_cohort = 7.* \(fedavg-odd-s0, fedavg-odd-s1\)", said)
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("summary.json")}
+    assert in_process(monkeypatch, *words, "--merge") == 0
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("summary.json")} == before
+    for more in (["--list", "--merge"], ["--only", "1", "--merge"], ["--only", "9"], ["--shard", "1"]):
+        assert in_process(monkeypatch, *words, *more) == 2
+
+
+def test_an_audit_that_was_cut_short_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
+    """audit.json grows attack by attack, so that it is there is no sign that all are."""
+    recorded = {**BASE, "run": {**BASE["run"], "record": "full"}}
+    sweep = parse_sweep({**recorded, "sweep": {"algorithms": ["fedavg"]}})
+    (cell,), calls = sweep.cells, []
+
+    def audit(folder: Path, **options: Any) -> None:
+        calls.append(folder)
+        (folder / "audit.json").write_text('{"cells": []}')
+        if len(calls) == 1:
+            raise SystemExit  # passes through what catches a run's errors, as a kill does
+
+    run_sweep(sweep, tmp_path, cells=[])
+    with pytest.raises(SystemExit):
+        _run_cell(cell, sweep, tmp_path, None, audit)
+    assert standing(sweep, tmp_path) == {cell.name: "failed: its audit was cut short, or is under way"}
+    for _ in range(2):  # the second finds everything done
+        assert _run_cell(cell, sweep, tmp_path, None, audit) == ""
+    assert len(calls) == 2
+    assert standing(sweep, tmp_path) == {cell.name: "done"}
+
+
+@pytest.mark.slow
+def test_three_shards_of_which_one_is_killed_make_the_same_sweep_as_one_process(tmp_path: Path) -> None:
+    path = tmp_path / "grid.toml"
+    grid = {**BASE, "training": {**BASE["training"], "rounds": 8}}
+    path.write_text(
+        tomli_w.dumps({**grid, "sweep": {"algorithms": ["fedavg", "pacfl"], "protections": ["none", "haar"], "seeds": [0, 1, 2, 3]}})
+    )
+    words = [sys.executable, "-u", "-m", "cflpriv.cli", "sweep", str(path), "--out", str(tmp_path / "parts")]
+
+    def shard(number: int) -> subprocess.Popen[str]:
+        return subprocess.Popen([*words, "--shard", f"{number}/3"], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+    processes = [shard(number) for number in (1, 2, 3)]
+    assert processes[0].stdout is not None
+    for line in processes[0].stdout:  # in the middle of a run, after one was made
+        if line.startswith("[1/"):
+            break
+    processes[0].kill()
+    processes[0].wait()
+    for process in processes[1:]:
+        assert process.wait(300) == 0
+    sweep = load_sweep(path)
+    assert "missing" in standing(sweep, tmp_path / "parts").values()
+    time.sleep(0.5)  # its workers see that their parent is gone
+    assert shard(1).wait(300) == 0
+    assert set(standing(sweep, tmp_path / "parts").values()) == {"done"}
+    assert subprocess.run([*words, "--merge"], cwd=ROOT, check=False).returncode == 0
+    assert run_sweep(sweep, tmp_path / "whole", workers=1) == {}
+    write_tables(tmp_path / "whole", sweep)
+    for name in ("sweep.csv", "table.csv", "front.csv"):
+        assert rows_of(tmp_path / "whole" / name) == rows_of(tmp_path / "parts" / name)
+    assert len(rows_of(tmp_path / "parts" / "sweep.csv")) == 16
+
+
+def test_tables_in_other_forms_hold_the_same(tmp_path: Path) -> None:
+    """Parquet and DataFrame are optional: without their libraries there is CSV, and one clear error."""
+    sweep = swept(algorithms=["fedavg"], keys={"data.rotations": [[0, 90], [0, 180]]})
+    run_sweep(sweep, tmp_path)
+    written = write_tables(tmp_path, sweep)
+    assert (tmp_path / "sweep.parquet" in written) == (util.find_spec("pyarrow") is not None)
+    rows = rows_of(tmp_path / "sweep.csv")
+    if util.find_spec("pyarrow") is not None:
+        table = import_module("pyarrow.parquet").read_table(tmp_path / "sweep.parquet")
+        assert [str(one) for one in table["accuracy_mean"].to_pylist()] == [row["accuracy_mean"] for row in rows]
+        assert table["data.rotations"].to_pylist() == ["(0, 90)", "(0, 180)"]
+    if util.find_spec("pandas") is None:
+        with pytest.raises(InputError, match=r"^read_sweep: needs pandas"):
+            cflpriv.read_sweep(tmp_path)
+    else:
+        frame = cflpriv.read_sweep(tmp_path)
+        assert [str(one) for one in frame["accuracy_mean"]] == [row["accuracy_mean"] for row in rows]
+    with pytest.raises(InputError, match="holds no sweep"):
+        cflpriv.read_sweep(tmp_path / sweep.cells[0].name)
 
 
 def test_one_round_by_hand_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,55 @@
+"""What the command line prints of a run."""
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["defaults_text", "row_text", "summary_text"]
+
+
+def row_text(row: Mapping[str, Any]) -> str:
+    """A row of rounds.jsonl, as one reads it: accuracies, and the epsilon that is spent so far."""
+    if row["skipped"]:
+        return f"skipped: {row['skipped']}"
+    spent = "" if row.get("epsilon") is None else f"  epsilon {row['epsilon']:.3g} spent"
+    if row.get("accuracy_mean") is None:
+        return spent.strip()
+    local = "" if row["local_accuracy_mean"] is None else f"  local models {100 * row['local_accuracy_mean']:.1f} %"
+    perplexity = "" if row.get("perplexity_mean") is None else f"  perplexity {row['perplexity_mean']:.4g}"
+    return f"accuracy {100 * row['accuracy_mean']:.1f} %{local}{perplexity}{spent}"
+
+
+def summary_text(summary: Mapping[str, Any]) -> str:
+    """The line at the end of a run: accuracies, clusters against true groups where there are such, privacy, and traffic."""
+
+    def percent(value: float | None) -> str:
+        return "–" if value is None else f"{100 * value:.1f} %"
+
+    known = 1 < summary["true_groups"] < summary["clients"]  # else all are of one group, or each counts as its own
+    groups = f" of {summary['true_groups']} true groups" if known else ""
+    clusters = "" if summary["clusters"] is None else f", {counted(summary['clusters'], 'cluster')}{groups}"
+    agreement = f", ARI {summary['ari']:.3f}" if known and summary["ari"] is not None else ""
+    perplexity = "" if summary.get("perplexity_mean") is None else f", perplexity {summary['perplexity_mean']:.4g}"
+    private = ""
+    if summary.get("epsilon") is not None:
+        unit, budget, delta = summary["privacy_unit"], summary["epsilon_budget"], summary["delta"]
+        private = f" and differential privacy of one {unit} (epsilon {summary['epsilon']:.3g} of {budget:.3g} spent at delta {delta:g})"
+    return (
+        f"{summary['algorithm']}, protection {summary['protection']}{private}: accuracy {percent(summary['accuracy_mean'])}"
+        f" (worst client {percent(summary['accuracy_worst'])}), local models {percent(summary['local_accuracy_mean'])}{perplexity}"
+        f"{clusters}{agreement}; up {summary['upload_bytes'] / 1e6:.2f} MB, down {summary['download_bytes'] / 1e6:.2f} MB"
+    )
+
+
+def defaults_text(config: Any) -> str:
+    """What an experiment that sets no key runs with."""
+    data, training = config.data, config.training
+    return (
+        f"no key is set, so it runs with the defaults: algorithm {config.algorithm['name']}, data {data.source} ({data.partition}, "
+        f"{data.clients} clients), model {config.model.name}, {training.rounds} rounds, protection {config.protection.name}; "
+        "config.toml in the run folder has all keys"
+    )
+
+
+def counted(count: int, what: str) -> str:
+    """A number and its noun."""
+    return f"{count} {what}{'' if count == 1 else 's'}"

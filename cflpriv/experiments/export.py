@@ -1,0 +1,125 @@
+"""A model of a finished run as a `state_dict`, for a module of one's own."""
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+
+from ..engine.models import Model
+from ..errors import InputError
+from ..files import write_atomically
+from ..types import Array
+from .checkpoint import restore
+from .config import load_config
+from .loop import Run, population_digest
+from .resume import last_checkpoint
+from .run import prepare
+
+__all__ = ["Exported", "export_model"]
+
+
+@dataclass(frozen=True, eq=False)
+class Exported:
+    """A model and what it takes: `name` says whose it is. Its input is (x − mean) / std, with one value a channel or one for all."""
+
+    name: str
+    model: Model
+    state: Mapping[str, torch.Tensor]
+
+    @property
+    def line(self) -> str:
+        m = self.model
+        shape = " x ".join(map(str, m.shape))
+        return (
+            f"{self.name}: {m.name}, input {shape} as (x - {list(m.mean)}) / {list(m.std)}, {m.classes} outputs, {m.dimension} parameters"
+        )
+
+
+def export_model(
+    folder: str | Path, out: str | Path, data_dir: str | Path | None = None, *, cluster: int | None = None, client: int | None = None
+) -> Exported:
+    """Write a model of the run in `folder` to the file `out`, as safetensors or, by the ending .pt, for `torch.load(weights_only=True)`.
+
+    The model is that of a `cluster`, by its number from 0; without one the only one that there is. `client` asks for the last locally
+    trained model of a client instead. Models that clients open are opened by one of them, as in the run's own measurements.
+
+    Raises `InputError` naming a run, cluster, client or file that does not fit.
+    """
+    folder, out = Path(folder), Path(out)
+    if out.suffix not in (".safetensors", ".pt"):
+        raise InputError(f"--out {out}: expected a file that ends in .safetensors or .pt")
+    if cluster is not None and client is not None:
+        raise InputError(f"--model {cluster}, --client {client}: give one of them")
+    run = _restored(folder, data_dir)
+    name, vector = _deployed(run, cluster) if client is None else _local(run, client)
+    model = run.config.model_for(run.population)
+    state = {key: value.detach().clone() for key, value in model.load(vector).state_dict().items()}
+    run.backend.close(run)
+    exported = Exported(name, model, state)
+    packed = io.BytesIO()
+    if out.suffix == ".pt":
+        torch.save(state, packed)
+    else:
+        packed.write(safetensors.torch.save(state, {"cflpriv": exported.line}))
+    try:
+        write_atomically(out, packed.getvalue())
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot be written ({error.strerror})") from None
+    return exported
+
+
+def _restored(folder: Path, data_dir: str | Path | None) -> Run:
+    """The run of a folder, as its last checkpoint has it."""
+    if not (folder / "config.toml").is_file():
+        raise InputError(f"{folder}: is not a run folder (no config.toml)")
+    config, checkpoint = load_config(folder / "config.toml"), last_checkpoint(folder)
+    if checkpoint is None:
+        raise InputError(f"{folder}: has no checkpoint, so no model yet; continue it with `cflpriv run … --resume`")
+    if checkpoint.tree["parties"] is None:
+        raise InputError(f"{folder}: is of a deployment, whose clients are elsewhere; models of simulations can be exported")
+    run = prepare(config, data_dir, **checkpoint.parties())
+    if checkpoint.progress["data_digest"] != population_digest(run.population):
+        raise InputError(f"{folder}: the run was made with other data than are found now; give the same --data-dir")
+    run.state = restore(checkpoint, run.federation)
+    run.backend.welcome(run, checkpoint.progress)
+    return run
+
+
+def _deployed(run: Run, cluster: int | None) -> tuple[str, Array]:
+    """What clients of a cluster use, or all of them where there is one model."""
+    served = run.algorithm.serve(run.state)
+    clustering = run.algorithm.describe(run.state).get("clustering")
+    first = {} if clustering is None else {label: clustering.members(label) for label in range(clustering.k)}
+    asked = run.federation.clients[0]
+    if clustering is not None and served.which is not None:
+        _check(cluster, [label for label, members in first.items() if members])
+        asked = first[cluster or 0][0]
+    value = run.simulated.resolve(served.task, served.params, served.which, [asked])[0].params["model"]
+    if isinstance(value, list | tuple):  # clients choose among all
+        _check(cluster, list(range(len(value))))
+        value = value[cluster or 0]
+    elif served.which is None:
+        _check(cluster, [0])
+    several = served.which is not None or cluster is not None
+    return f"cluster {cluster or 0}" if several else "shared model", np.asarray(value)
+
+
+def _check(cluster: int | None, known: list[int]) -> None:
+    if cluster is None and len(known) > 1:
+        raise InputError(f"--model: there are several; known are {', '.join(map(str, known))}")
+    if (cluster or 0) not in known:
+        raise InputError(f"--model {cluster}: there is no such cluster; known are {', '.join(map(str, known))}")
+
+
+def _local(run: Run, client: int) -> tuple[str, Array]:
+    """The last locally trained model of a client."""
+    if client not in run.simulated.data:
+        raise InputError(f"--client {client}: is not one of the run; known are {', '.join(map(str, sorted(run.simulated.data)))}")
+    vector = run.simulated.recall(client, "trained")
+    if vector is None:
+        raise InputError(f"--client {client}: has not trained in this run")
+    return f"client {client}", vector

@@ -1,0 +1,96 @@
+"""Exported models: a module of one's own with the file's weights does what the run reported."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command_line import in_process
+from safetensors.torch import load_file
+from torch import nn
+
+from cflpriv import build_population
+from cflpriv.errors import InputError
+from cflpriv.experiments import parse_config, run_experiment
+from cflpriv.experiments.config import Config
+from cflpriv.experiments.export import export_model
+from cflpriv.experiments.verify import digest_of
+
+BASE: dict[str, Any] = {
+    "data": {"clients": 6, "rotations": [0, 90], "test_samples_per_client": 40},
+    "model": {"hidden": 8},
+    "training": {"rounds": 3, "lr": 0.3, "weights": "equal", "batch_size": 60},
+    "run": {"insecure_test_entropy": True},
+}
+
+
+def module() -> nn.Module:
+    """What a user has: the architecture, written anew."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+
+
+def accuracies(config: Config, state: dict[str, torch.Tensor]) -> list[float]:
+    """Of a fresh module on each client's test data."""
+    mine, population = module(), build_population(config.data)
+    mine.load_state_dict(state)
+    found = []
+    for one in population.clients:
+        x = (torch.from_numpy(one.x_test).float() - population.mean[0]) / population.std[0]
+        found.append(float((mine(x).argmax(1).numpy() == one.y_test).mean()))
+    return found
+
+
+HAAR = {"gram": ["haar"], "sum": "haar"}
+
+
+@pytest.mark.parametrize(
+    ("name", "protection", "several"),
+    [("oracle", {}, True), ("pacfl", HAAR, False), ("ifca", {}, False), ("fedavg", {}, False)],
+)
+def test_a_fresh_module_has_the_reported_accuracy(name: str, protection: dict[str, Any], several: bool, tmp_path: Path) -> None:
+    config = parse_config({**BASE, "algorithm": {"name": name}, "protection": protection})
+    summary = run_experiment(config, tmp_path / "run")
+    row = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[-1])
+    labels, models = row["labels"] or [0] * 6, {}
+    count, digest = max(labels) + 1, digest_of(tmp_path / "run")
+    assert count > 1 or not several
+    for cluster in range(count):
+        files = [tmp_path / f"{cluster}.safetensors", tmp_path / f"{cluster}.pt"]
+        for file in files:
+            export_model(tmp_path / "run", file, cluster=None if count == 1 else cluster)
+        models[cluster] = load_file(files[0])
+        packed = torch.load(files[1], weights_only=True)
+        assert all(torch.equal(models[cluster][key], packed[key]) for key in packed)
+    each = {cluster: accuracies(config, state) for cluster, state in models.items()}
+    by_client = [each[label][place] for place, label in enumerate(labels)]
+    assert by_client == pytest.approx(row["per_client"]["accuracy"], abs=1e-9)
+    assert np.mean(by_client) == pytest.approx(summary["accuracy_mean"], abs=1e-9)
+    export_model(tmp_path / "run", tmp_path / "own.pt", client=4)
+    own = accuracies(config, torch.load(tmp_path / "own.pt", weights_only=True))
+    assert digest_of(tmp_path / "run") == digest
+    assert own[4] == pytest.approx(row["per_client"]["local_accuracy"][4], abs=1e-9)
+
+
+def test_what_cannot_be_exported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    config = parse_config({**BASE, "algorithm": {"name": "oracle"}, "training": {**BASE["training"], "rounds": 0}})
+    run_experiment(config, tmp_path / "run")
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    for run, out, more, words in [
+        ("run", "a.onnx", {}, "--out .*a.onnx: expected a file that ends in .safetensors or .pt"),
+        ("run", "a.pt", {}, "--model: there are several; known are 0, 1"),
+        ("run", "a.pt", {"cluster": 2}, "--model 2: there is no such cluster; known are 0, 1"),
+        ("run", "a.pt", {"client": 9}, "--client 9: is not one of the run; known are 0, 1, 2"),
+        ("run", "a.pt", {"client": 1}, "--client 1: has not trained"),
+        ("run", "a.pt", {"client": 1, "cluster": 0}, "give one of them"),
+        ("run", "no/a.pt", {"cluster": 0}, "no/a.pt: cannot be written"),
+        ("none", "a.pt", {"cluster": 0}, "none: is not a run folder"),
+    ]:
+        with pytest.raises(InputError, match=words) as caught:
+            export_model(tmp_path / run, tmp_path / out, **more)  # type: ignore[arg-type]
+        assert "\n" not in str(caught.value)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+    assert in_process(monkeypatch, "export", str(tmp_path / "run"), "--model", "1", "--out", str(tmp_path / "b.pt")) == 0
+    assert "cluster 1: mlp, input 1 x 8 x 8 as (x - [" in capsys.readouterr().out
+    assert (tmp_path / "b.pt").is_file()
