@@ -1,7 +1,9 @@
 """The command line. Exit codes: 0 success, 2 invalid user input (one clear line), 1 anything else."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,6 +42,10 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Resume a run that ended early from its last checkpoint.")] = False,
     plugin: Plugins = None,
     data_dir: DataDir = None,
+    hosts: Annotated[int | None, typer.Option("--hosts", min=1, help="Spread the clients over so many processes, on Ray.")] = None,
+    ray: Annotated[
+        str | None, typer.Option("--ray", help="The Ray cluster of --hosts, as ray.init takes it; default a local one.", metavar="ADDRESS")
+    ] = None,
 ) -> None:
     """Run one experiment into a run folder."""
     from .experiments import load_config, run_experiment
@@ -49,7 +55,7 @@ def run(
     folder = out or Path("runs") / config.stem
     experiment = load_config(config, set_ or [], [*(plugins_of(folder) if resume else ()), *(plugin or [])])
     total = experiment.training.rounds
-    with _progress() as progress:
+    with _progress() as progress, _hosts(hosts, ray, experiment.run.plugins, progress) as hosted:
         bar = progress.add_task("rounds", total=total, result="")
 
         def tick(row: dict[str, Any]) -> None:
@@ -67,13 +73,26 @@ def run(
 
         try:
             summary = run_experiment(
-                experiment, folder, data_dir, resume=resume, say=lambda line: progress.console.print(line, markup=False),
-                tick=tick, step=step,
+                experiment, folder, data_dir, resume=resume, hosted=hosted,
+                say=lambda line: progress.console.print(line, markup=False), tick=tick, step=step,
             )  # fmt: skip
         except InputError as error:  # detected with the data: name the configuration file
             raise InputError(f"{config}: {error}") from None
     _out.print(_summary_text(summary), markup=False)
     _out.print(f"run folder: {folder}, digest {digest_of(folder)}", markup=False)
+
+
+@contextmanager
+def _hosts(hosts: int | None, address: str | None, plugins: Sequence[str], progress: Progress) -> Iterator[Any]:
+    """Where clients are: None for this process, else what makes their hosts on Ray, which end with the block."""
+    if hosts is None and address is None:
+        yield None
+        return
+    from .transports.hosts import SplitHosts
+    from .transports.ray import ray_hosts
+
+    with ray_hosts(hosts, address, plugins) as carrier:
+        yield partial(SplitHosts, carrier=carrier, say=lambda line: progress.console.print(line, markup=False))
 
 
 @app.command()
