@@ -44,17 +44,11 @@ class Store(Protocol):
 
 
 class ObjectStore:
-    """Live objects, for clients that stay in this process. `dumped` encodes one; `ObjectStore(bytes by name)` restores them.
-
-    In another process it arrives with everything encoded.
-    """
+    """Live objects, for clients that stay in this process. `dumped` encodes one; `ObjectStore(bytes by name)` restores them."""
 
     def __init__(self, dumped: Mapping[str, bytes] | None = None) -> None:
         self._values: dict[str, Any] = dict(dumped or {})
         self._writers: dict[str, Callable[[Any], bytes]] = {}
-
-    def __reduce__(self) -> tuple[type["ObjectStore"], tuple[dict[str, bytes]]]:
-        return ObjectStore, ({name: self.dumped(name) for name in self._values},)
 
     def alone(self) -> AbstractContextManager[object]:
         return _NOBODY

@@ -6,7 +6,7 @@ outside the protocol.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from traceback import format_exception
 from typing import Any, Protocol, TypeVar
@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from ..aggregation.key_holder import KeyHolderParty
+from ..contract.protection import Protection
 from ..engine import Engine
 from ..engine.threads import one_thread
 from ..errors import InputError, TrainingDiverged, WorkerLost
@@ -24,17 +25,23 @@ from ..federation.settings import Settings
 from ..federation.store import ObjectStore
 from ..federation.transforms import TransformCache
 from ..plugins import load_plugin
+from ..privacy.settings import Privacy
 from ..protocols.entropy import Entropy
 from ..protocols.errors import ProtocolError
+from ..protocols.keys import Identity, Roster
 from ..types import ClientData
 
 __all__ = ["HOLDER", "Carrier", "Host", "HostLost", "LocalHost", "Look", "Members", "Seat", "SplitHosts", "party_name"]
 
 HOLDER = -2
 """The place of the key holder, where there is one. That of a client is its id."""
+MOST_MODELS = 1 << 20
+"""Simulated clients take part in secure sums over as many models as the algorithm declares."""
 MOST_DEATHS = 3
 """A host that ends this often without an answer in between ends the run."""
 
+Seeds = tuple[int, bytes, bytes]
+"""The number and the two seeds of an `Identity`."""
 Found = TypeVar("Found")
 Look = Callable[..., list[Found]]
 """What the experimenter does at a host: a function of the host, some of its places, and further arguments; one result for each place."""
@@ -47,20 +54,39 @@ def party_name(place: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Members:
-    """All that makes the parties of a host, by place, in this process or in another. As secret as clients' data."""
+    """All that makes the parties of a host, by place; the rest is the same for all of them. As secret as clients' data."""
 
-    settings: Mapping[int, Settings]
-    data: Mapping[int, ClientData]
-    stores: Mapping[int, ObjectStore]
-    entropy: Mapping[int, Entropy]
+    identities: Mapping[int, Identity] = field(repr=False)
+    data: Mapping[int, ClientData] = field(repr=False)
+    stores: Mapping[int, ObjectStore] = field(repr=False)
+    entropy: Mapping[int, Entropy] = field(repr=False)
+    protection: Protection
+    roster: Roster | None
+    privacy: Privacy
     strict: bool
     engine: Engine
 
+    def settings(self, place: int) -> Settings:
+        """Those of a client, or of the key holder."""
+        if place == HOLDER:
+            return Settings(self.identities[place], self.protection, self.roster, role="key-holder")
+        return Settings(self.identities[place], self.protection, self.roster, self.privacy, models=MOST_MODELS)
+
     def of(self, places: Collection[int]) -> "Members":
         """The same for some places."""
-        settings, stores, entropy = ({place: one[place] for place in places} for one in (self.settings, self.stores, self.entropy))
-        data = {place: self.data[place] for place in places if place in self.data}
-        return replace(self, settings=settings, data=data, stores=stores, entropy=entropy)  # type: ignore[arg-type]
+        return replace(
+            self,
+            identities={place: self.identities[place] for place in places},
+            data={place: self.data[place] for place in places if place != HOLDER},
+            stores={place: self.stores[place] for place in places},
+            entropy={place: self.entropy[place] for place in places},
+        )
+
+    def packed(self) -> tuple["Members", dict[int, Seeds], dict[int, dict[str, bytes]]]:
+        """The same for another process. Identities and protocol machines refuse to be copied, so they go apart: as seeds, and as bytes."""
+        seeds = {place: (one.client, one.signing_seed, one.encryption_seed) for place, one in self.identities.items()}
+        engine = replace(self.engine, paths=Counter(), _pool=None)
+        return replace(self, identities={}, stores={}, engine=engine), seeds, {place: _dumped(one) for place, one in self.stores.items()}
 
 
 class Host(Protocol):
@@ -92,8 +118,8 @@ class LocalHost(ClientHost):
     def __init__(self, members: Members) -> None:
         cache = TransformCache()
         parties: dict[int, Party] = {}
-        for place, settings in members.settings.items():
-            store, entropy = members.stores[place], members.entropy[place]
+        for place in members.identities:
+            settings, store, entropy = members.settings(place), members.stores[place], members.entropy[place]
             if place == HOLDER:
                 parties[place] = KeyHolderParty(settings, store, entropy)
             else:
@@ -155,9 +181,11 @@ class Seat:
         for file in plugins:  # tasks are of classes, and models by names, that they define
             load_plugin(file)
 
-    def begin(self, members: Members) -> None:
-        """Make the parties, in place of earlier ones."""
-        self._host = LocalHost(replace(members, data=_writable(members.data)))
+    def begin(self, members: Members, seeds: Mapping[int, Seeds], kept: Mapping[int, Mapping[str, bytes]]) -> None:
+        """Make the parties of what `Members.packed` gave, in place of earlier ones."""
+        identities = {place: Identity(*one) for place, one in seeds.items()}
+        stores = {place: ObjectStore(one) for place, one in kept.items()}
+        self._host = LocalHost(replace(members, identities=identities, stores=stores, data=_writable(members.data)))
 
     def answer(self, asks: Mapping[int, bytes], of: Mapping[int, int]) -> tuple[dict[int, bytes | Exception], Counter[tuple[str, str]]]:
         """The answer of each place to the request that `of` names, and the paths taken; requests that are equal arrive once."""
@@ -218,7 +246,7 @@ class SplitHosts:
             raise InputError(f"run.device = {members.engine.device!r}: several hosts compute on CPUs; use 'cpu', or one host")
         self.engine = members.engine
         self._members, self._fresh, self._carrier, self._say = members, fresh, carrier, say
-        places = sorted(members.settings)
+        places = sorted(members.identities)
         self._shares = [share for number in range(carrier.count) if (share := places[number :: carrier.count])]
         self._at = {place: number for number, share in enumerate(self._shares) for place in share}
         self._deaths = [0] * len(self._shares)
@@ -251,7 +279,8 @@ class SplitHosts:
     def stores(self) -> Mapping[int, ObjectStore]:
         """Read from the hosts, encoded. From here a host that ends later begins again."""
         places = list(self._at)
-        self._members = replace(self._members, stores=dict(zip(places, self.each(places, _stores), strict=True)))
+        kept = self.each(places, _kept)
+        self._members = replace(self._members, stores={place: ObjectStore(one) for place, one in zip(places, kept, strict=True)})
         return self._members.stores
 
     def close(self) -> None:
@@ -264,8 +293,7 @@ class SplitHosts:
                 yield number, some
 
     def _begin(self, number: int, members: Members) -> Any:
-        part = members.of(self._shares[number])
-        return self._carrier.send(number, "begin", replace(part, engine=replace(part.engine, paths=Counter(), _pool=None)))
+        return self._carrier.send(number, "begin", *members.of(self._shares[number]).packed())
 
     def _alive(self, pending: Mapping[int, Any]) -> dict[int, Any]:
         """The replies of the hosts that are alive; the others are restarted."""
@@ -291,5 +319,9 @@ class SplitHosts:
         self._begin(number, replace(self._members, entropy={**self._members.entropy, **entropy}))
 
 
-def _stores(host: LocalHost, places: Sequence[int]) -> list[ObjectStore]:
-    return [host.members.stores[place] for place in places]
+def _kept(host: LocalHost, places: Sequence[int]) -> list[dict[str, bytes]]:
+    return [_dumped(host.members.stores[place]) for place in places]
+
+
+def _dumped(store: ObjectStore) -> dict[str, bytes]:
+    return {name: store.dumped(name) for name in store.names()}

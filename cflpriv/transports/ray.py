@@ -76,6 +76,7 @@ def ray_hosts(hosts: int | None = None, address: str | None = None, plugins: Seq
     Raises `InputError` if Ray is not installed or the cluster is not there.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # without it Ray warns of what it will change
     try:
         ray: Any = import_module("ray")
     except ImportError:

@@ -17,7 +17,6 @@ from ..federation import messages as m
 from ..federation.client import FederationClient
 from ..federation.parameters import parameter_messages as said_of
 from ..federation.server import FederationServer
-from ..federation.settings import Settings
 from ..federation.store import ObjectStore
 from ..federation.values import Exchange
 from ..privacy.client_level import ClippedMean, LocalGram
@@ -257,14 +256,10 @@ def simulate(
         if list(data) != list(range(len(data))):
             raise InputError(f"federation: client ids are places on the roster, 0 to {len(data) - 1}; got {sorted(data)}")
         roster = Roster(tuple(identities[client].public() for client in data), identities[HOLDER].public() if encrypted else b"")
-    settings = {
-        client: Settings(identities[client], protection, roster, privacy or Privacy(), models=MOST_MODELS) for client in data
-    }  # fmt: skip
     if encrypted:
-        settings[HOLDER] = Settings(identities[HOLDER], protection, roster, role="key-holder")
         there.add(HOLDER)
-    strict = release_policy == "strict"
-    members = Members(settings, data, stores or {place: ObjectStore() for place in settings}, sources, strict, engine or Engine())
+    strict, kept = release_policy == "strict", stores or {place: ObjectStore() for place in identities}
+    members = Members(identities, data, kept, sources, protection, roster, privacy or Privacy(), strict, engine or Engine())
     host: Host = LocalHost(members) if hosted is None else hosted(members, entropy)
     memory = MemoryTransport(host, faults or Faults(), on_error, there)
     federation = FederationServer(
@@ -275,7 +270,3 @@ def simulate(
     if stores is None:
         federation.enrol()
     return Simulated(federation, memory, host, data, identities)
-
-
-MOST_MODELS = 1 << 20
-"""Simulated clients take part in secure sums over as many models as the algorithm declares."""
