@@ -18,6 +18,12 @@ __all__ = ["RayCarrier", "ray_hosts"]
 
 OBJECT_STORE_BYTES = 100 << 20
 """Of a local Ray. Larger messages go over the disk."""
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns of what a later version will change
+    "RAY_NUM_REDIS_GET_RETRIES": "1",  # else an address without a cluster is tried for ten minutes
+}
+"""What Ray reads when it is imported, where the user has not set it."""
 
 
 class RayCarrier:
@@ -75,15 +81,15 @@ def ray_hosts(hosts: int | None = None, address: str | None = None, plugins: Seq
 
     Raises `InputError` if Ray is not installed or the cluster is not there.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # without it Ray warns of what it will change
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     try:
         ray: Any = import_module("ray")
     except ImportError:
         raise InputError("--hosts, --ray: Ray is not installed; pip install 'cflpriv[ray]'") from None
     quiet = {"log_to_driver": False, "logging_level": "error"}
     here: Mapping[str, Any] = {
-        "num_cpus": hosts or 1, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, "_node_ip_address": "127.0.0.1",
+        "address": "local", "num_cpus": hosts or 1, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, "_node_ip_address": "127.0.0.1",
     }  # fmt: skip
     try:
         ray.init(**quiet, **(here if address is None else {"address": address}))
