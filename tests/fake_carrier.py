@@ -10,13 +10,17 @@ from cflpriv.transports.hosts import HostLost, LocalHost, Seat
 
 
 class FakeCarrier:
-    """`count` seats. One in `dead` answers nothing more until it is restarted; `restarts` lists those that were."""
+    """`count` seats. One in `dead` answers nothing more until it is restarted; `restarts` lists those that were.
+
+    `received` counts the bytes of replies.
+    """
 
     def __init__(self, count: int, plugins: Sequence[str] = ()) -> None:
         self.count, self._plugins = count, plugins
         self._seats = [Seat(plugins) for _ in range(count)]
         self.dead: set[int] = set()
         self.restarts: list[int] = []
+        self.received = 0
 
     def send(self, number: int, operation: str, *given: Any) -> Any:
         sent = pickle.dumps(given)
@@ -26,7 +30,9 @@ class FakeCarrier:
             done = getattr(self._seats[number], operation)(*pickle.loads(sent))
         except Exception as error:
             return error
-        return pickle.dumps(done)
+        reply = pickle.dumps(done)
+        self.received += len(reply)
+        return reply
 
     def reply(self, pending: Any) -> Any:
         if isinstance(pending, Exception):

@@ -15,12 +15,14 @@ import numpy as np
 
 from ..aggregation.key_holder import KeyHolderParty
 from ..contract.protection import Protection
+from ..contract.transcript import LARGEST_DIGESTED_BYTES
 from ..engine import Engine
 from ..engine.threads import one_thread
 from ..errors import InputError, TrainingDiverged, WorkerLost
 from ..federation import messages as m
 from ..federation.client import FederationClient
 from ..federation.host import ClientHost, Party
+from ..federation.registry import ClientsLost
 from ..federation.settings import Settings
 from ..federation.store import ObjectStore
 from ..federation.transforms import TransformCache
@@ -29,7 +31,8 @@ from ..privacy.settings import Privacy
 from ..protocols.entropy import Entropy
 from ..protocols.errors import ProtocolError
 from ..protocols.keys import Identity, Roster
-from ..types import ClientData
+from ..types import Array, ClientData
+from .partial_sums import Outline, Remaining, added, may_stay, outlined
 
 __all__ = ["HOLDER", "Carrier", "Host", "HostLost", "LocalHost", "Look", "Members", "Seat", "SplitHosts", "party_name"]
 
@@ -185,19 +188,37 @@ class Seat:
         """Make the parties of what `Members.packed` gave, in place of earlier ones."""
         identities = {place: Identity(*one) for place, one in seeds.items()}
         stores = {place: ObjectStore(one) for place, one in kept.items()}
+        self._protection, self._left = members.protection, dict[int, m.Given]()
         self._host = LocalHost(replace(members, identities=identities, stores=stores, data=_writable(members.data)))
 
-    def answer(self, asks: Mapping[int, bytes], of: Mapping[int, int]) -> tuple[dict[int, bytes | Exception], Counter[tuple[str, str]]]:
-        """The answer of each place to the request that `of` names, and the paths taken; requests that are equal arrive once."""
+    def answer(
+        self, asks: Mapping[int, bytes], of: Mapping[int, int], stay_bytes: int
+    ) -> tuple[dict[int, bytes | Outline | Exception], Counter[tuple[str, str]]]:
+        """The answer of each place to the request that `of` names, and the paths taken; requests that are equal arrive once.
+
+        Updates for a plain sum stay here if they are more than `stay_bytes` together.
+        """
         arrived = {key: m.decode_ask(data) for key, data in asks.items()}
-        answers: dict[int, bytes | Exception] = {}
+        answers: dict[int, bytes | Outline | Exception] = {}
         with one_thread():
-            for place, answer in self._host.answer({place: arrived[key] for place, key in of.items()}).items():
+            made = self._host.answer({place: arrived[key] for place, key in of.items()})
+            large = {
+                place: one for place, one in made.items() if isinstance(one, m.Given) and may_stay(arrived[of[place]], self._protection)
+            }  # fmt: skip
+            outlines = {place: outlined(one) for place, one in large.items()}
+            self._left = large if sum(one.nbytes for one in outlines.values()) > stay_bytes else {}
+            for place, answer in made.items():
                 try:
-                    answers[place] = _sendable(answer) if isinstance(answer, Exception) else m.encode(answer)
+                    sent = _sendable(answer) if isinstance(answer, Exception) else m.encode(answer) if place not in self._left else None
+                    answers[place] = outlines[place] if sent is None else sent
                 except InputError as error:
                     answers[place] = error
         return answers, self._paths()
+
+    def added(self, at: Sequence[tuple[int, str]], weights: Sequence[float]) -> Array:
+        """The weighted sum of values that stayed here after the last request, by place and name, in float64."""
+        with one_thread():
+            return added(self._left, at, weights)
 
     def each(self, places: Sequence[int], look: Look[Any], given: Sequence[Any]) -> tuple[list[Any], Counter[tuple[str, str]]]:
         """What the experimenter finds at these places, and the paths taken."""
@@ -255,14 +276,14 @@ class SplitHosts:
 
     def answer(self, asks: Mapping[int, m.Ask]) -> dict[int, m.Answer | Exception]:
         encoded = {id(ask): m.encode(ask) for ask in {id(ask): ask for ask in asks.values()}.values()}
-        pending = {}
+        pending, stay_bytes = {}, LARGEST_DIGESTED_BYTES // len(self._shares)
         for number, share in self._split(asks):
             of = {place: id(asks[place]) for place in share}
-            pending[number] = self._carrier.send(number, "answer", {key: encoded[key] for key in set(of.values())}, of)
+            pending[number] = self._carrier.send(number, "answer", {key: encoded[key] for key in set(of.values())}, of, stay_bytes)
         found: dict[int, m.Answer | Exception] = {}
-        for answers, paths in self._alive(pending).values():
+        for number, (answers, paths) in self._alive(pending).items():
             self.engine.paths.update(paths)
-            found |= {place: one if isinstance(one, Exception) else m.decode_answer(one) for place, one in answers.items()}
+            found |= {place: self._arrived(number, place, one) for place, one in answers.items()}
         return found
 
     def each(self, places: Sequence[int], look: Look[Found], *given: Any) -> list[Found]:
@@ -285,6 +306,21 @@ class SplitHosts:
 
     def close(self) -> None:
         """Nothing: who made the carrier ends it."""
+
+    def _arrived(self, number: int, place: int, one: bytes | Outline | Exception) -> m.Answer | Exception:
+        if isinstance(one, Outline):
+            fetch = partial(self._added, number)
+            left = (m.Named(name, Remaining(number, (place, name), outline, fetch)) for name, *outline in one.parts)  # type: ignore[arg-type]
+            return m.Given(tuple(left), one.samples)
+        return one if isinstance(one, Exception) else m.decode_answer(one)
+
+    def _added(self, number: int, at: Sequence[tuple[int, str]], weights: Sequence[float]) -> Array:
+        """A sum of updates that are at a host. Raises `ClientsLost` if it has ended meanwhile: the step is taken again without them."""
+        found = self._alive({number: self._carrier.send(number, "added", at, weights)})
+        if number not in found:
+            raise ClientsLost([place for place, _ in at])
+        total: Array = found[number]
+        return total
 
     def _split(self, places: Collection[int]) -> Iterator[tuple[int, list[int]]]:
         """The hosts of these places, each with its part of them."""

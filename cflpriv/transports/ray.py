@@ -88,8 +88,9 @@ def ray_hosts(hosts: int | None = None, address: str | None = None, plugins: Seq
     except ImportError:
         raise InputError("--hosts, --ray: Ray is not installed; pip install 'cflpriv[ray]'") from None
     quiet = {"log_to_driver": False, "logging_level": "error"}
-    here: Mapping[str, Any] = {
-        "address": "local", "num_cpus": hosts or 1, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, "_node_ip_address": "127.0.0.1",
+    here: Mapping[str, Any] = {  # not one that runs on this machine already
+        "address": "local", "num_cpus": hosts or 1, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES,
+        "_node_ip_address": "127.0.0.1",
     }  # fmt: skip
     try:
         ray.init(**quiet, **(here if address is None else {"address": address}))

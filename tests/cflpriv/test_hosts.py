@@ -17,22 +17,27 @@ import numpy as np
 import pytest
 from command_line import in_process
 from fake_carrier import FakeCarrier, broken, draws, process_id
+from msgspec import structs
 from ray_nodes import ray_nodes
-from scenes import PROTECTIONS, eye, federation, model, population, served, training
+from scenes import PROTECTIONS, eye, federation, model, parity, population, served, training
 
 from cflpriv.algorithms.fedavg import fedavg
 from cflpriv.contract.handles import Held
+from cflpriv.contract.protection import PROTECTIONS as PROTECTION_SPECS
 from cflpriv.contract.protection import Protection
+from cflpriv.contract.transcript import Level, Transcript
 from cflpriv.engine import Engine
 from cflpriv.errors import InputError, WorkerLost
 from cflpriv.experiments import load_config, run_experiment
 from cflpriv.experiments.checkpoint import load_checkpoint
-from cflpriv.federation.server import FederationServer
+from cflpriv.federation import messages as m
+from cflpriv.federation.server import ClientsLost, FederationServer
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.errors import LocalError, MalformedMessage, ProtocolError, RemoteError, SumFailed, TooFewClients
 from cflpriv.protocols.fixedpoint import largest_levels
 from cflpriv.tasks.evaluation import Evaluate
 from cflpriv.transports.hosts import SplitHosts
+from cflpriv.transports.partial_sums import may_stay
 from cflpriv.transports.ray import RayCarrier, ray_hosts
 from cflpriv.types import Array
 
@@ -122,6 +127,83 @@ def test_clients_of_a_host_that_dies_drop_out_and_come_back(carrier: Any, protec
     assert len(lines) == 1
     assert lines[0].startswith("host 1 ended (")
     assert lines[0].endswith("its 3 parties drop out, and begin again from what was last saved of them")
+
+
+@pytest.fixture
+def _everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("contract.transcript", "transports.hosts"):
+        monkeypatch.setattr(f"cflpriv.{module}.LARGEST_DIGESTED_BYTES", 0)
+
+
+@pytest.mark.usefixtures("_everything_is_large")
+@pytest.mark.parametrize("level", ["headers", "full"])
+def test_hosts_add_up_large_updates_in_the_clear(level: Level) -> None:
+    """In place of its clients' updates each host sends their sum, unless each is recorded."""
+    carrier = FakeCarrier(HOSTS)
+    fed, memory = (federation(SCENE, transcript=Transcript(level), hosted=one) for one in (partial(SplitHosts, carrier=carrier), None))
+    start = model(SCENE, "float32").init(0)
+    means = []
+    for one in (fed, memory):
+        held = one.compute(training(SCENE, dtype="float32"), {"model": start})
+        means.append(one.mean(held, weights="examples", groups=parity(range(CLIENTS)), k=2))
+    for mean, other in zip(*means, strict=True):
+        assert mean is not None
+        assert other is not None
+        assert (mean.count, mean.weight) == (other.count, other.weight)
+        opened = [shared.parts["update"].value() for shared in (mean, other)]
+        assert [array.dtype for array in opened] == [np.float32, np.float32]
+        np.testing.assert_allclose(*opened, rtol=0, atol=1e-6)
+    headers = [[(m.kind, m.clients, m.total_bytes, m.context) for m in one.transcript.messages] for one in (fed, memory)]
+    assert headers[0] == headers[1]
+    for message, expected in zip(fed.transcript.messages, memory.transcript.messages, strict=True):
+        assert (message.payload is None) == (expected.payload is None) == (level == "headers")
+        for name, value in (message.payload or {}).items():
+            np.testing.assert_allclose(value, (expected.payload or {})[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.usefixtures("_everything_is_large")
+def test_fewer_bytes_travel_than_the_updates_have() -> None:
+    scene = population(groups=2, clients_per_group=CLIENTS // 2, shape=(200,))
+    carrier = FakeCarrier(HOSTS)
+    fed = federation(scene, transcript=Transcript("headers"), hosted=partial(SplitHosts, carrier=carrier))
+    held = fed.compute(training(scene), {"model": model(scene).init(0)})
+    before, size = carrier.received, model(scene).init(0).nbytes
+    fed.mean(held)
+    assert HOSTS * size < carrier.received - before < (HOSTS + 2) * size < CLIENTS * size
+
+
+@pytest.mark.usefixtures("_everything_is_large")
+def test_a_step_is_taken_again_where_a_host_dies_before_it_adds_up() -> None:
+    carrier = FakeCarrier(HOSTS)
+    fed = federation(SCENE, transcript=Transcript("headers"), hosted=partial(SplitHosts, carrier=carrier))
+    send = carrier.send
+
+    def sent(number: int, operation: str, *given: Any) -> Any:
+        if operation == "added" and number == 1:
+            carrier.kill(1)
+        return send(number, operation, *given)
+
+    held = train(fed, 0.1)
+    carrier.send = sent  # type: ignore[method-assign]
+    with pytest.raises(ClientsLost, match=r"clients \[1, 5, 9\]"):
+        fed.mean(held)
+    carrier.send = send  # type: ignore[method-assign]
+    (mean,) = fed.mean(held)
+    assert mean is not None
+    assert mean.count == CLIENTS - len(LOST)
+
+
+def test_only_updates_for_plain_sums_stay_at_a_host() -> None:
+    give = m.Give(bytes(16), "sum", 1, ("update",), "", False)
+    plain = Protection()
+    assert may_stay(give, plain)
+    for ask in (structs.replace(give, operation="gather"), structs.replace(give, noise=m.Bounded("add_remove", 1.0, 1.0))):
+        assert not may_stay(ask, plain)
+    others = [name for name, spec in PROTECTION_SPECS.ready().items() if spec.of == "sum" and spec.name != "none"]
+    assert len(others) > 3
+    for name in others:
+        assert not may_stay(give, Protection(sum=PROTECTION_SPECS[name].name, min_cohort=2)), name
+    assert not may_stay(give, Protection(robust="trimmed_mean", min_cohort=1))
 
 
 def train(fed: FederationServer, lr: float) -> Held:
