@@ -24,6 +24,8 @@ ENVIRONMENT = {
     "RAY_NUM_REDIS_GET_RETRIES": "1",  # else an address without a cluster is tried for ten minutes
 }
 """What Ray reads when it is imported, where the user has not set it."""
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""The same for a local Ray: without it some of its processes listen on all addresses, whatever the node's address."""
 
 
 class RayCarrier:
@@ -81,7 +83,7 @@ def ray_hosts(hosts: int | None = None, address: str | None = None, plugins: Seq
 
     Raises `InputError` if Ray is not installed or the cluster is not there.
     """
-    for name, value in ENVIRONMENT.items():
+    for name, value in (ENVIRONMENT | (LOOPBACK if address is None else {})).items():
         os.environ.setdefault(name, value)
     try:
         ray: Any = import_module("ray")

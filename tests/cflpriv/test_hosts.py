@@ -1,12 +1,13 @@
 """Clients at several hosts: a host that dies, what comes back, and runs on Ray from the command line."""
 
+import ipaddress
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -152,7 +153,7 @@ def test_hosts_add_up_large_updates_in_the_clear(level: Level) -> None:
         assert (mean.count, mean.weight) == (other.count, other.weight)
         opened = [shared.parts["update"].value() for shared in (mean, other)]
         assert [array.dtype for array in opened] == [np.float32, np.float32]
-        np.testing.assert_allclose(*opened, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(opened[0], opened[1], rtol=0, atol=1e-6)
     headers = [[(m.kind, m.clients, m.total_bytes, m.context) for m in one.transcript.messages] for one in (fed, memory)]
     assert headers[0] == headers[1]
     for message, expected in zip(fed.transcript.messages, memory.transcript.messages, strict=True):
@@ -368,6 +369,24 @@ def descendants(mark: str) -> list[int]:
     return found
 
 
+def listening(processes: Sequence[int]) -> set[str]:
+    """The addresses at which these processes take connections."""
+    sockets = set()
+    for process in processes:
+        with suppress(OSError):
+            sockets |= {os.readlink(path) for path in Path(f"/proc/{process}/fd").iterdir()}
+    found = set()
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in sockets:
+                words = bytes.fromhex(local.partition(":")[0])
+                raw = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
+                mapped = raw[12:] if raw.startswith(bytes(10) + b"\xff\xff") else raw
+                found.add(str(ipaddress.ip_address(mapped)))
+    return found
+
+
 def ended(mark: str, seconds: float = 30.0) -> bool:
     until = time.monotonic() + seconds
     while descendants(mark) and time.monotonic() < until:
@@ -399,7 +418,7 @@ def test_ctrl_c_ends_a_run_on_ray_and_leaves_nothing_running(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_nothing_of_ray_outlives_a_server_that_is_killed(tmp_path: Path) -> None:
+def test_a_local_ray_listens_on_the_loopback_only_and_ends_with_a_server_that_is_killed(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed (pip install 'cflpriv[ray]')")
     mark = f"CFLPRIV_TEST_{uuid4().hex}"
     words = [sys.executable, "-m", "cflpriv.cli", "run", str(EXAMPLE), "--out", str(tmp_path / "run"), "--hosts", "2"]
@@ -409,9 +428,12 @@ def test_nothing_of_ray_outlives_a_server_that_is_killed(tmp_path: Path) -> None
         if line.startswith("round 2/"):
             break
     assert len(descendants(mark)) > 3
+    addresses = listening(descendants(mark))
+    assert addresses
+    assert all(ipaddress.ip_address(one).is_loopback for one in addresses), addresses
     process.kill()
     process.wait()
-    assert ended(mark, 60.0)
+    assert ended(mark, 60.0), [Path(f"/proc/{one}/cmdline").read_bytes() for one in descendants(mark)]
 
 
 @pytest.mark.slow
