@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -67,6 +68,10 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Resume a run that ended early from its last checkpoint.")] = False,
     plugin: Plugins = None,
     data_dir: DataDir = None,
+    hosts: Annotated[int | None, typer.Option("--hosts", min=1, help="Spread the clients over so many processes, on Ray.")] = None,
+    ray: Annotated[
+        str | None, typer.Option("--ray", help="The Ray cluster of --hosts, as ray.init takes it; default a local one.", metavar="ADDRESS")
+    ] = None,
 ) -> None:
     """Run one experiment into a run folder.
 
@@ -81,7 +86,7 @@ def run(
     if experiment == Config():
         _say(f"{config}: {defaults_text(experiment)}")
     total = experiment.training.rounds
-    with _progress() as progress:
+    with _progress() as progress, _hosts(hosts, ray, experiment.run.plugins, progress) as hosted:
         bar = progress.add_task("rounds", total=total, result="")
 
         def tick(row: dict[str, Any]) -> None:
@@ -99,11 +104,24 @@ def run(
 
         with _naming(config):
             summary = run_experiment(
-                experiment, folder, data_dir, resume=resume, say=lambda line: progress.console.print(line, markup=False),
-                tick=tick, step=step,
+                experiment, folder, data_dir, resume=resume, hosted=hosted,
+                say=lambda line: progress.console.print(line, markup=False), tick=tick, step=step,
             )  # fmt: skip
     _out.print(summary_text(summary), markup=False)
     _out.print(f"run folder: {folder}, digest {digest_of(folder)}", markup=False)
+
+
+@contextmanager
+def _hosts(hosts: int | None, address: str | None, plugins: Sequence[str], progress: Progress) -> Iterator[Any]:
+    """Where clients are: None for this process, else what makes their hosts on Ray, which end with the block."""
+    if hosts is None and address is None:
+        yield None
+        return
+    from .transports.hosts import SplitHosts
+    from .transports.ray import ray_hosts
+
+    with ray_hosts(hosts, address, plugins) as carrier:
+        yield partial(SplitHosts, carrier=carrier, say=lambda line: progress.console.print(line, markup=False))
 
 
 @app.command()

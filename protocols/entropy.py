@@ -35,9 +35,24 @@ def keystream(key: bytes, count: int) -> bytes:
 
 def public_entropy(label: str) -> Entropy:
     """A deterministic source for tests, keyed by a public label. Never use it for anything that must stay secret."""
-    key = sha256(b"cflpriv test entropy, not secret\x00" + label.encode()).digest()
-    encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-    return lambda count: encryptor.update(bytes(count))
+    return _PublicStream(label)
+
+
+class _PublicStream:
+    """A source that continues where it stood when it is sent to another process."""
+
+    def __init__(self, label: str, drawn: int = 0) -> None:
+        key = sha256(b"cflpriv test entropy, not secret\x00" + label.encode()).digest()
+        self._encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+        self._label, self._drawn = label, 0
+        self(drawn)
+
+    def __call__(self, count: int) -> bytes:
+        self._drawn += count
+        return self._encryptor.update(bytes(count))
+
+    def __reduce__(self) -> tuple[type["_PublicStream"], tuple[str, int]]:
+        return _PublicStream, (self._label, self._drawn)
 
 
 def derive(secret: bytes, *label: str | int) -> bytes:

@@ -19,6 +19,16 @@ class ProtocolError(Exception):
 
     code = "protocol-error"
 
+    def __reduce__(self) -> tuple[Callable[..., "ProtocolError"], tuple[object, ...]]:
+        # between processes of one simulation an error travels as it is; these are made of other arguments than their text
+        return _remade, (type(self), self.args, vars(self))
+
+
+def _remade(kind: type[ProtocolError], args: tuple[object, ...], state: dict[str, object]) -> ProtocolError:
+    error = kind.__new__(kind, *args)
+    vars(error).update(state)
+    return error
+
 
 class RemoteError(ProtocolError):
     """A received message was refused; the receiver's state is as if it had never arrived.

@@ -71,12 +71,21 @@ class SumCall:
 
 
 def weighted_mean(vectors: Sequence[Any], weights: Sequence[float]) -> Array:
-    """Σ wᵢ xᵢ / Σ wᵢ, added up in float64 in the given order, in the dtype of the vectors, which are made one at a time."""
+    """Σ wᵢ xᵢ / Σ wᵢ, added up in float64 in the given order, in the dtype of the vectors, which are made one at a time.
+
+    Vectors that are at another `host` are `added_up` there (see `transports.partial_sums`).
+    """
     total = np.zeros(vectors[0].shape, dtype=np.float64)
     addend = np.empty_like(total)
+    apart: dict[int, list[tuple[Any, float]]] = {}
     for vector, weight in zip(vectors, weights, strict=True):
+        if hasattr(vector, "added_up"):
+            apart.setdefault(vector.host, []).append((vector, weight))
+            continue
         np.multiply(np.asarray(vector), weight, out=addend)
         total += addend
+    for several in apart.values():
+        total += several[0][0].added_up([vector for vector, _ in several], [weight for _, weight in several])
     return np.asarray(total / sum(weights), dtype=vectors[0].dtype)
 
 

@@ -3,11 +3,10 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal
 
-from ..errors import InputError
+from ..errors import InputError, near
 from ..keys import Key
 from .datasets import Dataset
 from .named import LOADERS
@@ -197,9 +196,7 @@ def refuse(key: str, value: object, problem: str) -> InputError:
 
 def _known(key: str, value: str, names: Sequence[str]) -> None:
     if value not in names:
-        near = get_close_matches(str(value), names, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise refuse(key, value, f"unknown; {hint}known are {', '.join(names)}")
+        raise refuse(key, value, f"unknown{near(str(value), names)}")
 
 
 def check_spec(spec: DataSpec) -> None:

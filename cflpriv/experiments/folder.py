@@ -23,6 +23,7 @@ from ..data.text import TEXTS
 from ..errors import InputError
 from ..federation.registry import EpochEnded
 from ..files import append, write_atomically
+from ..transports.simulation import Hosted
 from ..types import Population
 from .checkpoint import Checkpoint, prune, restore, save_checkpoint
 from .config import Config
@@ -52,17 +53,18 @@ def run_experiment(
     *,
     resume: bool = False,
     population: Population | None = None,
+    hosted: Hosted | None = None,
     say: Callable[[str], None] = lambda line: None,
     tick: Callable[[dict[str, Any]], None] = lambda row: None,
     step: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> dict[str, Any]:
-    """Simulate an experiment into the folder `out`; the summary, and all else, as in `carry_out`."""
+    """Simulate an experiment into the folder `out`; the summary, and all else, as in `carry_out`. `hosted`: where its clients are."""
 
     data_dir = data_dir or (data_directory_of(Path(out)) if resume else None)
     places = {"data_directory": str(data_directory(data_dir).resolve())}
 
     def make(checkpoint: Checkpoint | None) -> Run:
-        return prepare(config, data_dir, population, **({} if checkpoint is None else checkpoint.parties()))
+        return prepare(config, data_dir, population, hosted=hosted, **({} if checkpoint is None else checkpoint.parties()))
 
     return carry_out(config, Path(out), make, resume=resume, say=say, tick=tick, step=step, places=places)
 

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 from ..algorithms.interface import Served
-from ..engine import Result, Streams, TaskInput, Value
+from ..engine import Result, Streams, TaskInput
 from ..engine.models import Model
 from ..tasks.evaluation import Evaluate
+from ..transports.hosts import LocalHost
 from ..transports.simulation import Simulated, simulate
 from ..types import Array
 from .loop import Run
@@ -23,7 +24,7 @@ def served_accuracy(simulated: Simulated, served: Served, clients: Sequence[int]
 
 def served_results(simulated: Simulated, served: Served, clients: Sequence[int]) -> list[Result]:
     """What each client computes to be served, in the order of `clients`."""
-    return simulated.engine.run(served.task, simulated.resolve(served.task, served.params, served.which, clients))
+    return simulated.measure(served.task, served.params, served.which, clients)
 
 
 def chosen(results: Sequence[Result]) -> list[int] | None:
@@ -39,13 +40,25 @@ def local_scores(simulated: Simulated, model: Model, clients: Sequence[int]) -> 
     the model before the personal step (Per-FedAvg), the shared model trained on (Ditto), the own model (FedProto). NaN for all as long as
     there is none: before the first training, and where clients send gradients (IFCA's gradient averaging).
     """
-    trained = [simulated.recall(client, "trained") for client in clients]
-    if all(vector is None for vector in trained):
+    trained: list[bool] = simulated.each(clients, _have_trained)
+    if not any(trained):
         return np.full(len(clients), np.nan), np.full(len(clients), np.nan)
-    initial = model.init(simulated.federation.seed)  # what every algorithm's clients start from
-    held = [initial if vector is None else vector for vector in trained]
-    inputs = [_input(simulated, client, {"model": vector}) for client, vector in zip(clients, held, strict=True)]
-    return scores_of(simulated.engine.run(Evaluate(model), inputs))
+    fed = simulated.federation
+    results: list[Result] = simulated.each(clients, _local_results, model, fed.seed, fed.round)
+    return scores_of(results)
+
+
+def _have_trained(host: LocalHost, clients: Sequence[int]) -> list[bool]:
+    return [host.client(client).values.remembers("trained") for client in clients]
+
+
+def _local_results(host: LocalHost, clients: Sequence[int], model: Model, seed: int, round: int) -> list[Result]:
+    initial, inputs = model.init(seed), []  # what every algorithm's clients start from
+    for client in clients:
+        kept = host.client(client).values.remembered("trained")
+        vector = initial if kept is None else kept[0]
+        inputs.append(TaskInput(host.members.data[client], {"model": vector}, {}, Streams(seed, round, client)))
+    return host.engine.run(Evaluate(model), inputs)
 
 
 def recomputed(run: Run) -> Mapping[str, Any] | None:
@@ -54,10 +67,6 @@ def recomputed(run: Run) -> Mapping[str, Any] | None:
     clear = simulate(trained, seed=run.federation.seed).federation
     evidence: Mapping[str, Any] | None = run.algorithm.describe(run.algorithm.init(clear)).get("evidence")
     return evidence
-
-
-def _input(simulated: Simulated, client: int, params: Mapping[str, Value]) -> TaskInput:
-    return TaskInput(simulated.data[client], params, {}, Streams(simulated.federation.seed, simulated.federation.round, client))
 
 
 def scores_of(results: Sequence[Mapping[str, Array]]) -> tuple[Array, Array]:

@@ -10,10 +10,12 @@ from dataclasses import replace
 import numpy as np
 
 from ..algorithms.interface import Served
-from ..engine import Streams, TaskInput
+from ..engine import Result, Streams, TaskInput
+from ..federation.requests import Compute
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
-from ..transports.simulation import Simulated
+from ..transports.hosts import LocalHost
+from ..transports.simulation import Simulated, resolved
 from ..types import Array
 
 __all__ = ["fine_tuned_accuracy", "held_back"]
@@ -43,17 +45,28 @@ def fine_tuned_accuracy(simulated: Simulated, served: Served, train: Train, clie
 
     What a client starts from is the model it would use: what the served task declares (`used`), else the "model" it is given.
     """
-    given = simulated.resolve(served.task, served.params, served.which, clients)
-    used = getattr(served.task, "used", lambda one: one.array("model"))
-    starts = [np.asarray(used(one)) for one in given]
-    train = replace(train, on_divergence="skip")
-
-    def inputs(models: Sequence[Array]) -> list[TaskInput]:
-        streams = [Streams(simulated.federation.seed, simulated.federation.round, client) for client in clients]
-        return [TaskInput(one.data, {"model": model}, {}, own) for one, model, own in zip(given, models, streams, strict=True)]
-
-    trained = simulated.engine.run(train, inputs(starts))
-    ends = [start + np.asarray(one["update"]) if one else start for start, one in zip(starts, trained, strict=True)]
-    scores = simulated.engine.run(Evaluate(train.model), inputs(ends))
+    asks = simulated.federation.asks(served.task, served.params, served.which, clients)
+    fed = simulated.federation
+    scores = simulated.each(clients, _fine_tuned, asks, replace(train, on_divergence="skip"), fed.seed, fed.round)
     counts = np.array([float(one["count"]) for one in scores])
     return np.where(counts > 0, np.array([float(one["correct"]) for one in scores]) / np.maximum(counts, 1), np.nan)
+
+
+def _fine_tuned(
+    host: LocalHost, clients: Sequence[int], asks: Mapping[int, Compute], train: Train, seed: int, round: int
+) -> list[Result]:  # fmt: skip
+    """What clients score after `train`, at their host."""
+    given = resolved(host, clients, asks)
+    starts = [np.asarray(getattr(asks[one].task.task, "used", _model)(own)) for one, own in zip(clients, given, strict=True)]
+
+    def inputs(models: Sequence[Array]) -> list[TaskInput]:
+        streams = [Streams(seed, round, client) for client in clients]
+        return [TaskInput(one.data, {"model": model}, {}, own) for one, model, own in zip(given, models, streams, strict=True)]
+
+    trained = host.engine.run(train, inputs(starts))
+    ends = [start + np.asarray(one["update"]) if one else start for start, one in zip(starts, trained, strict=True)]
+    return host.engine.run(Evaluate(train.model), inputs(ends))
+
+
+def _model(given: TaskInput) -> Array:
+    return given.array("model")

@@ -88,7 +88,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
     backend = Backend(
         partial(_join, sources), _begin_round, _scores, recomputed, partial(_saved, sources),
         lambda run: {"engine_paths": {f"{task}: {path}": count for (task, path), count in sorted(simulated.engine.paths.items())}},
-        lambda run, out: _write_secrets(early, run, out), lambda run: simulated.engine.close(), skips=(TooFewClients,),
+        lambda run, out: _write_secrets(early, run, out), lambda run: simulated.close(), skips=(TooFewClients,),
         save_every=settings.checkpoint_every,
     )  # fmt: skip
     truth = population.group_of
@@ -144,8 +144,10 @@ def _join(sources: Mapping[str, Counted], run: Run, progress: Mapping[str, Any] 
         return
     run.simulated.engine.paths.update({(task, path): count for task, path, count in progress["engine_paths"]})
     run.simulated.join(progress["online"])
-    for party, drawn in progress["entropy"].items():  # last: greeting clients again draws challenges
-        sources[party].skip(drawn)
+    drawn = progress["entropy"]  # last: greeting clients again draws challenges
+    for party in sources.keys() & drawn.keys():
+        sources[party].skip(drawn[party])
+    run.simulated.skip(drawn)
 
 
 def _begin_round(run: Run, number: int) -> Collection[int]:
@@ -172,8 +174,9 @@ def _scores(run: Run, clients: tuple[int, ...]) -> Mapping[str, Any]:
 
 
 def _saved(sources: Mapping[str, Counted], run: Run) -> Mapping[str, Any]:
+    here = {party: source.drawn for party, source in sources.items()}
     return {
-        "entropy": {party: source.drawn for party, source in sources.items()} if run.config.run.insecure_test_entropy else {},
+        "entropy": {**here, **run.simulated.drawn()} if run.config.run.insecure_test_entropy else {},
         "online": sorted(run.simulated.online),
         "engine_paths": [[*way, count] for way, count in sorted(run.simulated.engine.paths.items())],
     }

@@ -99,7 +99,7 @@ def label_swap_gap(seed: int, data_dir: str | Path | None, settings: Mapping[str
     while len(simulation.rows) < simulation.config.training.rounds:
         advance(simulation)
         seen.extend(gaps(simulation.state, truth).values())
-    simulation.simulated.engine.close()
+    simulation.simulated.close()
     after = next((i for i in range(len(seen), 0, -1) if seen[i - 1] <= 0), 0) + 1
     return {"gap": seen[-1], "gap_from_round": float(after) if after <= len(seen) else None}
 

@@ -158,6 +158,10 @@ class Values:
     def remember(self, name: str, value: Any, origin: Origin) -> None:
         self.store.keep(f"memory/{name}", ({name: value}, origin), _written)
 
+    def remembers(self, name: str) -> bool:
+        """Whether tasks keep something under a name."""
+        return self.store.load(f"memory/{name}", from_bytes) is not None
+
     def remembered(self, name: str) -> tuple[Array, Origin] | None:
         """What tasks keep under a name, with its origin; None if nothing."""
         kept = self.store.load(f"memory/{name}", from_bytes)

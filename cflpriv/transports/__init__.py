@@ -1,7 +1,10 @@
 """Transports, one per file: how requests reach clients. `federation.transport` has the interface.
 
     memory       clients of this process: requests are handed over as objects, or through their encoding
-    simulation   a whole federation in one process
+    simulation   a whole simulated federation
+    hosts        where its clients are: at one host in this process, or at several in other processes
+    partial_sums what stays at a host of several, and is added up there
+    ray          those processes on Ray
 
 `cflpriv.flower.transport` carries bytes on Flower's Grid.
 """

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.cohort import draw_drop
 from ..federation.handler import refusal
-from ..federation.host import ClientHost
 from ..federation.transport import Stage
 from ..protocols.errors import ProtocolError
 
@@ -55,6 +54,12 @@ class Faults:
         return STAGES.index(drop) <= STAGES.index(_REPLIES[stage.name.removeprefix("secagg ")])
 
 
+class Answers(Protocol):
+    """A `federation.host.ClientHost`, or several."""
+
+    def answer(self, asks: Mapping[int, m.Ask]) -> dict[int, m.Answer | Exception]: ...
+
+
 @dataclass(eq=False)
 class MemoryTransport:
     """Passes requests to the clients of a host, those of `online` only.
@@ -63,7 +68,7 @@ class MemoryTransport:
     settings, so one would refuse after the other), or the client answers with an error code, as one that is deployed does ("refuse").
     """
 
-    host: ClientHost
+    host: Answers
     faults: Faults = field(default_factory=Faults)
     on_error: Literal["raise", "refuse"] = "raise"
     online: set[int] = field(default_factory=set)

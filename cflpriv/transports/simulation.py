@@ -1,54 +1,53 @@
-"""A federation in one process: the server, its clients at one host, and the experimenter's access, which is outside the protocol."""
+"""A simulated federation: the server, its clients at one host or several, and the experimenter's access, which is outside the protocol."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from ..aggregation.key_holder import KeyHolderParty
 from ..contract.handles import Held, Labels
 from ..contract.operations import Parameter, Sampling
 from ..contract.protection import Protection
 from ..contract.transcript import Transcript
-from ..engine import Engine, Task, TaskInput
+from ..engine import Engine, Result, Task, TaskInput
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.client import FederationClient
-from ..federation.host import ClientHost, Party
 from ..federation.parameters import parameter_messages as said_of
 from ..federation.server import FederationServer
-from ..federation.settings import Settings
 from ..federation.store import ObjectStore
-from ..federation.transforms import TransformCache
 from ..federation.values import Exchange
 from ..privacy.client_level import ClippedMean, LocalGram
 from ..privacy.receipts import PrivacyLedger
 from ..privacy.settings import Privacy
 from ..protocols.entropy import Entropy, system_entropy
+from ..protocols.errors import RemoteError
 from ..protocols.keys import Identity, Roster
 from ..types import Array, ClientData
+from .hosts import HOLDER, Host, LocalHost, Look, Members, party_name
 from .memory import BytesTransport, Faults, MemoryTransport
 
-__all__ = ["HOLDER", "ReleasePolicy", "Simulated", "simulate"]
+__all__ = ["HOLDER", "Hosted", "ReleasePolicy", "Simulated", "resolved", "simulate"]
 
-HOLDER = -2
-"""The place of the key holder, where there is one."""
 ReleasePolicy = Literal["strict", "off"]
+Hosted = Callable[[Members, Callable[[str], Entropy]], Host]
+"""Makes the host of these members; the second argument gives fresh sources of entropy by name (see `hosts.SplitHosts`)."""
+Found = TypeVar("Found")
 
 
 @dataclass(eq=False)
 class Simulated:
-    """A `federation` over clients of this process. Everything else here exists in simulations only and is not recorded.
+    """A `federation` over the clients of a `host`. Everything else here exists in simulations only and is not recorded.
 
-    `data` is that of all clients, `stores` is what they keep.
+    `data` is that of all clients.
     """
 
     federation: FederationServer
     transport: MemoryTransport
+    host: Host
     data: Mapping[int, ClientData]
-    stores: Mapping[int, ObjectStore]
     identities: Mapping[int, Identity] = field(repr=False)
 
     @property
@@ -58,7 +57,20 @@ class Simulated:
 
     @property
     def engine(self) -> Engine:
-        return self.transport.host.engine
+        return self.host.engine
+
+    @property
+    def stores(self) -> Mapping[int, ObjectStore]:
+        """What every party keeps, by place."""
+        return self.host.stores()
+
+    def each(self, clients: Sequence[int], look: Look[Found], *given: Any) -> list[Found]:
+        """What `look` finds at these clients, in their order."""
+        return self.host.each(clients, look, *given)
+
+    def close(self) -> None:
+        """End the processes that compute, if any."""
+        self.host.close()
 
     def join(self, clients: Sequence[int]) -> None:
         """Clients come online and enrol. `InputError` for unknown ones, and for those that were removed."""
@@ -83,45 +95,114 @@ class Simulated:
 
     def peek(self, client: int, value: Parameter) -> Array:
         """The value of a sum or of a held value as one client sees it."""
-        party = self.client(client)
+        sought: m.Mine | m.Addends
         if isinstance(value, Held):
             if client not in value.clients:
                 raise InputError(f"client {client} does not hold {value.key.name}")
-            return party.values.mine(m.Mine(self.federation.numbers()[value.key], value.part))  # type: ignore[no-any-return]
-        (one,) = said_of({"value": value}, {}, None, False, self.federation.numbers(), {})
-        assert isinstance(one.value, m.One)
-        return party.opened(one.value.value, Exchange())
+            sought = m.Mine(self.federation.numbers()[value.key], value.part)
+        else:
+            (one,) = said_of({"value": value}, {}, None, False, self.federation.numbers(), {})
+            assert isinstance(one.value, m.One)
+            sought = one.value.value
+        (found,) = self.each([client], _opened, sought)
+        return found
 
     def recall(self, client: int, name: str) -> Array | None:
         """What a client's tasks keep under a name, if anything."""
-        found = self.client(client).values.remembered(name)
-        return None if found is None else found[0]
+        (found,) = self.each([client], _recalled, name)
+        return found
 
     def resolve(
         self, task: Task, params: Mapping[str, Parameter], which: Labels | Held | None, clients: Sequence[int]
     ) -> list[TaskInput]:  # fmt: skip
         """What clients would be given by `compute`, without computing or recording anything."""
-        exchange = Exchange()
-        asks = self.federation.asks(task, params, which, clients)
-        return [self.client(client).given(asks[client], exchange) for client in clients]
+        return self.each(clients, resolved, self.federation.asks(task, params, which, clients))
+
+    def measure(self, task: Task, params: Mapping[str, Parameter], which: Labels | Held | None, clients: Sequence[int]) -> list[Result]:
+        """What clients would compute, at their hosts. Empty for a client that lost what it held with its host."""
+        return self.each(clients, _measured, self.federation.asks(task, params, which, clients))
 
     def secrets(self, party: str) -> dict[str, str]:
         """The secrets of a party, for auditing: "server" has none, "client:ID" those that it derived from the group's, by group epoch."""
         if party == "server":
             return {}
-        if party == "key-holder" and HOLDER in self.transport.host.parties:
-            return self.transport.host.parties[HOLDER].secrets()  # type: ignore[attr-defined, no-any-return]
+        if party == "key-holder" and HOLDER in self.identities:
+            return self.each([HOLDER], _secrets)[0]
         name, _, number = party.partition(":")
         if name == "client" and number.isdigit() and int(number) in self.data:
-            return self.client(int(number)).secrets()
+            return self.each([int(number)], _secrets)[0]
         raise InputError(f"run.audit_parties: {party!r} is not a party here; use 'server' or 'client:ID' with ID of a client")
 
+    def drawn(self) -> dict[str, int]:
+        """How many bytes each party drew from its source of entropy, by its name. The sources must count them."""
+        places = sorted(self.identities)
+        return dict(zip(map(party_name, places), self.each(places, _drawn), strict=True))
+
+    def skip(self, drawn: Mapping[str, int]) -> None:
+        """Let the parties draw nothing of what they drew before: the inverse of `drawn`, for a run that is resumed."""
+        self.each([place for place in sorted(self.identities) if party_name(place) in drawn], _skip, drawn)
+
     def client(self, client: int) -> FederationClient:
-        """One of the clients."""
-        party = self.transport.host.parties.get(client)
-        if not isinstance(party, FederationClient):
-            raise InputError(f"client {client} is not one of this federation")
-        return party
+        """One of the clients, where they are in this process. Raises `InputError`."""
+        if not isinstance(self.host, LocalHost):
+            raise InputError(f"client {client} is not in this process")
+        return self.host.client(client)
+
+
+# --- at the hosts
+
+
+def _opened(host: LocalHost, clients: Sequence[int], value: m.Mine | m.Addends) -> list[Array]:
+    parties = [host.client(client) for client in clients]
+    return [one.values.mine(value) if isinstance(value, m.Mine) else one.opened(value, Exchange()) for one in parties]
+
+
+def _recalled(host: LocalHost, clients: Sequence[int], name: str) -> list[Array | None]:
+    kept = [host.client(client).values.remembered(name) for client in clients]
+    return [None if found is None else found[0] for found in kept]
+
+
+def resolved(host: LocalHost, clients: Sequence[int], asks: Mapping[int, m.Compute]) -> list[TaskInput]:
+    """What clients would be given for these requests."""
+    exchange = Exchange()
+    return [host.client(client).given(asks[client], exchange) for client in clients]
+
+
+def _measured(host: LocalHost, clients: Sequence[int], asks: Mapping[int, m.Compute]) -> list[Result]:
+    exchange, given = Exchange(), dict[int, TaskInput]()
+    if not clients:
+        return []
+    for client in clients:
+        try:
+            given[client] = host.client(client).given(asks[client], exchange)
+        except RemoteError as error:
+            if error.code not in ("not-held", "no-secret"):
+                raise
+    task = asks[clients[0]].task.task
+    results = dict(zip(given, host.engine.run(task, list(given.values())), strict=True))
+    return [results.get(client, {}) for client in clients]
+
+
+def _secrets(host: LocalHost, places: Sequence[int]) -> list[dict[str, str]]:
+    return [host.parties[place].secrets() for place in places]  # type: ignore[attr-defined]
+
+
+def _drawn(host: LocalHost, places: Sequence[int]) -> list[int]:
+    return [host.members.entropy[place].drawn for place in places]  # type: ignore[attr-defined]
+
+
+def _skip(host: LocalHost, places: Sequence[int], drawn: Mapping[str, int]) -> list[None]:
+    return [host.members.entropy[place].skip(drawn[party_name(place)]) for place in places]  # type: ignore[attr-defined]
+
+
+def _sent(host: Host, client: int, number: int, parts: tuple[str, ...]) -> Mapping[str, Array]:
+    """What a client put into sealed boxes."""
+    return host.each([client], _parts, number, parts)[0]
+
+
+def _parts(host: LocalHost, clients: Sequence[int], number: int, parts: tuple[str, ...]) -> list[dict[str, Array]]:
+    held = [host.client(client).values.parts(number, parts) for client in clients]
+    return [{part: np.asarray(value) for part, value in values.items()} for values in held]
 
 
 def simulate(
@@ -145,8 +226,9 @@ def simulate(
     identities: Mapping[int, Identity] | None = None,
     session: bytes | None = None,
     stores: Mapping[int, ObjectStore] | None = None,
+    hosted: Hosted | None = None,
 ) -> Simulated:
-    """A federation whose clients, known by their ids, are in this process.
+    """A federation whose clients, known by their ids, are in this process, or at the host that `hosted` makes of them.
 
     `present` clients are there from the start (default: all); others may `join`. `entropy` gives each party ("server", "client 3",
     "key-holder") its own source of secrets; tests may pass a public one. `privacy` is what clients demand; `accounts`, `clipped`, `local`
@@ -174,39 +256,17 @@ def simulate(
         if list(data) != list(range(len(data))):
             raise InputError(f"federation: client ids are places on the roster, 0 to {len(data) - 1}; got {sorted(data)}")
         roster = Roster(tuple(identities[client].public() for client in data), identities[HOLDER].public() if encrypted else b"")
-    kept = stores or {place: ObjectStore() for place in identities}
-    cache = TransformCache()
-    parties: dict[int, Party] = {}
-    for client, one in data.items():
-        settings = Settings(identities[client], protection, roster, privacy or Privacy(), models=MOST_MODELS)
-        parties[client] = FederationClient(
-            settings, partial(_same, one), kept[client], sources[client], cache=cache, strict=release_policy == "strict"
-        )
     if encrypted:
-        settings = Settings(identities[HOLDER], protection, roster, role="key-holder")
-        parties[HOLDER] = KeyHolderParty(settings, kept[HOLDER], sources[HOLDER])
         there.add(HOLDER)
-    memory = MemoryTransport(ClientHost(parties, engine), faults or Faults(), on_error, there)
+    strict, kept = release_policy == "strict", stores or {place: ObjectStore() for place in identities}
+    members = Members(identities, data, kept, sources, protection, roster, privacy or Privacy(), strict, engine or Engine())
+    host: Host = LocalHost(members) if hosted is None else hosted(members, entropy)
+    memory = MemoryTransport(host, faults or Faults(), on_error, there)
     federation = FederationServer(
         memory if transport == "memory" else BytesTransport(memory), protection=protection, sampling=sampling, seed=seed, roster=roster,
         transcript=transcript, entropy=entropy("server"), session=session, expect=data, accounts=accounts, clipped=clipped, local=local,
-        strict=release_policy == "strict", witness=partial(_sent, parties),
+        strict=strict, witness=partial(_sent, host),
     )  # fmt: skip
     if stores is None:
         federation.enrol()
-    return Simulated(federation, memory, data, kept, identities)
-
-
-MOST_MODELS = 1 << 20
-"""Simulated clients take part in secure sums over as many models as the algorithm declares."""
-
-
-def _sent(parties: Mapping[int, Party], client: int, number: int, parts: tuple[str, ...]) -> Mapping[str, Array]:
-    """What a client put into sealed boxes."""
-    party = parties[client]
-    assert isinstance(party, FederationClient)
-    return {part: np.asarray(value) for part, value in party.values.parts(number, parts).items()}
-
-
-def _same(one: ClientData) -> ClientData:
-    return one
+    return Simulated(federation, memory, host, data, identities)

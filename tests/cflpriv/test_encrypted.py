@@ -73,7 +73,8 @@ def numbers_in(messages: list[Message]) -> dict[str, Array]:
 
 def machine(fed: FederationServer) -> KeyHolder:
     """The key holder's machine of the first epoch, as it keeps it for itself."""
-    party: Any = eye(fed).transport.host.parties[HOLDER]
+    host: Any = eye(fed).host
+    party: Any = host.parties[HOLDER]
     kept: KeyHolder = party._kept("epoch/0", fed.session, 0).machine
     return kept
 

@@ -4,14 +4,16 @@ The lists are those of the registries, so what is registered anew is in the prod
 and protections declare.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
+from fake_carrier import FakeCarrier
+from ray_nodes import ray_nodes
 from scenes import population
 
 from cflpriv.algorithms import ALGORITHMS
@@ -23,6 +25,9 @@ from cflpriv.experiments import parse_config
 from cflpriv.experiments.config import Config, own_weights
 from cflpriv.experiments.run import prepare
 from cflpriv.protocols.fixedpoint import largest_levels
+from cflpriv.transports.hosts import Carrier, SplitHosts
+from cflpriv.transports.ray import ray_hosts
+from cflpriv.transports.simulation import Hosted
 from cflpriv.types import Array, Clustering
 
 SCENE = population(groups=2, clients_per_group=3, samples=12, test_samples=2, shape=(4,), separation=4.0)
@@ -128,10 +133,10 @@ class Played:
     messages: tuple[dict[str, Any], ...]
 
 
-def play(config: Config) -> Played:
-    """The beginning, the rounds, and a newcomer where the algorithm takes one."""
+def play(config: Config, hosted: Hosted | None = None) -> Played:
+    """The beginning, the rounds, and a newcomer where the algorithm takes one. `hosted`: where the clients are, if not in this process."""
     newcomers = int(algorithm_of(config.algorithm["name"]).admit is not None)
-    simulation = prepare(config.with_("data", newcomers=newcomers), population=SCENE)
+    simulation = prepare(config.with_("data", newcomers=newcomers), population=SCENE, hosted=hosted)
     algorithm, fed, clusterings = simulation.algorithm, simulation.federation, []
     state = algorithm.init(fed)
     for number in range(ROUNDS):
@@ -175,6 +180,46 @@ def test_protections_and_transports_change_nothing(name: str, options: Mapping[s
         np.testing.assert_allclose(one, other, rtol=0, atol=STEPS.get(name, ROUNDS) * step if protection.secure else 1e-12)
     seen = {message["operation"] for message in memory.messages}
     assert set(algorithm_of(name).operations) - seen <= ({"gather"} if protection.sums.oblivious else set())
+
+
+HOSTS = 3
+
+
+@pytest.fixture(scope="module", params=["fake", pytest.param("ray", marks=pytest.mark.slow)])
+def carrier(request: pytest.FixtureRequest) -> Iterator[Carrier]:
+    """Three hosts: at seats of this process, and as actors on three Ray nodes."""
+    if request.param == "fake":
+        yield FakeCarrier(HOSTS)
+    else:
+        with ray_nodes(HOSTS) as address, ray_hosts(HOSTS, address) as started:
+            yield started
+
+
+def hosted_cells() -> list[Any]:
+    """FedAvg under each sum, PACFL under each comparison, and every algorithm in the clear; most are slow."""
+    found = []
+    for cell in cells():
+        name, options = cell.values
+        protection = config_of(name, options, release_policy="off").protection
+        clear = protection.sum == "none" and not protection.comparison.hides
+        default = name == "fedavg" or (name == "pacfl" and protection.sum == "none")
+        if default or clear:
+            marks = () if default and not protection.encrypted else pytest.mark.slow
+            found.append(pytest.param(name, options, id=str(cell.id), marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("name", "options"), hosted_cells())
+def test_several_hosts_change_nothing(carrier: Carrier, name: str, options: Mapping[str, Any]) -> None:
+    """Up to the last digits: other clients are computed together."""
+    config = config_of(name, options)
+    memory, split = play(config), play(config, partial(SplitHosts, carrier=carrier))
+    drawn = ("digest", "bytes_each", "total_bytes") if config.protection.encrypted else ("digest",)
+    said = [[{key: value for key, value in one.items() if key not in drawn} for one in run.messages] for run in (memory, split)]
+    assert said[0] == said[1]
+    assert split.clusterings == memory.clusterings
+    for one, other in zip(split.models, memory.models, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS.ready())
