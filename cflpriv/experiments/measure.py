@@ -1,7 +1,10 @@
 """The experimenter's measurements: they use data and ground truth outside the protocol, and nothing of them reaches the transcript."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -9,7 +12,7 @@ from ..algorithms.interface import Served
 from ..engine import Result, Streams, TaskInput, Value
 from ..engine.models import Model
 from ..tasks.evaluation import Evaluate
-from ..transports.simulation import Simulated, simulate
+from ..transports.simulation import Evaluated, Simulated, simulate
 from ..types import Array
 from .loop import Run
 
@@ -34,18 +37,34 @@ def chosen(results: Sequence[Result]) -> list[int] | None:
 def local_scores(simulated: Simulated, model: Model, clients: Sequence[int]) -> tuple[Array, Array]:
     """The same two of each client's last locally trained model (the metric of the clustering papers), each (clients,).
 
+    A model that did not change since it was last evaluated is not evaluated again, and none is counted in the engine's paths.
     A client that has not trained yet holds the initial model, as in PACFL's authors' code, where every client's own network starts as that
     one: so a mean is over the same clients in every round. Local is what local work ended with: own and shared layers together (LG-FedAvg),
     the model before the personal step (Per-FedAvg), the shared model trained on (Ditto), the own model (FedProto). NaN for all as long as
     there is none: before the first training, and where clients send gradients (IFCA's gradient averaging).
     """
-    trained = [simulated.recall(client, "trained") for client in clients]
+    trained = [simulated.kept(client, "trained") for client in clients]
     if all(vector is None for vector in trained):
         return np.full(len(clients), np.nan), np.full(len(clients), np.nan)
-    initial = model.init(simulated.federation.seed)  # what every algorithm's clients start from
-    held = [initial if vector is None else vector for vector in trained]
-    inputs = [_input(simulated, client, {"model": vector}) for client, vector in zip(clients, held, strict=True)]
-    return scores_of(simulated.engine.run(Evaluate(model), inputs))
+    initial = _initial(model, simulated.federation.seed)
+    held = dict(zip(clients, (initial if vector is None else vector for vector in trained), strict=True))
+    task, known = Evaluate(model), simulated.evaluated
+    changed = [client for client in clients if client not in known or not known[client].is_of(task, held[client])]
+    for some in (changed[at : at + AT_ONCE] for at in range(0, len(changed), AT_ONCE)):
+        inputs = [_input(simulated, client, {"model": np.asarray(held[client])}) for client in some]
+        results = zip(some, simulated.engine.run(task, inputs, Counter()), strict=True)
+        known.update({client: Evaluated(task, ref(held[client]), result) for client, result in results})
+    return scores_of([known[client].result for client in clients])
+
+
+AT_ONCE = 256
+"""Local models whose vectors are in memory together."""
+
+
+@lru_cache(maxsize=4)
+def _initial(model: Model, seed: int) -> Array:
+    """What every algorithm's clients start from: one object, so that it is evaluated once a client."""
+    return model.init(seed)
 
 
 def recomputed(run: Run) -> Mapping[str, Any] | None:

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
+from weakref import ReferenceType
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from ..contract.handles import Held, Labels
 from ..contract.operations import Parameter, Sampling
 from ..contract.protection import Protection
 from ..contract.transcript import Transcript
-from ..engine import Engine, Task, TaskInput
+from ..engine import Engine, Result, Task, TaskInput
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.client import FederationClient
@@ -31,18 +32,32 @@ from ..protocols.keys import Identity, Roster
 from ..types import Array, ClientData
 from .memory import BytesTransport, Faults, MemoryTransport
 
-__all__ = ["HOLDER", "ReleasePolicy", "Simulated", "simulate"]
+__all__ = ["HOLDER", "Evaluated", "ReleasePolicy", "Simulated", "simulate"]
 
 HOLDER = -2
 """The place of the key holder, where there is one."""
 ReleasePolicy = Literal["strict", "off"]
 
 
+@dataclass(frozen=True, eq=False)
+class Evaluated:
+    """What a task gave for a client's model, which is kept by a weak reference."""
+
+    task: Task
+    vector: "ReferenceType[Any]"
+    result: Result
+
+    def is_of(self, task: Task, vector: Any) -> bool:
+        """Whether it is the result of this task for this very object."""
+        return self.task == task and self.vector() is vector
+
+
 @dataclass(eq=False)
 class Simulated:
     """A `federation` over clients of this process. Everything else here exists in simulations only and is not recorded.
 
-    `data` is that of all clients, `stores` is what they keep.
+    `data` is that of all clients, `stores` is what they keep. `evaluated` has the last scores of each client's local model, so that one
+    that did not change is not evaluated again.
     """
 
     federation: FederationServer
@@ -50,6 +65,7 @@ class Simulated:
     data: Mapping[int, ClientData]
     stores: Mapping[int, ObjectStore]
     identities: Mapping[int, Identity] = field(repr=False)
+    evaluated: dict[int, Evaluated] = field(default_factory=dict, repr=False)
 
     @property
     def online(self) -> set[int]:
@@ -94,7 +110,12 @@ class Simulated:
 
     def recall(self, client: int, name: str) -> Array | None:
         """What a client's tasks keep under a name, if anything."""
-        found = self.client(client).values.remembered(name)
+        found = self.kept(client, name)
+        return None if found is None else np.asarray(found)
+
+    def kept(self, client: int, name: str) -> Any:
+        """The same as it is kept: one object until it changes, whose vector may be computed on demand."""
+        found = self.client(client).values.kept(name)
         return None if found is None else found[0]
 
     def resolve(
