@@ -9,6 +9,7 @@ pairs; above 1 ours is quicker), low, high, floor, stretch, against, note. Argum
 `python -m benchmarks folds` measures what false halves do to cross-fitted clustering: see `false_folds`.
 `python -m benchmarks clustering` measures which methods find the groups with their defaults: see `clustering`.
 `python -m benchmarks scale` measures what the test for groups costs the server with 1,000 and 10,000 clients: see `scale`.
+`python -m benchmarks whole_runs` compares whole runs, the start of the program and large rounds with the old commit: see `whole_runs`.
 """
 
 import json
@@ -22,7 +23,22 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from . import attacks, ckks, clustering, engine, false_alarms, false_folds, federation, flower, peers, privacy, robustness, scale, secagg
+from . import (
+    attacks,
+    ckks,
+    clustering,
+    engine,
+    false_alarms,
+    false_folds,
+    federation,
+    flower,
+    peers,
+    privacy,
+    robustness,
+    scale,
+    secagg,
+    whole_runs,
+)
 
 COMPARISONS = {
     **engine.COMPARISONS, **secagg.COMPARISONS, **ckks.COMPARISONS, **peers.COMPARISONS, **privacy.COMPARISONS, **attacks.COMPARISONS,
@@ -65,7 +81,7 @@ def compared(words: list[str]) -> list[dict[str, Any]]:
 def main(words: list[str]) -> int:
     tables = {
         "robustness": robustness.main, "clustering": clustering.main, "folds": false_folds.main, "scale": scale.main,
-        "false_alarms": false_alarms.main,
+        "false_alarms": false_alarms.main, "whole_runs": whole_runs.main,
     }  # fmt: skip
     if words and words[0] in tables:
         return tables[words[0]](words[1:])
