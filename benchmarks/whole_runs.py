@@ -36,13 +36,13 @@ class Row:
     needs: str = ""
     pairs: int = 3
 
-    def arguments(self, folder: str) -> list[str]:
-        """What Python is called with; `{examples}` and `{out}` in commands are folders."""
+    def arguments(self, folder: str, home: Path) -> list[str]:
+        """What Python is called with; `{examples}` of the tree `home` and `{out}` are folders."""
         if self.clients:
             return ["-m", "benchmarks.whole_runs", "--round", str(self.clients)]
         if self.code:
             return ["-c", self.code]
-        places = {"{out}": f"{folder}/run", "{examples}": str(ROOT / "examples")}
+        places = {"{out}": f"{folder}/run", "{examples}": str(home / "examples")}
         words = self.command
         for name, place in places.items():
             words = tuple(word.replace(name, place) for word in words)
@@ -97,7 +97,7 @@ def ratios(pairs: Sequence[tuple[Mapping[str, float], Mapping[str, float]]]) -> 
 def _once(row: Row, home: Path, old: Path) -> dict[str, float]:
     """A measurement in a fresh process. Raises `RuntimeError` with the last line that it wrote."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as out:
-        arguments = [sys.executable, "-P", *row.arguments(folder)]
+        arguments = [sys.executable, "-P", *row.arguments(folder, home)]
         streams = [(os.POSIX_SPAWN_DUP2, out.fileno(), 1), (os.POSIX_SPAWN_DUP2, out.fileno(), 2)]
         surroundings = environment(home, old)
         (Path(folder) / "benchmarks").symlink_to(ROOT / "benchmarks")  # this file, whichever tree `cflpriv` comes from

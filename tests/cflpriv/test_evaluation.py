@@ -51,7 +51,7 @@ def test_clients_evaluated_together_have_the_scores_of_one_after_the_other(name:
     picked = {"none": range(12), "some": [0, 1, 0, 2, 1, 5, 0, 3, 3, 0, 8, 9], "all": [0] * 12}[sharing]
     inputs = [given(one, vectors[i]) for one, i in zip(clients(model, [5, 60, 1, 0, 7, 5, 5, 110, 2, 5, 0, 9]), picked, strict=True)]
     for task in (Evaluate(model), Evaluate(model, "train")):
-        plain, together = (Engine(kind).run(task, inputs) for kind in ("sequential", "auto"))  # type: ignore[arg-type]
+        plain, together = (Engine(kind).run(task, inputs) for kind in ("sequential", "auto"))
         for one, other in zip(plain, together, strict=True):
             assert float(one["correct"]) == float(other["correct"])
             assert float(one["count"]) == float(other["count"])
@@ -66,7 +66,7 @@ def test_the_model_of_lowest_loss_is_the_same_for_many_clients_as_for_one(name: 
     inputs = [given(one, models) for one in clients(model, [5, 60, 1, 7, 5])]
     task = EvaluateLowest(Losses(model), Evaluate(model), by)  # type: ignore[arg-type]
     for data, one in zip(inputs, Engine().run(task, inputs), strict=True):
-        single = [Evaluate(model, by).run(given(data.data, vector)) for vector in models]  # type: ignore[arg-type]
+        single = [Evaluate(model, by).run(given(data.data, vector)) for vector in models]
         lowest = int(np.argmin([float(result["loss"]) for result in single]))
         assert int(one["choice"]) == lowest
         assert float(one["correct"]) == float(Evaluate(model).run(given(data.data, models[lowest]))["correct"])
