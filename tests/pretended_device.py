@@ -70,7 +70,7 @@ class _Device:
         self.counts.waits[name] += 1
 
 
-class _Operations(TorchDispatchMode):  # type: ignore[misc]
+class _Operations(TorchDispatchMode):
     """Sees every operation, those of a backward pass too."""
 
     def __init__(self, device: _Device) -> None:
@@ -105,18 +105,18 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
         return made
 
 
-class _Calls(TorchFunctionMode):  # type: ignore[misc]
+class _Calls(TorchFunctionMode):
     """Sees what names a device, which operations no longer do."""
 
     def __init__(self, device: _Device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.device = device
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         named, device = dict(kwargs or {}), self.device
         if func == Tensor.device.__get__:
             return torch.device("cuda" if device.holds(args[0]) else "cpu")
-        if func == Tensor.is_cuda.__get__:
+        if func == Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
             return device.holds(args[0])
         if func in (Tensor.numpy, Tensor.__array__) and device.holds(args[0]):
             raise MixedDevices("numpy: of a tensor on the device")
@@ -157,7 +157,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _unseen() -> Any:
-    return torch.utils._python_dispatch._disable_current_modes()  # type: ignore[no-untyped-call]
+    return torch.utils._python_dispatch._disable_current_modes()
 
 
 @dataclass

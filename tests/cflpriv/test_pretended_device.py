@@ -64,8 +64,11 @@ def test_the_device_refuses_mixed_tensors_and_counts_waits() -> None:
         assert counts.waits == {"_local_scalar_dense": 1, "to host": 1, "to device": 1}
 
 
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.5}, {"weight_decay": 0.01}, {"optimizer": "adam", "lr": 1e-3}], ids=str)
-@pytest.mark.parametrize("model", [MLP, LENET], ids=["mlp", "lenet5"])
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [(MLP, {}), (MLP, {"weight_decay": 0.01}), (MLP, {"optimizer": "adam", "lr": 1e-3}), (LENET, {"momentum": 0.5})],
+    ids=["plain", "decay", "adam", "lenet5"],
+)
 def test_training_there_equals_the_plain_loop_by_replayed_steps(model: Model, options: dict[str, Any]) -> None:
     task = Train(model, **{"lr": 0.05, **options}, epochs=8, batch_size=4)
     counts = same(task, inputs(model, [40, 40, 40, 40]))
