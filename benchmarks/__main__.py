@@ -10,6 +10,7 @@ pairs; above 1 ours is quicker), low, high, floor, stretch, against, note. Argum
 `python -m benchmarks folds` measures what false halves do to cross-fitted clustering: see `false_folds`.
 `python -m benchmarks clustering` measures which methods find the groups with their defaults: see `clustering`.
 `python -m benchmarks scale` measures what the test for groups costs the server with 1,000 and 10,000 clients: see `scale`.
+`python -m benchmarks whole_runs` compares whole runs, the start of the program and large rounds with the old commit: see `whole_runs`.
 """
 
 import json
@@ -38,6 +39,7 @@ from . import (
     robustness,
     scale,
     secagg,
+    whole_runs,
 )
 
 COMPARISONS = {
@@ -81,7 +83,7 @@ def compared(words: list[str]) -> list[dict[str, Any]]:
 def main(words: list[str]) -> int:
     tables = {
         "robustness": robustness.main, "clustering": clustering.main, "folds": false_folds.main, "scale": scale.main,
-        "false_alarms": false_alarms.main, "planted_leaks": planted_leaks.main,
+        "false_alarms": false_alarms.main, "planted_leaks": planted_leaks.main, "whole_runs": whole_runs.main,
     }  # fmt: skip
     if words and words[0] in tables:
         return tables[words[0]](words[1:])

@@ -33,7 +33,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["OLD", "SCENARIOS", "Scenario", "chosen", "exit_code", "main", "measured", "population", "row", "table"]
+__all__ = [
+    "OLD", "ROOT", "SCENARIOS", "Scenario", "chosen", "environment", "exit_code", "main", "measured", "memory_used", "old_tree",
+    "population", "processor_seconds", "row", "table",
+]  # fmt: skip
 
 OLD = "f6f9762"
 ROOT = Path(__file__).resolve().parents[1]
@@ -167,7 +170,7 @@ def _home() -> Path:
     return Path(cflpriv.__file__).resolve().parents[1]
 
 
-def _memory(name: Literal["VmRSS", "VmHWM"]) -> float:
+def memory_used(name: Literal["VmRSS", "VmHWM"]) -> float:
     """MiB that this process holds (VmRSS), or has held at most (VmHWM). Elsewhere than on Linux always the latter.
 
     `ru_maxrss` would not do on Linux: a new process begins with what its parent held.
@@ -180,7 +183,7 @@ def _memory(name: Literal["VmRSS", "VmHWM"]) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def _seconds(step: Callable[[], object], times: int = 1) -> float:
+def processor_seconds(step: Callable[[], object], times: int = 1) -> float:
     """Seconds of the processor that a step takes."""
     began = time.process_time()
     for _ in range(times):
@@ -194,19 +197,19 @@ def measured(scenario: Scenario) -> dict[str, float]:
 
     whole = scenario.part == "run"
     given = (None, None) if whole else (parse_config(scenario.tree()), population(scenario.clients, scenario.side))
-    before = _memory("VmRSS")
+    before = memory_used("VmRSS")
     setup, seconds = {"rounds": _rounds, "begin": _beginnings, "bytes": _over_bytes, "run": _run}[scenario.part](scenario, *given)
-    return {"seconds": seconds, "setup": setup, "before": before, "peak": _memory("VmHWM")}
+    return {"seconds": seconds, "setup": setup, "before": before, "peak": memory_used("VmHWM")}
 
 
 def _rounds(scenario: Scenario, config: Any, clients: Any) -> tuple[float, float]:
     from cflpriv.experiments.run import advance, start
 
     made: list[Any] = []
-    setup = _seconds(lambda: made.append(start(config, population=clients)))
+    setup = processor_seconds(lambda: made.append(start(config, population=clients)))
     made[0].rows.append({"round": 0, "skipped": None})  # round 0 is always evaluated, which would hide what the federation holds
     advance(made[0])
-    seconds = _seconds(lambda: advance(made[0]), scenario.times)
+    seconds = processor_seconds(lambda: advance(made[0]), scenario.times)
     if skipped := [one["skipped"] for one in made[0].rows if one["skipped"]]:
         raise RuntimeError(f"a round was skipped: {skipped[0]}")
     return setup, seconds
@@ -217,15 +220,15 @@ def _beginnings(scenario: Scenario, config: Any, clients: Any) -> tuple[float, f
 
     start(config, population=replace(clients, clients=clients.clients[:10], groups=clients.groups[:10]))
     made: list[Any] = []
-    setup = _seconds(lambda: made.append(prepare(config, population=clients)), scenario.times)
-    return setup, _seconds(lambda: begin(made.pop()), scenario.times)
+    setup = processor_seconds(lambda: made.append(prepare(config, population=clients)), scenario.times)
+    return setup, processor_seconds(lambda: begin(made.pop()), scenario.times)
 
 
 def _over_bytes(scenario: Scenario, config: Any, clients: Any) -> tuple[float, float]:
     algorithm = config.algorithm_for(clients)
     made: list[Any] = []
     new = (_home() / "cflpriv" / "transports").is_dir()
-    setup = _seconds(lambda: made.append((new_bytes if new else old_bytes)(config, clients)))
+    setup = processor_seconds(lambda: made.append((new_bytes if new else old_bytes)(config, clients)))
     federation = made[0]
     state, numbers = algorithm.init(federation), itertools.count()
 
@@ -235,7 +238,7 @@ def _over_bytes(scenario: Scenario, config: Any, clients: Any) -> tuple[float, f
         state, _ = algorithm.round(federation, state)
 
     step()
-    return setup, _seconds(step, scenario.times)
+    return setup, processor_seconds(step, scenario.times)
 
 
 def _run(scenario: Scenario, config: None, clients: None) -> tuple[float, float]:
@@ -248,14 +251,14 @@ def _run(scenario: Scenario, config: None, clients: None) -> tuple[float, float]
             app(["run", str(_home() / "examples" / scenario.example), "--out", out, *sets], standalone_mode=False)
 
     with tempfile.TemporaryDirectory() as folder:
-        return _seconds(lambda: run(f"{folder}/warm", "training.rounds=1")), _seconds(lambda: run(f"{folder}/run"))
+        return processor_seconds(lambda: run(f"{folder}/warm", "training.rounds=1")), processor_seconds(lambda: run(f"{folder}/run"))
 
 
 # --- in the process that compares
 
 
 @contextlib.contextmanager
-def _old_tree() -> Iterator[Path]:
+def old_tree() -> Iterator[Path]:
     """The tree of the old commit in a temporary folder. Raises `LookupError` where the clone does not have it."""
     made = subprocess.run(["git", "-C", str(ROOT), "archive", "--format=tar", OLD], capture_output=True)
     if made.returncode:
@@ -265,11 +268,11 @@ def _old_tree() -> Iterator[Path]:
             archive.extractall(folder, filter="data")
         old = Path(folder).resolve()
         for home in (old, ROOT):  # compiled files change times: both trees have theirs in the same place
-            subprocess.run([sys.executable, "-m", "compileall", "-q", str(home / "cflpriv")], env=_environment(home, old), check=True)
+            subprocess.run([sys.executable, "-m", "compileall", "-q", str(home / "cflpriv")], env=environment(home, old), check=True)
         yield old
 
 
-def _environment(home: Path, old: Path) -> dict[str, str]:
+def environment(home: Path, old: Path) -> dict[str, str]:
     data = str(Path(os.environ.get("CFLPRIV_DATA", "data")).resolve())
     ours = {"PYTHONPATH": str(home), "PYTHONPYCACHEPREFIX": str(old / "compiled"), "PYTHONDONTWRITEBYTECODE": ""}
     return {**os.environ, **ours, "OMP_NUM_THREADS": "1", "CFLPRIV_DATA": data}
@@ -277,7 +280,7 @@ def _environment(home: Path, old: Path) -> dict[str, str]:
 
 def _once(name: str, home: Path, old: Path) -> dict[str, float]:
     """A measurement in a fresh process. Raises `RuntimeError` with the last line that it wrote."""
-    done = subprocess.run([sys.executable, "-P", __file__, name], env=_environment(home, old), capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-P", __file__, name], env=environment(home, old), capture_output=True, text=True)
     if done.returncode:
         version = "old" if home == old else "new"
         raise RuntimeError(f"{version}: {(done.stderr.strip().splitlines() or [f'exit code {done.returncode}'])[-1]}")
@@ -331,7 +334,7 @@ def table(names: Sequence[str], quick: bool = False) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     columns = ("new/old", "low", "high", "best", "limit", "memory", "limit", "holds")
     heads = (f"{one:>7}" for one in columns)
-    with _old_tree() as old:
+    with old_tree() as old:
         print(f"{'federation, against ' + OLD:<44}{'':<6}", *heads, "  old, new: seconds; set-up; peak MiB (growth)")
         for name in names:
             print(f"{name:<44}", end="", flush=True)

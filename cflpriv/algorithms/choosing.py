@@ -73,7 +73,7 @@ class PickAndTrain:
         return self.then.keeps
 
     def run(self, given: TaskInput) -> Result:
-        (whole,) = self._whole([given])
+        (whole,) = whole_models([given], self.shared)
         (picked,) = self._pick([whole], [self.losses.run(whole)])
         return self._result(picked, self.then.run(picked[0]))
 
@@ -84,31 +84,11 @@ class PickAndTrain:
         return self.then.chunk_size(given, device) if isinstance(self.then, ManyTask) else 1
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
-        whole = self._whole(inputs)
-        losses = self.losses.run_many(whole, device)[0] if isinstance(self.losses, ManyTask) else [self.losses.run(one) for one in whole]
+        whole = whole_models(inputs, self.shared)
+        losses, _ = many(self.losses, whole, device)
         picked = self._pick(whole, losses)
-        moved = [given for given, _, _ in picked]
-        if isinstance(self.then, ManyTask):
-            results, path = self.then.run_many(moved, device)
-        else:
-            results, path = [self.then.run(given) for given in moved], "sequential"
+        results, path = many(self.then, [given for given, _, _ in picked], device)
         return [self._result(one, result) for one, result in zip(picked, results, strict=True)], path
-
-    def _whole(self, inputs: Sequence[TaskInput]) -> list[TaskInput]:
-        """The inputs with a list of whole models; clients that were sent the same pieces get the same arrays."""
-        made: dict[tuple[int, int], Array] = {}
-        whole = []
-        for given in inputs:
-            sent = given.params["model"]
-            models = [np.asarray(one) for one in sent] if isinstance(sent, list) else [given.array("model")]
-            if self.shared:
-                joint = given.array("shared")
-                for model in models:
-                    if (id(joint), id(model)) not in made:
-                        made[id(joint), id(model)] = joined(joint, model, self.shared)
-                models = [made[id(joint), id(model)] for model in models]
-            whole.append(replace(given, params={"model": models}))
-        return whole
 
     def _pick(self, inputs: Sequence[TaskInput], losses: Sequence[Result]) -> list[tuple[TaskInput, int, float]]:
         picked = []
@@ -154,26 +134,68 @@ class EvaluateLowest:
 
     def used(self, given: TaskInput) -> Array:
         """The model (d,) that the client uses."""
-        return self._models(given)[int(self.run(given)["choice"])]
+        return self._models([given])[0][int(self.run(given)["choice"])]
 
-    def _models(self, given: TaskInput) -> list[Array]:
-        models = given.params["model"]
-        if not isinstance(models, list):
+    def _models(self, inputs: Sequence[TaskInput]) -> list[list[Array]]:
+        """Each client's list of whole models."""
+        if not all(isinstance(given.params["model"], list) for given in inputs):
             raise TypeError("parameter 'model': EvaluateLowest takes a list of models")
-        return [joined(given.array("shared"), model, self.shared) for model in models] if self.shared else models
+        return [given.params["model"] for given in whole_models(inputs, self.shared)]  # type: ignore[misc]
 
     def run(self, given: TaskInput) -> Result:
-        models = self._models(given)
-        if self.by == "test":
-            results = [self._at(given, model) for model in models]
-            losses = np.array([float(result["loss"]) for result in results])
-            at = int(np.where(np.isnan(losses), np.inf, losses).argmin())
-            return {**results[at], "choice": np.array(at)}
-        at = int(self.losses.run(replace(given, params={"model": models}))["choice"])
-        return {**self._at(given, models[at]), "choice": np.array(at)}
+        return self.run_many([given], Device())[0][0]
 
-    def _at(self, given: TaskInput, model: Array) -> Result:
-        return self.evaluate.run(replace(given, params={"model": model}))
+    def cost(self, given: TaskInput) -> int:
+        return self.losses.cost(given) if isinstance(self.losses, ManyTask) else 1
+
+    def chunk_size(self, given: TaskInput, device: Device) -> int:
+        return self.losses.chunk_size(given, device) if isinstance(self.losses, ManyTask) else 1
+
+    def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
+        models = self._models(inputs)
+        if self.by == "test":
+            return self._by_test(inputs, models, device)
+        losses, _ = many(self.losses, [replace(given, params={"model": own}) for given, own in zip(inputs, models, strict=True)], device)
+        at = [int(result["choice"]) for result in losses]
+        results, path = self._at(inputs, [own[i] for own, i in zip(models, at, strict=True)], device)
+        return [{**result, "choice": np.array(i)} for result, i in zip(results, at, strict=True)], path
+
+    def _by_test(self, inputs: Sequence[TaskInput], models: Sequence[list[Array]], device: Device) -> tuple[list[Result], str]:
+        """Each client is evaluated on all of its models; the one of lowest loss counts."""
+        flat = [(given, model) for given, own in zip(inputs, models, strict=True) for model in own]
+        each, path = self._at([given for given, _ in flat], [model for _, model in flat], device)
+        results, rest = [], iter(each)
+        for own in models:
+            found = [next(rest) for _ in own]
+            losses = np.array([float(result["loss"]) for result in found])
+            at = int(np.where(np.isnan(losses), np.inf, losses).argmin())
+            results.append({**found[at], "choice": np.array(at)})
+        return results, path
+
+    def _at(self, inputs: Sequence[TaskInput], models: Sequence[Array], device: Device) -> tuple[list[Result], str]:
+        return many(self.evaluate, [replace(given, params={"model": one}) for given, one in zip(inputs, models, strict=True)], device)
+
+
+def many(task: Task, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
+    """The results of a task for some clients, together where it can, and the way taken."""
+    return task.run_many(inputs, device) if isinstance(task, ManyTask) else ([task.run(given) for given in inputs], "sequential")
+
+
+def whole_models(inputs: Sequence[TaskInput], shared: Spans) -> list[TaskInput]:
+    """The inputs with a list of whole models; clients that were sent the same pieces get the same arrays."""
+    made: dict[tuple[int, int], Array] = {}
+    whole = []
+    for given in inputs:
+        sent = given.params["model"]
+        models = [np.asarray(one) for one in sent] if isinstance(sent, list) else [given.array("model")]
+        if shared:
+            joint = given.array("shared")
+            for model in models:
+                if (id(joint), id(model)) not in made:
+                    made[id(joint), id(model)] = joined(joint, model, shared)
+            models = [made[id(joint), id(model)] for model in models]
+        whole.append(replace(given, params={"model": models}))
+    return whole
 
 
 def shared_spans(layout: Layout, shared: Sequence[str]) -> Spans:

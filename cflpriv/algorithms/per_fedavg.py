@@ -56,7 +56,7 @@ class EvaluateAdapted(EvaluateUsed):
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         used = self._used(inputs, device)
-        return [Evaluate(self.model).run(replace(one, params={"model": v})) for one, v in zip(inputs, used, strict=True)], "sequential"
+        return Evaluate(self.model).run_many([replace(one, params={"model": v}) for one, v in zip(inputs, used, strict=True)], device)
 
     def _used(self, inputs: Sequence[TaskInput], device: Device) -> list[Array]:
         models = [given.array("model") for given in inputs]

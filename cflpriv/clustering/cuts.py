@@ -128,15 +128,31 @@ def gap_ratios(tree: Array, noise: float = 0.0) -> dict[int, float]:
 
 def silhouettes(tree: Array, distance: SimilarityMatrix) -> dict[int, float]:
     """The mean silhouette of the cut into K clusters, for each K that `gap_ratios` looks at."""
-    from sklearn.metrics import silhouette_score  # slow to import
-
     n = len(distance.clients)
     scores = {}
     for k in gap_ratios(tree):
-        labels = _cut_into(tree, n, k)
-        if len(np.unique(labels)) == k:
-            scores[k] = float(silhouette_score(distance.values, labels, metric="precomputed"))
+        labels = ordered_labels(_cut_into(tree, n, k))
+        if labels.max() + 1 == k:
+            scores[k] = _silhouette(distance.values, labels)
     return scores
+
+
+def _silhouette(distances: Array, labels: Array) -> float:
+    """The mean silhouette (Rousseeuw 1987) of clusters 0 … k − 1, none empty: (b − a)/max(a, b), and 0 for a client that is alone.
+
+    a is a client's mean distance (n, n) to the others of its cluster, b the smallest mean distance to another cluster.
+    """
+    members = np.eye(int(labels.max()) + 1)[labels]
+    sizes, rows = members.sum(axis=0), np.arange(len(labels))
+    sums = distances @ members
+    own = sizes[labels]
+    within = sums[rows, labels] / np.maximum(own - 1, 1)
+    means = sums / sizes
+    means[rows, labels] = np.inf
+    nearest = means.min(axis=1)
+    larger = np.maximum(within, nearest)
+    values = np.divide(nearest - within, larger, out=np.zeros(len(labels)), where=larger > 0)
+    return float(np.where(own > 1, values, 0.0).mean())
 
 
 def linkage_distances(tree: Array, labels: Array, distances: Array, linkage: Linkage) -> Array:

@@ -19,7 +19,7 @@ from .models import Model, build_module, dtype_of
 from .sgd import Forward, Layout, Local, Options, Way, gradients_stacked, steps_by_batch, train_stacked
 from .span import Movement, span_chunk_size, train_span
 
-__all__ = ["chunk_size", "gradients", "train"]
+__all__ = ["chunk_size", "gradients", "stacked_form", "train"]
 
 FEWEST_FOR_VMAP = 4
 """Below this many clients torch's vmap is slower than the loop."""
@@ -99,7 +99,7 @@ def _way(model: Model, clients: int, options: Options, device: Device) -> Way | 
     if way is None or (options.clip_norm and (way.name != "stacked" or any(options.frozen))):
         return None
     if options.pull:
-        stacked = _stacked(model)
+        stacked = stacked_form(model)
         if stacked is None or not stacked.ends_linear:
             return None
         features: Any = stacked.with_features
@@ -112,7 +112,7 @@ def _forward(model: Model, clients: int, device: Device, alone: bool = False) ->
     if clients < 2 and device.kind == "cpu" and not alone:
         return None
     shapes = tuple(shape for _, shape, _ in model.layout)
-    stacked = _stacked(model)
+    stacked = stacked_form(model)
     if stacked is not None:
         if stacked.images and device.kind == "cpu" and not alone and model.dimension > LARGEST_IMAGE_NETWORK:
             return None
@@ -123,7 +123,7 @@ def _forward(model: Model, clients: int, device: Device, alone: bool = False) ->
 
 
 @lru_cache(maxsize=32)
-def _stacked(model: Model) -> Stacked | None:
+def stacked_form(model: Model) -> Stacked | None:
     """The stacked form, if it agrees with the module on a trial: two clients with random parameters and inputs."""
     module = build_module(model)
     stacked = stack_layers(module)

@@ -12,10 +12,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..types import ClientData
 from .device import CPU, Device
+from .models import Model
 from .sgd import Local, Options, Way, steps_by_batch, train_stacked
 
-__all__ = ["Residents", "chunk_budget", "client_bytes", "live_bytes", "release", "resident"]
+__all__ = ["Residents", "chunk_budget", "client_bytes", "live_bytes", "release", "resident", "resident_samples"]
 
 DATA_SHARE, CHUNK_SHARE = 1 / 3, 1 / 4
 """Of the memory that was free at first: for samples; for a chunk, of which two are kept (`graphs.KEPT`). The rest is for the allocator's
@@ -61,6 +63,17 @@ def resident(owner: Any, key: Hashable, make: Callable[[], tuple[Tensor, ...]], 
     if device.kind == "cpu":
         return make()
     return _residents().get(owner, key, lambda: tuple(one.to(device.kind) for one in make()))
+
+
+def resident_samples(model: Model, data: ClientData, device: Device, split: str = "train") -> tuple[Tensor, Tensor]:
+    """A client's "train" or "test" samples as the model's input (n, *shape), and their labels (n,), on the device."""
+
+    def make() -> tuple[Tensor, ...]:
+        x, y = (data.x_train, data.y_train) if split == "train" else (data.x_test, data.y_test)
+        return model.inputs(x), torch.from_numpy(y)
+
+    x, y = resident(data, (split, model.mean, model.std, model.dtype), make, device)
+    return x, y
 
 
 def release() -> None:

@@ -66,15 +66,19 @@ class Model:
             module = _construct(self)
         return _to_vector(module)
 
+    def checked(self, vector: Array) -> Array:
+        """`vector` (dimension,) itself. Raises `InputError` for another shape."""
+        if vector.shape != (self.dimension,):
+            raise InputError(f"model {self.name!r}: parameters have shape {vector.shape}, expected ({self.dimension},)")
+        return vector
+
     def load(self, vector: Array, training: bool = False) -> nn.Module:
         """The module with the parameters of `vector`. It is shared by equal descriptions: use it before the next `load`.
 
         `training` is torch's mode, which dropout heeds.
         """
-        if vector.shape != (self.dimension,):
-            raise InputError(f"model {self.name!r}: parameters have shape {vector.shape}, expected ({self.dimension},)")
         module = build_module(self).train(training)
-        source = torch.tensor(vector)
+        source = torch.tensor(self.checked(vector))
         with torch.no_grad():
             for (_, shape, offset), parameter in zip(self.layout, module.parameters(), strict=True):
                 parameter.copy_(source[offset : offset + parameter.numel()].view(shape))

@@ -58,8 +58,9 @@ class Engine:
             where = "on the CPU" if self.device == "cpu" else "with run.engine = 'sequential'"
             raise InputError(f"run.precision = {self.precision!r}: {where} there is 'full' only; the others are for a CUDA device")
 
-    def run(self, task: Task, inputs: Sequence[TaskInput]) -> list[Result]:
-        """The results of `task` for each input, in order."""
+    def run(self, task: Task, inputs: Sequence[TaskInput], paths: Counter[tuple[str, str]] | None = None) -> list[Result]:
+        """The results of `task` for each input, in order. `paths` counts the ways taken, by default the engine's own."""
+        paths = self.paths if paths is None else paths
         keep_freed_memory()
         device = Device(self.device, self.precision)
         jobs = chunks(task, inputs, self.kind, device)
@@ -71,7 +72,7 @@ class Engine:
             done = [compute(task, [inputs[i] for i in job], self.kind, device, self.threads) for job in jobs]
         results: list[Result] = [{}] * len(inputs)
         for job, (computed, path) in zip(jobs, done, strict=True):
-            self.paths[type(task).__name__, path] += len(job)
+            paths[type(task).__name__, path] += len(job)
             for i, result in zip(job, computed, strict=True):
                 results[i] = result
         return results

@@ -60,7 +60,7 @@ class Deferred:
     The second may itself be made on demand.
     """
 
-    __slots__ = ("first", "second")
+    __slots__ = ("__weakref__", "first", "second")
 
     def __init__(self, first: Array, second: Any) -> None:
         self.first, self.second = first, second

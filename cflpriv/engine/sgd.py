@@ -64,10 +64,13 @@ class Layout:
 
     def split(self, stack: Tensor) -> list[Tensor]:
         """(C, d) as one contiguous tensor a parameter, (C, *shape), the axes behind the client's swapped where transposed."""
+        return [piece.clone(memory_format=torch.contiguous_format) for piece in self.views(stack)]
+
+    def views(self, stack: Tensor) -> list[Tensor]:
+        """What `split` copies."""
         pieces = torch.split(stack, [int(np.prod(shape)) for shape in self.shapes], dim=1)
-        whole = [piece.reshape(len(stack), *shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
-        turned = [piece.transpose(1, 2) if turn else piece for piece, turn in zip(whole, self.transposed, strict=True)]
-        return [piece.clone(memory_format=torch.contiguous_format) for piece in turned]
+        whole = [piece.view(len(stack), *shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+        return [piece.transpose(1, 2) if turn else piece for piece, turn in zip(whole, self.transposed, strict=True)]
 
     def join(self, parameters: Sequence[Tensor]) -> Array:
         """What `split` cut, as rows (C, d)."""

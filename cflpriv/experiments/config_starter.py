@@ -10,8 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import TypeAdapter
 
 from ..algorithms import ALGORITHMS
-from ..errors import InputError
-from .config import near
+from ..errors import InputError, near
 from .config_reference import Entry, entries, keys_of, toml_value, type_text
 
 __all__ = ["begin_file", "schema", "starter"]

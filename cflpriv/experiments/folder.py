@@ -7,6 +7,7 @@ import platform
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -86,7 +87,8 @@ def carry_out(
     `places`, absolute paths by name, are kept in environment.json.
 
     Nothing is kept unless the data and the algorithm's start succeed. A checkpoint is saved after the beginning and after
-    every `run.checkpoint_every`-th round, and only the last is kept. Ctrl-C ends after the current round with everything saved. With
+    every `run.checkpoint_every`-th round, in a simulation as long as checkpoints take a small share of the run's time; only the last is
+    kept. Ctrl-C ends after the current round with everything saved. With
     `resume`, a run that ended early resumes from its last checkpoint (see `resume`), a finished one is left unchanged, and one that never
     started is started. Raises `InputError`, also if `out` exists and is not to be resumed; OSError where something cannot be written,
     with all rounds before that in place.
@@ -199,16 +201,21 @@ def _same(run: Run, out: Path, progress: Mapping[str, Any]) -> None:
     opened(run.run_ledger, out, progress["charges"])
 
 
+FREE_SAVING, SAVING_SHARE = 1.0, 0.05
+"""Checkpoints of a simulation may take so many seconds, and beyond these so much of the time of its rounds."""
+
+
 def _rounds(run: Run, out: Path, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Run the remaining rounds, saving each, and finish."""
     rounds, written = run.config.training.rounds, len(run.federation.transcript.messages)
+    saving, began = 0.0, time.perf_counter()
     with interruptible() as interrupted:
         while len(run.rows) < rounds and not interrupted() and run.stopped is None:
             row = advance(run)
             append(out / "rounds.jsonl", json.dumps(plain_json(row)) + "\n")
             written = flush(run.federation.transcript, out, written)
-            if len(run.rows) % run.backend.save_every == 0 or interrupted():
-                _save(run, out)
+            if interrupted() or (len(run.rows) % run.backend.save_every == 0 and (run.parties is None or _affordable(saving, began))):
+                saving += _save(run, out)
             tick(row)
         done = len(run.rows) == rounds or not interrupted()
         if done and run.stopped is not None:
@@ -228,8 +235,14 @@ def _rounds(run: Run, out: Path, tick: Callable[[dict[str, Any]], None]) -> dict
     return summary
 
 
-def _save(run: Run, out: Path, name: str = "") -> None:
-    """Write a checkpoint of the run after everything it refers to is on the disk; remove earlier ones."""
+def _affordable(saving: float, began: float) -> bool:
+    """Whether checkpoints, which have taken `saving` seconds since `began`, may take more. Remote clients rely on every one."""
+    return saving < FREE_SAVING + SAVING_SHARE * (time.perf_counter() - began)
+
+
+def _save(run: Run, out: Path, name: str = "") -> float:
+    """Write a checkpoint of the run after everything it refers to is on the disk; remove earlier ones. The seconds it took."""
+    began = time.perf_counter()
     folder, name = out / "checkpoints", name or f"round_{len(run.rows):07d}"
     progress = {
         "rounds": len(run.rows),
@@ -243,6 +256,7 @@ def _save(run: Run, out: Path, name: str = "") -> None:
     }
     save_checkpoint(folder, name, run.state, run.federation, progress, run.parties)
     prune(folder, name)
+    return time.perf_counter() - began
 
 
 def flush(transcript: Transcript, out: Path, written: int) -> int:

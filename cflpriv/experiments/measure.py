@@ -1,7 +1,10 @@
 """The experimenter's measurements: they use data and ground truth outside the protocol, and nothing of them reaches the transcript."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -9,7 +12,7 @@ from ..algorithms.interface import Served
 from ..engine import Result, Streams, TaskInput
 from ..engine.models import Model
 from ..tasks.evaluation import Evaluate
-from ..transports.hosts import LocalHost
+from ..transports.hosts import Evaluated, LocalHost
 from ..transports.simulation import Simulated, simulate
 from ..types import Array
 from .loop import Run
@@ -35,6 +38,7 @@ def chosen(results: Sequence[Result]) -> list[int] | None:
 def local_scores(simulated: Simulated, model: Model, clients: Sequence[int]) -> tuple[Array, Array]:
     """The same two of each client's last locally trained model (the metric of the clustering papers), each (clients,).
 
+    A model that did not change since it was last evaluated is not evaluated again, and none is counted in the engine's paths.
     A client that has not trained yet holds the initial model, as in PACFL's authors' code, where every client's own network starts as that
     one: so a mean is over the same clients in every round. Local is what local work ended with: own and shared layers together (LG-FedAvg),
     the model before the personal step (Per-FedAvg), the shared model trained on (Ditto), the own model (FedProto). NaN for all as long as
@@ -49,16 +53,35 @@ def local_scores(simulated: Simulated, model: Model, clients: Sequence[int]) -> 
 
 
 def _have_trained(host: LocalHost, clients: Sequence[int]) -> list[bool]:
-    return [host.client(client).values.remembers("trained") for client in clients]
+    return [host.client(client).values.kept("trained") is not None for client in clients]
 
 
 def _local_results(host: LocalHost, clients: Sequence[int], model: Model, seed: int, round: int) -> list[Result]:
-    initial, inputs = model.init(seed), []  # what every algorithm's clients start from
+    """What clients score with their local models, at their host."""
+    initial, task, known, held = _initial(model, seed), Evaluate(model), host.evaluated, dict[int, Any]()
     for client in clients:
-        kept = host.client(client).values.remembered("trained")
-        vector = initial if kept is None else kept[0]
-        inputs.append(TaskInput(host.members.data[client], {"model": vector}, {}, Streams(seed, round, client)))
-    return host.engine.run(Evaluate(model), inputs)
+        kept = host.client(client).values.kept("trained")
+        held[client] = initial if kept is None else kept[0]
+    changed = [client for client in clients if client not in known or not known[client].is_of(task, held[client])]
+    for some in (changed[at : at + AT_ONCE] for at in range(0, len(changed), AT_ONCE)):
+        streams = [Streams(seed, round, client) for client in some]
+        inputs = [
+            TaskInput(host.members.data[client], {"model": np.asarray(held[client])}, {}, own)
+            for client, own in zip(some, streams, strict=True)
+        ]
+        results = zip(some, host.engine.run(task, inputs, Counter()), strict=True)
+        known.update({client: Evaluated(task, ref(held[client]), result) for client, result in results})
+    return [known[client].result for client in clients]
+
+
+AT_ONCE = 256
+"""Local models whose vectors are in memory together."""
+
+
+@lru_cache(maxsize=4)
+def _initial(model: Model, seed: int) -> Array:
+    """What every algorithm's clients start from: one object, so that it is evaluated once a client."""
+    return model.init(seed)
 
 
 def recomputed(run: Run) -> Mapping[str, Any] | None:

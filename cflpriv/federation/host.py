@@ -1,6 +1,8 @@
 """A client host: the clients of one place. It computes equal tasks in one engine call, and applies equal transforms together."""
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -41,6 +43,10 @@ class ClientHost:
 
     def answer(self, asks: Mapping[int, m.Ask]) -> dict[int, m.Answer | Exception]:
         """Each party's answer, or the error of its refusal."""
+        with _uncollected():
+            return self._answered(asks)
+
+    def _answered(self, asks: Mapping[int, m.Ask]) -> dict[int, m.Answer | Exception]:
         exchange = Exchange()
         handlers = {place: self.parties[place].handle(ask, exchange) for place, ask in sorted(asks.items())}
         sent: dict[int, Any] = dict.fromkeys(handlers)
@@ -76,6 +82,18 @@ class ClientHost:
                 return {wishes[0][0]: error}
             return {place: done for one in wishes for place, done in self._run([one]).items()}
         return {place: result for (place, _), result in zip(wishes, results, strict=True)}
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """While inside, Python's cycle collector rests: it would walk all clients' objects again and again, a quarter of a large round."""
+    resting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if resting:
+            gc.enable()
 
 
 def _apply(wishes: Sequence[tuple[int, Apply]]) -> dict[int, Any]:

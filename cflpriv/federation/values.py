@@ -158,14 +158,15 @@ class Values:
     def remember(self, name: str, value: Any, origin: Origin) -> None:
         self.store.keep(f"memory/{name}", ({name: value}, origin), _written)
 
-    def remembers(self, name: str) -> bool:
-        """Whether tasks keep something under a name."""
-        return self.store.load(f"memory/{name}", from_bytes) is not None
-
     def remembered(self, name: str) -> tuple[Array, Origin] | None:
         """What tasks keep under a name, with its origin; None if nothing."""
-        kept = self.store.load(f"memory/{name}", from_bytes)
-        return None if kept is None else (np.asarray(kept[0][name]), kept[1])
+        kept = self.kept(name)
+        return None if kept is None else (np.asarray(kept[0]), kept[1])
+
+    def kept(self, name: str) -> tuple[Any, Origin] | None:
+        """The same, but the value as it is kept, which may be computed on demand."""
+        found = self.store.load(f"memory/{name}", from_bytes)
+        return None if found is None else (found[0][name], found[1])
 
     def open(self, addends: m.Addends, transforms: Callable[[], Transforms], exchange: Exchange) -> Array:
         """The value of a sum, with its transformed parts opened. Raises "forbidden" for transformed parts that are not of sums."""

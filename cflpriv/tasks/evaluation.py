@@ -9,6 +9,8 @@ import torch
 from torch.nn import functional
 
 from ..engine import Device, Result, TaskInput
+from ..engine.forward import forward_chunk, outputs
+from ..engine.memory import resident_samples
 from ..engine.models import Model, keeps_samples_apart
 from ..errors import InputError
 from ..privacy.settings import Noise, secret_of
@@ -57,7 +59,7 @@ class Evaluate:
     keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> Result:
-        x, y = (given.data.x_test, given.data.y_test) if self.split == "test" else (given.data.x_train, given.data.y_train)
+        x, y = self._samples(given)
         module = self.model.load(given.array("model"))
         correct, loss = 0, 0.0
         with torch.no_grad():
@@ -67,6 +69,29 @@ class Evaluate:
                 correct += int((logits.argmax(1) == labels).sum())
                 loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
         return {"correct": np.array(float(correct)), "loss": np.array(loss), "count": np.array(float(len(y)))}
+
+    def _samples(self, given: TaskInput) -> tuple[Array, Array]:
+        return (given.data.x_test, given.data.y_test) if self.split == "test" else (given.data.x_train, given.data.y_train)
+
+    def cost(self, given: TaskInput) -> int:
+        return len(self._samples(given)[1])
+
+    def chunk_size(self, given: TaskInput, device: Device) -> int:
+        return forward_chunk(self.model, device)
+
+    def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
+        """`run` for each: the clients of a chunk pass forward together, on the device."""
+        samples = [resident_samples(self.model, given.data, device, self.split) for given in inputs]
+        logits, path = outputs(self.model, [given.array("model") for given in inputs], [x for x, _ in samples], device)
+        counts = [len(y) for _, y in samples]
+        whole, labels = torch.cat(logits), torch.cat([y for _, y in samples])
+        losses = functional.cross_entropy(whole, labels, reduction="none").double()
+        scores = torch.stack([(whole.argmax(1) == labels).double(), losses])
+        sums = torch.stack([each.sum(1) for each in torch.split(scores, counts, dim=1)]).cpu().numpy()  # one copy a chunk
+        return [
+            {"correct": np.array(correct), "loss": np.array(loss), "count": np.array(float(count))}
+            for (correct, loss), count in zip(sums, counts, strict=True)
+        ], path
 
 
 @dataclass(frozen=True)
@@ -84,6 +109,15 @@ class EvaluateUsed:
 
     def run(self, given: TaskInput) -> Result:
         return Evaluate(self.model).run(replace(given, params={"model": self.used(given)}))
+
+    def cost(self, given: TaskInput) -> int:
+        return Evaluate(self.model).cost(given)
+
+    def chunk_size(self, given: TaskInput, device: Device) -> int:
+        return Evaluate(self.model).chunk_size(given, device)
+
+    def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
+        return Evaluate(self.model).run_many([replace(given, params={"model": self.used(given)}) for given in inputs], device)
 
 
 @dataclass(frozen=True)
@@ -140,27 +174,40 @@ class Losses:
         return max(1, 4096 // len(given.data.y_train))
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
-        """Clients that were given the same models share one pass over all their samples for each."""
+        """`run` for each: the k-th models of all clients pass forward together, on the device."""
         models = [given.params["model"] for given in inputs]
         if not all(isinstance(several, list) for several in models):
             raise TypeError("parameter 'model': Losses takes a list of models")
-        shared = all(len(several) == len(models[0]) and all(a is b for a, b in zip(several, models[0], strict=True)) for several in models)
-        if not shared:
-            return [self.run_many([given], device)[0][0] for given in inputs], "sequential"
-        sizes = [len(given.data.y_train) for given in inputs]
-        x = torch.cat([self.model.inputs(given.data.x_train) for given in inputs])
-        y = torch.cat([torch.from_numpy(given.data.y_train) for given in inputs])
-        losses = np.empty((len(inputs), len(models[0])))
-        sums = np.empty_like(losses)
-        for k, vector in enumerate(models[0]):
-            each = torch.split(sample_losses(self.model, np.asarray(vector), x, y, alone=self.epsilon > 0), sizes)
-            losses[:, k] = [float(part.double().mean()) for part in each]
-            if self.epsilon:
-                sums[:, k] = [float(torch.nan_to_num(part.double(), nan=self.cap).clamp(0, self.cap).sum()) for part in each]
-        choices = [int(np.where(np.isnan(row), np.inf, row).argmin()) for row in losses]
+        samples = [resident_samples(self.model, given.data, device) for given in inputs]
+        found: list[list[Array]] = [[] for _ in inputs]
+        path = "sequential"
+        for k in range(max(map(len, models))):
+            having = [i for i, several in enumerate(models) if k < len(several)]
+            each, path = self._each([np.asarray(models[i][k]) for i in having], [samples[i] for i in having], device)
+            for i, losses in zip(having, each, strict=True):
+                found[i].append(losses)
+        return [self._result(given, losses) for given, losses in zip(inputs, found, strict=True)], path
+
+    def _each(
+        self, vectors: Sequence[Array], samples: Sequence[tuple[torch.Tensor, torch.Tensor]], device: Device
+    ) -> tuple[list[Array], str]:  # fmt: skip
+        """The losses (n,) float64 of each client's samples under its model, and the way taken."""
+        if self.epsilon and not keeps_samples_apart(self.model):  # one sample at a time, on the CPU
+            alone = [
+                sample_losses(self.model, vector, x.cpu(), y.cpu(), alone=True) for vector, (x, y) in zip(vectors, samples, strict=True)
+            ]
+            return [losses.double().numpy() for losses in alone], "sequential"
+        logits, path = outputs(self.model, vectors, [x for x, _ in samples], device)
+        losses = functional.cross_entropy(torch.cat(logits), torch.cat([y for _, y in samples]), reduction="none")
+        ends = np.cumsum([len(y) for _, y in samples])[:-1]
+        return np.split(losses.double().cpu().numpy(), ends), path  # one copy a model
+
+    def _result(self, given: TaskInput, losses: Sequence[Array]) -> Result:
+        means = np.array([one.mean() for one in losses])
+        choice = int(np.where(np.isnan(means), np.inf, means).argmin())
         if self.epsilon:
-            choices = [self._draw(given, row) for given, row in zip(inputs, sums, strict=True)]
-        return [{"losses": row, "choice": np.array(choice)} for row, choice in zip(losses, choices, strict=True)], "shared"
+            choice = self._draw(given, np.array([np.nan_to_num(one, nan=self.cap).clip(0, self.cap).sum() for one in losses]))
+        return {"losses": means, "choice": np.array(choice)}
 
     def _draw(self, given: TaskInput, sums: Array) -> int:
         return noisy_argmin(sums, self.cap, self.epsilon, self.relation, "sample", secret_of(given, "choice")).value

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..engine import Deferred, Device, Result, TaskInput, fast
-from ..engine.memory import resident
+from ..engine.memory import resident_samples
 from ..engine.models import Model, dtype_of
 from ..engine.sgd import Local, Options, to_prototypes
 from ..engine.span import Movement
@@ -334,7 +334,7 @@ class Train:
     def _local(self, given: TaskInput, device: Device) -> Local:
         names = ("prototypes",) if self.shares else ("anchor", "correction", "prototypes")
         vectors = {name: given.array(name) for name in names if name in given.params}
-        x, y = _samples(self.model, given.data, device)
+        x, y = resident_samples(self.model, given.data, device)
         return Local(
             x,
             y,
@@ -389,12 +389,6 @@ class Train:
             raise InputError(f"{name}: has shape {vector.shape}, expected ({self.model.dimension},)")
         whole = torch.tensor(vector, dtype=dtype_of(self.model.dtype))
         return [whole[offset : offset + int(np.prod(shape))].view(shape) for _, shape, offset in self.model.layout]
-
-
-def _samples(model: Model, data: ClientData, device: Device) -> tuple[torch.Tensor, ...]:
-    """A client's training samples as the model's input, and their labels, on the device."""
-    key = (model.mean, model.std, model.dtype)
-    return resident(data, key, lambda: (model.inputs(data.x_train), torch.from_numpy(data.y_train)), device)
 
 
 @contextmanager
@@ -456,7 +450,7 @@ class Gradient:
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         clients = []
         for given in inputs:
-            x, y = _samples(self.model, given.data, device)
+            x, y = resident_samples(self.model, given.data, device)
             clients.append(Local(x, y, [np.arange(len(y))], given.array("model")))
         gradients, path = fast.gradients(self.model, clients, device)
         if gradients is None:

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from traceback import format_exception
 from typing import Any, Protocol, TypeVar
+from weakref import ReferenceType
 
 import numpy as np
 
 from ..aggregation.key_holder import KeyHolderParty
 from ..contract.protection import Protection
 from ..contract.transcript import LARGEST_DIGESTED_BYTES
-from ..engine import Engine
+from ..engine import Engine, Result, Task
 from ..engine.threads import one_thread
 from ..errors import InputError, TrainingDiverged, WorkerLost
 from ..federation import messages as m
@@ -34,7 +35,7 @@ from ..protocols.keys import Identity, Roster
 from ..types import Array, ClientData
 from .partial_sums import Outline, Remaining, added, may_stay, outlined
 
-__all__ = ["HOLDER", "Carrier", "Host", "HostLost", "LocalHost", "Look", "Members", "Seat", "SplitHosts", "party_name"]
+__all__ = ["HOLDER", "Carrier", "Evaluated", "Host", "HostLost", "LocalHost", "Look", "Members", "Seat", "SplitHosts", "party_name"]
 
 HOLDER = -2
 """The place of the key holder, where there is one. That of a client is its id."""
@@ -115,8 +116,23 @@ class Host(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
+class Evaluated:
+    """What a task gave for a client's model, which is kept by a weak reference."""
+
+    task: Task
+    vector: "ReferenceType[Any]"
+    result: Result
+
+    def is_of(self, task: Task, vector: Any) -> bool:
+        """Whether it is the result of this task for this very object."""
+        return self.task == task and self.vector() is vector
+
+
 class LocalHost(ClientHost):
-    """All `members` in this process."""
+    """All `members` in this process. `evaluated` has the last scores of each client's local model, so that one that did not change is not
+    evaluated again.
+    """
 
     def __init__(self, members: Members) -> None:
         cache = TransformCache()
@@ -130,6 +146,7 @@ class LocalHost(ClientHost):
                 parties[place] = FederationClient(settings, data, store, entropy, cache=cache, strict=members.strict)
         super().__init__(parties, members.engine)
         self.members = members
+        self.evaluated: dict[int, Evaluated] = {}
 
     def client(self, place: int) -> FederationClient:
         """One of the clients. Raises `InputError` for another place."""

@@ -5,7 +5,7 @@ Statistical tests run on fixed public entropy and reject at p < 1e-6.
 
 import inspect
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -60,11 +60,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 class Taped(Engine):
     """An engine that notes each client's secrets, in order."""
 
-    def run(self, task: Task, inputs: Sequence[TaskInput]) -> list[Result]:
+    def run(self, task: Task, inputs: Sequence[TaskInput], paths: Counter[tuple[str, str]] | None = None) -> list[Result]:
         self.secrets: dict[int, deque[bytes]] = getattr(self, "secrets", defaultdict(deque))
         for given in inputs:
             self.secrets[given.data.id].append(given.secret)
-        return super().run(task, inputs)
+        return super().run(task, inputs, paths)
 
 
 def algorithm(name: str, scene: Population) -> Any:
