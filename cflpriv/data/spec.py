@@ -33,6 +33,7 @@ DATASETS: dict[str, str] = {
     "npz": "your own arrays, one path; docs/configuration.md lists them",
     "csv": "your own table with a header: features, label and perhaps client and group in named columns (docs/own_data.md)",
     "parquet": "the same as a Parquet file; needs pyarrow, the extra `parquet`",
+    "huggingface": "the same as a folder that `save_to_disk` of Hugging Face's datasets wrote; needs the extra `huggingface`",
     "idx": "your own four idx files: train images, train labels, test images, test labels",
     "mixture": "clients from several data sets in one frame: separate outputs (PACFL's MIX-k), or shared_labels (StoCFL's hybrid)",
 }
@@ -43,7 +44,7 @@ PARTITIONS: dict[str, str] = {
     "dirichlet": "each class is divided in proportions from Dirichlet(alpha); no true groups",
     "pathological": "groups of clients with a few labels each, the same number of clients in every group",
     "kinds": "groups of clients by topic, language, superclass, alphabet or group_column, one each or several (groups)",
-    "given": "the clients that the data set itself names: npz (client_train), csv, parquet (client_column), omniglot, femnist",
+    "given": "the clients that the data set itself names: npz (client_train), tables (client_column), omniglot, femnist",
 }
 
 
@@ -77,8 +78,8 @@ class DataSpec:
     paths: Annotated[
         tuple[str, ...],
         Key(
-            "Your own files. npz: one; csv, parquet: one that is split, or training and test rows; idx: train images, train labels, test "
-            "images, test labels. A relative path starts at the configuration file, else at the data directory."
+            "Your own files. npz: one; tables (csv, parquet, huggingface): one that is split, or training and test rows; idx: train "
+            "images, train labels, test images, test labels. A relative path starts at the configuration file, else at the data directory."
         ),
     ] = ()
     partition: Annotated[str, Key("How samples are divided among clients; `cflpriv list` describes each.", known=lambda: PARTITIONS)] = (
@@ -136,22 +137,22 @@ class DataSpec:
     languages: Annotated[tuple[str, ...], Key("nordic_wiki, nordic_ud: languages among da, fo, is, nb, nn, sv; empty: nb, sv, da.")] = ()
     vocabulary: Annotated[int, Key("Texts: entries of the public vocabulary, fitted on all training text.", "[3, inf)", "words")] = 2000
     sequence_length: Annotated[int, Key("Texts: words before the one to be predicted.", "[1, inf)", "words")] = 10
-    label_column: Annotated[str, Key("csv, parquet: the column of the label; its values become the classes.")] = ""
-    client_column: Annotated[str, Key('csv, parquet: the column that names each row\'s client, for partition = "given"; empty: none.')] = ""
+    label_column: Annotated[str, Key("tables: the column of the label; its values become the classes.")] = ""
+    client_column: Annotated[str, Key('tables: the column that names each row\'s client, for partition = "given"; empty: none.')] = ""
     group_column: Annotated[
-        str, Key("csv, parquet: the column of the true group, which scores are taken against (partition `given` or `kinds`); empty: none.")
+        str, Key("tables: the column of the true group, which scores are taken against (partition `given` or `kinds`); empty: none.")
     ] = ""
-    feature_columns: Annotated[tuple[str, ...], Key("csv, parquet: the columns of features, all numbers; empty: all others.")] = ()
+    feature_columns: Annotated[tuple[str, ...], Key("tables: the columns of features, all numbers; empty: all others.")] = ()
     class_names: Annotated[
-        tuple[str, ...], Key("csv, parquet: all values of the label in the order of the classes; empty: those found, sorted.")
+        tuple[str, ...], Key("tables: all values of the label in the order of the classes; empty: those found, sorted.")
     ] = ()
     test_share: Annotated[
-        float, Key("csv, parquet of one file: share of each client's rows (or of each class's) that is held out for testing.", "(0, 1)")
+        float, Key("tables of one file: share of each client's rows (or of each class's) that is held out for testing.", "(0, 1)")
     ] = 0.2
     standardise: Annotated[
         Literal["auto", "none", "constants", "per_client"],
         Key(
-            "csv, parquet, npz of features: (value − mean) / deviation by public constants (`feature_mean`, `feature_std`), or by each "
+            "tables, npz of features: (value − mean) / deviation by public constants (`feature_mean`, `feature_std`), or by each "
             "client's own training samples, which stay with it (`per_client`). `auto`: tables per client; npz as pixels in 0..1."
         ),
     ] = "auto"
@@ -162,7 +163,7 @@ class DataSpec:
     value_range: Annotated[
         tuple[float, ...],
         Key(
-            "csv, parquet, npz of features: public [low, high] of standardised values, which are clipped to it.",
+            "tables, npz of features: public [low, high] of standardised values, which are clipped to it.",
             default="[-5, 5]; [0, 1] for `none`",
         ),
     ] = ()

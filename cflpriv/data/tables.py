@@ -1,4 +1,4 @@
-"""The user's own tables, CSV or Parquet: features, label, client and group in named columns, split as the configuration says."""
+"""The user's own tables, CSV, Parquet or Hugging Face: named columns, split as the configuration says."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +13,7 @@ from ..randomness import stream
 from ..types import Array
 from .datasets import Dataset, dataset_of
 from .formats import read_csv, reading
+from .huggingface import read_saved
 from .scaling import Scaling
 
 __all__ = ["TABLES", "Columns", "load_table", "read_parquet"]
@@ -91,7 +92,9 @@ def _csv_columns(path: Path) -> dict[str, list[Any]]:
     return {name: [row[i] for row in rows] for i, name in enumerate(names)}
 
 
-TABLES: dict[str, tuple[Callable[[Path], dict[str, list[Any]]], int]] = {"csv": (_csv_columns, 2), "parquet": (read_parquet, 1)}
+TABLES: dict[str, tuple[Callable[[Path], dict[str, list[Any]]], int]] = {
+    "csv": (_csv_columns, 2), "parquet": (read_parquet, 1), "huggingface": (read_saved, 1),
+}  # fmt: skip
 """Source -> its reader, and the number of the first row of data in such a file."""
 
 

@@ -246,3 +246,29 @@ def test_without_pyarrow_parquet_says_what_to_install(tmp_path: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(InputError, match=r"a\.parquet: Parquet needs pyarrow; pip install 'cflpriv\[parquet\]'"):
         build_population(spec(tmp_path / "a.parquet", source="parquet"))
+
+
+def test_a_saved_hugging_face_dataset_is_read_as_csv_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With datasets, or where it is not installed with a stand-in for its reader."""
+    path, rows = tmp_path / "saved", people()
+    try:
+        from datasets import Dataset
+
+        Dataset.from_dict(columns_of(rows)).save_to_disk(str(path))
+    except ImportError:
+        path.mkdir()
+        fake: Any = ModuleType("datasets")
+        fake.Dataset = type("Dataset", (), {"to_dict": lambda self: columns_of(rows)})
+        fake.load_from_disk = lambda where: fake.Dataset() if where == str(path) else {"train": fake.Dataset()}
+        monkeypatch.setitem(sys.modules, "datasets", fake)
+        (tmp_path / "both").mkdir()
+        with pytest.raises(InputError, match=r"both: holds the splits train; name the folder of one"):
+            build_population(spec(tmp_path / "both", source="huggingface"))
+    ours, theirs = build_population(spec(path, source="huggingface")), build_population(spec(written(tmp_path / "a.csv", rows)))
+    assert (ours.groups, ours.class_names) == (theirs.groups, theirs.class_names)
+    for a, b in zip(ours.clients, theirs.clients, strict=True):
+        assert np.array_equal(a.x_train, b.x_train)
+        assert np.array_equal(a.y_test, b.y_test)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(InputError, match=r"saved: needs datasets; pip install 'cflpriv\[huggingface\]'"):
+        build_population(spec(path, source="huggingface"))

@@ -1,0 +1,25 @@
+"""Hugging Face `datasets` that are on disk, as tables. Nothing is downloaded: the library only opens a folder that `save_to_disk` wrote."""
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from .formats import reading
+
+__all__ = ["read_saved"]
+
+
+def read_saved(path: Path) -> dict[str, list[Any]]:
+    """The columns, by name, of a folder that `Dataset.save_to_disk` wrote; of a `DatasetDict`, name the folder of one split.
+
+    Raises `InputError` naming the folder, or saying what to install.
+    """
+    try:
+        from datasets import Dataset, load_from_disk
+    except ImportError:
+        raise InputError(f"{path}: needs datasets; pip install 'cflpriv[huggingface]', or give its Parquet files") from None
+    with reading(path, "Hugging Face dataset"):
+        found = load_from_disk(str(path))
+        if not isinstance(found, Dataset):
+            raise InputError(f"{path}: holds the splits {', '.join(map(str, found))}; name the folder of one, such as {path / 'train'}")
+        return dict(found.to_dict())
