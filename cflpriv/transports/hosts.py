@@ -252,7 +252,9 @@ def _writable(data: Mapping[int, ClientData]) -> dict[int, ClientData]:
     copies: dict[int, Any] = {}
 
     def copied(array: Any) -> Any:
-        return copies.setdefault(id(array), np.array(array))
+        if id(array) not in copies:  # clients may share test data
+            copies[id(array)] = np.array(array)
+        return copies[id(array)]
 
     arrays = {client: (one.x_train, one.y_train, one.x_test, one.y_test) for client, one in data.items()}
     return {client: ClientData(client, *map(copied, parts)) for client, parts in arrays.items()}
