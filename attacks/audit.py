@@ -80,7 +80,8 @@ def audit_run(
     not the active server; a line reports that.
     `population` replaces the data that the configuration names, for all seeds; `device` replaces `run.device`.
 
-    Raises `InputError` for a folder that is no complete recorded run, was changed or is in use by another process, for an unknown attack, adversary or budget.
+    Raises `InputError` for a folder that is no complete recorded run, was changed or is in use by another process, for an unknown attack,
+    adversary or budget.
     """
     folder, given = Path(run_dir), population
     if not (folder / "config.toml").is_file():
