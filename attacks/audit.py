@@ -71,19 +71,24 @@ def audit_run(
     budget: str = "standard",
     data_dir: str | Path | None = None,
     population: Population | None = None,
+    device: str | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Cell]:
     """Run the attacks and write audit.json and audit/ into the folder; the cells asked for.
 
     Without `adversary`: the server, the server with one client if that client's secrets were written, and the key holder if its key was;
     not the active server; a line reports that.
-    `population` replaces the data that the configuration names, for all seeds. Raises `InputError` for a folder that is no complete
-    recorded run, was changed or is in use by another process, for an unknown attack, adversary or budget.
+    `population` replaces the data that the configuration names, for all seeds; `device` replaces `run.device`.
+
+    Raises `InputError` for a folder that is no complete recorded run, was changed or is in use by another process, for an unknown attack,
+    adversary or budget.
     """
     folder, given = Path(run_dir), population
     if not (folder / "config.toml").is_file():
         raise InputError(f"{folder}: is not a run folder (no config.toml)")
     config = load_config(folder / "config.toml")
+    if device is not None:
+        config = config.with_("run", device=device)
     check_asked(budget, attacks)  # now that the run's plugins, which may have attacks, are loaded
     summary, messages, secrets = _read(folder, config)
     adversaries = [adversary] if adversary else _adversaries(messages, secrets)

@@ -39,6 +39,9 @@ _err = Console(stderr=True, soft_wrap=True, highlight=False)
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The folder of data sets; default CFLPRIV_DATA, else data/.")]
 
 
+DeviceName = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda or auto, in place of run.device. It may be another than a recorded run's.")
+]
 Plugins = Annotated[
     list[Path] | None,
     typer.Option(
@@ -66,6 +69,7 @@ def run(
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: section.key=value. May be repeated.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run folder to make; default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume a run that ended early from its last checkpoint.")] = False,
+    device: DeviceName = None,
     plugin: Plugins = None,
     data_dir: DataDir = None,
     hosts: Annotated[int | None, typer.Option("--hosts", min=1, help="Spread the clients over so many processes, on Ray.")] = None,
@@ -82,7 +86,8 @@ def run(
     from .experiments.verify import digest_of
 
     folder = out or Path("runs") / _name_of(config)
-    experiment = load_config(config, set_ or [], [*(plugins_of(folder) if resume else ()), *(plugin or [])])
+    changes = [*(set_ or []), *([] if device is None else [f"run.device={device}"])]
+    experiment = load_config(config, changes, [*(plugins_of(folder) if resume else ()), *(plugin or [])])
     if experiment == Config():
         _say(f"{config}: {defaults_text(experiment)}")
     total = experiment.training.rounds
@@ -224,6 +229,7 @@ def audit(
         Path | None, typer.Option("--out", help="With --active, the folder to write; default the run folder, or runs/NAME-active.")
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="With --active, change a key: section.key=value.")] = None,
+    device: DeviceName = None,
     plugin: Plugins = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -240,20 +246,20 @@ def audit(
         load_plugin(file)
     names = None if attacks is None else [name.strip() for name in attacks.split(",")]
     if foreign:
-        if active or adversary is not None or out is not None or set_:
+        if active or adversary is not None or out is not None or set_ or device is not None:
             raise InputError("--foreign: goes with --attacks and --plugin only; the adversary is whoever reads single updates")
         _foreign_audit(run_dir, names)
         return
     if active:
         if adversary is not None:
             raise InputError(f"--adversary {adversary}: applies to recordings; the active audit always attacks as the server")
-        _active_audit(run_dir, set_ or [], names, out, data_dir)
+        _active_audit(run_dir, [*(set_ or []), *([] if device is None else [f"run.device={device}"])], names, out, data_dir)
         return
     if out is not None or set_:
         raise InputError("--out, --set: go with --active; a recording is audited as it is, and the result written into its folder")
     try:
         place = data_dir or data_directory_of(run_dir)
-        cells = audit_run(run_dir, adversary=adversary, attacks=names, budget=budget, data_dir=place, say=_say)
+        cells = audit_run(run_dir, adversary=adversary, attacks=names, budget=budget, data_dir=place, device=device, say=_say)
     except KeyboardInterrupt:
         done = run_dir / "audit.json"
         words = f"finished results are in {done}; the same command resumes" if done.is_file() else "nothing was finished yet"

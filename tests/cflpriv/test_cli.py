@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 from command_line import in_process
 
 import cflpriv
 from cflpriv import cli
 from cflpriv.console import defaults_text, row_text, summary_text
+from cflpriv.errors import InputError
 from cflpriv.experiments import Config
 
 SUMMARY: dict[str, Any] = {
@@ -133,3 +135,26 @@ def test_differential_privacy_is_on_the_console() -> None:
     assert row_text(row) == "accuracy 50.0 %  epsilon 0.988 spent"
     assert row_text({**row, "accuracy_mean": None}) == "epsilon 0.988 spent"
     assert row_text({**row, "skipped": "the budget is spent"}) == "skipped: the budget is spent"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a device that is missing shows that the option reaches the engine")
+def test_a_run_can_be_resumed_and_audited_on_another_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, run = tmp_path / "small.toml", str(tmp_path / "run")
+    path.write_text('[training]\nrounds = 1\n[data]\nclients = 4\n[run]\nrecord = "full"\n')
+    assert in_process(monkeypatch, "run", str(path), "--out", run, "--device", "auto") == 0
+    assert in_process(monkeypatch, "run", str(path), "--out", run, "--resume", "--device", "cpu") == 0
+    assert "is done" in capsys.readouterr().out
+    (tmp_path / "run" / "summary.json").unlink()  # so that there is something to do
+    code, said = failing(monkeypatch, capsys, "run", str(path), "--out", run, "--resume", "--device", "cuda")
+    assert (code, "torch finds no CUDA device here" in said) == (2, True)
+    code, said = failing(monkeypatch, capsys, "run", str(path), "--out", run, "--resume", "--set", "run.seed=3")
+    assert "run.seed is 3" in said
+    assert in_process(monkeypatch, "run", str(path), "--out", run, "--resume", "--device", "cpu") == 0
+
+    def stop(config: Config, *given: Any) -> None:
+        raise InputError(f"the device is {config.run.device}")
+
+    monkeypatch.setattr("cflpriv.attacks.audit._recorded_scene", stop)
+    assert "the device is cuda" in failing(monkeypatch, capsys, "audit", run, "--budget", "quick", "--device", "cuda")[1]
