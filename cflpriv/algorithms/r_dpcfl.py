@@ -42,7 +42,6 @@ from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from scipy.special import erfc, logsumexp
 
 from ..contract.handles import Held, Shared
 from ..contract.operations import Federation, GramView, Results
@@ -114,10 +113,14 @@ class Mixture:
     @property
     def overlap(self) -> float:
         """The largest over pairs of components, 1 − erf(separation / √2), in [0, 1]."""
+        from scipy.special import erfc  # slow to import
+
         return float(erfc(self.separation / np.sqrt(2)))
 
     def log_posteriors(self, points: Array) -> Array:
         """The logarithm of the probability (n, k) that each of the points (n, r) is from each component."""
+        from scipy.special import logsumexp  # slow to import
+
         squares = ((points[:, None, :] - self.means[None]) ** 2).sum(axis=2)
         logs = -squares / (2 * self.deviations**2) - points.shape[1] * np.log(self.deviations)
         return np.asarray(logs - logsumexp(logs, axis=1, keepdims=True))

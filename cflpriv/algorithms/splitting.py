@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from scipy.cluster import hierarchy
-from scipy.spatial.distance import squareform
 
 from ..clustering.cuts import linkage_tree, ordered_labels
 from ..clustering.similarity import SimilarityMatrix, cosines, drowned
@@ -40,6 +38,9 @@ def bipartition(alpha: Array, linkage: Literal["single", "complete"] = "single")
     if m < 2:
         raise InputError(f"bipartition: {m} client(s) cannot be split")
     if linkage == "complete":
+        from scipy.cluster import hierarchy  # slow to import
+        from scipy.spatial.distance import squareform
+
         distance = 1.0 - (alpha + alpha.T) / 2
         np.fill_diagonal(distance, 0.0)
         tree = hierarchy.linkage(squareform(distance, checks=False), method="complete")

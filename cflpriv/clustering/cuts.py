@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.cluster import hierarchy
-from scipy.spatial.distance import squareform
 
 from ..errors import InputError
 from ..types import Array
@@ -60,6 +58,9 @@ def linkage_tree(distance: SimilarityMatrix, linkage: Linkage = "average") -> Ar
         raise InputError(f"linkage: needs a distance, got the similarity {distance.metric!r}")
     if len(distance.clients) < 2:
         return np.zeros((0, 4))
+    from scipy.cluster import hierarchy  # slow to import
+    from scipy.spatial.distance import squareform
+
     return np.asarray(hierarchy.linkage(squareform(distance.values, checks=False), method=linkage))
 
 

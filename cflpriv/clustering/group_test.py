@@ -17,8 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
-from scipy.cluster.hierarchy import cut_tree, linkage
-from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
 from ..errors import InputError
 from ..randomness import Stream
@@ -246,7 +244,7 @@ def groups_of(crowd: Crowd, rng: Stream, *, alpha: float = 0.01, draws: int = 49
         nodes.append(node)
         if node.cut:
             assert node.tree is not None
-            parts = cut_tree(node.tree, n_clusters=[node.k]).ravel()
+            parts = _parts(node.tree, node.k)
             for part in range(1, node.k):
                 labels[members[parts == part]] = labels.max() + 1
             waiting += [members[parts == part] for part in range(node.k)]
@@ -279,9 +277,9 @@ def groups_given(crowd: Crowd, k: int, rng: Stream) -> Groups:
     edge = _edge(tested, rng)
     values, vectors = _above(_dense(tested.products), len(kept), edge)
     r = max(1, int((values > edge).sum()))
-    tree = np.asarray(linkage(_coordinates(values[:r], vectors[:, :r], edge), "ward"))
+    tree = _ward(_coordinates(values[:r], vectors[:, :r], edge))
     node = Node(kept, r, k, edge=edge, spectrum=values, tree=tree)
-    return Groups(_with_others(crowd, kept, others, cut_tree(tree, n_clusters=[k]).ravel()), (node,), others)
+    return Groups(_with_others(crowd, kept, others, _parts(tree, k)), (node,), others)
 
 
 def distances_to_groups(gram: Gram, newcomers: Sequence[int], labels: Array, k: int, traces: Array) -> Array:
@@ -428,6 +426,8 @@ def _leading(of: Operator, n: int, count: int, tolerance: float = 0.0) -> tuple[
     if n <= DENSE or count >= n // 2:
         values, vectors = np.linalg.eigh(whole())
     else:
+        from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh  # slow to import
+
         start = np.sin(np.arange(1.0, n + 1.0))  # any vector that is not special; the same for all, so that results repeat
         if not times(start).any():
             return np.zeros(count), np.eye(n, count)
@@ -454,10 +454,24 @@ def _coordinates(values: Array, vectors: Array, edge: float) -> Array:
     return np.asarray(vectors * np.sqrt(shrunk + TINY))
 
 
+def _ward(points: Array) -> Array:
+    """Ward's tree of points (n, r)."""
+    from scipy.cluster.hierarchy import linkage  # slow to import
+
+    return np.asarray(linkage(points, "ward"))
+
+
+def _parts(tree: Array, k: int) -> Array:
+    """The part (n,) of each point in the cut of a tree into k."""
+    from scipy.cluster.hierarchy import cut_tree  # slow to import
+
+    return np.asarray(cut_tree(tree, n_clusters=[k]).ravel())
+
+
 def _curves(points: Array, most: int) -> tuple[Array, Array, Array]:
     """Ward's tree; for k = 2..most the log ratio of merge k → k − 1 to the one before, and the log share of variation within k clusters."""
     n = len(points)
-    tree = np.asarray(linkage(points, "ward"))
+    tree = _ward(points)
     gains = tree[:, 2] ** 2 / 2
     within = np.concatenate([[0.0], np.cumsum(gains)])[::-1]
     k = np.arange(2, most + 1)

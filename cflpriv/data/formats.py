@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
-import scipy.io
 
 from ..errors import InputError
 from ..types import Array
@@ -227,6 +226,8 @@ def read_svhn(path: str | Path) -> tuple[Array, Array]:
     The file holds X, uint8 (32, 32, 3, n), and y, (n, 1) in 1..10; nothing else in it is read. Sizes are taken from the headers first.
     Raises `InputError` naming file and array.
     """
+    import scipy.io  # slow to import
+
     path = Path(path)
     with reading(path, "MATLAB"):
         with path.open("rb"):

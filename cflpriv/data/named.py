@@ -6,6 +6,7 @@ reported so in `notes`.
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -54,10 +55,11 @@ def _official(name: str, dataset: Dataset, shape: tuple[int, int, int], counts: 
 
 def _digits(directory: Path) -> Dataset:
     """scikit-learn's bundled 8×8 digits (1 797 real images, grey levels 0..16). 20 % of each class are the test set."""
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    x, y = (bunch.images / 16.0).astype(np.float32), bunch.target.astype(np.int64)
+    package = find_spec("sklearn")  # its file is read without importing it, which takes far longer
+    if package is None or package.origin is None:
+        raise InputError("digits: scikit-learn is not installed, which has their file")
+    rows = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    x, y = (rows[:, :-1].reshape(-1, 8, 8) / 16.0).astype(np.float32), rows[:, -1].astype(np.int64)
     is_test = np.zeros(len(y), dtype=bool)
     for label in range(10):
         members = np.flatnonzero(y == label)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import scipy.linalg
 
 from ..engine import TaskInput
 from ..errors import InputError
@@ -35,8 +34,10 @@ def principal_vectors(samples: Array, p: int, *, name: str = "samples") -> Array
     n, d = x.shape
     size = min(n, d)
     if p <= size:
+        from scipy import linalg  # slow to import
+
         gram = x @ x.T if n <= d else x.T @ x
-        squares, vectors = scipy.linalg.eigh(gram, subset_by_index=(size - p, size - 1))
+        squares, vectors = linalg.eigh(gram, subset_by_index=(size - p, size - 1))
         squares, vectors = squares[::-1], vectors[:, ::-1]
     # eigenvalues are squared singular values, known to about size·eps of the largest
     if p > size or squares[-1] <= size * np.finfo(np.float64).eps * max(squares[0], 0.0) or squares[0] <= 0:

@@ -209,6 +209,7 @@ def deploy(
         "CFLPRIV_SETTINGS": str(out), "FLWR_HOME": str(home), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25", "OMP_NUM_THREADS": "1",
         "PATH": f"{BIN}:{os.environ.get('PATH', '')}",
     }  # fmt: skip
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # a process for every message would compile its modules anew
     if tls:
         certificates(out, nodes)
     where = f'root-certificates = "{out / "ca.crt"}"' if tls else "insecure = true"

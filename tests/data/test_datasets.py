@@ -59,9 +59,12 @@ def test_digits() -> None:
     # Values are exact sixteenths; the split is of samples, so train and test together are the bundled set.
     from sklearn.datasets import load_digits
 
-    bundled = load_digits().images
-    both = np.concatenate([dataset.x_train, dataset.x_test])[:, 0] * 16
-    assert sorted(map(bytes, both.astype(np.uint8))) == sorted(map(bytes, bundled.astype(np.uint8)))
+    bundled = load_digits()
+    images = np.concatenate([dataset.x_train, dataset.x_test])[:, 0] * 16
+    labels = np.concatenate([dataset.y_train, dataset.y_test])
+    assert sorted(zip(map(bytes, images.astype(np.uint8)), labels, strict=True)) == sorted(
+        zip(map(bytes, bundled.images.astype(np.uint8)), bundled.target, strict=True)
+    )
 
 
 @needs_files
