@@ -36,7 +36,7 @@ def main() -> None:
     for name, (file, changes) in RUNS.items():
         summary = run_experiment(load_config(HERE / file, changes), OUT / name, say=print)
         cells = audit_run(OUT / name, attacks=["signature_inversion"], budget="quick", say=print) if summary["algorithm"] == "pacfl" else []
-        seen = {cell.adversary: cell.value for cell in cells if cell.metric == "mean_image_cosine"}
+        seen = {cell.adversary: cell for cell in cells if cell.metric == "mean_image_cosine"}
         table.append((name, summary, seen))
     print()
     print(
@@ -44,12 +44,16 @@ def main() -> None:
     )
     for name, summary, seen in table:
         ari = "–" if summary["ari"] is None else f"{summary['ari']:.2f}"
-        leak = (
-            ", ".join(f"{adversary} {value:.2f}" for adversary, value in seen.items() if value is not None) or "nothing is sent to invert"
-        )
+        sent = [(who, cell) for who, cell in seen.items() if cell.status != "nothing_to_see"]
+        leak = ", ".join(f"{who} {'not attempted' if cell.value is None else f'{cell.value:.2f}'}" for who, cell in sent)
         accuracy, worst, own = (f"{100 * summary[f'{key}']:.1f} %" for key in ("accuracy_mean", "accuracy_worst", "local_accuracy_mean"))
-        print(f"{name:<12}{accuracy:>10}{worst:>8}{own:>11}{summary['clusters'] or '–':>10}{ari:>7}   {leak}")
-    print("\n(without any view an attacker's guess, the average image, has the baseline in the report)")
+        print(
+            f"{name:<12}{accuracy:>10}{worst:>8}{own:>11}{summary['clusters'] or '–':>10}{ari:>7}   {leak or 'nothing is sent to invert'}"
+        )
+    print(
+        "\n(without any view an attacker's guess, the average image, has the baseline in the report; a secret rotation leaves inner products"
+    )
+    print("of the vectors only, so that there is nothing to read as an image: the attack gram_geometry reads them)")
     print(f"report: {write_report(OUT)}   ({time.perf_counter() - began:.0f} s)")
 
     print("\nPrivacy against utility: two systems under four protections, two seeds each")

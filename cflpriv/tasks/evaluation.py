@@ -94,6 +94,11 @@ class Evaluate:
         ], path
 
 
+def capped(losses: Array, cap: float) -> Array:
+    """Losses (n,) within [0, `cap`]; `cap` for those that are not a number."""
+    return np.asarray(np.nan_to_num(losses, nan=cap).clip(0, cap))
+
+
 @dataclass(frozen=True)
 class EvaluateUsed:
     """`Evaluate` of the model that a client uses: the given "model", or what an heir makes of it and of its memory. Parts: as there."""
@@ -206,7 +211,7 @@ class Losses:
         means = np.array([one.mean() for one in losses])
         choice = int(np.where(np.isnan(means), np.inf, means).argmin())
         if self.epsilon:
-            choice = self._draw(given, np.array([np.nan_to_num(one, nan=self.cap).clip(0, self.cap).sum() for one in losses]))
+            choice = self._draw(given, np.array([capped(one, self.cap).sum() for one in losses]))
         return {"losses": means, "choice": np.array(choice)}
 
     def _draw(self, given: TaskInput, sums: Array) -> int:

@@ -145,8 +145,8 @@ def test_bad_folders_are_refused_with_a_word(run: Path, tmp_path: Path) -> None:
 
     with pytest.raises(InputError, match="not a run folder"):
         audit_run(tmp_path)
-    refused("--budget lavish", budget="lavish")
-    refused("--attacks none_such", attacks=["none_such"])
+    refused("--budget: 'lavish'", budget="lavish")
+    refused("--attacks: 'none_such'", attacks=["none_such"])
     refused("names none", attacks=[])
     refused("--adversary janitor", adversary="janitor")
     refused("this run had no key holder", adversary="key-holder")

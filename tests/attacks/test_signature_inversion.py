@@ -242,7 +242,7 @@ def test_bad_folders_are_named(tmp_path: Path) -> None:
     run_experiment(config({}, run={"record": "headers"}), tmp_path / "run")
     with pytest.raises(InputError, match="payloads were not recorded"):
         audit_run(tmp_path / "run")
-    with pytest.raises(InputError, match="--attacks nothing"):
+    with pytest.raises(InputError, match="--attacks: 'nothing'"):
         audit_run(tmp_path / "run", attacks=["nothing"])
 
 

@@ -99,7 +99,8 @@ def test_a_local_model_is_evaluated_again_when_it_changed_and_only_then(monkeypa
     model = MODELS["mlp"]
     simulated = simulate(clients(model, [20] * 4))
     kept: dict[int, object] = {client: Deferred(model.init(client), np.zeros(model.dimension)) for client in range(3)}
-    monkeypatch.setattr(simulated, "kept", lambda client, name: kept.get(client))
+    for client in range(4):
+        monkeypatch.setattr(simulated.client(client).values, "kept", lambda name, one=client: (kept[one], None) if one in kept else None)
     asked: list[int] = []
     run = Engine.run
 
