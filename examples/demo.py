@@ -53,7 +53,7 @@ def main() -> None:
     print(
         "\n(without any view an attacker's guess, the average image, has the baseline in the report; a secret rotation leaves inner products"
     )
-    print("of the vectors only, so that there is nothing to read as an image: the attack gram_geometry reads them)")
+    print("products of the vectors only, so that there is nothing to read as an image: the attack gram_geometry reads them)")
     print(f"report: {write_report(OUT)}   ({time.perf_counter() - began:.0f} s)")
 
     print("\nPrivacy against utility: two systems under four protections, two seeds each")
