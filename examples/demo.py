@@ -50,9 +50,7 @@ def main() -> None:
         print(
             f"{name:<12}{accuracy:>10}{worst:>8}{own:>11}{summary['clusters'] or '–':>10}{ari:>7}   {leak or 'nothing is sent to invert'}"
         )
-    print(
-        "\n(without any view an attacker's guess, the average image, has the baseline in the report; a secret rotation leaves inner products"
-    )
+    print("\n(without any view an attacker's guess, the average image, has the baseline in the report; a secret rotation leaves inner")
     print("products of the vectors only, so that there is nothing to read as an image: the attack gram_geometry reads them)")
     print(f"report: {write_report(OUT)}   ({time.perf_counter() - began:.0f} s)")
 
