@@ -109,9 +109,9 @@ def power(score: Array, beside: Array, reference: Array, reference_beside: Array
     won, lost = (float(np.mean([(sign * one > 0).mean() for one in both])) for sign in (1, -1))
     if won == 0.0:
         return 0.0
-    told = np.arange(1, n + 1)  # clients that only one of view and baseline has right
-    enough = np.maximum(stats.binom.isf(RATE, told, 0.5) + 1, np.floor((told + margin * n) / 2) + 1)
-    return float(stats.binom.pmf(told, n, min(1.0, won + lost)) @ stats.binom.sf(enough - 1, told, won / (won + lost)))
+    differing = np.arange(1, n + 1)  # clients that only one of view and baseline has right
+    enough = np.maximum(stats.binom.isf(RATE, differing, 0.5) + 1, np.floor((differing + margin * n) / 2) + 1)
+    return float(stats.binom.pmf(differing, n, min(1.0, won + lost)) @ stats.binom.sf(enough - 1, differing, won / (won + lost)))
 
 
 def chance_of_matching(errors: Array, rng: np.random.Generator) -> float:

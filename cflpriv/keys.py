@@ -2,8 +2,8 @@
 
     lr: Annotated[float, Key("Learning rate of a local step.", "(0, inf)")] = 0.01
 
-A field of a section and a keyword parameter of an algorithm are declared alike. `experiments.reference` makes the reference page, the
-editor schema and `cflpriv explain` from these.
+A field of a section and a keyword parameter of an algorithm are declared alike. `experiments.config_reference` makes the reference page,
+the editor schema and `cflpriv explain` from these.
 """
 
 import math

@@ -1,10 +1,23 @@
 """Checks of hyper-parameters. Each raises `InputError` with the key and the value."""
 
+from typing import Annotated
+
 import numpy as np
 
 from ..errors import InputError
+from ..keys import Key
 
-__all__ = ["at_least", "enough_clients", "finite", "known"]
+__all__ = ["Contribution", "at_least", "contribution", "enough_clients", "finite", "known"]
+
+Contribution = Annotated[
+    float,
+    Key(
+        "Length of a client's contribution; above `privacy.clip_norm` counts are wrong.",
+        "(0, inf)",
+        default="1; `privacy.clip_norm` under client-level privacy",
+    ),
+]
+"""The type of the parameter `norm` of algorithms that sum clients' contributions (`contribution` checks it)."""
 
 
 def at_least(smallest: int, /, **values: int | None) -> None:

@@ -46,7 +46,7 @@ from ..tasks.evaluation import Evaluate, Losses
 from ..tasks.low_rank import LowRankSketch
 from ..tasks.training import Train
 from ..types import Array, Clustering
-from .checks import at_least, contribution, enough_clients, known
+from .checks import Contribution, at_least, contribution, enough_clients, known
 from .choosing import EvaluateLowest
 from .counted_sums import admit_by_choice, moved_by, norm_of_clip, smallest_of, sum_of_blocks
 from .interface import Algorithm, AlgorithmSpec, Served
@@ -93,14 +93,7 @@ def pina(
     ] = None,
     normality: Annotated[Normality, Key("Weight a cluster's sum by a test of normality, drop it if it fails, or do not test.")] = "weight",
     alpha: Annotated[float, Key("Level of the test of normality.", "(0, 1)")] = 0.05,
-    norm: Annotated[
-        float,
-        Key(
-            "Length of a client's contribution; above `privacy.clip_norm` counts are wrong.",
-            "(0, inf)",
-            default="1; `privacy.clip_norm` under client-level privacy",
-        ),
-    ] = 1.0,
+    norm: Contribution = 1.0,
     seed: int = 0,
 ) -> Algorithm:
     """PINA with `k` models. Of each weight matrix `rank` public directions are seen, sketched to `sketch` numbers in all.

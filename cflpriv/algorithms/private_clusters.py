@@ -60,7 +60,7 @@ from ..tasks.cluster_shares import (
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Array
-from .checks import at_least, contribution
+from .checks import Contribution, at_least, contribution
 from .counted_sums import admit_by_choice, norm_of_clip
 from .grouping import check_test
 from .interface import Algorithm, AlgorithmSpec, BeforeRun, Served
@@ -151,9 +151,7 @@ def private_clusters(
     draws: Annotated[int, Key("Simulated crowds without groups, for the test; enough to show its level.", "[1, inf)", "crowds")] = DRAWS,
     sketch: Annotated[int, Key("Length of a sketched gradient.", "[1, inf)", "numbers")] = 256,
     directions: Annotated[int, Key("Dimensions in which second moments are taken.", "[1, inf)", "dimensions")] = 24,
-    norm: Annotated[
-        float, Key("Length of a client's contribution.", "(0, inf)", default="1; `privacy.clip_norm` under client-level privacy")
-    ] = 1.0,
+    norm: Contribution = 1.0,
     seed: int = 0,
 ) -> Algorithm:
     """Clusters from sums over all clients, found in the first 1 + `moments` + `cell_steps` + `centre_steps` rounds; then FedAvg in each.

@@ -38,7 +38,7 @@ from ..tasks.cluster_shares import TrainInBlock
 from ..tasks.evaluation import Evaluate, Losses
 from ..tasks.training import Train
 from ..types import Array
-from .checks import at_least, contribution, enough_clients
+from .checks import Contribution, at_least, contribution, enough_clients
 from .choosing import EvaluateLowest
 from .counted_sums import admit_by_choice, moved_by, norm_of_clip, smallest_of, sum_of_blocks
 from .interface import Algorithm, AlgorithmSpec, Served
@@ -89,14 +89,7 @@ def rr_cluster(
     smallest: Annotated[
         int | None, Key("Clients of a round that a cluster has at least.", "[1, inf)", "clients", default="half of an equal share")
     ] = None,
-    norm: Annotated[
-        float,
-        Key(
-            "Length of a client's contribution; above `privacy.clip_norm` counts are wrong.",
-            "(0, inf)",
-            default="1; `privacy.clip_norm` under client-level privacy",
-        ),
-    ] = 1.0,
+    norm: Contribution = 1.0,
     seed: int = 0,
 ) -> Algorithm:
     """RR-Cluster with `k` models and clusters of `smallest` clients of a round at least (by default half of an equal share).

@@ -123,7 +123,7 @@ def shown(sweep: Sweep, out: Path) -> list[str]:
 
 
 def failure_lines(failed: Mapping[str, str], count: int) -> list[str]:
-    """What is said of the runs that failed, of `count`: each reason once, with the names of its runs."""
+    """The report of the runs that failed, of `count`: each reason once, with the names of its runs."""
     by_reason: dict[str, list[str]] = {}
     for name, error in failed.items():
         by_reason.setdefault(error.removeprefix(f"{name}: ").replace(name, "RUN"), []).append(name)

@@ -261,12 +261,12 @@ def _writable(data: Mapping[int, ClientData]) -> dict[int, ClientData]:
 
 
 def _sendable(error: Exception) -> Exception:
-    """An error that another process can read. One that is none of ours is said in words, with its traceback as a note."""
+    """An error that another process can read. One that is none of ours becomes text, with its traceback as a note."""
     if isinstance(error, ProtocolError | InputError | TrainingDiverged | WorkerLost):
         return error.with_traceback(None)
-    said = RuntimeError(f"{type(error).__name__}: {error}")
-    said.add_note("".join(format_exception(error)))
-    return said
+    as_text = RuntimeError(f"{type(error).__name__}: {error}")
+    as_text.add_note("".join(format_exception(error)))
+    return as_text
 
 
 class SplitHosts:
