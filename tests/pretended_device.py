@@ -135,7 +135,7 @@ class _Calls(TorchFunctionMode):
         tensor, device = args[0], self.device
         inside = device.holds(tensor)
         wanted = [one for one in (*args[1:], named.pop("device", None)) if isinstance(one, str | torch.device)]
-        rest = [one for one in args[1:] if not isinstance(one, str | torch.device)]
+        rest = [one for one in args[1:] if isinstance(one, torch.dtype | Tensor)]  # not whether the copy may be late
         target = func is Tensor.cuda or (func is Tensor.to and (_is_cuda(wanted[0]) if wanted else inside))
         same: Tensor = Tensor.to(tensor, *rest, **named) if func is Tensor.to and (rest or named) else tensor
         if target == inside:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ..engine import Device, ManyTask, Result, Task, TaskInput
+from ..engine.device import in_use
 from ..errors import InputError
 from ..privacy.settings import Noise
 from ..types import Array, Parts
@@ -143,7 +144,7 @@ class EvaluateLowest:
         return [given.params["model"] for given in whole_models(inputs, self.shared)]  # type: ignore[misc]
 
     def run(self, given: TaskInput) -> Result:
-        return self.run_many([given], Device())[0][0]
+        return self.run_many([given], in_use())[0][0]
 
     def cost(self, given: TaskInput) -> int:
         return self.losses.cost(given) if isinstance(self.losses, ManyTask) else 1

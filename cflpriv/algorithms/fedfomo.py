@@ -28,6 +28,7 @@ from ..contract.handles import Held, Own, Shared
 from ..contract.operations import Federation, Parameter
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
+from ..engine.device import tensor
 from ..engine.models import Model
 from ..errors import InputError
 from ..keys import Key
@@ -96,7 +97,7 @@ class Combine:
             raise TypeError("parameter 'others': Combine takes models by sender")
         senders = sorted(others)
         kept = split(given.data, self.validation, self.seed)[1]
-        x, y = self.model.inputs(given.data.x_train[kept]), torch.from_numpy(given.data.y_train[kept])
+        x, y = self.model.inputs(given.data.x_train[kept]), tensor(given.data.y_train[kept])
         movements = [np.asarray(others[sender]) - own for sender in senders]
         losses = np.array([self._loss(np.asarray(others[sender]), x, y) for sender in senders])
         raw, weights = first_order_weights(self._loss(own, x, y), losses, [float(np.linalg.norm(one)) for one in movements])

@@ -90,7 +90,7 @@ def class_means(model: Model, vector: Array, x: Array, y: Array) -> tuple[Array,
     with torch.no_grad(), listening(module, seen):
         for at in range(0, len(y), 1024):
             module(model.inputs(x[at : at + 1024]))
-    features = torch.cat(seen).numpy()
+    features = torch.cat(seen).cpu().numpy()
     counts = np.bincount(y, minlength=model.classes)
     sums = np.zeros((model.classes, features.shape[1]))
     np.add.at(sums, y, features)

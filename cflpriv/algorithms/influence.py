@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ..engine import Device, Result, TaskInput
+from ..engine.device import in_use, tensor
 from ..engine.models import Model
 from ..errors import InputError
 from ..privacy.private_signatures import noisy_sum, sum_event
@@ -146,7 +147,7 @@ class Influence:
     keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> Result:
-        return self.run_many([given], Device())[0][0]
+        return self.run_many([given], in_use())[0][0]
 
     def cost(self, given: TaskInput) -> int:
         return len(given.data.y_train)
@@ -180,7 +181,7 @@ class Influence:
         start = given.array("model")
 
         def each(vector: Array) -> Array:
-            return np.asarray(sample_losses(self.model, vector, x, y, alone=True).double().numpy())
+            return np.asarray(sample_losses(self.model, vector, x, y, alone=True).double().cpu().numpy())
 
         base = each(start)
         rows = np.empty((len(y), len(self.clients)))
@@ -202,12 +203,12 @@ class Influence:
 
     def _validation(self, given: TaskInput) -> tuple[torch.Tensor, torch.Tensor]:
         kept = split(given.data, self.validation, self.seed)[1]
-        return self.model.inputs(given.data.x_train[kept]), torch.from_numpy(given.data.y_train[kept])
+        return self.model.inputs(given.data.x_train[kept]), tensor(given.data.y_train[kept])
 
     def _losses(self, vector: Array, data: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Array:
         """Each client's validation loss, summed."""
         each = sample_losses(self.model, vector, torch.cat([x for x, _ in data]), torch.cat([y for _, y in data]))
-        return np.array([float(part.double().sum()) for part in torch.split(each, [len(y) for _, y in data])])
+        return np.array([float(part.double().sum()) for part in torch.split(each.cpu(), [len(y) for _, y in data])])
 
 
 def _finite(row: Array, base: float) -> Array:

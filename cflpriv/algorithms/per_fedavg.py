@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from ..engine import Device, Result, TaskInput
+from ..engine.device import in_use
 from ..errors import InputError
 from ..keys import Key
 from ..privacy.settings import updates_only
@@ -43,10 +44,10 @@ class EvaluateAdapted(EvaluateUsed):
     on_divergence: Literal["stop", "skip"] = "stop"
 
     def used(self, given: TaskInput) -> Array:
-        return self._used([given], Device())[0]
+        return self._used([given], in_use())[0]
 
     def run(self, given: TaskInput) -> Result:
-        return self.run_many([given], Device())[0][0]
+        return self.run_many([given], in_use())[0][0]
 
     def cost(self, given: TaskInput) -> int:
         return len(given.data.y_train)

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from ..engine.device import in_use
 from ..errors import InputError
 from ..types import Array, check_array
 
@@ -72,16 +73,17 @@ class Gram:
 
     @classmethod
     def of_vectors(cls, clients: Sequence[int], vectors: Array) -> "Gram":
-        """The Gram of `vectors`, shape (n, p, d)."""
+        """The Gram of `vectors`, shape (n, p, d), whose products are made on the device in use."""
         check_array("vectors", vectors, ndim=3)
         n, p, d = vectors.shape
         if n != len(clients):
             raise InputError(f"vectors: {n} clients' vectors for {len(clients)} clients")
 
+        multiplied = _products(vectors.reshape(n * p, d))
+
         def block(rows: slice, cols: slice) -> Array:
-            left, right = vectors[rows], vectors[cols]
-            product = left.reshape(-1, d) @ right.reshape(-1, d).T
-            return product.reshape(len(left), p, len(right), p)
+            product = multiplied(_spread(rows, n, p), _spread(cols, n, p))
+            return product.reshape(product.shape[0] // p, p, product.shape[1] // p, p)
 
         return cls(tuple(clients), p, block)
 
@@ -99,6 +101,21 @@ class Gram:
         """The whole (n·p, n·p) matrix."""
         everything = slice(0, self.n)
         return self.block(everything, everything).reshape(self.n * self.p, self.n * self.p)
+
+
+def _products(rows: Array) -> Callable[[slice, slice], Array]:
+    """The inner products of some of the `rows` (n, d) with others, made on the device in use."""
+    if in_use().kind == "cpu":
+        return lambda some, others: np.asarray(rows[some] @ rows[others].T)
+    from ..engine.algebra import products  # loads torch
+
+    return products(rows)
+
+
+def _spread(clients: slice, n: int, p: int) -> slice:
+    """The rows of a slice of n clients that have p each."""
+    start, stop, _ = clients.indices(n)
+    return slice(start * p, stop * p)
 
 
 def angles(gram: Gram, measure: Measure = "smallest_angle", *, authors: bool = False, rows_at_once: int = 64) -> SimilarityMatrix:
@@ -158,6 +175,10 @@ def _largest_singular_value(product: Array) -> Array:
     """
     if product.shape[-1] == 1:
         return np.abs(product[..., 0, 0])
+    if in_use().kind != "cpu":
+        from ..engine.algebra import largest_singular_values  # loads torch
+
+        return largest_singular_values(product)
     squares = np.linalg.eigvalsh(np.swapaxes(product, -1, -2) @ product)[..., -1]
     return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
 

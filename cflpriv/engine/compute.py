@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 
 from . import graphs, memory
-from .device import Device, arithmetic
+from .device import CPU, Device, using
 from .seam import ManyTask, Result, Task, TaskInput
 
 __all__ = ["Kind", "compute"]
@@ -15,14 +15,15 @@ Kind = Literal["auto", "sequential"]
 
 
 def compute(task: Task, inputs: Sequence[TaskInput], kind: Kind, device: Device, intra_op: int = 1) -> tuple[list[Result], str]:
-    """One chunk, in this process. A device that runs out of memory gets the chunk in halves."""
+    """One chunk, in this process. Of the kind "sequential" it is computed on the CPU. A device out of memory gets the chunk in halves."""
     threads = torch.get_num_threads()
     torch.set_num_threads(intra_op)
     try:
         if kind == "sequential" or not isinstance(task, ManyTask):
-            return [task.run(given) for given in inputs], "sequential"
+            with using(CPU if kind == "sequential" else device):
+                return [task.run(given) for given in inputs], "sequential"
         try:
-            with arithmetic(device):
+            with using(device):
                 return task.run_many(inputs, device)
         except torch.cuda.OutOfMemoryError:
             if len(inputs) == 1:

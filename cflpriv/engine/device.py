@@ -1,13 +1,20 @@
-"""The device on which chunks are computed, and its numerical precision."""
+"""The device on which things are computed, its numerical precision, and what is computed there outside of chunks.
+
+`using` says where what is inside of it computes: the tasks of a chunk, a server's comparisons, an attack. Functions of arrays ask `in_use`
+and need no argument for it. Where nobody says, that is the CPU.
+"""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
 
-__all__ = ["CPU", "Device", "Precision", "arithmetic", "half"]
+from ..types import Array
+
+__all__ = ["CPU", "Device", "Precision", "arithmetic", "half", "in_use", "placed", "resolved", "tensor", "using"]
 
 Precision = Literal["full", "tf32", "bf16"]
 
@@ -21,6 +28,38 @@ class Device:
 
 
 CPU = Device()
+_IN_USE: ContextVar[Device] = ContextVar("device", default=CPU)
+
+
+def in_use() -> Device:
+    """The device that the innermost `using` gives; the CPU outside of all."""
+    return _IN_USE.get()
+
+
+@contextmanager
+def using(device: Device) -> Iterator[None]:
+    """While inside, in this thread, `in_use` is `device`, and float32 products are made as its precision says."""
+    before = _IN_USE.set(device)
+    try:
+        with arithmetic(device):
+            yield
+    finally:
+        _IN_USE.reset(before)
+
+
+def resolved(kind: str) -> str:
+    """ "cpu" or "cuda" for a `run.device`: "auto" takes a CUDA device where torch finds one."""
+    return kind if kind != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def tensor(array: Array) -> torch.Tensor:
+    """An array as a tensor on the device in use; on the CPU the two share their memory."""
+    return placed(torch.from_numpy(array))
+
+
+def placed(one: torch.Tensor) -> torch.Tensor:
+    """A tensor on the device in use."""
+    return one if in_use().kind == "cpu" else one.to(in_use().kind)
 
 
 @contextmanager

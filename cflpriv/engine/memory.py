@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..types import ClientData
 from .device import CPU, Device
-from .models import Model
+from .models import Model, module_there
 from .sgd import Local, Options, Way, steps_by_batch, train_stacked
 
 __all__ = ["Residents", "chunk_budget", "client_bytes", "live_bytes", "release", "resident", "resident_samples"]
@@ -77,8 +77,9 @@ def resident_samples(model: Model, data: ClientData, device: Device, split: str 
 
 
 def release() -> None:
-    """Forget all samples on the device."""
+    """Forget all samples and modules on the device."""
     _residents.cache_clear()
+    module_there.cache_clear()
 
 
 @cache

@@ -4,6 +4,7 @@ Everything that travels is one vector per model, in the order of the module's pa
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal
@@ -16,9 +17,10 @@ from ..errors import InputError, near
 from ..plugins import Registry
 from ..randomness import stream
 from ..types import Array
+from .device import in_use, placed
 from .layers import Residual, stack_layers
 
-__all__ = ["MODELS", "Model", "build_module", "dtype_of", "keeps_samples_apart", "register_model"]
+__all__ = ["MODELS", "Model", "build_module", "dtype_of", "keeps_samples_apart", "module_there", "register_model"]
 
 Dtype = Literal["float32", "float64"]
 
@@ -73,12 +75,12 @@ class Model:
         return vector
 
     def load(self, vector: Array, training: bool = False) -> nn.Module:
-        """The module with the parameters of `vector`. It is shared by equal descriptions: use it before the next `load`.
+        """The module with the parameters of `vector`, on the device in use. Equal descriptions share it: use it before the next `load`.
 
         `training` is torch's mode, which dropout heeds.
         """
-        module = build_module(self).train(training)
-        source = torch.tensor(self.checked(vector))
+        module = module_there(self, in_use().kind).train(training)
+        source = placed(torch.tensor(self.checked(vector)))
         with torch.no_grad():
             for (_, shape, offset), parameter in zip(self.layout, module.parameters(), strict=True):
                 parameter.copy_(source[offset : offset + parameter.numel()].view(shape))
@@ -89,11 +91,11 @@ class Model:
         return _to_vector(module)
 
     def inputs(self, x: Array) -> torch.Tensor:
-        """Samples as the module's normalised input."""
+        """Samples as the module's normalised input, on the device in use."""
         raw = torch.from_numpy(x).to(dtype_of(self.dtype))
         if not any(self.mean) and all(one == 1.0 for one in self.std):
-            return raw
-        return (raw - self._statistic(self.mean)).div_(self._statistic(self.std))
+            return placed(raw)
+        return placed((raw - self._statistic(self.mean)).div_(self._statistic(self.std)))
 
     def _statistic(self, values: tuple[float, ...]) -> torch.Tensor:
         statistic = torch.tensor(values, dtype=dtype_of(self.dtype))
@@ -249,6 +251,13 @@ def build_module(model: Model) -> nn.Module:
 
 
 @lru_cache(maxsize=32)
+def module_there(model: Model, kind: str) -> nn.Module:
+    """The same on a device "cpu" or "cuda". `memory.release` forgets those that are on a device."""
+    module = build_module(model)
+    return module if kind == "cpu" else deepcopy(module).to(kind)
+
+
+@lru_cache(maxsize=32)
 def keeps_samples_apart(model: Model) -> bool:
     """Whether the output for a sample is known not to depend on the rest of its batch.
 
@@ -261,4 +270,4 @@ def keeps_samples_apart(model: Model) -> bool:
 
 
 def _to_vector(module: nn.Module) -> Array:
-    return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()]).numpy().copy()
+    return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()]).cpu().numpy().copy()

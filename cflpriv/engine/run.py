@@ -10,7 +10,7 @@ import torch
 from ..errors import InputError
 from .allocator import keep_freed_memory
 from .compute import Kind, compute
-from .device import CPU, Device, Precision
+from .device import CPU, Device, Precision, in_use, resolved
 from .seam import ManyTask, Result, Task, TaskInput
 from .workers import Workers
 
@@ -26,14 +26,14 @@ class Engine:
     """How tasks are computed. `kind` "sequential" is the plain reference; "auto" takes the fastest way that equals it.
 
     `workers` processes share the chunks (1: this process alone, with `threads` intra-op threads, by default one, because they collapse when
-    another process holds a core and change the last digits). `device` is "cpu", "cuda" or "auto". `precision` other than "full" is for
-    stacked training on a CUDA device: "tf32" for the products of float32, "bf16" for those of the forward pass (see `device`). `paths`
-    counts the clients that each task computed by each way, for the record.
+    another process holds a core and change the last digits). `device` is "cpu", "cuda", "auto", or "" for the one
+    in use. `precision` other than "full" is for stacked training on a CUDA device: "tf32" for the products of float32, "bf16" for those of
+    the forward pass (see `device`). `paths` counts the clients that each task computed by each way, for the record.
     """
 
     kind: Kind = "auto"
     workers: int = 1
-    device: str = "cpu"
+    device: str = ""
     threads: int = 1
     precision: Precision = "full"
     paths: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -44,12 +44,12 @@ class Engine:
             raise InputError(f"run.engine = {self.kind!r}: known are 'auto' and 'sequential'")
         if self.workers < 1:
             raise InputError(f"run.workers = {self.workers}: is below 1")
+        self.device = self.device or in_use().kind
         if self.device not in ("auto", "cpu", "cuda"):
             raise InputError(f"run.device = {self.device!r}: known are 'auto', 'cpu' and 'cuda'")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise InputError("run.device = 'cuda': torch finds no CUDA device here; use 'auto' or 'cpu'")
-        if self.device == "auto":
-            self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = resolved(self.device)
         if self.device == "cuda" and self.workers > 1:
             raise InputError(f"run.workers = {self.workers}: with device 'cuda' one process serves the device; use workers = 1")
         if self.precision not in ("full", "tf32", "bf16"):

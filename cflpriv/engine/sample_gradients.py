@@ -8,6 +8,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from ..types import Array, ClientData
+from .device import tensor
 from .models import Model
 
 __all__ = ["gradients_by_sample", "sample_gradients"]
@@ -36,9 +37,9 @@ def gradients_by_sample(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> 
 
 
 def sample_gradients(model: Model, vector: Array, data: ClientData) -> Iterator[torch.Tensor]:
-    """The loss gradients at the model `vector` (d,) of the training samples in their order, in blocks (samples, d)."""
+    """The loss gradients at the model `vector` (d,) of the training samples in order, in blocks (samples, d) on the device in use."""
     module = model.load(vector)
-    x, y = model.inputs(data.x_train), torch.from_numpy(data.y_train)
+    x, y = model.inputs(data.x_train), tensor(data.y_train)
     size = max(1, min(SAMPLES_AT_ONCE, NUMBERS_AT_ONCE // model.dimension))
     for at in range(0, len(y), size):
         made = gradients_by_sample(module, x[at : at + size], y[at : at + size])

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..algorithms.interface import Algorithm
 from ..clustering.scores import ari
+from ..engine.device import Device, resolved, using
 from ..engine.threads import one_thread
 from ..errors import InputError
 from ..federation.server import ClientsLost, FederationServer
@@ -24,7 +25,7 @@ from .communication import traffic_so_far, traffic_summary
 from .config import Config
 from .private import RunLedger, spent, summed_up
 
-__all__ = ["LAST", "Backend", "Run", "advance", "begin", "finish", "population_digest"]
+__all__ = ["LAST", "Backend", "Run", "advance", "begin", "device_of", "finish", "population_digest"]
 
 LAST = 10
 """Accuracies are also averaged over those of this many last rounds that were evaluated: one round moves by points."""
@@ -96,7 +97,7 @@ def begin(run: Run) -> None:
     if run.federation.disagreement:
         later = f" (data.newcomers = {len(run.newcomers)} come after training)" if run.newcomers else ""
         raise InputError(f"protection {run.config.protection.name}: {run.federation.disagreement}{later}")
-    with one_thread():
+    with one_thread(), using(device_of(run.config)):
         try:
             run.state = _retried(run, lambda: run.algorithm.init(run.federation))
         except BudgetExceeded as error:
@@ -110,7 +111,7 @@ def advance(run: Run) -> dict[str, Any]:
         run.run_ledger.ledger.round = number
     came = run.backend.begin_round(run, number)
     row: dict[str, Any] = {"round": number, "cohort": [], "admitted": [], "skipped": None}
-    with one_thread():
+    with one_thread(), using(device_of(run.config)):
         try:
             row["admitted"] = _admitted(run, came)
             run.state, record = _retried(run, lambda: run.algorithm.round(run.federation, run.state))
@@ -129,6 +130,11 @@ def advance(run: Run) -> dict[str, Any]:
     row["protection_seconds"] = run.federation.protection_seconds  # since the start: gram and mean, computing and recording
     run.rows.append(row)
     return row
+
+
+def device_of(config: Config) -> Device:
+    """Where a server and its attackers compute: on the device of the run, where this machine has one, in full precision."""
+    return Device("cpu" if config.run.device == "cpu" else resolved("auto"))
 
 
 def _retried(run: Run, step: Callable[[], Done]) -> Done:

@@ -16,6 +16,7 @@ from ..clustering.scores import ari, perplexity, spread
 from ..contract.transcript import Transcript
 from ..data import build_population
 from ..engine import Engine
+from ..engine.device import using
 from ..engine.threads import one_thread
 from ..errors import CflprivWarning, InputError
 from ..files import write_atomically
@@ -28,7 +29,7 @@ from ..transports.memory import Faults
 from ..transports.simulation import simulate
 from ..types import Array, Population
 from .config import Config
-from .loop import Backend, Run, advance, begin, finish, population_digest
+from .loop import Backend, Run, advance, begin, device_of, finish, population_digest
 from .measure import chosen, local_scores, recomputed, scores_of, served_accuracy, served_results
 from .newcomers import fine_tuned_accuracy, held_back
 from .private import run_ledger
@@ -200,7 +201,7 @@ def admit(run: Run) -> None:
     if not run.newcomers or run.algorithm.admit is None:
         return
     run.simulated.join(run.newcomers)
-    with one_thread():
+    with one_thread(), using(device_of(run.config)):
         try:
             run.state, notes = run.algorithm.admit(run.federation, run.state, run.newcomers)
         except BudgetExceeded as error:  # as where a run was interrupted here before: then no new clients join, and the run ends

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ..engine import TaskInput
+from ..engine.device import tensor
 from ..engine.models import Model
 from ..engine.sample_gradients import gradients_by_sample, sample_gradients
 from ..errors import InputError
@@ -174,15 +175,15 @@ class NoisyGradient:
         size = self.sketch_dim if 0 < self.sketch_dim < dimension else dimension
         directions: torch.Tensor | None = None  # without a sketch no (d, d) identity is made
         if size < dimension:
-            directions = torch.from_numpy(sketch_directions(self.seed, dimension, size)).to(next(module.parameters()).dtype)
+            directions = tensor(sketch_directions(self.seed, dimension, size)).to(next(module.parameters()).dtype)
 
-        x, y = self.model.inputs(given.data.x_train), torch.from_numpy(given.data.y_train)
+        x, y = self.model.inputs(given.data.x_train), tensor(given.data.y_train)
         rows = []
         for at in range(0, len(y), PER_SAMPLE):
             made = gradients_by_sample(module, x[at : at + PER_SAMPLE], y[at : at + PER_SAMPLE])
             whole = torch.cat([made[name].flatten(1) for name in names], dim=1)
             rows.append(whole if directions is None else whole @ directions)
-        sketched = torch.cat(rows).double().numpy() * np.sqrt(dimension / size)
+        sketched = torch.cat(rows).double().cpu().numpy() * np.sqrt(dimension / size)
         # a gradient that no norm bounds contributes nothing: to fail for it would reveal one sample
         return np.asarray(np.where(np.isfinite(sketched).all(axis=1, keepdims=True), sketched, 0.0))
 
@@ -226,7 +227,7 @@ class NoisyMeanGradient:
         short = public_sketch("crossfit", self.seed, dimension, self.sketch_dim) if 0 < self.sketch_dim < dimension else None
         rows = []
         for block in sample_gradients(self.model, given.array("model"), given.data):
-            whole = block.double().numpy()
+            whole = block.double().cpu().numpy()
             whole = np.where(np.isfinite(whole).all(axis=1, keepdims=True), whole, 0.0)
             rows.append(whole if short is None else short.apply(whole))
         total = noisy_sum(unit_rows(np.concatenate(rows)), 1.0, self.noise_multiplier, self.relation, given, "folds")

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from ..engine import Device, Result, TaskInput
+from ..engine.device import placed, tensor
 from ..engine.models import Model
 from ..engine.sample_gradients import sample_gradients
 from ..protocols.sketch import public_sketch
@@ -115,13 +116,13 @@ class ClientVectors:
 
     def _means(self, given: TaskInput, weights: Array) -> Array:
         """Weighted means (rows, size) of the sketched gradients."""
-        total = torch.zeros((len(weights), self.model.dimension), dtype=torch.float64)
+        total = placed(torch.zeros((len(weights), self.model.dimension), dtype=torch.float64))
         at = 0
         for block in sample_gradients(self.model, given.array("start"), given.data):
             factors = weights[:, at : at + len(block)] * inverse_norms(block)
-            total += (torch.from_numpy(factors).to(block.dtype) @ torch.nan_to_num(block, 0.0, 0.0, 0.0)).double()
+            total += (tensor(factors).to(block.dtype) @ torch.nan_to_num(block, 0.0, 0.0, 0.0)).double()
             at += len(block)
-        rows = total.numpy()
+        rows = total.cpu().numpy()
         if self.model.dimension > self.sketch:
             rows = np.asarray(public_sketch("private clusters", self.seed, self.model.dimension, self.sketch).apply(rows))
         return rows

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from ..engine import Device, Result, TaskInput
+from ..engine.device import in_use, tensor
 from ..engine.forward import forward_chunk, outputs
 from ..engine.memory import resident_samples
 from ..engine.models import Model, keeps_samples_apart
@@ -22,7 +23,7 @@ __all__ = ["Evaluate", "EvaluateOwn", "EvaluateUsed", "Losses", "sample_losses"]
 
 
 def sample_losses(model: Model, vector: Array, x: torch.Tensor, y: torch.Tensor, *, alone: bool = False) -> torch.Tensor:
-    """The loss (n,) of each of the samples `x` (n, ...), `y` (n,), in the model's dtype.
+    """The loss (n,) of each of the samples `x` (n, ...), `y` (n,), in the model's dtype; all on the device in use.
 
     With `alone` no sample has a part in another's loss, whatever the model: clipped to a cap, the sum of them then moves by no more than
     that when a sample comes or goes. A model that may mix samples is passed one sample at a time for it (as `Train` does where it clips);
@@ -65,7 +66,7 @@ class Evaluate:
         with torch.no_grad():
             for start in range(0, len(y), 1024):
                 logits = module(self.model.inputs(x[start : start + 1024]))
-                labels = torch.from_numpy(y[start : start + 1024])
+                labels = tensor(y[start : start + 1024])
                 correct += int((logits.argmax(1) == labels).sum())
                 loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
         return {"correct": np.array(float(correct)), "loss": np.array(loss), "count": np.array(float(len(y)))}
@@ -170,7 +171,7 @@ class Losses:
     keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> Result:
-        return self.run_many([given], Device())[0][0]
+        return self.run_many([given], in_use())[0][0]
 
     def cost(self, given: TaskInput) -> int:
         return len(given.data.y_train)
@@ -197,11 +198,9 @@ class Losses:
         self, vectors: Sequence[Array], samples: Sequence[tuple[torch.Tensor, torch.Tensor]], device: Device
     ) -> tuple[list[Array], str]:  # fmt: skip
         """The losses (n,) float64 of each client's samples under its model, and the way taken."""
-        if self.epsilon and not keeps_samples_apart(self.model):  # one sample at a time, on the CPU
-            alone = [
-                sample_losses(self.model, vector, x.cpu(), y.cpu(), alone=True) for vector, (x, y) in zip(vectors, samples, strict=True)
-            ]
-            return [losses.double().numpy() for losses in alone], "sequential"
+        if self.epsilon and not keeps_samples_apart(self.model):  # one sample at a time
+            alone = [sample_losses(self.model, vector, x, y, alone=True) for vector, (x, y) in zip(vectors, samples, strict=True)]
+            return [losses.double().cpu().numpy() for losses in alone], "sequential"
         logits, path = outputs(self.model, vectors, [x for x, _ in samples], device)
         losses = functional.cross_entropy(torch.cat(logits), torch.cat([y for _, y in samples]), reduction="none")
         ends = np.cumsum([len(y) for _, y in samples])[:-1]

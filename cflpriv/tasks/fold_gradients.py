@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from ..engine import TaskInput
+from ..engine.device import placed, tensor
 from ..engine.models import Model
 from ..engine.sample_gradients import sample_gradients
 from ..errors import InputError
@@ -79,13 +80,13 @@ class FoldGradients:
             weights = fold_weights(data.y_train, self.balanced, given.streams("folds"))
         except InputError as error:
             raise InputError(f"client {data.id}: {error}") from None
-        total = torch.zeros((HALVES, self.model.dimension), dtype=torch.float64)
+        total = placed(torch.zeros((HALVES, self.model.dimension), dtype=torch.float64))
         at = 0
         for block in sample_gradients(self.model, given.array("model"), data):
             factors = weights[:, at : at + len(block)] * inverse_norms(block)
-            total += (torch.from_numpy(factors).to(block.dtype) @ torch.nan_to_num(block, 0.0, 0.0, 0.0)).double()
+            total += (tensor(factors).to(block.dtype) @ torch.nan_to_num(block, 0.0, 0.0, 0.0)).double()
             at += len(block)
-        folds = total.numpy()
+        folds = total.cpu().numpy()
         dimension = self.model.dimension
         if dimension <= self.sketch:
             return {"folds": folds}
@@ -97,6 +98,6 @@ class FoldGradients:
 
 def inverse_norms(block: torch.Tensor) -> Array:
     """1 / norm of each row; 0 for a row of next to no norm, or that is not finite."""
-    norms = torch.linalg.vector_norm(block.double(), dim=1).numpy()
+    norms = torch.linalg.vector_norm(block.double(), dim=1).cpu().numpy()
     usable = np.isfinite(norms) & (norms > SMALLEST)
     return np.where(usable, 1.0 / np.where(usable, norms, 1.0), 0.0)

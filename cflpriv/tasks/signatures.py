@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from ..engine import TaskInput
+from ..engine.device import in_use
 from ..errors import InputError
 from ..types import Array, Parts
 from .halves import HALVES, two_halves
@@ -34,11 +35,7 @@ def principal_vectors(samples: Array, p: int, *, name: str = "samples") -> Array
     n, d = x.shape
     size = min(n, d)
     if p <= size:
-        from scipy import linalg  # slow to import
-
-        gram = x @ x.T if n <= d else x.T @ x
-        squares, vectors = linalg.eigh(gram, subset_by_index=(size - p, size - 1))
-        squares, vectors = squares[::-1], vectors[:, ::-1]
+        squares, vectors = _largest(x, p)
     # eigenvalues are squared singular values, known to about size·eps of the largest
     if p > size or squares[-1] <= size * np.finfo(np.float64).eps * max(squares[0], 0.0) or squares[0] <= 0:
         rank = int(np.linalg.matrix_rank(x, rtol=1e-7))
@@ -50,6 +47,19 @@ def principal_vectors(samples: Array, p: int, *, name: str = "samples") -> Array
     basis = basis * np.sign(np.diag(triangle))
     signs = np.where(basis.sum(axis=0) < 0, -1.0, 1.0)
     return np.ascontiguousarray((basis * signs).T)
+
+
+def _largest(x: Array, p: int) -> tuple[Array, Array]:
+    """The p largest eigenvalues of the smaller Gram matrix of samples (n, d), descending, and its eigenvectors as columns."""
+    if in_use().kind != "cpu":
+        from ..engine.algebra import largest_eigenvectors  # loads torch
+
+        return largest_eigenvectors(x, p)
+    from scipy import linalg  # slow to import
+
+    size = min(x.shape)
+    squares, vectors = linalg.eigh(x @ x.T if len(x) == size else x.T @ x, subset_by_index=(size - p, size - 1))
+    return squares[::-1], vectors[:, ::-1]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..engine import Deferred, Device, Result, TaskInput, fast
+from ..engine.device import CPU, tensor, using
 from ..engine.memory import resident_samples
 from ..engine.models import Model, dtype_of
 from ..engine.sgd import Local, Options, to_prototypes
@@ -191,7 +192,8 @@ class Train:
         return [order[at : at + size] for order in orders for at in range(0, count, size)]
 
     def run(self, given: TaskInput) -> Result:
-        moved = self._moving._moved(given)
+        with using(CPU):  # the generators of devices are not keyed, and modules may draw
+            moved = self._moving._moved(given)
         return self._result(given, given.array("model"), self._stepped(given, moved) if self.shares else moved)
 
     @property
@@ -437,9 +439,9 @@ class Gradient:
 
     def run(self, given: TaskInput) -> Result:
         module = self.model.load(given.array("model"))
-        x, y = self.model.inputs(given.data.x_train), torch.from_numpy(given.data.y_train)
+        x, y = self.model.inputs(given.data.x_train), tensor(given.data.y_train)
         gradients = torch.autograd.grad(functional.cross_entropy(module(x), y), list(module.parameters()))
-        return self._result(given, torch.cat([gradient.reshape(-1) for gradient in gradients]).numpy())
+        return self._result(given, torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu().numpy())
 
     def cost(self, given: TaskInput) -> int:
         return len(given.data.y_train)

@@ -11,9 +11,12 @@ from pretended_device import MixedDevices, NotCaptured, pretended
 from cflpriv.algorithms.choosing import EvaluateLowest
 from cflpriv.algorithms.fedavg import fedavg
 from cflpriv.algorithms.ifca import ifca
+from cflpriv.clustering.similarity import MEASURES, Gram, Measure, angles
 from cflpriv.engine import Engine, Streams, Task, TaskInput, graphs
+from cflpriv.engine.device import CPU, Device, in_use, using
 from cflpriv.engine.models import Model
 from cflpriv.tasks.evaluation import Evaluate, Losses
+from cflpriv.tasks.signatures import PrincipalVectors, principal_vectors
 from cflpriv.tasks.training import Gradient, Train
 from cflpriv.transports.simulation import simulate
 from cflpriv.types import ClientData
@@ -142,3 +145,41 @@ def test_rounds_there_end_with_the_model_of_the_cpu(make: Callable[[Train], Any]
         found = trained(Engine(device="cuda"))
     assert counts.waits["to device"] > 0
     np.testing.assert_allclose(found, plain, rtol=1e-10, atol=1e-10)
+
+
+def test_the_device_in_use_is_that_of_the_innermost_block_and_of_the_task_that_runs() -> None:
+    asked: list[str] = []
+
+    class Asks(PrincipalVectors):
+        def run(self, given: TaskInput) -> Any:
+            asked.append(in_use().kind)
+            return {}
+
+    with pretended():
+        with using(Device("cuda")):
+            with using(CPU):
+                assert in_use() == CPU
+            assert in_use().kind == Engine().device == "cuda"
+            Engine(device="cpu").run(Asks(), inputs(MLP, [3]))
+            Engine("sequential", device="cuda").run(Asks(), inputs(MLP, [3]))
+        Engine(device="cuda").run(Asks(), inputs(MLP, [3]))
+    assert asked == ["cpu", "cpu", "cuda"]
+    assert in_use() == CPU
+
+
+@pytest.mark.parametrize("samples", [9, 90], ids=["fewer than pixels", "more than pixels"])
+def test_signatures_there_are_those_of_the_cpu(samples: int) -> None:
+    given = inputs(MLP, [samples, samples + 1])
+    counts = same(PrincipalVectors(3), given, 1e-9)
+    assert counts.waits["to host"] == 4  # values and vectors of two clients
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_angles_there_are_those_of_the_cpu_and_vectors_are_sent_once(measure: Measure) -> None:
+    rng = np.random.default_rng(0)
+    vectors = np.stack([principal_vectors(rng.random((20, 12)), 3) for _ in range(9)])
+    here = angles(Gram.of_vectors(range(9), vectors), measure, rows_at_once=4).values
+    with pretended() as counts, using(Device("cuda")):
+        there = angles(Gram.of_vectors(range(9), vectors), measure, rows_at_once=4).values
+    np.testing.assert_allclose(there, here, atol=1e-5)  # near 0 an arccos has half the digits
+    assert counts.waits["to device"] == (4 if measure == "smallest_angle" else 1)  # and three blocks of products
