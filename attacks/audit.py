@@ -22,8 +22,10 @@ from ..contract.protection import Protection
 from ..contract.transcript import Message, Transcript, payload_rows
 from ..data import build_population
 from ..engine import Engine
+from ..engine.device import using
 from ..errors import InputError, near
 from ..experiments.config import Config, load_config
+from ..experiments.loop import device_of
 from ..experiments.resume import locked
 from ..experiments.run import admit as admit_newcomers
 from ..experiments.run import advance, begin, estimate_record_bytes, population_digest, prepare, secrets_of, start
@@ -87,8 +89,8 @@ def audit_run(
     if not (folder / "config.toml").is_file():
         raise InputError(f"{folder}: is not a run folder (no config.toml)")
     config = load_config(folder / "config.toml")
-    if device is not None:
-        config = config.with_("run", device=device)
+    if device is not None:  # another device has no other precision than "full" to be sure of
+        config = config.with_("run", device=device, precision="full")
     check_asked(budget, attacks)  # now that the run's plugins, which may have attacks, are loaded
     summary, messages, secrets = _read(folder, config)
     adversaries = [adversary] if adversary else _adversaries(messages, secrets)
@@ -390,7 +392,8 @@ def _attacked(name: str, adversary: str, scene: Scene, budget: Budget, folder: P
     """One attack by one adversary on one run. Arrays are saved into `folder`, if there is one."""
     case = case_of(scene, adversary, budget)
     try:
-        cells, arrays = ATTACKS[name].cells(case)
+        with using(device_of(scene.config)):
+            cells, arrays = ATTACKS[name].cells(case)
     except NotRecorded as error:
         return [nothing(case, name, "attempted", f"not attempted: {error}")]
     if scene.rounds is not None:

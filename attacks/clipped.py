@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ..engine import Engine, Result, Task, TaskInput
+from ..engine.device import tensor
 from ..engine.models import Model
 from ..engine.sample_gradients import gradients_by_sample
 from ..experiments.config import Config
@@ -71,10 +72,10 @@ def clipped_probabilities(model: Model, vector: Array, x: Array, y: Array, clip_
     """
     places = np.concatenate([np.flatnonzero(y == label)[:CLIPPED_SAMPLES] for label in range(model.classes)])
     module = model.load(vector.astype(np.float32 if model.dtype == "float32" else np.float64))
-    made = gradients_by_sample(module, model.inputs(x[places]), torch.from_numpy(y[places]))
+    made = gradients_by_sample(module, model.inputs(x[places]), tensor(y[places]))
     squares = torch.stack([one.flatten(1).square().sum(1) for one in made.values()]).sum(0)
     shrunk = made[model.layout[-1][0]] * (clip_norm / squares.sqrt().clamp_min(clip_norm))[:, None]
     rows = np.zeros((model.classes, model.classes))
     for label in np.unique(y[places]):
-        rows[label] = -shrunk[torch.from_numpy(y[places] == label)].double().mean(0).numpy()
+        rows[label] = -shrunk[tensor(y[places] == label)].double().mean(0).cpu().numpy()
     return np.asarray(np.eye(model.classes) - rows)

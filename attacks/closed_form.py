@@ -83,13 +83,13 @@ def first_linear(model: Model) -> LinearLayer | None:
     )  # fmt: skip
 
 
-def layers_of(model: Model) -> list[nn.Module]:
-    """The layers of a model in order, nested sequences opened; the module alone if it is no sequence."""
+def layers_of(model: Model, module: nn.Module | None = None) -> list[nn.Module]:
+    """The layers of a model, or of its `module` elsewhere, in order, nested sequences opened; the module alone if it is no sequence."""
 
     def opened(module: nn.Module) -> list[nn.Module]:
         return [inner for child in module for inner in opened(child)] if type(module) is nn.Sequential else [module]
 
-    return opened(build_module(model))
+    return opened(module or build_module(model))
 
 
 def gradients_of(layer: LinearLayer, vector: Array) -> tuple[Array, Array]:

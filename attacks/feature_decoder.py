@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..engine.device import placed, tensor
 from ..engine.models import Model
 from ..errors import InputError
 from ..types import Array
@@ -86,7 +87,7 @@ def features_of(model: Model, vector: Array, layer: LinearLayer, x: Array) -> Ar
     """The input (k, f) of the first linear layer for samples (k, *shape), float64."""
     before = _before(model, vector, layer)
     with torch.no_grad():
-        return np.concatenate([before(torch.from_numpy(part)).numpy() for part in np.split(_double(x), range(AT_ONCE, len(x), AT_ONCE))])
+        return np.concatenate([before(tensor(part)).cpu().numpy() for part in np.split(_double(x), range(AT_ONCE, len(x), AT_ONCE))])
 
 
 def decode_features(model: Model, vector: Array, layer: LinearLayer, features: Array, x: Array, *, iterations: int = ITERATIONS) -> Array:
@@ -104,8 +105,8 @@ def decode_features(model: Model, vector: Array, layer: LinearLayer, features: A
 def _refined(before: nn.Module, spread: Array, features: Array, x: Array, first: Array, iterations: int) -> Array:
     """The most probable images (n, p) with nearly these features, sought from `first` (n, p) on."""
     mean, directions, deviations = _normal(x.reshape(len(x), -1))
-    root, middle, aim = (torch.from_numpy(one) for one in (directions * deviations, mean, features))
-    begin = torch.from_numpy((first - mean) @ (directions / deviations))  # image = mean + root z, z standard normal
+    root, middle, aim = (tensor(one) for one in (directions * deviations, mean, features))
+    begin = tensor((first - mean) @ (directions / deviations))  # image = mean + root z, z standard normal
     weight = WEIGHT * len(mean) / max(float(spread.sum()), 1e-300)
 
     def objective(z: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,7 +118,7 @@ def _refined(before: nn.Module, spread: Array, features: Array, x: Array, first:
         return whole.detach(), torch.autograd.grad(whole.sum(), point)[0]
 
     found, _ = minimise(objective, begin, iterations)
-    return np.asarray(mean + (found @ root.T).numpy())
+    return np.asarray(mean + (found @ root.T).cpu().numpy())
 
 
 def _normal(flat: Array) -> tuple[Array, Array, Array]:
@@ -134,9 +135,9 @@ def _normal(flat: Array) -> tuple[Array, Array, Array]:
 def _before(model: Model, vector: Array, layer: LinearLayer) -> nn.Module:
     """What the network does before its first linear layer, in float64, from samples that are not standardised."""
     exact = replace(model, dtype="float64")
-    exact.load(vector.astype(np.float64))
-    mean, std = exact._statistic(exact.mean), exact._statistic(exact.std)
-    inner = nn.Sequential(*layers_of(exact)[: layer.place])
+    whole = exact.load(vector.astype(np.float64))
+    mean, std = placed(exact._statistic(exact.mean)), placed(exact._statistic(exact.std))
+    inner = nn.Sequential(*layers_of(exact, whole)[: layer.place])
     return _Standardised(inner, mean, std)
 
 

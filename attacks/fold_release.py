@@ -19,6 +19,7 @@ import torch
 from scipy.optimize import nnls
 
 from ..contract.transcript import payload_rows
+from ..engine.device import placed, tensor
 from ..engine.sample_gradients import sample_gradients
 from ..federation.task_encoding import task_of
 from ..protocols.orthonormal import TRANSFORMS
@@ -80,7 +81,7 @@ def sample_vectors(task: FoldGradients, anchor: Array, x: Array, y: Array) -> Ar
     """What single samples add to a fold (n, D): gradients of norm 1, sketched as folds are."""
     rows = []
     for block in sample_gradients(task.model, anchor, ClientData(0, x, y, x[:0], y[:0])):
-        rows.append(torch.nn.functional.normalize(torch.nan_to_num(block, 0.0, 0.0, 0.0).double(), dim=1).numpy())
+        rows.append(torch.nn.functional.normalize(torch.nan_to_num(block, 0.0, 0.0, 0.0).double(), dim=1).cpu().numpy())
     whole = np.concatenate(rows)
     return whole if task.model.dimension <= task.sketch else np.asarray(_sketch(task).apply(whole))
 
@@ -97,10 +98,10 @@ def images_from_folds(
     Every label is tried from several starts; the image whose sketched gradient of norm 1 is nearest is returned.
     """
     model, count = task.model, len(folds)
-    labels = torch.arange(model.classes).repeat_interleave(restarts).repeat(count)[:, None]
+    labels = placed(torch.arange(model.classes).repeat_interleave(restarts).repeat(count)[:, None])
     each = model.classes * restarts
     target = np.repeat(np.asarray(folds, np.float64), each, axis=0)
-    theta = torch.from_numpy(np.asarray(anchor, np.float64))[None]
+    theta = tensor(np.asarray(anchor, np.float64))[None]
     made = unroll(model, LocalSteps())
     short = None if model.dimension <= task.sketch else _sketch(task)
 
@@ -108,17 +109,17 @@ def images_from_folds(
         point = points.detach().requires_grad_(True)
         update = made(theta.expand(len(point), -1), point.view(len(point), 1, *model.shape), labels[rows])
         vectors = -torch.nn.functional.normalize(update, dim=1)
-        seen = vectors.detach().numpy()
-        left = (seen if short is None else short.apply(seen)) - target[rows.numpy()]
-        back = torch.from_numpy(2 * (left if short is None else short.transposed(left)))
-        return torch.from_numpy((left**2).sum(1)), torch.autograd.grad(vectors, point, back)[0]
+        seen = vectors.detach().cpu().numpy()
+        left = (seen if short is None else short.apply(seen)) - target[rows.cpu().numpy()]
+        back = tensor(2 * (left if short is None else short.transposed(left)))
+        return tensor((left**2).sum(1)), torch.autograd.grad(vectors, point, back)[0]
 
-    begin = torch.from_numpy(rng.random((count * each, int(np.prod(model.shape)))))
+    begin = tensor(rng.random((count * each, int(np.prod(model.shape)))))
     found, left = minimise(objective, begin, iterations, tolerance=1e-20)
-    distances = np.nan_to_num(left.numpy().reshape(count, each), nan=np.inf)
+    distances = np.nan_to_num(left.cpu().numpy().reshape(count, each), nan=np.inf)
     best = np.arange(count) * each + distances.argmin(1)
-    images = np.clip(found.numpy()[best].reshape(count, *model.shape), 0.0, 1.0)
-    return images, labels.numpy()[best, 0]
+    images = np.clip(found.cpu().numpy()[best].reshape(count, *model.shape), 0.0, 1.0)
+    return images, labels.cpu().numpy()[best, 0]
 
 
 # --- the attack ---------------------------------------------------------------------------------------------------------------------

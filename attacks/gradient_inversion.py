@@ -29,7 +29,8 @@ from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from ..engine.models import Model, build_module
+from ..engine.device import in_use, placed, tensor
+from ..engine.models import Model, module_there
 from ..randomness import stream
 from ..types import Array
 from .adversary import AdversaryView
@@ -76,16 +77,17 @@ def invert_updates(
 
     `labels` (m, n) are those of the n images of each of m updates. Each of `restarts` begins at uniform noise; the one that ends nearest is
     returned. `beside` are further values of images, (θ (r, d), images (r, n, *shape)) -> (r, k), and what was seen of them (m, k), whose
-    mean squared distance is added. Raises nothing: an update that no images make leaves a large distance.
+    mean squared distance is added. It is computed on the device in use.
+    Raises nothing: an update that no images make leaves a large distance.
     """
     m, n = labels.shape
-    theta = torch.tensor(np.repeat(np.asarray(starts, np.float64), restarts, axis=0))
-    target = torch.tensor(np.repeat(np.asarray(updates, np.float64), restarts, axis=0))
-    y = torch.tensor(np.repeat(labels, restarts, axis=0))
-    begin = torch.tensor(rng.random((m * restarts, n * int(np.prod(model.shape)))))
+    theta = tensor(np.repeat(np.asarray(starts, np.float64), restarts, axis=0))
+    target = tensor(np.repeat(np.asarray(updates, np.float64), restarts, axis=0))
+    y = tensor(np.repeat(labels, restarts, axis=0))
+    begin = tensor(rng.random((m * restarts, n * int(np.prod(model.shape)))))
     made = unroll(model, steps)
     length = target.square().sum(1).clamp_min(1e-300)
-    seen = None if beside is None else torch.tensor(np.repeat(np.asarray(beside[1], np.float64), restarts, axis=0))
+    seen = None if beside is None else tensor(np.repeat(np.asarray(beside[1], np.float64), restarts, axis=0))
 
     def objective(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         values, slopes = [], []
@@ -105,17 +107,17 @@ def invert_updates(
         return torch.cat(values), torch.cat(slopes)
 
     found, left = minimise(objective, begin, iterations, tolerance=1e-24 if distance == "squared" else 1e-14)
-    distances = left.numpy().reshape(m, restarts)
+    distances = left.cpu().numpy().reshape(m, restarts)
     best = np.where(np.isnan(distances), np.inf, distances).argmin(axis=1)
-    images = found.numpy().reshape(m, restarts, n, *model.shape)[np.arange(m), best]
+    images = found.cpu().numpy().reshape(m, restarts, n, *model.shape)[np.arange(m), best]
     return np.clip(images, 0.0, 1.0), distances[np.arange(m), best]
 
 
 def unroll(model: Model, steps: LocalSteps) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
     """(θ (r, d), images (r, n, *shape), labels (r, n)) -> updates (r, d), differentiable in the images."""
     exact = replace(model, dtype="float64")
-    module = _as_products(deepcopy(build_module(exact)).train(False))
-    mean, std = exact._statistic(exact.mean), exact._statistic(exact.std)
+    module = _as_products(deepcopy(module_there(exact, in_use().kind)).train(False))
+    mean, std = placed(exact._statistic(exact.mean)), placed(exact._statistic(exact.std))
 
     def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(functional_call(module, parameters, ((x - mean) / std,)), y)
@@ -124,7 +126,7 @@ def unroll(model: Model, steps: LocalSteps) -> Callable[[torch.Tensor, torch.Ten
 
     def update(theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         now = {name: theta[:, at : at + int(np.prod(shape))].reshape(-1, *shape).requires_grad_(True) for name, shape, at in exact.layout}
-        velocity = dict.fromkeys(now, torch.zeros((), dtype=torch.float64))
+        velocity = dict.fromkeys(now, theta.new_zeros(()))
         for _ in range(steps.count):
             slopes = torch.autograd.grad(losses(now, x, y).sum(), list(now.values()), create_graph=True)
             velocity = {

@@ -61,7 +61,7 @@ def imprinted(model: Model, x: Array, balance: float = 10.0) -> Array:
         raise InputError(f"model {model.name!r}: imprints are for 'mlp', whose first layer is a linear map")
     bins, size = model.hidden, int(np.prod(model.shape))
     direction = stream(0, "imprint: projection").standard_normal(size) / np.sqrt(size)
-    measured = model.inputs(x).double().flatten(1).numpy() @ direction
+    measured = model.inputs(x).double().flatten(1).cpu().numpy() @ direction
     thresholds = np.quantile(measured, np.arange(bins) / bins)
     spread = max(float(np.ptp(measured)), 1e-12)
     thresholds[0] -= spread  # hardly anybody is below the first

@@ -93,7 +93,7 @@ def class_probabilities(model: Model, vector: Array, x: Array, y: Array) -> Arra
     """What a model predicts on average for samples of each label, (classes, classes); uniform for labels without samples."""
     module = model.load(vector.astype(np.float32 if model.dtype == "float32" else np.float64))
     with torch.no_grad():
-        predicted = torch.softmax(module(model.inputs(x)), dim=1).double().numpy()
+        predicted = torch.softmax(module(model.inputs(x)), dim=1).double().cpu().numpy()
     uniform = np.full(model.classes, 1 / model.classes)
     return np.stack([predicted[y == label].mean(axis=0) if (y == label).any() else uniform for label in range(model.classes)])
 

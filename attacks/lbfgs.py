@@ -23,7 +23,7 @@ def minimise(
     Values that are not finite are refused by the search, so a row never ends above where it started.
     """
     x = start.detach().clone()
-    value, slope = objective(x, torch.arange(len(x)))
+    value, slope = objective(x, torch.arange(len(x), device=x.device))
     rows = torch.nonzero(torch.isfinite(value) & (value > tolerance)).flatten()  # those under way; what follows is theirs alone
     ended, left = x.clone(), value.clone()
     x, value, slope = x[rows], value[rows], slope[rows]
@@ -75,7 +75,7 @@ def _search(
     low, high = torch.zeros_like(value), torch.full_like(value, torch.inf)
     step, taken = torch.ones_like(value), torch.zeros_like(value)
     after, turned = value.clone(), slope.clone()
-    rows = torch.arange(len(x))
+    rows = torch.arange(len(x), device=x.device)
     for _ in range(SEARCHES):
         if not len(rows):
             break

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from scipy import stats
 from scipy.optimize import brentq
-from torch.nn import functional
 
 from ..engine import Engine, Streams, TaskInput
+from ..engine.device import tensor
 from ..engine.models import Model
 from ..errors import InputError
 from ..tasks.training import Train
@@ -118,9 +118,10 @@ def confidences(model: Model, vectors: Array, x: Array, y: Array) -> Array:
         module = model.load(np.asarray(vector))
         with torch.no_grad():
             logits = module(model.inputs(x)).double()
-        mine = functional.one_hot(torch.from_numpy(y), model.classes).bool()
+        labels = tensor(y)[:, None]
+        mine = labels == torch.arange(model.classes, device=labels.device)
         rest = logits.masked_fill(mine, -torch.inf).logsumexp(dim=1)
-        rows.append((logits[mine] - rest).numpy())
+        rows.append((logits[mine] - rest).cpu().numpy())
     return np.stack(rows)
 
 

@@ -30,6 +30,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from ..engine.device import tensor
 from ..engine.models import Model
 from ..engine.sample_gradients import gradients_by_sample
 from ..experiments.config import Config
@@ -123,8 +124,8 @@ def affordable(steps: Sequence[Step], rounds: int, costs: Sequence[float], most:
 def sample_gradients(model: Model, at: Array, x: Array, y: Array, norm: float = 0.0) -> Array:
     """Each sample's gradient of the loss at parameters `at` (d,), in float64, (n, d); with `norm` above 0 clipped to it."""
     module = model.load(np.asarray(at).astype(np.float64 if model.dtype == "float64" else np.float32)).train(False)
-    made = gradients_by_sample(module, model.inputs(x), torch.from_numpy(y))
-    rows = torch.cat([made[name].flatten(1) for name, _ in module.named_parameters()], dim=1).double().numpy()
+    made = gradients_by_sample(module, model.inputs(x), tensor(y))
+    rows = torch.cat([made[name].flatten(1) for name, _ in module.named_parameters()], dim=1).double().cpu().numpy()
     if norm:
         rows = rows * np.minimum(1.0, norm / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300))
     return np.asarray(rows)

@@ -34,6 +34,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..engine import Engine, Streams, TaskInput
+from ..engine.device import tensor
 from ..engine.models import build_module
 from ..errors import InputError
 from ..protocols.orthonormal import TRANSFORMS
@@ -267,7 +268,7 @@ def from_models(models: Mapping[int, Array], prior: Prior, clients: Sequence[int
             module = model.load(vector.astype(model.init(0).dtype))
             with torch.no_grad():
                 logits = module(model.inputs(prior.x)).double()
-            losses = functional.cross_entropy(logits, torch.from_numpy(prior.y), reduction="none").numpy()
+            losses = functional.cross_entropy(logits, tensor(prior.y), reduction="none").cpu().numpy()
             known[key] = loss_gap(losses, prior.y, holds)
         scores.append(known[key])
     return np.array(scores)

@@ -20,6 +20,7 @@ from scipy.spatial.distance import cdist
 from torch import nn
 from torch.nn import functional
 
+from ..engine.device import tensor
 from ..engine.models import Model, build_module
 from ..errors import InputError
 from ..randomness import stream
@@ -90,7 +91,7 @@ def window_from_rows(model: Model, vector: Array, rows: Array, label: int, lengt
 
 def _settled(given: "_Rows", window: Array, left: float) -> tuple[Array, float]:
     """The nearest window, with its distance, of those met by placing all words anew until they stay; `window` at `left` at first."""
-    now, words = window, given.words.numpy()
+    now, words = window, given.words.cpu().numpy()
     for _ in range(PLACINGS):
         slopes, (distance,) = given.at(now[None])
         if distance < left:
@@ -124,13 +125,13 @@ class _Rows:
 
     def __init__(self, model: Model, vector: Array, words: Array, seen: Array, label: int) -> None:
         single = replace(model, dtype="float32")  # orders differ by far more than its rounding
-        self.module, self.words, self.label = single.load(vector.astype(np.float32)), torch.from_numpy(words), label
+        self.module, self.words, self.label = single.load(vector.astype(np.float32)), tensor(words), label
         self.embedding = next(inner for inner in self.module.modules() if isinstance(inner, nn.Embedding))
         self.seen = seen / np.linalg.norm(seen)
 
     def at(self, windows: Array) -> tuple[Array, Array]:
         """The loss's slopes (r, length, units) by the words of windows (r, length), and 1 − cosine (r,) of their rows and those seen."""
-        x = torch.from_numpy(windows)
+        x = tensor(windows)
         made: list[torch.Tensor] = []
 
         def cut(module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
@@ -142,12 +143,12 @@ class _Rows:
             scores = self.module(x)
         finally:
             handle.remove()  # the module is shared
-        loss = functional.cross_entropy(scores, torch.full((len(x),), self.label), reduction="sum")
+        loss = functional.cross_entropy(scores, torch.full((len(x),), self.label, device=x.device), reduction="sum")
         (slopes,) = torch.autograd.grad(loss, made)
         places = (x[:, :, None] == self.words).to(slopes.dtype)
         mine = torch.einsum("rlk,rle->rke", places, slopes).flatten(1).double()
-        seen = torch.from_numpy(self.seen).flatten()[None]
-        return slopes.numpy().astype(np.float64), 1 - functional.cosine_similarity(mine, seen, dim=1).numpy()
+        seen = tensor(self.seen).flatten()[None]
+        return slopes.cpu().numpy().astype(np.float64), 1 - functional.cosine_similarity(mine, seen, dim=1).cpu().numpy()
 
 
 def _neighbours(window: Array, words: Array) -> Array:

@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...data import build_population
+from ...engine.device import using
 from ...errors import InputError
 from ...experiments.audit_words import ACTIVE_STATUS
 from ...experiments.config import Config, load_config
 from ...experiments.folder import environment
+from ...experiments.loop import device_of
 from ...experiments.verify import OF_AUDITS, OF_RUN, seal
 from ...files import write_atomically
 from ...protocols.errors import ProtocolError
@@ -47,7 +49,8 @@ def play_all(scene: Scene, attacks: Sequence[str] | None = None, say: Callable[[
             raise InputError(f"--attacks {name}: is not known; known are {', '.join(ACTIVE_ATTACKS.names())}")
     rows = []
     for name in attacks or list(ACTIVE_ATTACKS):
-        rows.append(played(name, ACTIVE_ATTACKS[name], scene))
+        with using(device_of(scene.config)):
+            rows.append(played(name, ACTIVE_ATTACKS[name], scene))
         say(f"{name}: {rows[-1].result()}")
     return rows
 
