@@ -12,7 +12,7 @@ from torch.func import functional_call
 from ..errors import InputError
 from ..types import Array
 from .device import Device
-from .graphs import steps_by_plan
+from .graphs import hold, steps_by_plan
 from .layers import Stacked, stack_layers
 from .memory import chunk_budget, client_bytes
 from .models import Model, build_module, dtype_of
@@ -61,8 +61,9 @@ def train(
     way = _way(model, len(clients), options, device)
     if way is None:
         return None, "sequential"
-    steps = steps_by_batch if device.kind == "cpu" else steps_by_plan
-    return train_stacked(way, clients, options, device, steps), way.name
+    if device.kind == "cpu":
+        return train_stacked(way, clients, options, device, steps_by_batch), way.name
+    return train_stacked(way, clients, options, device, steps_by_plan, hold(way, clients, options)), way.name
 
 
 def gradients(model: Model, clients: Sequence[Local], device: Device) -> tuple[list[Array] | None, str]:

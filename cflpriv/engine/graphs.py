@@ -1,9 +1,12 @@
 """Training steps over fixed buffers, so that a CUDA device can replay one from a graph without a launch of each kernel.
 
-A step of a small network is some eighty kernels, each shorter than its launch. So the batches of a whole phase (the steps that all clients
-of a stack have) are sent to the device at once; a step finds its own by a counter that lives there, and changes parameters, moments and
-counter in place. It takes nothing from the host and gives nothing to it, so one captured step, replayed, is an epoch. Captured steps are
-kept: their buffers take the next chunk, and the next round, of the same shapes.
+A step of a small network is some eighty kernels, each shorter than its launch. So the batches of a whole phase are sent to the device at
+once; a step finds its own by a counter that lives there, and changes parameters, moments and counter in place. It takes nothing from the
+host and gives nothing to it, so one captured step, replayed, is an epoch. Captured steps are kept: their buffers take the next chunk, and
+the next round, of the same shapes.
+
+Clients with fewer batches than others stay in the stack until only one of `HOLD` has any left, since each size of a stack would need a
+program of its own. Their further batches are empty; what they had after their last one is kept beside (`Plan.last`).
 
 Not captured, but run step by step over the same buffers: clipping, which looks whether a norm overflowed; private steps, whose noise comes
 from the host; modules under vmap, which may do anything; phases too short to pay for a capture. Without a CUDA device nothing is captured,
@@ -25,15 +28,19 @@ from ..errors import CflprivWarning
 from .device import Device
 from .sgd import Batch, Local, Options, Stack, Way, advance, noised
 
-__all__ = ["Plan", "Program", "capture", "planned", "release", "steps_by_plan"]
+__all__ = ["Plan", "Program", "capture", "hold", "planned", "release", "steps_by_plan"]
 
 FEWEST_STEPS = 20
 """Steps of the same shapes, over all rounds, before they are captured: a capture costs several steps (and, before torch 2.9 or so, a pass
 of Python's collector)."""
+WORTH = 2
+"""Steps of shapes that were trained before that are captured: round after round they will be the same, and a capture costs about four."""
 WARM_UPS = 3
 """Steps before a capture, in which the libraries choose their kernels and take their workspaces."""
-KEPT = 2
-"""Programs kept, with their buffers: a round's usual chunks and its last, smaller one."""
+HOLD = 4
+"""A stack of so many clients or more times those that still train is cut to these: most of it would compute for nothing."""
+KEPT = 6
+"""Programs kept, with their buffers: a round's usual chunks and its last, smaller one, each with two cuts to a `HOLD`-th."""
 
 _PROGRAMS: dict[Hashable, "Program"] = {}
 _SEEN: Counter[Hashable] = Counter()
@@ -41,15 +48,20 @@ _SEEN: Counter[Hashable] = Counter()
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """All batches of a phase, padded to the longest of all: rows and weights as in `Batch`, with a leading axis for the batch's number."""
+    """All batches of a phase, padded to the longest of all: rows and weights as in `Batch`, with a leading axis for the batch's number.
+
+    `last` (S, C) marks each client's last batch; None where all clients have all batches.
+    """
 
     rows: Tensor
     weights: Tensor
+    last: Tensor | None = None
 
 
-def planned(way: Way, stack: Stack, clients: Sequence[Local], span: range, device: Device) -> Plan:
+def planned(way: Way, stack: Stack, clients: Sequence[Local], span: range, stride: int, device: Device) -> Plan:
     """The batches numbered `span`, sent to the device in one piece."""
-    batches = [one.batches[at] for one in clients for at in span]
+    none = np.zeros(0, dtype=np.int64)
+    batches = [one.batches[at] if at < len(one.batches) else none for one in clients for at in span]
     sizes = np.array([len(batch) for batch in batches]).reshape(len(clients), len(span))
     longest = max(1, int(sizes.max()))
     inside = np.arange(longest) < sizes[:, :, None]  # (C, S, B)
@@ -62,7 +74,16 @@ def planned(way: Way, stack: Stack, clients: Sequence[Local], span: range, devic
     return Plan(
         torch.from_numpy(np.ascontiguousarray(ordered)).to(device.kind),
         torch.from_numpy(np.ascontiguousarray(weights.transpose(1, 0, 2))).to(device.kind, stack.x.dtype),
+        _last(clients, span, stride, device),
     )
+
+
+def _last(clients: Sequence[Local], span: range, stride: int, device: Device) -> Tensor | None:
+    """Where the clients' last batches of a span are, (S, C) bool; of pairs of batches the second."""
+    ends = np.array([len(one.batches) // stride * stride for one in clients]) - 1
+    if (ends >= span[-1]).all():
+        return None
+    return torch.from_numpy(ends[None, :] == np.array(span)[:, None]).to(device.kind)
 
 
 class Program:
@@ -74,6 +95,8 @@ class Program:
         # the fused update takes a rate from the device in float32 only; a rate of more digits is a part of the step
         self.rate = torch.tensor(options.lr, device=stack.x.device) if stack.x.dtype == torch.float32 else options.lr
         self.graph: Any = None
+        self.steps = len(plan.rows)
+        self.ended = [torch.zeros_like(one) for one in stack.parameters] if plan.last is not None else []
 
     def replay(self) -> None:
         """One step, captured or not."""
@@ -86,31 +109,41 @@ class Program:
             batches.append(Batch(self.plan.rows.index_select(0, self.at)[0], self.plan.weights.index_select(0, self.at)[0]))
             self.at += 1
         advance(self.way, self.stack, batches, self.options, self.rate, self.device, noise)
+        if self.plan.last is not None:
+            last = self.plan.last.index_select(0, self.at - 1)[0]
+            for kept, now in zip(self.ended, self.stack.parameters, strict=True):
+                torch.where(_column(last, now), now, kept, out=kept)
 
     def load(self, stack: Stack, plan: Plan, lr: float) -> None:
         """Take a stack's values and a plan of the shapes that this was made for, or fewer samples and batches."""
         for kept, given in zip(_tensors(self.stack, self.plan), _tensors(stack, plan), strict=True):
             kept[: len(given)].copy_(given) if given.dim() else kept.copy_(given)
         self.at.zero_()
+        self.steps = len(plan.rows)
         if isinstance(self.rate, Tensor):
             self.rate.fill_(lr)
 
     def unload(self, stack: Stack) -> None:
         """Give a stack what was trained; it stays in the buffers until the next `load`."""
         stack.parameters, stack.moments, stack.count = self.stack.parameters, self.stack.moments, self.stack.count.clone()
+        if self.plan.last is not None:
+            done = self.plan.last[: self.steps].any(dim=0)  # behind are those of an earlier plan
+            stack.parameters = [torch.where(_column(done, now), kept, now) for kept, now in zip(self.ended, stack.parameters, strict=True)]
 
 
 def steps_by_plan(way: Way, stack: Stack, clients: Sequence[Local], span: range, options: Options, device: Device) -> None:
-    """As `sgd.steps_by_batch`, over fixed buffers."""
-    plan = planned(way, stack, clients, span, device)
+    """As `sgd.steps_by_batch`, over fixed buffers. Where steps are not captured, all clients have all batches."""
     stride = 2 if options.maml_lr else 1
+    plan = planned(way, stack, clients, span, stride, device)
     key = _key(way, stack, plan, options, device)
     if key not in _PROGRAMS:
+        pays = len(span) >= WORTH and _SEEN[key] > 0
         _SEEN[key] += len(span)
-        if clients[0].noised is not None or options.clip_norm or way.name != "stacked" or _SEEN[key] < FEWEST_STEPS:
+        if not _captured(way, clients, options) or not (pays or _SEEN[key] >= FEWEST_STEPS):
             live = Program(way, stack, plan, options, device)
             for at in span[::stride]:
                 live.step(partial(noised, clients, way.layout, at) if clients[0].noised is not None else None)
+            live.unload(stack)
             return
         if len(_PROGRAMS) == KEPT:  # before memory is taken for one more
             release()
@@ -120,6 +153,20 @@ def steps_by_plan(way: Way, stack: Stack, clients: Sequence[Local], span: range,
     for _ in span[::stride]:
         program.replay()
     program.unload(stack)
+
+
+def hold(way: Way, clients: Sequence[Local], options: Options) -> int:
+    """How `sgd.train_stacked` is to hold clients that are done: as long as steps can be captured, which is what it is for."""
+    return HOLD if _captured(way, clients, options) else 1
+
+
+def _captured(way: Way, clients: Sequence[Local], options: Options) -> bool:
+    return clients[0].noised is None and not options.clip_norm and way.name == "stacked"
+
+
+def _column(flags: Tensor, like: Tensor) -> Tensor:
+    """Flags (C,) to be broadcast over tensors (C, ...)."""
+    return flags.view(-1, *[1] * (like.dim() - 1))
 
 
 def release() -> None:
@@ -171,7 +218,10 @@ def _made(way: Way, stack: Stack, plan: Plan, options: Options, device: Device) 
         [_zeros(moment) for moment in stack.moments], torch.zeros_like(stack.count), stack.anchors and _zeros(stack.anchors),
         stack.correction and _zeros(stack.correction), None if stack.prototypes is None else torch.zeros_like(stack.prototypes),
     )  # fmt: skip
-    room = Plan(plan.rows.new_zeros(batches, *plan.rows.shape[1:]), plan.weights.new_zeros(batches, *plan.weights.shape[1:]))
+    room = Plan(
+        plan.rows.new_zeros(batches, *plan.rows.shape[1:]), plan.weights.new_zeros(batches, *plan.weights.shape[1:]),
+        None if plan.last is None else plan.last.new_zeros(batches, *plan.last.shape[1:]),
+    )  # fmt: skip
     program = Program(way, own, room, options, device)
     if device.kind == "cuda":
         try:
@@ -194,6 +244,7 @@ def _tensors(stack: Stack, plan: Plan) -> Iterator[Tensor]:
     yield from (stack.x, stack.y, plan.rows, plan.weights, stack.count, *stack.parameters)
     for moment in stack.moments:
         yield from moment
+    yield from () if plan.last is None else (plan.last,)
     yield from (*(stack.anchors or ()), *(stack.correction or ()), *(() if stack.prototypes is None else (stack.prototypes,)))
 
 
@@ -202,7 +253,8 @@ def _key(way: Way, stack: Stack, plan: Plan, options: Options, device: Device) -
     rated = options if stack.x.dtype == torch.float64 else replace(options, lr=0.0)
     shapes = tuple(tuple(one.shape[1:]) for one in (stack.x, plan.rows, plan.weights))
     tensors = (*stack.parameters, *(() if stack.prototypes is None else (stack.prototypes,)))
-    more = (stack.anchors is not None, stack.correction is not None, stack.x.dtype, _room(len(stack.x)), _room(len(plan.rows)))
+    which = (stack.anchors is not None, stack.correction is not None, plan.last is None)
+    more = (*which, stack.x.dtype, _room(len(stack.x)), _room(len(plan.rows)))
     return (way.forward, rated, device, shapes, tuple(tuple(one.shape) for one in tensors), more)
 
 

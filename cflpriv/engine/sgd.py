@@ -1,7 +1,7 @@
 """Local SGD for many clients at once: one forward, backward and update serves all clients of a chunk.
 
-Clients may have different numbers of samples, batches and steps. They are sorted by steps; when some are done, the stack shrinks. Within a
-step short batches are padded to the longest one with weight zero.
+Clients may have different numbers of samples, batches and steps. They are sorted by steps; when some are done, the stack shrinks, at once
+or (`hold`) when few are left. Within a step short batches are padded to the longest one with weight zero.
 """
 
 from collections.abc import Callable, Sequence
@@ -131,7 +131,10 @@ class Stack:
     prototypes: Tensor | None = None
 
     def shrink(self, clients: int) -> None:
-        """Keep the first `clients` only."""
+        """Keep the first `clients` only, and their samples."""
+        if clients < len(self.offsets):
+            samples = int(self.offsets[clients])
+            self.x, self.y, self.offsets = self.x[:samples], self.y[:samples], self.offsets[:clients]
         self.parameters = [p[:clients].clone() for p in self.parameters]
         self.moments = [[m[:clients].clone() for m in moment] for moment in self.moments]
         self.anchors = None if self.anchors is None else [a[:clients] for a in self.anchors]
@@ -140,11 +143,16 @@ class Stack:
 
 
 Steps = Callable[[Way, Stack, Sequence[Local], range, Options, Device], None]
-"""Train the clients of a stack on their batches numbered in the range, which all of them have."""
+"""Train the clients of a stack on their batches numbered in the range. What a client has by its last one of them stays as it is."""
 
 
-def train_stacked(way: Way, clients: Sequence[Local], options: Options, device: Device, steps: Steps) -> list[Array]:
-    """The movements of the clients' parameters (d,), in order."""
+def train_stacked(
+    way: Way, clients: Sequence[Local], options: Options, device: Device, steps: Steps, hold: int = 1
+) -> list[Array]:  # fmt: skip
+    """The movements of the clients' parameters (d,), in order.
+
+    Clients that are done leave the stack when one of `hold` is left: with 1 at once, so that `steps` has no others.
+    """
     order = sorted(range(len(clients)), key=lambda i: -len(clients[i].batches))
     ranked = [clients[i] for i in order]
     stack = _stacked(way.layout, ranked, options, device)
@@ -159,7 +167,7 @@ def train_stacked(way: Way, clients: Sequence[Local], options: Options, device: 
             ranked = ranked[:alive]
             stack.shrink(alive)
             continue
-        until = min(len(one.batches) for one in ranked) // stride * stride
+        until = len(ranked[(len(ranked) - 1) // hold].batches) // stride * stride
         steps(way, stack, ranked, range(step, until), options, device)
         step = until
     return [vector for vector in finished if vector is not None]

@@ -51,7 +51,9 @@ def way_of(model: Model, clients: int = 4) -> Way:
 
 def moved(task: Train, given_to: Sequence[TaskInput], steps: Steps, device: Device = CPU) -> list[Array]:
     way = way_of(task.model, len(given_to))
-    return train_stacked(way, [task._local(one, CPU) for one in given_to], task._options, device, steps)
+    clients = [task._local(one, CPU) for one in given_to]
+    held = graphs.hold(way, clients, task._options) if steps is graphs.steps_by_plan else 1
+    return train_stacked(way, clients, task._options, device, steps, held)
 
 
 options = st.fixed_dictionaries({
@@ -104,7 +106,7 @@ def test_fixed_buffers_take_other_clients_rates_and_sizes(monkeypatch: pytest.Mo
         fixed, plain = moved(task, given_to, graphs.steps_by_plan), moved(task, given_to, steps_by_batch)
         np.testing.assert_allclose(fixed, plain, rtol=0, atol=1e-6)
     assert made["program"] == 1
-    for clients in (2, 4, 5):
+    for clients in range(2, 1 + graphs.KEPT):
         moved(Train(model, batch_size=5), inputs(model, [10] * clients, np.float32), graphs.steps_by_plan)
     assert len(graphs._PROGRAMS) == graphs.KEPT
     graphs.release()
@@ -114,18 +116,19 @@ def test_fixed_buffers_take_other_clients_rates_and_sizes(monkeypatch: pytest.Mo
 def test_short_phases_are_captured_once_they_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs.release()
     graphs._SEEN.clear()
-    monkeypatch.setattr(graphs, "FEWEST_STEPS", 8)
+    monkeypatch.setattr(graphs, "FEWEST_STEPS", 3)
     model = MODELS["lenet5"]
-    task, given_to = Train(model, batch_size=5), inputs(model, [15, 15])
+    task, given_to = Train(model, batch_size=15), inputs(model, [15, 15])
     kept = []
     for _ in range(4):
         moved(task, given_to, graphs.steps_by_plan)
         kept.append(len(graphs._PROGRAMS))
-    assert kept == [0, 0, 1, 1]  # 3, 6, 9, 12 steps
+    assert kept == [0, 0, 1, 1]  # 1, 2, 3, 4 steps
 
 
 def test_ragged_clients_are_not_captured_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five phases a round and room for two programs: each capture is paid for by as many steps since what was kept was given up."""
+    """Two phases a round and room for one program: each capture is paid for by as many steps since what was kept was given up."""
+    monkeypatch.setattr(graphs, "KEPT", 1)
     monkeypatch.setattr(graphs, "FEWEST_STEPS", 8)
     graphs.release()
     made = Counter[str]()

@@ -183,3 +183,28 @@ def test_angles_there_are_those_of_the_cpu_and_vectors_are_sent_once(measure: Me
         there = angles(Gram.of_vectors(range(9), vectors), measure, rows_at_once=4).values
     np.testing.assert_allclose(there, here, atol=1e-5)  # near 0 an arccos has half the digits
     assert counts.waits["to device"] == (4 if measure == "smallest_angle" else 1)  # and three blocks of products
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.5, "weight_decay": 0.01}, {"optimizer": "adam", "lr": 1e-3}], ids=str)
+def test_clients_of_lognormal_sizes_are_replayed_from_the_second_round_on(options: dict[str, Any]) -> None:
+    """At least nine steps of ten, for a hundred clients; results are those of the plain loop in every round."""
+    sizes = np.random.default_rng(0).lognormal(np.log(15), 0.8, 100).astype(int) + 1
+    given, task = inputs(MLP, sizes.tolist()), Train(MLP, **{"lr": 0.05, **options}, epochs=1, batch_size=5)
+    plain = np.stack([result["update"] for result in Engine("sequential").run(task, given)])
+    steps: list[int] = []
+    real = graphs.Program.step
+
+    def step(program: graphs.Program, *noise: Any) -> None:
+        steps.append(1)
+        real(program, *noise)
+
+    with pretended() as counts, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs.Program, "step", step)
+        for round in range(3):
+            replayed, uncaptured, captured = counts.replayed, len(steps), counts.captured
+            found = np.stack([np.asarray(result["update"]) for result in Engine(device="cuda").run(task, given)])
+            np.testing.assert_allclose(found, plain, rtol=1e-10, atol=1e-10)
+            live = len(steps) - uncaptured - 2 * (counts.captured - captured)  # a pretended capture takes two
+            assert round == 0 or counts.replayed - replayed >= 9 * live
+        assert counts.captured <= 3, "programs for three sizes of the stack, made once"
+        assert len(steps) - 2 * counts.captured + counts.replayed <= 3 * 1.1 * -(-sizes.max() // 5)
