@@ -14,7 +14,7 @@ export CFLPRIV_DATA := $(abspath ../shared/data)
 endif
 endif
 
-.PHONY: demo test test-flower test-slow lint type bench clean
+.PHONY: demo test test-flower test-slow lint type bench gpu clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -37,6 +37,10 @@ type: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# with the packages that PYTHON has: no environment is made and nothing is installed
+gpu:
+	$(PYTHON) -m benchmarks gpu
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "cflpriv needs Python 3.11 or newer; set PYTHON=python3.X"; exit 2; }

@@ -11,6 +11,7 @@ pairs; above 1 ours is quicker), low, high, floor, stretch, against, note. Argum
 `python -m benchmarks clustering` measures which methods find the groups with their defaults: see `clustering`.
 `python -m benchmarks scale` measures what the test for groups costs the server with 1,000 and 10,000 clients: see `scale`.
 `python -m benchmarks whole_runs` compares whole runs, the start of the program and large rounds with the old commit: see `whole_runs`.
+`python -m benchmarks gpu` measures what only a CUDA device shows (`make gpu`), and `--write` puts its report into the documentation.
 """
 
 import json
@@ -20,32 +21,22 @@ import platform
 import subprocess
 import sys
 import tempfile
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-from . import (
-    attacks,
-    ckks,
-    clustering,
-    engine,
-    false_alarms,
-    false_folds,
-    federation,
-    flower,
-    peers,
-    planted_leaks,
-    privacy,
-    robustness,
-    scale,
-    secagg,
-    whole_runs,
-)
+ROWS = ("engine", "secagg", "ckks", "peers", "privacy", "attacks", "flower")
+"""The modules whose comparisons `make bench` makes."""
+TABLES = {
+    "folds": "false_folds",
+    **{name: name for name in ("robustness", "clustering", "scale", "false_alarms", "planted_leaks", "whole_runs", "gpu")},
+}
+"""First word -> the module that prints a table of its own. Modules are imported when asked for: a machine may lack what others need."""
 
-COMPARISONS = {
-    **engine.COMPARISONS, **secagg.COMPARISONS, **ckks.COMPARISONS, **peers.COMPARISONS, **privacy.COMPARISONS, **attacks.COMPARISONS,
-    **flower.COMPARISONS,
-}  # fmt: skip
+
+def comparisons() -> dict[str, Any]:
+    """Name -> what measures it."""
+    return {name: make for module in ROWS for name, make in import_module(f"benchmarks.{module}").COMPARISONS.items()}
 
 
 def measured(name: str) -> dict[str, Any]:
@@ -69,7 +60,7 @@ def shown(value: float | None) -> str:
 
 def compared(words: list[str]) -> list[dict[str, Any]]:
     """The rows of all comparisons, or of those whose names hold one of the words, printed as they are measured."""
-    names = [name for name in COMPARISONS if not words or any(word.lower() in name.lower() for word in words)]
+    names = [name for name in comparisons() if not words or any(word.lower() in name.lower() for word in words)]
     print(f"{'comparison':<40} {'ratio':>8} {'low':>8} {'high':>8} {'floor':>8} {'stretch':>8}  against: note", flush=True)
     rows = []
     for name in names:
@@ -81,12 +72,19 @@ def compared(words: list[str]) -> list[dict[str, Any]]:
 
 
 def main(words: list[str]) -> int:
-    tables = {
-        "robustness": robustness.main, "clustering": clustering.main, "folds": false_folds.main, "scale": scale.main,
-        "false_alarms": false_alarms.main, "planted_leaks": planted_leaks.main, "whole_runs": whole_runs.main,
-    }  # fmt: skip
-    if words and words[0] in tables:
-        return tables[words[0]](words[1:])
+    if words and words[0] in TABLES:
+        return int(import_module(f"benchmarks.{TABLES[words[0]]}").main(words[1:]))
+    if words[:1] == ["--write"]:
+        from .gpu import write
+
+        try:
+            print(write(Path(*words[1:2] or ["gpu.json"])))
+        except ValueError as error:
+            print(error)
+            return 2
+        return 0
+    from . import federation
+
     alone = words[:1] == ["federation"]
     rows = [] if alone else compared(words)
     beside, code = federation.main(words[1:] if alone else ["--quick"]) if alone or not words else ([], 0)
@@ -100,7 +98,7 @@ def main(words: list[str]) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--one"]:
-        Path(sys.argv[3]).write_text(json.dumps(COMPARISONS[sys.argv[2]]()), encoding="utf-8")
+        Path(sys.argv[3]).write_text(json.dumps(comparisons()[sys.argv[2]]()), encoding="utf-8")
     else:
         try:
             sys.exit(main(sys.argv[1:]))

@@ -103,26 +103,26 @@ def many_signatures(count: int = 20, n: int = 500, d: int = 784) -> dict[str, An
     return row(ratios, 5, 11, "numpy svd", f"top-3 principal vectors of {count} clients, {n} × {d}")
 
 
-def eager_on_gpu(task: Train, inputs: list[TaskInput]) -> None:
-    """The plain loop as one writes it for a CUDA device: data and model there, a client and a batch at a time."""
+def eager_on_gpu(task: Train, inputs: list[TaskInput], device: str = "cuda") -> None:
+    """The plain loop as one writes it for a device: data and model there, a client and a batch at a time."""
     for given in inputs:
-        module = copy.deepcopy(task.model.load(given.array("model"), training=True)).cuda()
-        x, y = task.model.inputs(given.data.x_train).cuda(), torch.from_numpy(given.data.y_train).cuda()
+        module = copy.deepcopy(task.model.load(given.array("model"), training=True)).to(device)
+        x, y = task.model.inputs(given.data.x_train).to(device), torch.from_numpy(given.data.y_train).to(device)
         optimiser = torch.optim.SGD(module.parameters(), task.lr, task.momentum)
         for batch in task.batches(given):
             optimiser.zero_grad()
-            rows = torch.from_numpy(batch).cuda()
+            rows = torch.from_numpy(batch).to(device)
             torch.autograd.backward([torch.nn.functional.cross_entropy(module(x[rows]), y[rows])])
             optimiser.step()
         task.model.store(module.cpu())
 
 
-def on_gpu(count: int, loops: int = 5) -> dict[str, Any]:
-    """Milliseconds a round of `count` clients on a CUDA device, against the eager loop there; "not measured" without one."""
-    if not torch.cuda.is_available():
+def on_gpu(count: int, loops: int = 5, device: str = "cuda", samples: int = 500) -> dict[str, Any]:
+    """Milliseconds a round of `count` clients on a device, against the eager loop there; "not measured" without a CUDA device."""
+    if device == "cuda" and not torch.cuda.is_available():
         return row([float("nan")], 30, 70, "eager loop", "not measured: no CUDA device here")
-    inputs, task = clients(LENET, count, 500), Train(LENET, momentum=0.5)
-    few, engine = inputs[:loops], Engine(device="cuda")
+    inputs, task = clients(LENET, count, samples), Train(LENET, momentum=0.5)
+    few, engine = inputs[:loops], Engine(device=device)
     times: list[float] = []
 
     def ours() -> None:
@@ -130,9 +130,9 @@ def on_gpu(count: int, loops: int = 5) -> dict[str, Any]:
         engine.run(task, inputs)
         times.append(1000 * (time.perf_counter() - begun))
 
-    eager_on_gpu(task, few[:1])  # warm, as ours is
-    ratios = interleaved(ours, lambda: eager_on_gpu(task, few), scale=count / len(few))
-    note = f"LeNet-5, {count} clients × 500, batch 10: {statistics.median(times[1:]):.0f} ms a round; the loop on {len(few)}, scaled"
+    eager_on_gpu(task, few[:1], device)  # warm, as ours is
+    ratios = interleaved(ours, lambda: eager_on_gpu(task, few, device), scale=count / len(few))
+    note = f"LeNet-5, {count} clients × {samples}, batch 10: {statistics.median(times[1:]):.0f} ms a round; the loop on {len(few)}, scaled"
     return row(ratios, 30, 70, "eager loop", note)
 
 

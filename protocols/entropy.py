@@ -7,12 +7,10 @@ two test runs can be compared byte for byte, it is named for what it is, and not
 import os
 from collections.abc import Callable
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 __all__ = ["Entropy", "derive", "gaussians", "keystream", "normals", "public_entropy", "system_entropy", "uniforms"]
 
@@ -29,8 +27,14 @@ def keystream(key: bytes, count: int) -> bytes:
     """`count` bytes of AES-256-CTR keystream under the 32-byte `key` (counter from zero: use a key once)."""
     if len(key) != 32:
         raise ValueError(f"keystream key: expected 32 bytes, got {len(key)}")
-    encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-    return encryptor.update(bytes(count))
+    return bytes(_aes(key).update(bytes(count)))
+
+
+def _aes(key: bytes) -> Any:
+    """AES-CTR under `key`, counter from zero."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes  # training without noise does without
+
+    return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
 
 
 def public_entropy(label: str) -> Entropy:
@@ -43,13 +47,13 @@ class _PublicStream:
 
     def __init__(self, label: str, drawn: int = 0) -> None:
         key = sha256(b"cflpriv test entropy, not secret\x00" + label.encode()).digest()
-        self._encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+        self._encryptor = _aes(key)
         self._label, self._drawn = label, 0
         self(drawn)
 
     def __call__(self, count: int) -> bytes:
         self._drawn += count
-        return self._encryptor.update(bytes(count))
+        return bytes(self._encryptor.update(bytes(count)))
 
     def __reduce__(self) -> tuple[type["_PublicStream"], tuple[str, int]]:
         return _PublicStream, (self._label, self._drawn)
@@ -60,6 +64,9 @@ def derive(secret: bytes, *label: str | int) -> bytes:
 
     Different labels give keys that are independent to anyone who lacks the secret.
     """
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
     info = b"".join(len(part).to_bytes(4, "big") + part for part in (str(part).encode() for part in label))
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=b"cflpriv/derive/1\x00" + info).derive(secret)
 

@@ -3,8 +3,10 @@
 import sys
 from contextlib import AbstractContextManager
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from threadpoolctl import ThreadpoolController
+if TYPE_CHECKING:  # what only computes for a device does without
+    from threadpoolctl import ThreadpoolController
 
 __all__ = ["one_thread"]
 
@@ -16,6 +18,8 @@ def one_thread() -> AbstractContextManager[object]:
 
 
 @lru_cache(maxsize=1)
-def _pools(imported: int) -> ThreadpoolController:
+def _pools(imported: int) -> "ThreadpoolController":
     """The pools there are. To look for them takes 10 ms and more, so it is done again only where more has been imported."""
+    from threadpoolctl import ThreadpoolController
+
     return ThreadpoolController()

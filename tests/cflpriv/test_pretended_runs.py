@@ -86,11 +86,10 @@ def test_every_algorithm_gives_there_what_it_gives_on_the_cpu(name: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["fedavg", "pacfl", "ifca", "crossfit"])
-@pytest.mark.parametrize(
-    "protection", [{"sum": "haar"}, {"gram": ["haar"]}, {"gram": ["haar"], "sum": "secagg"}, {"gram": ["sketch", "haar"]}], ids=str
-)
-def test_protections_give_there_what_they_give_on_the_cpu(algorithm: str, protection: dict[str, Any]) -> None:
-    same_run(config({"name": algorithm}, protection=protection, training={"weights": "equal"}))
+@pytest.mark.parametrize("gram", [["haar"], ["sketch", "haar"]], ids=str)
+@pytest.mark.parametrize("sum", ["none", "haar", "secagg"])
+def test_protections_give_there_what_they_give_on_the_cpu(algorithm: str, gram: list[str], sum: str) -> None:
+    same_run(config({"name": algorithm}, protection={"gram": gram, "sum": sum}, training={"weights": "equal"}))
 
 
 @cache

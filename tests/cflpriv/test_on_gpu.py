@@ -1,0 +1,101 @@
+"""What only a CUDA device shows. `make gpu` runs this file; it needs pytest, torch and numpy."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_scenes import CUDA, MODELS, inputs, way_of
+
+from cflpriv.engine import Engine, fast, graphs, memory
+from cflpriv.engine.models import Model
+from cflpriv.tasks.training import Train
+
+
+def on_device() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize(
+    "extra", [{}, {"momentum": 0.5, "prox": 0.1}, {"optimizer": "adam"}, {"clip_norm": 1.0}, {"maml_lr": 0.05}], ids=str
+)
+def test_a_device_equals_the_plain_loop(name: str, extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """1e-10 in float64, 1e-4 in float32 (not for Adam, which divides by gradients that are all rounding); captured steps, and not."""
+    on_device()
+    for dtype, atol in (("float64", 1e-10),) if "optimizer" in extra else (("float64", 1e-10), ("float32", 1e-4)):
+        model = Model(name, MODELS[name].shape, 3, hidden=5, dtype=dtype)  # type: ignore[arg-type]
+        task = Train(model, epochs=3, batch_size=4, lr=0.001, **extra)
+        given_to = inputs(model, [21, 14, 20, 9], dtype)
+        plain = Engine("sequential").run(task, given_to)
+        for fewest in (0, 10**9):
+            monkeypatch.setattr(graphs, "FEWEST_STEPS", fewest)
+            for _ in range(2):  # the second time from kept graphs and kept samples
+                for ours, theirs in zip(Engine(device="cuda").run(task, given_to), plain, strict=True):
+                    np.testing.assert_allclose(ours["update"], theirs["update"], rtol=0, atol=atol)
+
+
+@pytest.mark.gpu
+def test_a_replayed_graph_is_the_eager_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_device()
+    model = Model("lenet5", (1, 28, 28), 10)
+    given_to = inputs(model, [100] * 12, np.float32)
+    task = Train(model, epochs=2, lr=0.05, momentum=0.5)
+    updates = []
+    for fewest in (10**9, 0):
+        monkeypatch.setattr(graphs, "FEWEST_STEPS", fewest)
+        updates.append(np.stack([result["update"] for result in Engine(device="cuda").run(task, given_to)]))
+    assert graphs._PROGRAMS
+    np.testing.assert_allclose(updates[0], updates[1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "most"), [("tf32", 1e-2), ("bf16", 1e-1)])
+def test_rough_precisions_are_near(precision: Any, most: float) -> None:
+    on_device()
+    model = Model("lenet5", (1, 28, 28), 10)
+    task, given_to = Train(model, lr=0.05, momentum=0.5), inputs(model, [200] * 6, np.float32)
+    full, rough = Engine(device="cuda").run(task, given_to), Engine(device="cuda", precision=precision).run(task, given_to)
+    for a, b in zip(full, rough, strict=True):
+        assert np.linalg.norm(a["update"] - b["update"]) <= most * np.linalg.norm(a["update"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["lenet5", "mlp", "cnn"])
+def test_a_device_needs_no_more_than_estimated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the allocator handed out for one captured chunk, samples included, and three workspaces of cuBLAS, of 32 MiB at most."""
+    on_device()
+    monkeypatch.setattr(graphs, "FEWEST_STEPS", 0)
+    graphs.release()
+    memory.release()
+    torch.cuda.empty_cache()
+    model, clients, samples = Model(name, (1, 28, 28), 10), 256, 100
+    task, given_to = Train(model, momentum=0.5), inputs(model, [samples] * clients, np.float32)
+    needed = clients * memory.client_bytes(way_of(model), model.shape, torch.float32, task._options, 10, samples)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    task.run_many(given_to, CUDA)
+    assert torch.cuda.max_memory_allocated() - before <= needed + 3 * 2**25
+
+
+@pytest.mark.gpu
+def test_a_device_really_out_of_memory_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a cap on what torch may take, set below what all clients need together."""
+    on_device()
+    model = Model("mlp", (1, 28, 28), 10, hidden=1000)
+    task, given_to = Train(model, lr=0.05), inputs(model, [20] * 128, np.float32)  # 1.2 GB at least
+    plain = Engine("sequential").run(task, given_to)
+    graphs.release()
+    memory.release()
+    torch.cuda.empty_cache()
+    monkeypatch.setattr(fast, "chunk_budget", lambda: 10**12)
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (torch.cuda.memory_reserved() + 2**28) / total))
+    try:
+        results = Engine(device="cuda").run(task, given_to)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    for ours, theirs in zip(results, plain, strict=True):
+        np.testing.assert_allclose(ours["update"], theirs["update"], rtol=0, atol=1e-4)
