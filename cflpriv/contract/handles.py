@@ -212,7 +212,7 @@ def label_sets(labels: Labels, clients: Sequence[int], k: int | None, name: str)
             value = labels[client]
         except (KeyError, IndexError):
             raise InputError(f"{name}: no label for client {client}") from None
-        if isinstance(value, tuple | list | np.ndarray) and np.ndim(value) == 1:
+        if type(value) is not int and isinstance(value, tuple | list | np.ndarray) and np.ndim(value) == 1:
             several = True
             sets[client] = tuple(_label(label, client, name) for label in value)
         else:
@@ -224,6 +224,8 @@ def label_sets(labels: Labels, clients: Sequence[int], k: int | None, name: str)
 
 
 def _label(value: Any, client: int, name: str) -> int:
+    if type(value) is int:  # nearly always, and of many clients in every round
+        return value
     if np.ndim(value) or np.asarray(value).dtype.kind not in "iu":
         raise InputError(f"{name}: client {client} has label {value!r}, expected a whole number")
     return int(value)

@@ -7,7 +7,7 @@ import torch
 
 from . import graphs, memory
 from .device import CPU, Device, using
-from .seam import ManyTask, Result, Task, TaskInput
+from .seam import Result, Task, TaskInput
 
 __all__ = ["Kind", "compute"]
 
@@ -19,12 +19,14 @@ def compute(task: Task, inputs: Sequence[TaskInput], kind: Kind, device: Device,
     threads = torch.get_num_threads()
     torch.set_num_threads(intra_op)
     try:
-        if kind == "sequential" or not isinstance(task, ManyTask):
+        run_many = getattr(task, "run_many", None)  # `isinstance` of a protocol takes as long as a small chunk's step
+        if kind == "sequential" or run_many is None:
             with using(CPU if kind == "sequential" else device):
                 return [task.run(given) for given in inputs], "sequential"
         try:
             with using(device):
-                return task.run_many(inputs, device)
+                made: tuple[list[Result], str] = run_many(inputs, device)
+                return made
         except torch.cuda.OutOfMemoryError:
             if len(inputs) == 1:
                 raise

@@ -59,6 +59,8 @@ def _sample(pool: tuple[int, ...], size: int, purpose: str, seed: int, round_num
 
     Kept, because a run that counts participations beforehand (`schedule`) asks twice.
     """
+    if size >= len(pool):  # nobody is left out, whatever the draws
+        return frozenset(pool)
     draws = {client: float(stream(seed, purpose, round_number, client).random()) for client in pool}
     return frozenset(sorted(pool, key=lambda client: (draws[client], client))[:size])
 

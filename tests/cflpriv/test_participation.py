@@ -15,6 +15,7 @@ from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.experiments.config import Config
 from cflpriv.experiments.run import prepare
+from cflpriv.federation import cohort
 from cflpriv.federation.schedule import schedule
 from cflpriv.privacy.participation import of_participations
 from cflpriv.privacy.settings import Releases
@@ -190,3 +191,9 @@ def test_an_audit_looks_at_the_noise_that_the_run_has(tmp_path: Path) -> None:
     everywhere = made.noise()
     assert everywhere is not None
     assert event.noise_multiplier < 0.8 * everywhere.training
+
+
+def test_nobody_is_drawn_where_everybody_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draw takes longer than all else that a server does for a client; who takes part does not depend on it then."""
+    monkeypatch.setattr(cohort, "stream", None)
+    assert cohort._sample((3, 1, 2), 3, "all of them", 0, 0) == {1, 2, 3}
