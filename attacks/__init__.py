@@ -33,58 +33,84 @@ writes a folder of them for `cflpriv audit --foreign`: examples/audit_your_own_l
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if "." not in __name__:
     raise ImportError(f"{__name__}: is a part of cflpriv and does not stand alone; import cflpriv.attacks", name=__name__)
 
 from ..plugins import ATTACKS, register_attack
 from ..types import Array
-from . import (
-    anchor_counts,
-    cluster_identity,
-    disaggregation,
-    dp_run,
-    fold_release,
-    gradient_inversion,
-    gram_geometry,
-    gram_updates,
-    imprint,
-    influence,
-    key_recovery,
-    label_inference,
-    membership_audit,
-    model_inconsistency,
-    property_inference,
-    signature_inversion,
-    sybil_span,
-    update_norms,
-)
-from .adversary import ADVERSARIES, AdversaryView, load_view, view_of
-from .anchor_counts import labels_from_templates
-from .assignment import assign
-from .ckks_products import products_from_bare
-from .closed_form import input_from_gradients
-from .cluster_identity import clusters_from_sizes
-from .disaggregation import disaggregate
-from .feature_decoder import decode_features
-from .foreign import audit_updates
-from .foreign_folder import audit_folder, save_updates
-from .foreign_system import LoopSettings, Update
-from .gradient_inversion import invert_updates
-from .gram_geometry import labels_from_gram
-from .gram_updates import labels_from_update_gram
-from .imprint import images_from_imprint
-from .influence import groups_from_scores
-from .key_recovery import recover_labels
-from .label_inference import labels_from_bias
-from .leakage import BUDGETS, Budget, Case, Cell, Prior, Truth
-from .property_inference import infer_property
-from .signature_inversion import invert_signature, recover_label_set
-from .signature_places import place_signatures
-from .spear import inputs_of_batch
-from .sybil_span import rows_from_products
-from .token_recovery import tokens_from_rows, window_from_rows
-from .update_norms import counts_from_lengths
+
+if TYPE_CHECKING:
+    from .adversary import ADVERSARIES, AdversaryView, load_view, view_of
+    from .anchor_counts import labels_from_templates
+    from .assignment import assign
+    from .ckks_products import products_from_bare
+    from .closed_form import input_from_gradients
+    from .cluster_identity import clusters_from_sizes
+    from .disaggregation import disaggregate
+    from .feature_decoder import decode_features
+    from .foreign import audit_updates
+    from .foreign_folder import audit_folder, save_updates
+    from .foreign_system import LoopSettings, Update
+    from .gradient_inversion import invert_updates
+    from .gram_geometry import labels_from_gram
+    from .gram_updates import labels_from_update_gram
+    from .imprint import images_from_imprint
+    from .influence import groups_from_scores
+    from .key_recovery import recover_labels
+    from .label_inference import labels_from_bias
+    from .leakage import BUDGETS, Budget, Case, Cell, Prior, Truth
+    from .property_inference import infer_property
+    from .signature_inversion import invert_signature, recover_label_set
+    from .signature_places import place_signatures
+    from .spear import inputs_of_batch
+    from .sybil_span import rows_from_products
+    from .token_recovery import tokens_from_rows, window_from_rows
+    from .update_norms import counts_from_lengths
+
+_HOME = {
+    "ADVERSARIES": "adversary",
+    "AdversaryView": "adversary",
+    "BUDGETS": "leakage",
+    "Budget": "leakage",
+    "Case": "leakage",
+    "Cell": "leakage",
+    "LoopSettings": "foreign_system",
+    "Prior": "leakage",
+    "Truth": "leakage",
+    "Update": "foreign_system",
+    "assign": "assignment",
+    "audit_folder": "foreign_folder",
+    "audit_updates": "foreign",
+    "clusters_from_sizes": "cluster_identity",
+    "counts_from_lengths": "update_norms",
+    "decode_features": "feature_decoder",
+    "disaggregate": "disaggregation",
+    "groups_from_scores": "influence",
+    "images_from_imprint": "imprint",
+    "infer_property": "property_inference",
+    "input_from_gradients": "closed_form",
+    "inputs_of_batch": "spear",
+    "invert_signature": "signature_inversion",
+    "invert_updates": "gradient_inversion",
+    "labels_from_bias": "label_inference",
+    "labels_from_gram": "gram_geometry",
+    "labels_from_templates": "anchor_counts",
+    "labels_from_update_gram": "gram_updates",
+    "load_view": "adversary",
+    "place_signatures": "signature_places",
+    "products_from_bare": "ckks_products",
+    "recover_label_set": "signature_inversion",
+    "recover_labels": "key_recovery",
+    "rows_from_products": "sybil_span",
+    "save_updates": "foreign_folder",
+    "tokens_from_rows": "token_recovery",
+    "view_of": "adversary",
+    "window_from_rows": "token_recovery",
+}
+"""Public name -> its module, which is imported when the name is first used: the names of attacks are known without scipy and torch."""
 
 __all__ = [
     "ADVERSARIES", "ATTACKS", "AdversaryView", "Attack", "BUDGETS", "Budget", "Case", "Cell", "LoopSettings", "Prior", "Truth",
@@ -105,10 +131,31 @@ class Attack:
     """
 
     summary: str
-    cells: Callable[[Case], tuple[list[Cell], dict[str, Array] | None]]
+    cells: "Callable[[Case], tuple[list[Cell], dict[str, Array] | None]]"
     plays: bool = False
     learns: str = ""
     reduces: str = ""
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """The `cells` of a module of this package, which is imported when they are called."""
+
+    module: str
+
+    def __call__(self, case: "Case") -> "tuple[list[Cell], dict[str, Array] | None]":
+        made: tuple[list[Cell], dict[str, Array] | None] = import_module(f".{self.module}", __name__).cells(case)
+        return made
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 _SUMS = 'secure sums of a large minimum cohort ([protection] sum = "secagg", min_cohort)'
@@ -117,109 +164,109 @@ _NOISE = "privacy noise ([privacy] epsilon), fewer rounds, or more clients a clu
 for _name, _attack in {
     "signature_inversion": Attack(
         "mean image and label set of a client from its signature U_p",
-        signature_inversion.cells,
+        _Cells("signature_inversion"),
         learns="what clients' data look like on average",
         reduces=_HIDDEN,
     ),
     "label_inference": Attack(
         "label sets and histograms from the bias gradient in updates",
-        label_inference.cells,
+        _Cells("label_inference"),
         learns="which labels clients have and how many of each",
         reduces=f'{_SUMS}, with [training] sampling = "fixed_cohorts"',
     ),
     "anchor_counts": Attack(
         "label counts from gradients at an anchor model (StoCFL)",
-        anchor_counts.cells,
+        _Cells("anchor_counts"),
         learns="how many samples of each label clients have",
         reduces=_HIDDEN,
     ),
     "gram_geometry": Attack(
         "label sets from inner products, with 0, 3 and 10 known clients",
-        gram_geometry.cells,
+        _Cells("gram_geometry"),
         learns="which labels clients have, from inner products",
         reduces='encrypted comparison that releases labels only ([protection] gram = ["ckks"])',
     ),
     "gram_updates": Attack(
         "label sets from inner products of updates from a public model, no known client",
-        gram_updates.cells,
+        _Cells("gram_updates"),
         learns="which labels clients have, from inner products of updates that a transform keeps",
         reduces=_SUMS,
     ),
     "fold_release": Attack(
         "sample counts, members and single images from the folds of cross-fitted clustering",
-        fold_release.cells,
+        _Cells("fold_release"),
         learns="sample counts, members or images of clients, from what crossfit compares",
         reduces=_HIDDEN,
     ),
     "sybil_span": Attack(
         "signatures from inner products with known vectors that span them",
-        sybil_span.cells,
+        _Cells("sybil_span"),
         learns="clients' signatures, by clients of its own that are compared with them",
         reduces="clients that are admitted by identity only",
     ),
     "cluster_identity": Attack(
         "a client's group, from the model it is sent and the clients it is summed with",
-        cluster_identity.cells,
+        _Cells("cluster_identity"),
         learns="which clients are alike",
         reduces='oblivious secure sums ([protection] sum = "secagg-oblivious")',
     ),
     "disaggregation": Attack(
         "single clients' values from sums over cohorts",
-        disaggregation.cells,
+        _Cells("disaggregation"),
         learns="single clients' updates from sums",
         reduces='cohorts that do not change ([training] sampling = "fixed_cohorts"), a larger min_cohort',
     ),
     "key_recovery": Attack(
         "label sets, histograms and coordinates from updates under a secret permutation",
-        key_recovery.cells,
+        _Cells("key_recovery"),
         learns="what a secret permutation of updates hides",
         reduces=_SUMS,
     ),
     "gradient_inversion": Attack(
         "training images of one client's update, for few samples and steps; of texts the words",
-        gradient_inversion.cells,
+        _Cells("gradient_inversion"),
         learns="training images, or words, of clients",
         reduces=_SUMS,
     ),
     "update_norms": Attack(
         "numbers of samples from the lengths of updates, which transforms keep",
-        update_norms.cells,
+        _Cells("update_norms"),
         learns="how many samples clients have",
         reduces=_SUMS,
     ),
     "membership": Attack(
         "membership of training samples, from models and updates: loss threshold, LiRA, RMIA, gradients",
-        membership_audit.cells,
+        _Cells("membership_audit"),
         learns="whether a sample was trained on",
         reduces=_NOISE,
     ),
     "property_inference": Attack(
         "stroke width, slant, rotation, a label: from signatures, updates, models",
-        property_inference.cells,
+        _Cells("property_inference"),
         learns="properties of clients' data",
         reduces=_NOISE,
     ),
     "model_inconsistency": Attack(
         "one client's update from a secure sum, by sending the others a model whose units are dead",
-        model_inconsistency.cells,
+        _Cells("model_inconsistency"),
         learns="one client's update from a secure sum, by sending others another model",
         reduces='[protection] secagg_mode = "active"',
     ),
     "imprint": Attack(
         "training images from one update or one secure sum, by sending a first layer made of bins",
-        imprint.cells,
+        _Cells("imprint"),
         learns="training images, by a model made for it",
         reduces="a first layer that clients check, or privacy noise ([privacy])",
     ),
     "influence": Attack(
         "groups from the N × N scores of pFedLIA",
-        influence.cells,
+        _Cells("influence"),
         learns="which clients are alike, from scores of influence",
         reduces="an algorithm that compares under a transform or encrypted",
     ),
     "dp_audit": Attack(
         "a lower bound on ε for each private release and for the whole run, by reruns with canaries",
-        dp_run.cells,
+        _Cells("dp_run"),
         plays=True,
         learns="more than the claimed ε allows: the privacy noise is wrong",
         reduces="a report of it to us: the guarantee does not hold",

@@ -320,3 +320,27 @@ def test_every_request_is_made_by_the_server_and_answered_by_one_party() -> None
         assert any(f"m.{kind.__name__}(" in text for name, text in texts.items() if name != "messages.py"), f"nobody asks {kind.__name__}"
         forms = (f"case m.{kind.__name__}()", f"isinstance(ask, m.{kind.__name__})")
         assert any(form in texts[name] for form in forms for name in ("client.py", "key_holder.py")), f"nobody answers {kind.__name__}"
+
+
+# --- what a command waits for before it does anything ---------------------------------------------------------------------------------
+
+LATE = ("scipy", "sklearn", "tenseal", "flwr", "ray", "matplotlib", "pandas", "sympy")
+"""Packages that take a tenth of a second or more each, and that names and configuration keys do not need."""
+
+
+@pytest.mark.parametrize(
+    ("words", "late"), [(("list",), LATE), (("--version",), (*LATE, "torch", "numpy", "cryptography"))], ids=lambda found: found[0]
+)
+def test_commands_that_compute_nothing_import_no_package_that_computes(words: tuple[str, ...], late: tuple[str, ...]) -> None:
+    code = f"""
+import sys
+from cflpriv.cli import app
+try:
+    app({list(words)!r})
+except SystemExit as end:
+    assert not end.code
+print("imported:", *sorted({{name.partition(".")[0] for name in sys.modules}} & {set(late)!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].split() == ["imported:"]

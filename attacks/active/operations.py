@@ -19,7 +19,6 @@ from ...federation.task_encoding import UnknownTask, task_to_bytes
 from ...protocols.errors import ProtocolError
 from ...tasks.evaluation import Losses
 from ...types import Array
-from ..label_readings import bias_span
 from .outcome import ActiveAttack, Figure, Guess
 from .scene import Play
 
@@ -116,6 +115,8 @@ def choices(play: Play) -> Figure:
 
 def _share(play: Play, model: Model, label: int) -> float | None:
     """One label's share at the victim, None where it does not answer."""
+    from ..label_readings import bias_span  # loads scipy
+
     span = bias_span(model)
     assert span is not None  # `_choices_apply` says so
     shares = (np.arange(STEPS) + 0.5) / STEPS

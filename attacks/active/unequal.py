@@ -19,7 +19,6 @@ from ...errors import InputError
 from ...experiments.config import Config
 from ...federation import messages as m
 from ...types import Array
-from ..model_inconsistency import deadened
 from .liar import honest_ask
 from .outcome import ActiveAttack, Guess, secure_sums
 from .scene import Play, Summed
@@ -36,6 +35,8 @@ SLOW = 1e-30
 def useless(play: Play) -> Array:
     """A model (d,) from which training leads nowhere."""
     try:
+        from ..model_inconsistency import deadened  # loads scipy
+
         return deadened(play.scene.train.model, play.scene.model)
     except InputError:  # no hidden units to silence
         return np.full_like(play.scene.model, STUCK)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 
 from ..data.regression import Regression, Scale, regression
 from ..randomness import stream
@@ -31,6 +30,8 @@ def distance(found: Array, truth: Array) -> float:
     if not np.isfinite(found).all():
         return float("inf")
     costs = np.linalg.norm(found[:, None, :] - truth[None, :, :], axis=2)
+    from scipy.optimize import linear_sum_assignment  # slow to import
+
     return float(costs[linear_sum_assignment(costs)].mean())
 
 
