@@ -4,11 +4,13 @@ What a protection does to a value happens outside the engine; the slow test has 
 """
 
 import math
+import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from cflpriv.attacks import ATTACKS, BUDGETS, Cell
 from cflpriv.attacks import audit as audits
 from cflpriv.data import build_population
 from cflpriv.errors import CflprivWarning
-from cflpriv.experiments import Config, parse_config
+from cflpriv.experiments import Config, parse_config, run_experiment
 from cflpriv.experiments.run import Run, advance, start
 from cflpriv.types import Population
 
@@ -115,3 +117,21 @@ def close(one: Cell, other: Cell) -> bool:
     if one.value is None or other.value is None:
         return one.value is other.value
     return math.isclose(one.value, other.value, rel_tol=1e-3, abs_tol=1e-3)  # an inversion takes hundreds of steps
+
+
+def test_a_run_recorded_there_is_audited_here_and_the_other_way_round(tmp_path: Path) -> None:
+    """The attacks compute where the audit is told to, whatever the run's device and precision."""
+    made, found = config(SIGNATURES), list[list[Cell]]()
+    run_experiment(made, tmp_path / "here")
+    with strictly_pretended():
+        run_experiment(made.with_("run", device="cuda").with_("model", dtype="float32").with_("run", precision="tf32"), tmp_path / "there")
+    few = ("signature_inversion", "label_inference")
+    cells = audits.audit_run(tmp_path / "there", attacks=few, budget="quick", device="cpu")
+    assert {one.attack for one in cells if one.value is not None} == set(few)
+    found.append(audits.audit_run(tmp_path / "here", attacks=few, budget="quick"))
+    shutil.rmtree(tmp_path / "here" / "audit")  # else its figures are kept
+    with strictly_pretended() as counts:
+        found.append(audits.audit_run(tmp_path / "here", attacks=few, budget="quick", device="cuda"))
+    assert counts.waits["to device"] > 0
+    assert len(found[0]) == len(found[1])
+    assert all(close(one, other) for one, other in zip(*found, strict=True))
