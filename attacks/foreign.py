@@ -102,7 +102,7 @@ def _alone(one: Cell, scores: int) -> Cell:
     elif one.counted and 0.5**one.counted >= RATE:
         rule += f"; {one.counted} clients are too few to decide about a yes-or-no figure"
     status = one.status if one.status == "leaks" else "not_validated" if scores < FEWEST_SCORES else "inconclusive"
-    return replace(one, reference=None, reference_baseline=None, status=status, note=f"{one.note}; {rule}")
+    return replace(one, reference=None, reference_baseline=None, power=None, status=status, note=f"{one.note}; {rule}")
 
 
 # --- labels -------------------------------------------------------------------------------------------------------------------------
@@ -311,9 +311,12 @@ def _images(system: System) -> Made:
         mine, theirs = (image_score(one, case.truth, list(drawn), metric) for one in (guess, blank))
         made = cell(case, name, metric, mine, theirs, mine, margin=IMAGE_MARGIN[metric], share=metric == "labels_exact", note=note)
         figures.append(_alone(made, len(drawn)))
+    shape = (1, *prior.shape) if len(prior.shape) == 2 else prior.shape
+    if len(shape) != 3:  # the report has nothing to show
+        return figures, None
     arrays = {
-        "clients": np.array(list(drawn)), "truth": np.stack([case.truth.data[c][0][0] for c in drawn]),
-        "recovered": np.stack([found[c][0] for c in drawn]), "baseline": mean,
+        "clients": np.array(list(drawn)), "truth": np.stack([case.truth.data[c][0][0].reshape(shape) for c in drawn]),
+        "recovered": np.stack([found[c][0].reshape(shape) for c in drawn]), "baseline": mean.reshape(shape),
     }  # fmt: skip
     return figures, arrays
 

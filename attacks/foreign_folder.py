@@ -20,6 +20,7 @@ from torch import nn
 
 from ..engine.models import MODELS, Model
 from ..errors import InputError
+from ..experiments.foreign_report import FOREIGN as TOML
 from ..files import write_arrays, write_atomically
 from ..types import Array
 from .family import judged_together
@@ -31,7 +32,7 @@ from .verdicts import audit_text
 
 __all__ = ["audit_folder", "save_updates"]
 
-TOML, FORMAT = "foreign.toml", 1
+FORMAT = 1
 TRAINING = tuple(one.name for one in fields(LoopSettings))
 KEYS = ("format", "classes", "shape", "model", "hidden", "head", "mean", "std", "seed", "iterations", *TRAINING, "clients")
 CLIENT_KEYS = ("samples", "labels", *TRAINING)
@@ -136,7 +137,7 @@ def audit_folder(
             np.savez(folder / "audit" / file, allow_pickle=False, **arrays)
         cells += [replace(one, arrays=file) for one in made]
     table, family = judged_together(cells)
-    write_atomically(folder / "audit.json", audit_text(table, family))
+    write_atomically(folder / "audit.json", audit_text(table, family, assumed=system.assumed(which)))
     return table
 
 

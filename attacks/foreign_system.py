@@ -1,5 +1,6 @@
 """Another system as its auditor has it: the updates of clients, read and checked, what the adversary knows, and the truth for scorers."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -61,6 +62,22 @@ class LoopSettings:
         if not self.batch_size:
             return self.epochs
         return None if samples is None else self.epochs * ceil(samples / self.batch_size)
+
+
+def _spoken(how: LoopSettings) -> str:
+    """How a client trained, for people."""
+    batches = f"batches of {how.batch_size}" if how.batch_size else "all samples at once"
+    more = [f"{name.replace('_', ' ')} {value:g}" for name in ("momentum", "weight_decay") if (value := getattr(how, name))]
+    rate = "an unknown rate" if how.lr is None else f"rate {how.lr:g}"
+    norm = "by the batch" if how.batch_norm == "train" else "by running statistics"
+    words = [
+        f"{how.optimizer.upper() if how.optimizer == 'sgd' else how.optimizer} at {rate}",
+        f"{how.epochs} epoch(s)",
+        batches,
+        *more,
+        f"batch normalisation, if any, {norm}",
+    ]
+    return ", ".join(words)
 
 
 def whole(value: Any, least: int, name: str) -> int:
@@ -143,6 +160,22 @@ class System:
     def scored(self) -> list[int]:
         """The clients whose samples are known to the scorer."""
         return sorted(set(self.records) & set(self.case.truth.data))
+
+    def assumed(self, model: str) -> dict[str, str]:
+        """What an audit of this takes for granted, for people, by name. `model` names the model."""
+        records = [one for several in self.records.values() for one in several]
+        prior, several = self.case.prior, Counter(_spoken(one.settings) for one in records)
+        rounds = max(len(one) for one in self.records.values())
+        trained = "; ".join(f"{words} ({count} updates)" if len(several) > 1 else words for words, count in several.items())
+        return {
+            "Adversary": "reads single updates, and knows the model, how clients trained, and the auxiliary samples",
+            "Updates": f"{len(records)}, of {len(self.records)} client(s) in {rounds} round(s)",
+            "Model": model,
+            "Local training": trained,
+            "Auxiliary samples": f"{len(prior.y)} with labels, of the clients' distribution" if len(prior.y) else "none",
+            "Known of clients": "how many samples and labels each has",
+            "Scored": f"{len(self.scored)} client(s), whose samples are in the folder" if self.scored else "nobody: no samples are given",
+        }
 
 
 def system_of(

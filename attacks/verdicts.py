@@ -5,7 +5,7 @@ The sentence is of the leak nearest to knowing everything. Where nothing leaks i
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -34,10 +34,11 @@ class Verdict:
         return asdict(self)
 
 
-def audit_text(cells: Sequence[Cell], family: Family) -> str:
-    """audit.json: the `cells` of an audit, judged together, with their family and verdicts."""
+def audit_text(cells: Sequence[Cell], family: Family, **more: Mapping[str, str]) -> str:
+    """audit.json: the `cells` of an audit, judged together, with their family and verdicts, and `more` tables of texts."""
     verdicts = [one.as_json() for one in verdicts_of(cells)]
-    return json.dumps({"verdicts": verdicts, "family": family.as_json(), "cells": [one.as_json() for one in cells]}, indent=1) + "\n"
+    tree = {"verdicts": verdicts, **more, "family": family.as_json(), "cells": [one.as_json() for one in cells]}
+    return json.dumps(tree, indent=1) + "\n"
 
 
 def verdicts_of(cells: Sequence[Cell]) -> list[Verdict]:

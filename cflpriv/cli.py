@@ -325,9 +325,9 @@ def verify(
 
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(metavar="DIR")], plugin: Plugins = None) -> None:
-    """Make one self-contained report.html, and results.csv beside it.
+    """Make one self-contained report.html, and results.csv beside it for runs.
 
-    DIR is a run folder, or a folder of run folders.
+    DIR is a run folder, a folder of run folders, or a folder of another system's updates that was audited.
     """
     from .experiments.report import write_report
     from .plugins import load_plugin

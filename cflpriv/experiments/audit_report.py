@@ -1,6 +1,6 @@
-"""The audit's part of a report: the matrix of attacks by protections, and true beside inferred label histograms.
+"""The audit's part of a report: the matrix of attacks by protections, all figures, and true beside inferred label histograms.
 
-Independent of run folders: `run_files` reads and checks the files.
+`run_files` reads and checks the files.
 """
 
 from collections import Counter
@@ -12,8 +12,28 @@ import numpy as np
 from ..types import Array
 from .audit_words import STATUS, least_comforting
 from .pictures import CUT, new_figure, style, uri
+from .run_files import Audited
 
-__all__ = ["attack_matrix", "label_histograms"]
+__all__ = ["attack_matrix", "label_histograms", "leakage"]
+
+
+def leakage(audits: Sequence[Audited]) -> dict[str, Any]:
+    """Columns (audit, protection), rows (attack, metric, adversary, clients known) -> cells, numbered notes, and the matrix of attacks."""
+    columns: dict[tuple[int, str], dict[str, str]] = {}
+    rows: dict[tuple[str, str, str, int], dict[tuple[int, str], list[dict[str, Any]]]] = {}
+    notes: dict[str, int] = {}
+    for i, audited in enumerate(audits):
+        for cell in audited.cells or ():
+            column = (i, str(cell["protection"]))
+            columns[column] = {"protection": column[1], "run": audited.label}
+            row = (str(cell["attack"]), str(cell["metric"]), str(cell["adversary"]), cell.get("k_known") or 0)
+            note = str(cell.get("note") or "")
+            number = notes.setdefault(note, len(notes) + 1) if note else None
+            rows.setdefault(row, {}).setdefault(column, []).append({**cell, "number": number, "seeds": len(cell.get("seeds") or ())})
+    lower = {row: any(cell.get("lower_is_better") for several in cells.values() for cell in several) for row, cells in rows.items()}
+    lines = [{"row": row, "lower": lower[row], "cells": [cells.get(column, []) for column in columns]} for row, cells in rows.items()]
+    matrix = attack_matrix([(audited.column, audited.label, audited.cells or ()) for audited in audits])
+    return {"columns": list(columns.values()), "lines": lines, "notes": list(notes), "matrix": matrix}
 
 
 def attack_matrix(audits: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """From run folders to one page: report.html, self-contained, and results.csv.
 
 `run_files` reads and checks the folders, `recovered` and `audit_report` prepare what audits found, `pictures` draws. The functions here
-turn runs into what the template report.html prints; its text and the order of its sections are in that file.
+turn runs into what the template report.html prints; its text and the order of its sections are in that file. audit.html has what pages on
+runs and on other systems share.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,13 @@ from ..errors import InputError
 from ..files import write_atomically
 from ..types import Array
 from . import pictures, tested_pictures
-from .audit_report import attack_matrix
-from .audit_words import ACTIVE_STATUS, STATUS, metric_words
+from .audit_report import leakage
+from .audit_words import ACTIVE_STATUS
 from .choose import FILE as CHOICE
 from .choose import read_chosen
+from .foreign_report import FOREIGN, write_foreign_report
 from .front import section, write_pictures
+from .page import templates
 from .privacy_report import privacy_section
 from .recovered import histograms, recovered_images, roc_curves
 from .run_files import RECOMPUTED, Run, read_runs, require
@@ -40,23 +43,22 @@ SHOWN_CLUSTERS = 30
 def write_report(folder: Path) -> Path:
     """Write report.html and results.csv into `folder`, a run folder or a folder of run folders; the page's path.
 
+    A folder of another system's updates that was audited gets report.html alone.
+
     Raises `InputError` naming the file, for a folder that is neither and for a file that is damaged.
     """
-    import jinja2
-
     folder = Path(folder)
+    if (folder / FOREIGN).is_file():
+        return write_foreign_report(folder)
     sweep = sweep_of(folder)
     runs, unfinished = read_runs(folder)
     everything = runs
     if sweep is not None:  # one seed stands for the others below the sweep's own tables
         first_seed = {cell.name for cell in sweep.cells if cell.seed == sweep.cells[0].seed}
         runs = [run for run in runs if run.name in first_seed] or runs
-    template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["percent"] = lambda value: "–" if value is None else f"{100 * value:.1f}"
-    environment.filters |= {"figure": _figure, "metric": metric_words, "megabytes": lambda size: f"{size / 1e6:.2f}"}
+    environment = templates()
     detailed = runs[:DETAILED]
-    page = environment.from_string(template).render(
+    page = environment.get_template("report.html").render(
         title=folder.resolve().name,
         sweep=None if sweep is None else Markup(_sweep_section(environment, folder, sweep)),
         runs=runs,
@@ -67,20 +69,20 @@ def write_report(folder: Path) -> Path:
         ],
         unpoliced=[run.label for run in everything if run.summary.get("release_policy") == "off"],
         undetailed=runs[DETAILED:],
-        leakage=_leakage(runs),
-        verdicts=[run for run in runs if run.verdicts],
+        leakage=leakage([run.audited for run in runs if run.audited.cells]),
+        missing=[run for run in runs if run.audited.cells is None],
+        verdicts=[run for run in runs if run.audited.verdicts],
         actives=[run for run in runs if run.active],
         active_words=ACTIVE_STATUS,
-        recovered=[shown for run in detailed for shown in recovered_images(run)],
-        histograms=[shown for run in detailed for shown in histograms(run)],
-        rocs=[shown for run in detailed for shown in roc_curves(run)],
+        recovered=[shown for run in detailed for shown in recovered_images(run.audited)],
+        histograms=[shown for run in detailed for shown in histograms(run.audited)],
+        rocs=[shown for run in detailed for shown in roc_curves(run.audited)],
         clusterings=[shown for run in detailed if (shown := _clustering(run)) is not None],
         accuracy=_accuracy(runs),
         privacy=privacy_section([(run.label, run.folder, run.summary, run.rounds) for run in detailed]),
         reveals=_reveals(runs),
         notes=_notes(runs),
         lost=_lost(runs),
-        status=STATUS,
         recomputed=RECOMPUTED,
     )
     try:
@@ -100,8 +102,7 @@ def _sweep_section(environment: Any, folder: Path, sweep: Sweep) -> str:
     else:
         made = read_chosen(folder / CHOICE)
         name, shown = "choice.html", {"chosen": made and made[0]}
-    template = Path(__file__).with_name(name).read_text(encoding="utf-8")
-    text: str = environment.from_string(template).render(shown)
+    text: str = environment.get_template(name).render(shown)
     return text
 
 
@@ -128,35 +129,10 @@ def _lost(runs: Sequence[Run]) -> dict[str, float]:
 # --- what the template prints ---------------------------------------------------------------------------------------------------------
 
 
-def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
-
-
 def _scalars(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """A row per run: its name and every scalar of its summary."""
     plain = (str, int, float, type(None))
     return [{"run": run.name, **{key: value for key, value in run.summary.items() if isinstance(value, plain)}} for run in runs]
-
-
-def _leakage(runs: Sequence[Run]) -> dict[str, Any]:
-    """Columns (run, protection), rows (attack, metric, adversary, clients known) -> cells, and the numbered notes below the table."""
-    columns: dict[tuple[int, str], dict[str, str]] = {}
-    rows: dict[tuple[str, str, str, int], dict[tuple[int, str], list[dict[str, Any]]]] = {}
-    notes: dict[str, int] = {}
-    for i, run in enumerate(runs):
-        for cell in run.audit or ():
-            column = (i, str(cell["protection"]))
-            columns[column] = {"protection": column[1], "run": f"{run.summary['algorithm']} ({run.name})"}
-            row = (str(cell["attack"]), str(cell["metric"]), str(cell["adversary"]), cell.get("k_known") or 0)
-            note = str(cell.get("note") or "")
-            number = notes.setdefault(note, len(notes) + 1) if note else None
-            rows.setdefault(row, {}).setdefault(column, []).append({**cell, "number": number, "seeds": len(cell.get("seeds") or ())})
-    lower = {row: any(cell.get("lower_is_better") for several in cells.values() for cell in several) for row, cells in rows.items()}
-    lines = [{"row": row, "lower": lower[row], "cells": [cells.get(column, []) for column in columns]} for row, cells in rows.items()]
-    audited = [(str(run.audit[0]["protection"]), f"{run.summary['algorithm']} ({run.name})", run.audit) for run in runs if run.audit]
-    missing = [run for run in runs if run.audit is None]
-    table = {"columns": list(columns.values()), "lines": lines, "notes": list(notes), "missing": missing}
-    return table | {"matrix": attack_matrix(audited)}
 
 
 def _clustering(run: Run) -> dict[str, Any] | None:

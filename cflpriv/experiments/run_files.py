@@ -6,7 +6,7 @@ import tomllib
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from .audit_words import ACTIVE_STATUS, STATUS
 from .pictures import Evidence
 from .verify import verify
 
-__all__ = ["RECOMPUTED", "Run", "cells_of", "read_arrays", "read_run", "read_runs", "require"]
+__all__ = ["RECOMPUTED", "Audited", "Run", "cells_of", "parsed", "read_arrays", "read_audit", "read_run", "read_runs", "require"]
 
 RECOMPUTED = "recomputed by the experimenter from the data: the server did not see this"
 _INT, _MAYBE = (int,), (int, float, type(None))
@@ -35,6 +35,22 @@ NEEDED: dict[str, tuple[type, ...]] = {
 
 
 @dataclass(frozen=True, eq=False)
+class Audited:
+    """What an audit left in a folder. `cells` is None where there was none; `groups` are clients' true groups, where there are any.
+
+    `heading` and `label` name it on the page, and `column` in tables.
+    """
+
+    folder: Path
+    heading: str
+    label: str
+    column: str
+    cells: Sequence[Mapping[str, Any]] | None
+    verdicts: Sequence[Mapping[str, str]] = ()
+    groups: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
 class Run:
     """One run folder, read. Optional parts are None. `label` is unique in a report."""
 
@@ -43,13 +59,12 @@ class Run:
     rounds: Sequence[Mapping[str, Any]]
     measured: Mapping[str, Any] | None
     evidence: Evidence | None
-    audit: Sequence[Mapping[str, Any]] | None
+    audited: Audited
     config: Mapping[str, Any]
     texts: Mapping[str, str]
     label: str = ""
     problems: tuple[str, ...] = ()
     active: Sequence[Mapping[str, Any]] = ()
-    verdicts: Sequence[Mapping[str, str]] = ()
 
     @property
     def name(self) -> str:
@@ -73,15 +88,15 @@ def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
 
 def read_run(folder: Path) -> Run:
     """Read and check a run folder. Raises `InputError` naming the file that is missing or damaged."""
-    summary = _parsed(folder / "summary.json")
+    summary = parsed(folder / "summary.json")
     require(isinstance(summary, dict), folder / "summary.json", "is not an object")
     for key, kinds in NEEDED.items():
         require(key in summary, folder / "summary.json", f"has no {key!r}")
         require(isinstance(summary[key], kinds), folder / "summary.json", f"{key} = {summary[key]!r} is of a wrong type")
-    audit, verdicts = _audit(folder / "audit.json")
+    cells, verdicts = read_audit(folder / "audit.json")
     active = _active(folder / "active_audit.json")
-    measured = _parsed(folder / "measured.json") if (folder / "measured.json").exists() else None
-    config = _parsed(folder / "config.toml", tomllib.loads)
+    measured = parsed(folder / "measured.json") if (folder / "measured.json").exists() else None
+    config = parsed(folder / "config.toml", tomllib.loads)
     evidence, path = None, folder / "measured.json"
     try:
         if measured is not None and measured["labels"]:
@@ -93,14 +108,16 @@ def read_run(folder: Path) -> Run:
         raise InputError(f"{path}: is damaged ({type(error).__name__}: {error})") from None
     texts = {name: _text(folder / name) for name in ("config.toml", "environment.json")}
     rows, problems = _rounds(folder / "rounds.jsonl"), verify(folder, payloads=False).problems
-    return Run(folder, summary, rows, measured, evidence, audit, config, texts, problems=problems, active=active, verdicts=verdicts)
+    protection, label = str(summary["protection"]), f"{summary['algorithm']} ({folder.resolve().name})"
+    audited = Audited(folder, f"Protection {protection}", label, protection, cells, verdicts, (measured or {}).get("truth", {}))
+    return Run(folder, summary, rows, measured, evidence, audited, config, texts, problems=problems, active=active)
 
 
-def _audit(path: Path) -> tuple[list[Mapping[str, Any]] | None, list[Mapping[str, str]]]:
-    """What an audit left: its cells, None if there was none, and its verdicts."""
+def read_audit(path: Path) -> tuple[list[Mapping[str, Any]] | None, list[Mapping[str, str]]]:
+    """The cells of an audit.json, None if there is no such file, and its verdicts. Raises `InputError` naming the file."""
     if not path.exists():
         return None, []
-    audit = _parsed(path)
+    audit = parsed(path)
     cells = cells_of(audit, path)
     for cell in cells:
         _check_cell(cell, path)
@@ -124,7 +141,7 @@ def _active(path: Path) -> list[Mapping[str, Any]]:
     """What an active audit of the same configuration left, if there was one."""
     if not path.exists():
         return []
-    rows = _parsed(path)
+    rows = parsed(path)
     require(isinstance(rows, list), path, "is not a list of attacks")
     for row in rows:
         require(isinstance(row, dict), path, "holds something that is no attack")
@@ -198,7 +215,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
         raise InputError(f"{path}: cannot be read as arrays ({error})") from None
 
 
-def _parsed(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
+def parsed(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
     text = _text(path)
     try:
         return parse(text)

@@ -13,10 +13,12 @@ import pytest
 import tomli_w
 from command_line import in_process
 from foreign_scenes import SETTINGS, scene
+from report_pages import Page, page_of, pictures_of
 
 from cflpriv import plugins
 from cflpriv.attacks import audit_folder, audit_updates, save_updates
 from cflpriv.engine.models import MODELS
+from cflpriv.errors import InputError
 from cflpriv.types import Array
 
 PLUGIN = """
@@ -73,6 +75,49 @@ def test_a_folder_without_a_model_gives_labels_alone(folder: Path) -> None:
     others = [cell for cell in cells.values() if cell.attack != "label_inference"]
     assert {cell.status for cell in others} == {"not_attempted"}
     assert all("there is no model to run" in cell.note for cell in others)
+
+
+def test_a_report_shows_verdicts_figures_pictures_and_what_was_assumed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert in_process(monkeypatch, "report", str(folder)) == 2
+    assert capsys.readouterr().err == f"cflpriv: {folder / 'audit.json'}: is missing; cflpriv audit --foreign {folder} writes it\n"
+    cells = audit_folder(without_model(folder, iterations=9))
+    assert in_process(monkeypatch, "report", str(folder)) == 0
+    page = Page((folder / "report.html").read_text(encoding="utf-8"))
+    audit = json.loads((folder / "audit.json").read_text())
+    first = audit["verdicts"][0]["sentence"]
+    assert page.headings == ["What is learned", "Figures", "Labels: true and inferred", "What was assumed"]
+    assert page.words.index(first[1:]) < page.words.index("All figures of the audit")
+    assert all(words in page.words for words in audit["assumed"].values())
+    assert audit["assumed"]["Local training"] == "SGD at rate 0.1, 2 epoch(s), batches of 12, batch normalisation, if any, by the batch"
+    shown = next(cell for cell in cells if cell.metric == "histogram_l1")
+    assert f"{shown.value:.3f} [{shown.low:.3f}, {shown.high:.3f}]" in page.words
+    assert [str(image["alt"])[:12] for image in page.images] == ["Label shares"]
+    assert not any(link.startswith(("http", "//")) for link in page.links)
+    assert not (folder / "results.csv").exists()
+
+
+def test_recovered_images_stand_beside_the_truth(tmp_path: Path) -> None:
+    model, updates, auxiliary = scene()
+    few = [replace(one, x=one.x[:1], y=one.y[:1]) for one in updates[:3] if one.x is not None and one.y is not None]
+    place = save_updates(
+        tmp_path / "a<b", few, 10, (1, 8, 8), auxiliary=auxiliary, settings=replace(SETTINGS, epochs=1), module=model, model="resnet?"
+    )
+    MODELS["resnet?"] = (lambda _: model, "")
+    try:
+        tree = tomllib.loads((place / "foreign.toml").read_text()) | {"iterations": 2}
+        (place / "foreign.toml").write_text(tomli_w.dumps(tree))
+        audit_folder(place, attacks=["gradient_inversion"])
+    finally:
+        MODELS.pop("resnet?", None)
+    page = page_of(place)
+    assert "Recovered images" in page.headings
+    assert pictures_of(page)[0].count("<image") == 9
+    assert "a<b" in page.words
+    (place / "audit.json").write_text(json.dumps({"cells": [], "assumed": {"Model": 3}}))
+    with pytest.raises(InputError, match="assumed is not a table of texts"):
+        page_of(place)
 
 
 def test_rounds_and_clients_come_back_in_order(tmp_path: Path) -> None:
