@@ -3,8 +3,8 @@
 A game tosses a coin for each canary, makes data of those that are in, has the *run's own code* release what it releases of such data, and
 scores each canary from what came out. That code is the private form of the algorithm's task (`moment`, `whole_moment`, `total`, `mean`,
 `scores`, `choice`, `training`), a client that gives rows with noise of its own (`local`), or the mechanism (`shares`): where it leaves its
-noise out, or its bound on one record, canaries are distinguished. `dp_audit.audit` computes a bound from scores and coins, to be compared with the
-accountant's price of the event.
+noise out, or its bound on one record, canaries are distinguished. `dp_audit.audit` computes a bound from scores and coins, to be compared
+with the accountant's price of the event.
 
 Canaries do not disturb each other, and are several times as long (or their losses as large) as the bound allows, so that a missing bound
 shows. Under "add_remove" a coin puts a record in or leaves it out; under "replace_one" it chooses between two that are as far apart as they

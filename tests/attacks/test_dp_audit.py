@@ -378,7 +378,8 @@ def scene(algorithm: str, unit: str, epsilon: float, **more: Any) -> Any:
     training = {"rounds": 2, "epochs": 2, "batch_size": 20, "lr": 0.3} | more.pop("training", {})
     data = {"clients": 20} | more.pop("data", {})
     name, _, found = algorithm.partition(", ")
-    given = {"name": name, **({} if found else {"pacfl": {"k": 4}, "ifca": {"k": 2}, "stocfl": {"tau": 0.5}}.get(name, {}))}
+    told: dict[str, dict[str, Any]] = {"pacfl": {"k": 4}, "ifca": {"k": 2}, "stocfl": {"tau": 0.5}}
+    given = {"name": name, **({} if found else told.get(name, {}))}
     return config(given, more.pop("protection", {}), training=training, model={"name": "linear"}, privacy=privacy, data=data, **more)
 
 
