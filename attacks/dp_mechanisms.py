@@ -1,10 +1,10 @@
 """Canary games against each noisy mechanism: one release each, with the parameters of the event that prices it.
 
 A game tosses a coin for each canary, makes data of those that are in, has the *run's own code* release what it releases of such data, and
-scores each canary from what came out. That code is the private form of the algorithm's task (`moment`, `total`, `scores`, `choice`,
-`training`), a client that gives rows with noise of its own (`local`), or the mechanism (`shares`): where it leaves its noise out, or its
-bound on one record, canaries are distinguished. `dp_audit.audit` computes a bound from scores and coins, to be compared with the
-accountant's price of the event.
+scores each canary from what came out. That code is the private form of the algorithm's task (`moment`, `whole_moment`, `total`, `mean`,
+`scores`, `choice`, `training`), a client that gives rows with noise of its own (`local`), or the mechanism (`shares`): where it leaves its
+noise out, or its bound on one record, canaries are distinguished. `dp_audit.audit` computes a bound from scores and coins, to be compared
+with the accountant's price of the event.
 
 Canaries do not disturb each other, and are several times as long (or their losses as large) as the bound allows, so that a missing bound
 shows. Under "add_remove" a coin puts a record in or leaves it out; under "replace_one" it chooses between two that are as far apart as they
@@ -38,8 +38,10 @@ from ..protocols.keys import Identity
 from ..protocols.ledger import Ledger
 from ..protocols.mechanisms import clip
 from ..protocols.shared_noise import SharedNoise
+from ..protocols.sketch import public_sketch
 from ..tasks.evaluation import Losses
-from ..tasks.signatures import PrincipalVectors
+from ..tasks.fold_gradients import FoldGradients
+from ..tasks.signatures import PrincipalHalves, PrincipalVectors
 from ..tasks.training import Gradient, Train
 from ..types import Array, ClientData
 
@@ -112,6 +114,20 @@ def moment(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> 
     return Game(np.concatenate(scores), coins.ravel())
 
 
+def whole_moment(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
+    """The noisy second moment itself, of PACFL's cut by test: a canary an axis, or under "replace_one" two, along one of which it is."""
+    swaps, size = event.relation == "replace_one", SKETCHED
+    task = PrincipalHalves(2).private(_noise(event.relation, signature=event.noise_multiplier, sketch_dim=size))
+    wide = LONG * sketch_directions(0, 2 * size, size).T
+    coins, scores = _tossed(rng, size // 2 if swaps else size), []
+    for number, own in enumerate(coins):
+        x = wide[2 * np.arange(size // 2) + ~own] if swaps else wide[own]
+        upper = task.run(_given(number, x, np.zeros(len(x), np.int64), {}, entropy))["signature"]
+        along = upper[np.equal(*np.triu_indices(size))]
+        scores.append((along[::2] - along[1::2]) / 2 if swaps else along - 0.5)
+    return Game(np.concatenate(scores), coins.ravel())
+
+
 @dataclass(frozen=True, eq=False)
 class Lines:
     """Canaries in a second moment: `one` (m, d), of norm 1, and the `other` record (m, d), zero under "add_remove".
@@ -155,12 +171,10 @@ def total(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> G
     model = Model("linear", (pixels,), 2, dtype="float64")
     noise = _noise(event.relation, signature=event.noise_multiplier, clip_norm=norm)
     task = Represent(Gradient(model)).private(noise)
-    # at zero the gradient of a sample with label 1 is (½, −½) ⊗ (x, 1), with label 0 its negative
     sketch = sketch_directions(noise.seed, model.dimension, SKETCHED) * np.sqrt(model.dimension / SKETCHED)
-    weights, biases = sketch[: 2 * pixels].reshape(2, pixels, SKETCHED), sketch[2 * pixels :]
     count = int(np.ceil(CLEAR * (1 + event.noise_multiplier * event.sensitivity / norm)))
     wanted = np.eye(SKETCHED) * norm * np.append(np.full(SKETCHED - 1, LONG), 1.0)[:, None]
-    x = np.linalg.lstsq((weights[0] - weights[1]).T / 2, (wanted - (biases[0] - biases[1]) / 2).T)[0].T
+    x = _along_axes(sketch, wanted)
     start = {"model": np.zeros(model.dimension)}
     coins, scores = _tossed(rng, SKETCHED - 1), []
     for number, own in enumerate(coins):
@@ -170,6 +184,34 @@ def total(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> G
         seen = task.run(_given(number, images, labels, start, entropy))["representation"]
         scores.append(seen[:-1] / seen[-1] * count - (0.0 if swaps else 0.5))
     return Game(np.concatenate(scores), coins.ravel())
+
+
+def mean(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
+    """The one noisy vector of `crossfit` and of tests on gradients: a mean of gradients of norm 1, whose length is seen.
+
+    Every other coordinate of the sketch has a canary, so that samples can be chosen whose sketched gradients lie along it.
+    """
+    swaps = event.relation == "replace_one"
+    model = Model("linear", (2 * SKETCHED,), 2, dtype="float64")
+    task = FoldGradients(model).private(_noise(event.relation, signature=event.noise_multiplier))
+    x = _along_axes(public_sketch("crossfit", task.seed, model.dimension, SKETCHED).apply(np.eye(model.dimension)), LONG * np.eye(SKETCHED))
+    start = {"model": np.zeros(model.dimension)}
+    coins, found = _tossed(rng, SKETCHED), []
+    for number, own in enumerate(coins):
+        images = x if swaps else x[own]
+        labels = own.astype(np.int64) if swaps else np.ones(len(images), np.int64)
+        seen = task.run(_given(number, images, labels, start, entropy))["folds"]
+        found.append(seen / 2 if swaps else seen - 0.5)
+    return Game(np.concatenate(found), coins.ravel())
+
+
+def _along_axes(sketch: Array, wanted: Array) -> Array:
+    """Images (m, pixels) whose gradients at zero in `sketch` (2 · pixels + 2, d) are the rows `wanted` (m, d), under label 1.
+
+    At zero the gradient of softmax regression for a sample with label 1 is (½, −½) ⊗ (x, 1), with label 0 its negative.
+    """
+    weights, biases = sketch[:-2].reshape(2, -1, sketch.shape[1]), sketch[-2:]
+    return np.asarray(np.linalg.lstsq((weights[0] - weights[1]).T / 2, (wanted - (biases[0] - biases[1]) / 2).T)[0].T)
 
 
 def scores(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
@@ -334,7 +376,8 @@ def shares(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy, col
 
 
 GAMES: dict[str, Callable[..., Game]] = {
-    "moment": moment, "total": total, "scores": scores, "local": local, "training": training, "choice": choice, "shares": shares,
+    "moment": moment, "whole_moment": whole_moment, "total": total, "mean": mean, "scores": scores, "local": local, "training": training,
+    "choice": choice, "shares": shares,
 }  # fmt: skip
 """Name -> (event, rng, entropy) -> game; where clients share the noise also of how many members collude."""
 

@@ -31,7 +31,7 @@ def _coins(rng: np.random.Generator, canaries: int, each: int) -> Array:
 
 
 def _apart(event: GaussianEvent, canaries: int, rng: np.random.Generator, share: float) -> games.Game:
-    """Two values a sensitivity apart, with the event's noise: rows with local noise, shares of a secure sum, rows of influences.
+    """Two values a sensitivity apart, with the event's noise: sums that are seen as they are, rows with local noise, shares, influences.
 
     The rounding of shares is left out: it is 0.07 % of the noise.
     """
@@ -91,7 +91,8 @@ def _choice(event: ChoiceEvent, canaries: int, rng: np.random.Generator, share: 
 
 
 REFERENCES: dict[str, Callable[..., games.Game]] = {
-    "moment": _moment, "total": _total, "scores": _apart, "local": _apart, "training": _training, "choice": _choice, "shares": _apart,
+    "moment": _moment, "whole_moment": _apart, "total": _total, "mean": _apart, "scores": _apart, "local": _apart, "training": _training,
+    "choice": _choice, "shares": _apart,
 }  # fmt: skip
 """Name of a game -> (event, canaries, rng, share of the noise) -> its reference."""
 

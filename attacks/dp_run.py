@@ -24,11 +24,11 @@ import numpy as np
 from ..experiments.config import Config
 from ..experiments.run import prepare
 from ..privacy.client_level import LocalGram
-from ..privacy.private_signatures import sum_event
+from ..privacy.private_signatures import moment_event, sum_event
 from ..protocols.accounting import epsilon_of
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import ProtocolError
-from ..protocols.events import ChoiceEvent, Event, GaussianEvent, SampledGaussianEvent, known_shares
+from ..protocols.events import ChoiceEvent, Event, SampledGaussianEvent, known_shares
 from ..randomness import stream
 from ..types import Array, ClientData, Population
 from .dp_audit import ENOUGH, FACTOR, AuditResult, Power, audit, power, verdict
@@ -112,9 +112,9 @@ def releases(config: Config, population: Population) -> dict[str, tuple[str, Eve
     noise, relation = noise_of(config, population), config.privacy.relation
     if noise.signature:
         name = config.releases().mechanism
-        bound = noise.loss_cap if name == "scores" else noise.clip_norm
-        moment = GaussianEvent(noise.signature, 1.0 if relation == "add_remove" else 2**0.5, relation, "sample")
-        found["signature_epsilon"] = (name, moment if name == "moment" else sum_event(noise.signature, bound, relation))
+        bound = {"scores": noise.loss_cap, "mean": 1.0}.get(name, noise.clip_norm)
+        one = moment_event(noise.signature, relation) if name.endswith("moment") else sum_event(noise.signature, bound, relation)
+        found["signature_epsilon"] = (name, one)
     if noise.choice:
         found["choice_epsilon"] = ("choice", ChoiceEvent(noise.choice, relation, "sample"))
     if noise.training:

@@ -131,7 +131,7 @@ def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
     """One noisy mean gradient, and a training in each round."""
     if given.get("variant") == "balanced":
         raise InputError("algorithm.variant = 'balanced' under privacy.unit = 'sample': has no private form; use 'plain'")
-    return Releases(signatures=1, trainings=rounds, mechanism="total")
+    return Releases(signatures=1, trainings=rounds, mechanism="mean")
 
 
 def _knowledge(given: Mapping[str, Any]) -> str:

@@ -384,7 +384,7 @@ def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
             f"algorithm.restarts = {given['restarts']} under privacy.unit = 'sample': the losses by which they are compared are not "
             "released; use 1"
         )
-    return Releases(signatures=int(given.get("k") is None), trainings=rounds, choices=rounds, mechanism="total")
+    return Releases(signatures=int(given.get("k") is None), trainings=rounds, choices=rounds, mechanism="mean")
 
 
 def _defaults(given: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:

@@ -302,11 +302,12 @@ def _describe(state: State) -> Mapping[str, Any]:
 
 
 def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
-    if _compared(given).per_label:
+    compared = _compared(given)
+    if compared.per_label:
         raise InputError(
             "algorithm.per_label under privacy.unit = 'sample': a signature per label would show which labels there are; set it to false"
         )
-    return Releases(signatures=1, trainings=rounds, mechanism="moment")
+    return Releases(signatures=1, trainings=rounds, mechanism="whole_moment" if compared.halves else "moment")
 
 
 def _compared(given: Mapping[str, Any]) -> Compared:

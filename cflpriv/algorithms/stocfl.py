@@ -472,7 +472,7 @@ def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
             raise InputError(
                 f"algorithm.{key} = {value!r} under privacy.unit = 'sample': a representation by local training has no private form"
             )
-    return Releases(signatures=1, trainings=2 * rounds, mechanism="total")
+    return Releases(signatures=1, trainings=2 * rounds, mechanism="mean" if _compared(given).halves else "total")
 
 
 def _compared(given: Mapping[str, Any]) -> Compared:

@@ -141,15 +141,16 @@ class Releases:
     """How often a client releases at most, over a whole run: signatures (or rows of scores), trainings (updates), and choices.
 
     `extra_epochs` are trained beside those of `trainings`, each of which has as many as `[training]` sets. `mechanism` is how a signature
-    is released: a noisy "moment" of samples, the noisy "total" of a vector for each sample, or noisy "scores" of others' models. `singly`:
-    updates leave clients in other ways than in sums, too (compared, or relayed).
+    is released: the eigenvectors of a noisy "moment" of samples or the "whole_moment", the noisy "total" of a vector for each sample, whose
+    length is not shown, or their noisy "mean", or noisy "scores" of others' models. `singly`: updates leave clients in other ways than in
+    sums, too (compared, or relayed).
     """
 
     signatures: int = 0
     trainings: int = 0
     choices: int = 0
     extra_epochs: int = 0
-    mechanism: Literal["moment", "total", "scores"] = "moment"
+    mechanism: Literal["moment", "whole_moment", "total", "mean", "scores"] = "moment"
     singly: bool = False
 
 

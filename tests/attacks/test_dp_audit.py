@@ -184,7 +184,9 @@ def event_of(name: str, epsilon: float, relation: Relation) -> Event:
     twice = 1.0 if relation == "add_remove" else 2.0
     made: dict[str, Callable[[float], Event]] = {
         "moment": lambda z: GaussianEvent(z, math.sqrt(twice), relation, "sample"),
+        "whole_moment": lambda z: GaussianEvent(z, math.sqrt(twice), relation, "sample"),
         "total": lambda z: GaussianEvent(z, twice, relation, "sample"),
+        "mean": lambda z: GaussianEvent(z, twice, relation, "sample"),
         "scores": lambda z: GaussianEvent(z, 8.0, "replace_one", "sample"),  # these have no other relation
         "local": lambda z: GaussianEvent(z, twice, relation, "client"),
         "training": lambda z: SampledGaussianEvent(z, 0.2, 20, 1.0, relation),
@@ -329,7 +331,7 @@ def test_a_third_of_the_noise_in_training_is_never_at_baseline(monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("name", ["moment", "total", "scores", "local", "choice", "training"])
+@pytest.mark.parametrize("name", ["moment", "whole_moment", "total", "mean", "scores", "local", "choice", "training"])
 def test_a_missing_clip_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     no_clip(monkeypatch)
     assert played(name, event_of(name, 1.0, "add_remove"), 0, 1.0).epsilon > 1.0
@@ -376,7 +378,8 @@ def scene(algorithm: str, unit: str, epsilon: float, **more: Any) -> Any:
     training = {"rounds": 2, "epochs": 2, "batch_size": 20, "lr": 0.3} | more.pop("training", {})
     data = {"clients": 20} | more.pop("data", {})
     name, _, found = algorithm.partition(", ")
-    given = {"name": name, **({} if found else {"pacfl": {"k": 4}, "ifca": {"k": 2}}.get(name, {}))}
+    told: dict[str, dict[str, Any]] = {"pacfl": {"k": 4}, "ifca": {"k": 2}, "stocfl": {"tau": 0.5}}
+    given = {"name": name, **({} if found else told.get(name, {}))}
     return config(given, more.pop("protection", {}), training=training, model={"name": "linear"}, privacy=privacy, data=data, **more)
 
 
@@ -408,7 +411,10 @@ def of_rows(rows: Any, event: Any, entropy: Any) -> Any:
     ("algorithm", "privacy", "figure", "place", "bare"),
     [
         ("pacfl", {}, "signature_epsilon", (private_signatures, "second_moment"), of_moment),
+        ("pacfl, found", {}, "signature_epsilon", (private_signatures, "second_moment"), of_moment),
         ("stocfl", {}, "signature_epsilon", (private_signatures, "gaussian_sum"), of_sum),
+        ("stocfl, found", {}, "signature_epsilon", (private_signatures, "gaussian_sum"), of_sum),
+        ("crossfit", {}, "signature_epsilon", (private_signatures, "gaussian_sum"), of_sum),
         ("pfedlia", {"relation": "replace_one"}, "signature_epsilon", (private_signatures, "gaussian_sum"), of_sum),
         ("ifca", {}, "choice_epsilon", (evaluation, "noisy_argmin"), of_choice),
         ("pacfl", {"unit": "client", "samples": 0, "local": ["gram"]}, "signature_epsilon", (remote_client, "local_rows"), of_rows),
