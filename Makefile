@@ -14,7 +14,7 @@ export CFLPRIV_DATA := $(abspath ../shared/data)
 endif
 endif
 
-.PHONY: demo test test-flower test-slow lint type bench clean
+.PHONY: demo test test-flower test-slow lint type bench docs dist clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -38,6 +38,19 @@ type: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 
+# the site in site/: complete without a network, and any warning is an error
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict
+
+dist: $(VENV)/.release
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+
+$(VENV)/.docs $(VENV)/.release: $(VENV)/.%: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[$*]"
+	touch $@
+
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "cflpriv needs Python 3.11 or newer; set PYTHON=python3.X"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
@@ -45,4 +58,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -405,6 +405,17 @@ def init(
 
 
 @app.command()
+def examples(folder: Annotated[Path, typer.Argument(help="The folder to make.", metavar="[DIR]")] = Path("examples")) -> None:
+    """Write the examples, configurations and scripts, into a new folder."""
+    from .files import copy_examples
+
+    try:
+        _say(f"written: {copy_examples(folder)} files in {folder}")
+    except FileExistsError:
+        raise InputError(f"{folder}: exists; name a new folder") from None
+
+
+@app.command()
 def explain(key: Annotated[str, typer.Argument(help="section.key, a key, or a section.", metavar="KEY")], plugin: Plugins = None) -> None:
     """Print what a configuration key means, its type, range and default."""
     from .experiments.config_reference import explained

@@ -9,13 +9,17 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
+from command_line import in_process
+
 from cflpriv.cli import app
 from cflpriv.extras import EXTRA_OF, what_to_install
 from cflpriv.protocols.accounting import epsilon_of
-from cflpriv.protocols.events import GaussianEvent, SampledGaussianEvent
+from cflpriv.protocols.events import Event, GaussianEvent, SampledGaussianEvent
 
 ROOT = Path(__file__).parent.parent
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT, SETUPTOOLS = PYPROJECT["project"], PYPROJECT["tool"]["setuptools"]
 DISTRIBUTION_OF = {
     "sklearn": "scikit-learn",
     "skimage": "scikit-image",
@@ -29,7 +33,7 @@ COMMANDS = (
     "explain lr", "list",
 )  # fmt: skip
 """Each command that needs an extra."""
-WITHOUT_EXTRAS: set[str] = set()
+WITHOUT_EXTRAS = {"examples"}
 WITHOUT = f"""
 import sys
 
@@ -82,9 +86,9 @@ def test_every_import_is_of_a_declared_dependency() -> None:
             assert DISTRIBUTION_OF.get(name, name) in declared, f"{path} imports {name}"
 
 
-def test_the_extra_of_everything_leaves_none_out() -> None:
+def test_the_extra_of_everything_leaves_out_ray_alone() -> None:
     (line,) = PROJECT["optional-dependencies"]["all"]
-    assert set(re.split(r"[\[\],]", line)) >= set(EXTRA_OF.values())
+    assert set(re.split(r"[\[\],]", line)) >= set(EXTRA_OF.values()) - {"ray"}
 
 
 def test_the_protocols_need_no_extra(tmp_path: Path) -> None:
@@ -101,7 +105,7 @@ print(ledger.spent(0))
 """
     done = light(code, tmp_path)
     assert done.returncode == 0, done.stderr
-    events = [GaussianEvent(8.0, 1.0, "add_remove", "sample"), SampledGaussianEvent(1.0, 0.01, 10, 1.0, "add_remove")]
+    events: list[Event] = [GaussianEvent(8.0, 1.0, "add_remove", "sample"), SampledGaussianEvent(1.0, 0.01, 10, 1.0, "add_remove")]
     assert float(done.stdout) == epsilon_of(events, 1e-5)
 
 
@@ -148,3 +152,28 @@ def test_an_import_from_the_package_names_the_extra() -> None:
 def test_a_module_that_no_extra_brings_is_not_explained() -> None:
     assert what_to_install(ModuleNotFoundError("x", name="nowhere.at_all")) is None
     assert "[flower]" in (what_to_install(ModuleNotFoundError("x", name="flwr.common")) or "")
+
+
+# --- the examples, which come with the package -----------------------------------------------------------------------------------------
+
+
+def test_the_examples_are_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert in_process(monkeypatch, "examples", str(tmp_path / "mine")) == 0
+    source = ROOT / "examples"
+    there = {path.relative_to(source) for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    made = {path.relative_to(tmp_path / "mine") for path in (tmp_path / "mine").rglob("*") if path.is_file()}
+    assert made == there - {Path("own.csv")}
+    assert (tmp_path / "mine" / "pacfl_digits.toml").read_bytes() == (source / "pacfl_digits.toml").read_bytes()
+    assert f"{len(made)} files" in capsys.readouterr().out
+    assert in_process(monkeypatch, "examples", str(tmp_path / "mine")) == 2
+    assert capsys.readouterr().err == f"cflpriv: {tmp_path / 'mine'}: exists; name a new folder\n"
+
+
+def test_the_package_holds_every_example() -> None:
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["package-data"][
+        "cflpriv.examples"
+    ]
+    source = ROOT / "examples"
+    packed = {path for pattern in ("*.py", *patterns) for path in source.glob(pattern) if path.is_file()}
+    there = {path for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    assert packed == there - {source / "own.csv"}
