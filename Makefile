@@ -14,7 +14,7 @@ export CFLPRIV_DATA := $(abspath ../shared/data)
 endif
 endif
 
-.PHONY: demo test test-flower test-slow lint type bench gpu clean
+.PHONY: demo test test-flower test-slow lint type bench gpu dist clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -41,6 +41,15 @@ bench: $(READY)
 # with the packages that PYTHON has: no environment is made and nothing is installed
 gpu:
 	$(PYTHON) -m benchmarks gpu
+
+dist: $(VENV)/.release
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+
+$(VENV)/.release: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[release]"
+	touch $@
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "cflpriv needs Python 3.11 or newer; set PYTHON=python3.X"; exit 2; }

@@ -8,6 +8,8 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from .extras import what_to_install
+
 if TYPE_CHECKING:
     from .algorithms import ALGORITHMS
     from .algorithms.interface import AlgorithmSpec, register_algorithm
@@ -80,7 +82,12 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return metadata.version(__name__)
     if name in _HOME:
-        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+        try:
+            return getattr(import_module(f".{_HOME[name]}", __name__), name)
+        except ModuleNotFoundError as error:
+            if (line := what_to_install(error)) is None:
+                raise
+            raise ModuleNotFoundError(f"cflpriv.{name}: {line}", name=error.name) from error
     if name in _OLD:
         raise ImportError(f"cflpriv.{name}: {_OLD[name]}", name=__name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

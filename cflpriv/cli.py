@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from .console import defaults_text, row_text, summary_text
 from .errors import InputError, TrainingDiverged, WorkerLost, near
+from .extras import what_to_install
 from .protocols.errors import ProtocolError
 
 __all__ = ["app", "main"]
@@ -404,6 +405,17 @@ def init(
 
 
 @app.command()
+def examples(folder: Annotated[Path, typer.Argument(help="The folder to make.", metavar="[DIR]")] = Path("examples")) -> None:
+    """Write the examples, configurations and scripts, into a new folder."""
+    from .files import copy_examples
+
+    try:
+        _say(f"written: {copy_examples(folder)} files in {folder}")
+    except FileExistsError:
+        raise InputError(f"{folder}: exists; name a new folder") from None
+
+
+@app.command()
 def explain(key: Annotated[str, typer.Argument(help="section.key, a key, or a section.", metavar="KEY")], plugin: Plugins = None) -> None:
     """Print what a configuration key means, its type, range and default."""
     from .experiments.config_reference import explained
@@ -484,6 +496,10 @@ def main() -> None:
         app(standalone_mode=True)
     except (InputError, ProtocolError, TrainingDiverged, WorkerLost, OSError) as error:
         _end(str(error), 2 if isinstance(error, InputError) else 1)
+    except ModuleNotFoundError as error:
+        if (line := what_to_install(error)) is None:
+            raise
+        _end(f"this command {line}", 2)
     except (MemoryError, RuntimeError, ValueError) as error:
         if "null byte" in str(error):
             _end("a path holds a character NUL, which no file's name can", 2)

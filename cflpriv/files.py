@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import blake2b
@@ -10,7 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-__all__ = ["append", "sync_folder", "write_arrays", "write_atomically"]
+__all__ = ["append", "copy_examples", "sync_folder", "write_arrays", "write_atomically"]
 
 # the names of the safetensors format
 _DTYPES = {
@@ -96,3 +97,11 @@ def sync_folder(folder: Path) -> None:
             os.fsync(number)
         finally:
             os.close(number)
+
+
+def copy_examples(folder: Path) -> int:
+    """Write the examples that come with the package into a new folder; how many files. Raises OSError, `FileExistsError` too."""
+    here = Path(__file__).parent
+    source = here / "examples" if (here / "examples").is_dir() else here.parent / "examples"  # in a checkout they lie beside the package
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("__pycache__", "own.csv"))
+    return sum(path.is_file() for path in folder.rglob("*"))

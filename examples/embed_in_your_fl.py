@@ -55,6 +55,11 @@ def run_client(link: socket.socket, identity: Identity, roster: Roster) -> None:
             return
 
 
+def start_client(link: socket.socket, client: int, signing_seed: bytes, encryption_seed: bytes, roster: Roster) -> None:
+    """The process of one client. An identity is never pickled; in your system its two seeds are read from the client's own secret store."""
+    run_client(link, Identity(client, signing_seed, encryption_seed), roster)
+
+
 def serve(links: Mapping[int, socket.socket], roster: Roster) -> secagg.Sum:
     """The server asks, waits at most so long, and continues with the clients that answered."""
     terms = secagg.make_terms(
@@ -89,7 +94,8 @@ def main() -> None:
     links, processes = {}, []
     for identity in identities:
         links[identity.client], theirs = socket.socketpair()
-        process = context.Process(target=run_client, args=(theirs, identity, roster), daemon=True)
+        seeds = (identity.signing_seed, identity.encryption_seed)
+        process = context.Process(target=start_client, args=(theirs, identity.client, *seeds, roster), daemon=True)
         process.start()
         theirs.close()
         processes.append(process)

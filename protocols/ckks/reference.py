@@ -15,7 +15,7 @@ def naive_context(ring: int = 8192, bits: tuple[int, ...] = (60, 40, 60), scale_
     try:
         import tenseal
     except ImportError:
-        raise LocalError("no-tenseal", "CKKS needs TenSEAL, which is not installed: pip install tenseal") from None
+        raise LocalError("no-tenseal", "CKKS needs TenSEAL, which is not installed: pip install tenseal, or 'cflpriv[ckks]'") from None
     context = tenseal.context(tenseal.SCHEME_TYPE.CKKS, poly_modulus_degree=ring, coeff_mod_bit_sizes=list(bits))
     context.generate_galois_keys()
     context.global_scale = 2.0**scale_bits

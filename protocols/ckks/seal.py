@@ -96,7 +96,7 @@ class Arithmetic:
         try:
             import tenseal.sealapi as seal
         except ImportError:
-            raise LocalError("no-tenseal", "CKKS needs TenSEAL, which is not installed: pip install tenseal") from None
+            raise LocalError("no-tenseal", "CKKS needs TenSEAL, which is not installed: pip install tenseal, or 'cflpriv[ckks]'") from None
         self.seal = seal
         self.parameters = parameters
         given = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)

@@ -1,0 +1,179 @@
+"""A plain `pip install cflpriv` is enough for the protocols; whatever else is missing is named with its extra, in one line."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import in_process
+
+from cflpriv.cli import app
+from cflpriv.extras import EXTRA_OF, what_to_install
+from cflpriv.protocols.accounting import epsilon_of
+from cflpriv.protocols.events import Event, GaussianEvent, SampledGaussianEvent
+
+ROOT = Path(__file__).parent.parent
+PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT, SETUPTOOLS = PYPROJECT["project"], PYPROJECT["tool"]["setuptools"]
+DISTRIBUTION_OF = {
+    "sklearn": "scikit-learn",
+    "skimage": "scikit-image",
+    "dp_accounting": "dp-accounting",
+    "tomli_w": "tomli-w",
+    "mpl_toolkits": "matplotlib",
+}
+"""Distributions whose name is not that of their module."""
+COMMANDS = (
+    "run my.toml", "sweep my.toml", "audit .", "verify .", "report .", "export . --out x.pt", "reproduce cfl-label-swap", "init",
+    "explain lr", "list",
+)  # fmt: skip
+"""Each command that needs an extra."""
+WITHOUT_EXTRAS = {"examples"}
+WITHOUT = f"""
+import sys
+
+
+class Absent:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] in {sorted(EXTRA_OF)}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+
+sys.meta_path.insert(0, Absent)
+"""
+"""Python code after which nothing that an extra brings can be imported."""
+
+
+def distributions(requirements: list[str]) -> set[str]:
+    return {re.split(r"[\[<>=!~; ]", line)[0] for line in requirements}
+
+
+BASE = distributions(PROJECT["dependencies"])
+
+
+def light(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run code in a new process in which only what the base dependencies bring can be imported; processes that it starts, too."""
+    (folder / "sitecustomize.py").write_text(WITHOUT)
+    path = os.pathsep.join((str(folder), str(ROOT)))
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=folder, env={**os.environ, "PYTHONPATH": path}
+    )
+
+
+def third_party(path: Path, at_import: bool) -> set[str]:
+    """The top-level modules from elsewhere that a file imports: anywhere, or when it is itself imported."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = set()
+    for node in tree.body if at_import else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add((node.module or "").partition(".")[0])
+    return {name for name in found if name not in sys.stdlib_module_names and name != "cflpriv"}
+
+
+def test_every_import_is_of_a_declared_dependency() -> None:
+    extras = {name: distributions(lines) for name, lines in PROJECT["optional-dependencies"].items()}
+    for path in (path for room in ("protocols", "cflpriv", "attacks") for path in sorted((ROOT / room).rglob("*.py"))):
+        for name in third_party(path, at_import=False):
+            declared = extras[EXTRA_OF[name]] if name in EXTRA_OF else BASE
+            assert DISTRIBUTION_OF.get(name, name) in declared, f"{path} imports {name}"
+
+
+def test_the_extra_of_everything_leaves_out_ray_alone() -> None:
+    (line,) = PROJECT["optional-dependencies"]["all"]
+    assert set(re.split(r"[\[\],]", line)) >= set(EXTRA_OF.values()) - {"ray"}
+
+
+def test_the_protocols_need_no_extra(tmp_path: Path) -> None:
+    code = """
+import importlib, pkgutil
+import cflpriv.protocols as protocols
+for module in pkgutil.walk_packages(protocols.__path__, "cflpriv.protocols."):
+    importlib.import_module(module.name)
+from cflpriv.protocols.events import GaussianEvent, SampledGaussianEvent
+from cflpriv.protocols.ledger import Budget, Ledger
+ledger = Ledger(Budget(3.0, 1e-5, "add_remove", "sample"))
+ledger.charge({0: [GaussianEvent(8.0, 1.0, "add_remove", "sample"), SampledGaussianEvent(1.0, 0.01, 10, 1.0, "add_remove")]}, "test")
+print(ledger.spent(0))
+"""
+    done = light(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    events: list[Event] = [GaussianEvent(8.0, 1.0, "add_remove", "sample"), SampledGaussianEvent(1.0, 0.01, 10, 1.0, "add_remove")]
+    assert float(done.stdout) == epsilon_of(events, 1e-5)
+
+
+def test_the_embedding_example_needs_no_extra(tmp_path: Path) -> None:
+    code = f"import runpy; runpy.run_path({str(ROOT / 'examples' / 'embed_in_your_fl.py')!r}, run_name='__main__')"
+    done = light(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("survivors (0, 1, 2, 3, 5); largest error")
+
+
+def test_each_command_names_the_extra_that_it_needs(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from cflpriv.cli import main
+Path("my.toml").write_text("")
+for line in {COMMANDS}:
+    sys.argv = ["cflpriv", *line.split()]
+    try:
+        main()
+    except SystemExit as ended:
+        print(line.split()[0], ended.code, file=sys.stderr)
+"""
+    done = light(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.splitlines()
+    assert said[1::2] == [f"{line.split()[0]} 2" for line in COMMANDS]
+    for line in said[::2]:
+        assert re.fullmatch(r"cflpriv: this command needs \w+, which is not installed: pip install 'cflpriv\[train\]'", line)
+
+
+def test_no_command_is_forgotten_here() -> None:
+    known = {one.name or getattr(one.callback, "__name__", "") for one in app.registered_commands}
+    assert known == {line.split()[0] for line in COMMANDS} | WITHOUT_EXTRAS
+
+
+def test_an_import_from_the_package_names_the_extra() -> None:
+    code = WITHOUT + "import cflpriv\ncflpriv.simulate"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    last = done.stderr.strip().splitlines()[-1]
+    assert re.fullmatch(r"ModuleNotFoundError: cflpriv\.simulate: needs \w+, which is not installed: pip install 'cflpriv\[train\]'", last)
+
+
+def test_a_module_that_no_extra_brings_is_not_explained() -> None:
+    assert what_to_install(ModuleNotFoundError("x", name="nowhere.at_all")) is None
+    assert "[flower]" in (what_to_install(ModuleNotFoundError("x", name="flwr.common")) or "")
+
+
+# --- the examples, which come with the package -----------------------------------------------------------------------------------------
+
+
+def test_the_examples_are_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert in_process(monkeypatch, "examples", str(tmp_path / "mine")) == 0
+    source = ROOT / "examples"
+    there = {path.relative_to(source) for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    made = {path.relative_to(tmp_path / "mine") for path in (tmp_path / "mine").rglob("*") if path.is_file()}
+    assert made == there - {Path("own.csv")}
+    assert (tmp_path / "mine" / "pacfl_digits.toml").read_bytes() == (source / "pacfl_digits.toml").read_bytes()
+    assert f"{len(made)} files" in capsys.readouterr().out
+    assert in_process(monkeypatch, "examples", str(tmp_path / "mine")) == 2
+    assert capsys.readouterr().err == f"cflpriv: {tmp_path / 'mine'}: exists; name a new folder\n"
+
+
+def test_the_package_holds_every_example() -> None:
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["package-data"][
+        "cflpriv.examples"
+    ]
+    source = ROOT / "examples"
+    packed = {path for pattern in ("*.py", *patterns) for path in source.glob(pattern) if path.is_file()}
+    there = {path for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    assert packed == there - {source / "own.csv"}
