@@ -21,6 +21,7 @@ code, so a bug in that code cannot make the power look larger. `verdict` is the 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -94,10 +95,9 @@ def p_value(correct: int, guesses: int, canaries: int, epsilon: float, delta: fl
 
     f(v) + 2 m δ max_i (f(v − i) − f(v)) / i, with f(v) = P[Binomial(guesses, e^ε/(1+e^ε)) ≥ v].
     """
-    law = stats.binom(guesses, 1 / (1 + math.exp(-epsilon)))
-    tail = float(law.sf(correct - 1))
-    steps = np.arange(1, correct + 1)
-    gained = np.cumsum(law.pmf(correct - steps)) / steps
+    right, steps = 1 / (1 + math.exp(-epsilon)), np.arange(1, correct + 1)
+    tail = float(stats.binom.sf(correct - 1, guesses, right))
+    gained = np.cumsum(stats.binom.pmf(correct - steps, guesses, right)) / steps
     return min(1.0, tail + 2 * canaries * delta * float(gained.max(initial=0.0)))
 
 
@@ -119,6 +119,7 @@ def epsilon_lower_bound(correct: int, guesses: int, canaries: int, delta: float,
     return low
 
 
+@lru_cache(maxsize=1024)
 def ceiling(guesses: int, canaries: int, delta: float, confidence: float = 0.95) -> float:
     """What an audit with this many guesses can show at most."""
     return epsilon_lower_bound(guesses, guesses, canaries, delta, confidence)
@@ -130,6 +131,7 @@ def guess(scores: Array, coins: Array, guesses: int) -> int:
     return int(((scores > 0) == coins)[surest].sum())
 
 
+@lru_cache(maxsize=1024)
 def numbers_of_guesses(canaries: int, claim: float, delta: float, confidence: float = 0.95) -> tuple[int, ...]:
     """How many guesses are tried against a claim of ε: few, which see most where ε is small, and so many that a bound can exceed the claim.
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from fake_grid import FakeGrid
 from flwr.app import Context, Message
+from quick_flower import commands
 
 from cflpriv.contract.transcript import read_transcript
 from cflpriv.data import build_population
@@ -124,6 +125,26 @@ def loopback() -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def quick_loopback(folder: Path) -> Any:
+    """The same on commands of Flower that wait and import less (`quick_flower`), which it writes into `folder`.
+
+    Flower is asked for its word on a run where the run folder is complete, and else every half minute: asking starts a process.
+    """
+    module = loopback()
+    module.BIN = commands(folder / "bin", module.BIN)
+    ask, asked = module.status, time.monotonic()
+
+    def status(machines: Any, run_id: str) -> str:
+        nonlocal asked
+        if not (machines.out / "run" / "summary.json").exists() and time.monotonic() < asked + 30:
+            return "running"
+        asked = time.monotonic()
+        return str(ask(machines, run_id))
+
+    module.status = status
     return module
 
 
@@ -252,6 +273,6 @@ def deaths_of(out: Path) -> list[list[Any]]:
 
 
 __all__ = [
-    "APP", "DyingGrid", "check_run_folder", "deaths_of", "local_models", "loopback", "rows_of", "run_with_deaths", "said", "stages_of",
-    "survivors_of",
+    "APP", "DyingGrid", "check_run_folder", "deaths_of", "local_models", "loopback", "quick_loopback", "rows_of", "run_with_deaths", "said",
+    "stages_of", "survivors_of",
 ]  # fmt: skip

@@ -1,7 +1,8 @@
 """The canary audit: its bound against brute force, no false alarms beyond the stated share, and planted bugs are caught."""
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -704,6 +705,49 @@ def test_the_power_is_how_often_a_third_of_the_noise_is_caught(name: str, epsilo
 
 # --- shares, at length ----------------------------------------------------------------------------------------------------------------
 
+ALLOWED, TOO_MANY, FALSE, MISSED = 0.05, 0.175, 1e-3, 1e-2
+"""A sound audit's chance of an alarm at most, one that is too high, and how often either is taken for the other, at most."""
+
+
+def alarms_are_too_many(alarms: Iterable[bool]) -> bool:
+    """Whether alarms of one audit after the other come too often, as soon as that is clear.
+
+    The likelihood ratio of the two chances is at most 1 in expectation, whatever came before, where no audit's chance is above `ALLOWED`;
+    so it ever reaches 1 / `FALSE` with probability `FALSE` at most (Ville's inequality). Where all are at least `TOO_MANY` the same holds
+    of its inverse and `MISSED`. Without an alarm that takes ln(.01) / ln(.825 / .95) = 33 audits. A fixed number of audits that rejects at
+    .001 and misses a chance of .178 once in 100 takes 165: it rejects at 19 alarms.
+
+    Source: Wald 1945 ("Sequential tests of statistical hypotheses").
+    """
+    ratio = 0.0
+    for alarm in alarms:
+        ratio += math.log(TOO_MANY / ALLOWED) if alarm else math.log((1 - TOO_MANY) / (1 - ALLOWED))
+        if not math.log(MISSED) < ratio < -math.log(FALSE):
+            return ratio > 0
+    raise ValueError("alarms: ended before they were enough")
+
+
+@pytest.mark.parametrize(("chance", "low", "high"), [(ALLOWED, 0.0, FALSE), (TOO_MANY, 1 - MISSED, 1.0)])
+def test_a_sequence_of_alarms_is_judged_at_the_rates_stated(chance: float, low: float, high: float) -> None:
+    # exact: the chance of every count of alarms so far, as long as neither bound is reached; what is left after 2,000 audits is < 1e-9
+    going, rejected = {0: 1.0}, 0.0
+    for audits in range(1, 2000):
+        came = dict[int, float]()
+        for count, share in going.items():
+            for more, part in ((0, 1 - chance), (1, chance)):
+                came[count + more] = came.get(count + more, 0.0) + share * part
+        ratios = {
+            count: count * math.log(TOO_MANY / ALLOWED) + (audits - count) * math.log((1 - TOO_MANY) / (1 - ALLOWED)) for count in came
+        }
+        rejected += sum(share for count, share in came.items() if ratios[count] >= -math.log(FALSE))
+        going = {count: share for count, share in came.items() if math.log(MISSED) < ratios[count] < -math.log(FALSE)}
+    assert sum(going.values()) < 1e-9
+    assert low <= rejected <= high
+    assert alarms_are_too_many([True] * 6)
+    assert not alarms_are_too_many([False] * 33)
+    with pytest.raises(ValueError, match="ended"):
+        alarms_are_too_many([False] * 32)
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
@@ -711,10 +755,12 @@ def test_the_power_is_how_often_a_third_of_the_noise_is_caught(name: str, epsilo
 @pytest.mark.parametrize("name", ALL_GAMES)
 def test_shares_of_alarms_over_many_audits(name: str, epsilon: float, monkeypatch: pytest.MonkeyPatch) -> None:
     # error rate: 1 in 1,000 for each of the cells if every alarm came with its full 5 %
-    event, sound = event_of(name, epsilon, "add_remove"), list[AuditResult]()
+    event = event_of(name, epsilon, "add_remove")
     claim = epsilon_of([event], DELTA)
-    for clients, seeds in ((4, range(150)), (20, range(150, 165))):  # what is proved of alarms holds for any number of canaries
-        monkeypatch.setattr(dp_mechanisms, "CLIENTS", clients)
-        sound += [played(name, event, seed, epsilon) for seed in seeds]
-    alarms = sum(one.epsilon > claim for one in sound)
-    assert stats.binomtest(alarms, len(sound), 0.05, alternative="greater").pvalue > 1e-3
+
+    def alarm(seed: int) -> bool:
+        # one of eleven audits has five times as many canaries: what is proved of alarms holds for any number of them
+        monkeypatch.setattr(dp_mechanisms, "CLIENTS", 4 if seed % 11 else 20)
+        return played(name, event, seed, epsilon).epsilon > claim
+
+    assert not alarms_are_too_many(map(alarm, itertools.count(1)))

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
-from deployments import APP, check_run_folder, local_models, loopback, said, survivors_of
+from deployments import APP, check_run_folder, local_models, loopback, quick_loopback, said, survivors_of
 from safetensors.numpy import load_file
 
 from cflpriv.contract.transcript import read_transcript
@@ -43,7 +43,7 @@ def test_a_deployment_with_secure_sums_finds_the_clusters_and_models_of_a_local_
 def deployed(out: Path, changes: list[str], experiment: Path = APP / "experiment.toml") -> Path:
     """The run folder of two rounds of the example with changes; `main` asserts finished:completed."""
     words = [word for change in changes for word in ("--set", change)]
-    loopback().main(["--out", str(out), "--rounds", "2", "--experiment", str(experiment), *words])
+    quick_loopback(out.parent).main(["--out", str(out), "--rounds", "2", "--experiment", str(experiment), *words])
     return out / "run"
 
 
@@ -138,7 +138,7 @@ def test_a_private_run_costs_what_a_local_one_does_and_clients_count_the_same(tm
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_with_tls_and_authenticated_nodes(tmp_path: Path) -> None:
-    summary = loopback().main(["--out", str(tmp_path / "d"), "--rounds", "1", "--tls"])
+    summary = quick_loopback(tmp_path).main(["--out", str(tmp_path / "d"), "--rounds", "1", "--tls"])
     assert summary["ari"] == 1.0
 
 
@@ -175,7 +175,7 @@ FederationClient.receive = odd
 @pytest.mark.timeout(1800)
 def test_who_does_not_belong_is_refused_by_a_word_and_the_others_go_on(tmp_path: Path) -> None:
     """Another version, another identity, settings that cannot be used, an answer that was changed on the way."""
-    module, out = loopback(), tmp_path / "d"
+    module, out = quick_loopback(tmp_path), tmp_path / "d"
     out.mkdir()
     with module.deploy(out, APP / "experiment.toml", ["data.clients=5", "algorithm.k=1"], 1, 120.0) as machines:
         app = out / "app" / "clustered"

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
-from deployments import APP, DyingGrid, deaths_of, local_models, loopback, rows_of, run_with_deaths, stages_of, survivors_of
+from deployments import APP, DyingGrid, deaths_of, local_models, quick_loopback, rows_of, run_with_deaths, stages_of, survivors_of
 from safetensors.numpy import load_file
 
 from cflpriv.data import build_population
@@ -84,7 +84,7 @@ SLACK = 20.0
 
 def deployed(tmp_path: Path, changes: list[str], rounds: int, plan: list[list[Any]], forget: tuple[int, ...] = ()) -> Path:
     """The run folder of a deployment whose SuperNodes died as planned and were started again."""
-    module, out = loopback(), tmp_path / "d"
+    module, out = quick_loopback(tmp_path), tmp_path / "d"
     out.mkdir()
     with module.deploy(out, APP / "experiment.toml", changes, rounds, DEADLINE) as machines:
         word = run_with_deaths(module, machines, out, plan, 3000, forget)
@@ -129,7 +129,7 @@ def test_a_node_killed_in_a_run_in_the_clear_keeps_its_cluster(tmp_path: Path) -
 @pytest.mark.timeout(3600)
 def test_a_restarted_superlink_goes_on_from_the_last_round(tmp_path: Path) -> None:
     """SuperLink and SuperNodes are all killed in the second round; the run submitted again is the one that was never cut."""
-    module, out, changes = loopback(), tmp_path / "d", ["data.clients=3", "algorithm.k=1"]
+    module, out, changes = quick_loopback(tmp_path), tmp_path / "d", ["data.clients=3", "algorithm.k=1"]
     out.mkdir()
     with module.deploy(out, APP / "experiment.toml", changes, 2, DEADLINE) as machines:
         module.submit(machines)
