@@ -40,7 +40,8 @@ bench: $(READY)
 
 # the site in site/: complete without a network, and any warning is an error
 docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site: site/index.html"
 
 dist: $(VENV)/.release
 	rm -rf dist
