@@ -14,7 +14,7 @@ export CFLPRIV_DATA := $(abspath ../shared/data)
 endif
 endif
 
-.PHONY: demo test test-flower test-slow lint type bench gpu dist clean
+.PHONY: demo test test-flower test-slow lint type bench gpu docs dist clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -42,13 +42,18 @@ bench: $(READY)
 gpu:
 	$(PYTHON) -m benchmarks gpu
 
+# the site in site/: complete without a network, and any warning is an error
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site: site/index.html"
+
 dist: $(VENV)/.release
 	rm -rf dist
 	$(BIN)/python -m build
 	$(BIN)/twine check --strict dist/*
 
-$(VENV)/.release: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[release]"
+$(VENV)/.docs $(VENV)/.release: $(VENV)/.%: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[$*]"
 	touch $@
 
 $(READY): pyproject.toml constraints.txt
@@ -58,4 +63,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

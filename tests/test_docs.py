@@ -1,0 +1,64 @@
+"""The site is built without a warning and complete without a network; every page has one place in its navigation."""
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+
+
+def test_every_page_has_one_place_in_the_navigation() -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    named = re.findall(r"(\S+\.md)$", text[text.index("\nnav:") :], re.MULTILINE)
+    assert sorted(named) == sorted(page.relative_to(DOCS).as_posix() for page in PAGES)
+
+
+@pytest.mark.parametrize("page", [*PAGES, *ROOT.glob("*.md")], ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_to_files(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+class Assets(HTMLParser):
+    """What a browser fetches to show a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        place = given.get("href") if tag == "link" and given.get("rel") != "canonical" else given.get("src")
+        self.found |= {place} if place else set()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("mkdocs") is None, reason="the extra [docs] is not installed")
+def test_the_site_is_whole(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)],
+        capture_output=True, text=True, check=False, cwd=ROOT, env={"NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) == len(PAGES) + 1  # and the page for what is not found
+    for page in pages:
+        reader = Assets()
+        reader.feed(page.read_text(encoding="utf-8"))
+        assert reader.found, page
+        for asset in reader.found:
+            assert not re.match(r"(https?:)?//", asset), f"{page}: fetches {asset}"
+            assert asset.startswith("data:") or page.name == "404.html" or (page.parent / asset.partition("?")[0]).exists(), (
+                f"{page}: {asset}"
+            )
+    text = (tmp_path / "configuration.html").read_text(encoding="utf-8")
+    assert "skew_percent" in text
+    assert "cflpriv.protocols.secagg.server.Server" in (tmp_path / "reference" / "protocols.html").read_text(encoding="utf-8")
