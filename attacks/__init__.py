@@ -163,10 +163,10 @@ _HIDDEN = 'transformed comparison ([protection] gram = ["haar"]), or privacy noi
 _NOISE = "privacy noise ([privacy] epsilon), fewer rounds, or more clients a cluster"
 for _name, _attack in {
     "signature_inversion": Attack(
-        "mean image and label set of a client from its signature U_p",
+        "mean image and label set of a client from its signature U_p; of a rotated one the image, by its label set",
         _Cells("signature_inversion"),
         learns="what clients' data look like on average",
-        reduces=_HIDDEN,
+        reduces='encrypted comparison that releases labels only ([protection] gram = ["ckks"]), or privacy noise ([privacy])',
     ),
     "label_inference": Attack(
         "label sets and histograms from the bias gradient in updates",

@@ -26,12 +26,13 @@ from .encrypted import Blocks, decrypted_blocks
 from .leakage import Case, Cell, Prior, Truth, cell, chance_of_names, label_sets_of, nothing, popular_set
 from .significance import FEWEST_SCORES
 
-__all__ = ["KNOWN", "cells", "labels_from_gram", "products_in"]
+__all__ = ["KNOWN", "Compared", "cells", "compared", "guess", "labels_from_gram", "products_in"]
 
 NAME = "gram_geometry"
 KNOWN = (0, 3, 10)
 """How many clients' data the attacker knows, one figure each."""
 MARGIN = 0.1
+FEWEST_CLIENTS = 2 * FEWEST_SCORES
 MOST_SETS = 260
 PRETENDED, MOST_PRETENDED = 3, 400
 """Simulated clients for each label set, and about how many altogether."""
@@ -218,13 +219,25 @@ def products_of(case: Case) -> tuple[Products | None, Products | None]:
     return products_in(case.view, sorted(case.prior.samples_per_client), shape), products_in(case.reference)
 
 
-def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
-    """One figure for each k; known clients are drawn anew several times, and each client scored where it is not known."""
-    prior, metric = case.prior, "label_set_accuracy"
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """What there is to attack: the inner products in the view of a case (`mine`) and in its reference (`theirs`), and by number of labels
+    the templates for each; `judged` are the clients whose label sets are looked for."""
+
+    mine: Products
+    theirs: Products
+    templates: Mapping[int, Mapping[frozenset[int], Array]]
+    plain: Mapping[int, Mapping[frozenset[int], Array]]
+    judged: tuple[int, ...]
+
+
+def compared(case: Case) -> Compared | str:
+    """What there is to attack, or why there is nothing."""
+    prior = case.prior
     mine, theirs = (_of_means(one, prior) for one in products_of(case))
     clients = sorted((set(mine[0]) & set(theirs[0]) & set(case.rows)) - set(case.view.coalition)) if mine and theirs else []
-    if mine is None or theirs is None or len(clients) < 2 * FEWEST_SCORES:
-        return [nothing(case, NAME, metric, "no Gram of signatures, anchor gradients or folds of enough clients is in this view", 0)], None
+    if mine is None or theirs is None or len(clients) < FEWEST_CLIENTS:
+        return "no Gram of signatures, anchor gradients or folds of enough clients is in this view"
     sizes = {prior.labels_per_client[client] for client in clients}
     fits = {size for size in sizes if size < prior.classes and comb(prior.classes, size) <= MOST_SETS}
     samples = int(np.median([prior.samples_per_client[client] for client in clients]))
@@ -232,12 +245,23 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     plain = templates
     if prior.private:
         plain = {size: made for size in templates if (made := pretended(prior.unprotected(), size, samples))}
-    judged = [client for client in clients if prior.labels_per_client[client] in templates and prior.labels_per_client[client] in plain]
-    if len(judged) < 2 * FEWEST_SCORES:
-        why = "not attempted: too many label sets are possible, or auxiliary data are too few"
-        if min(sizes) == prior.classes:
-            why = "every client has all labels: there is no label set to find"
-        return [nothing(case, NAME, metric, why, 0)], None
+    judged = tuple(
+        client for client in clients if prior.labels_per_client[client] in templates and prior.labels_per_client[client] in plain
+    )
+    if len(judged) >= FEWEST_CLIENTS:
+        return Compared(mine, theirs, templates, plain, judged)
+    if min(sizes) == prior.classes:
+        return "every client has all labels: there is no label set to find"
+    return "not attempted: too many label sets are possible, or auxiliary data are too few"
+
+
+def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
+    """One figure for each k; known clients are drawn anew several times, and each client scored where it is not known."""
+    prior, metric = case.prior, "label_set_accuracy"
+    seen = compared(case)
+    if isinstance(seen, str):
+        return [nothing(case, NAME, metric, seen, 0)], None
+    judged = seen.judged
     popular = popular_set([case.truth.label_sets[c] for c in judged])
     figures = []
     rows = {client: _mean(one, prior) for client, one in rows_known(case, judged).items()}
@@ -248,10 +272,10 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
             figures.append(nothing(case, NAME, metric, why, k))
             continue
         if k:
-            right = [_drawn(case, *of, judged, k) for of in ((mine, templates, rows), (theirs, plain, clear_rows))]
-            chances = None
+            pairs = ((seen.mine, seen.templates, rows), (seen.theirs, seen.plain, clear_rows))
+            right, chances = [_drawn(case, *of, judged, k) for of in pairs], None
         else:
-            (first, p), (second, q) = (_unaided(case, *of, judged) for of in ((mine, templates), (theirs, plain)))
+            (first, p), (second, q) = (_unaided(case, *of, judged) for of in ((seen.mine, seen.templates), (seen.theirs, seen.plain)))
             right, chances = [first, second], (p, q)
         scored = np.isfinite(right[0])
         blank = np.array([float(case.truth.label_sets[c] == popular) for c in judged])

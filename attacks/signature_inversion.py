@@ -5,8 +5,9 @@ exactly at the mean image; the span of all of them fits that of a simulated clie
 
 What it proves: signatures in the clear are pictures of the data. What it does not: nothing about single samples; a client whose labels are
 all labels has no label set to find. Under a shared permutation the places of pixels are found first (`signature_places`). Where signatures
-alone leave doubt, label sets that `key_recovery` reads off updates in the same view are one more start. A shared rotation leaves inner
-products only, which `gram_geometry` reads. A coalition with one client undoes either.
+alone leave doubt, label sets that `key_recovery` reads off updates in the same view are one more start. A shared rotation, or a sketch,
+leaves inner products only: from these come label sets, and from label sets mean images (`signature_labels`). A coalition with one client
+undoes either transform.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,17 +21,19 @@ from ..contract.transcript import payload_rows
 from ..tasks.signatures import principal_vectors
 from ..types import Array
 from .adversary import AdversaryView, hidden_by, opened
+from .gram_geometry import compared
 from .key_recovery.cells import guess as recover
 from .key_recovery.cells import transformed_rounds
 from .label_readings import top_labels
-from .leakage import Case, Cell, Prior, cell, chance_of_names, cosine, label_sets_of, nothing, popular_set, psnr_db, ssim
+from .leakage import Case, Cell, Prior, cell, chance_of_names, label_sets_of, nothing, popular_set
+from .signature_labels import COMPARISONS, IMAGE_MARGIN, cells_of_labels
 from .signature_places import Placed, agreements, mean_directions, place_signatures
 from .updates import public_model
 
 __all__ = ["cells", "invert_signature", "recover_label_set", "rows_in", "signatures_in"]
 
 NAME = "signature_inversion"
-MARGIN = {"mean_image_cosine": 0.01, "mean_image_psnr_db": 1.0, "mean_image_ssim": 0.02, "label_set_accuracy": 0.1}
+MARGIN = 0.1
 MOST_SETS = 1000
 PERMUTATIONS = ("permutation", "signed_permutation")
 
@@ -189,29 +192,24 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     prior, truth = case.prior, case.truth
     view = case.view
     seen = signatures_in(view, prior)
-    if not seen:
-        why = "no signature is in this view"
-        if any("rows" in (message.payload or {}) for message in view.select("gram", "signature")):
-            why = "not attempted: signatures were sketched, which is not undone here (gram_geometry reads inner products of sketches)"
-        return [nothing(case, NAME, "mean_image_cosine", why)], None
+    if not seen and not _sent(view):
+        return [nothing(case, NAME, "mean_image_cosine", "no signature is in this view")], None
     clients = tuple(sorted(set(seen) - set(view.coalition)))
-    if not clients:
+    if seen and not clients:
         why = "the client sees its own signature only" if view.adversary == "client" else "every signature is of a colluding client"
         return [nothing(case, NAME, "mean_image_cosine", why)], None
     hidden = set(transforms_in(view).values())
+    if why := _unread(case, seen, hidden):
+        return _by_labels(case, why)
     permuted = bool(hidden)
-    if why := _not_placed(case, hidden):
-        return [nothing(case, NAME, "mean_image_cosine", why)], None
     note = f"{'places and labels from the values of signatures alone; ' if permuted else ''}{prior.description}"
     mine, theirs = guess(view, prior, clients), guess(case.reference, prior.unprotected(), clients)
     blank = guess(None, prior, clients)
     figures = []
-    comparisons = {"mean_image_cosine": cosine, "mean_image_psnr_db": psnr_db, "mean_image_ssim": ssim}
-    if np.isnan(ssim(truth.mean_images[clients[0]], blank.images[clients[0]])):
-        del comparisons["mean_image_ssim"]  # not images, or too small
-    for metric, compare in comparisons.items():
+    for metric, compare in COMPARISONS.items():
         scored = [np.array([compare(truth.mean_images[c], one.images[c]) for c in clients]) for one in (mine, blank, theirs)]
-        figures.append(cell(case, NAME, metric, *scored, margin=MARGIN[metric], note=note))
+        if not np.isnan(scored[1]).any():  # images, and not too small
+            figures.append(cell(case, NAME, metric, *scored, margin=IMAGE_MARGIN[metric], note=note))
     figures.append(_label_cell(case, clients, mine, theirs, note, renamed=permuted))
     arrays = {
         "clients": np.array(clients),
@@ -225,15 +223,31 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     return figures, arrays
 
 
-def _not_placed(case: Case, hidden: set[str]) -> str:
-    """Why places under transforms of these kinds are not looked for; empty where they are, or nothing is hidden."""
+def _sent(view: AdversaryView) -> bool:
+    """Whether rows of signatures are in the view, in any form."""
+    return any("rows" in (message.payload or {}) for message in view.select("gram", "signature"))
+
+
+def _unread(case: Case, seen: Mapping[int, Array], hidden: set[str]) -> str:
+    """Why signatures under transforms of these kinds are not read as vectors; empty where they are."""
+    if not seen:
+        return "signatures were sketched, which leaves inner products only"
     if rotations := sorted(hidden - set(PERMUTATIONS)):
-        return f"not attempted: signatures are under a secret {rotations[0]}, which leaves inner products only; gram_geometry reads these"
+        return f"signatures are under a secret {rotations[0]}, which leaves inner products only"
     if hidden and case.prior.moments:
-        return "not attempted: second moments under a permutation of their entries"
+        return "second moments are under a permutation of their entries"
     if "signed_permutation" in hidden and bool((case.prior.x < 0).any()):
-        return "not attempted: samples have negative values, so that nothing shows the signs of coordinates"
+        return "samples have negative values, so that nothing shows the signs of coordinates"
     return ""
+
+
+def _by_labels(case: Case, why: str) -> tuple[list[Cell], dict[str, Array] | None]:
+    """Mean images by way of label sets, where signatures are not read as vectors and `why`."""
+    seen = compared(case)
+    if isinstance(seen, str):
+        words = f"not attempted: {why}, and no label sets lead from these to images: {seen.removeprefix('not attempted: ')}"
+        return [nothing(case, NAME, "mean_image_cosine", words)], None
+    return cells_of_labels(case, NAME, seen, guess(case.reference, case.prior.unprotected(), seen.judged).images)
 
 
 def _label_cell(case: Case, clients: tuple[int, ...], mine: Guess, theirs: Guess, note: str, *, renamed: bool) -> Cell:
@@ -254,4 +268,4 @@ def _label_cell(case: Case, clients: tuple[int, ...], mine: Guess, theirs: Guess
         named = [[one.label_sets[c] for c in judged] for one in (mine, theirs)]
         first, second = (chance_of_names(one, real, case.prior.classes, case.seed) for one in named)
         chances = (first, second)
-    return cell(case, NAME, metric, *right, margin=MARGIN[metric], share=True, note=words, chances=chances)
+    return cell(case, NAME, metric, *right, margin=MARGIN, share=True, note=words, chances=chances)
