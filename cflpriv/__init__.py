@@ -8,8 +8,6 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from .extras import what_to_install
-
 if TYPE_CHECKING:
     from .algorithms import ALGORITHMS
     from .algorithms.interface import AlgorithmSpec, register_algorithm
@@ -85,6 +83,8 @@ def __getattr__(name: str) -> Any:
         try:
             return getattr(import_module(f".{_HOME[name]}", __name__), name)
         except ModuleNotFoundError as error:
+            from .extras import what_to_install  # not before: importing the protocols imports little
+
             if (line := what_to_install(error)) is None:
                 raise
             raise ModuleNotFoundError(f"cflpriv.{name}: {line}", name=error.name) from error
