@@ -29,6 +29,7 @@ from ..federation import messages as m
 from ..federation.handler import Apply
 from ..federation.protections import Asked, ClientParts, Layout, ServerParts, joined, size_of
 from ..federation.values import UNTRACED
+from ..privacy.adaptive_clip import with_count
 from ..privacy.settings import SumNoise
 from ..protocols import secagg
 from ..protocols.errors import LocalError, MalformedMessage, RemoteError, TooFewClients
@@ -179,7 +180,7 @@ class ClientSum:
         _check_weight(weight, terms)
         if noise is not None:
             try:
-                bounded = clip(vector, noise.clip_norm) if noise.clip_norm else vector
+                bounded = with_count(clip(vector, noise.clip_norm), noise.clip_norm, noise.count) if noise.clip_norm else vector
                 vector = noise.noise.noisy(bounded, terms.levels, self._entropy)
             except ValueError:
                 raise RemoteError("bad-terms") from None
@@ -239,10 +240,11 @@ def balanced(weight: float, terms: secagg.Terms) -> bool:
 
 def noise_of(shares: m.Shares) -> SumNoise:
     """The noise that a server asks for. Raises `RemoteError` "malformed" for impossible numbers."""
-    if not 0 <= shares.clip_norm < float("inf"):
+    if not (0 <= shares.clip_norm < float("inf") and 0 <= shares.count < float("inf")):
         raise RemoteError("malformed")
     try:
-        return SumNoise(SharedNoise(shares.deviation, shares.survivors), shares.clip_norm, shares.clip_norm)
+        noise = SharedNoise(shares.deviation, shares.survivors)
+        return SumNoise(noise, shares.clip_norm, max(shares.clip_norm, shares.count / 2), shares.count)
     except ValueError:
         raise RemoteError("malformed") from None
 
@@ -278,8 +280,8 @@ class ServerSum:
             noise = clipped.inside
         shares = None
         if noise is not None:
-            asked = replace(asked, layout=(m.Described("shares", "<f8", (size_of(whole),)),))
-            shares = m.Shares(noise.noise.deviation, noise.noise.survivors, noise.clip_norm)
+            asked = replace(asked, layout=(m.Described("shares", "<f8", (size_of(whole) + bool(noise.count),)),))
+            shares = m.Shares(noise.noise.deviation, noise.noise.survivors, noise.clip_norm, noise.count)
         slot, following = (call.round + 1, call.number * ATTEMPTS), (call.round + 2, call.number * ATTEMPTS)
         self._check_groups(call, groups)
         like, terms = self._like(asked, "sum", None, shares), {}
@@ -308,13 +310,27 @@ class ServerSum:
                 self._taken |= dict.fromkeys(total.survivors, (total.survivors, frozenset(one.client for one in members)))
         if not any(means):
             raise TooFewClients(tuple(len(call.members(label)) for label in groups), call.min_cohort)
-        if noise is not None:
-            shapes = {part.name: (part.shape, np.dtype(part.dtype)) for part in whole}
-            for label, mean in enumerate(means):
-                if mean is not None:
-                    steps = np.rint(mean.parts["shares"].value() * mean.count * (terms[label].levels / terms[label].clip))
-                    means[label] = replace(mean, parts=cut(noise.noise.opened(steps) / mean.count, shapes))
-        return tuple(means)
+        return tuple(means) if noise is None else self._opened(means, terms, noise, whole)
+
+    def _opened(
+        self, means: Sequence[GroupMean | None], terms: Mapping[int, Terms], noise: SumNoise, whole: Layout
+    ) -> tuple[GroupMean | None, ...]:
+        """The means of contributions that sums of integers stand for. A clip norm that moves follows their counts."""
+        shapes, below, clients = {part.name: (part.shape, np.dtype(part.dtype)) for part in whole}, 0.0, 0
+        opened: list[GroupMean | None] = []
+        for label, mean in enumerate(means):
+            if mean is None:
+                opened.append(None)
+                continue
+            steps = np.rint(mean.parts["shares"].value() * mean.count * (terms[label].levels / terms[label].clip))
+            total = noise.noise.opened(steps)
+            opened.append(replace(mean, parts=cut(total / mean.count, shapes)))
+            if noise.count:
+                below, clients = below + float(total[-1]) / noise.count + mean.count / 2, clients + mean.count
+        adaptive = None if self._parts.clipped is None else self._parts.clipped.adaptive
+        if adaptive is not None:
+            adaptive.follow(below, clients)
+        return tuple(opened)
 
     def _check_groups(self, call: SumCall, groups: Sequence[int]) -> None:
         """Raises `InputError` for a second sum in one turn over other clients, which clients refuse (`summed_once`)."""

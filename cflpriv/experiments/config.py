@@ -147,8 +147,12 @@ class Config:
         """What a user should know before the run starts: that it can form no clusters, or adds needless noise, as it is set."""
         reason = self.spec.never_clusters(self.hyper, self.before)
         clusters = f"algorithm {self.spec.name!r} will form no clusters: {reason}" if reason else ""
-        present = round((self.data.clients - self.data.newcomers) * self.training.participation)
-        return tuple(one for one in (clusters, few_shares(self.privacy, self.protection, present)) if one)
+        return tuple(one for one in (clusters, few_shares(self.privacy, self.protection, self.cohort)) if one)
+
+    @property
+    def cohort(self) -> int:
+        """How many clients a round is expected to ask."""
+        return round((self.data.clients - self.data.newcomers) * self.training.participation)
 
     def releases(self) -> Releases:
         """What a client releases of its samples over the whole run. `InputError` naming an algorithm that cannot be private."""

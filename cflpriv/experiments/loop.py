@@ -125,6 +125,8 @@ def advance(run: Run) -> dict[str, Any]:
     row["upload_bytes"], row["download_bytes"] = run.federation.transcript.upload_bytes, run.federation.transcript.download_bytes
     row |= traffic_so_far(run.federation, number)
     row |= spent(run.run_ledger, run.federation.clients)
+    if run.federation.clip_norm is not None:
+        row["clip_norm"] = run.federation.clip_norm  # of the next sum
     row["lost"] = sorted(set(run.expected).difference(run.federation.clients))
     row["seconds"] = time.perf_counter() - began
     row["protection_seconds"] = run.federation.protection_seconds  # since the start: gram and mean, computing and recording

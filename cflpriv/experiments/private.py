@@ -9,6 +9,7 @@ from typing import Any
 from ..algorithms.interface import Algorithm
 from ..contract.protection import Protection
 from ..errors import InputError
+from ..privacy.adaptive_clip import AdaptiveClip
 from ..privacy.client_level import ClippedMean, LocalGram, client_noise
 from ..privacy.correlated import CorrelatedNoise
 from ..privacy.participation import of_participations
@@ -62,7 +63,10 @@ def run_ledger(
 
     def around(protection: Protection) -> tuple[ClippedMean, LocalGram | None]:
         correlated = CorrelatedNoise(optimised_coefficients(bands, config.training.rounds)) if bands else None
-        return client_noise(privacy, releases, protection, ledger, noise_source, correlated)
+        adaptive = None
+        if privacy.clip_quantile:
+            adaptive = AdaptiveClip(privacy.clip_quantile, privacy.clip_rate, config.cohort, privacy.clip_norm)
+        return client_noise(privacy, releases, protection, ledger, noise_source, correlated, adaptive)
 
     return RunLedger(privacy, ledger, None, around)
 
@@ -95,6 +99,9 @@ def _client_releases(config: Config, algorithm: Algorithm) -> Releases:
             f"algorithm {name!r} under privacy.unit = 'client': it uses {' and '.join(others)}, which would release single clients' values "
             f"(clip and noise protect means only){hint}"
         )
+    if config.privacy.clip_quantile and ("mean" not in operations or "norm" in config.hyper):
+        why = "sums counts whose unit is the length of contributions" if "mean" in operations else "sums nothing"
+        raise InputError(f"privacy.clip_quantile = {config.privacy.clip_quantile}: algorithm {name!r} {why}; use 0")
     return Releases(signatures=int("gram" in operations), trainings=config.training.rounds if "mean" in operations else 0)
 
 
@@ -131,6 +138,8 @@ def guarantee(privacy: Privacy, protection: Protection) -> str:
     who = "its own noise" if unit == "sample" else "noise by the server, which is trusted"
     if protection.sum == "secagg" and (unit == "client" or privacy.noise == "shared"):
         who = f"noise shared by the members of a secure sum, of which {protection.smallest_sum - 1} count"
+    if privacy.clip_quantile:
+        who += f"; the clip norm follows the {privacy.clip_quantile:g} quantile of contributions"
     return f"privacy: epsilon {privacy.epsilon:g} at delta {privacy.delta:g} for one {unit} {change}; {who}"
 
 

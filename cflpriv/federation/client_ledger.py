@@ -6,6 +6,7 @@ prices the tasks that it runs, and charges its ledger before anything leaves.
 
 import json
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -143,8 +144,9 @@ class ClientLedger:
         if noise is None:
             raise self._refused("a secure sum without noise")
         own = self._privacy
-        self._demand(0 < noise.clip_norm <= own.clip_norm, "clip_norm is above the client's own")
-        sensitivity = noise.clip_norm * (1 if own.relation == "add_remove" else 2)
+        self._demand(self._allowed(noise.clip_norm), "clip_norm is above the client's own")
+        self._demand(not noise.count or own.clip_quantile > 0, "a count beside the sum; its privacy.clip_quantile is 0")
+        sensitivity = math.hypot(noise.clip_norm, noise.count / 2) * (1 if own.relation == "add_remove" else 2)
         event = GaussianEvent(noise.noise.deviation / sensitivity, sensitivity, own.relation, "client", noise.noise.survivors)
         self._charge([event], "mean")
 
@@ -182,7 +184,7 @@ class ClientLedger:
         self._demand(noise.relation == own.relation and 0 < noise.noise_multiplier < float("inf"), "another relation, or no noise")
         event: Event = local_event(noise.noise_multiplier, noise.relation)
         if operation == "sum":
-            self._demand(0 < noise.clip_norm <= own.clip_norm, "clip_norm is above the client's own")
+            self._demand(self._allowed(noise.clip_norm), "clip_norm is above the client's own")
             event = GaussianEvent(
                 noise.noise_multiplier, noise.clip_norm * (1 if own.relation == "add_remove" else 2), own.relation, "client"
             )
@@ -190,6 +192,11 @@ class ClientLedger:
         return noise
 
     # --- inside
+
+    def _allowed(self, clip_norm: float) -> bool:
+        """Whether the client lets a server name this clip norm. One that moves has no bound: the noise is priced relative to it."""
+        most = math.inf if self._privacy.clip_quantile else self._privacy.clip_norm
+        return 0 < clip_norm <= most and math.isfinite(clip_norm)
 
     def _ledger(self) -> Ledger:
         try:

@@ -44,12 +44,14 @@ class Bounded(Message, frozen=True):
 class Shares(Message, frozen=True):
     """Each client adds its share of the noise of a secure sum (`protocols.shared_noise.SharedNoise`) to its vector.
 
-    The vector is clipped to `clip_norm` first; 0 where its samples were.
+    The vector is clipped to `clip_norm` first; 0 where its samples were. `count`, if above 0, is the scale of one more coordinate, which
+    says whether the vector was shorter than `clip_norm`.
     """
 
     deviation: float
     survivors: Count
     clip_norm: float
+    count: float = 0.0
 
 
 # --- to clients

@@ -85,6 +85,7 @@ class ServerState:
         self._sums: SumServer = self.protection.sums.server(parts)
         self._comparisons: ComparisonServer = self.protection.comparison.server(parts)
         self.accounts = accounts
+        self._adaptive = None if clipped is None else clipped.adaptive
         without_form = () if clipped is None else ("gather", "relay") if local is not None else ("gather", "relay", "gram")
         self._ledger = ServerLedger(accounts, without_form)
         self.bare = Bare()  # what would be sent without any protection
@@ -190,6 +191,11 @@ class ServerState:
         return self._turn
 
     @property
+    def clip_norm(self) -> float | None:
+        """The clip norm of the next sum under client-level privacy, where it moves."""
+        return None if self._adaptive is None else self._adaptive.norm
+
+    @property
     def epochs(self) -> Epochs[Any]:
         """The open clustering epochs."""
         return self._comparisons.epochs
@@ -246,7 +252,8 @@ class ServerState:
         counters = {"round": self._round, "turn": self._turn, "numbers": self._numbers, "epochs": self.epochs.count}
         agreement = None if self._agreement is None else self._agreement.saved()
         who = {"removed": sorted(self.removed), "agreement": agreement}
-        return {"session": self.session, **counters, "calls": self._calls, "bare": self.bare.saved(), **who}
+        moving = {} if self._adaptive is None else {"clip_norm": self._adaptive.norm}
+        return {"session": self.session, **counters, "calls": self._calls, "bare": self.bare.saved(), **who, **moving}
 
     def restore(self, saved: Mapping[str, Any], resumed: int = 1) -> None:
         """Continue from `saved` in a new process, after the `resumed`-th interruption.
@@ -261,6 +268,8 @@ class ServerState:
         self._round, self._turn, self._calls = saved["round"], saved["turn"] + skipped, saved["calls"]
         self._numbers, self.epochs.count = saved["numbers"] + skipped, saved["epochs"] + skipped
         self.bare = Bare(**saved["bare"])
+        if self._adaptive is not None:
+            self._adaptive.norm = saved["clip_norm"]
         self._registry.remove(saved["removed"])
         if self._agreement is not None and saved["agreement"] is not None:
             self._agreement.restore(saved["agreement"])

@@ -14,10 +14,11 @@ __all__ = ["Settings"]
 class Settings:
     """The client's identity, the pinned peers, the protection in force, and the privacy that the client demands.
 
-    `privacy` uses the unit, the relation, ε and δ (over all runs on these data), `clip_norm`, and under unit = "sample" `samples`,
-    `sketch_dim` and `loss_cap`. `role` "key-holder" has no data and decrypts what the protection releases. `models`: how many models the
-    members of one secure sum may have been sent. More than 1 is for algorithms that sum over several groups at once (IFCA's communication
-    saver, with shared layers or restarts); among k models a server can plant one for a single client.
+    `privacy` uses the unit, the relation, ε and δ (over all runs on these data), `clip_norm`, whether that moves (`clip_quantile`), and
+    under unit = "sample" `samples`, `sketch_dim` and `loss_cap`. `role` "key-holder" has no data and decrypts what the protection
+    releases. `models`: how many models the members of one secure sum may have been sent. More than 1 is for algorithms that sum over
+    several groups at once (IFCA's communication saver, with shared layers or restarts); among k models a server can plant one for a single
+    client.
     """
 
     identity: Identity = field(repr=False)

@@ -6,6 +6,7 @@ and masks them, so the guarantee holds towards the server as well (`protocols.sh
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -22,6 +23,7 @@ from ..protocols.ledger import Ledger
 from ..protocols.mechanisms import clip, gaussian, snap
 from ..protocols.shared_noise import SharedNoise
 from ..types import Array
+from .adaptive_clip import AdaptiveClip, is_below
 from .correlated import CorrelatedNoise
 from .settings import Privacy, Releases, SumNoise
 
@@ -33,11 +35,11 @@ LOCAL = "gram by local noise"
 
 def client_noise(
     privacy: Privacy, releases: Releases, protection: Protection, ledger: Ledger, noise_source: Entropy,
-    correlated: CorrelatedNoise | None = None,
+    correlated: CorrelatedNoise | None = None, adaptive: AdaptiveClip | None = None,
 ) -> "tuple[ClippedMean, LocalGram | None]":  # fmt: skip
     """The server's side of unit = "client": in means, and where single rows are compared. `InputError` for sums without noise.
 
-    A trusted server's noise is independent from round to round, or `correlated`.
+    A trusted server's noise is independent from round to round, or `correlated`. The clip norm is fixed, or `adaptive`.
     """
     if protection.sum not in ("none", "secagg"):
         raise InputError(
@@ -54,12 +56,14 @@ def client_noise(
         first = (local_event(z, privacy.relation),)
         gram = LocalGram(z, privacy, ledger)
     others = protection.smallest_sum - 1 if protection.sum == "secagg" else 0
-    return ClippedMean(privacy, releases.trainings, first, ledger, noise_source, others, correlated), gram
+    return ClippedMean(privacy, releases.trainings, first, ledger, noise_source, others, correlated, adaptive), gram
 
 
 @dataclass(frozen=True, eq=False)
 class ClippedMean:
-    """`mean` under client-level privacy. Every client's parts together are clipped to `privacy.clip_norm`; weights are equal.
+    """`mean` under client-level privacy. Every client's parts together are clipped to `clip_norm`; weights are equal.
+
+    `adaptive`: that norm moves, and the sum counts the clients below it, at the same price (`adaptive_clip`).
 
     Guarantee: that of one `GaussianEvent` a mean, charged before anything is sent. Under "add_remove" neighbours differ in whether a
     client's contribution is there or zero: who takes part, and so the number that the sum is divided by, is public. No amplification by the
@@ -77,6 +81,7 @@ class ClippedMean:
     noise_source: Entropy = field(repr=False)
     others: int = 0
     correlated: CorrelatedNoise | None = None
+    adaptive: AdaptiveClip | None = None
 
     def settle(self, call: SumCall) -> None:
         """Ask the ledger before anything is sent."""
@@ -94,7 +99,17 @@ class ClippedMean:
     @property
     def bound(self) -> tuple[Relation, float, float]:
         """What is sent to clients whose sums get noise at the server: relation, clip_norm, noise multiplier."""
-        return self.privacy.relation, self.privacy.clip_norm, self.multiplier
+        return self.privacy.relation, self.clip_norm, self.multiplier
+
+    @property
+    def clip_norm(self) -> float:
+        """The bound on the next contributions."""
+        return self.privacy.clip_norm if self.adaptive is None else self.adaptive.norm
+
+    @property
+    def count(self) -> float:
+        """What the count of clients below `clip_norm` is multiplied by in a sum; 0 where there is none."""
+        return 0.0 if self.adaptive is None else self.adaptive.scale(self.multiplier, self.privacy.relation)
 
     @property
     def multiplier(self) -> float:
@@ -106,29 +121,43 @@ class ClippedMean:
         """What clients add inside a secure sum; None where the server adds the noise."""
         if not self.others:
             return None
-        return SumNoise(SharedNoise(self.multiplier * self._sensitivity(), self.others), self.privacy.clip_norm, self.privacy.clip_norm)
+        noise, norm, count = SharedNoise(self.multiplier * self._sensitivity(), self.others), self.clip_norm, self.count
+        return SumNoise(noise, norm, max(norm, count / 2), count)
 
     def _sensitivity(self) -> float:
-        return self.privacy.clip_norm * (1 if self.privacy.relation == "add_remove" else 2)
+        return math.hypot(self.clip_norm, self.count / 2) * (1 if self.privacy.relation == "add_remove" else 2)
 
     # --- a trusted server
 
-    def central(self, call: SumCall, record: Recorder) -> tuple[GroupMean | None, ...]:
+    def central(self, like: SumCall, record: Recorder) -> tuple[GroupMean | None, ...]:
         """The means of contributions, each clipped, with noise on their sums; it was paid for."""
-        clipped = [replace(one, parts={"contribution": clip(_vector(one), self.privacy.clip_norm)}) for one in call.contributions]
+        norm, count, below, clients = self.clip_norm, self.count, 0.0, 0
+        call = replace(
+            like, contributions=tuple(replace(one, parts={"contribution": clip(_vector(one), norm)}) for one in like.contributions)
+        )
         means: list[GroupMean | None] = []
-        for label, mean in enumerate(clear_means(replace(call, contributions=tuple(clipped)), record)):
+        for label, mean in enumerate(clear_means(call, record)):
             if mean is None:
                 means.append(None)
                 continue
-            total = mean.parts["contribution"].value() * mean.count
-            if self.correlated is not None:
-                scale, members = self.multiplier * self._sensitivity(), [one.client for one in call.members(label)]
-                noised = snap(total + self.correlated.row(label, call.round, members, scale, total.size, self.noise_source), scale)
-            else:
-                noised = gaussian(total, self._sensitivity(), self.multiplier, self.privacy.relation, "client", self.noise_source).value
-            means.append(_mean(noised / mean.count, call.contributions[0], mean))
+            total, members = mean.parts["contribution"].value() * mean.count, call.members(label)
+            if count:
+                unclipped = sum(is_below(one.parts["contribution"], norm) for one in members)
+                total = np.append(total, count * (unclipped - mean.count / 2))
+            noised = self._noised(total, label, call.round, [one.client for one in members])
+            means.append(_mean(noised / mean.count, like.contributions[0], mean))
+            if count:
+                below, clients = below + float(noised[-1]) / count + mean.count / 2, clients + mean.count
+        if self.adaptive is not None:
+            self.adaptive.follow(below, clients)
         return tuple(means)
+
+    def _noised(self, total: Array, group: int, turn: int, members: Sequence[int]) -> Array:
+        """A group's sum with the server's noise."""
+        if self.correlated is None:
+            return gaussian(total, self._sensitivity(), self.multiplier, self.privacy.relation, "client", self.noise_source).value
+        scale = self.multiplier * self._sensitivity()
+        return snap(total + self.correlated.row(group, turn, members, scale, total.size, self.noise_source), scale)
 
 
 @lru_cache(maxsize=16)

@@ -79,6 +79,16 @@ class Privacy:
         bool,
         Key('unit `client`: a trusted server\'s noise cancels part of that of earlier rounds; for `sampling = "fixed_cohorts"`.'),
     ] = False
+    clip_quantile: Annotated[
+        float,
+        Key(
+            "unit `client`: the clip norm starts at `clip_norm` and follows this quantile of the norms of contributions; 0: fixed.",
+            "[0, 1)",
+        ),
+    ] = 0.0
+    clip_rate: Annotated[
+        float, Key("How fast the clip norm follows its quantile: its logarithm moves by up to so much a sum, but for noise.", "(0, inf)")
+    ] = 0.2
 
     def __post_init__(self) -> None:
         if self.unit not in ("none", "sample", "client"):
@@ -95,7 +105,7 @@ class Privacy:
             if self.epsilon or self.delta:
                 raise InputError("privacy.epsilon, privacy.delta: given without privacy.unit; set it to 'sample' or 'client'")
             return
-        for key in ("epsilon", "clip_norm", "loss_cap"):
+        for key in ("epsilon", "clip_norm", "loss_cap", "clip_rate"):
             value = getattr(self, key)
             if not (math.isfinite(value) and value > 0):
                 raise InputError(f"privacy.{key} = {value}: is not a finite number above 0")
@@ -103,6 +113,7 @@ class Privacy:
             raise InputError(f"privacy.correlated = true with privacy.unit = {self.unit!r}: is the noise of a server, for unit = 'client'")
         if not 0 < self.delta < 1:
             raise InputError(f"privacy.delta = {self.delta}: is outside (0, 1)")
+        self._check_clip_quantile()
         for key in ("signature_share", "choice_share"):
             if not 0 < getattr(self, key) < 1:
                 raise InputError(f"privacy.{key} = {getattr(self, key)}: is outside (0, 1)")
@@ -117,6 +128,18 @@ class Privacy:
         for operation in self.local:
             if operation != "gram" or self.unit != "client":
                 raise InputError(f"privacy.local = {list(self.local)}: only 'gram' under unit = 'client' can be released by local noise")
+
+    def _check_clip_quantile(self) -> None:
+        key = f"privacy.clip_quantile = {self.clip_quantile}"
+        if not 0 <= self.clip_quantile < 1:
+            raise InputError(f"{key}: is outside [0, 1)")
+        if self.clip_quantile and self.unit != "client":
+            raise InputError(f"{key} with privacy.unit = {self.unit!r}: is of the norms of clients' contributions, for unit = 'client'")
+        if self.clip_quantile and self.correlated:
+            raise InputError(
+                f"{key} with privacy.correlated = true: noise that takes back part of earlier noise needs one scale for the whole run; use "
+                "clip_quantile = 0 or correlated = false"
+            )
 
     @property
     def budget(self) -> Budget:
@@ -163,12 +186,14 @@ def updates_only(rounds: int, given: Mapping[str, Any]) -> Releases:
 class SumNoise:
     """What clients add inside a secure sum: their shares of `noise`, each to its vector clipped to `clip_norm` (0: its samples were).
 
-    No coordinate is expected to be longer than `length`.
+    No coordinate is expected to be longer than `length`. With a `count` above 0 the vector has one more coordinate, which says whether it
+    was shorter than `clip_norm` (`adaptive_clip.with_count`).
     """
 
     noise: SharedNoise
     clip_norm: float
     length: float
+    count: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,10 @@ NEEDS: Mapping[str, dict[str, Any]] = {
         f"privacy.{key}": {"privacy": {"unit": "sample", "epsilon": 1.0, "delta": 1e-5, "samples": 20}, "training": {"weights": "equal"}}
         for key in ("epsilon", "delta", "signature_share", "choice_share", "clip_norm", "samples", "sketch_dim", "loss_cap")
     },
+    **{
+        f"privacy.{key}": {"privacy": {"unit": "client", "epsilon": 1.0, "delta": 1e-5}, "training": {"weights": "equal"}}
+        for key in ("clip_quantile", "clip_rate")
+    },
     "protection.ckks_ring": {"protection": {"gram": ["ckks"], "sum": "secagg"}},
     "algorithm.gamma_max": {"algorithm": {"eps2": 1.0}},
 }  # fmt: skip

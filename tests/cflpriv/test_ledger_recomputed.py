@@ -90,6 +90,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("client, trusted", {"unit": "client"}),
     ("client, shares", {"unit": "client"}),
     ("client, exchanged", {"unit": "client", "relation": "replace_one"}),
+    ("client, moving clip norm", {"unit": "client", "clip_quantile": 0.5}),
+    ("client, moving clip norm, shares", {"unit": "client", "clip_quantile": 0.5}),
 ]
 
 
@@ -108,7 +110,7 @@ COMPARING = ["pacfl", "ifca", "stocfl", "crossfit", "r_dpcfl"]
     ],
 )
 def test_epsilon_is_that_of_the_ledger_by_another_accountant(name: str, case: str, privacy: dict[str, Any], tmp_path: Path) -> None:
-    secure = privacy.get("noise") == "shared" or case == "client, shares"
+    secure = privacy.get("noise") == "shared" or case.endswith(", shares")
     tree: dict[str, Any] = {
         "data": {"clients": 8}, "model": {"name": "linear"}, "training": {"rounds": 4, "batch_size": 5, "lr": 0.1, "weights": "equal"},
         "algorithm": {"name": name} | ({"k": 2} if name in ("ifca", "r_dpcfl") else {}),
