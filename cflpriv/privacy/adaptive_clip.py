@@ -57,7 +57,9 @@ class AdaptiveClip:
         return own * _factor(relation) * self.norm / deviation
 
     def follow(self, below: float, clients: int) -> None:
-        """Move the clip norm by the noisy number of the `clients` of a sum whose contributions were `below` it."""
+        """Move the clip norm by the noisy number of the `clients` of a sum whose contributions were `below` it; without clients it stays."""
+        if not clients:
+            return
         moved = self.norm * math.exp(-self.rate * (below / clients - self.quantile))
         self.norm = min(max(moved, self.first / RANGE), self.first * RANGE)
 

@@ -298,3 +298,9 @@ def test_keys_that_do_not_go_together_are_refused_by_name(changes: dict[str, Any
 def test_algorithms_for_which_a_moving_clip_norm_has_no_meaning_are_refused_by_name(algorithm: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=rf"privacy\.clip_quantile = 0\.5: algorithm {message}"):
         prepare(config(algorithm=algorithm, training={"rounds": 40}), population=scenes.population())
+
+
+def test_a_sum_that_nobody_took_part_in_leaves_the_clip_norm() -> None:
+    moving = AdaptiveClip(0.5, 0.2, 10, 3.0)
+    moving.follow(0.0, 0)
+    assert moving.norm == 3.0
