@@ -57,7 +57,7 @@ class AdaptiveClip:
         return own * _factor(relation) * self.norm / deviation
 
     def follow(self, below: float, clients: int) -> None:
-        """Move the clip norm by the noisy number of the `clients` of a sum whose contributions were `below` it; without clients it stays."""
+        """Move the clip norm by the noisy number of the `clients` of a sum that were `below` it; without clients it stays."""
         if not clients:
             return
         moved = self.norm * math.exp(-self.rate * (below / clients - self.quantile))
