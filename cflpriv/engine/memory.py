@@ -19,9 +19,9 @@ from .sgd import Local, Options, Way, steps_by_batch, train_stacked
 
 __all__ = ["Residents", "chunk_budget", "client_bytes", "live_bytes", "release", "resident", "resident_samples"]
 
-DATA_SHARE, CHUNK_SHARE = 1 / 3, 1 / 4
-"""Of the memory that was free at first: for samples; for a chunk, of which two are kept (`graphs.KEPT`). The rest is for the allocator's
-gaps and for what the libraries take for themselves."""
+DATA_SHARE, CHUNK_SHARE = 1 / 3, 3 / 16
+"""Of the memory that was free at first: for samples; for a chunk, of which two are kept, each with its cuts to a quarter and a sixteenth
+(`graphs.KEPT`), so 2.6 chunks in all. The rest is for the allocator's gaps and for what the libraries take for themselves."""
 TRIAL, LARGEST_TRIAL = 2, 64
 """Clients of a trial step, and samples in their batches at most."""
 
