@@ -34,7 +34,7 @@ from .gram_geometry import Products, products_of
 from .lbfgs import minimise
 from .leakage import Case, Cell, Prior, cell, nothing, psnr_db
 from .membership import placements
-from .significance import FEWEST_SCORES
+from .significance import FEWEST_SCORES, chance_of_orders, orders
 from .sums import models_sent
 
 __all__ = ["cells", "folds_in", "images_from_folds", "membership_scores", "sample_vectors", "samples_from_products", "traces_of"]
@@ -165,13 +165,6 @@ def guess_samples(products: Array | None, prior: Prior, count: int) -> Array:
     return np.maximum(samples_from_products(products), 1.0)
 
 
-def orders(guessed: Array, true: Array) -> Array:
-    """For each client the share of those with another number of samples that it is on the right side of, (n,); ties count half."""
-    right = np.sign(guessed[:, None] - guessed[None]) * np.sign(true[:, None] - true[None])
-    other = true[:, None] != true[None]
-    return np.asarray(((right + 1) / 2 * other).sum(1) / np.maximum(other.sum(1), 1))
-
-
 def samples_cells(case: Case) -> list[Cell]:
     """|log(n̂ / n)| by client, and how often two clients are put into the right order, from the Gram of the folds."""
     mine, theirs = products_of(case)
@@ -185,9 +178,11 @@ def samples_cells(case: Case) -> list[Cell]:
     guesses = [guess_samples(products, case.prior, len(clients)) for products in (_of(mine, clients), None, _of(theirs, clients))]
     note = "(1 − ⟨a, b⟩) / (|a − b|²/4) of the folds; no client's number of samples is used; baseline: the median number for everyone"
     errors, order = [np.abs(np.log(one / true)) for one in guesses], [orders(one, true) for one in guesses]
+    words = f"the share of pairs of clients in the right order of size, by {note}"
+    first, second = (chance_of_orders(one, true, stream(case.seed, "numbers of samples dealt again")) for one in guesses[::2])
     return [
         cell(case, NAME, SAMPLES, *errors, margin=MARGIN[SAMPLES], lower_is_better=True, note=f"|log(n̂/n)|, {note}"),
-        cell(case, NAME, ORDER, *order, margin=MARGIN[ORDER], note=f"the share of pairs of clients in the right order of size, by {note}"),
+        cell(case, NAME, ORDER, *order, margin=MARGIN[ORDER], note=words, chances=(first, second)),
     ]
 
 

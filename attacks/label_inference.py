@@ -229,13 +229,22 @@ def aggregate_cell(case: Case, model: Model) -> Cell:
         f"{len(errors[0])} cluster(s), each as a whole: nothing about a member; {_which_rounds(prior, case.budget.rounds)}; "
         f"{prior.description}; baseline: the label shares of the auxiliary data"
     )
-    dealt = [chance_of_matching(table, stream(case.seed, "clusters dealt again")) for table in tables]
-    tested = [chance(-mine, -blank, MARGIN[AGGREGATE]) for mine, blank in zip(errors, blanks, strict=True)]
+    first, second = (chance_of_clusters(table, blank, case.seed) for table, blank in zip(tables, blanks, strict=True))
     note += trainings_in(case.view).not_modelled()
     return cell(
         case, NAME, AGGREGATE, errors[0], blanks[0], errors[1], theirs_blank=blanks[1], margin=MARGIN[AGGREGATE], lower_is_better=True,
-        note=note, chances=(max(dealt[0], tested[0]), max(dealt[1], tested[1])),
+        note=note, chances=(first, second),
     )  # fmt: skip
+
+
+def chance_of_clusters(table: Array, blank: Array, seed: int) -> float:
+    """How probable it is that k histograms err as little as the diagonal of `table` (k, k), of guess i for cluster j, beside `blank` (k,).
+
+    Few clusters, and the shares of one histogram, are not as many independent scores: the same guesses dealt to the clusters at random
+    have to err more seldom as little, and a test over clusters has to show the gain as well. The larger p counts.
+    """
+    dealt = chance_of_matching(table, stream(seed, "clusters dealt again"))
+    return max(dealt, chance(-np.diag(table), -blank, MARGIN[AGGREGATE]))
 
 
 def _aggregated(case: Case, view: AdversaryView, model: Model) -> list[tuple[Array, Array]]:

@@ -9,12 +9,13 @@ from scipy import stats
 from ..types import Array
 
 __all__ = [
-    "ENOUGH", "Status", "chance", "chance_of_matching", "confidence_interval", "interval", "is_count", "judge", "power",
-    "proportion_interval", "t_chance", "t_power",
+    "ENOUGH", "Status", "chance", "chance_of_matching", "chance_of_orders", "confidence_interval", "interval", "is_count", "judge",
+    "orders", "power", "proportion_interval", "t_chance", "t_power",
 ]  # fmt: skip
 
 FEWEST_SCORES = 3
 MATCHED, MATCHINGS = 6, 1999
+PAIRS_AT_ONCE = 1_000_000
 RATE = 0.025
 """How often a figure without a leak may be called one, from one run or from several together."""
 ENOUGH = 0.9
@@ -125,6 +126,32 @@ def chance_of_matching(errors: Array, rng: np.random.Generator) -> float:
     )
     reached = int((errors[np.arange(k), deals].sum(axis=1) <= own + 1e-9).sum())
     return reached / len(deals) if k <= MATCHED else (1 + reached) / (1 + MATCHINGS)
+
+
+def orders(guessed: Array, true: Array) -> Array:
+    """For each client the share of those with another number that it is on the right side of, (n,); ties count half."""
+    right = np.sign(guessed[:, None] - guessed[None]) * np.sign(true[:, None] - true[None])
+    other = true[:, None] != true[None]
+    return np.asarray(((right + 1) / 2 * other).sum(1) / np.maximum(other.sum(1), 1))
+
+
+def chance_of_orders(guessed: Array, true: Array, rng: np.random.Generator) -> float:
+    """How probable it is that the same guesses dealt to the clients at random have the mean of `orders` that these have, or more.
+
+    Each client is in the pairs of all others, so n clients are not n independent scores, and no test over clients tells.
+    """
+    n, other = len(true), true[:, None] != true[None]
+    weights = np.sign(true[:, None] - true[None]) / np.maximum(other.sum(1, keepdims=True), 1)
+
+    def above(dealt: Array) -> Array:
+        return np.asarray(np.einsum("tij,ij->t", np.sign(dealt[:, :, None] - dealt[:, None, :]), weights))
+
+    own, reached, left = float(above(guessed[None])[0]) - 1e-9, 0, MATCHINGS
+    while left:
+        size = min(left, max(1, PAIRS_AT_ONCE // n**2))
+        reached += int((above(rng.permuted(np.tile(guessed, (size, 1)), axis=1)) >= own).sum())
+        left -= size
+    return (1 + reached) / (1 + MATCHINGS)
 
 
 def judge(values: Array, baseline: Array, reference: Array, reference_baseline: Array, margin: float) -> Status:

@@ -10,7 +10,7 @@ What it proves: a transform hides directions, not lengths. What it does not: not
 depend on labels more than on numbers. Updates that are clipped say little by their length and are not attempted.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from ..types import Array, ClientData
 from .adversary import UPDATES, AdversaryView, parts_in, updates_sent
 from .leakage import Case, Cell, Prior, cell, nothing
 from .local_training import NotRecorded, trainings_in
-from .significance import FEWEST_SCORES
+from .significance import FEWEST_SCORES, chance_of_orders, orders
 from .updates import public_model
 
 __all__ = ["cells", "counts_from_lengths", "lengths_in"]
@@ -103,16 +103,6 @@ def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], trai
     return dict(zip(clients, found.tolist(), strict=True))
 
 
-def score(found: Mapping[int, float], counts: Mapping[int, int], clients: Sequence[int], metric: str) -> Array:
-    """By client: the relative error of its number, or of the others with another number the share on the right side of it."""
-    guessed, true = np.array([found[client] for client in clients]), np.array([counts[client] for client in clients], np.float64)
-    if metric == ERROR:
-        return np.asarray(np.abs(guessed - true) / true)
-    agree = np.sign(guessed[:, None] - guessed[None, :]) * np.sign(true[:, None] - true[None, :])
-    other = true[:, None] != true[None, :]
-    return np.asarray(((agree + 1) / 2 * other).sum(1) / np.maximum(other.sum(1), 1))
-
-
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """The order of clients by number of samples, and the numbers, from the lengths of their first updates."""
     prior = case.prior
@@ -122,19 +112,21 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
     if len(clients) < FEWEST_SCORES:
         return [nothing(case, NAME, ORDER, "no single updates of enough clients, in any form, are in this view")], None
-    counts = {client: int(case.truth.label_counts[client].sum()) for client in clients}
-    if len(set(counts.values())) < 2:
+    true = np.array([case.truth.label_counts[client].sum() for client in clients], np.float64)
+    if len(np.unique(true)) < 2:
         return [nothing(case, NAME, ORDER, "all clients have the same number of samples: there is nothing to find")], None
     train = trainings_in(case.reference).first
     if train is None:
         raise NotRecorded("the transcript does not say how clients were asked to train")
-    made = [guess(view, prior, clients, train.train) for view in (case.view, None, case.reference)]
+    found = (guess(view, prior, clients, train.train) for view in (case.view, None, case.reference))
+    made = [np.array([one[client] for client in clients]) for one in found]
     note = f"{len(clients)} clients, first round; {prior.description.partition(';')[0]}; baseline: the median number for everyone"
-    figures = []
-    for metric in (ORDER, ERROR):
-        scores = [score(one, counts, clients, metric) for one in made]
-        figures.append(cell(case, NAME, metric, *scores, margin=MARGIN[metric], lower_is_better=metric == ERROR, note=note))
-    return figures, None
+    first, second = (chance_of_orders(one, true, stream(case.seed, "numbers of samples dealt again")) for one in made[::2])
+    order, errors = [orders(one, true) for one in made], [np.abs(one - true) / true for one in made]
+    return [
+        cell(case, NAME, ORDER, *order, margin=MARGIN[ORDER], note=note, chances=(first, second)),
+        cell(case, NAME, ERROR, *errors, margin=MARGIN[ERROR], lower_is_better=True, note=note),
+    ], None
 
 
 def _refusal(case: Case) -> str:

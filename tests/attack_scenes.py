@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.false_alarms import two_populations
 from cflpriv.attacks.audit import case_of, fresh_scene
 from cflpriv.attacks.leakage import BUDGETS, Case, Cell
 from cflpriv.attacks.pooling import pooled
@@ -30,14 +31,20 @@ def case(made: Config, adversary: str = "server") -> Case:
 
 
 def unrelated(made: Config, adversary: str = "server") -> Case:
-    """The view of a run on other samples whose clients are in other groups, with the truth and the reference of `made`."""
-    other = replace(made, run=replace(made.run, seed=made.run.seed + 77), data=replace(made.data, seed=made.data.seed + 77))
-    people = build_population(other.data)
-    names = np.random.default_rng(made.run.seed).permutation(len(people.clients))
-    dealt = tuple(replace(client, id=int(name)) for client, name in zip(people.clients, names, strict=True))
-    shuffled = replace(people, clients=dealt)
-    theirs = case_of(fresh_scene(other, shuffled, other.training.rounds, QUICK), adversary, QUICK)
-    return replace(case(made), view=theirs.view)
+    """The view of a run on other samples whose clients are in other groups, with the truth and the reference of `made`.
+
+    The samples are halved first, so that no sample is of both runs. What `made` is of here is a run on one half.
+    """
+    seed = made.run.seed + 77
+    mine, other = two_populations(made.data)
+    names = np.random.default_rng(made.run.seed).permutation(len(other.clients))
+    dealt = replace(other, clients=tuple(replace(client, id=int(name)) for client, name in zip(other.clients, names, strict=True)))
+    scenes = (
+        fresh_scene(made, mine, made.training.rounds, QUICK),
+        fresh_scene(made.with_("run", seed=seed), dealt, made.training.rounds, QUICK),
+    )
+    true, theirs = (case_of(one, adversary, QUICK) for one in scenes)
+    return replace(true, view=theirs.view)
 
 
 def population_of(made: Config) -> Population:

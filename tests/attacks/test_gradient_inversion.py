@@ -152,8 +152,14 @@ def test_leaks_unprotected_and_is_at_baseline_on_unrelated_clients() -> None:
     value = seen["image_psnr_db", 0].value
     assert value is not None
     assert value > 40
-    other = over_seeds([attack(unrelated(scene(seed)))[0] for seed in range(8)])  # by three the share of exact labels is known to 0.2 only
-    assert {cell.status for cell in other.values()} == {"at_baseline"}
+    other = over_seeds([attack(unrelated(scene(seed)))[0] for seed in range(8)])
+    for (metric, _), cell in other.items():
+        # Images of other samples have an SSIM of .40, below .58 of the mean image, so that a planted leak comes near the margin only: power
+        # .20. The share of exact labels is known to .09 from 64 samples, with the margin at .1. Neither can be called at its baseline.
+        assert cell.status == "at_baseline" or (cell.status == "inconclusive" and metric != "image_psnr_db"), cell.line()
+        assert cell.value is not None
+        assert cell.baseline is not None
+        assert cell.value <= cell.baseline, cell.line()
 
 
 def test_gradients_that_are_sent_as_such_are_turned() -> None:

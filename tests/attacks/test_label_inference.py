@@ -7,19 +7,20 @@ import numpy as np
 import pytest
 import torch
 from attack_scenes import QUICK, case, config, over_seeds, unrelated
+from scipy import stats
 from torch.nn import functional
 
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.audit import case_of, fresh_scene
 from cflpriv.attacks.clipped import clipped_probabilities
-from cflpriv.attacks.label_inference import class_probabilities
+from cflpriv.attacks.label_inference import chance_of_clusters, class_probabilities
 from cflpriv.attacks.leakage import Cell
 from cflpriv.attacks.sums import means_in, sums_in
 from cflpriv.attacks.updates import asked_in, public_model, steps_in
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.engine.models import Model
-from cflpriv.types import ClientData
+from cflpriv.types import Array, ClientData
 
 AGGREGATE = "aggregate_histogram_l1"
 OWNERS = [("none", "leaks"), pytest.param("secagg-oblivious", "not_attempted", marks=pytest.mark.slow)]
@@ -239,3 +240,30 @@ def test_a_sketch_hides_no_labels_from_who_can_make_one(gram: list[str], adversa
     assert cells["label_set_accuracy"].value == 1.0
     assert cells["histogram_l1"].status == "leaks"
     assert (cells["histogram_l1"].value or 9) < 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alike", [0.0, 0.9])
+@pytest.mark.parametrize("blank", [0.0, 2.0])
+def test_histograms_of_unrelated_clusters_have_a_valid_p(alike: float, blank: float) -> None:
+    """Null simulation: 1000 runs of 3 to 8 clusters with few labels each, and guesses of other clusters, as `alike` as that part of them is
+    the same for all. Where the error without a view is 2, any guess is better, and the deals alone decide.
+
+    p <= .05 and <= .01 may each come more often than these rates allow in less than 1 % of such tests.
+    """
+    rng, chances = np.random.default_rng(0), []
+
+    def histograms(k: int) -> Array:
+        drawn = rng.dirichlet(np.full(10, 0.3), size=k)
+        return np.asarray(alike * rng.dirichlet(np.full(10, 0.3)) + (1 - alike) * drawn)
+
+    for run in range(1000):
+        k = int(rng.integers(3, 9))
+        guesses, truth = histograms(k), histograms(k)
+        table = np.abs(guesses[:, None] - truth[None]).sum(axis=2)
+        chances.append(chance_of_clusters(table, np.full(k, blank) if blank else np.abs(truth - 0.1).sum(axis=1), run))
+    for rate in (0.05, 0.01):
+        count = int((np.array(chances) <= rate).sum())
+        low, high = stats.binomtest(count, 1000).proportion_ci(0.95, method="exact")
+        print(f"p <= {rate}: {count} of 1000 = {count / 1000:.4f} [{low:.4f}, {high:.4f}]")
+        assert count <= stats.binom.isf(0.01, 1000, rate)

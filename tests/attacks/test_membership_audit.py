@@ -17,6 +17,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from cflpriv.attacks import membership_shadows
 from cflpriv.attacks.audit import audit_run
+from cflpriv.attacks.family import judged_together
 from cflpriv.attacks.leakage import Case, Truth
 from cflpriv.attacks.local_training import trainings_in
 from cflpriv.attacks.membership import placements, roc
@@ -282,9 +283,13 @@ def test_models_that_remember_leak_and_other_runs_do_not() -> None:
         assert pooled[metric].status == "leaks", pooled[metric].line()
         assert pooled[metric].baseline == pytest.approx(0.5, abs=0.03)
     assert all("139 members, 139 others, realised FPR 0.00" in cell.note for cell in several[0] if "update" not in cell.metric)
-    for (metric, _), cell in over_seeds([cells(unrelated(one))[0] for one in scenes]).items():
+    other = list(over_seeds([cells(unrelated(one))[0] for one in scenes]).values())
+    for cell in other:
+        assert pooled[cell.metric].status == "leaks" or cell.status == "not_validated", cell.line()
+    # Ten figures that may be wrong one time in 40 each are judged together, as an audit does. Seed 0 alone has one of p = .008: of 60 such
+    # runs that is the only one whose LiRA AUC of the models has p <= .025, two have p <= .05.
+    for cell in judged_together(other)[0]:
         assert cell.status in ("at_baseline", "inconclusive", "not_validated"), cell.line()
-        assert pooled[metric].status == "leaks" or cell.status == "not_validated", cell.line()
 
 
 def test_secure_sums_leave_the_models() -> None:

@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 from attack_scenes import case
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from cflpriv.attacks import counts_from_lengths
 from cflpriv.attacks.leakage import Case
+from cflpriv.attacks.significance import chance, chance_of_orders, orders
 from cflpriv.attacks.update_norms import cells, lengths_in
 from cflpriv.experiments import Config, parse_config
 from cflpriv.randomness import stream
@@ -70,3 +72,45 @@ def test_what_is_not_there_or_not_read_is_said(made: Any, word: str) -> None:
     seen: Case = made()
     (one,) = cells(seen)[0]
     assert word in one.note
+
+
+def rejections(chances: list[float], rates: tuple[float, ...] = (0.05, 0.01)) -> list[int]:
+    """How many are within each rate; printed with exact 95 % limits."""
+    found = [int((np.array(chances) <= rate + 1e-12).sum()) for rate in rates]
+    for rate, count in zip(rates, found, strict=True):
+        low, high = stats.binomtest(count, len(chances)).proportion_ci(0.95, method="exact")
+        print(f"p <= {rate}: {count} of {len(chances)} = {count / len(chances):.4f} [{low:.4f}, {high:.4f}]")
+    return found
+
+
+@pytest.mark.slow
+def test_the_order_of_unrelated_numbers_has_a_valid_p() -> None:
+    """Null simulation: 2000 runs of 6 to 20 clients with unequal numbers, some equal, and guesses that know nothing of them.
+
+    p ≤ .05 and ≤ .01 may each come more often than these rates allow in less than 1 % of such tests.
+    """
+    rng, chances = np.random.default_rng(0), []
+    for run in range(2000):
+        true = np.round(np.exp(rng.normal(3, 1, size=int(rng.integers(6, 21)))))
+        chances.append(chance_of_orders(rng.normal(size=len(true)), true, stream(run, "dealt")))
+    for rate, count in zip((0.05, 0.01), rejections(chances), strict=True):
+        assert count <= stats.binom.isf(0.01, 2000, rate)
+
+
+def test_a_t_test_over_clients_in_pairs_errs_more_often_than_it_says() -> None:
+    """Why deals are needed: a t-test over clients finds a leak in more than .05 of 1000 runs without one (p < 1e-3 if it were .05)."""
+    rng, wrong = np.random.default_rng(1), 0
+    for _ in range(1000):
+        true, guessed = rng.permutation(20).astype(float), rng.normal(size=20)
+        wrong += chance(orders(guessed, true), np.full(20, 0.5), 0.0) <= 0.05
+    print(f"{wrong} of 1000")
+    assert stats.binom.sf(wrong - 1, 1000, 0.05) < 1e-3
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.integers(0, 10**6))
+def test_the_best_order_of_eight_is_seldom_dealt_again(seed: int) -> None:
+    true = np.random.default_rng(seed).permutation(8).astype(float)
+    assert orders(true, true).tolist() == [1.0] * 8
+    assert chance_of_orders(true, true, stream(seed, "dealt")) <= 6 / 2000, "1 of 40320 deals is as good"
+    assert chance_of_orders(np.zeros(8), true, stream(seed, "dealt")) == 1.0
