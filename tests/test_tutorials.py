@@ -1,0 +1,110 @@
+"""Every block of the tutorials runs, in its order, in a new folder: files are written, commands are given to a shell's words."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cflpriv.cli import app
+from cflpriv.experiments.config import parse_config
+
+TUTORIALS = sorted((Path(__file__).parent.parent / "docs" / "tutorials").glob("*.md"))
+FENCE = re.compile(r"^```(?P<language>\w+)(?P<options>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    title: str
+    exit: int
+    body: str
+
+
+def blocks(page: Path) -> list[Block]:
+    found = []
+    for match in FENCE.finditer(page.read_text(encoding="utf-8")):
+        options = dict(re.findall(r'(\w+)="([^"]*)"', match["options"]))
+        found.append(Block(match["language"], options.get("title", ""), int(options.get("exit", 0)), match["body"]))
+    return found
+
+
+def commands(block: Block) -> list[list[str]]:
+    return [shlex.split(line, comments=True) for line in block.body.splitlines() if line]
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_each_block_is_a_file_or_commands(page: Path) -> None:
+    known = {one.name or getattr(one.callback, "__name__", "") for one in app.registered_commands}
+    files = {block.title for block in blocks(page)}
+    assert len(blocks(page)) == page.read_text(encoding="utf-8").count("\n```") // 2
+    for block in blocks(page):
+        match block.language:
+            case "python":
+                compile(block.body, block.title, "exec")
+                assert block.title.endswith(".py")
+            case "toml":
+                parse_config({name: keys for name, keys in tomllib.loads(block.body).items() if name != "sweep"})
+                assert block.title.endswith(".toml")
+            case "sh":
+                for program, first, *_ in commands(block):
+                    assert (program == "cflpriv" and first in known) or (program == "python" and first in files), f"{program} {first}"
+            case _:
+                assert block.language == "text"
+
+
+def run_blocks(page: Path, folder: Path) -> str:
+    """Write and run all blocks of a page; what the commands printed. Each ends with 0, the last of a block with its `exit`."""
+    printed = ""
+    for block in blocks(page):
+        if block.title:
+            (folder / block.title).write_text(block.body, encoding="utf-8")
+        for number, words in enumerate(commands(block) if block.language == "sh" else [], 1):
+            start = [sys.executable, *(["-m", "cflpriv"] if words[0] == "cflpriv" else []), *words[1:]]
+            done = subprocess.run(
+                start, capture_output=True, text=True, check=False, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}
+            )
+            wanted = block.exit if number == len(commands(block)) else 0
+            assert done.returncode == wanted, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
+            printed += done.stdout
+    return printed
+
+
+def page_of(name: str) -> Path:
+    return next(page for page in TUTORIALS if page.stem == name)
+
+
+def test_the_engineer_gets_sums_by_cluster(tmp_path: Path) -> None:
+    printed = run_blocks(page_of("engineer"), tmp_path)
+    shown = next(block.body for block in blocks(page_of("engineer")) if block.language == "text")
+    assert re.sub(r"\S+e-\d+", "", printed) == re.sub(r"\S+e-\d+", "", shown)
+    errors = [float(number) for number in re.findall(r"\S+e-\d+", printed)]
+    assert len(errors) == 2
+    assert max(errors) < 1e-6
+
+
+@pytest.mark.slow
+def test_the_researcher_finds_the_groups(tmp_path: Path) -> None:
+    printed = run_blocks(page_of("researcher"), tmp_path)
+    clustered, one_model, private = re.findall(r"^\w+, protection .*accuracy ([\d.]+) %", printed, re.MULTILINE)
+    assert printed.count("2 clusters of 2 true groups, ARI 1.000") == 2
+    assert float(clustered) > float(one_model) + 10
+    assert abs(float(clustered) - float(private)) < 1
+    assert "failed" not in printed
+    assert (tmp_path / "runs" / "front" / "report.html").is_file()
+    assert len((tmp_path / "runs" / "front" / "front.csv").read_text().splitlines()) > 4
+
+
+@pytest.mark.slow
+def test_the_auditor_finds_a_leak_and_a_changed_folder(tmp_path: Path) -> None:
+    printed = run_blocks(page_of("auditor"), tmp_path)
+    assert "verified: runs/open" in printed
+    assert "not verified: " in printed
+    assert "leaks" in printed
+    assert "not_attempted" in printed, "under a rotation signatures are not inverted"
+    assert (tmp_path / "updates" / "audit.json").is_file()
