@@ -42,6 +42,9 @@ class ServerState:
     With `accounts` (per sample: tasks run in their private form, clients draw the noise) or `clipped` (per client: in means; `local` for
     single rows) what leaves clients is differentially private. The ledger is charged before any client is asked.
 
+    Cohorts are drawn from the clients that are present, or from those of `drawn_from`, without those of them that are absent: then nobody
+    takes an absent client's place, and who is asked in which round is known beforehand (`schedule`).
+
     Under `ckks` the roster names the key holder, a separate party at its own place; without it `gram` raises `KeyHolderLost`.
 
     Raises `InputError` if the roster is missing where it is needed.
@@ -64,6 +67,7 @@ class ServerState:
         local: LocalGram | None = None,
         strict: bool = True,
         witness: Witness | None = None,
+        drawn_from: Sequence[int] | None = None,
     ) -> None:
         self.protection = protection or Protection()
         self.sampling = sampling or Sampling()
@@ -90,6 +94,7 @@ class ServerState:
         self._ledger = ServerLedger(accounts, without_form)
         self.bare = Bare()  # what would be sent without any protection
         self.protection_seconds = 0.0
+        self._drawn_from = None if drawn_from is None else tuple(sorted(drawn_from))
         self._strict, self._witness, self._noisy_rows = strict, witness, local is not None
         self._round = self._turn = -1
         self._calls = self._numbers = 0
@@ -239,8 +244,15 @@ class ServerState:
         return stream(self.seed, purpose, self._round, client)
 
     def cohort(self, labels: Labels | Held | None = None) -> tuple[int, ...]:
-        known = None if isinstance(labels, Held) else labels
-        return draw_cohort(self.sampling, self.clients, known, self.protection.smallest_group, self.seed, self._round)
+        known, smallest = None if isinstance(labels, Held) else labels, self.protection.smallest_group
+        if self._drawn_from is None:
+            return draw_cohort(self.sampling, self.clients, known, smallest, self.seed, self._round)
+        together = dict.fromkeys(self._drawn_from, 0)
+        drawn = draw_cohort(self.sampling, self._drawn_from, together, smallest, self.seed, self._round)
+        present = tuple(client for client in drawn if client in self._here)
+        if not present:
+            raise TooFewClients((0,), smallest)
+        return present
 
     def _record(self, operation: str) -> Callable[..., None]:
         return partial(self.transcript.add, self._round, operation)

@@ -72,6 +72,9 @@ def serve(
     admitted. Clients' own scores are gathered and recorded, unless sums are secure or clients' data private; then there are none. A release
     that the ledger refuses ends the run (`stopped`).
 
+    Under `[privacy]` cohorts are drawn from all `clients`, present or not, so that noise is calibrated for the rounds in which a client is
+    drawn: nobody takes the place of one that is absent.
+
     With `resume` it also continues as another run of a restarted SuperLink, if clients have their state in files. Raises `InputError`
     besides if fewer than `clients` answer in time, or the release policy is "off".
     """
@@ -86,7 +89,8 @@ def serve(
     def make(checkpoint: Checkpoint | None) -> Run:
         algorithm = config.algorithm_for(described)
         check(config, described, algorithm, here)
-        private = run_ledger(config, algorithm, config.noise(), system_entropy, bands=config.bands(here))
+        asked = None if config.privacy.unit == "none" else config.schedule(here).most
+        private = run_ledger(config, algorithm, config.noise(asked), system_entropy, asked, config.bands(here))
         if private is not None and not algorithm.operations:
             raise InputError(f"algorithm {algorithm.name!r} with privacy.unit = {config.privacy.unit!r}: releases nothing; use 'none'")
         transport = GridTransport(
@@ -97,6 +101,7 @@ def serve(
             OverBytes(transport), protection=config.protection, sampling=config.sampling(), seed=config.run.seed, roster=roster,
             transcript=Transcript(config.run.record, config.run.record_rounds or None, config.run.record_clients or None),
             session=None if checkpoint is None else checkpoint.session,
+            drawn_from=here if asked is not None and asked < config.training.rounds else None,
             **({} if private is None else private.options(config.protection)),
         )  # fmt: skip
         backend = _backend(transport, wait_seconds, scored=not config.protection.secure and private is None)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scenes
+from loopback import ENTROPY, Loopback
 
 from cflpriv.attacks.dp_run import releases
 from cflpriv.contract.operations import Sampling
@@ -16,12 +17,18 @@ from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.experiments.config import Config
 from cflpriv.experiments.run import prepare
 from cflpriv.federation import cohort
+from cflpriv.federation.client_ledger import ClientLedger
 from cflpriv.federation.schedule import schedule
+from cflpriv.federation.server import FederationServer
+from cflpriv.federation.transport import OverBytes
+from cflpriv.privacy.client_level import client_noise
 from cflpriv.privacy.participation import of_participations
-from cflpriv.privacy.settings import Releases
+from cflpriv.privacy.settings import Privacy, Releases
 from cflpriv.protocols.accounting import calibrate
+from cflpriv.protocols.entropy import public_entropy
+from cflpriv.protocols.errors import TooFewClients
 from cflpriv.protocols.events import GaussianEvent, SampledGaussianEvent
-from cflpriv.protocols.ledger import Ledger
+from cflpriv.protocols.ledger import Budget, Ledger
 
 SCENE = scenes.population(groups=2, clients_per_group=20)
 
@@ -197,3 +204,54 @@ def test_nobody_is_drawn_where_everybody_takes_part(monkeypatch: pytest.MonkeyPa
     """A draw takes longer than all else that a server does for a client; who takes part does not depend on it then."""
     monkeypatch.setattr(cohort, "stream", None)
     assert cohort._sample((3, 1, 2), 3, "all of them", 0, 0) == {1, 2, 3}
+
+
+# --- deployments ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["global", "fixed_cohorts"])
+def test_nobody_takes_the_place_of_an_absent_client_where_cohorts_are_drawn_from_all(mode: Any) -> None:
+    scene, sampling = scenes.population(groups=1, clients_per_group=12), Sampling(mode, 0.25)
+    transport = Loopback(scene, Protection())
+    fed = FederationServer(OverBytes(transport), sampling=sampling, seed=7, entropy=ENTROPY, drawn_from=range(12))
+    planned = schedule(sampling, range(12), 1, 7, 12)
+    absent = {3, 5}
+    fed.enrol()
+    fed.lose(sorted(absent))
+    transport.dead |= absent
+    missed = 0
+    for number in range(12):
+        fed.begin_round(number)
+        drawn = {client for client, rounds in planned.rounds_of.items() if number in rounds}
+        missed += len(drawn & absent)
+        assert set(fed.cohort(dict.fromkeys(fed.clients, 0))) == drawn - absent
+    assert missed, "absent clients were drawn"
+    transport.dead |= set(range(12))
+    fed.lose(range(12))
+    with pytest.raises(TooFewClients):
+        fed.cohort()
+
+
+@pytest.mark.parametrize("protection", [Protection(), Protection(sum="secagg", min_cohort=4, secagg_mode="passive")])
+def test_a_client_refuses_over_messages_to_take_part_more_often_than_was_priced(protection: Protection) -> None:
+    """Whatever the server's own ledger allows; a client's is in its store, where a new process finds it."""
+    scene, privacy, most = scenes.population(groups=1, clients_per_group=6), Privacy("client", "add_remove", 2.0, 1e-3, clip_norm=0.5), 3
+    careless = Ledger(Budget(1e6, 1e-3, "add_remove", "client"))
+    clipped, _ = client_noise(privacy, Releases(trainings=most), protection, careless, public_entropy("noise"))
+    transport, task = Loopback(scene, protection), scenes.training(scene)
+    transport.privacy = privacy
+    roster = transport.roster if protection.secure else None
+    fed = FederationServer(OverBytes(transport), protection=protection, roster=roster, entropy=ENTROPY, seed=1, clipped=clipped)
+    fed.enrol()
+    for number in range(most):
+        fed.begin_round(number)
+        (mean,) = fed.mean(fed.compute(task, {"model": task.model.init(0)})["update"])
+        assert mean is not None
+        assert mean.count == 6
+    assert not fed.refusals
+    fed.begin_round(most)
+    with pytest.raises(TooFewClients):
+        fed.mean(fed.compute(task, {"model": task.model.init(0)})["update"])
+    assert {(client, word) for client, _, word in fed.refusals} == {(client, "over-budget") for client in range(6)}
+    assert careless.spent(0) > 2.0
+    assert all(ClientLedger(privacy, client, transport.stores[client]).spent() <= 2.0 for client in range(6))
