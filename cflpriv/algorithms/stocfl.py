@@ -84,7 +84,7 @@ Rule = Literal["test", "tau"]
 class State:
     """Clusters of the clients met so far with their models, who has trained each, the global model, and who was there at the start.
 
-    `representations` are what clients of the clustering epoch hold, `notes` what is said of the last test.
+    `representations` are what clients of the clustering epoch hold, `notes` the note on the last test.
     """
 
     clustering: Clustering

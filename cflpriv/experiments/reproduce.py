@@ -80,7 +80,7 @@ def config_of(
 
 
 def _shrunk(key: str, value: Any, scale: float, floor: int) -> Any:
-    """A number of clients becomes a multiple of its floor, so that groups stay equal."""
+    """A number of clients becomes a multiple of its smallest value, so that groups stay equal."""
     if isinstance(value, list):
         return [[name, _shrunk("", count, scale, floor)] for name, count in value]
     step = floor if key == "data.clients" else 1
