@@ -109,6 +109,7 @@ print(ledger.spent(0))
     assert float(done.stdout) == epsilon_of(events, 1e-5)
 
 
+@pytest.mark.slow
 def test_the_embedding_example_needs_no_extra(tmp_path: Path) -> None:
     code = f"import runpy; runpy.run_path({str(ROOT / 'examples' / 'embed_in_your_fl.py')!r}, run_name='__main__')"
     done = light(code, tmp_path)
