@@ -171,10 +171,11 @@ def test_the_examples_are_written_out(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_package_holds_every_example() -> None:
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["package-data"][
-        "cflpriv.examples"
-    ]
+    declared = PYPROJECT["tool"]["setuptools"]
+    packed: set[Path] = set()
+    for package in (name for name in declared["packages"] if name.startswith("cflpriv.examples")):
+        for pattern in ("*.py", *declared["package-data"].get(package, ())):
+            packed |= set(ROOT.joinpath(*package.split(".")[1:]).glob(pattern))
     source = ROOT / "examples"
-    packed = {path for pattern in ("*.py", *patterns) for path in source.glob(pattern) if path.is_file()}
     there = {path for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert packed == there - {source / "own.csv"}
