@@ -19,7 +19,7 @@ from cflpriv.protocols.events import Event, GaussianEvent, SampledGaussianEvent
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-PROJECT, SETUPTOOLS = PYPROJECT["project"], PYPROJECT["tool"]["setuptools"]
+PROJECT = PYPROJECT["project"]
 DISTRIBUTION_OF = {
     "sklearn": "scikit-learn",
     "skimage": "scikit-image",
