@@ -83,7 +83,8 @@ def test_the_cli_imports_attacks_only_inside_commands() -> None:
 
 def test_the_declared_packages_are_those_on_disk() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
-    on_disk = {"cflpriv.examples"}  # data, which is not imported
+    folders = (path for path in (ROOT / "examples", *(ROOT / "examples").rglob("*")) if path.is_dir() and path.name != "__pycache__")
+    on_disk = {".".join(("cflpriv", *path.relative_to(ROOT).parts)) for path in folders}  # data, which is not imported
     for name, path in modules().items():
         on_disk.add(name if path.name == "__init__.py" else name.rpartition(".")[0])
     assert sorted(declared) == sorted(on_disk)

@@ -4,8 +4,9 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -62,3 +63,24 @@ def test_the_site_is_whole(tmp_path: Path) -> None:
     text = (tmp_path / "configuration.html").read_text(encoding="utf-8")
     assert "skew_percent" in text
     assert "cflpriv.protocols.secagg.server.Server" in (tmp_path / "reference" / "protocols.html").read_text(encoding="utf-8")
+
+
+def test_each_diagram_becomes_a_picture_with_all_of_its_words() -> None:
+    spec = spec_from_file_location("diagrams", DOCS / "hooks" / "diagrams.py")
+    assert spec is not None
+    assert spec.loader is not None
+    diagrams = module_from_spec(spec)
+    spec.loader.exec_module(diagrams)
+    count = 0
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        drawn = diagrams.on_page_markdown(text)
+        assert "```mermaid" not in drawn, page
+        for source in re.findall(r"^```mermaid\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            count += 1
+            shown = {one.text for one in ElementTree.fromstring(diagrams.picture(source.partition("\n")[2])).iter("text")}
+            assert {line.partition(": ")[2] for line in source.splitlines() if ": " in line} <= shown
+    assert count == len(re.findall(r"```mermaid", "".join(page.read_text(encoding="utf-8") for page in PAGES)))
+    assert count
+    with pytest.raises(ValueError, match=r"'par one' is not known"):
+        diagrams.picture("participant A as a\npar one\n")

@@ -19,7 +19,7 @@ from cflpriv.protocols.events import Event, GaussianEvent, SampledGaussianEvent
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-PROJECT, SETUPTOOLS = PYPROJECT["project"], PYPROJECT["tool"]["setuptools"]
+PROJECT = PYPROJECT["project"]
 DISTRIBUTION_OF = {
     "sklearn": "scikit-learn",
     "skimage": "scikit-image",
@@ -109,6 +109,7 @@ print(ledger.spent(0))
     assert float(done.stdout) == epsilon_of(events, 1e-5)
 
 
+@pytest.mark.slow
 def test_the_embedding_example_needs_no_extra(tmp_path: Path) -> None:
     code = f"import runpy; runpy.run_path({str(ROOT / 'examples' / 'embed_in_your_fl.py')!r}, run_name='__main__')"
     done = light(code, tmp_path)
@@ -170,10 +171,11 @@ def test_the_examples_are_written_out(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_package_holds_every_example() -> None:
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["package-data"][
-        "cflpriv.examples"
-    ]
+    declared = PYPROJECT["tool"]["setuptools"]
+    packed: set[Path] = set()
+    for package in (name for name in declared["packages"] if name.startswith("cflpriv.examples")):
+        for pattern in ("*.py", *declared["package-data"].get(package, ())):
+            packed |= set(ROOT.joinpath(*package.split(".")[1:]).glob(pattern))
     source = ROOT / "examples"
-    packed = {path for pattern in ("*.py", *patterns) for path in source.glob(pattern) if path.is_file()}
     there = {path for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert packed == there - {source / "own.csv"}

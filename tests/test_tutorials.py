@@ -79,6 +79,7 @@ def page_of(name: str) -> Path:
     return next(page for page in TUTORIALS if page.stem == name)
 
 
+@pytest.mark.slow
 def test_the_engineer_gets_sums_by_cluster(tmp_path: Path) -> None:
     printed = run_blocks(page_of("engineer"), tmp_path)
     shown = next(block.body for block in blocks(page_of("engineer")) if block.language == "text")
