@@ -1,9 +1,10 @@
-"""What the test for groups costs the server: processor time and peak memory by the number of clients.
+"""What finding groups costs the server: processor time and peak memory by the number of clients.
 
-    python -m benchmarks scale [1000 10000]
+    python -m benchmarks scale [1000 10000]            # all clients are compared with each other
+    python -m benchmarks scale landmarks [10000 100000]  # some are, and all others join the nearest group
 
 Made-up folds: four groups, or one crowd without any; vectors of 1,024 numbers, a noise of 0.2 beside differences of 0.35. Each size runs in
-a process of its own, so that the peak is its own. The function is the one that a federation runs where the Gram may be seen.
+a process of its own, so that the peak is its own. The functions are those that a federation runs where the Gram may be seen.
 """
 
 import resource
@@ -12,11 +13,17 @@ import sys
 import time
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
-from cflpriv.algorithms.grouping import FindGroups
+from cflpriv.aggregation.vectors import Vectors
+from cflpriv.algorithms.grouping import LANDMARKS, FindGroups, find_groups
+from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import Gram
+from cflpriv.contract.handles import Released
+from cflpriv.contract.operations import GramView, Then
+from cflpriv.randomness import stream
 
 NUMBERS, GROUPS = 1024, 4
 APART, NOISE = 0.35, 0.2
@@ -31,24 +38,44 @@ def folds(clients: int, groups: int, seed: int = 0) -> np.ndarray:
     return drawn + centres[np.arange(clients) % groups].astype(np.float32)[:, None]
 
 
-def one(clients: int, groups: int) -> str:
-    """A line of the table."""
+def compared(clients: int, groups: int) -> str:
+    """A line of the table: all clients compared with each other."""
     vectors = folds(clients, groups)
     view = SimpleNamespace(gram=Gram.of_vectors(range(clients), vectors), memory={})
     began = time.process_time()
     found, evidence = FindGroups()(view)  # type: ignore[arg-type]
-    seconds = time.process_time() - began
+    return line(clients, groups, found["k"], found["labels"], len(evidence["tests"]), time.process_time() - began)
+
+
+def by_landmarks(clients: int, groups: int) -> str:
+    """A line of the table: `LANDMARKS` of the clients compared with each other."""
+    vectors, kept, memory = folds(clients, groups), Vectors(), {}  # type: ignore[var-annotated]
+
+    def gram(held: Any, then: Then, against: Any = None, on: Sequence[int] = ()) -> Released:
+        whole = kept.extend(on, [vectors[one] for one in on])
+        return Released(*then(GramView(whole, tuple(on), memory)))
+
+    server: Any = SimpleNamespace(gram=gram, merge_below=1, stream=lambda purpose: stream(0, purpose))
+    held: Any = SimpleNamespace(clients=tuple(range(clients)))
+    began = time.process_time()
+    found = find_groups(server, held, FindGroups(), LANDMARKS)
+    seconds, tests = time.process_time() - began, found.evidence["tests"] if found.evidence else ()
+    return line(clients, groups, found.clustering.k, found.clustering.labels, len(tests), seconds)
+
+
+def line(clients: int, groups: int, k: int, labels: Sequence[int], tests: int, seconds: float) -> str:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    right = all(len(set(found["labels"][group::groups].tolist())) == 1 for group in range(groups)) and found["k"] == groups
-    return f"{clients:>8} {groups:>7} {found['k']:>6} {right!s:>6} {len(evidence['tests']):>6} {seconds:>10.1f} {peak:>9.2f}"
+    index = 1.0 if k == groups == 1 else ari((np.arange(clients) % groups).tolist(), [int(one) for one in labels])
+    return f"{clients:>8} {groups:>7} {k:>6} {index:>6.3f} {tests:>6} {seconds:>10.1f} {1e3 * seconds / clients:>12.2f} {peak:>9.2f}"
 
 
 def main(words: Sequence[str]) -> int:
     if words and words[0] == "--one":
-        print(one(int(words[1]), int(words[2])))
+        print((by_landmarks if words[1] == "landmarks" else compared)(int(words[2]), int(words[3])))
         return 0
-    print(f"{'clients':>8} {'groups':>7} {'found':>6} {'right':>6} {'tests':>6} {'seconds':>10} {'peak GiB':>9}", flush=True)
-    for clients in [int(word) for word in words] or [1000, 10000]:
+    way, sizes = ("landmarks", (10_000, 100_000)) if words and words[0] == "landmarks" else ("all", (1_000, 10_000))
+    print(f"{'clients':>8} {'groups':>7} {'found':>6} {'ARI':>6} {'tests':>6} {'seconds':>10} {'ms a client':>12} {'GiB':>9}", flush=True)
+    for clients in [int(word) for word in words if word.isdigit()] or sizes:
         for groups in (GROUPS, 1):
-            subprocess.run([sys.executable, "-m", "benchmarks", "scale", "--one", str(clients), str(groups)], check=True)
+            subprocess.run([sys.executable, "-m", "benchmarks", "scale", "--one", way, str(clients), str(groups)], check=True)
     return 0

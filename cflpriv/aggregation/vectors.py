@@ -48,8 +48,9 @@ class Vectors:
     def extend(self, clients: Sequence[int], rows: Sequence[Array]) -> Gram:
         """The Gram matrix with the new rows (p, d) last."""
         self.clients += clients
-        self.rows += [np.asarray(one, dtype=np.float64) for one in rows]
-        return Gram.of_vectors(self.clients, np.stack(self.rows))
+        stacked = np.stack([*self.rows, *rows], dtype=np.float64)
+        self.rows = list(stacked)  # views, so that all vectors are in memory once
+        return Gram.of_vectors(self.clients, stacked)
 
     def saved(self) -> dict[str, Any]:
         """What a checkpoint keeps of the epoch; a session without this method is not resumed."""

@@ -32,7 +32,7 @@ from ..tasks.training import Train
 from ..types import Clustering
 from .checks import at_least, known
 from .fedavg import Weights, average_within
-from .grouping import ALPHA, DRAWS, FindGroups, JoinGroups, check_test, find_groups
+from .grouping import ALPHA, DRAWS, FindGroups, JoinGroups, Landmarks, check_landmarks, check_test, find_groups
 from .interface import Algorithm, AlgorithmSpec, Compared, Served
 
 __all__ = ["crossfit"]
@@ -58,6 +58,7 @@ class CrossfitSettings:
     find: FindGroups
     weights: Weights
     seed: int
+    landmarks: int | None = None
 
 
 def crossfit(
@@ -71,6 +72,7 @@ def crossfit(
     draws: Annotated[int, Key("Simulated crowds without groups, for the test; enough to show its level.", "[1, inf)", "crowds")] = DRAWS,
     k: Annotated[int | None, Key("Number of groups; nothing is tested then.", "[1, inf)", "groups", default="found by a test")] = None,
     sketch: Annotated[int, Key("Length of a sketched gradient.", "[1, inf)", "numbers")] = 1024,
+    landmarks: Landmarks = None,
     weights: Weights = "examples",
     seed: int = 0,
 ) -> Algorithm:
@@ -86,8 +88,9 @@ def crossfit(
         known("variant", variant, "balanced", "plain")
     at_least(1, k=k, sketch=sketch)
     check_test(alpha, draws)
+    check_landmarks(landmarks)
     folds = FoldGradients(train.model, variant != "plain", sketch, seed)
-    settings = CrossfitSettings(train, folds, FindGroups(alpha, draws, k, seed, numbers=train.model.dimension), weights, seed)
+    settings = CrossfitSettings(train, folds, FindGroups(alpha, draws, k, seed, numbers=train.model.dimension), weights, seed, landmarks)
     return Algorithm(
         "crossfit", ("gram", "mean"),
         partial(_init, settings), partial(_round, settings), partial(_serve, settings), partial(_admit, settings), _describe,
@@ -101,7 +104,7 @@ def _init(settings: CrossfitSettings, federation: Federation) -> State:
         raise InputError(f"algorithm.k: {find.k} groups of {len(federation.clients)} clients")
     initial = Shared(settings.train.model.init(settings.seed))
     held = federation.compute(settings.folds, {"model": initial})["folds"]
-    found = find_groups(federation, held, find)
+    found = find_groups(federation, held, find, settings.landmarks)
     return State((initial,) * found.clustering.k, found.clustering, held, found.notes, found.evidence)
 
 

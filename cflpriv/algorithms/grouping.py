@@ -5,11 +5,14 @@ The algorithm has its clients compute a value of two folds, and passes `FindGrou
 Three kinds of values can be tested. Two vectors a client: the means of its samples' vectors over each half. 2p vectors: p for each
 half, whose second moments are compared (`subspaces` = p). Under sample-level privacy one noisy vector, whose law of noise is public
 (`FindGroups.private`).
+
+The test compares all pairs of clients, so its cost grows with their number squared and cubed. Of more than `MOST_COMPARED` clients
+`LANDMARKS`, drawn at random, are tested, and all others join the nearest group as newcomers do.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -31,14 +34,28 @@ from ..clustering.similarity import Gram, moments
 from ..contract.handles import Held
 from ..contract.operations import Federation, GramView, Results
 from ..errors import InputError
+from ..keys import Key
 from ..privacy.private_signatures import moment_event, sum_event
 from ..privacy.settings import Noise
 from ..randomness import stream
 from ..types import Array, Clustering
 
-__all__ = ["ALPHA", "DRAWS", "FindGroups", "FoundGroups", "JoinGroups", "check_test", "find_groups", "notes_of"]
+__all__ = [
+    "ALPHA", "DRAWS", "FindGroups", "FoundGroups", "JoinGroups", "Landmarks", "check_landmarks", "check_test", "find_groups",
+    "landmarks_of", "notes_of",
+]  # fmt: skip
 
 ALPHA, DRAWS = 0.01, 499
+MOST_COMPARED, LANDMARKS = 10_000, 2_000
+Landmarks = Annotated[
+    int | None,
+    Key(
+        "So many clients, drawn at random, are compared with each other; all others join the nearest group.",
+        f"[{LEAST_TESTED}, inf)",
+        "clients",
+        default=f"all; {LANDMARKS} of more than {MOST_COMPARED}",
+    ),
+]
 DEVIATIONS = 10.0
 """A squared norm of noise is longer than expected by less than so many standard deviations."""
 
@@ -50,6 +67,26 @@ def check_test(alpha: float, draws: int) -> None:
     least = max(1, int(np.ceil(1 / alpha - 1e-9)) - 1)
     if draws < least:
         raise InputError(f"algorithm.draws: {draws} draws cannot show a level of {alpha:g}; take at least {least}")
+
+
+def check_landmarks(landmarks: int | None) -> None:
+    """Raises `InputError` for so few landmarks that nothing could be tested."""
+    if landmarks is not None and landmarks < LEAST_TESTED:
+        raise InputError(f"algorithm.landmarks: {landmarks} clients are not tested; take at least {LEAST_TESTED}")
+
+
+def landmarks_of(federation: Federation, clients: Sequence[int], landmarks: int | None = None, compared: int = 0) -> tuple[int, ...]:
+    """Those of `clients` that are compared with each other, ascending, beside so many `compared` before: all, or some drawn at random.
+
+    `landmarks`: the number that is compared at most; None for the rule of `MOST_COMPARED`.
+    """
+    most = landmarks
+    if most is None:
+        most = LANDMARKS if compared + len(clients) > MOST_COMPARED else MOST_COMPARED
+    room = max(0, most - compared)
+    if len(clients) <= room:
+        return tuple(clients)
+    return tuple(sorted(int(one) for one in federation.stream("landmarks").choice(clients, room, replace=False)))
 
 
 @dataclass(frozen=True)
@@ -188,16 +225,24 @@ class FoundGroups:
     evidence: Mapping[str, Any] | None
 
 
-def find_groups(federation: Federation, held: Held, find: FindGroups) -> FoundGroups:
-    """Have the groups found of clients that hold folds.
+def find_groups(federation: Federation, held: Held, find: FindGroups, landmarks: int | None = None) -> FoundGroups:
+    """Have the groups found of clients that hold folds: of `landmarks` of them, which all others then join.
 
     `notes`: "rule", "clear" (whether there are groups) and, where there was a test, its "answer" ("all alike", "no clear groups", "groups",
-    or why there was none), "directions", and "p" or "p_at_least"; "set_aside", the number of clients too noisy to be tested, if any were.
+    or why there was none), "directions", and "p" or "p_at_least"; "set_aside", the number of clients too noisy to be tested, if any were;
+    "landmarks", the number compared, if that is not all.
     """
-    released = federation.gram(held, then=replace(find, at_least=max(find.at_least, federation.merge_below)))
+    compared = landmarks_of(federation, held.clients, landmarks)
+    released = federation.gram(held, then=replace(find, at_least=max(find.at_least, federation.merge_below)), on=compared)
     found = released.result
-    clustering = Clustering(held.clients, tuple(int(label) for label in found["labels"]), int(found["k"]))
-    return FoundGroups(clustering, notes_of(find, found, len(held.clients)), released.evidence)
+    labels = dict(zip(compared, (int(label) for label in found["labels"]), strict=True))
+    notes = notes_of(find, found, len(compared))
+    if others := tuple(client for client in held.clients if client not in labels):
+        joined = federation.gram(held, then=JoinGroups(find), against=held, on=others).result["labels"]
+        labels |= zip(others, (int(label) for label in joined), strict=True)
+        notes["landmarks"] = len(compared)
+    clustering = Clustering(held.clients, tuple(labels[client] for client in held.clients), int(found["k"]))
+    return FoundGroups(clustering, notes, released.evidence)
 
 
 def notes_of(find: FindGroups, found: Mapping[str, Any], clients: int) -> dict[str, Any]:

@@ -48,7 +48,7 @@ from ..tasks.training import Train
 from ..types import Array, Clustering
 from .checks import at_least, known
 from .fedavg import Weights, average_within
-from .grouping import ALPHA, FindGroups, JoinGroups, find_groups
+from .grouping import ALPHA, FindGroups, JoinGroups, Landmarks, check_landmarks, find_groups
 from .interface import Algorithm, AlgorithmSpec, Compared, Served
 
 __all__ = ["ClusterByAngles", "PlaceNewcomers", "pacfl"]
@@ -156,6 +156,7 @@ class PacflSettings:
     fine_tune_epochs: int
     weights: Weights
     seed: int
+    landmarks: int | None = None
 
 
 def pacfl(
@@ -186,6 +187,7 @@ def pacfl(
         int | None, Key("Public width of a per-label signature.", "[1, inf)", "labels", default="the number of classes")
     ] = None,
     fine_tune_epochs: Annotated[int, Key("Newcomers fine-tune their cluster's model for so many epochs.", "[0, inf)", "epochs")] = 0,
+    landmarks: Landmarks = None,
     weights: Weights = "examples",
     seed: int = 0,
 ) -> Algorithm:
@@ -218,13 +220,16 @@ def pacfl(
     rule = _rule(beta, k, cut, authors or by_label)
     signature: PrincipalVectors | PrincipalHalves
     by: ClusterByAngles | FindGroups
+    if rule != "test" and landmarks is not None:
+        raise InputError(f"algorithm.landmarks: {landmarks} landmarks go with cut = 'test'; other cuts compare all clients")
+    check_landmarks(landmarks)
     if rule == "test":
         _check_test(authors, by_label, measure, linkage)
         signature, by = PrincipalHalves(p), FindGroups(seed=seed, subspaces=p, numbers=math.prod(train.model.shape))
     else:
         signature = PrincipalVectors(p, by_label, train.model.classes if labels_at_most is None else labels_at_most)
         by = ClusterByAngles(measure, authors, linkage or ("weighted" if authors else "average"), beta, k, rule)
-    settings = PacflSettings(train, signature, by, fine_tune_epochs, weights, seed)
+    settings = PacflSettings(train, signature, by, fine_tune_epochs, weights, seed, landmarks)
     return Algorithm(
         "pacfl", ("gram", "mean"),
         partial(_init, settings), partial(_round, settings), partial(_serve, settings), partial(_admit, settings), _describe,
@@ -259,7 +264,7 @@ def _init(settings: PacflSettings, federation: Federation) -> State:
     initial = Shared(settings.train.model.init(settings.seed))
     by = settings.by
     if isinstance(by, FindGroups):
-        found = find_groups(federation, held, by)
+        found = find_groups(federation, held, by, settings.landmarks)
         return State((initial,) * found.clustering.k, found.clustering, held, initial, found.notes, found.evidence)
     released = federation.gram(held, then=replace(by, at_least=federation.merge_below))
     clustering = Clustering(held.clients, tuple(int(label) for label in released.result["labels"]), int(released.result["k"]))

@@ -62,7 +62,7 @@ from ..types import Array, Clustering
 from .attempts import mean_with_overall, try_compute
 from .checks import at_least, finite, known
 from .fedavg import Weights
-from .grouping import ALPHA, FindGroups, JoinGroups, notes_of
+from .grouping import ALPHA, FindGroups, JoinGroups, landmarks_of, notes_of
 from .interface import Algorithm, AlgorithmSpec, Compared, Served
 from .merging import Known, MergeClusters, MergePresent, PlaceNewcomers
 from .representing import ChainLink, Represent, count_sketch
@@ -297,15 +297,34 @@ def _test_met(settings: StocflSettings, federation: Federation, state: State, co
 
 
 def _found(settings: StocflSettings, federation: Federation, state: State, fresh: Sequence[int], on: int) -> tuple[State, tuple[int, ...]]:
-    """The clusters that the test finds of all met, with models of the old ones; and who of `fresh` was met."""
+    """The clusters that the test finds of all met, with models of the old ones; and who of `fresh` was met.
+
+    Of many clients only some are tested: once so many were met, the others join the nearest cluster.
+    """
     assert settings.find is not None
-    find = replace(settings.find, at_least=federation.merge_below)
-    state, fresh, result = _extend(settings, federation, state, fresh, find)
-    if not fresh:
-        return state, ()
-    clients, labels = state.clustering.clients + fresh, tuple(int(label) for label in result["labels"])
-    notes = notes_of(find, result, len(clients))
-    return _regrouped(federation, replace(state, notes=notes), Clustering(clients, labels, int(result["k"])), on), fresh
+    compared = landmarks_of(federation, fresh, compared=len(state.clustering.clients))
+    others = tuple(sorted(set(fresh).difference(compared)))
+    met: tuple[int, ...] = ()
+    if compared:
+        find = replace(settings.find, at_least=federation.merge_below)
+        state, met, result = _extend(settings, federation, state, compared, find)
+        if met:
+            clients, labels = state.clustering.clients + met, tuple(int(label) for label in result["labels"])
+            notes = notes_of(find, result, len(clients))
+            state = _regrouped(federation, replace(state, notes=notes), Clustering(clients, labels, int(result["k"])), on)
+    if others and state.representations:
+        state, came = _near(settings, federation, state, others)
+        met += came
+    return state, met
+
+
+def _near(settings: StocflSettings, federation: Federation, state: State, fresh: Sequence[int]) -> tuple[State, tuple[int, ...]]:
+    """Clients join the nearest cluster that the test found; and who of `fresh` was met."""
+    assert settings.find is not None
+    state, met, result = _extend(settings, federation, state, fresh, JoinGroups(settings.find))
+    if met:
+        state = replace(state, clustering=state.clustering.extended(met, [int(label) for label in result["labels"]]))
+    return state, met
 
 
 def _regrouped(federation: Federation, state: State, clustering: Clustering, on: int) -> State:
@@ -440,9 +459,7 @@ def _joined(settings: StocflSettings, federation: Federation, state: State, fres
     if not state.representations:
         state, _ = _found(settings, federation, state, fresh, fresh[0])
     else:
-        state, fresh, result = _extend(settings, federation, state, fresh, JoinGroups(settings.find))
-        if fresh:
-            state = replace(state, clustering=state.clustering.extended(fresh, [int(label) for label in result["labels"]]))
+        state, _ = _near(settings, federation, state, fresh)
     return state, {"opened_clusters": state.clustering.k - before}
 
 

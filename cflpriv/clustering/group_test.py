@@ -12,7 +12,7 @@ Source: the unbiased distances are those of Walther et al. 2016 (cross-validated
 one Gaussian is Liu et al. 2008 (SigClust), down a tree Kimes et al. 2017, with Meinshausen's levels (2008).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -282,23 +282,23 @@ def groups_given(crowd: Crowd, k: int, rng: Stream) -> Groups:
     return Groups(_with_others(crowd, kept, others, _parts(tree, k)), (node,), others)
 
 
-def distances_to_groups(gram: Gram, newcomers: Sequence[int], labels: Array, k: int, traces: Array) -> Array:
+def distances_to_groups(gram: Gram, newcomers: range, labels: Array, k: int, traces: Array) -> Array:
     """The squared distances (newcomers, k) of clients to the means of groups: unbiased, whatever the clients' sizes.
 
-    `newcomers` are positions in `gram`, of two folds each; the clients before them have `labels` (−1: in no group). Clients may have one
-    vector each instead, of which `traces` (n,) has the noise E|error|².
+    `newcomers` are positions in `gram`, of two folds each, one after the other; the clients before them have `labels` (−1: in no group).
+    Clients may have one vector each instead, of which `traces` (n,) has the noise E|error|².
     """
     old = np.arange(len(labels))
     member = np.array([labels == group for group in range(k)], np.float64)  # (k, old)
     member /= np.maximum(member.sum(1, keepdims=True), 1.0)
     within = np.array([_fold_product(gram, old[labels == group], traces) for group in range(k)])
     found = np.empty((len(newcomers), k))
-    for place, newcomer in enumerate(newcomers):
-        one = slice(newcomer, newcomer + 1)
-        own = np.asarray(gram.block(one, one), np.float64)[0, :, 0, :]
-        others = np.asarray(gram.block(one, slice(0, len(labels))), np.float64)[0]  # (p, old, p)
-        towards = member @ (others[0, :, -1] + others[-1, :, 0])
-        found[place] = own[0, -1] - (traces[newcomer] if gram.p == 1 else 0.0) - towards + within
+    for start in range(0, len(newcomers), ROWS_AT_ONCE):
+        rows = slice(newcomers[start], newcomers[min(start + ROWS_AT_ONCE, len(newcomers)) - 1] + 1)
+        others = np.asarray(gram.block(rows, slice(0, len(labels))), np.float64)  # (rows, p, old, p)
+        towards = (others[:, 0, :, -1] + others[:, -1, :, 0]) @ member.T
+        own = np.array([gram.block(slice(one, one + 1), slice(one, one + 1))[0, 0, 0, -1] for one in range(rows.start, rows.stop)])
+        found[start : start + len(own)] = (own - (traces[rows] if gram.p == 1 else 0.0))[:, None] - towards + within
     return found
 
 

@@ -1,17 +1,19 @@
 """Cross-fitted clustering as a system: the folds that clients make, what the server finds, newcomers, and what is refused."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenes import population
+from scenes import PROTECTIONS, population
 from torch.nn import functional
 
-from cflpriv import Model, Train, simulate
-from cflpriv.algorithms import crossfit
+from cflpriv import ALGORITHMS, Model, Train, simulate
+from cflpriv.algorithms import crossfit, grouping
+from cflpriv.clustering.group_test import Crowd, Groups
 from cflpriv.clustering.scores import ari
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.engine.sample_gradients import gradients_by_sample, sample_gradients
@@ -130,6 +132,51 @@ def test_a_given_number_of_groups_is_taken() -> None:
         crossfit(train(), k=13).init(simulate(SCENE.clients).federation)
 
 
+@pytest.mark.parametrize("protection", PROTECTIONS)
+def test_landmarks_find_the_groups_and_all_others_join_them(protection: str) -> None:
+    scene = population(groups=2, clients_per_group=20)
+    groups = dict(zip((one.id for one in scene.clients), scene.groups, strict=True))
+    simulated = simulate(scene.clients, present=[one for one in groups if one != 5], protection=PROTECTIONS[protection])
+    algorithm = crossfit(Train(Model("linear", scene.shape, scene.classes), epochs=1, lr=0.1), landmarks=12, weights="equal")
+    state = algorithm.init(simulated.federation)
+    described = algorithm.describe(state)
+    assert len(described["evidence"]["clients"]) + described.get("set_aside", 0) == described["landmarks"] == 12
+    assert described["clustering"].clients == tuple(one for one in groups if one != 5)
+    assert ari([groups[one] for one in described["clustering"].clients], described["clustering"].labels) == 1.0
+    simulated.join([5])
+    assert algorithm.admit is not None
+    state, _ = algorithm.admit(simulated.federation, state, [5])
+    assert ari([groups[one] for one in state.clustering.clients], state.clustering.labels) == 1.0
+    state, _ = algorithm.round(simulated.federation, state)
+
+
+@pytest.mark.parametrize("name", ["pacfl", "stocfl", "ifca", "cfl"])
+def test_many_clients_are_compared_with_landmarks_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above the limit only landmarks are tested; the others join the nearest group."""
+    monkeypatch.setattr(grouping, "MOST_COMPARED", 30)
+    monkeypatch.setattr(grouping, "LANDMARKS", 16)
+    tested: list[int] = []
+    whole = grouping.groups_of
+
+    def counted(crowd: Crowd, *given: Any, **named: Any) -> Groups:
+        tested.append(len(crowd.traces))
+        return whole(crowd, *given, **named)
+
+    monkeypatch.setattr(grouping, "groups_of", counted)
+    scene = population(groups=2, clients_per_group=20, samples=60)
+    groups = dict(zip((one.id for one in scene.clients), scene.groups, strict=True))
+    simulated = simulate(scene.clients)
+    given = {"eps1": 1e3} if name == "cfl" else {}  # stands still, and so is tested, in the first round
+    algorithm = ALGORITHMS[name].make(Train(Model("linear", scene.shape, scene.classes), epochs=1, lr=0.1), **given)
+    state = algorithm.init(simulated.federation)
+    simulated.federation.begin_round(0)
+    state, _ = algorithm.round(simulated.federation, state)
+    assert tested
+    assert max(tested) <= 16
+    labels = [algorithm.describe(state)["clustering"][one] for one in groups]
+    assert ari(list(groups.values()), labels) == 1.0
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -138,6 +185,7 @@ def test_a_given_number_of_groups_is_taken() -> None:
         ({"draws": 50}, "algorithm.draws: 50 draws cannot show a level of 0.01; take at least 99"),
         ({"k": 0}, "algorithm.k: 0 is below 1"),
         ({"sketch": 0}, "algorithm.sketch: 0 is below 1"),
+        ({"landmarks": 3}, "algorithm.landmarks: 3 clients are not tested; take at least 4"),
     ],
 )
 def test_parameters_that_cannot_be_are_refused(given: dict[str, object], message: str) -> None:
