@@ -189,10 +189,11 @@ def total(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> G
 def mean(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
     """The one noisy vector of `crossfit` and of tests on gradients: a mean of gradients of norm 1, whose length is seen.
 
-    Every other coordinate of the sketch has a canary, so that samples can be chosen whose sketched gradients lie along it.
+    Every coordinate of the sketch has a canary, a sample whose sketched gradient lies along it. There are so many pixels that each
+    coordinate has some.
     """
     swaps = event.relation == "replace_one"
-    model = Model("linear", (2 * SKETCHED,), 2, dtype="float64")
+    model = Model("linear", (4 * SKETCHED,), 2, dtype="float64")
     task = FoldGradients(model).private(_noise(event.relation, signature=event.noise_multiplier))
     x = _along_axes(public_sketch("crossfit", task.seed, model.dimension, SKETCHED).apply(np.eye(model.dimension)), LONG * np.eye(SKETCHED))
     start = {"model": np.zeros(model.dimension)}
@@ -209,9 +210,15 @@ def _along_axes(sketch: Array, wanted: Array) -> Array:
     """Images (m, pixels) whose gradients at zero in `sketch` (2 · pixels + 2, d) are the rows `wanted` (m, d), under label 1.
 
     At zero the gradient of softmax regression for a sample with label 1 is (½, −½) ⊗ (x, 1), with label 0 its negative.
+
+    Raises `ValueError` where no image has such a gradient: canaries would hide each other, and the audit would be weaker than it states.
     """
     weights, biases = sketch[:-2].reshape(2, -1, sketch.shape[1]), sketch[-2:]
-    return np.asarray(np.linalg.lstsq((weights[0] - weights[1]).T / 2, (wanted - (biases[0] - biases[1]) / 2).T)[0].T)
+    towards, rest = (weights[0] - weights[1]).T / 2, (wanted - (biases[0] - biases[1]) / 2).T
+    images = np.linalg.lstsq(towards, rest)[0]
+    if not np.allclose(towards @ images, rest, atol=1e-9):
+        raise ValueError(f"sketch: {sketch.shape[0]} numbers do not reach each of its {sketch.shape[1]} coordinates")
+    return np.asarray(images.T)
 
 
 def scores(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:

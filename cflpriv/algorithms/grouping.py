@@ -46,7 +46,7 @@ __all__ = [
 ]  # fmt: skip
 
 ALPHA, DRAWS = 0.01, 499
-MOST_COMPARED, LANDMARKS = 10_000, 2_000
+MOST_COMPARED, LANDMARKS = 10_000, 1_000
 Landmarks = Annotated[
     int | None,
     Key(
