@@ -118,7 +118,7 @@ def run(people: Population, algorithm: Algorithm, share: float, rounds: int, see
 
 @lru_cache(maxsize=1)
 def folds_of(people: Population, seed: int) -> Array:
-    """The balanced folds (n, 2, d) that crossfit's clients would send. Made once for the methods of a scene: the first one's time has it."""
+    """The balanced folds (n, 2, d) that crossfit's clients would send. The first method of a scene pays for all."""
     model = mlp(people)
     task, start = FoldGradients(model, seed=seed), model.init(seed)
     return np.stack([task.run(TaskInput(one, {"model": start}, {}, Streams(seed, -1, one.id)))["folds"] for one in people.clients])
