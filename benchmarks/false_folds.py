@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from cflpriv.attacks.false_folds import LIES, false_folds
-from cflpriv.clustering.group_test import NOISIER, bounded, crowd_of_folds, groups_of
+from cflpriv.clustering.crowd import NOISIER, bounded, crowd_of_folds
+from cflpriv.clustering.group_test import groups_of
 from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import Gram
 from cflpriv.data import DataSpec, build_population

@@ -15,7 +15,8 @@ import numpy as np
 
 from cflpriv import Model
 from cflpriv.attacks.fold_release import sample_vectors
-from cflpriv.clustering.group_test import bounded, crowd_of_folds, groups_of
+from cflpriv.clustering.crowd import bounded, crowd_of_folds
+from cflpriv.clustering.group_test import groups_of
 from cflpriv.clustering.similarity import Gram
 from cflpriv.data import DataSpec, build_population
 from cflpriv.randomness import stream

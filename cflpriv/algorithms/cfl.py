@@ -40,16 +40,15 @@ before round 20 or of fewer than three clients, learning rate × 0.99 a round.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from ..contract.handles import GroupMean, Held, Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
-from ..engine import Result, TaskInput
 from ..errors import InputError, TooFewClients
 from ..keys import Key
 from ..privacy.settings import Releases
@@ -57,15 +56,15 @@ from ..tasks.evaluation import Evaluate
 from ..tasks.fold_gradients import FoldGradients
 from ..tasks.halves import HALVES
 from ..tasks.training import Train
-from ..types import Parts
 from .attempts import try_compute
 from .checks import at_least, known
 from .fedavg import Weights
 from .grouping import ALPHA, FindGroups, JoinGroups, check_test
 from .interface import Algorithm, AlgorithmSpec, BeforeRun, Compared, Served
-from .parameter_tree import Cluster, Cut, Node, Seen, State, offer, path
+from .parameter_tree import Cluster, Node, Seen, State, offer, path
 from .split_test import DRAWS, HasHalves, NeedsNoHalves, SplitTest
-from .splitting import REFUSED_BY, SPLIT, Bipartition, MoreSimilar, pictured, separation_gap
+from .splitting import Bipartition, MoreSimilar, separation_gap
+from .stationary import CflSettings, Same, cut_by_cosines, cut_by_test, still
 from .steps import mean_notes
 
 __all__ = ["EPS1", "EPS2", "Node", "Same", "Seen", "State", "cfl", "gaps", "offer", "path"]
@@ -83,44 +82,9 @@ EPS1_AUTHORS, EPS2_AUTHORS = 0.4, 1.6
 FIRST_SPLIT_AUTHORS, SMALLEST_AUTHORS, DECAY_AUTHORS = 20, 3, 0.99
 
 
-@dataclass(frozen=True)
-class Same:
-    """What a client holds, under a handle of its own, so that its clustering epoch is its own. Part: "update"."""
-
-    uses_data: ClassVar[bool] = False
-
-    parts: ClassVar[Parts] = {"update": "summed"}
-    keeps: ClassVar[tuple[str, ...]] = ()
-
-    def run(self, given: TaskInput) -> Result:
-        return {"update": given.array("update")}
-
-
 def gaps(state: State, groups: Mapping[int, int]) -> dict[int, float]:
     """The separation gap of each cluster whose similarities were seen this round, by leaf. `groups` is truth, which no server has."""
     return {leaf: separation_gap(seen.alpha, [groups[client] for client in seen.clients]) for leaf, seen in state.seen.items()}
-
-
-@dataclass(frozen=True)
-class CflSettings:
-    """What is fixed in a run. `test` is the paper's test of a cluster that stands still, with ε₂ and the smallest side as they were given;
-    `halves`, if there is one, takes its place.
-
-    Thresholds are `relative` to the largest norm of a mean update. A cluster of fewer than `fewest` clients is never tested.
-    """
-
-    train: Train
-    eps1: float
-    test: Bipartition
-    halves: SplitTest | None
-    relative: bool
-    fewest: int
-    first_split: int
-    settle: int
-    patience: int
-    watch: bool
-    weights: Weights
-    seed: int
 
 
 def decided_by_norms(given: Mapping[str, Any]) -> bool:
@@ -267,12 +231,12 @@ def _step(
     settled = all(federation.round >= state.arrived.get(client, -settings.settle) + settings.settle for client in here)
     if norm is None:
         return kept
-    stationary = settled and federation.round >= settings.first_split and _still(settings, kept, leaf, norm, federation.round)
+    stationary = settled and federation.round >= settings.first_split and still(settings, kept, leaf, norm, federation.round)
     cluster, cut = Cluster(label, leaf, node, here, stationary), None
     if settings.halves is None or settings.watch:
-        kept, cut = _by_cosines(settings, federation, kept, cluster, sampled, notes)
+        kept, cut = cut_by_cosines(settings, federation, kept, cluster, sampled, notes)
     if settings.halves is not None and stationary:
-        kept, cut = _by_test(settings, settings.halves, federation, kept, cluster, notes)
+        kept, cut = cut_by_test(settings, settings.halves, federation, kept, cluster, notes)
     if cut is None:
         return kept
     facts = {"mean_norm": norm, **cut.facts}
@@ -283,76 +247,6 @@ def _step(
         state = replace(state, evidence=cut.evidence)
     notes["splits"].append({"cluster": label, "sizes": [len(state.members(child)) for child in state.tree[leaf].children], **facts})
     return state
-
-
-def _still(settings: CflSettings, state: State, leaf: int, norm: float, round: int) -> bool:
-    """Whether a cluster with a mean update of this norm stands still (eq. 32), or has waited long enough for a test."""
-    if settings.halves is None:
-        return norm < settings.eps1 * (state.unit if settings.relative else 1.0)
-    node = state.tree[leaf]
-    times = 2.0 ** (node.tests - node.since)
-    return (
-        norm < settings.eps1 * (node.largest if settings.relative else 1.0) / times or round - node.from_round >= settings.patience * times
-    )
-
-
-def _by_cosines(
-    settings: CflSettings, federation: Federation, state: State, cluster: Cluster, sampled: Held, notes: dict[str, Any]
-) -> tuple[State, Cut | None]:
-    """The paper's test of a cluster that stands still (Alg. 5, l. 16 to 22), with `watch` a look at any. Adds to `notes`."""
-    label, leaf, scale = cluster.label, cluster.leaf, state.unit if settings.relative else 1.0
-    if not (cluster.stationary or settings.watch) or len(cluster.here) < settings.fewest:
-        return state, None
-    updates = _updates(settings, federation, cluster.node, sampled, cluster.here)
-    if updates is None:
-        return state, None
-    decides, smallest = cluster.stationary and settings.halves is None, max(settings.test.at_least, federation.merge_below)
-    test = replace(settings.test, stationary=decides, eps2=settings.test.eps2 * scale, at_least=smallest)
-    released = federation.gram(updates, then=test)
-    outcome, found = int(released.result["outcome"]), released.evidence
-    facts: dict[str, Any] = {}
-    if found is not None:
-        facts = {"max_norm": found["largest_norm"], "alpha_cross": found["alpha_cross"]}
-        notes["max_norms"][label], notes["alpha_cross"][label] = found["largest_norm"], found["alpha_cross"]
-        state = replace(state, seen={**state.seen, leaf: Seen(tuple(found["clients"]), found["alpha"])})
-    if outcome == SPLIT:
-        side = dict(zip(updates.clients, (int(one) for one in released.result["side"]), strict=True))
-        return state, Cut(side, updates, facts, None if found is None else pictured(found))
-    federation.close(updates)
-    if decides:
-        notes["refused"].append({"cluster": label, "because": REFUSED_BY[outcome]})
-    return state, None
-
-
-def _by_test(
-    settings: CflSettings, halves: SplitTest, federation: Federation, state: State, cluster: Cluster, notes: dict[str, Any]
-) -> tuple[State, Cut | None]:
-    """The test of a cluster that stands still by halves of its members' data. Adds to `notes`."""
-    node = state.tree[cluster.leaf]
-    level = halves.level(node, len(cluster.here), len(state.leaf))
-    tested = halves.of(federation, settings.train.on_divergence, cluster.node.model, cluster.here, level) if level else None
-    if tested is None:
-        return state, None
-    state = state.with_node(cluster.leaf, replace(node, tests=node.tests + 1, from_round=federation.round))
-    if cluster.leaf == 0:
-        state = replace(state, answer=tested.facts)
-    if tested.found.clustering.k > 1:
-        return state, Cut(tested.side, tested.folds, tested.facts, tested.found.evidence)
-    federation.close(tested.folds)
-    because = "smallest" if tested.found.notes["clear"] else "test"
-    notes["refused"].append({"cluster": cluster.label, "because": because, **tested.facts})
-    return state, None
-
-
-def _updates(settings: CflSettings, federation: Federation, node: Node, sampled: Held, here: Sequence[int]) -> Held | None:
-    """The updates of the members present, for a clustering epoch of their own; None where too few have one."""
-    held: Held | None
-    if set(here) <= set(sampled.clients):
-        held = federation.compute(Same(), {"update": sampled}, on=here)
-    else:
-        task = settings.train.at(federation.round)
-        held = try_compute(federation, task.on_divergence, task, {"model": node.model}, on=here)
-    return None if held is None or len(held.clients) < settings.fewest else held["update"]
 
 
 def _walk_down(settings: CflSettings, federation: Federation, state: State, clients: Sequence[int]) -> State:

@@ -16,20 +16,9 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
+from ..clustering.crowd import LONGEST, Crowd, bounded, crowd_of_folds, crowd_of_vectors, distances_to_groups
 from ..clustering.cuts import merge_small
-from ..clustering.group_test import (
-    LEAST_TESTED,
-    LONGEST,
-    LOOK,
-    Crowd,
-    Groups,
-    bounded,
-    crowd_of_folds,
-    crowd_of_vectors,
-    distances_to_groups,
-    groups_given,
-    groups_of,
-)
+from ..clustering.group_test import LEAST_TESTED, LOOK, Groups, groups_given, groups_of
 from ..clustering.similarity import Gram, moments
 from ..contract.handles import Held
 from ..contract.operations import Federation, GramView, Results

@@ -249,11 +249,11 @@ def _step(settings: IfcaSettings, federation: Federation, run: Restart, cohort: 
         if settings.problem.on_divergence != "skip":
             raise
         k = len(run.models)
-        notes = {"chosen": [0] * k, **mean_notes((None,) * k), "changed_identities": None, "sent_one_model": _one_each(run, cohort)}
+        notes = {"chosen": [0] * k, **mean_notes((None,) * k), "changed_identities": None, "sent_one_model": run.one_each(cohort)}
         return Done(replace(run, loss=float("inf")), (), None, notes, error)
     # labels of all clients met, for the sizes: that of a cluster is not that of its share of a round's cohort
     groups: Labels | Held = held["choice"] if labels is None else {**run.labels, **labels}
-    one_each = _one_each(run, cohort)
+    one_each = run.one_each(cohort)
     lists = len({labels[client] for client in held.clients}) if one_each and labels is not None else 1
     means, everyone, failed = _means(settings, federation, run, held, groups, lists)
     rate, clients = settings.problem.rate(federation.round), held.clients
@@ -283,25 +283,17 @@ def _local_work(
     """The cohort's local work at the models of its estimates, and the estimates (None: an oblivious sum keeps them private)."""
     task = PickAndTrain(settings.problem.losses, settings.problem.local(federation.round), settings.problem.part, settings.spans)
     labels: dict[int, int] | None
-    if _one_each(run, cohort):
+    if run.one_each(cohort):
         known = run.labels if run.saving else run.first
         strangers = [client for client in cohort if client not in known]
         labels = {client: known[client] for client in cohort if client in known}
         labels |= _estimates(settings, federation, run, strangers) if strangers else {}
-        held = federation.compute(task, _params(run), which=labels, on=sorted(labels))
+        held = federation.compute(task, run.params, which=labels, on=sorted(labels))
     else:
-        held = federation.compute(task, _params(run), on=cohort)  # all k models to each of S_t (Alg. 2, l. 4)
+        held = federation.compute(task, run.params, on=cohort)  # all k models to each of S_t (Alg. 2, l. 4)
         labels = choices(federation, held["choice"], len(run.models))
     # whose choice did not come has no group to be summed in, least of all that of an earlier round
     return (held if labels is None else held.of(labels)), labels
-
-
-def _one_each(run: Restart, cohort: Sequence[int]) -> bool:
-    """Whether each client of a cohort is sent the model of its estimate only: by the saver (section 4.3), or for its first estimate.
-
-    Clients without an estimate are sent all models beforehand: the members of one sum were then sent one model.
-    """
-    return run.saving or not run.first.keys().isdisjoint(cohort)
 
 
 def _means(
@@ -338,22 +330,15 @@ def _counted(settings: IfcaSettings, run: Restart, same: Mapping[int, bool], cli
     return replace(run, stable=stable, saving=bool(met) and all(stable.get(client, 0) >= settings.stable_rounds for client in met))
 
 
-def _params(run: Restart) -> dict[str, Any]:
-    models = {"model": list(run.models)}
-    return models if run.joint is None else {**models, "shared": run.joint}  # one copy, beside k of the rest (section 4.3)
-
-
 def _estimates(settings: IfcaSettings, federation: Federation, run: Restart, clients: Sequence[int]) -> dict[int, int]:
     """What clients choose, without local work; nothing where choices stay with them."""
-    held = federation.compute(PickAndTrain(settings.problem.losses, WithoutWork(), "nothing", settings.spans), _params(run), on=clients)
+    held = federation.compute(PickAndTrain(settings.problem.losses, WithoutWork(), "nothing", settings.spans), run.params, on=clients)
     return choices(federation, held["choice"], len(run.models)) or {}
 
 
 def _serve(settings: IfcaSettings, state: State) -> Served:
     by: Literal["train", "test"] = "test" if settings.authors else "train"
-    return Served(
-        EvaluateLowest(settings.problem.losses, settings.problem.evaluate, by, settings.spans), _params(state.restarts[state.best])
-    )
+    return Served(EvaluateLowest(settings.problem.losses, settings.problem.evaluate, by, settings.spans), state.restarts[state.best].params)
 
 
 def _admit(settings: IfcaSettings, federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:

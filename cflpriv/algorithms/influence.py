@@ -30,6 +30,7 @@ __all__ = [
     "better_group",
     "cluster_scores",
     "helps_most",
+    "score_notes",
     "scored",
     "split",
     "stable_scores",
@@ -322,3 +323,12 @@ def stable_scores(matrix: Array, scores: Scores = "value") -> tuple[Array, Array
             return labels, noise
         before = labels
     return cluster_scores(matrix, max(2, n // 10), scores)
+
+
+def score_notes(matrix: Array | None) -> dict[str, Any]:
+    """What the gathered scores look like."""
+    if matrix is None:
+        return {}
+    others = matrix[~np.eye(len(matrix), dtype=bool)]
+    quantiles = np.quantile(others, (0, 0.25, 0.5, 0.75, 1))
+    return {"scores_above_zero": float((others > 0).mean()), "score_quantiles": [float(q) for q in quantiles]}

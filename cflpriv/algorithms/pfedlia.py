@@ -48,7 +48,7 @@ from ..tasks.training import Train
 from ..types import Array
 from .checks import at_least, known
 from .fedavg import Weights
-from .influence import HasValidation, Influence, Neighbours, OnPart, Scores, cluster_scores, helps_most, scored, stable_scores
+from .influence import HasValidation, Influence, Neighbours, OnPart, Scores, cluster_scores, helps_most, score_notes, scored, stable_scores
 from .interface import Algorithm, AlgorithmSpec, BeforeRun, Served
 from .steps import OrElse, clustering_of, mean_notes, moved
 
@@ -245,7 +245,7 @@ def _cluster(settings: PfedliaSettings, federation: Federation, state: State) ->
         state, models=(state.warm,) * len(groups), groups=tuple(groups), uses=uses,
         lazy=None if lazy is None else lazy.of(clients), scores=matrix, scored=clients, notes=notes,
     )  # fmt: skip
-    record = {"stage": "clustering", **notes, **_score_notes(matrix)}
+    record = {"stage": "clustering", **notes, **score_notes(matrix)}
     return state, RoundRecord(federation.round, clients, tuple(uses[client] for client in clients), record)
 
 
@@ -355,15 +355,6 @@ def _describe(settings: PfedliaSettings, state: State) -> Mapping[str, Any]:
     rule = "2-means of each client's scores" if settings.peer else "OPTICS on scores"
     described = {"clustering": clustering_of(uses, k), "evidence": evidence, "rule": rule, **state.notes}
     return described | ({"neighbourhoods": neighbourhoods} if settings.peer else {})
-
-
-def _score_notes(matrix: Array | None) -> dict[str, Any]:
-    """What the gathered scores look like."""
-    if matrix is None:
-        return {}
-    others = matrix[~np.eye(len(matrix), dtype=bool)]
-    quantiles = np.quantile(others, (0, 0.25, 0.5, 0.75, 1))
-    return {"scores_above_zero": float((others > 0).mean()), "score_quantiles": [float(q) for q in quantiles]}
 
 
 def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:

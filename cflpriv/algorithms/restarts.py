@@ -1,6 +1,6 @@
 """What IFCA alternates on, and what it keeps: random starts that run in parallel, each with its models and its clients' estimates."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -45,6 +45,19 @@ class Restart:
     stable: Mapping[int, int] = field(default_factory=dict)
     saving: bool = False
     loss: float = float("inf")
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """What clients are sent: all k models, and one copy of what is shared (section 4.3)."""
+        models = {"model": list(self.models)}
+        return models if self.joint is None else {**models, "shared": self.joint}
+
+    def one_each(self, cohort: Sequence[int]) -> bool:
+        """Whether each client of a cohort is sent the model of its estimate only: by the saver (section 4.3), or for its first estimate.
+
+        Clients without an estimate are sent all models beforehand: the members of one sum were then sent one model.
+        """
+        return self.saving or not self.first.keys().isdisjoint(cohort)
 
 
 @dataclass(frozen=True, eq=False)

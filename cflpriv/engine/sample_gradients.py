@@ -1,20 +1,23 @@
-"""The gradients of a client's single samples, a few at a time."""
+"""The gradients of a client's single samples, a few at a time, and weighted sums of their directions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from ..types import Array, ClientData
-from .device import tensor
+from .device import placed, tensor
 from .models import Model
 
-__all__ = ["gradients_by_sample", "sample_gradients"]
+__all__ = ["gradients_by_sample", "sample_gradients", "summed_directions"]
 
 NUMBERS_AT_ONCE = 1 << 24
 SAMPLES_AT_ONCE = 256
+SMALLEST = 1e-30
+"""Below this a gradient is zero: its inverse norm is no float32."""
 
 
 def gradients_by_sample(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -44,3 +47,71 @@ def sample_gradients(model: Model, vector: Array, data: ClientData) -> Iterator[
     for at in range(0, len(y), size):
         made = gradients_by_sample(module, x[at : at + size], y[at : at + size])
         yield torch.cat([one.flatten(1) for one in made.values()], dim=1)
+
+
+def summed_directions(model: Model, vector: Array, data: ClientData, weights: Array) -> Array:
+    """Weighted sums (rows, d) float64 of the samples' loss gradients at the model `vector` (d,), each scaled to norm 1.
+
+    `weights` (rows, n) are those of the training samples in order. A gradient that is zero, or not finite, counts as zero. A sample's
+    gradient in a layer Wx + b is the product of the loss's gradient at the layer's output and of its input (x, 1), so for models of such
+    layers alone neither norms nor sums need the single gradients (Goodfellow 2015, "Efficient per-example gradient computations").
+    """
+    module = model.load(vector)
+    if not _dense(module):
+        return _summed_blocks(model, vector, data, weights)
+    x, y = model.inputs(data.x_train), tensor(data.y_train)
+    total = placed(torch.zeros((len(weights), model.dimension), dtype=torch.float64))
+    for at in range(0, len(y), SAMPLES_AT_ONCE):
+        layers = _factors(module, x[at : at + SAMPLES_AT_ONCE], y[at : at + SAMPLES_AT_ONCE])
+        squares = sum(delta.double().square().sum(1) * (given.double().square().sum(1) + biased) for given, delta, biased in layers)
+        assert isinstance(squares, torch.Tensor)
+        factors = weights[:, at : at + len(squares)] * _inverse(squares.sqrt())
+        made: list[torch.Tensor] = []
+        for given, delta, biased in layers:
+            given, delta = (torch.nan_to_num(one, 0.0, 0.0, 0.0) for one in (given, delta))
+            scaled = [tensor(row).to(delta.dtype)[:, None] * delta for row in factors]
+            made.append(torch.stack([(one.T @ given).flatten() for one in scaled]))
+            if biased:
+                made.append(torch.stack([one.sum(0) for one in scaled]))
+        total += torch.cat(made, dim=1)
+    return np.asarray(total.cpu().numpy())
+
+
+def _summed_blocks(model: Model, vector: Array, data: ClientData, weights: Array) -> Array:
+    """`summed_directions` of any model."""
+    total = placed(torch.zeros((len(weights), model.dimension), dtype=torch.float64))
+    at = 0
+    for block in sample_gradients(model, vector, data):
+        factors = weights[:, at : at + len(block)] * _inverse(torch.linalg.vector_norm(block.double(), dim=1))
+        total += (tensor(factors).to(block.dtype) @ torch.nan_to_num(block, 0.0, 0.0, 0.0)).double()
+        at += len(block)
+    return np.asarray(total.cpu().numpy())
+
+
+def _dense(module: nn.Module) -> bool:
+    """Whether a module applies linear layers to whole samples, one after the other, each with parameters of its own."""
+    if type(module) is not nn.Sequential or not len(module) or type(module[0]) is not nn.Flatten:
+        return False
+    own = sum(len(list(layer.parameters())) for layer in module)
+    return all(type(layer) in (nn.Flatten, nn.Linear, nn.ReLU) for layer in module) and own == len(list(module.parameters()))
+
+
+def _factors(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Sequence[tuple[torch.Tensor, torch.Tensor, bool]]:
+    """Of each linear layer the inputs (n, in), the gradients of the samples' losses at its outputs (n, out), and whether it has a bias."""
+    inputs, outputs, biased = [], [], []
+    for layer in module.children():
+        made = layer(x)
+        if isinstance(layer, nn.Linear):
+            inputs.append(x.detach())
+            outputs.append(made)
+            biased.append(layer.bias is not None)
+        x = made
+    deltas = torch.autograd.grad(functional.cross_entropy(x, y, reduction="sum"), outputs)
+    return list(zip(inputs, deltas, biased, strict=True))
+
+
+def _inverse(norms: torch.Tensor) -> Array:
+    """1 / norm; 0 for next to no norm, or one that is not finite."""
+    known = norms.cpu().numpy()
+    usable = np.isfinite(known) & (known > SMALLEST)
+    return np.where(usable, 1.0 / np.where(usable, known, 1.0), 0.0)

@@ -14,17 +14,15 @@ from math import sqrt
 from typing import ClassVar
 
 import numpy as np
-import torch
 
 from ..engine import Device, Result, TaskInput
-from ..engine.device import placed, tensor
 from ..engine.models import Model
-from ..engine.sample_gradients import sample_gradients
+from ..engine.sample_gradients import summed_directions
 from ..protocols.sketch import public_sketch
 from ..randomness import stream
 from ..types import Array, Parts
 from .evaluation import Evaluate, EvaluateUsed
-from .fold_gradients import fold_weights, inverse_norms
+from .fold_gradients import fold_weights
 from .halves import HALVES
 from .training import Train
 
@@ -116,13 +114,7 @@ class ClientVectors:
 
     def _means(self, given: TaskInput, weights: Array) -> Array:
         """Weighted means (rows, size) of the sketched gradients."""
-        total = placed(torch.zeros((len(weights), self.model.dimension), dtype=torch.float64))
-        at = 0
-        for block in sample_gradients(self.model, given.array("start"), given.data):
-            factors = weights[:, at : at + len(block)] * inverse_norms(block)
-            total += (tensor(factors).to(block.dtype) @ torch.nan_to_num(block, 0.0, 0.0, 0.0)).double()
-            at += len(block)
-        rows = total.cpu().numpy()
+        rows = summed_directions(self.model, given.array("start"), given.data, weights)
         if self.model.dimension > self.sketch:
             rows = np.asarray(public_sketch("private clusters", self.seed, self.model.dimension, self.sketch).apply(rows))
         return rows

@@ -4,12 +4,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
 
 from ..engine import TaskInput
-from ..engine.device import placed, tensor
 from ..engine.models import Model
-from ..engine.sample_gradients import sample_gradients
+from ..engine.sample_gradients import summed_directions
 from ..errors import InputError
 from ..protocols.sketch import public_sketch
 from ..randomness import Stream
@@ -20,10 +18,7 @@ if TYPE_CHECKING:
     from ..privacy.private_signatures import NoisyMeanGradient
     from ..privacy.settings import Noise
 
-__all__ = ["FoldGradients", "fold_weights", "inverse_norms"]
-
-SMALLEST = 1e-30
-"""Below this a gradient is zero: its inverse norm is no float32."""
+__all__ = ["FoldGradients", "fold_weights"]
 
 
 def fold_weights(labels: Array, balanced: bool, rng: Stream) -> Array:
@@ -80,13 +75,7 @@ class FoldGradients:
             weights = fold_weights(data.y_train, self.balanced, given.streams("folds"))
         except InputError as error:
             raise InputError(f"client {data.id}: {error}") from None
-        total = placed(torch.zeros((HALVES, self.model.dimension), dtype=torch.float64))
-        at = 0
-        for block in sample_gradients(self.model, given.array("model"), data):
-            factors = weights[:, at : at + len(block)] * inverse_norms(block)
-            total += (tensor(factors).to(block.dtype) @ torch.nan_to_num(block, 0.0, 0.0, 0.0)).double()
-            at += len(block)
-        folds = total.cpu().numpy()
+        folds = summed_directions(self.model, given.array("model"), data, weights)
         dimension = self.model.dimension
         if dimension <= self.sketch:
             return {"folds": folds}
@@ -94,10 +83,3 @@ class FoldGradients:
 
     def cost(self, given: TaskInput) -> int:
         return len(given.data.y_train)
-
-
-def inverse_norms(block: torch.Tensor) -> Array:
-    """1 / norm of each row; 0 for a row of next to no norm, or that is not finite."""
-    norms = torch.linalg.vector_norm(block.double(), dim=1).cpu().numpy()
-    usable = np.isfinite(norms) & (norms > SMALLEST)
-    return np.where(usable, 1.0 / np.where(usable, norms, 1.0), 0.0)

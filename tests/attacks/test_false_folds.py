@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from benchmarks.false_folds import found
 from cflpriv.attacks.false_folds import LIES, ROOM, false_folds
-from cflpriv.clustering.group_test import NOISIER, bounded, crowd_of_folds
+from cflpriv.clustering.crowd import NOISIER, bounded, crowd_of_folds
 from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import Gram
 from cflpriv.types import Array

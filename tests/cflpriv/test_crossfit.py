@@ -1,5 +1,6 @@
 """Cross-fitted clustering as a system: the folds that clients make, what the server finds, newcomers, and what is refused."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,19 +10,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import PROTECTIONS, population
+from torch import nn
 from torch.nn import functional
 
 from cflpriv import ALGORITHMS, Model, Train, simulate
 from cflpriv.algorithms import crossfit, grouping
-from cflpriv.clustering.group_test import Crowd, Groups
+from cflpriv.clustering.crowd import Crowd
+from cflpriv.clustering.group_test import Groups
 from cflpriv.clustering.scores import ari
 from cflpriv.engine import Streams, TaskInput
-from cflpriv.engine.sample_gradients import gradients_by_sample, sample_gradients
+from cflpriv.engine.sample_gradients import _dense, gradients_by_sample, sample_gradients, summed_directions
 from cflpriv.errors import InputError
 from cflpriv.protocols.sketch import public_seed, sketch
 from cflpriv.randomness import stream
 from cflpriv.tasks.fold_gradients import FoldGradients, fold_weights
-from cflpriv.types import Array
+from cflpriv.types import Array, ClientData
 
 SCENE = population(groups=2, clients_per_group=6)
 
@@ -87,6 +90,33 @@ def test_samples_come_in_blocks_that_change_nothing(monkeypatch: pytest.MonkeyPa
     blocks = list(sample_gradients(model(), start, SCENE.clients[0]))
     assert max(map(len, blocks)) == 3
     torch.testing.assert_close(torch.cat(blocks), whole)
+
+
+def shared_layer() -> nn.Module:
+    layer = nn.Linear(64, 64)
+    return nn.Sequential(nn.Flatten(), layer, nn.ReLU(), layer, nn.Linear(64, 10, bias=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "factory", "dense"), [("linear", None, True), ("mlp", None, True), ("lenet5", None, False), ("shared", shared_layer, False)]
+)
+def test_sums_of_directions_need_no_single_gradients(
+    name: str, factory: Callable[[], nn.Module] | None, dense: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = (1, 16, 16) if name == "lenet5" else (1, 8, 8)
+    made = Model(name, shape, 10, hidden=7, factory=factory)
+    start, rng = made.init(2), np.random.default_rng(1)
+    assert _dense(made.load(start)) is dense
+    x, y = rng.standard_normal((13, *shape)).astype(np.float32), rng.integers(0, 10, 13)
+    x[4] = np.finfo(np.float32).max * np.sign(start[: x[4].size].reshape(shape))  # overflows: such a gradient counts as zero
+    x[5] = 0.0
+    data, weights = ClientData(0, x, y, x[:0], y[:0]), rng.random((3, 13))
+    rows = torch.cat(list(sample_gradients(made, start, data))).double().numpy()
+    norms = np.linalg.norm(rows, axis=1)
+    assert not (dense and np.isfinite(norms[4]))
+    rows = np.where(np.isfinite(norms)[:, None], rows, 0.0) / np.where(np.isfinite(norms), norms, 1.0)[:, None]
+    monkeypatch.setattr("cflpriv.engine.sample_gradients.SAMPLES_AT_ONCE", 5)
+    np.testing.assert_allclose(summed_directions(made, start, data, weights), weights @ rows, atol=2e-6)
 
 
 # --- the system

@@ -13,14 +13,8 @@ from scipy.stats import binom
 from sklearn.metrics import adjusted_rand_score
 
 from cflpriv.clustering import group_test
-from cflpriv.clustering.group_test import (
-    bounded,
-    crowd_of_folds,
-    crowd_of_vectors,
-    distances_to_groups,
-    groups_given,
-    groups_of,
-)
+from cflpriv.clustering.crowd import bounded, crowd_of_folds, crowd_of_vectors, distances_to_groups
+from cflpriv.clustering.group_test import groups_given, groups_of
 from cflpriv.clustering.similarity import Gram
 from cflpriv.errors import InputError
 from cflpriv.randomness import stream
@@ -69,7 +63,7 @@ def test_estimators_equal_brute_force(n: int, p: int, d: int, seed: int) -> None
 def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     folds = np.random.default_rng(0).normal(size=(11, 2, 5))
     whole = crowd_of_folds(gram_of(folds))
-    monkeypatch.setattr(group_test, "ROWS_AT_ONCE", 3)
+    monkeypatch.setattr("cflpriv.clustering.crowd.ROWS_AT_ONCE", 3)
     np.testing.assert_array_equal(crowd_of_folds(gram_of(folds)).products, whole.products)
 
 
@@ -306,3 +300,24 @@ def test_the_rate_of_false_splits_is_at_most_twice_the_level(crowd: Callable[[np
     """Over 1000 populations the upper 95 % limit of the rate is at most 2 α, α = 5 %."""
     found = false_splits(crowd, 1000, 0.05)
     assert binom.cdf(found, 1000, 0.10) <= 0.05, f"{found} of 1000"
+
+
+def with_errors(folds: Array, error: float, rng: np.random.Generator) -> Gram:
+    """The Gram as a protection releases it that leaves an error in each product."""
+    rows = folds.reshape(-1, folds.shape[2])
+    errors = np.triu(rng.normal(size=(len(rows), len(rows))) * error)
+    return Gram.of_matrix(range(len(folds)), rows @ rows.T + errors + np.triu(errors, 1).T, 2, error)
+
+
+@pytest.mark.parametrize("factor", [1.0, 10.0])
+def test_errors_of_released_products_count_as_noise(factor: float) -> None:
+    """In units of the products of noise. Chance to fail without a fault: below 0.1 %, by the binomial bound."""
+    found, error = 0, factor * 64**0.5
+    for run in range(20):
+        rng = np.random.default_rng(run)
+        gram = with_errors(folds_of(gaussian(rng).mean(1), rng), error, rng)
+        found += groups_of(crowd_of_folds(gram), stream(run, "errors"), alpha=0.05, draws=99).k > 1
+    assert found <= binom.ppf(0.999, 20, 0.05)
+    labels, means = grouped(24, 3, 2.0, np.random.default_rng(0))
+    gram = with_errors(folds_of(means, np.random.default_rng(1)), error, np.random.default_rng(2))
+    assert adjusted_rand_score(labels, groups_of(crowd_of_folds(gram), stream(0, "errors")).labels) == 1.0

@@ -14,8 +14,9 @@ from scenes import mlp_training as train_on
 
 from cflpriv.algorithms import ALGORITHMS, fedavg, stocfl
 from cflpriv.algorithms.interface import Algorithm
+from cflpriv.algorithms.meeting import regrouped
 from cflpriv.algorithms.merging import Known, MergeClusters, MergePresent, PlaceNewcomers, merge_by_cosine
-from cflpriv.algorithms.stocfl import Represent, State, _regrouped, count_sketch
+from cflpriv.algorithms.stocfl import Represent, State, count_sketch
 from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import Gram
 from cflpriv.contract.handles import Released, Shared
@@ -604,7 +605,7 @@ def test_models_of_new_clusters_are_those_of_their_own_members(seed: int) -> Non
         Shared(np.full(3, 9.0)), tuple(range(clients)),
     )  # fmt: skip
     fed = federation(population(groups=3, clients_per_group=3))
-    after = _regrouped(fed, state, Clustering(tuple(range(clients)), tuple(int(one) for one in new), k_new), 0)
+    after = regrouped(fed, state, Clustering(tuple(range(clients)), tuple(int(one) for one in new), k_new), 0)
     for label in range(k_new):
         members = [client for client in range(clients) if new[client] == label]
         own = [(client, k) for k in range(k_old) for client in trained[k] if client in members]

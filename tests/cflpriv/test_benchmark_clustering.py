@@ -1,0 +1,35 @@
+"""The table of methods that find groups: one line a cell, and what is there is not run again."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scenes import population
+
+from benchmarks import clustering
+
+
+def test_the_table_resumes_by_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = [clustering.Scene("digits", "rotations", 40, seed, clients=8) for seed in (0, 1)]
+    monkeypatch.setattr(clustering, "scenes", lambda data: wanted)
+    words = ["--out", str(tmp_path / "table.csv"), "--data", "digits", "--methods", "pacfl;crossfit"]
+    assert clustering.main(words) == 0
+    lines = (tmp_path / "table.csv").read_text(encoding="utf-8").splitlines(keepends=True)
+    assert len(lines) == 5
+    (tmp_path / "table.csv").write_text("".join(lines[:3]) + lines[3][:20], encoding="utf-8")  # the last cell is missing, one is cut off
+    capsys.readouterr()
+    assert clustering.main(words) == 0
+    printed = capsys.readouterr().out
+    assert "40, 1, crossfit" in printed
+    assert "40, 0" not in printed
+    with (tmp_path / "table.csv").open(newline="", encoding="utf-8") as file:
+        again = [[row[key] for key in clustering.FIELDS[:-1]] for row in csv.DictReader(file)]
+    assert again == [line.strip().split(",")[:-1] for line in lines[1:]]
+
+
+def test_the_folds_of_a_scene_are_made_once() -> None:
+    people = population(groups=2, clients_per_group=3)
+    made = clustering.folds_of(people, 0)
+    assert clustering.folds_of(people, 0) is made
+    assert not np.array_equal(clustering.folds_of(people, 1), made)
