@@ -98,7 +98,9 @@ def _dense(module: nn.Module) -> bool:
 
 def _factors(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Sequence[tuple[torch.Tensor, torch.Tensor, bool]]:
     """Of each linear layer the inputs (n, in), the gradients of the samples' losses at its outputs (n, out), and whether it has a bias."""
-    inputs, outputs, biased = [], [], []
+    inputs: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
+    biased: list[bool] = []
     for layer in module.children():
         made = layer(x)
         if isinstance(layer, nn.Linear):
