@@ -177,6 +177,10 @@ class ShareHolderParty(HolderParty):
         result, _ = replayed(stored.steps, gram_of)
         return m.Released(named(result), (), ())
 
+    def machine(self, session: bytes, epoch: int) -> ShareHolder:
+        """This party's machine of an epoch, for audits that run the party themselves. Raises `RemoteError` "not-held"."""
+        return self._kept(session, epoch).machine
+
     def secrets(self) -> dict[str, str]:
         """Nothing: what holders learn is measured by active attacks, which have their shares."""
         return {}

@@ -85,6 +85,11 @@ class ShareHolder:
         """The clients that it has a share of."""
         return frozenset(self._shares)
 
+    def share_of(self, client: int) -> Elements | None:
+        """This holder's share (p, dimension) of a client's vectors, if there is one. As secret as the machine."""
+        found = self._shares.get(client)
+        return None if found is None else found[1].copy()
+
     def accept(self, keys: bytes) -> None:
         """Take the keys of all holders of the epoch, once.
 
