@@ -4,7 +4,7 @@
     python loopback.py --tls               the same with TLS and authenticated SuperNodes
     python loopback.py --simulation        the same app on Flower's simulation engine (needs flwr[simulation])
     python loopback.py --set protection.sum=none --set protection.min_cohort=1    the same without secure aggregation
-    python loopback.py --set 'protection.gram=["ckks"]'    encrypted similarity; a fifth SuperNode is the key holder
+    python loopback.py --set 'protection.gram=["ckks"]'    encrypted similarity; a fifth SuperNode is the key holder (under shares: three)
 
 Everything is written into `--out` (default: runs/flower): keys, settings, logs, and `run/`, the run folder.
 """

@@ -177,7 +177,8 @@ def test_shares_are_values_of_a_polynomial_of_the_stated_degree_and_no_lower_one
         """The value at the last point of the polynomial of this degree through the first ones, zero among them."""
         weights = at_zero([(point - points[-1]) % PRIME for point in range(degree + 1)])
         columns = [found[point].astype(object) for point in range(degree + 1)]
-        return [int(one) % PRIME for one in sum(weight * column for weight, column in zip(weights, columns, strict=True))]
+        values = np.sum([weight * column for weight, column in zip(weights, columns, strict=True)], axis=0)
+        return [int(one) % PRIME for one in values]
 
     assert at_last(colluding) == found[points[-1]].tolist()
     assert not set(at_last(colluding - 1)) & set(found[points[-1]].tolist()), "t shares and the vector do not fix the others"
@@ -202,8 +203,8 @@ def test_t_shares_of_a_deposit_read_nothing_and_one_more_reads_all() -> None:
         guess = interpolated(made.terms, {one: held[one] for one in coalition})
         # 600 independent uniforms against a vector: |correlation| stays below 5 / √600 in all but one of 10^6 runs
         assert abs(np.corrcoef(guess.ravel(), rows.ravel())[0, 1]) < 5 / np.sqrt(600)
-    for coalition in ((0, 1, 2), (0, 3, 4)):
-        np.testing.assert_allclose(interpolated(made.terms, {one: held[one] for one in coalition}), rows, atol=2 / made.terms.scale)
+    for enough in ((0, 1, 2), (0, 3, 4)):
+        np.testing.assert_allclose(interpolated(made.terms, {one: held[one] for one in enough}), rows, atol=2 / made.terms.scale)
 
 
 def interpolated(terms: Terms, held: dict[int, Any]) -> Any:
