@@ -4,7 +4,8 @@
 mask too. Both leave serialisation out, on both sides (`CKKSVector.dot` is timed between objects as well, decryption included). Rows for
 N = 8192 without "ungrouped" are what `ckks_group = 0` gives: four pairs an output. Seconds are the processor's: both sides compute in one
 thread, and others on the machine do not count.
-`python -m benchmarks.ckks` prints the rows and the seconds of all pairs of 100 clients, serialisation and signatures included.
+`python -m benchmarks.ckks` prints the rows and the seconds of all pairs of 100 clients, serialisation and signatures included, and what the
+same costs each party where vectors are shared among holders (`protocols.shared_gram`), for 100 and 1000 clients.
 """
 
 import statistics
@@ -20,10 +21,11 @@ from cflpriv.protocols.ckks.client import packed
 from cflpriv.protocols.ckks.products import Products, grouped, mask, product, rerandomised
 from cflpriv.protocols.ckks.reference import naive_block, naive_context
 from cflpriv.protocols.entropy import system_entropy
+from cflpriv.protocols.shared_gram import LEAD, ShareHolder, Terms, deliveries, deposit, gathered
 
 from .pairs import pairs
 
-__all__ = ["COMPARISONS", "all_pairs"]
+__all__ = ["COMPARISONS", "all_pairs", "all_shared"]
 
 P, D, REPEATS = 3, 784, 9
 
@@ -181,6 +183,41 @@ def all_pairs(n: int = 100, workers: int = 2, ring: int = 8192, group: int = 1) 
     )
 
 
+def all_shared(n: int = 100, holders: int = 3, colluding: int = 1) -> str:
+    """The Gram matrix of n clients whose vectors are shared among holders, over real bytes: seconds by party, and the largest error."""
+    identities = [Identity.create(number) for number in range(n)]
+    parties = [Identity.create(0) for _ in range(holders)]
+    first, *others = [identity.public() for identity in parties]
+    roster = Roster(tuple(identity.public() for identity in identities), first, tuple(others))
+    terms = Terms(bytes(16), 0, roster.digest, n, holders, colluding, P, D)
+    machines = [ShareHolder(terms, identity, roster) for identity in parties]
+    keys = gathered(terms, tuple(machine.announcement for machine in machines), roster)
+    for machine in machines:
+        machine.accept(keys)
+    rows, marks = orthonormal(n), [time.process_time()]
+    uploads = [deposit(terms, keys, roster, identity, one) for identity, one in zip(identities, rows, strict=True)]
+    marks.append(time.process_time())
+    split = [deliveries(upload, terms, keys, roster)[1] for upload in uploads]
+    marks.append(time.process_time())
+    for parts in split:
+        for machine, part in zip(machines, parts, strict=True):
+            machine.deliver(part)
+    marks.append(time.process_time())
+    contributors = range(terms.contributors)
+    parts = [machines[number].contribute(range(n), n, contributors) for number in contributors[1:]]
+    marks.append(time.process_time())
+    found = machines[LEAD].opened(range(n), n, contributors, parts)
+    marks.append(time.process_time())
+    client, server, delivery, contribution, opening = np.diff(marks)
+    flat = np.concatenate(rows)
+    return (
+        f"n = {n}, p = {P}, d = {D}, {holders} holders of which {colluding} may collude: a client {client / n * 1e3:.1f} ms and "
+        f"{len(uploads[0]) / 1e3:.0f} kB, the server {server:.2f} s, a holder {delivery / holders:.2f} s for deliveries and "
+        f"{contribution / len(parts):.2f} s for its part of {len(parts[0]) / 1e6:.1f} MB, the first {opening:.2f} s; "
+        f"{n * len(uploads[0]) / holders / 1e6:.0f} MB to each holder; largest error {np.abs(found - flat @ flat.T).max():.1e}"
+    )
+
+
 TWO, ONE = PARAMETERS[8192], PARAMETERS[4096]
 COMPARISONS: dict[str, Callable[[], dict[str, Any]]] = {
     "ckks 8192 online": lambda: compared(TWO, group=4, masks=False, floor=300, stretch=546),
@@ -203,3 +240,5 @@ if __name__ == "__main__":
         print(f"{name:<36} {row['ratio']:8.1f} ({row['low']:.1f} to {row['high']:.1f})  {row['note']}", flush=True)
     for one, pairs in ((8192, 4), (4096, 1)):
         print(all_pairs(ring=one, group=pairs), flush=True)
+    for clients, several, together in ((100, 3, 1), (100, 5, 2), (1000, 3, 1)):
+        print(all_shared(clients, several, together), flush=True)

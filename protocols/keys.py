@@ -145,26 +145,35 @@ class Identity:
 class Roster:
     """The pinned Ed25519 public keys of all clients that may ever take part; client i is `keys[i]`. Distributed out of band.
 
-    `holder` is the key of a key holder apart from them (`ckks`), empty where there is none.
+    `holder` is the key of a key holder apart from them (`ckks`), empty where there is none. `others` are the keys of further holders
+    (`shared_gram`), of which `holder` is the first.
     """
 
     keys: tuple[bytes, ...]
     holder: bytes = b""
+    others: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(set(self.keys)) != len(self.keys) or self.holder in self.keys:
+        if len({*self.keys, *self.holders}) != len(self.keys) + len(self.holders):
             raise ValueError("roster: the same key appears twice")
-        if any(len(key) != 32 for key in (*self.keys, *([self.holder] if self.holder else []))):
+        if any(len(key) != 32 for key in (*self.keys, *self.holders)):
             raise ValueError("roster: expected keys of 32 bytes")
+
+    @property
+    def holders(self) -> tuple[bytes, ...]:
+        """The keys of all holders, in order."""
+        return (self.holder, *self.others) if self.holder or self.others else ()
 
     @property
     def digest(self) -> bytes:
         """32 bytes that name this roster."""
-        return _roster_digest(self.keys, self.holder)
+        return _roster_digest(self.keys, self.holder, self.others)
 
 
 @lru_cache(maxsize=8)
-def _roster_digest(keys: tuple[bytes, ...], holder: bytes) -> bytes:
+def _roster_digest(keys: tuple[bytes, ...], holder: bytes, others: tuple[bytes, ...]) -> bytes:
+    if others:
+        return sha256(frame("cflpriv roster v1 with holders", len(keys).to_bytes(8, "big"), *keys, holder, *others)).digest()
     if holder:
         return sha256(frame("cflpriv roster v1 with a key holder", holder, *keys)).digest()
     return sha256(frame("cflpriv roster v1", *keys)).digest()

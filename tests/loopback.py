@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from cflpriv.aggregation.key_holder import KeyHolderParty
+from cflpriv.aggregation.holders import party_for
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript
 from cflpriv.federation import messages as m
@@ -20,7 +20,7 @@ from cflpriv.types import Population
 
 ENTROPY = public_entropy("remote")
 HOLDER = -2
-"""The key holder, where there is one, among clients' numbers."""
+"""The key holder, where there is one, among clients' numbers; holder i of several is HOLDER − i."""
 
 
 class RawArray(m.Message, frozen=True):
@@ -37,24 +37,31 @@ class Loopback:
     def __init__(self, scene: Population, protection: Protection, stores: Callable[[int], Store] | None = None) -> None:
         self.data = {client.id: client for client in scene.clients}
         self.identities = {client: Identity.create(client, ENTROPY) for client in self.data}
-        self.holder = Identity.create(0, ENTROPY) if "ckks" in protection.gram else None
+        self.holder = Identity.create(0, ENTROPY) if protection.encrypted else None
+        self.others = {HOLDER - number: Identity.create(0, ENTROPY) for number in range(1, protection.holders)}
         keys = tuple(self.identities[client].public() for client in sorted(self.data))
-        self.roster = Roster(keys, b"" if self.holder is None else self.holder.public())
+        others = tuple(one.public() for one in self.others.values())
+        self.roster = Roster(keys, b"" if self.holder is None else self.holder.public(), others)
         self.protection = protection
         self.privacy = Privacy()
         self.entropy: Callable[[int], Entropy] = lambda client: ENTROPY
         self.stores = {client: stores(client) if stores else MemoryStore() for client in self.data}
-        self.stores[HOLDER] = stores(HOLDER) if stores else MemoryStore()
+        self.stores |= {place: stores(place) if stores else MemoryStore() for place in (HOLDER, *self.others)}
         self.dead: set[int] = set()
         self.kill_at: dict[str, set[int]] = {}
         self.stages: list[str] = []
         self.tamper: Callable[[int, str, bytes], bytes] = lambda client, stage, data: data
 
+    @property
+    def holders(self) -> dict[int, Identity]:
+        """The key holder, or all holders, by their numbers here."""
+        return {} if self.holder is None else {HOLDER: self.holder, **self.others}
+
     def settings(self, client: int) -> Settings:
         return Settings(self.identities[client], self.protection, self.roster, self.privacy)
 
     def places(self) -> Sequence[int]:
-        parties = [*self.data, *([] if self.holder is None else [HOLDER])]
+        parties = [*self.data, *self.holders]
         return [1000 + party for party in parties if party not in self.dead]
 
     def exchange(self, requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
@@ -63,10 +70,10 @@ class Loopback:
         answers = {}
         for place, data in requests.items():
             client = place - 1000
-            if client == HOLDER and client not in self.dead:
-                assert self.holder is not None
-                settings = Settings(self.holder, self.protection, self.roster, role="key-holder")
-                answers[place] = self.tamper(client, stage, KeyHolderParty(settings, self.stores[HOLDER], ENTROPY).receive(data))
+            if client in self.holders and client not in self.dead:
+                settings = Settings(self.holders[client], self.protection, self.roster, role="key-holder")
+                party = party_for(self.protection)(settings, self.stores[client], ENTROPY)
+                answers[place] = self.tamper(client, stage, party.receive(data))
             elif client not in self.dead:
                 mine = partial(self.data.__getitem__, client)
                 remote = FederationClient(self.settings(client), mine, self.stores[client], self.entropy(client))

@@ -310,7 +310,7 @@ def test_every_protection_has_two_halves_in_one_file() -> None:
 
 
 def test_every_request_is_made_by_the_server_and_answered_by_one_party() -> None:
-    """Each request type is built in server code (or in the server half of a protection) and handled by the client or the key holder."""
+    """Each request type is built in server code (or in the server half of a protection) and handled by the client or a holder."""
     from typing import get_args
 
     from cflpriv.federation import messages as m
@@ -320,7 +320,8 @@ def test_every_request_is_made_by_the_server_and_answered_by_one_party() -> None
     for kind in get_args(m.Ask):
         assert any(f"m.{kind.__name__}(" in text for name, text in texts.items() if name != "messages.py"), f"nobody asks {kind.__name__}"
         forms = (f"case m.{kind.__name__}()", f"isinstance(ask, m.{kind.__name__})")
-        assert any(form in texts[name] for form in forms for name in ("client.py", "key_holder.py")), f"nobody answers {kind.__name__}"
+        parties = ("client.py", "holder_party.py", "key_holder.py", "share_holders.py")
+        assert any(form in texts[name] for form in forms for name in parties), f"nobody answers {kind.__name__}"
 
 
 # --- what a command waits for before it does anything ---------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ configuration covers an active server at all.
 """
 
 from ...plugins import Registry
-from . import cohorts, dealings, epochs, key_holder, operations, releases, second_sum, survivors, unequal
+from . import cohorts, dealings, epochs, key_holder, operations, releases, second_sum, shared_vectors, survivors, unequal
 from .outcome import ActiveAttack
 
 __all__ = ["ACTIVE_ATTACKS", "ActiveAttack"]
@@ -63,6 +63,8 @@ for _name, _attack in {
     "swapped_holder": key_holder.SWAPPED_HOLDER,
     "other_function": key_holder.OTHER_FUNCTION,
     "repeated_step": key_holder.REPEATED_STEP,
+    "holder_coalitions": shared_vectors.HOLDER_COALITIONS,
+    "swapped_shares": shared_vectors.SWAPPED_SHARES,
     "repeated_release": releases.REPEATED_RELEASE,
 }.items():
     ACTIVE_ATTACKS.add(_name, _attack)

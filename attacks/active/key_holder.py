@@ -30,7 +30,7 @@ from .liar import HOLDER
 from .outcome import ActiveAttack, Figure, Guess
 from .scene import Play
 
-__all__ = ["OTHER_FUNCTION", "REPEATED_STEP", "SWAPPED_HOLDER"]
+__all__ = ["OTHER_FUNCTION", "REPEATED_STEP", "SWAPPED_HOLDER", "encrypted_comparisons"]
 
 RIGHT_ANGLE = 90.0
 
@@ -146,6 +146,10 @@ def encrypted_comparisons(config: Config) -> str:
     return ""
 
 
+def _with_a_key(config: Config) -> str:
+    return encrypted_comparisons(config) or ("holders have shares, none has a key" if config.protection.comparison.shared else "")
+
+
 def _labels(config: Config) -> str:
     return encrypted_comparisons(config) or (
         "" if config.protection.ckks_release == "labels" else "the server is shown similarities by this release"
@@ -154,7 +158,7 @@ def _labels(config: Config) -> str:
 
 SWAPPED_HOLDER = ActiveAttack(
     "a key of the server's own in place of the key holder's", "ckks: clients check whose key they encrypt under",
-    swapped_holder, encrypted_comparisons, claimed=lambda config: True, accomplices=False,
+    swapped_holder, _with_a_key, claimed=lambda config: True, accomplices=False,
 )  # fmt: skip
 OTHER_FUNCTION = ActiveAttack(
     "similarities from thresholds of the server's choice, run by the key holder",
@@ -164,5 +168,5 @@ OTHER_FUNCTION = ActiveAttack(
 REPEATED_STEP = ActiveAttack(
     "a step of the key holder asked for twice",
     "key_holder: an epoch answers each step once, at most as many steps as the roster has clients",
-    repeated_step, encrypted_comparisons, claimed=lambda config: True, accomplices=False,
+    repeated_step, _with_a_key, claimed=lambda config: True, accomplices=False,
 )  # fmt: skip

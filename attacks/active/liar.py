@@ -56,12 +56,13 @@ def honest_answer(client: int, ask: m.Ask, answer: m.Answer, stage: str) -> m.An
 class Liar:
     """A transport that changes requests by `say` and answers by `hear`.
 
-    `puppets` answer in place of the clients of their numbers, who only enrol. `refused` are the refusals of all other clients,
+    `puppets` answer in place of the clients and holders of their numbers, who only enrol. `holders`: their keys on the
+    roster. `refused` are the refusals of all other clients,
     `exchanges` all requests and answers in order.
     """
 
-    def __init__(self, transport: Transport, puppets: Mapping[int, Puppet]) -> None:
-        self._transport, self.puppets = transport, dict(puppets)
+    def __init__(self, transport: Transport, puppets: Mapping[int, Puppet], holders: Sequence[bytes] = ()) -> None:
+        self._transport, self.puppets, self._holders = transport, dict(puppets), list(holders)
         self.say: Say = honest_ask
         self.hear: Hear = honest_answer
         self.refused: list[Refusal] = []
@@ -100,7 +101,7 @@ class Liar:
         answers = dict(self._transport.exchange(remote, stage)) if remote else {}
         for place, answer in answers.items():
             if isinstance(answer, m.Enrolled):
-                self._client_at[place] = HOLDER if answer.role == "key-holder" else answer.client
+                self._client_at[place] = self._holder_number(answer.signing_key) if answer.role == "key-holder" else answer.client
         for place, ask in sent.items():
             if self._is_puppet(place):
                 answers[place] = m.decode_answer(self.puppets[self._client_at[place]].receive(m.encode(ask)))
@@ -111,9 +112,12 @@ class Liar:
                 self.refused.append(Refusal(client, stage.name, answer.code))
         return answers
 
+    def _holder_number(self, key: bytes) -> int:
+        return HOLDER - (self._holders.index(key) if key in self._holders else 0)
+
     def _is_puppet(self, place: int) -> bool:
         return self._client_at.get(place) in self.puppets
 
 
 HOLDER = -2
-"""The key holder's number, which no client has."""
+"""The key holder's number, which no client has; holder i of several has HOLDER − i."""

@@ -1,13 +1,13 @@
 """The setting of an active attack: freshly started clients, the deviating server, and the ground truth that only the scorer sees."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
-from ...aggregation.key_holder import KeyHolderParty
+from ...aggregation.holders import party_for
 from ...contract.handles import GroupMean, Held
 from ...contract.protection import Protection
 from ...engine import Engine, Streams, Task, TaskInput
@@ -53,12 +53,13 @@ Value = Literal["update", "whole_batch_update", "signature"]
 class Clients:
     """Clients that were just started, or joined a session that is new to them: a line to them, and their pinned roster.
 
-    `identities` are those of clients that may be made accomplices: the server has their secrets.
+    `identities` are those of clients that may be made accomplices: the server has their secrets. `holders`: those of holders, by number.
     """
 
     transport: Transport
     roster: Roster
     identities: Mapping[int, Identity]
+    holders: Mapping[int, Identity] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,16 +128,18 @@ def in_memory(config: Config, population: Population) -> Clients:
     """Clients in this process with new identities and stores, system entropy, the strict release policy, and the settings of `config`."""
     protection, clients = config.protection, population.clients
     identities = {one.id: Identity.create(one.id) for one in clients}
-    holder = Identity.create(0) if protection.encrypted else None
-    roster = Roster(tuple(identities[one.id].public() for one in clients), b"" if holder is None else holder.public())
+    holders = {number: Identity.create(0) for number in range(protection.holders)}
+    first, *others = [one.public() for one in holders.values()] or [b""]
+    roster = Roster(tuple(identities[one.id].public() for one in clients), first, tuple(others))
     parties: dict[int, Party] = {
         one.id: FederationClient(Settings(identities[one.id], protection, roster, config.privacy), _same(one), ObjectStore())
         for one in clients
     }  # fmt: skip
-    if holder is not None:
-        parties[HOLDER_PLACE] = KeyHolderParty(Settings(holder, protection, roster, role="key-holder"), ObjectStore())
+    for number, holder in holders.items():
+        settings = Settings(holder, protection, roster, role="key-holder")
+        parties[HOLDER_PLACE - number] = party_for(protection)(settings, ObjectStore())
     memory = MemoryTransport(ClientHost(parties), on_error="refuse", online=set(parties))
-    return Clients(memory if config.run.transport == "memory" else BytesTransport(memory), roster, identities)
+    return Clients(memory if config.run.transport == "memory" else BytesTransport(memory), roster, identities, holders)
 
 
 def _same(one: ClientData) -> Callable[[], ClientData]:
@@ -148,7 +151,7 @@ class _Claimed:
     """A roster that goes by the digest of another: for a server and puppets that nobody can keep from using it."""
 
     keys: tuple[bytes, ...]
-    holder: bytes
+    holders: tuple[bytes, ...]
     digest: bytes
 
 
@@ -192,14 +195,15 @@ class Play:
             identities = {one: Identity.create(one) for one in everyone if one != self.victim}
             people = {one: _made_up(scene.data(self.victim), one) for one in identities}
             keys = tuple(identities[one].public() if one in identities else met.roster.keys[one] for one in everyone)
-            roster = _Claimed(keys, met.roster.holder, met.roster.digest)
+            roster = _Claimed(keys, met.roster.holders, met.roster.digest)
         self.stores = {one: MemoryStore() for one in identities}
         puppets = {
             one: FederationClient(Settings(identity, protection, roster, scene.config.privacy), _same(people[one]), self.stores[one])
             for one, identity in identities.items()
         }  # fmt: skip
         self.identities, self.puppets, self.roster = identities, puppets, met.roster
-        self.liar = Liar(met.transport, puppets)
+        self.holders = met.holders
+        self.liar = Liar(met.transport, puppets, met.roster.holders)
         self.ledger: Ledger | None = None
         pinned = protection.secure or protection.transformed or protection.encrypted
         self.fed = FederationServer(

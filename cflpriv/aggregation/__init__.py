@@ -5,6 +5,8 @@
     secagg        secure aggregation, one sum a group
     oblivious     secure aggregation over blocks: who is in which group stays with the clients
     ckks          encrypted inner products; `key_holder`: the third party that decrypts
+    shares        inner products of shared vectors; `share_holders`: several parties of which no minority reads anything
+    holder_party  what the parties of both have in common
     vectors, encrypted_epochs      clustering epochs of vectors (for `clear` and `transformed`) and of ciphertexts
     secure_sums, summed_once       the server's runs of secure sums, and the client's record of them
     buckets       random buckets of the groups of a sum; `robust`: the rules that combine their means
@@ -54,6 +56,11 @@ for _of, _name, _module, _reveals, _properties in (
     (
         "gram", "ckks", "ckks", "encrypted inner products: a key holder apart sees the Gram matrix, the server what `ckks_release` says",
         {"encrypted": True},
+    ),
+    (
+        "gram", "shares", "shares",
+        "vectors shared among several holders, of which no minority learns one: the first sees the Gram matrix, the server labels",
+        {"encrypted": True, "shared": True},
     ),
     ("sum", "none", "clear", "the server sees every update", {"hides": False, "robust": True}),
     (

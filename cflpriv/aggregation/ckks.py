@@ -11,7 +11,7 @@ Active attacks (`attacks.active`): whose key: `swapped_holder`; what the key hol
 Source: `protocols.ckks`.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import ceil
 from typing import Any, Literal
@@ -32,10 +32,8 @@ from ..federation.transforms import sketched
 from ..protocols import ckks
 from ..protocols.ckks import Identity
 from ..protocols.errors import LocalError, MalformedMessage, RemoteError
-from ..types import Array
 from .ckks_settings import BATCH, CkksSettings, workload
-from .encrypted_epochs import EncryptedEpoch, EncryptedStep, Unanswered, concluded, released
-from .vectors import check_new
+from .encrypted_epochs import EncryptedEpoch, EncryptedStep, Unanswered, concluded, epoch_for, payloads, released, upload_of
 
 __all__ = ["ClientComparison", "ServerComparison"]
 
@@ -136,7 +134,7 @@ class ServerComparison:
         any other step (`replay`) once it has ended this one. Raises `EpochEnded` for an epoch of an earlier process.
         """
         code = b"" if self._settings.release == "gram" else then_to_bytes(then)
-        epoch = self._epoch(held, clients, against, shape)
+        epoch = epoch_for(self.epochs, held, clients, against, shape)
         session = self._begun(epoch, record)
         if not self._registry.holder:
             raise KeyHolderLost("ckks decrypt" if clients else "ckks finish")
@@ -165,19 +163,6 @@ class ServerComparison:
         return concluded(step, seen, answer)
 
     # --- epochs
-
-    def _epoch(self, held: Held, clients: Sequence[int], against: Held | None, shape: tuple[int, ...]) -> Epoch[EncryptedEpoch]:
-        """The epoch to extend, or a new one. A first step that is taken again gets another number and other keys."""
-        epoch = None if against is None else self.epochs.of(against)
-        check_new(clients, epoch)
-        if clients and len(shape) not in (1, 2):
-            raise InputError(f"gram: {held.part} has shape {shape or 'that differs from client to client'}; pad to one public shape")
-        rows = (1, *shape)[-2:]
-        if epoch is None:
-            return self.epochs.open((rows[0], rows[1]))
-        if clients and rows != epoch.shape:
-            raise InputError(f"gram: {held.part} has different shapes {sorted({rows, epoch.shape})}; pad to one public shape")
-        return epoch
 
     def _begun(self, epoch: Epoch[EncryptedEpoch], record: Recorder) -> EncryptedEpoch:
         """The epoch's session; a new epoch gets keys and a machine first."""
@@ -209,7 +194,7 @@ class ServerComparison:
     def _ask(self, ask: m.Keys | m.Finish, stage: str, record: Recorder) -> m.Answer:
         """Ask the key holder. The request is on record before it can answer, or fail to."""
         if self._registry.holder:
-            payload = _payloads([m.encode(ask)])[0]
+            payload = payloads([m.encode(ask)])[0]
             record(stage, "server", "key-holder", (), payload, readers=("server", "key-holder"), context={"epoch": ask.epoch})
         try:
             return self._registry.ask_holder(ask, stage)
@@ -223,7 +208,7 @@ class ServerComparison:
 
     def _refused(self, answer: m.Answer, stage: str, code: str, epoch: int, record: Recorder) -> KeyHolderLost:
         """The error for an answer of the key holder that does not fit. The answer is on record."""
-        payload, context = _payloads([m.encode(answer)])[0], {"epoch": epoch, "stage": stage}
+        payload, context = payloads([m.encode(answer)])[0], {"epoch": epoch, "stage": stage}
         record("refused answer", "key-holder", "server", (), payload, readers=("key-holder", "server"), context=context)
         self._registry.refusals.append((KEY_HOLDER, stage, code))
         return KeyHolderLost(stage, code)
@@ -261,12 +246,12 @@ class ServerComparison:
         try:
             with machine.ahead(len(clients)):
                 answers = self._registry.ask(dict.fromkeys(clients, give), "gram")
-            came = {client: _bytes_of(answer) for client, answer in sorted(answers.items())}
+            came = {client: upload_of(answer) for client, answer in sorted(answers.items())}
         finally:
             context = {"epoch": epoch.number}
             if came:
-                record(step.held.part, "clients", "server", list(came), _payloads(came.values()), readers=("server",), context=context)
-            payload = _payloads([session.announcement])[0]
+                record(step.held.part, "clients", "server", list(came), payloads(came.values()), readers=("server",), context=context)
+            payload = payloads([session.announcement])[0]
             record("ckks key", "key-holder", "clients", clients, payload, readers=("key-holder", "server", "clients"), context=context)
         uploads = {}
         for client, upload in came.items():
@@ -291,10 +276,10 @@ class ServerComparison:
         machine = session.machine
         context, readers = {"epoch": number}, ("server", "key-holder")
         enrolments = tuple(machine.receive(upload) for upload in uploads.values())
-        record("ckks enrolment", "server", "key-holder", clients, _payloads(enrolments), readers=readers, context=context)
+        record("ckks enrolment", "server", "key-holder", clients, payloads(enrolments), readers=readers, context=context)
         for index, batch in enumerate(self._batches(session, clients)):
             parties = [clients[0]] * len(batch)  # the requests themselves name their pairs
-            record("ckks request", "server", "key-holder", parties, _payloads(batch), readers=readers, context=context)
+            record("ckks request", "server", "key-holder", parties, payloads(batch), readers=readers, context=context)
             ask = m.Decrypt(self._session, number, session.steps, index == 0, enrolments if index == 0 else (), tuple(batch))
             answer = self._registry.ask_holder(ask, "ckks decrypt")
             if not isinstance(answer, m.Done):
@@ -325,15 +310,3 @@ class ServerComparison:
         finally:
             if workers is not None:
                 workers.close()
-
-
-def _bytes_of(answer: m.Answer) -> bytes:
-    """The bytes of an upload. Any other answer is encoded as a whole, which is no valid upload."""
-    if isinstance(answer, m.Given) and [(one.name, one.value.dtype.str) for one in answer.values] == [("bytes", "|u1")]:
-        with suppress(MalformedMessage):
-            return answer.values[0].value.tobytes()
-    return m.encode(answer)
-
-
-def _payloads(messages: Iterable[bytes]) -> list[dict[str, Array]]:
-    return [{"bytes": np.frombuffer(one, dtype=np.uint8)} for one in messages]

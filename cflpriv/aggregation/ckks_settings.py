@@ -13,7 +13,7 @@ from ..protocols import ckks
 from ..protocols.ckks import LocalError, Packing, Parameters, Roster, Setup
 from ..protocols.ckks.products import Job, Products
 
-__all__ = ["BATCH", "DISTANCES", "CkksSettings", "workload"]
+__all__ = ["BATCH", "DISTANCES", "CkksSettings", "sketched_shape", "workload"]
 
 BATCH = 64
 """The number of requests in one message to the key holder."""
@@ -60,10 +60,8 @@ class CkksSettings:
 
     def packing(self, p: int, dimension: int) -> Packing:
         """How clients' rows (p, dimension), sketched if they are long, are packed. Raises `LocalError` "too-long"."""
-        parameters, bound = self.parameters(), self.bound
-        if self.sketch_dim is not None and dimension > self.sketch_dim:
-            dimension = self.sketch_dim
-            bound *= sqrt(1 + 8 * sqrt(2 / dimension))  # a sketch can be longer than its vector: eight std of its squared norm
+        parameters = self.parameters()
+        dimension, bound = sketched_shape(self.sketch_dim, dimension, self.bound)
         together = self.group or (4 if parameters.ring >= _LARGE_RING else 1)
         try:
             return ckks.plan(parameters, p, dimension, bound, together)
@@ -80,6 +78,13 @@ class CkksSettings:
             session, epoch, roster.digest, len(roster.keys), p, packing.dimension, parameters.ring, parameters.bits, parameters.mode,
             self.release, packing.bound, self.group or packing.group,
         )  # fmt: skip
+
+
+def sketched_shape(sketch_dim: int | None, dimension: int, bound: float) -> tuple[int, float]:
+    """The dimension and the bound of vectors after the stage "sketch", if there is one."""
+    if sketch_dim is None or dimension <= sketch_dim:
+        return dimension, bound
+    return sketch_dim, bound * sqrt(1 + 8 * sqrt(2 / sketch_dim))  # a sketch can be longer than its vector: eight std of its squared norm
 
 
 def workload(products: Products, jobs: Sequence[Job], most: int) -> tuple[int, float]:

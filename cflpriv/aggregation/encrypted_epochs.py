@@ -1,8 +1,9 @@
 """Clustering epochs of encrypted vectors at the server, and what the key holder releases of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -10,15 +11,51 @@ from ..clustering.similarity import Gram
 from ..contract.calls import Recorder
 from ..contract.handles import Held, Released
 from ..contract.operations import GramView, Then
+from ..errors import InputError
 from ..federation import messages as m
-from ..federation.epochs import Epoch
+from ..federation.epochs import Epoch, Epochs
 from ..federation.function_encoding import check_small, fits
 from ..protocols import ckks
 from ..protocols.errors import MalformedMessage
 from ..types import Array, check_array
 from .ckks_settings import DISTANCES
+from .vectors import check_new
 
-__all__ = ["EncryptedEpoch", "EncryptedStep", "Unanswered", "concluded", "released"]
+__all__ = ["EncryptedEpoch", "EncryptedStep", "Unanswered", "concluded", "epoch_for", "payloads", "released", "upload_of"]
+
+Session = TypeVar("Session")
+
+
+def epoch_for(
+    epochs: Epochs[Session], held: Held, clients: Sequence[int], against: Held | None, shape: tuple[int, ...]
+) -> Epoch[Session]:  # fmt: skip
+    """The epoch to extend by `clients`' vectors, of public `shape`, or a new one. Raises `InputError` for ones that do not fit.
+
+    A first step that is taken again gets another number and other keys.
+    """
+    epoch = None if against is None else epochs.of(against)
+    check_new(clients, epoch)
+    if clients and len(shape) not in (1, 2):
+        raise InputError(f"gram: {held.part} has shape {shape or 'that differs from client to client'}; pad to one public shape")
+    rows = (1, *shape)[-2:]
+    if epoch is None:
+        return epochs.open((rows[0], rows[1]))
+    if clients and rows != epoch.shape:
+        raise InputError(f"gram: {held.part} has different shapes {sorted({rows, epoch.shape})}; pad to one public shape")
+    return epoch
+
+
+def upload_of(answer: m.Answer) -> bytes:
+    """The bytes of an upload. Any other answer is encoded as a whole, which is no valid upload."""
+    if isinstance(answer, m.Given) and [(one.name, one.value.dtype.str) for one in answer.values] == [("bytes", "|u1")]:
+        with suppress(MalformedMessage):
+            return answer.values[0].value.tobytes()
+    return m.encode(answer)
+
+
+def payloads(messages: Iterable[bytes]) -> list[dict[str, Array]]:
+    """Messages as a record keeps them."""
+    return [{"bytes": np.frombuffer(one, dtype=np.uint8)} for one in messages]
 
 
 @dataclass(frozen=True)
@@ -73,7 +110,7 @@ class EncryptedStep:
     number: int
     clients: Sequence[int]
     then: Then
-    epoch: Epoch[EncryptedEpoch]
+    epoch: Epoch[Any]
     record: Recorder
 
     @property

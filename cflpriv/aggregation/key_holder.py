@@ -1,41 +1,25 @@
-"""The key holder of encrypted comparisons, a separate party: bytes in, bytes out, no data, state in its own store.
+"""The key holder of encrypted comparisons, a separate party (`holder_party`).
 
 A step of an epoch is one `gram` of the federation. Enrolments and requests arrive in batches and are kept beside the epoch until `Finish`
 adds them to it and releases the result, once. The same `Finish` again, after its answer was lost, gets the same answer. An interrupted step
 starts anew; nothing of it was released.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from msgspec import structs
 
 from ..clustering.similarity import Gram
-from ..contract.operations import GramView, Then
 from ..federation import messages as m
-from ..federation.enrolment import enrolled, new_session
-from ..federation.function_encoding import check_small, then_from_bytes
-from ..federation.handler import Handler, answered, driven
-from ..federation.settings import Settings
-from ..federation.store import Store
-from ..federation.values import Exchange
 from ..protocols import ckks, codec
 from ..protocols.ckks import KeyHolder
-from ..protocols.entropy import Entropy, system_entropy
-from ..protocols.errors import MalformedMessage, RemoteError
-from ..protocols.keys import Roster
+from ..protocols.errors import RemoteError
 from .ckks_settings import DISTANCES, CkksSettings
+from .holder_party import HolderParty, HolderStep, named, replayed, then_of
 
 __all__ = ["KeyHolderParty"]
-
-
-class _Step(m.Message, frozen=True):
-    """The new clients of one step, in order, and the function that was run (empty under release "gram")."""
-
-    clients: tuple[int, ...]
-    then: bytes
 
 
 class _Stored(m.Message, frozen=True):
@@ -45,7 +29,7 @@ class _Stored(m.Message, frozen=True):
     dimension: int
     server: bytes
     machine: bytes = b""
-    steps: tuple[_Step, ...] = ()
+    steps: tuple[HolderStep, ...] = ()
     asked: bytes = b""
     answer: bytes = b""
 
@@ -61,7 +45,7 @@ class _Epoch:
         return m.encode(structs.replace(self.stored, machine=self.machine.to_bytes()))
 
 
-class KeyHolderParty:
+class KeyHolderParty(HolderParty):
     """Makes an epoch's keys, decrypts inner products, runs functions of a fixed list on them, and releases what its own settings allow.
 
     Guarantee: that of `protocols.ckks.KeyHolder`. This party's own protection decides what is released, in which ring and with which noise.
@@ -70,19 +54,6 @@ class KeyHolderParty:
     algorithm's (such as a threshold of its choice), gets the labels of that: CKKS is for servers that follow the protocol.
     Active attacks (`attacks.active`): each step once: `repeated_step`; a threshold of the server's choice: `other_function`.
     """
-
-    def __init__(self, settings: Settings, store: Store, entropy: Entropy = system_entropy) -> None:
-        self._settings, self._store, self._entropy = settings, store, entropy
-
-    def receive(self, data: bytes) -> bytes:
-        """The answer to a request, whatever its bytes. Requests that use one store are handled one after the other."""
-        return answered("key holder", lambda ask: driven(self.handle(ask, Exchange())), data)
-
-    def handle(self, ask: m.Ask, exchange: Exchange) -> Handler:
-        """Handle a request. Raises an error for a refusal."""
-        with self._store.alone():
-            yield from ()  # it needs no work of others
-            return self._answer(ask)
 
     def secrets(self) -> dict[str, str]:
         """The secret keys of open epochs as hexadecimal digits. For audits of simulated runs."""
@@ -93,11 +64,7 @@ class KeyHolderParty:
                 found[f"ckks_secret_key_{epoch}"] = self._kept(name, session, int(epoch)).machine.secret_key().hex()
         return found
 
-    def _answer(self, ask: m.Ask) -> m.Answer:
-        if isinstance(ask, m.Enrol):
-            return self._enrol(ask)
-        if self._store.get("session") != ask.session:
-            raise RemoteError("wrong-session")
+    def _of_epoch(self, ask: m.Ask) -> m.Answer:
         match ask:
             case m.Keys():
                 return self._keys(ask)
@@ -105,28 +72,13 @@ class KeyHolderParty:
                 return self._decrypt(ask)
             case m.Finish():
                 return self._finish(ask)
-            case m.Drop():
-                return self._drop(ask.live)
             case _:  # it has no data
                 raise RemoteError("forbidden")
-
-    def _roster(self) -> Roster:
-        roster = self._settings.roster
-        if roster is None or roster.holder != self._settings.identity.public():
-            raise RemoteError("not-on-roster")
-        return roster
-
-    def _enrol(self, ask: m.Enrol) -> m.Enrolled:
-        if ask.version != m.VERSION:
-            raise RemoteError("version")
-        self._roster()
-        new_session(self._store, ask.session)
-        return enrolled(self._settings.identity, ask, "key-holder")
 
     # --- epochs
 
     def _keys(self, ask: m.Keys) -> m.Stepped:
-        if not self._settings.protection.encrypted:
+        if not self._settings.protection.encrypted or self._settings.protection.comparison.shared:
             raise RemoteError("forbidden")
         self._drop(ask.live)
         if self._store.get(f"epoch/{ask.epoch}") is not None:
@@ -137,17 +89,6 @@ class KeyHolderParty:
         machine = KeyHolder(setup, self._settings.identity, ask.server, self._roster(), entropy=self._entropy)
         self._store.keep(f"epoch/{ask.epoch}", _Epoch(_Stored(ask.p, ask.dimension, ask.server), machine), _Epoch.to_bytes)
         return m.Stepped(machine.announcement)
-
-    def _drop(self, live: Sequence[int]) -> m.Done:
-        kept = {str(epoch) for epoch in live}
-        self._drop_epochs(lambda epoch: epoch not in kept)
-        return m.Done()
-
-    def _drop_epochs(self, gone: Callable[[str], bool]) -> None:
-        for name in self._store.names():
-            kind, _, epoch = name.partition("/")
-            if kind in ("epoch", "pending") and gone(epoch):
-                self._store.drop(name)
 
     def _setup(self, session: bytes, epoch: int, p: int, dimension: int) -> ckks.Setup:
         return CkksSettings.of(self._settings.protection).setup(session, epoch, self._roster(), p, dimension)
@@ -197,8 +138,8 @@ class KeyHolderParty:
         if len(earlier_steps) >= machine.setup.most_clients:
             raise RemoteError("over-cap")
         if machine.setup.release != "gram":
-            _then(ask.then)
-        steps = (*earlier_steps, _Step(ask.clients, ask.then))
+            then_of(ask.then)
+        steps = (*earlier_steps, HolderStep(ask.clients, ask.then))
         try:
             released = self._released(machine, steps)
         except Exception:  # the failure reveals something of the Gram matrix, so it ends the epoch
@@ -209,43 +150,24 @@ class KeyHolderParty:
         self._store.drop(f"pending/{ask.epoch}")
         return released
 
-    def _released(self, machine: KeyHolder, steps: Sequence[_Step]) -> m.Released:
+    def _released(self, machine: KeyHolder, steps: Sequence[HolderStep]) -> m.Released:
         if machine.setup.release == "gram":
             fresh = set(steps[-1].clients)
             shown = [(pair, block) for pair, block in machine.blocks.items() if fresh & set(pair)]
             return m.Released((), (), tuple((left, right, block) for (left, right), block in shown))
         result, evidence = self._replayed(machine, steps)
         if machine.setup.release == "labels" or not all(name in evidence for name in DISTANCES):
-            return m.Released(_named(result), (), ())
-        return m.Released(_named(result), _named({name: evidence[name] for name in DISTANCES}), ())
+            return m.Released(named(result), (), ())
+        return m.Released(named(result), named({name: evidence[name] for name in DISTANCES}), ())
 
-    def _replayed(self, machine: KeyHolder, steps: Sequence[_Step]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """The last step's result and evidence. All functions run again, which restores their memory, because they are pure."""
+    def _replayed(self, machine: KeyHolder, steps: Sequence[HolderStep]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """The last step's result and evidence."""
         setup, most = machine.setup, self._settings.protection.landmarks
         landmarks = ckks.landmarks_of(setup, steps[0].clients, most) if most else ()
         error = max(ckks.error_std(setup.parameters, setup.packing, setup.group), machine.std)
-        order: list[int] = []
-        memory: dict[str, Any] = {}
-        result: Mapping[str, Any] = {}
-        evidence: Mapping[str, Any] = {}
-        for step in steps:
-            order += step.clients
+
+        def gram_of(order: list[int]) -> Gram:
             matrix = ckks.gram_matrix(order, machine.blocks, landmarks, error)
-            gram = Gram.of_matrix(order, matrix, setup.p, ckks.gram_error(setup, matrix, machine.std))
-            result, evidence = _then(step.then)(GramView(gram, step.clients, memory))
-        try:
-            check_small(result, len(order))
-        except TypeError:
-            raise RemoteError("forbidden") from None
-        return result, evidence
+            return Gram.of_matrix(order, matrix, setup.p, ckks.gram_error(setup, matrix, machine.std))
 
-
-def _then(data: bytes) -> Then:
-    try:
-        return then_from_bytes(data)
-    except MalformedMessage:
-        raise RemoteError("unknown-task") from None
-
-
-def _named(values: Mapping[str, Any]) -> tuple[m.Named, ...]:
-    return tuple(m.Named(name, np.asarray(value)) for name, value in values.items())
+        return replayed(steps, gram_of)

@@ -14,6 +14,7 @@ from ..keys import Key
 from ..plugins import Registry
 
 SKETCH_SMALLEST = 8
+MOST_HOLDERS = 16
 FEWEST_BUCKETS = 3
 """With two buckets a rule cannot decide which is bad."""
 
@@ -29,8 +30,8 @@ class ProtectionSpec:
     `reveals`: one line for `cflpriv list`. `server` makes its server half of `federation.protections.ServerParts`, `client` its client half
     of `ClientParts`; both are called on first use. `hides`: single values do not leave clients readable. `transformed`: it
     needs the secret that clients share. `secure`: sums bind to what their members were sent, and no single value leaves. `oblivious`: who
-    is in which group stays with the clients. `encrypted`: it needs a key holder. `robust`: its sums may be over buckets (`ServerParts` with
-    `protection.robust` make a half that deals them).
+    is in which group stays with the clients. `encrypted`: it needs a key holder; `shared`: or several holders, each with a share. `robust`:
+    its sums may be over buckets (`ServerParts` with `protection.robust` make a half that deals them).
     """
 
     of: Literal["sum", "gram"]
@@ -43,6 +44,7 @@ class ProtectionSpec:
     secure: bool = False
     oblivious: bool = False
     encrypted: bool = False
+    shared: bool = False
     robust: bool = False
 
 
@@ -150,6 +152,14 @@ class Protection:
     ] = 0
     ckks_workers: Annotated[int, Key("Processes for encrypted products; 0: one per core where that pays.", "[0, inf)", "processes")] = 0
     landmarks: Annotated[int, Key("Under `ckks`, compare clients with so many of them only; 0: all pairs.", "[0, inf)", "clients")] = 0
+    share_holders: Annotated[
+        int, Key("Under `shares`, parties that hold a share of each compared vector; the first on the roster leads.", "[3, 16]", "holders")
+    ] = 3
+    share_colluding: Annotated[
+        int,
+        Key("Of so many of them together, and the server, none learns a vector; twice as many and one must answer.", "[1, 7]", "holders"),
+    ] = 1
+    share_bound: Annotated[float, Key("Public bound on the norm of a vector that is compared under `shares`.", "[2^-20, 2^20]")] = 1.0
 
     def __post_init__(self) -> None:
         for stage in self.gram:
@@ -177,8 +187,16 @@ class Protection:
         self._check_robust()
         if not (self.secagg_clip > 0 and np.isfinite(self.secagg_clip)):
             raise InputError(f"protection.secagg_clip: {self.secagg_clip} is not a finite number above 0")
-        if not 2**-20 <= self.ckks_bound <= 2**20:
-            raise InputError(f"protection.ckks_bound: {self.ckks_bound} is not between 2^-20 and 2^20")
+        for key, bound in (("ckks_bound", self.ckks_bound), ("share_bound", self.share_bound)):
+            if not 2**-20 <= bound <= 2**20:
+                raise InputError(f"protection.{key}: {bound} is not between 2^-20 and 2^20")
+        if self.share_colluding < 1:
+            raise InputError(f"protection.share_colluding: {self.share_colluding} is below 1; one holder alone would read everything")
+        if not 2 * self.share_colluding + 1 <= self.share_holders <= MOST_HOLDERS:
+            raise InputError(
+                f"protection.share_holders: {self.share_holders} with share_colluding = {self.share_colluding}: it takes "
+                f"{2 * self.share_colluding + 1} holders at least (2 × share_colluding + 1), and {MOST_HOLDERS} at most"
+            )
         counts = (("ckks_group", self.ckks_group, 0), ("ckks_workers", self.ckks_workers, 0), ("landmarks", self.landmarks, 0))
         for key, value, smallest in counts:
             if value < smallest:
@@ -224,8 +242,18 @@ class Protection:
 
     @property
     def encrypted(self) -> bool:
-        """Whether comparisons need a key holder."""
+        """Whether comparisons need a key holder, or several holders."""
         return self.comparison.encrypted
+
+    @property
+    def holders(self) -> int:
+        """How many holders the roster names."""
+        return 0 if not self.encrypted else self.share_holders if self.comparison.shared else 1
+
+    @property
+    def fewest_holders(self) -> int:
+        """How many of them a comparison needs, the first among them."""
+        return 2 * self.share_colluding + 1 if self.comparison.shared else self.holders
 
     @property
     def sketched(self) -> int | None:
@@ -238,7 +266,7 @@ class Protection:
         on = {
             "secagg_": self.secure, "max_weight": self.secure, "ckks_": "ckks" in self.gram, "sketch_dim": "sketch" in self.gram,
             "transform": self.sums.transformed, "buckets": self.robust != "none",
-            "relay_updates": self.secure,
+            "relay_updates": self.secure, "share_": "shares" in self.gram,
         }  # fmt: skip
         changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
         return tuple(name for name in changed if any(name.startswith(what) and not used for what, used in on.items()))

@@ -238,13 +238,18 @@ def estimate_record_bytes(config: Config, population: Population, present: int =
 
 
 def _compared_bytes(config: Config, population: Population, clients: int) -> int:
-    """What one comparison of all clients takes: vectors in float64, or ciphertexts, and of each pair a product for the key holder."""
+    """What one comparison of all clients takes: vectors in float64, ciphertexts and a product of each pair for the key holder, or shares
+    and twice the contributions to the Gram matrix.
+    """
     if "gram" not in config.algorithm_for(population).operations:
         return 0
     protection = config.protection
     compared = config.compared
     p, dimension = compared.rows, int(np.prod(population.shape)) if compared.of_samples else config.model_for(population).dimension
     sketch_dim = protection.sketch_dim if "sketch" in protection.gram else None
+    if protection.comparison.shared:
+        contributions = 2 * (protection.fewest_holders - 1) * (clients * p) ** 2
+        return 8 * (2 * protection.share_holders * clients * p * min(dimension, sketch_dim or dimension) + contributions)
     if "ckks" not in protection.gram:
         return clients * p * min(dimension, sketch_dim or dimension) * 8
     from ..aggregation.ckks_settings import CkksSettings  # loaded on first use

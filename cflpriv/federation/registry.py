@@ -16,7 +16,7 @@ __all__ = ["KEY_HOLDER", "ClientsLost", "EpochEnded", "KeyHolderLost", "ClientRe
 Declared = TypeVar("Declared", bound=Hashable)
 
 KEY_HOLDER = -2
-"""Stands for the key holder among refusals."""
+"""Stands for the key holder among refusals; holder number i of several is KEY_HOLDER − i."""
 MOST_CLIENTS = 1 << 32
 """Client numbers are below this: secure sums encode them in 4 bytes."""
 
@@ -32,12 +32,15 @@ class ClientsLost(ProtocolError):
 
 
 class KeyHolderLost(ProtocolError):
-    """The key holder is absent or refused; `word` is its error code, if any. The step can be taken again."""
+    """The key holder, or one too many of several holders, is absent or refused; `word` is its error code, if any.
+
+    The step can be taken again. `who` replaces "the key holder" in the message.
+    """
 
     code = "key-holder-lost"
 
-    def __init__(self, stage: str, word: str = "") -> None:
-        super().__init__(f"the key holder {f'answered {word!r}' if word else 'did not answer'} ({stage})")
+    def __init__(self, stage: str, word: str = "", who: str = "the key holder") -> None:
+        super().__init__(f"{who} {f'answered {word!r}' if word else 'did not answer'} ({stage})")
         self.word = word
 
 
@@ -75,7 +78,7 @@ class ClientRegistry:
         self._lost: set[int] = set()
         self._ungreeted: set[int] = set()
         self.removed: set[int] = set()
-        self._holder: int | None = None
+        self._holders: dict[int, int] = {}
         self.peers: dict[int, m.Recipient] = {}
         self.refusals: list[tuple[int, str, str]] = []
         self.greeted: list[Callable[[Iterable[int]], None]] = []  # called with those who enrolled, as they may have lost their state
@@ -89,8 +92,13 @@ class ClientRegistry:
 
     @property
     def holder(self) -> bool:
-        """Whether the key holder answered last time."""
-        return self._holder is not None
+        """Whether the key holder, or the first of several holders, answered last time."""
+        return 0 in self._holders
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """The holders that answered last time, by their number on the roster."""
+        return tuple(sorted(self._holders))
 
     def knows(self, client: int) -> bool:
         """Whether a client of this number has ever enrolled, or is on the roster."""
@@ -112,7 +120,7 @@ class ClientRegistry:
 
     def enrol(self) -> tuple[int, ...]:
         """Greet all places without a client that answers. Returns the clients that enrolled."""
-        answering = {place for client, place in self._places.items() if client not in self._lost} | {self._holder}
+        answering = {place for client, place in self._places.items() if client not in self._lost} | {*self._holders.values()}
         fresh = {place: self._entropy(16) for place in self._transport.places() if place not in answering}
         asks: dict[int, m.Ask] = {place: m.Enrol(m.VERSION, self._session, challenge) for place, challenge in fresh.items()}
         came = []
@@ -128,8 +136,8 @@ class ClientRegistry:
             except ProtocolError as error:
                 self.refusals.append((KEY_HOLDER if holder else answer.client, "enrol", error.code))
                 continue
-            if holder:
-                self._holder = place
+            if holder and self._roster is not None:
+                self._holders[self._roster.holders.index(answer.signing_key)] = place
             else:
                 self._signing[answer.client] = answer.signing_key
                 self.peers[answer.client] = m.Recipient(answer.client, answer.encryption_key, answer.signature)
@@ -154,7 +162,7 @@ class ClientRegistry:
         """Raises `ProtocolError` for an identity that is not on the roster, or (without a roster) differs from an earlier one."""
         client, key, roster = answer.client, answer.signing_key, self._roster
         if answer.role == "key-holder":
-            pinned = roster is not None and key == roster.holder
+            pinned = roster is not None and key in roster.holders
             refused = {"version": answer.version != m.VERSION, "not-on-roster": not pinned}
         else:
             pinned = roster is None or roster.keys[client : client + 1] == (key,)
@@ -170,19 +178,26 @@ class ClientRegistry:
 
     def ask_holder(self, ask: m.ToHolder, stage: str) -> m.Answer:
         """The key holder's answer. Raises `KeyHolderLost` if it is absent, does not answer in time, or refuses."""
-        place = self._holder
-        if place is None:
-            raise KeyHolderLost(stage)
-        answer = self._exchange({place: ask}, stage).get(place)
+        answer = self.ask_holders({0: ask}, stage).get(0)
         if answer is None:
-            self._holder = None
             raise KeyHolderLost(stage)
         if isinstance(answer, m.Refused):
-            self.refusals.append((KEY_HOLDER, stage, answer.code))
-            if answer.code == "wrong-session":
-                self._holder = None
             raise KeyHolderLost(stage, answer.code)
         return answer
+
+    def ask_holders(self, asks: Mapping[int, m.ToHolder], stage: str) -> dict[int, m.Answer]:
+        """The answers of holders, by number, that arrived in time. The others are absent until they enrol again. Refusals are recorded."""
+        there = {number: self._holders[number] for number in asks if number in self._holders}
+        arrived, answers = self._exchange({place: asks[number] for number, place in there.items()}, stage), dict[int, m.Answer]()
+        for number, place in there.items():
+            answer = arrived.get(place)
+            if isinstance(answer, m.Refused):
+                self.refusals.append((KEY_HOLDER - number, stage, answer.code))
+            if answer is None or (isinstance(answer, m.Refused) and answer.code == "wrong-session"):
+                del self._holders[number]
+            if answer is not None:
+                answers[number] = answer
+        return answers
 
     def ask(self, asks: Mapping[int, m.Ask], stage: str) -> dict[int, m.Answer]:
         """The answers that arrived in time. The other clients are absent until they enrol again. Refusals are recorded."""

@@ -5,8 +5,8 @@ from typing import Literal
 from .message_values import Addends, Bytes16, Bytes32, Bytes64, Carried, Count, Message, Mine, Name, OwnPart, Parameter, Picks
 
 __all__ = [
-    "AddUp", "Ask", "Bounded", "Boxed", "Committed", "Compute", "Deal", "Decrypt", "Drop", "Enrol", "Epoch", "Finish", "Fold", "Give",
-    "Group", "Keys", "NoisySteps", "Recipient", "Seal", "Shares", "Step", "Take", "ToHolder",
+    "AddUp", "Ask", "Bounded", "Boxed", "Committed", "Compute", "Contribute", "Deal", "Decrypt", "Deposits", "Drop", "Enrol", "Epoch",
+    "Finish", "Fold", "Give", "Group", "Keys", "NoisySteps", "Open", "Recipient", "Seal", "ShareKey", "Shares", "Step", "Take", "ToHolder",
 ]  # fmt: skip
 
 # --- noise
@@ -83,7 +83,9 @@ class Compute(Message, frozen=True, tag="compute"):
 
 
 class Epoch(Message, frozen=True):
-    """An epoch of encrypted vectors: its number, the digest of its terms, and the key holder's announcement of its key."""
+    """An epoch of encrypted vectors: its number, the digest of its terms, and the announcement of the key holder's key, or of all
+    holders' keys.
+    """
 
     number: Count
     setup: Bytes32
@@ -249,5 +251,56 @@ class Drop(Message, frozen=True, tag="drop"):
     live: tuple[Count, ...]
 
 
-ToHolder = Keys | Decrypt | Finish | Drop
-Ask = Enrol | Compute | Give | Step | Deal | Seal | Take | Fold | AddUp | Group | Keys | Decrypt | Finish | Drop
+# --- to the holders of shares
+
+
+class ShareKey(Message, frozen=True, tag="share-key"):
+    """Announce a key for a clustering epoch over clients' rows (p, dimension), and drop epochs other than `live`.
+
+    `terms`: the digest of the server's terms; the holder computes its own.
+    """
+
+    session: Bytes16
+    epoch: Count
+    p: Count
+    dimension: Count
+    terms: Bytes32
+    live: tuple[Count, ...]
+
+
+class Deposits(Message, frozen=True, tag="deposits"):
+    """Deliveries of `cflpriv.protocols.shared_gram` under the announced `keys` of all holders of an epoch."""
+
+    session: Bytes16
+    epoch: Count
+    keys: bytes
+    deliveries: tuple[bytes, ...]
+
+
+class Contribute(Message, frozen=True, tag="contribute"):
+    """Contribute to the inner products of all `clients` with the last `new` of them. `contributors` are numbers of holders."""
+
+    session: Bytes16
+    epoch: Count
+    clients: tuple[Count, ...]
+    new: Count
+    contributors: tuple[Count, ...]
+
+
+class Open(Message, frozen=True, tag="open"):
+    """End a step that added `clients`: open their inner products and run `then`. The same request again gets the same answer."""
+
+    session: Bytes16
+    epoch: Count
+    step: Count
+    clients: tuple[Count, ...]
+    then: bytes
+    contributors: tuple[Count, ...]
+    contributions: tuple[bytes, ...]
+
+
+ToHolder = Keys | Decrypt | Finish | Drop | ShareKey | Deposits | Contribute | Open
+Ask = (
+    Enrol | Compute | Give | Step | Deal | Seal | Take | Fold | AddUp | Group | Keys | Decrypt | Finish | Drop | ShareKey | Deposits
+    | Contribute | Open
+)  # fmt: skip

@@ -45,7 +45,8 @@ class ServerState:
     Cohorts are drawn from the clients that are present, or from those of `drawn_from`, without those of them that are absent: then nobody
     takes an absent client's place, and who is asked in which round is known beforehand (`schedule`).
 
-    Under `ckks` the roster names the key holder, a separate party at its own place; without it `gram` raises `KeyHolderLost`.
+    Under `ckks` the roster names the key holder, a separate party at its own place, under `shares` several holders; without them `gram`
+    raises `KeyHolderLost`.
 
     Raises `InputError` if the roster is missing where it is needed.
     """
@@ -119,7 +120,8 @@ class ServerState:
     @property
     def holder_missing(self) -> bool:
         """Whether encrypted comparisons must wait for the key holder."""
-        return self.protection.encrypted and not self._registry.holder
+        there = self._registry.holders
+        return self.protection.encrypted and not (0 in there and len(there) >= self.protection.fewest_holders)
 
     @property
     def removed(self) -> frozenset[int]:

@@ -29,7 +29,7 @@ from ..types import ClientData
 from .transport import ANSWER, ASK, RECORD
 
 if TYPE_CHECKING:
-    from ..aggregation.key_holder import KeyHolderParty
+    from ..aggregation.holder_party import HolderParty
 
 __all__ = ["ContextStore", "answer", "client_app", "read_settings", "settings_of", "store_of", "write_identities"]
 
@@ -70,10 +70,11 @@ class ContextStore(ByteStore):
         return nullcontext()  # each message has the context for itself
 
 
-def write_identities(folder: str | Path, count: int, entropy: Entropy = system_entropy, *, key_holder: bool = False) -> Path:
+def write_identities(folder: str | Path, count: int, entropy: Entropy = system_entropy, *, key_holder: int = 0) -> Path:
     """Keys for clients 0..count−1, one secret file each, and the roster of their public keys; the roster's path.
 
-    With `key_holder` also `key-holder.key` for the key holder of encrypted similarity, whose public key the roster names.
+    With `key_holder` also `key-holder.key` for the key holder of encrypted similarity, whose public key the roster names; for more than one
+    holder `key-holder1.key` and so on, too.
 
     For a trial on one machine: in a deployment every operator makes its own key, and the roster is agreed out of band. Existing files are
     not overwritten (`InputError`).
@@ -82,7 +83,8 @@ def write_identities(folder: str | Path, count: int, entropy: Entropy = system_e
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     lines = []
     parties = [(client, f"client{client}", str(client)) for client in range(count)]
-    for client, name, entry in [*parties, (0, KEY_HOLDER, KEY_HOLDER)] if key_holder else parties:
+    parties += [(0, f"{KEY_HOLDER}{number or ''}", KEY_HOLDER) for number in range(int(key_holder))]
+    for client, name, entry in parties:
         identity = Identity.create(client, entropy)
         path = folder / f"{name}.key"
         try:
@@ -110,14 +112,15 @@ def read_identity(path: Path) -> Identity:
 
 
 def read_roster(path: Path) -> Roster:
-    """The pinned public keys, a line "number key" each, and "key-holder key" for one that holds keys apart from the clients."""
+    """The pinned public keys, a line "number key" each, and "key-holder key" for each that holds keys or shares, the first one first."""
     try:
         rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         holders = [bytes.fromhex(key) for name, key in rows if name == KEY_HOLDER]
         keys = {int(number): bytes.fromhex(key) for number, key in rows if number != KEY_HOLDER}
-        if sorted(keys) != list(range(len(keys))) or len(keys) + len(holders) != len(rows) or len(holders) > 1:
+        if sorted(keys) != list(range(len(keys))) or len(keys) + len(holders) != len(rows):
             raise ValueError
-        return Roster(tuple(keys[number] for number in range(len(keys))), *holders)
+        first, others = (holders[0], tuple(holders[1:])) if holders else (b"", ())
+        return Roster(tuple(keys[number] for number in range(len(keys))), first, others)
     except (OSError, ValueError):
         raise InputError(
             f"{path}: is not a roster of lines 'number key', from 0 on (and 'key-holder key'), each key 32 bytes in hex"
@@ -172,12 +175,13 @@ def _role(path: Path, tree: dict[str, Any], identity: Identity, protection: Prot
     role: Role = tree.get("role", "client")
     if role not in ("client", KEY_HOLDER):
         raise InputError(f"{path}: role = {role!r}: is not known; known are client, key-holder")
-    if protection.encrypted and (roster is None or not roster.holder):
-        raise InputError(f"{path}: [protection] gram = {list(protection.gram)}: give a roster that names the key holder")
-    if role == KEY_HOLDER and "ckks" not in protection.gram:
-        raise InputError(f"{path}: role = 'key-holder' needs [protection] gram = ['ckks'], which also sets what is released")
-    if role == KEY_HOLDER and roster is not None and roster.holder != identity.public():
-        raise InputError(f"{path}: role = 'key-holder': its key is not that of the key holder on the roster")
+    if protection.encrypted and (roster is None or len(roster.holders) != protection.holders):
+        needed = "the key holder" if protection.holders == 1 else f"{protection.holders} key-holders (share_holders)"
+        raise InputError(f"{path}: [protection] gram = {list(protection.gram)}: give a roster that names {needed}")
+    if role == KEY_HOLDER and not protection.encrypted:
+        raise InputError(f"{path}: role = 'key-holder' needs [protection] gram = ['ckks'] or ['shares'], which also set what is released")
+    if role == KEY_HOLDER and roster is not None and identity.public() not in roster.holders:
+        raise InputError(f"{path}: role = 'key-holder': its key is not that of a key holder on the roster")
     return role
 
 
@@ -244,11 +248,11 @@ def ask_of(message: Message) -> bytes:
     return data if isinstance(data, bytes) else b""
 
 
-def holder(settings: Settings, store: Store) -> "KeyHolderParty":
-    """The key holder of encrypted similarity, at a node whose settings give it that role."""
-    from ..aggregation.key_holder import KeyHolderParty  # loaded on first use
+def holder(settings: Settings, store: Store) -> "HolderParty":
+    """The key holder of encrypted similarity, or a holder of shares, at a node whose settings give it that role."""
+    from ..aggregation.holders import party_for  # loaded on first use
 
-    return KeyHolderParty(settings, store)
+    return party_for(settings.protection)(settings, store)
 
 
 def client_app(data: Callable[[Context, dict[str, Any]], ClientData]) -> ClientApp:

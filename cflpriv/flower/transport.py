@@ -68,7 +68,8 @@ class GridTransport:
         if len(federation.clients) < count:
             raise InputError(f"{len(federation.clients)} of {count} clients answered within {seconds:g} s; refusals: {codes}{why}")
         if federation.holder_missing:
-            raise InputError(f"the key holder did not answer within {seconds:g} s; refusals: {codes}")
+            who = "the key holder" if federation.protection.holders < 2 else "the holders of shares"
+            raise InputError(f"{who} did not answer within {seconds:g} s; refusals: {codes}")
 
     def exchange(self, requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
         if not requests:

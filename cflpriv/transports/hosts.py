@@ -14,7 +14,7 @@ from weakref import ReferenceType
 
 import numpy as np
 
-from ..aggregation.key_holder import KeyHolderParty
+from ..aggregation.holders import party_for
 from ..contract.protection import Protection
 from ..contract.transcript import LARGEST_DIGESTED_BYTES
 from ..engine import Engine, Result, Task
@@ -38,7 +38,7 @@ from .partial_sums import Outline, Remaining, added, may_stay, outlined
 __all__ = ["HOLDER", "Carrier", "Evaluated", "Host", "HostLost", "LocalHost", "Look", "Members", "Seat", "SplitHosts", "party_name"]
 
 HOLDER = -2
-"""The place of the key holder, where there is one. That of a client is its id."""
+"""The place of the key holder, where there is one; holder i of several is at HOLDER − i. That of a client is its id."""
 MOST_MODELS = 1 << 20
 """Simulated clients take part in secure sums over as many models as the algorithm declares."""
 MOST_DEATHS = 3
@@ -53,7 +53,9 @@ Look = Callable[..., list[Found]]
 
 def party_name(place: int) -> str:
     """The name of a party, by which its entropy is keyed."""
-    return "key-holder" if place == HOLDER else f"client {place}"
+    if place > HOLDER:
+        return f"client {place}"
+    return "key-holder" if place == HOLDER else f"key-holder {HOLDER - place}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +73,8 @@ class Members:
     engine: Engine
 
     def settings(self, place: int) -> Settings:
-        """Those of a client, or of the key holder."""
-        if place == HOLDER:
+        """Those of a client, or of a key holder."""
+        if place <= HOLDER:
             return Settings(self.identities[place], self.protection, self.roster, role="key-holder")
         return Settings(self.identities[place], self.protection, self.roster, self.privacy, models=MOST_MODELS)
 
@@ -81,7 +83,7 @@ class Members:
         return replace(
             self,
             identities={place: self.identities[place] for place in places},
-            data={place: self.data[place] for place in places if place != HOLDER},
+            data={place: self.data[place] for place in places if place > HOLDER},
             stores={place: self.stores[place] for place in places},
             entropy={place: self.entropy[place] for place in places},
         )
@@ -139,8 +141,8 @@ class LocalHost(ClientHost):
         parties: dict[int, Party] = {}
         for place in members.identities:
             settings, store, entropy = members.settings(place), members.stores[place], members.entropy[place]
-            if place == HOLDER:
-                parties[place] = KeyHolderParty(settings, store, entropy)
+            if place <= HOLDER:
+                parties[place] = party_for(settings.protection)(settings, store, entropy)
             else:
                 data = partial(_same, members.data[place])
                 parties[place] = FederationClient(settings, data, store, entropy, cache=cache, strict=members.strict)

@@ -127,6 +127,11 @@ class Simulated:
         if party == "server":
             return {}
         if party == "key-holder" and HOLDER in self.identities:
+            if self.federation.protection.comparison.shared:
+                raise InputError(
+                    "run.audit_parties: 'key-holder' under gram = ['shares']: no holder has a key to write; "
+                    "`cflpriv audit --active` plays holders and coalitions of them"
+                )
             return self.each([HOLDER], _secrets)[0]
         name, _, number = party.partition(":")
         if name == "client" and number.isdigit() and int(number) in self.data:
@@ -247,17 +252,17 @@ def simulate(
     for _, client in () if faults is None else faults.listed:
         if client not in data:
             raise InputError(f"training.dropouts: there is no client {client}")
-    sources = {client: entropy(f"client {client}") for client in data} | {HOLDER: entropy("key-holder")}
-    encrypted = protection.encrypted
+    encrypted, holders = protection.encrypted, [HOLDER - number for number in range(protection.holders)]
+    sources = {place: entropy(party_name(place)) for place in (*data, *(holders or [HOLDER]))}
     if identities is None:
-        identities = {place: Identity.create(max(place, 0), sources[place]) for place in (*data, *([HOLDER] if encrypted else []))}
+        identities = {place: Identity.create(max(place, 0), sources[place]) for place in (*data, *holders)}
     roster = None
     if protection.secure or protection.transformed or encrypted:
         if list(data) != list(range(len(data))):
             raise InputError(f"federation: client ids are places on the roster, 0 to {len(data) - 1}; got {sorted(data)}")
-        roster = Roster(tuple(identities[client].public() for client in data), identities[HOLDER].public() if encrypted else b"")
-    if encrypted:
-        there.add(HOLDER)
+        first, *others = [identities[place].public() for place in holders] or [b""]
+        roster = Roster(tuple(identities[client].public() for client in data), first, tuple(others))
+    there |= set(holders)
     strict, kept = release_policy == "strict", stores or {place: ObjectStore() for place in identities}
     members = Members(identities, data, kept, sources, protection, roster, privacy or Privacy(), strict, engine or Engine())
     host: Host = LocalHost(members) if hosted is None else hosted(members, entropy)

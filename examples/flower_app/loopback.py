@@ -4,7 +4,7 @@
     python loopback.py --tls               the same with TLS and authenticated SuperNodes
     python loopback.py --simulation        the same app on Flower's simulation engine (needs flwr[simulation])
     python loopback.py --set protection.sum=none --set protection.min_cohort=1    the same without secure aggregation
-    python loopback.py --set 'protection.gram=["ckks"]'    encrypted similarity; a fifth SuperNode is the key holder
+    python loopback.py --set 'protection.gram=["ckks"]'    encrypted similarity; a fifth SuperNode is the key holder (under shares: three)
 
 Everything is written into `--out` (default: runs/flower): keys, settings, logs, and `run/`, the run folder.
 """
@@ -105,13 +105,13 @@ def certificates(out: Path, nodes: int) -> None:
 def prepare(out: Path, experiment: Path, changes: list[str], rounds: int | None) -> tuple[int, int, Path]:
     """Keys, roster and a settings file for each node, and the resolved experiment: how many clients and nodes there are, and the roster.
 
-    Nodes 0, 1, … are the clients. Under encrypted similarity there is one more, the key holder, who has no data.
+    Nodes 0, 1, … are the clients. Under encrypted similarity there are holders besides, who have no data.
     """
     config = load_config(experiment, [*changes, *([] if rounds is None else [f"training.rounds={rounds}"])])
     resolved = out / "experiment.toml"
     resolved.write_text(config.to_toml(), encoding="utf-8")
-    clients, holder = config.data.clients, "ckks" in config.protection.gram
-    roster = write_identities(out / "keys", clients, key_holder=holder)
+    clients, holders = config.data.clients, config.protection.holders
+    roster = write_identities(out / "keys", clients, key_holder=holders)
     tree = tomllib.loads(config.to_toml())
     for client in range(clients):
         settings = {
@@ -119,13 +119,14 @@ def prepare(out: Path, experiment: Path, changes: list[str], rounds: int | None)
             "protection": tree["protection"], "privacy": tree["privacy"], "app": {"experiment": str(resolved)},
         }  # fmt: skip
         (out / f"client{client}.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
-    if holder:
+    for number in range(holders):
+        name = f"key-holder{number or ''}"
         settings = {
-            "role": "key-holder", "identity": "keys/key-holder.key", "roster": "keys/roster.txt", "state": "state/key-holder",
+            "role": "key-holder", "identity": f"keys/{name}.key", "roster": "keys/roster.txt", "state": f"state/{name}",
             "protection": tree["protection"],
         }  # fmt: skip
-        (out / f"client{clients}.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
-    return clients, clients + holder, roster
+        (out / f"client{clients + number}.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
+    return clients, clients + holders, roster
 
 
 def health(port: int, seconds: float, tls: Path | None) -> None:

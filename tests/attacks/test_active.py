@@ -37,6 +37,8 @@ from cflpriv.protocols.secagg import bindings as secagg_bindings
 from cflpriv.protocols.secagg import client as secagg_client
 from cflpriv.protocols.secagg.messages import Survivors, Unmask, decode_server
 from cflpriv.protocols.secagg.policy import check_proposal
+from cflpriv.protocols.shared_gram import depositing
+from cflpriv.protocols.shared_gram import terms as shared_terms
 
 SCENE = population(groups=1, clients_per_group=8)
 LARGER = population(groups=1, clients_per_group=11)
@@ -58,6 +60,8 @@ PASSIVE = config({"sum": "secagg", "secagg_mode": "passive"})
 HAAR = config({"gram": ["haar"], "sum": "haar"}, name="pacfl")
 HAAR_SECURE = config({"gram": ["haar"], "sum": "secagg"}, name="cfl")
 CKKS = config({"gram": ["ckks"]}, name="pacfl")
+SHARED = config({"gram": ["shares"]}, name="pacfl")
+SHARED_FIVE = config({"gram": ["shares"], "share_holders": 5, "share_colluding": 2}, name="pacfl")
 ROBUST = config({"sum": "secagg", "min_cohort": 3, "robust": "geometric_median"}, data={"clients": 11})
 
 REFUSED = {
@@ -149,6 +153,29 @@ def test_the_catalogue_under_encryption() -> None:
     assert found.note == "8 thresholds in one epoch"
     assert found.value is not None
     assert found.value <= 90.0 / 2**8, "each halves the interval"
+
+
+@pytest.mark.parametrize(("made", "coalitions"), [(SHARED, 3), pytest.param(SHARED_FIVE, 10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("transport", ["memory", "bytes"])
+def test_no_holder_of_shares_and_no_coalition_up_to_the_threshold_reads_a_vector(made: Config, coalitions: int, transport: str) -> None:
+    """Each party is played: the server alone, every holder, the first among them, and every coalition, all of them with the server."""
+    rows = {row.attack: row for row in only(made.with_("run", transport=transport), "holder_coalitions", "swapped_shares")}
+    found = rows["holder_coalitions"]
+    assert (found.status, found.code, found.stage) == ("refused", "bad-contributors", "shares contributions")
+    assert "other-keys" in found.refusals, "a key of the coalition's in place of an honest holder's"
+    assert f"{coalitions} coalitions" in found.note
+    assert found.value is not None
+    assert found.value > 1, "worse than guessing nothing: what a coalition has is uniform"
+    assert (rows["swapped_shares"].status, rows["swapped_shares"].code) == ("refused", "bad-signature")
+    assert all(row.claimed for row in rows.values())
+
+
+def test_the_catalogue_under_shares() -> None:
+    rows = {row.attack: row for row in only(SHARED, "swapped_holder", "repeated_step", "other_function", "other_operation_compared")}
+    assert {rows[name].status for name in ("swapped_holder", "repeated_step")} == {"not_applicable"}
+    assert rows["other_operation_compared"].status == "refused"
+    assert rows["other_function"].status == "learned"
+    assert rows["other_function"].note == "8 thresholds in one epoch"
 
 
 @pytest.mark.parametrize("protection", [{}, {"sum": "secagg"}])
@@ -340,6 +367,8 @@ HOLES: dict[str, tuple[Config, Hole]] = {
     "swapped_holder": (CKKS, lambda patch: patch.setattr(ckks.client, "verify_key", lambda *given: None)),
     "other_function": (CKKS, nothing),
     "repeated_step": (CKKS, twice_answered),
+    "holder_coalitions": (SHARED, no_check(depositing, "uniform", np.uint64(0))),
+    "swapped_shares": (SHARED, no_check(shared_terms, "verify_key")),
     "repeated_release": (config({}, PRIVATE), no_check(ClientLedger, "settle")),
 }
 """By attack: a configuration, and clients without the check. `nothing`: there is no such check, or the configuration is without it."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scenes import Echo, eye, federation, population, training
 
-from cflpriv.aggregation import key_holder as holder
+from cflpriv.aggregation import holder_party as holder
 from cflpriv.aggregation.ckks_settings import CkksSettings
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.interface import Algorithm
@@ -235,7 +235,7 @@ def compared(
 ) -> tuple[Gram, Released, FederationServer]:  # fmt: skip
     """What the key holder sees of these rows (8, p, d) of eight clients, and what it releases of it."""
     views: list[GramView] = []
-    known = holder._then
+    known = holder.then_of
 
     def looking(data: bytes) -> Then:
         def look(view: GramView) -> Any:
@@ -244,7 +244,7 @@ def compared(
 
         return look
 
-    monkeypatch.setattr(holder, "_then", looking)
+    monkeypatch.setattr(holder, "then_of", looking)
     scene = population(groups=2, clients_per_group=4)
     fed = federation(scene, protection, entropy=lambda party: public_entropy(f"0 {party}"))
     held = fed.compute(Echo(("signature",)), {"signature": list(rows)}, which={client: client for client in fed.clients})

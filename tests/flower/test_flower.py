@@ -48,9 +48,9 @@ HOLDER_NODE = 900
 
 
 def deployment(
-    folder: Path, scene: Population, protection: str = "", state: bool = False, privacy: str = "", key_holder: bool = False
+    folder: Path, scene: Population, protection: str = "", state: bool = False, privacy: str = "", key_holder: int = 0
 ) -> FakeGrid:
-    """A node for each client, with keys and a settings file each, and one for a key holder."""
+    """A node for each client, with keys and a settings file each, and one for each key holder."""
     write_identities(folder / "keys", len(scene.clients), public_entropy(str(folder)), key_holder=key_holder)
     configs = {}
     for client in range(len(scene.clients)):
@@ -59,12 +59,13 @@ def deployment(
         tables = f"[protection]\n{protection}\n[privacy]\n{privacy}\n"
         path.write_text(f'identity = "keys/client{client}.key"\nroster = "keys/roster.txt"\n{kept}{tables}')
         configs[1000 + client] = {"settings": str(path)}
-    if key_holder:
-        path = folder / "key-holder.toml"
-        kept = 'state = "state-holder"\n' if state else ""
-        names = 'role = "key-holder"\nidentity = "keys/key-holder.key"\nroster = "keys/roster.txt"\n'
+    for number in range(int(key_holder)):
+        name = f"key-holder{number or ''}"
+        path = folder / f"{name}.toml"
+        kept = f'state = "state-{name}"\n' if state else ""
+        names = f'role = "key-holder"\nidentity = "keys/{name}.key"\nroster = "keys/roster.txt"\n'
         path.write_text(f"{names}{kept}[protection]\n{protection}\n")
-        configs[HOLDER_NODE] = {"settings": str(path)}
+        configs[HOLDER_NODE + number] = {"settings": str(path)}
     by_number = {client.id: client for client in scene.clients}
 
     def data(context: Context, tables: dict[str, Any]) -> Any:
@@ -547,6 +548,39 @@ def test_encrypted_similarity_with_a_key_holder_at_a_node_of_its_own(tmp_path: P
     assert found.evidence is None
     assert not fed.refusals
     assert not grid.errors
+
+
+@pytest.mark.parametrize("state", [True, False])
+def test_shared_vectors_with_holders_at_nodes_of_their_own(tmp_path: Path, state: bool) -> None:
+    """Three nodes without data; one of them gone, the comparison ends with one line, and is taken again when it is back."""
+    scene = population(clients_per_group=3)
+    grid = deployment(tmp_path, scene, 'gram = ["shares"]', state=state, key_holder=3)
+    roster = read_roster(tmp_path / "keys" / "roster.txt")
+    assert len(roster.holders) == 3
+    ticks = iter(range(10**9))
+    transport = GridTransport(grid, clock=lambda: float(next(ticks)), poll_seconds=0.0)  # type: ignore[arg-type]
+    fed = FederationServer(OverBytes(transport), protection=Protection(gram=("shares",)), roster=roster, seed=1)
+    grid.dead = {HOLDER_NODE + 1}
+    transport.welcome(fed, 6, 3.0)
+    assert fed.holder_missing
+    made = ALGORITHMS["pacfl"].make(training(scene))
+    with pytest.raises(KeyHolderLost, match=r"2 of 3 holders of shares are left, 3 are needed with the first among them: holder 1"):
+        made.init(fed)
+    grid.dead = set()
+    transport.welcome(fed, 6, 100.0)
+    found = made.init(fed)
+    assert found.clustering == made.init(federation(scene.clients, seed=1)).clustering
+    assert not fed.refusals
+    assert not grid.errors
+
+
+def test_settings_of_holders_are_checked_by_name(tmp_path: Path) -> None:
+    deployment(tmp_path, population(), 'gram = ["shares"]', key_holder=2)
+    with pytest.raises(InputError, match=r"give a roster that names 3 key-holders \(share_holders\)"):
+        read_settings(tmp_path / "key-holder.toml")
+    (tmp_path / "key-holder.toml").write_text((tmp_path / "key-holder.toml").read_text().replace('gram = ["shares"]', ""))
+    with pytest.raises(InputError, match="role = 'key-holder' needs"):
+        read_settings(tmp_path / "key-holder.toml")
 
 
 def test_serve_runs_encrypted_similarity(tmp_path: Path) -> None:

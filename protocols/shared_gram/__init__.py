@@ -1,0 +1,30 @@
+"""Inner products of clients' vectors by several holders, of which no minority can read anything: no key holder has to be trusted alone.
+
+Each client shares its vectors among the holders (Shamir, degree t). A product of two shares is a share, of degree 2t, of the product. So
+each holder multiplies what it has; 2t + 1 of them add up their products under masks that cancel, and one of them, the lead, opens the sum:
+the Gram matrix of integers, exactly. The server passes sealed and masked messages on.
+
+    prime_field    exact arithmetic modulo 2^61 − 1           terms          public terms, keys and messages, signed
+    depositing     quantise, share, seal                      share_holder   a holder's machine: keep shares, multiply, mask, open
+
+**Guarantee.** Against the server, any t of the n ≥ 2t + 1 holders and any clients, all of whom may deviate from the protocol and pool what
+they have: of a client's vectors they learn inner products with vectors that clients deposited, if the lead is among them, and nothing else.
+Shares at t points are uniform, whatever the vectors are; what the others contribute is uniform but for its sum. Nothing is decrypted, so
+there is no key that results could reveal, and no noise. What stays computational: sealed boxes and masks (X25519, AES-256).
+
+**Reveals.** To the lead: the Gram matrix, as to the key holder of `ckks`. To t + 1 holders together: everything. To a client that
+colludes with the lead: p inner products with vectors of its choice, modulo 2^61 − 1, each worth two coordinates of a vector that is
+compared with it. To the server: who takes part. Rightness is not protected: a holder that computes something else changes the matrix,
+undetected where it stays symmetric and within the bound.
+
+**Source.** Shamir 1979; Ben-Or, Goldwasser & Wigderson 1988, section 3; masks between pairs as in Bonawitz et al. 2017, section 4.
+Deviations: products are not reduced to degree t, for they are opened at once.
+
+Unaudited research code.
+"""
+
+from .depositing import deposit
+from .share_holder import ShareHolder
+from .terms import LEAD, Terms, checked_keys, deliveries, gathered
+
+__all__ = ["LEAD", "ShareHolder", "Terms", "checked_keys", "deliveries", "deposit", "gathered"]

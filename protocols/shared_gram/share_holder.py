@@ -1,0 +1,223 @@
+"""A holder's machine for one clustering epoch: keeps its share of each client's vectors, and contributes masked products of shares."""
+
+from collections.abc import Sequence
+from hashlib import sha256
+from threading import RLock
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from .. import codec
+from ..entropy import Entropy, system_entropy
+from ..errors import LocalError, MalformedMessage, RemoteError
+from ..keys import Identity, Roster, agree, frame, public_key, sign, unseal, verify_key
+from ..uncopied import uncopied
+from .depositing import box_binding
+from .prime_field import PRIME, Elements, at_zero, matrix_product, minus, plus, signed, times, uniform
+from .terms import LABEL, LEAD, Contribution, Delivery, Terms, announcement, check_deposit, checked_keys, decode, encode
+
+__all__ = ["ShareHolder"]
+
+_LARGEST_STATE_BYTES = 1 << 33
+
+
+@uncopied("it has the shares of an epoch")
+class _State(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="share-holder"):
+    """A machine between two messages: as secret as the shares in it, p·d elements each."""
+
+    terms: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    seed: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    keys: bytes
+    shares: tuple[tuple[int, bytes, bytes], ...]
+    used: tuple[int, ...]
+
+
+@uncopied("it has the shares of an epoch; see to_bytes")
+class ShareHolder:
+    """One holder's fresh key and its shares. The roster's first holder, the lead, opens the Gram matrix; the others contribute.
+
+    Guarantee: it contributes to inner products of vectors that the roster's clients deposited by their signature, one deposit a client, and
+    to nothing else. A contribution is masked by the secrets of every pair of contributors, so the server and any `Terms.colluding` of the
+    holders, the lead among them or not, learn of what the others contribute the inner products and nothing else, also if they deviate: a
+    mask is made for one list of clients, deposits and contributors, so contributions for two lists never add up.
+    Reveals: to the lead, the inner products. It trusts the contributors to compute rightly: one that does not changes the matrix.
+    Source: Ben-Or, Goldwasser & Wigderson 1988, section 3 (products of Shamir shares are shares of degree 2t); masks as in Bonawitz et al.
+    2017, section 4 (pairwise, sum zero).
+    """
+
+    def __init__(
+        self, terms: Terms, identity: Identity, roster: Roster, *, entropy: Entropy = system_entropy, saved: _State | None = None
+    ) -> None:
+        if terms.roster != roster.digest or terms.most_clients > len(roster.keys) or terms.holders != len(roster.holders):
+            raise LocalError("wrong-roster")
+        if identity.public() not in roster.holders:
+            raise LocalError("wrong-roster", "this identity is no holder's")
+        self.terms, self.number = terms, roster.holders.index(identity.public())
+        self._identity, self._roster, self._lock = identity, roster, RLock()
+        self._seed = entropy(32) if saved is None else saved.seed
+        self.announcement = announcement(terms, self.number, identity, public_key(self._seed))
+        self._bundle, self._keys = b"", dict[int, bytes]()
+        self._shares: dict[int, tuple[bytes, Elements]] = {}
+        self._used: set[int] = set() if saved is None else set(saved.used)
+        if saved is not None:
+            if saved.keys:
+                self._accept(saved.keys)
+            shape = terms.p, terms.dimension
+            self._shares = {client: (digest, np.frombuffer(data, "<u8").reshape(shape)) for client, digest, data in saved.shares}
+
+    def to_bytes(self) -> bytes:
+        """The machine, its key and shares included, for a store that only this holder reads."""
+        shares = tuple((client, digest, share.astype("<u8").tobytes()) for client, (digest, share) in self._shares.items())
+        return codec.encode(_State(self.terms.digest, self._seed, self._bundle, shares, tuple(sorted(self._used))))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, terms: Terms, identity: Identity, roster: Roster) -> "ShareHolder":
+        """The machine that `to_bytes` wrote, to be given the same terms. Raises `MalformedMessage` for another's."""
+        saved = codec.decode(data, _State, _LARGEST_STATE_BYTES)
+        if saved.terms != terms.digest or any(len(share) != 8 * terms.p * terms.dimension for _, _, share in saved.shares):
+            raise MalformedMessage
+        return cls(terms, identity, roster, saved=saved)
+
+    @property
+    def clients(self) -> frozenset[int]:
+        """The clients that it has a share of."""
+        return frozenset(self._shares)
+
+    def share_of(self, client: int) -> Elements | None:
+        """This holder's share (p, dimension) of a client's vectors, if there is one. As secret as the machine."""
+        found = self._shares.get(client)
+        return None if found is None else found[1].copy()
+
+    def accept(self, keys: bytes) -> None:
+        """Take the keys of all holders of the epoch, once.
+
+        Raises:
+            RemoteError: see `terms.checked_keys`; "other-keys" for others than before, or without this holder's own.
+        """
+        with self._lock:
+            if self._bundle and keys != self._bundle:
+                raise RemoteError("other-keys")
+            self._accept(keys)
+
+    def _accept(self, keys: bytes) -> None:
+        found = checked_keys(keys, self.terms, self._roster)
+        if found.get(self.number) != public_key(self._seed):
+            raise RemoteError("other-keys")
+        self._bundle, self._keys = keys, found
+
+    def deliver(self, data: bytes) -> int:
+        """Keep this holder's share of a client's deposit; the client. The same one again changes nothing; a new one replaces an unused one.
+
+        Raises:
+            RemoteError: "malformed", "bad-signature", "bad-box", "over-cap", "other-keys" before `accept`, "enrolled-before" for another
+                deposit of a client whose vectors have been compared.
+        """
+        message, terms = decode(data, Delivery, self.terms), self.terms
+        client = message.client
+        with self._lock:
+            if not self._bundle:
+                raise RemoteError("other-keys")
+            check_deposit(terms, self._bundle, self._roster, client, message.ephemeral, message.digests, message.signature)
+            if len(message.digests) != len(self._keys):
+                raise MalformedMessage
+            if message.digests[list(self._keys).index(self.number)] != sha256(message.box).digest():
+                raise MalformedMessage
+            digest = sha256(frame("deposit", message.ephemeral, *message.digests)).digest()
+            before = self._shares.get(client)
+            if before is not None and before[0] == digest:
+                return client
+            if client in self._used:
+                raise RemoteError("enrolled-before", client)
+            if before is None and len(self._shares) >= terms.most_clients:
+                raise RemoteError("over-cap", client)
+            binding = box_binding(terms, self._bundle, client, self.number)
+            opened = unseal(agree(self._seed, message.ephemeral, LABEL + "box", binding), message.box, binding)
+            if len(opened) != 8 * terms.p * terms.dimension:
+                raise MalformedMessage
+            share = np.frombuffer(opened, dtype="<u8").astype(np.uint64).reshape(terms.p, terms.dimension)
+            if (share >= np.uint64(PRIME)).any():
+                raise MalformedMessage
+            self._shares[client] = digest, share
+        return client
+
+    def contribute(self, clients: Sequence[int], new: int, contributors: Sequence[int]) -> bytes:
+        """This holder's part of the inner products of the vectors of all `clients` with those of the last `new` of them.
+
+        Raises:
+            RemoteError: "malformed" for a list with repetitions, "not-enrolled" for a client without a deposit, "bad-contributors" unless
+                exactly `Terms.contributors` holders of the epoch contribute, the lead and this one among them.
+        """
+        with self._lock:
+            statement, masked = self._masked(clients, new, contributors)
+        values = masked.astype("<u8").tobytes()
+        digest = self.terms.digest
+        signature = sign(self._identity, LABEL + "contribution", digest, _pair(self.number, 0), statement, sha256(values).digest())
+        return encode(Contribution(digest, self.number, statement, values, signature))
+
+    def opened(
+        self, clients: Sequence[int], new: int, contributors: Sequence[int], contributions: Sequence[bytes]
+    ) -> npt.NDArray[np.float64]:  # fmt: skip
+        """The lead's: the inner products (len(clients) p, new p), from the other contributors' parts and its own.
+
+        Raises:
+            RemoteError: as `contribute`; "malformed", "bad-signature", "other-contribution" for parts of other lists or other holders;
+                "inconsistent" where the sum is no matrix of inner products within the bound: a holder computed something else, or a client
+                deposited shares that do not fit each other or longer vectors.
+        """
+        terms, digest = self.terms, self.terms.digest
+        if self.number != LEAD:
+            raise RemoteError("bad-contributors")
+        messages = [decode(one, Contribution, terms) for one in contributions]
+        with self._lock:
+            statement, total = self._masked(clients, new, contributors)
+        if sorted(one.holder for one in messages) != [number for number in contributors if number != LEAD]:
+            raise RemoteError("other-contribution")
+        for one in messages:
+            signed_parts = (digest, _pair(one.holder, 0), one.statement, sha256(one.values).digest())
+            verify_key(self._roster.holders[one.holder], one.holder, one.signature, LABEL + "contribution", *signed_parts)
+            if one.statement != statement:
+                raise RemoteError("other-contribution")
+            if len(one.values) != 8 * total.size:
+                raise MalformedMessage
+            values = np.frombuffer(one.values, dtype="<u8").astype(np.uint64)
+            if (values >= np.uint64(PRIME)).any():
+                raise MalformedMessage
+            total = plus(total, values.reshape(total.shape))
+        found = signed(total)
+        square = found[len(found) - new * terms.p :]
+        if (np.abs(found) > terms.largest).any() or not np.array_equal(square, square.T):
+            raise RemoteError("inconsistent")
+        return found / terms.scale**2
+
+    def _masked(self, clients: Sequence[int], new: int, contributors: Sequence[int]) -> tuple[bytes, Elements]:
+        """The statement, and the products of shares times this holder's Lagrange weight, under the masks of every pair."""
+        terms = self.terms
+        if list(contributors) != sorted(set(contributors)) or len(contributors) != terms.contributors:
+            raise RemoteError("bad-contributors")
+        if not {LEAD, self.number} <= set(contributors) <= set(self._keys):
+            raise RemoteError("bad-contributors")
+        if not 0 < new <= len(clients) or len(set(clients)) != len(clients):
+            raise MalformedMessage
+        for client in clients:
+            if client not in self._shares:
+                raise RemoteError("not-enrolled", client)
+        self._used |= set(clients)
+        deposits = [frame("one", _pair(client, 0), self._shares[client][0]) for client in clients]
+        lists = _pair(len(clients), new), b"".join(_pair(number, 0) for number in contributors), *deposits
+        statement = sha256(frame(LABEL + "statement", terms.digest, sha256(self._bundle).digest(), *lists)).digest()
+        rows = np.concatenate([self._shares[client][1] for client in clients])
+        weight = at_zero([number + 1 for number in contributors])[contributors.index(self.number)]
+        total = times(matrix_product(rows, rows[len(rows) - new * terms.p :]), weight)
+        for other in contributors:
+            if other != self.number:
+                between = _pair(min(self.number, other), max(self.number, other))
+                key = agree(self._seed, self._keys[other], LABEL + "mask", terms.digest, between, statement)
+                mask = uniform(key, total.shape)
+                total = plus(total, mask) if self.number < other else minus(total, mask)
+        return statement, total
+
+
+def _pair(first: int, second: int) -> bytes:
+    return first.to_bytes(8, "big") + second.to_bytes(8, "big")

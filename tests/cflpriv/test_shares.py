@@ -1,0 +1,295 @@
+"""Comparison of shared vectors in a federation: the same clusters, who sees what, holders that are lost, what is refused by name."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from loopback import ENTROPY, HOLDER, Loopback, remote
+from scenes import federation, population, training
+
+from cflpriv.aggregation import holder_party
+from cflpriv.algorithms import ALGORITHMS
+from cflpriv.algorithms.pacfl import ClusterByAngles
+from cflpriv.contract.operations import GramView
+from cflpriv.contract.protection import Protection
+from cflpriv.contract.transcript import Transcript
+from cflpriv.errors import InputError
+from cflpriv.experiments import parse_config, run_experiment
+from cflpriv.federation import messages as m
+from cflpriv.federation.server import ClientsLost, EpochEnded, FederationServer, KeyHolderLost
+from cflpriv.federation.store import DiskStore
+from cflpriv.federation.transport import OverBytes
+from cflpriv.protocols.keys import Roster
+
+SHARES = Protection(gram=("shares",))
+FIVE = Protection(gram=("shares",), share_holders=5, share_colluding=1)
+STAGES = ("shares keys", "shares deposits", "shares contributions", "shares open")
+
+
+def pacfl(scene: Any, **options: Any) -> Any:
+    return ALGORITHMS["pacfl"].make(training(scene), **options)
+
+
+def labels(fed: FederationServer, made: Any) -> Any:
+    return made.init(fed).clustering.labels
+
+
+SYSTEMS: dict[str, tuple[dict[str, Any], int, float]] = {
+    "pacfl": ({}, 0, 1.0),
+    "cfl": ({"eps1": 1.0001, "eps2": 1.0002, "settle": 0}, 2, 2.0),
+    "stocfl": ({"tau": 0.5}, 2, 64.0),
+    "one_shot": ({"k": 2}, 1, 64.0),
+}
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_finds_the_clusters_of_one_process_in_the_clear(name: str) -> None:
+    options, rounds, bound = SYSTEMS[name]
+    scene, found = population(clients_per_group=3), []
+    protection = Protection(gram=("shares",), share_bound=bound)
+    for fed in (federation(scene, seed=1), federation(scene, protection, seed=1), remote(scene, protection)[1]):
+        made = ALGORITHMS[name].make(training(scene), **options)
+        state = made.init(fed)
+        for number in range(rounds):
+            fed.begin_round(number)
+            state, _ = made.round(fed, state)
+        found.append(tuple(made.describe(state)["clustering"].labels))
+        assert not fed.refusals
+    assert len(set(found)) == 1
+
+
+def test_one_holder_and_several_find_the_same_clusters() -> None:
+    pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
+    scene = population(clients_per_group=3)
+    protections = (Protection(gram=("ckks",)), SHARES, FIVE, Protection(gram=("shares",), share_holders=5, share_colluding=2))
+    assert len({labels(remote(scene, one)[1], pacfl(scene)) for one in protections}) == 1
+
+
+def test_the_server_is_sent_labels_and_what_it_cannot_read() -> None:
+    scene = population(clients_per_group=3)
+    transport, fed = remote(scene, SHARES)
+    answers: list[tuple[int, m.Answer]] = []
+
+    def listen(party: int, stage: str, data: bytes) -> bytes:
+        answers.append((party, m.decode_answer(data)))
+        return data
+
+    transport.tamper = listen
+    pacfl(scene).init(fed)
+    (released,) = (one for _, one in answers if isinstance(one, m.Released))
+    assert all(one.value.dtype.kind in "biu" for one in released.result)
+    assert not released.evidence
+    assert not released.blocks
+    given = [one for _, answer in answers if isinstance(answer, m.Given) for one in answer.values]
+    assert {(one.name, one.value.dtype.str) for one in given} == {("bytes", "|u1")}
+    stepped = {(party, type(one).__name__) for party, one in answers if party <= HOLDER}
+    assert (HOLDER, "Stepped") in stepped, "the lead announces its key"
+    record = [(one.kind, one.source, one.target) for one in fed.transcript.messages if one.operation == "gram"]
+    for stage in STAGES:
+        assert (stage, "server", "key-holder") in record
+    assert record.count(("contribution", "key-holder", "server")) == 2
+    assert all(one.total_bytes > 0 for one in fed.transcript.messages)
+
+
+def test_the_lead_sees_the_matrix_and_the_error_is_that_of_rounding() -> None:
+    scene, seen = population(clients_per_group=2), []
+
+    def look(view: GramView) -> tuple[dict[str, Any], dict[str, Any]]:
+        seen.append((view.gram.matrix(), view.gram.error))
+        return {}, {}
+
+    made, clear = pacfl(scene), federation(scene, seed=1)
+    held = made.init(clear).signatures["signature"]
+    clear.gram(held, look, against=held, on=())
+    _, fed = remote(scene, SHARES)
+    known = holder_party.then_of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(holder_party, "then_of", lambda data: lambda view: (look(view), known(data)(view))[1])
+        made.init(fed)
+    (true, _), (got, error) = seen
+    assert 0 < error < 1e-9
+    assert np.abs(got - true).max() < 8 * error + 1e-6, "signatures are float32 in the clear"
+
+
+def test_newcomers_join_an_epoch_from_stores_on_disk(tmp_path: Path) -> None:
+    scene = population(clients_per_group=3)
+    found = []
+    for protection, stores in ((Protection(), None), (SHARES, lambda party: DiskStore(tmp_path / str(party)))):
+        transport = Loopback(scene, protection, stores)
+        transport, fed = remote(scene, protection) if stores is None else served(transport)
+        made = pacfl(scene)
+        transport.dead = {5}
+        fed.lose([5])
+        state = made.init(fed)
+        transport.dead = set()
+        came = fed.begin_round(0)
+        assert came == (5,)
+        state, _ = made.admit(fed, state, came)
+        found.append(state.clustering.labels)
+        assert not fed.refusals
+    assert found[0] == found[1]
+
+
+def served(transport: Loopback) -> tuple[Loopback, FederationServer]:
+    fed = FederationServer(
+        OverBytes(transport), protection=transport.protection, roster=transport.roster, entropy=ENTROPY,
+        transcript=Transcript("full"), seed=1,
+    )  # fmt: skip
+    fed.enrol()
+    return transport, fed
+
+
+# --- holders that are lost
+
+
+@pytest.mark.parametrize("stage", STAGES[1:3])
+def test_with_holders_to_spare_a_comparison_goes_on(stage: str) -> None:
+    scene = population(clients_per_group=3)
+    expected = labels(federation(scene, seed=1), pacfl(scene))
+    transport, fed = remote(scene, FIVE)
+    transport.kill_at = {stage: {HOLDER - 1, HOLDER - 2}}
+    assert labels(fed, pacfl(scene)) == expected
+
+
+@pytest.mark.parametrize(("stage", "lost"), [*((stage, 1) for stage in STAGES[:3]), *((stage, 0) for stage in (*STAGES[:2], STAGES[3]))])
+def test_without_enough_holders_it_ends_by_one_clear_line_and_can_be_taken_again(stage: str, lost: int) -> None:
+    scene = population(clients_per_group=3)
+    transport, fed = remote(scene, SHARES)
+    transport.kill_at = {stage: {HOLDER - lost}}
+    with pytest.raises(KeyHolderLost) as ended:
+        pacfl(scene).init(fed)
+    assert "hold" in str(ended.value)
+    assert stage in str(ended.value)
+    assert "\n" not in str(ended.value)
+    transport.dead.clear()
+    fed.begin_round(0)
+    assert labels(fed, pacfl(scene)) == labels(federation(scene, seed=1), pacfl(scene))
+
+
+def test_a_holder_that_computes_something_else_ends_the_step_by_word() -> None:
+    scene = population(clients_per_group=3)
+    transport, fed = remote(scene, SHARES)
+
+    def lie(party: int, stage: str, data: bytes) -> bytes:
+        if stage != "shares contributions":
+            return data
+        answer = m.decode_answer(data)
+        assert isinstance(answer, m.Stepped)
+        return m.encode(m.Stepped(answer.said[:-1] + bytes([answer.said[-1] ^ 1])))
+
+    transport.tamper = lie
+    with pytest.raises(KeyHolderLost, match="malformed"):
+        pacfl(scene).init(fed)
+
+
+def test_a_step_that_is_asked_for_again_gets_the_same_answer_and_no_other_step_is_run() -> None:
+    scene = population(clients_per_group=3)
+    transport, fed = remote(scene, SHARES)
+    asks: list[m.Open] = []
+    exchange = transport.exchange
+
+    def listen(requests: Any, stage: str) -> Any:
+        asks.extend(one for one in map(m.decode_ask, requests.values()) if isinstance(one, m.Open))
+        return exchange(requests, stage)
+
+    transport.exchange = listen  # type: ignore[method-assign]
+    pacfl(scene).init(fed)
+    (ask,) = asks
+    answers = [fed._registry.ask_holder(ask, "again") for _ in range(2)]
+    assert m.encode(answers[0]) == m.encode(answers[1])
+    for change in ({"then": b"{}"}, {"step": 5}):
+        with pytest.raises(KeyHolderLost, match="replay"):
+            fed._registry.ask_holder(msgspec.structs.replace(ask, **change), "other")
+    ended = fed._registry.ask_holder(msgspec.structs.replace(ask, step=1, clients=(), contributors=(), contributions=()), "more")
+    assert isinstance(ended, m.Released)
+    with pytest.raises(KeyHolderLost, match="not-enrolled"):
+        fed._registry.ask_holder(msgspec.structs.replace(ask, step=2), "the same clients")
+
+
+def test_holders_forget_when_the_epoch_closes_and_an_epoch_ends_with_its_server() -> None:
+    scene = population(clients_per_group=3)
+    transport, fed = remote(scene, SHARES)
+    state = pacfl(scene).init(fed)
+    assert all("epoch/0" in transport.stores[place].names() for place in transport.holders)
+    (epoch,) = {one[1].number: one[1] for entries in fed.epochs.entered.values() for one in entries}.values()
+    epoch.session = fed.epochs.make(0)
+    held = state.signatures["signature"]
+    with pytest.raises(EpochEnded):
+        fed.gram(held, ClusterByAngles(), against=held, on=())
+    fed.end()
+    assert all("epoch/0" not in transport.stores[place].names() for place in transport.holders)
+
+
+# --- who refuses what
+
+
+@pytest.mark.parametrize(
+    ("other", "code"),
+    [(Protection(gram=("haar",)), "forbidden"), (Protection(gram=("shares",), share_bound=2.0), "forbidden"),
+     (Protection(gram=("shares",), share_holders=5, share_colluding=2), "forbidden")],
+)  # fmt: skip
+def test_clients_and_holders_go_by_their_own_settings(other: Protection, code: str) -> None:
+    scene = population(clients_per_group=2)
+    transport, fed = remote(scene, SHARES)
+    transport.protection = other
+    with pytest.raises((KeyHolderLost, ClientsLost)):
+        pacfl(scene).init(fed)
+    assert code in {word for _, _, word in fed.refusals}
+
+
+def test_a_client_checks_the_terms_that_it_is_shown() -> None:
+    scene = population(clients_per_group=2)
+    transport, fed = remote(scene, SHARES)
+    exchange = transport.exchange
+
+    def lie(requests: Any, stage: str) -> Any:
+        changed = {}
+        for place, data in requests.items():
+            ask = m.decode_ask(data)
+            if isinstance(ask, m.Give) and ask.epoch is not None:
+                ask = msgspec.structs.replace(ask, epoch=m.Epoch(ask.epoch.number, bytes(32), ask.epoch.announcement))
+            changed[place] = m.encode(ask)
+        return exchange(changed, stage)
+
+    transport.exchange = lie  # type: ignore[method-assign]
+    with pytest.raises(ClientsLost, match="did not answer"):
+        pacfl(scene).init(fed)
+    assert {code for _, stage, code in fed.refusals if stage == "gram"} == {"forbidden"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"share_holders": 2}, "share_holders: 2 with share_colluding = 1: it takes 3 holders at least"),
+     ({"share_holders": 4, "share_colluding": 2}, "it takes 5 holders at least"), ({"share_holders": 99}, "and 16 at most"),
+     ({"share_colluding": 0}, "share_colluding: 0 is below 1"), ({"share_bound": 0.0}, "share_bound: 0.0 is not between"),
+     ({"landmarks": 3}, "landmarks: 3 spares encrypted products"), ({"share_holders": 3.5}, "share_holders: 3.5 is not a whole number")],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_by_key_and_value(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Protection(gram=("shares",), **change)
+
+
+def test_a_roster_of_other_holders_is_refused_by_name() -> None:
+    scene = population(clients_per_group=2)
+    transport = Loopback(scene, SHARES)
+    transport.roster = Roster(transport.roster.keys, transport.roster.holder)
+    with pytest.raises(InputError, match="share_holders: 3: the clients' pinned roster names 1 holders"):
+        served(transport)
+
+
+def test_long_vectors_are_refused_by_name_with_the_key_that_helps() -> None:
+    scene = population(clients_per_group=3)
+    fed = federation(scene, Protection(gram=("shares",), share_bound=0.5), seed=1)
+    with pytest.raises(InputError, match=r"above protection\.share_bound = 0\.5, the public bound; raise it"):
+        pacfl(scene).init(fed)
+
+
+def test_a_run_under_shares_is_audited_without_a_key_holder(tmp_path: Path) -> None:
+    config = parse_config({
+        "data": {"clients": 4}, "model": {"name": "linear"}, "training": {"rounds": 1, "weights": "equal"},
+        "algorithm": {"name": "pacfl"}, "protection": {"gram": ["shares"]}, "run": {"record": "full", "audit_parties": ["key-holder"]},
+    })  # fmt: skip
+    with pytest.raises(InputError, match="no holder has a key to write"):
+        run_experiment(config, population=population(clients_per_group=2), out=tmp_path / "run")
