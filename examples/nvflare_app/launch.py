@@ -1,7 +1,7 @@
 """Clustered training with protected similarity and secure sums on NVFlare, on this machine.
 
-    python launch.py --out runs/nvflare                 eight sites in NVFlare's simulator, two at a time
-    python launch.py --out runs/nvflare --threads 8     all eight at a time
+    python launch.py --out runs/nvflare                 eight sites in NVFlare's simulator
+    python launch.py --out runs/nvflare --threads 2     two at a time, each task in a new process: less memory, and far slower
     python launch.py --out runs/nvflare_poc --poc       the same in POC mode: a server and eight sites, over TLS on the loopback
     python launch.py --out runs/open --set protection.sum=none --set protection.min_cohort=1
 
@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import signal
-import sys
 import time
 import tomllib
 from pathlib import Path
@@ -80,8 +79,11 @@ def simulate(out: Path, made: FedJob, sites: list[str], threads: int) -> None:
     made.simulator_run(str(out / "workspace"), n_clients=len(sites), threads=threads)
 
 
-def poc(out: Path, made: FedJob, sites: list[str], seconds: float) -> None:
-    """Run in POC mode: provision, start a server and the sites, submit, wait, and end what was started."""
+def poc(out: Path, made: FedJob, sites: list[str], seconds: float, policy: str = "") -> None:
+    """Run in POC mode: provision, start a server and the sites, submit, wait, and end what was started.
+
+    Each site gets its settings, and `policy` as its `privacy.json`, if given.
+    """
     from nvflare.tool.poc.poc_commands import _start_poc, _stop_poc, prepare_poc_provision  # NVFlare's own PocEnv uses these
 
     workspace = str(out / "poc")
@@ -89,6 +91,8 @@ def poc(out: Path, made: FedJob, sites: list[str], seconds: float) -> None:
     kit = out / "poc" / "example_project" / "prod_00"
     for site in sites:
         (kit / site / "local" / SETTINGS).write_bytes((out / "settings" / f"{site}.toml").read_bytes())
+        if policy:
+            (kit / site / "local" / "privacy.json").write_text(policy, encoding="utf-8")
     for place in ("server", *sites):
         local = kit / place / "local"
         allow(local / "resources.json", local / "resources.json.default")
@@ -106,7 +110,7 @@ def submit(out: Path, made: FedJob, kit: Path, seconds: float) -> None:
     made.export_job(str(out / "jobs"))
     session = new_secure_session("admin@nvidia.com", str(kit / "admin@nvidia.com"), timeout=60.0)
     try:
-        number = session.submit_job(str(out / "jobs" / "clustered"))
+        number = session.submit_job(str(out / "jobs" / made.name))
         print(f"job {number}: logs in {kit}", flush=True)
         until = time.monotonic() + seconds
         while time.monotonic() < until:
@@ -127,7 +131,7 @@ def main(arguments: list[str] | None = None, executor: CflprivExecutor | None = 
     parser.add_argument("--experiment", type=Path, default=HERE / "federation.toml")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--deadline", type=float, default=120.0, help="seconds that a protocol stage may take")
-    parser.add_argument("--threads", type=int, default=2, help="how many sites the simulator runs at a time")
+    parser.add_argument("--threads", type=int, default=0, help="how many sites the simulator runs at a time (default: all)")
     parser.add_argument("--poc", action="store_true", help="POC mode instead of the simulator")
     given = parser.parse_args(arguments)
     out = given.out.resolve()
@@ -143,7 +147,7 @@ def main(arguments: list[str] | None = None, executor: CflprivExecutor | None = 
     if given.poc:
         poc(out, made, sites, 1800)
     else:
-        simulate(out, made, sites, given.threads)
+        simulate(out, made, sites, given.threads or len(sites))
     path = out / "run" / "summary.json"
     if not path.exists():
         raise SystemExit(f"the run did not finish; see the logs in {out}")
@@ -155,5 +159,5 @@ def main(arguments: list[str] | None = None, executor: CflprivExecutor | None = 
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as by Ctrl-C, NVFlare ends what it started
     main()
