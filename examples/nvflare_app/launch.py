@@ -14,6 +14,7 @@ import os
 import signal
 import time
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def poc(out: Path, made: FedJob, sites: list[str], seconds: float, policy: str =
     from nvflare.tool.poc.poc_commands import _start_poc, _stop_poc, prepare_poc_provision  # NVFlare's own PocEnv uses these
 
     workspace = str(out / "poc")
-    prepare_poc_provision(clients=sites, number_of_clients=len(sites), workspace=workspace)
+    prepare_poc_provision(clients=sites, number_of_clients=len(sites), workspace=workspace, docker_image=None)
     kit = out / "poc" / "example_project" / "prod_00"
     for site in sites:
         (kit / site / "local" / SETTINGS).write_bytes((out / "settings" / f"{site}.toml").read_bytes())
@@ -96,20 +97,36 @@ def poc(out: Path, made: FedJob, sites: list[str], seconds: float, policy: str =
     for place in ("server", *sites):
         local = kit / place / "local"
         allow(local / "resources.json", local / "resources.json.default")
+    server = kit / "server" / "startup" / "fed_server.json"
+    server.write_text(server.read_text().replace('"server:8002"', '"localhost:8002"'))  # listen on the loopback, and nowhere else
     _start_poc(workspace, gpu_ids=[], excluded=["admin@nvidia.com"], services_list=[])
     try:
-        submit(out, made, kit, seconds)
+        submit(out, made, sites, kit, seconds)
     finally:
-        _stop_poc(workspace, excluded=["admin@nvidia.com"], services_list=[])
+        try:
+            _stop_poc(workspace, excluded=["admin@nvidia.com"], services_list=[])
+        finally:
+            end(kit)
 
 
-def submit(out: Path, made: FedJob, kit: Path, seconds: float) -> None:
-    """Submit the job, and wait for its end."""
+def end(kit: Path) -> None:
+    """End what NVFlare has left running, by the process ids that it wrote."""
+    for kind in ("daemon_pid.fl", "pid.fl"):
+        for file in kit.glob(f"*/{kind}"):
+            with suppress(ProcessLookupError, ValueError, FileNotFoundError):
+                os.kill(int(file.read_text()), signal.SIGKILL)
+
+
+def submit(out: Path, made: FedJob, sites: list[str], kit: Path, seconds: float) -> None:
+    """Submit the job when all sites are connected, because only these get it, and wait for its end."""
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
     made.export_job(str(out / "jobs"))
     session = new_secure_session("admin@nvidia.com", str(kit / "admin@nvidia.com"), timeout=60.0)
     try:
+        until = time.monotonic() + 300
+        while len(session.get_system_info().client_info) < len(sites) and time.monotonic() < until:
+            time.sleep(2)
         number = session.submit_job(str(out / "jobs" / made.name))
         print(f"job {number}: logs in {kit}", flush=True)
         until = time.monotonic() + seconds

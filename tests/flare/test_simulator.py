@@ -125,7 +125,7 @@ def test_eight_sites_one_of_which_is_killed_inside_a_sum_give_the_models_of_the_
     assert rows[1]["lost"] == [3]
     assert summary["clusters"] == 2
     assert summary["ari"] == 1.0
-    assert summary["protection"] == "gram haar, sum secagg"
+    assert summary["protection"] == "gram=haar, sum=secagg"
     sums = [one for one in read_transcript(tmp_path / "d" / "run" / "transcript", summary["messages"]) if one.kind == "secagg Survivors"]
     assert {one.round: 3 in {client for each in sums if each.round == one.round for client in each.clients} for one in sums} == {
         0: False, 1: False,
