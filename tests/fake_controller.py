@@ -26,7 +26,7 @@ from cflpriv.types import ClientData, Population
 JOB = "job"
 
 
-class OwnData(CflprivExecutor):  # type: ignore[misc]
+class OwnData(CflprivExecutor):
     """An executor whose data are those of a scene."""
 
     def __init__(self, scene: Population) -> None:

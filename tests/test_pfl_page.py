@@ -56,7 +56,7 @@ def gathered(pair: Any, length: float, iteration: int = 0) -> Any:
     )
     backend = SimulatedBackend(data, data, [pair])
     context: Any = CentralContext(iteration, False, USERS, Population.TRAIN, SimpleNamespace(), SimpleNamespace(), SimpleNamespace(), 0)
-    found, _ = asyncio.run(backend.async_gather_results(None, Sends(length), central_context=context))  # type: ignore[arg-type]
+    found, _ = asyncio.run(backend.async_gather_results(None, Sends(length), central_context=context))
     return found
 
 

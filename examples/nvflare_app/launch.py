@@ -97,6 +97,8 @@ def poc(out: Path, made: FedJob, sites: list[str], seconds: float, policy: str =
     for place in ("server", *sites):
         local = kit / place / "local"
         allow(local / "resources.json", local / "resources.json.default")
+        moved = (local / "resources.json").read_text().replace("/tmp/nvflare", str(out / "store"))  # else two trials share their jobs
+        (local / "resources.json").write_text(moved)
     server = kit / "server" / "startup" / "fed_server.json"
     server.write_text(server.read_text().replace('"server:8002"', '"localhost:8002"'))  # listen on the loopback, and nowhere else
     _start_poc(workspace, gpu_ids=[], excluded=["admin@nvidia.com"], services_list=[])
@@ -117,12 +119,23 @@ def end(kit: Path) -> None:
                 os.kill(int(file.read_text()), signal.SIGKILL)
 
 
-def submit(out: Path, made: FedJob, sites: list[str], kit: Path, seconds: float) -> None:
-    """Submit the job when all sites are connected, because only these get it, and wait for its end."""
+def connected(kit: Path, seconds: float) -> Any:
+    """The administrator's session, as soon as the server answers."""
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            return new_secure_session("admin@nvidia.com", str(kit / "admin@nvidia.com"), timeout=30.0)
+        except Exception:  # it may still be starting
+            if time.monotonic() > until:
+                raise
+
+
+def submit(out: Path, made: FedJob, sites: list[str], kit: Path, seconds: float) -> None:
+    """Submit the job when all sites are connected, because only these get it, and wait for its end."""
     made.export_job(str(out / "jobs"))
-    session = new_secure_session("admin@nvidia.com", str(kit / "admin@nvidia.com"), timeout=60.0)
+    session = connected(kit, 300)
     try:
         until = time.monotonic() + 300
         while len(session.get_system_info().client_info) < len(sites) and time.monotonic() < until:

@@ -25,7 +25,8 @@ SETTINGS = '[protection]\ngram = ["haar"]\nsum = "secagg"\nmin_cohort = 3\n'
 
 
 def diff() -> str:
-    return re.findall(r"^```diff\n(.*?)^```$", DOC.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[0]
+    found: str = re.findall(r"^```diff\n(.*?)^```$", DOC.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[0]
+    return found
 
 
 def applied(folder: Path, text: str) -> Path:
@@ -56,7 +57,7 @@ def run(app: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, 
         path.write_text(f'identity = "keys/client{number}.key"\nroster = "keys/roster.txt"\n{SETTINGS}')
         configs[number + 1] = {"partition-id": number, "num-partitions": CLIENTS, "settings": str(path)}
     grid = FakeGrid(dict.fromkeys(configs, client), configs)
-    given = {"num-server-rounds": ROUNDS, "model": str(folder / "model.pt"), "roster": str(folder / "keys" / "roster.txt")}
+    given: dict[str, Any] = {"num-server-rounds": ROUNDS, "model": str(folder / "model.pt"), "roster": str(folder / "keys" / "roster.txt")}
     server(grid, Context(1, 0, {}, RecordDict(), given))
     for name in [name for name in sys.modules if name.partition(".")[0] == app.name]:
         del sys.modules[name]
@@ -101,7 +102,8 @@ def test_the_stock_app_becomes_clustered_and_secure(tmp_path: Path, monkeypatch:
                 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
                 for _ in range(5):
                     optimizer.zero_grad()
-                    torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+                    loss: Any = torch.nn.functional.cross_entropy(model(inputs), labels)
+                    loss.backward()
                     optimizer.step()
                 trained.append(model.state_dict())
             state = {name: torch.stack([one[name] for one in trained]).mean(0) for name in state}
