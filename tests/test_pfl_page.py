@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,14 +82,15 @@ def test_long_updates_are_clipped(page: Any) -> None:
 def test_the_budget_ends_the_training_before_a_round_is_released(page: Any) -> None:
     pair = page.SecureSum(USERS, 1.0, 2.0, epsilon=3.0, delta=1e-6)
     rounds = 0
-    with pytest.raises(BudgetExceeded):
+    with suppress(BudgetExceeded):
         for rounds in range(100):
             gathered(pair, 0.5, rounds)
-    assert 0 < rounds < 100
+    assert 0 < rounds < 99
     assert len(pair.ledger.charges) == rounds
     assert pair.ledger.spent(page.USER) <= 3.0
 
 
 def test_more_users_than_the_sum_was_made_for_are_refused(page: Any) -> None:
+    pair = page.SecureSum(USERS - 1, 1.0, 1.0, epsilon=8.0, delta=1e-6)
     with pytest.raises(ValueError, match="5 users in a sum that was made for 4"):
-        gathered(page.SecureSum(USERS - 1, 1.0, 1.0, epsilon=8.0, delta=1e-6), 0.5)
+        gathered(pair, 0.5)

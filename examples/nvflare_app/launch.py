@@ -184,6 +184,8 @@ def main(arguments: list[str] | None = None, executor: CflprivExecutor | None = 
     summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     for key in ("algorithm", "protection", "clusters", "ari", "rounds", "seconds"):
         print(f"  {key:<14} {summary[key]}")
+    for note in summary["notes"]:
+        print(f"  note           {note}")
     print(f"  run folder     {out / 'run'}")
     return summary
 
