@@ -106,17 +106,19 @@ def poc(out: Path, made: FedJob, sites: list[str], seconds: float, policy: str =
         submit(out, made, sites, kit, seconds)
     finally:
         try:
-            _stop_poc(workspace, excluded=["admin@nvidia.com"], services_list=[])
+            _stop_poc(workspace, excluded=["admin@nvidia.com"], services_list=[], wait=False)
         finally:
-            end(kit)
+            end(kit, 60)
 
 
-def end(kit: Path) -> None:
-    """End what NVFlare has left running, by the process ids that it wrote."""
-    for kind in ("daemon_pid.fl", "pid.fl"):
-        for file in kit.glob(f"*/{kind}"):
-            with suppress(ProcessLookupError, ValueError, FileNotFoundError):
-                os.kill(int(file.read_text()), signal.SIGKILL)
+def end(kit: Path, seconds: float) -> None:
+    """Wait until all parties have ended, and end those that have not by the process ids that NVFlare wrote."""
+    until = time.monotonic() + seconds
+    while any(kit.glob("*/*pid.fl")) and time.monotonic() < until:
+        time.sleep(1)
+    for file in (*kit.glob("*/daemon_pid.fl"), *kit.glob("*/pid.fl")):
+        with suppress(ProcessLookupError, ValueError, FileNotFoundError):
+            os.kill(int(file.read_text()), signal.SIGKILL)
 
 
 def connected(kit: Path, seconds: float) -> Any:

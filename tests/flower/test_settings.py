@@ -78,9 +78,7 @@ def test_a_run_without_settings_ends_at_once_and_names_the_variable(tmp_path: Pa
 
     grid = FakeGrid(dict.fromkeys(range(4), client_app(data)), {node: {"partition-id": node, "num-partitions": 4} for node in range(4)})
     staged = GridTransport(grid)  # type: ignore[arg-type]
-    with pytest.raises(
-        InputError, match=r"^4 of 4 places have no settings file: .*'settings=.* CFLPRIV_SETTINGS to the folder"
-    ):
+    with pytest.raises(InputError, match=r"^4 of 4 places have no settings file: .*'settings=.* CFLPRIV_SETTINGS to the folder"):
         staged.welcome_all(FederationServer(OverBytes(staged)), 4, 3600.0)
     assert [stage[0] for stage in staged.stages] == ["enrol"], "it is not asked again"
 
