@@ -23,6 +23,7 @@ EXTRA_OF = {
     "tenseal": "ckks",
     "opacus": "dp",
     "flwr": "flower",
+    "nvflare": "nvflare",
     "pyarrow": "parquet",
     "datasets": "huggingface",
     "ray": "ray",

@@ -1,6 +1,6 @@
 """The loop of rounds over any federation: start, next round, summary. `folder` writes it to disk.
 
-Simulations (`run`) and deployments (`cflpriv.flower.server`) differ in their `Backend` alone.
+Simulations (`run`) and deployments (`deployment`) differ in their `Backend` alone.
 """
 
 import time

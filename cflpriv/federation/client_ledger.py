@@ -19,7 +19,7 @@ from ..privacy.receipts import PrivacyLedger
 from ..privacy.settings import Noise, Privacy, SumNoise
 from ..protocols.errors import RemoteError
 from ..protocols.events import Event, GaussianEvent
-from ..protocols.ledger import BudgetExceeded, Ledger
+from ..protocols.ledger import BudgetExceeded, Charge, Ledger
 from . import messages as m
 from .store import Store
 
@@ -59,6 +59,10 @@ class ClientLedger:
     def spent(self) -> float:
         """ε so far."""
         return self._ledger().spent(self._client)
+
+    def charges(self) -> list[Charge]:
+        """All charges so far, in order."""
+        return list(self._ledger().charges)
 
     # --- unit = "sample": receipts of what is held
 
@@ -148,7 +152,7 @@ class ClientLedger:
         self._demand(not noise.count or own.clip_quantile > 0, "a count beside the sum; its privacy.clip_quantile is 0")
         sensitivity = math.hypot(noise.clip_norm, noise.count / 2) * (1 if own.relation == "add_remove" else 2)
         event = GaussianEvent(noise.noise.deviation / sensitivity, sensitivity, own.relation, "client", noise.noise.survivors)
-        self._charge([event], "mean")
+        self.charge([event], "mean")
 
     def _paid(self, receipts: "_Receipts", pay: Callable[[], None]) -> None:
         try:
@@ -188,8 +192,17 @@ class ClientLedger:
             event = GaussianEvent(
                 noise.noise_multiplier, noise.clip_norm * (1 if own.relation == "add_remove" else 2), own.relation, "client"
             )
-        self._charge([event], operation)
+        self.charge([event], operation)
         return noise
+
+    def charge(self, events: Sequence[Event], purpose: str) -> None:
+        """Pay for what is about to leave. Raises `RemoteError` "over-budget", and then nothing may leave."""
+        ledger = self._ledger()
+        try:
+            ledger.charge({self._client: events}, purpose, -1)
+        except BudgetExceeded as error:
+            raise self._over_budget(error) from None
+        self._store.keep(SPENT, ledger, _text)
 
     # --- inside
 
@@ -207,14 +220,6 @@ class ClientLedger:
 
     def _read(self, data: bytes) -> Ledger:
         return Ledger.read(data.decode(), self._privacy.budget)
-
-    def _charge(self, events: Sequence[Event], purpose: str) -> None:
-        ledger = self._ledger()
-        try:
-            ledger.charge({self._client: events}, purpose, -1)
-        except BudgetExceeded as error:
-            raise self._over_budget(error) from None
-        self._store.keep(SPENT, ledger, _text)
 
     def _over_budget(self, error: BudgetExceeded) -> RemoteError:
         log.warning("client %d: %s", self._client, error)

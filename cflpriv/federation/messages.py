@@ -31,6 +31,7 @@ REFUSALS: dict[str, str] = {
     "unknown-task": "the client does not know this task; both sides need the same version",
     "bad-input": "the client's data or parameters do not fit the task",
     "not-on-roster": "the client's identity is not on its roster",
+    "no-settings": "no settings file is named for the client, or there is none where it should be",
     "bad-settings": "the client's settings file cannot be used; see its own log",
     "internal": "the client failed; see its own log",
 }

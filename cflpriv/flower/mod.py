@@ -16,13 +16,14 @@ from flwr.common.constant import ErrorCode
 
 from ..contract.protection import Protection
 from ..errors import InputError
-from ..federation.client import FederationClient
 from ..federation.foreign import Foreign
-from ..federation.messages import Refused, encode
+from ..federation.messages import encode
 from ..federation.settings import Settings
+from ..federation.settings_file import refused_settings
 from ..protocols.mechanisms import clip
-from ..types import Array, ClientData
-from .client import KEY_HOLDER, answer, ask_of, holder, settings_of, store_of
+from ..transports.deployed import no_data, receive
+from ..types import Array
+from .client import answer, ask_of, settings_of, store_of
 from .transport import RECORD
 
 __all__ = ["CLIP", "Layout", "cflpriv_mod", "cut", "flat", "layout_of"]
@@ -92,9 +93,10 @@ def cflpriv_mod(
         try:
             who, folder, _ = settings(context)
             store = store_of(context, folder)
-        except Exception:
+        except Exception as error:
             log.exception("settings")
-            return answer(message, encode(Refused("bad-settings"))) if ours else _refused(message, "bad-settings")
+            refused = refused_settings(error)
+            return answer(message, encode(refused)) if ours else _refused(message, refused.code)
         if not ours:
             if who.protection == Protection() and who.privacy.unit == "none":
                 return call_next(message, context)
@@ -118,10 +120,7 @@ def cflpriv_mod(
                 raise InputError("cflpriv_mod: no signature function was given")
             return {"signature": np.asarray(signature(context), dtype=np.float64)}
 
-        if who.role == KEY_HOLDER:
-            return answer(message, holder(who, store).receive(ask))
-        client = FederationClient(who, _no_data, store, own={"train": train, "signature": sign})
-        return answer(message, client.receive(ask))
+        return answer(message, receive(who, store, no_data, ask, own={"train": train, "signature": sign}))
 
     return mod
 
@@ -129,7 +128,3 @@ def cflpriv_mod(
 def _refused(message: Message, word: str) -> Message:
     """The reply to a server that does not speak our protocol: an error with a reason."""
     return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, word), reply_to=message)
-
-
-def _no_data() -> ClientData:
-    raise InputError("this client's data belong to its application")

@@ -191,6 +191,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     summary: dict[str, Any] = json.loads((out / "run" / "summary.json").read_text(encoding="utf-8"))
     for key in ("algorithm", "protection", "clusters", "ari", "accuracy_mean", "rounds", "seconds"):
         print(f"  {key:<14} {summary[key]}")
+    for note in summary["notes"]:
+        print(f"  note           {note}")
     print(f"  run folder     {out / 'run'}")
     return summary
 
@@ -267,16 +269,26 @@ def submit(machines: Machines) -> str:
 
 
 def wait(machines: Machines, run_id: str, seconds: float) -> str:
-    """Flower's word when the run has ended."""
+    """Flower's word when the run has ended. Meanwhile a line for each round."""
     until = time.monotonic() + seconds
-    word = "?"
+    word, rounds = "?", 0
     while time.monotonic() < until:
         asked = time.monotonic()
         word = status(machines, run_id)
+        rounds = show_rounds(machines.out / "run" / "rounds.jsonl", rounds)
         if word.startswith("finished"):
             return word
         time.sleep(max(1.0, 4 * (time.monotonic() - asked)))  # asking starts a process: it should not slow what it asks about
     raise SystemExit(f"the run is still {word!r} after {seconds:g} s")
+
+
+def show_rounds(path: Path, shown: int) -> int:
+    """Print the rounds of a run beyond those that were shown; how many there are."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]] if path.exists() else []
+    for row in rows[shown:]:
+        score = "" if row.get("accuracy_mean") is None else f", accuracy {row['accuracy_mean']:.3f}"
+        print(f"  round {row['round']}: {row['skipped'] or 'done'}, {row['seconds']:.0f} s{score}", flush=True)
+    return len(rows)
 
 
 if __name__ == "__main__":

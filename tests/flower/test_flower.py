@@ -262,6 +262,11 @@ def test_a_private_run_costs_what_a_local_one_does_and_a_restart_forgets_no_char
     ledgers = [json.loads((tmp_path / run / "ledger.json").read_text())["charges"] for run in ("local", "run")]
     assert ledgers[0] == ledgers[1]
     assert summary["accuracy_mean"] is None, "scores have no noise"
+    unit = config.privacy.unit
+    why = "under protection.sum = 'secagg'" if config.protection.secure else f"under privacy.unit = {unit!r}"
+    assert [note.partition(" clients do")[0] for note in summary["notes"][-2:]] == [
+        f"no accuracy: {why}", "no ari: the true groups are not known to the server",
+    ]  # fmt: skip
 
     grid = deployment(tmp_path / "cut", scene, protection, state=True, privacy=asked)
     roster, push, seen = read_roster(tmp_path / "cut" / "keys" / "roster.txt"), grid.push_messages, []

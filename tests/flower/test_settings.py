@@ -68,3 +68,43 @@ def test_wrong_settings_are_a_line_and_a_word(tmp_path: Path, text: str | None, 
         assert fed.enrol() == ()
         assert fed.refusals == [(-1, "enrol", "bad-settings")]
         assert not grid.errors, "no text of an exception reaches the server"
+
+
+def test_a_run_without_settings_ends_at_once_and_names_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CFLPRIV_SETTINGS", raising=False)
+
+    def data(context: Any, tables: Any) -> Any:
+        raise AssertionError("no task was asked for")
+
+    grid = FakeGrid(dict.fromkeys(range(4), client_app(data)), {node: {"partition-id": node, "num-partitions": 4} for node in range(4)})
+    staged = GridTransport(grid)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"^4 of 4 places have no settings file: .*'settings=.* CFLPRIV_SETTINGS to the folder"):
+        staged.welcome_all(FederationServer(OverBytes(staged)), 4, 3600.0)
+    assert [stage[0] for stage in staged.stages] == ["enrol"], "it is not asked again"
+
+
+def test_a_node_without_settings_beside_enough_others_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CFLPRIV_SETTINGS", raising=False)
+    write_identities(tmp_path / "keys", 2, public_entropy("settings"))
+    configs: dict[int, dict[str, Any]] = {9: {}}
+    for number in range(2):
+        path = tmp_path / f"client{number}.toml"
+        path.write_text(f'identity = "keys/client{number}.key"\n[protection]\n')
+        configs[number] = {"settings": str(path)}
+
+    def data(context: Any, tables: Any) -> Any:
+        raise AssertionError("no task was asked for")
+
+    grid, told = FakeGrid(dict.fromkeys(configs, client_app(data)), configs), list[str]()
+    staged = GridTransport(grid)  # type: ignore[arg-type]
+    fed = FederationServer(OverBytes(staged))
+    staged.welcome_all(fed, 2, 3600.0, told.append)
+    assert fed.clients == (0, 1)
+    assert fed.refusals == [(-1, "enrol", "no-settings")]
+    assert told == ["2 of 2 clients are here"]
+
+
+def test_a_superlink_that_knows_no_node_says_what_to_restart() -> None:
+    staged = GridTransport(FakeGrid({}), poll_seconds=0.01)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"0 of 4 clients answered .*; the SuperLink knows no SuperNode; .* restart the SuperNodes, too"):
+        staged.welcome_all(FederationServer(OverBytes(staged)), 4, 0.1)

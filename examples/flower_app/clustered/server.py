@@ -28,5 +28,5 @@ def main(grid: Grid, context: Context) -> None:
         truth={client.id: group for client, group in zip(population.clients, population.groups, strict=True)},
         roster=read_roster(Path(str(given["roster"]))) if given["roster"] else None,
         deadline_seconds=float(given["deadline-seconds"]),
-        resume=True,  # the same run again, e.g. after a restart of the SuperLink, goes on from the last complete round
+        resume=True,  # the same run again, e.g. after SuperLink and SuperNodes were restarted, goes on from the last complete round
     )

@@ -1,0 +1,107 @@
+"""A transport of bytes in stages with deadlines: what every deployment's transport shares.
+
+A subclass knows its places, and carries one stage: `carry(requests, stage, seconds)` returns the answers that arrived within `seconds`.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    from .server import FederationServer
+
+__all__ = ["Journal", "Say", "StagedTransport"]
+
+Say = Callable[[str], None]
+Journal = Callable[[dict[str, Any]], None]
+"""Is given an entry when a stage begins, and another when it has ended."""
+
+
+class StagedTransport:
+    """A `federation.transport.ByteTransport` whose stages have deadlines.
+
+    A stage lasts at most `deadline_seconds` ("compute" as long as `compute_seconds`, the greeting `hello_seconds`). `journal` is notified
+    when a stage begins and ends; `stages` keeps (stage, clients asked, clients answered, seconds), for the record.
+    """
+
+    settings_hint = "name one for each client"
+    """How a client of this system is given its settings file, for errors."""
+    absent_hint = "no client is connected"
+    """What to look at where no place is known at all, for errors."""
+
+    def __init__(
+        self,
+        *,
+        deadline_seconds: float = 60.0,
+        compute_seconds: float = 600.0,
+        hello_seconds: float = 30.0,
+        poll_seconds: float = 0.05,
+        clock: Callable[[], float] = time.monotonic,
+        journal: Journal = lambda entry: None,
+    ) -> None:
+        self._journal, self._clock, self._poll = journal, clock, poll_seconds
+        self._deadlines = {"compute": compute_seconds, "enrol": hello_seconds}
+        self._deadline = deadline_seconds
+        self.stages: list[tuple[str, int, int, float]] = []
+
+    def places(self) -> Sequence[int]:
+        """The places that may have clients now."""
+        raise NotImplementedError
+
+    def carry(self, requests: Mapping[int, bytes], stage: str, seconds: float) -> Mapping[int, bytes]:
+        """Send each place its request, and return the answers that arrive within `seconds`."""
+        raise NotImplementedError
+
+    def welcome(self, federation: "FederationServer", count: int, seconds: float, say: Say = lambda line: None) -> set[int]:
+        """Enrol places until `count` clients are present (and the key holder, where one is needed), or for `seconds`; the clients enrolled.
+
+        Slow places are asked again, with twice the time. Raises `InputError` at once where so many places name no settings that fewer than
+        `count` can come.
+        """
+        until = self._clock() + seconds
+        while len(self.places()) < count and self._clock() < until:  # a run may start before its nodes are known
+            time.sleep(min(0.5, self._poll * 4))
+        came = self._enrolled(federation, count, say)
+        while (len(federation.clients) < count or federation.holder_missing) and self._clock() < until:
+            time.sleep(min(0.5, self._poll * 4))
+            self._deadlines["enrol"] *= 2
+            came |= self._enrolled(federation, count, say)
+        return came
+
+    def _enrolled(self, federation: "FederationServer", count: int, say: Say) -> set[int]:
+        """The clients that come at one greeting."""
+        before = len(federation.refusals)
+        came = set(federation.enrol())
+        unset = sum(code == "no-settings" for _, _, code in federation.refusals[before:])
+        asked = len(self.places())
+        if unset and asked - unset < count:
+            raise InputError(f"{unset} of {asked} places have no settings file: {self.settings_hint}")
+        if came:
+            say(f"{len(federation.clients)} of {count} clients are here")
+        return came
+
+    def welcome_all(self, federation: "FederationServer", count: int, seconds: float, say: Say = lambda line: None) -> None:
+        """The same, or `InputError` where fewer come in time, or no key holder."""
+        self.welcome(federation, count, seconds, say)
+        codes = sorted({code for _, _, code in federation.refusals}) or "none"
+        why = f"; {federation.disagreement}" if federation.disagreement else ""
+        if len(federation.clients) < count:
+            if not self.places():
+                why += f"; {self.absent_hint}"
+            raise InputError(f"{len(federation.clients)} of {count} clients answered within {seconds:g} s; refusals: {codes}{why}")
+        if federation.holder_missing:
+            who = "the key holder" if federation.protection.holders < 2 else "the holders of shares"
+            raise InputError(f"{who} did not answer within {seconds:g} s; refusals: {codes}")
+
+    def exchange(self, requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
+        if not requests:
+            return {}
+        began = self._clock()
+        self._journal({"stage": stage, "asked": len(requests)})
+        answers = self.carry(requests, stage, self._deadlines.get(stage, self._deadline))
+        took = self._clock() - began
+        self.stages.append((stage, len(requests), len(answers), took))
+        self._journal({"stage": stage, "asked": len(requests), "answered": len(answers), "seconds": round(took, 3)})
+        return answers

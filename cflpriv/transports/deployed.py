@@ -1,0 +1,35 @@
+"""The client side of every deployment: one message in, one message out, by the party that a settings file describes.
+
+Importing this loads no torch: some systems start a process for every message, and only those that compute need it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import InputError
+from ..federation.client import FederationClient
+from ..federation.settings import Settings
+from ..federation.settings_file import KEY_HOLDER
+from ..federation.store import Store
+from ..types import ClientData
+
+__all__ = ["no_data", "receive"]
+
+
+def receive(
+    settings: Settings, store: Store, data: Callable[[], ClientData], ask: bytes, own: Mapping[str, Callable[..., Any]] | None = None
+) -> bytes:
+    """The answer to a message: that of the client, or of a holder of keys or shares, which has no data.
+
+    `data` is called when a task needs the client's data. `own` has an application's functions for `Foreign` tasks, by name.
+    """
+    if settings.role == KEY_HOLDER:
+        from ..aggregation.holders import party_for  # loaded on first use
+
+        return party_for(settings.protection)(settings, store).receive(ask)
+    return FederationClient(settings, data, store, own=own).receive(ask)
+
+
+def no_data() -> ClientData:
+    """For a client that has no data here."""
+    raise InputError("this client's data belong to its application")
