@@ -117,7 +117,7 @@ class State:
 
     @property
     def deviation(self) -> float:
-        """The standard deviation of the noise of a sum of contributions of length 1, as measured so far."""
+        """The standard deviation of the noise of a sum of whole contributions of length 1, as measured so far."""
         return float(np.sqrt(self.noise[0] / max(1, self.noise[1])))
 
 
@@ -133,6 +133,10 @@ class PrivateClustersSettings:
     alpha: float
     draws: int
     seed: int
+
+    def deviation(self, state: State) -> float:
+        """The deviation of the noise in a sum of the state's stage, in lengths of what finds clusters in a contribution."""
+        return state.deviation / float(np.sqrt(1 - self.update_part[state.stage]))
 
     def task(self, kind: type[ClientVectors], **more: int) -> Any:
         """A task on the clients' vectors."""
@@ -218,7 +222,7 @@ def _found(settings: PrivateClustersSettings, federation: Federation, state: Sta
         return state, RoundRecord(federation.round, tuple(cohort), None, {"finding": stage, "unchanged_clusters": [0]})
     found, updates = update_in(mean.parts["contribution"].value(), k, model.dimension, part)
     sum_ = found * (mean.count / settings.vectors.norm)
-    squares, count = noise_in(sum_)
+    squares, count = noise_in(sum_ * np.sqrt(1 - part))
     total = sum_ if state.total is None or stage == "cells" else state.total + sum_
     noise = (state.noise[0] + squares, state.noise[1] + count)
     seen = (state.seen * state.done + mean.count) / (state.done + 1)
@@ -279,8 +283,9 @@ def _directed(settings: PrivateClustersSettings, federation: Federation, state: 
     products, lengths = moment_of(_there(state.total), r)
     contributions = state.done * state.seen
     length = max(lengths / contributions, 1e-12)
-    noise = state.deviation * np.sqrt(state.done) / contributions / np.sqrt(1 - LENGTH_PART**2) * length
-    offset = r * (state.deviation / state.seen) ** 2 / 0.5
+    deviation = settings.deviation(state)
+    noise = deviation * np.sqrt(state.done) / contributions / np.sqrt(1 - LENGTH_PART**2) * length
+    offset = r * (deviation / state.seen) ** 2 / 0.5
     found = directions_of(products / contributions * length, noise, offset, 0 if settings.k is None else settings.k - 1)
     s = len(found.variances)
     notes = {"directions": s} | ({"rule": f"k = {settings.k}"} if settings.k is not None else {"rule": f"test at level {settings.alpha:g}"})
@@ -294,14 +299,14 @@ def _directed(settings: PrivateClustersSettings, federation: Federation, state: 
 
 def _partitioned(settings: PrivateClustersSettings, federation: Federation, state: State) -> State:
     """After each sum of cells: the cells moved; after the last, the clusters."""
-    before, variances = _there(state.cells), _there(state.variances)
+    before, variances, deviation = _there(state.cells), _there(state.variances), settings.deviation(state)
     counts, residuals, squares = cells_of(_there(state.total), *before.shape)
-    cells = moved_cells(before, counts, residuals, state.spread, state.deviation / CELL_COUNT)
+    cells = moved_cells(before, counts, residuals, state.spread, deviation / CELL_COUNT)
     spreads = _there(state.spreads) + squares * state.spread**2
     if state.done < settings.sums["cells"]:
         return replace(state, cells=cells, spreads=spreads)
     clients = np.maximum(spreads / (state.done * state.seen), variances)  # their means, and their sampling noise
-    alike = Alike(round(state.seen), clients, state.spread, state.done, state.deviation / CELL_COUNT, state.deviation / CELL_RESIDUAL)
+    alike = Alike(round(state.seen), clients, state.spread, state.done, deviation / CELL_COUNT, deviation / CELL_RESIDUAL)
     starts = partial(first_cells, variances)
     found = partition_of(cells, counts, alike, starts, settings.alpha, settings.draws, federation.stream("crowds"), settings.k)
     notes = {**state.notes, "clear": found.p is None or found.k > 1}
@@ -321,7 +326,7 @@ def _sharpened(settings: PrivateClustersSettings, federation: Federation, state:
     counts, sums = clusters_of(_there(state.total), len(state.models))
     counts = np.maximum(counts, SMALLEST_SIZE * state.done * state.seen)
     rows = sums / counts[:, None] * _radius(state)
-    variances = state.done * (state.deviation * _radius(state) / CLUSTER_VECTOR / counts) ** 2
+    variances = state.done * (settings.deviation(state) * _radius(state) / CLUSTER_VECTOR / counts) ** 2
     offsets = (np.square(rows).sum(1) - settings.vectors.size * variances) / 2
     state = replace(state, rows=rows, offsets=offsets, sizes=counts / counts.sum())
     return replace(state, stage="train", done=0, total=None) if state.done == settings.sums["centres"] else state
@@ -374,12 +379,8 @@ def _defaults(given: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
     return norm_of_clip(given, before) | counts | {"train_early": True}
 
 
-def _sums(given: Mapping[str, Any]) -> int:
-    return 1 + sum(int(given.get(name, least)) for name, least in LEAST.items())
-
-
 def _never_clusters(given: Mapping[str, Any], before: BeforeRun) -> str:
-    needed = _sums(given)
+    needed = 1 + sum(int(given.get(name, least)) for name, least in LEAST.items())
     if given.get("k") == 1 or before.rounds > needed:
         return ""
     return f"it finds them in its first {needed} rounds and trains in later ones; training.rounds = {before.rounds} leaves none"
