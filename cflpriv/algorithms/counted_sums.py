@@ -8,11 +8,14 @@ import numpy as np
 
 from ..contract.handles import Held, Shared
 from ..contract.operations import Federation
+from ..engine.models import Model
 from ..tasks.cluster_shares import counted_blocks
+from ..tasks.evaluation import Evaluate, Losses
 from ..types import Array
-from .interface import BeforeRun
+from .choosing import EvaluateLowest
+from .interface import BeforeRun, Served
 
-__all__ = ["BlockSum", "admit_by_choice", "moved_by", "norm_of_clip", "smallest_of", "sum_of_blocks"]
+__all__ = ["BlockSum", "admit_by_choice", "moved_by", "norm_of_clip", "serve_lowest", "smallest_of", "sum_of_blocks"]
 
 State = TypeVar("State")
 
@@ -47,6 +50,11 @@ def smallest_of(given: float | None, k: int, clients: int) -> float:
 def moved_by(models: Sequence[Shared], sums: Array, sizes: Array) -> tuple[Shared, ...]:
     """Each model plus the sum (d,) of its block over its size."""
     return tuple(model + Shared((one / size).astype(sums.dtype)) for model, one, size in zip(models, sums, sizes, strict=True))
+
+
+def serve_lowest(model: Model, models: Sequence[Shared]) -> Served:
+    """Each client uses the one of the `models` that has the lowest loss on its training data."""
+    return Served(EvaluateLowest(Losses(model), Evaluate(model)), {"model": list(models)})
 
 
 def admit_by_choice(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:

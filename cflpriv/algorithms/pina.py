@@ -42,13 +42,13 @@ from ..keys import Key
 from ..randomness import Stream
 from ..tasks.block_choices import ChooseListed
 from ..tasks.cluster_shares import TrainInBlock
-from ..tasks.evaluation import Evaluate, Losses
+from ..tasks.evaluation import Losses
 from ..tasks.low_rank import LowRankSketch
 from ..tasks.training import Train
 from ..types import Array, Clustering
 from .checks import Contribution, at_least, contribution, enough_clients, known
 from .choosing import EvaluateLowest
-from .counted_sums import admit_by_choice, moved_by, norm_of_clip, smallest_of, sum_of_blocks
+from .counted_sums import admit_by_choice, moved_by, norm_of_clip, serve_lowest, smallest_of, sum_of_blocks
 from .interface import Algorithm, AlgorithmSpec, Served
 from .one_shot import STARTS, ClusterByMeans
 
@@ -180,8 +180,7 @@ def _first(federation: Federation, clustering: Clustering, cohort: Sequence[int]
 
 
 def _serve(settings: PinaSettings, state: State) -> Served:
-    model = settings.train.model
-    return Served(EvaluateLowest(Losses(model), Evaluate(model)), {"model": list(state.models)})
+    return serve_lowest(settings.train.model, state.models)
 
 
 def _describe(state: State) -> Mapping[str, Any]:

@@ -35,12 +35,12 @@ from ..contract.transcript import RoundRecord
 from ..keys import Key
 from ..tasks.block_choices import ChooseAndMove
 from ..tasks.cluster_shares import TrainInBlock
-from ..tasks.evaluation import Evaluate, Losses
+from ..tasks.evaluation import Losses
 from ..tasks.training import Train
 from ..types import Array
 from .checks import Contribution, at_least, contribution, enough_clients
 from .choosing import EvaluateLowest
-from .counted_sums import admit_by_choice, moved_by, norm_of_clip, smallest_of, sum_of_blocks
+from .counted_sums import admit_by_choice, moved_by, norm_of_clip, serve_lowest, smallest_of, sum_of_blocks
 from .interface import Algorithm, AlgorithmSpec, Served
 
 __all__ = ["rebalancing", "rr_cluster"]
@@ -142,8 +142,7 @@ def _staying(shares: Array, moves: Array) -> float:
 
 
 def _serve(settings: RRClusterSettings, state: State) -> Served:
-    model = settings.train.model
-    return Served(EvaluateLowest(Losses(model), Evaluate(model)), {"model": list(state.models)})
+    return serve_lowest(settings.train.model, state.models)
 
 
 def _describe(settings: RRClusterSettings, state: State) -> Mapping[str, Any]:

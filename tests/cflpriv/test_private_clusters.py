@@ -35,6 +35,7 @@ from cflpriv.tasks.cluster_shares import (
     moment_of,
     noise_in,
 )  # fmt: skip
+from cflpriv.tasks.with_update import WithUpdate, update_in
 from cflpriv.types import Array, Population
 
 GROUPS = 3
@@ -149,6 +150,30 @@ def test_an_update_stands_in_the_block_of_its_choice_alone() -> None:
         np.testing.assert_allclose(result["blocks"], expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("norm", [1e-3, 1e3])
+def test_an_update_beside_a_contribution_has_its_part_of_the_length(norm: float) -> None:
+    share, start, k, part = CentreShare(model(), norm=norm), model().init(0), 3, 0.2
+    task = WithUpdate(share, train(), k, part)
+    inputs = [TaskInput(SCENE.clients[i], {"start": start, "model": start + 0.1}, {}, Streams(0, 0, i), choice=i % 3) for i in range(4)]
+    together, _ = task.run_many(inputs, Device())
+    for one, result in zip(inputs, together, strict=True):
+        contribution = np.asarray(task.run(one)["contribution"])
+        assert np.linalg.norm(contribution) <= norm * (1 + 1e-12)
+        np.testing.assert_allclose(result["contribution"], contribution, atol=1e-6 * norm)
+        found, updates = update_in(contribution, k, model().dimension, part)
+        np.testing.assert_allclose(found, share.run(one)["contribution"], rtol=1e-12)
+        update = np.asarray(train().run(one)["update"], np.float64)
+        expected = np.zeros((k, len(update)))
+        expected[one.choice] = update * min(1.0, norm / np.linalg.norm(update))
+        np.testing.assert_allclose(updates, expected, rtol=1e-6)
+
+
+def test_without_a_part_there_is_no_update_in_a_mean() -> None:
+    found, updates = update_in(np.arange(5.0), 2, 3, 0.0)
+    np.testing.assert_array_equal(found, np.arange(5.0))
+    assert updates.shape == (2, 0)
+
+
 # --- what the server computes
 
 
@@ -218,6 +243,28 @@ def test_groups_are_found_under_client_level_noise_and_cost_what_was_asked() -> 
     assert summary["epsilon"] == pytest.approx(200.0, rel=1e-2)
 
 
+def test_sums_that_find_clusters_train_the_model_that_clusters_begin_with() -> None:
+    """Without noise and with a norm that clips nothing the first rounds are FedAvg's, and those after the cells are of each cluster."""
+    run = prepare(config(algorithm={"k": GROUPS, "train_early": True, "norm": 100.0}), population=SCENE)
+    tree = {"model": {"name": "linear"}, "training": {"rounds": FINDING, "batch_size": 0, "lr": 0.1, "weights": "equal"}}
+    fedavg = prepare(parse_config({**tree, "algorithm": {"name": "fedavg"}}), population=SCENE)
+    for one in (run, fedavg):
+        begin(one)
+    for number in range(FINDING):
+        advance(run)
+        if number < FINDING - 1:
+            advance(fedavg)
+            for mine in run.state.models:
+                np.testing.assert_allclose(mine.value(), fedavg.state.model.value(), atol=1e-5)
+    start = fedavg.state.model.value()
+    chosen, expected = np.array(choices(run)), []
+    for label in range(GROUPS):
+        inputs = [TaskInput(SCENE.clients[i], {"model": start}, {}, Streams(0, 0, i)) for i in np.flatnonzero(chosen == label)]
+        expected.append(start + np.mean([train().run(one)["update"] for one in inputs], axis=0))
+    for mine, other in zip(run.state.models, expected, strict=True):
+        np.testing.assert_allclose(mine.value(), other, atol=1e-4)
+
+
 def test_a_group_too_small_for_the_noise_is_left_whole() -> None:
     """At ε = 0.1 the noise is far above 120 clients: the answer is one model (but in one of 20 draws), and no round fails.
 
@@ -247,12 +294,13 @@ def test_noise_is_measured_where_nobody_adds_anything() -> None:
     assert run.state.deviation == pytest.approx(clipped.multiplier, rel=0.1)
 
 
-@pytest.mark.parametrize("sum_", ["secagg", "secagg-oblivious"])
-def test_a_secure_sum_finds_the_same(sum_: str) -> None:
+@pytest.mark.parametrize(("sum_", "early", "transport"), [("secagg", True, "bytes"), ("secagg-oblivious", False, "memory")])
+def test_a_secure_sum_finds_the_same(sum_: str, early: bool, transport: str) -> None:
     small = population(groups=2, clients_per_group=8, samples=40, test_samples=2, shape=(6,), separation=4.0)
-    options = {"algorithm": {"k": 2}, "run": {"release_policy": "strict"}}
-    plain = played(config(rounds=FINDING + 1, **options), small)
-    secure = played(config(rounds=FINDING + 1, **options, protection={"sum": sum_, "secagg_clip": 2.0, "min_cohort": 3}), small)
+    options: dict[str, Any] = {"rounds": FINDING + 1, "algorithm": {"k": 2, "train_early": early}}
+    protection = {"sum": sum_, "secagg_clip": 2.0, "min_cohort": 3}
+    plain = played(config(**options), small)
+    secure = played(config(**options, run={"release_policy": "strict", "transport": transport}, protection=protection), small)
     assert choices(plain) == choices(secure)
     for one, other in zip(plain.state.models, secure.state.models, strict=True):
         np.testing.assert_allclose(one.value(), other.value(), atol=1e-4)
@@ -301,7 +349,8 @@ def test_more_rounds_with_noise_find_clusters_by_as_many_more_sums() -> None:
     }  # fmt: skip
     hyper = parse_config({**tree, "privacy": client_level(1.0)}).hyper
     assert {name: hyper[name] for name in ("moments", "cell_steps", "centre_steps")} == {"moments": 4, "cell_steps": 6, "centre_steps": 9}
-    assert "cell_steps" not in parse_config(tree).hyper
+    assert hyper["train_early"] is True
+    assert not {"cell_steps", "train_early"} & set(parse_config(tree).hyper)
 
 
 def test_a_process_remembers_a_mean_by_its_content() -> None:
