@@ -197,10 +197,11 @@ def _figures(case: Case, source: str, asked: Sequence[tuple[Statement, Mapping[i
         few = min(has.sum(), (~has).sum()) < FEWEST
         if few and (source != "update" or not clients or len(clients) >= 2 * FEWEST):
             continue
+        made: Made | None = None
         if sums:
             own = {client: shares_held(statement, case.truth)[client] for client in case.view.coalition}
             found = shares_in_sums(sums, statement, case, own)
-            made, seen = None, np.array([found[client] for client in clients])
+            seen = np.array([found[client] for client in clients])
             by = f"{len(sums)} sums as one system, {pretended_count(case, len(sums))} simulated clients each"
             by += trainings_in(case.view).not_modelled()
         else:

@@ -10,6 +10,7 @@ of sums that no other sum tells apart get one guess; where that holds for all, n
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 
 import numpy as np
@@ -48,8 +49,10 @@ def tells_apart(sums: Sequence[Step]) -> bool:
 def shares_in_sums(sums: Sequence[Step], statement: Statement, case: Case, own: Mapping[int, float]) -> dict[int, float]:
     """The share of the property in each member's samples, but of clients of which it is known (`own`)."""
     prior, count = case.prior, pretended_count(case, len(sums))
-    fits = [once(_KEPT, MOST_KEPT, _key(one, statement, prior, count), lambda one=one: _fit(one, statement, prior, count)) for one in sums]
-    rows, readings, deviations = [], [], []
+    fits = [once(_KEPT, MOST_KEPT, _key(one, statement, prior, count), partial(_fit, one, statement, prior, count)) for one in sums]
+    rows: list[dict[int, float]] = []
+    readings: list[tuple[float, float]] = []
+    deviations: list[float] = []
     for one, regression in zip(sums, fits, strict=True):
         weights = weights_of(prior, one.members)
         row = {client: weight / sum(weights.values()) for client, weight in weights.items()}
