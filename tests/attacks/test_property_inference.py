@@ -320,6 +320,7 @@ def changing(seed: int, rounds: int = 16, **more: Any) -> Config:
     return config({"name": "fedavg"}, {"sum": "secagg", "min_cohort": 3}, seed, data=data, training=training, **more)
 
 
+@pytest.mark.slow
 def test_sums_over_changing_cohorts_show_single_clients_properties() -> None:
     """No sum is over one client. With fixed cohorts nothing tells a cohort's members apart, and nothing is attempted."""
     found = {cell.metric: cell for cell in cells_of(case(changing(0)))}["update_wide_auc"]
@@ -329,6 +330,7 @@ def test_sums_over_changing_cohorts_show_single_clients_properties() -> None:
     assert fixed["update_auc"].status == "nothing_to_see"
 
 
+@pytest.mark.slow
 def test_a_member_of_a_cluster_of_two_reads_the_others_property_over_seeds() -> None:
     """One client a run has no AUC: its share of samples with the property is guessed, and runs are pooled."""
     several, data = [], {"clients": 8, "groups": [[0, 1], [2, 3]], "rotations": [0, 90]}
