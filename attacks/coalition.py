@@ -8,6 +8,9 @@ that model. What is left are linear equations (`linear_evidence`): updates that 
 A client by itself has the sums of its own cluster, by two models that it was sent in successive rounds. A secure sum tells it who is in it.
 Elsewhere a client is not told, and the attack assumes that it knows (`cohorts_of`): cohorts of a few organisations know each other.
 
+A mean is as exact as the two models that it is the difference of, which travel as floats, and as the levels of a secure sum
+(`deviating`). What is solved from several has the uncertainty of all of them.
+
 What is left alone: runs in which a client's update holds more than such a training, by the tasks that the transcript records
 (`LocalTraining.alone`), sums of which the view does not have the model (transformed ones, oblivious totals, models of which only a part
 travels), and runs with `[privacy]`, whose noise is not on record.
@@ -20,6 +23,7 @@ import numpy as np
 
 from ..engine import Engine, Streams, TaskInput
 from ..errors import TrainingDiverged
+from ..protocols.fixedpoint import largest_levels
 from ..types import Array, ClientData
 from .adversary import AdversaryView
 from .leakage import Case, Prior
@@ -27,17 +31,20 @@ from .linear_evidence import equations, parts_of
 from .local_training import trainings_in
 from .sums import CohortSum, means_in, sums_in
 
-__all__ = ["cohorts_assumed", "cohorts_of", "known_means", "known_sums", "sums_of_others", "weights_of"]
+__all__ = ["cohorts_assumed", "cohorts_of", "deviating", "known_means", "known_sums", "sums_of_others", "weights_of"]
+
+EXACT = 1e-12
+"""A deviation in place of 0, so that sums can be compared by theirs."""
 
 
 def known_sums(case: Case, view: AdversaryView) -> list[CohortSum]:
     """The sums over named clients in a view of the case, without the coalition's part (`sums_of_others`)."""
-    return sums_of_others(case, sums_in(view, cohorts_of(case, view)))
+    return sums_of_others(case, [deviating(one, view, case.prior) for one in sums_in(view, cohorts_of(case, view))])
 
 
 def known_means(case: Case, view: AdversaryView, dimension: int) -> list[CohortSum]:
     """The mean updates (dimension,) in a view of the case, without the coalition's part."""
-    return sums_of_others(case, means_in(view, dimension, cohorts_of(case, view)))
+    return sums_of_others(case, [deviating(one, view, case.prior) for one in means_in(view, dimension, cohorts_of(case, view))])
 
 
 def cohorts_of(case: Case, view: AdversaryView) -> Mapping[tuple[int, int], tuple[int, ...]]:
@@ -78,6 +85,24 @@ def sums_of_others(case: Case, sums: Sequence[CohortSum]) -> list[CohortSum]:
     return [part for several in same.values() for part in _parts(case, several)]
 
 
+def deviating(one: CohortSum, view: AdversaryView, prior: Prior) -> CohortSum:
+    """A sum of a view with the standard deviation of its mean: of two models rounded to floats, and of the levels of a secure sum.
+
+    Stochastic rounding to levels has a variance of a quarter of a level at most. 0 where there is no mean, or no model.
+    """
+    if one.mean is None or one.start is None or one.local is None or not one.members:
+        return one
+    half = float(np.finfo(one.local.train.model.dtype).eps) / 2  # of a number, at most; evenly distributed
+    rounded = half * float(np.sqrt(np.mean(one.start**2) * 2 / 3))
+    if not view.protection.secure:
+        return replace(one, deviation=rounded)
+    asked, weights = view.protection.secure_sum, list(weights_of(prior, one.members).values())
+    level = asked.clip / largest_levels(len(weights), asked.bits)
+    if asked.max_weight:
+        level *= asked.max_weight
+    return replace(one, deviation=float(np.hypot(rounded, level * np.sqrt(len(weights)) / 2 / sum(weights))))
+
+
 def _parts(case: Case, several: Sequence[CohortSum]) -> list[CohortSum]:
     """What sums of the same updates say of others than the colluders."""
     first = several[0]
@@ -91,8 +116,9 @@ def _parts(case: Case, several: Sequence[CohortSum]) -> list[CohortSum]:
     weights = weights_of(case.prior, clients)
     rows = [{client: weights[client] for client in one.members} for one in several]
     totals = np.stack([one.mean * sum(row.values()) for one, row in zip(several, rows, strict=True) if one.mean is not None])
-    parts = parts_of(*equations(rows).less(updates, totals))
-    return [replace(first, members=tuple(sorted(members)), mean=mean) for members, mean in parts]
+    deviations = [max(one.deviation, EXACT) * sum(row.values()) for one, row in zip(several, rows, strict=True)]
+    parts = parts_of(*equations(rows, deviations).less(updates, totals))
+    return [replace(first, members=tuple(sorted(part.terms)), mean=part.value, deviation=part.deviation) for part in parts]
 
 
 def trained_again(case: Case, clients: Sequence[int], one: CohortSum) -> dict[int, Array] | None:

@@ -9,19 +9,17 @@
 The adversary is whoever reads single updates. It knows the model, the settings of local training, labelled auxiliary samples, and how many
 samples and labels each client has. The clients' own samples are truth: scorers compare guesses with them, no guess sees them.
 
-Each attack is the suite's own, on states of another system. Labels: `counts_from_bias` where labels are absent, else `labels_from_bias`,
-under the statistics of the client's batches where layers normalise. Membership: ridge regression of updates on single samples' gradients,
-as in `membership_gradients` but without shadow models; the loss threshold (Yeom et al. 2018); RMIA (Zarifzadeh et al. 2024) with the model
-that the client was sent as its only reference model. Images: `invert_updates`, which after a single step also meets the statistics of the
-batch (Yin et al. 2021, GradInversion, who take those of the training set). Running statistics: what the client's steps must have added.
+Each attack is the suite's own, on states of another system. Labels: `foreign_labels`. Images: `foreign_images`. Membership: ridge
+regression of updates on single samples' gradients, as in `membership_gradients` but without shadow models; the loss threshold (Yeom et al.
+2018); RMIA (Zarifzadeh et al. 2024) with the model that the client was sent as its only reference model. Running statistics: what the
+client's steps must have added.
 
 There is no unprotected twin of another system, hence no reference that would show an attack's power. A figure is `leaks` if it beats the
 same attack without the view by the margin, `inconclusive` if it does not, and `not_validated` with fewer than three scores. None is
-`at_baseline`: no figure here shows that nothing leaks. Not modelled: weight decay of the head's bias, optimisers other than SGD, dropout.
+`at_baseline`: no figure here shows that nothing leaks. Not modelled: dropout.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,40 +30,26 @@ from ..errors import InputError
 from ..randomness import stream
 from ..types import Array
 from .family import judged_together
-from .foreign_states import ForeignModel, ReadState, batch_statistics, statistics_of, vector_of
-from .foreign_system import LoopSettings, Record, System, Update, system_of
-from .gradient_inversion import MARGIN as IMAGE_MARGIN
-from .gradient_inversion import MOST_IMAGES, MOST_STEPS, LocalSteps, invert_updates, labels_from_shares
-from .gradient_inversion import Guess as ImageGuess
-from .gradient_inversion import score as image_score
-from .label_inference import Guess as LabelGuess
-from .label_inference import label_cells
-from .label_readings import ONE_STEP, PATH, auxiliary_shares, class_probabilities, counts_from_bias, labels_from_bias
-from .leakage import Cell, Truth, cell, nothing, ssim
+from .foreign_images import images
+from .foreign_labels import NO_MODEL, NO_TRUTH, NOT_SGD, ROUNDS, alone, as_sent, is_sgd, labels, settled
+from .foreign_states import ForeignModel, batch_statistics, vector_of
+from .foreign_system import LoopSettings, Made, Record, System, Update, system_of
+from .label_readings import ONE_STEP, PATH
+from .leakage import Cell, Truth, cell, nothing
 from .membership import confidences, loss_threshold, rmia, roc
 from .membership_audit import FALSE_POSITIVES, FEWEST_ASKED, Outcome, auc_gain, member_p
 from .membership_audit import MARGIN as MEMBER_MARGIN
 from .membership_gradients import MOST_NUMBERS, sample_gradients, shortened
 from .membership_shadows import pairs_of
-from .significance import FEWEST_SCORES, RATE
+from .significance import RATE
 
 __all__ = ["FOREIGN_ATTACKS", "LoopSettings", "Update", "attacked", "audit_updates"]
 
-Made = tuple[list[Cell], dict[str, Array] | None]
-ROUNDS = 3
-"""Label shares are means over so many first updates of a client."""
-MOST_INVERTED = 8
-"""Clients whose updates are inverted."""
-MOST_NORMALISED = 256
-"""Auxiliary samples whose statistics take the place of those that states do not have."""
 SOURCES = {"gradients": "update", "rmia": "own_model", "loss": "own_model"}
 """What an attack on membership reads."""
 RIDGE = 0.1
 """Penalty of the regression of updates, in mean squared lengths of gradients."""
 STATISTICS_MARGIN = 0.1
-NO_MODEL = "not attempted: there is no model to run (`--plugin FILE`, and `model` in foreign.toml)"
-NO_TRUTH = "not attempted: no client's samples are given, so that no guess can be scored"
-NOT_SGD = "not attempted: updates by an optimiser other than SGD are not linear in gradients"
 
 
 def audit_updates(
@@ -91,106 +75,6 @@ def attacked(system: System, attacks: Sequence[str] | None = None) -> dict[str, 
     return {name: attack(system) for name, attack in FOREIGN_ATTACKS.items() if attacks is None or name in attacks}
 
 
-def _alone(one: Cell, scores: int) -> Cell:
-    """A figure that was judged as its own reference, without that; it is the mean of so many `scores`."""
-    if one.value is None:
-        return one
-    rule = f"another system has no unprotected twin, so there is no reference and no shown power; margin {one.margin:g}"
-    rule += "" if one.p is None else f", p = {one.p:.2g}; a leak needs p < {RATE:g}"
-    if scores < FEWEST_SCORES:
-        rule += f"; {scores} score(s) decide nothing, {FEWEST_SCORES} are needed"
-    elif one.counted and 0.5**one.counted >= RATE:
-        rule += f"; {one.counted} clients are too few to decide about a yes-or-no figure"
-    status = one.status if one.status == "leaks" else "not_validated" if scores < FEWEST_SCORES else "inconclusive"
-    return replace(one, reference=None, reference_baseline=None, power=None, status=status, note=f"{one.note}; {rule}")
-
-
-# --- labels -------------------------------------------------------------------------------------------------------------------------
-
-
-def _labels(system: System) -> Made:
-    """Label sets and histograms from the updates of the head's bias."""
-    name, metric, case, prior = "label_inference", "histogram_l1", system.case, system.case.prior
-    clients = [client for client in system.scored if _is_sgd(system.records[client][0])]
-    why = NO_TRUTH if not system.scored else "" if clients else NOT_SGD
-    if system.head is None or why:
-        return [nothing(case, name, metric, why or f"not attempted: {system.headless}")], None
-    read = {client: [one for one in system.records[client][:ROUNDS] if _is_sgd(one)] for client in clients}
-    shares = {client: found for client, records in read.items() if (found := _mean_shares(records, system)) is not None}
-    if not shares:
-        why = "not attempted: neither the learning rate with the number of steps nor the number of labels is known"
-        return [nothing(case, name, metric, why)], None
-    blank = auxiliary_shares(prior) if len(prior.y) else np.full(prior.classes, 1 / prior.classes)
-    note = f"bias {system.head!r}, of the first {ROUNDS} update(s) at most; {_predicted(system)}; {prior.description}"
-    guess = LabelGuess(shares)
-    figures, arrays = label_cells(case, name, sorted(shares), [guess, LabelGuess(dict.fromkeys(shares, blank)), guess], note)
-    return [_alone(one, one.counted or len(shares)) for one in figures], arrays
-
-
-def _is_sgd(record: Record) -> bool:
-    return record.settings.optimizer == "sgd"
-
-
-def _mean_shares(records: Sequence[Record], system: System) -> Array | None:
-    found = [one for record in records if (one := _shares(record, system)) is not None]
-    return np.asarray(np.mean(found, axis=0)) if found else None
-
-
-def _shares(record: Record, system: System) -> Array | None:
-    """Label shares (classes,) from one update of the head's bias; None where neither its scale nor the number of labels is known.
-
-    Where some labels are known to be absent the scale comes from these: clients with few samples learn them by heart, so that their updates
-    end shorter than rate and steps say. Predictions are those for auxiliary samples, at the state before, or on the way to the state after
-    where the scale is rate × steps. Without a model they are taken to be uniform, as an untrained model's are.
-    """
-    assert system.head is not None  # checked by the caller
-    prior, model = system.case.prior, system.model
-    moved = np.subtract(record.after.parameters[system.head], record.before.parameters[system.head], dtype=np.float64)
-    is_short = record.scale is None or (record.labels is not None and record.labels < prior.classes)
-    if model is None:
-        probabilities = np.full((prior.classes, prior.classes), 1 / prior.classes)
-    else:
-        start, end = (_settled(system, model, record, state) for state in (record.before, record.after))
-        path = [start + share * (end - start) for share in (ONE_STEP if is_short or record.steps == 1 else PATH)]
-        probabilities = np.mean([class_probabilities(model.evaluated, at, prior.x, prior.y) for at in path], axis=0)
-    if record.scale is not None and not is_short:
-        return labels_from_bias(moved, probabilities, record.scale)
-    return None if record.labels is None else counts_from_bias(-moved, probabilities, record.labels)
-
-
-def _settled(system: System, model: ForeignModel, record: Record, state: ReadState) -> Array:
-    """A state's vector (d,) for `model.evaluated`, with the statistics of the client's batches, else with those of auxiliary samples."""
-    found = batch_statistics(model, record.before, record.after, record.steps) or _of_auxiliary(system, model, record.before)
-    return vector_of(model.evaluated, state, found)
-
-
-def _as_sent(system: System, model: ForeignModel, state: ReadState) -> Array:
-    """A state's vector (d,) for `model.evaluated`, with its own statistics, else with those of auxiliary samples."""
-    has_own = state.statistics.keys() >= model.statistics.keys()
-    return vector_of(model.evaluated, state, {} if has_own else _of_auxiliary(system, model, state))
-
-
-def _of_auxiliary(system: System, model: ForeignModel, state: ReadState) -> dict[str, Array]:
-    """The statistics of auxiliary samples by name, normalised by themselves."""
-    if not model.norms:
-        return {}
-    x = np.asarray(system.case.prior.x[:MOST_NORMALISED], np.float64)
-    with torch.no_grad():
-        row = statistics_of(model)(torch.tensor(vector_of(model.in_training, state))[None], torch.tensor(x)[None])[0].numpy()
-    parts = np.split(row, np.cumsum([int(np.prod(shape)) for shape in model.statistics.values()])[:-1])
-    return dict(zip(model.statistics, parts, strict=True))
-
-
-def _predicted(system: System) -> str:
-    """Where predictions come from, for a note."""
-    if system.model is None:
-        return "no model: predictions taken to be uniform, as an untrained model's are"
-    if not system.model.norms:
-        return "predictions on auxiliary samples"
-    has_statistics = all(one.before.statistics and one.after.statistics for several in system.records.values() for one in several)
-    return f"predictions on auxiliary samples, normalised by the statistics of {'the client' if has_statistics else 'these samples'}"
-
-
 # --- membership ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -208,13 +92,13 @@ def _membership(system: System) -> Made:
     if (count := int(asked.member.sum())) < FEWEST_ASKED:
         why = f"not attempted: {count} samples have a non-member of their label beside them, fewer than {FEWEST_ASKED}"
         return [nothing(case, name, metric, why)], None
-    linear = all(_is_sgd(one) for client in clients for one in system.records[client][:ROUNDS])
+    linear = all(is_sgd(one) for client in clients for one in system.records[client][:ROUNDS])
     scores = {attack: np.zeros(len(asked.y)) for attack in ("gradients", "rmia", "loss", "blank")}
     for client in np.unique(asked.owners).tolist():
         mine = asked.owners == client
         first, last = system.records[client][0], system.records[client][-1]
         models = np.stack([
-            _settled(system, model, last, last.after), _settled(system, model, first, first.before), _as_sent(system, model, first.before)
+            settled(system, model, last, last.after), settled(system, model, first, first.before), as_sent(system, model, first.before)
         ])  # fmt: skip
         target, beside, sent = confidences(model.evaluated, models, asked.x[mine], asked.y[mine])
         others = confidences(model.evaluated, models[:2], prior.x[rest], prior.y[rest])
@@ -245,7 +129,7 @@ def _explained(system: System, model: ForeignModel, records: Sequence[Record], x
     trained = np.concatenate([np.full(int(np.prod(shape)), name in model.shapes) for name, shape, _ in form.layout])
     short, chunk = shortened(int(trained.sum())), max(1, MOST_NUMBERS // form.dimension)
     for record in records:
-        start, end = (_settled(system, model, record, state) for state in (record.before, record.after))
+        start, end = (settled(system, model, record, state) for state in (record.before, record.after))
         blocks = [sample_gradients(form, start, x[at : at + chunk], y[at : at + chunk]) for at in range(0, len(y), chunk)]
         columns = np.concatenate([short(block[:, trained]) for block in blocks])
         scale = RIDGE * max(float(np.square(columns).sum(axis=1).mean()), 1e-300)
@@ -266,115 +150,7 @@ def _member_cell(system: System, metric: str, kind: str, found: Outcome, note: s
         "membership", case.view.adversary, case.protection, metric, value, *interval, baseline=blank, reference=None,
         status="leaks" if p < RATE else "inconclusive", seeds=(case.seed,), note=words, margin=MEMBER_MARGIN[kind], p=p,
     )  # fmt: skip
-    return _alone(made, at.members)
-
-
-# --- images -------------------------------------------------------------------------------------------------------------------------
-
-
-def _images(system: System) -> Made:
-    """The images of clients with few samples in one batch, from the first update of each."""
-    name, case, prior, model = "gradient_inversion", system.case, system.case.prior, system.model
-    few = [client for client in system.scored if _is_one_batch(system.records[client][0])][:MOST_INVERTED]
-    if (why := _unread(system, few)) or model is None:
-        return [nothing(case, name, "image_psnr_db", why)], None
-    shares = {client: _shares(system.records[client][0], system) for client in few}
-    drawn = {c: labels_from_shares(one, system.records[c][0].samples or 1) for c, one in shares.items() if one is not None}
-    groups: dict[object, list[int]] = {}
-    for client in drawn:
-        record = system.records[client][0]
-        fixed = record.before.statistics.values() if record.settings.batch_norm == "eval" else ()
-        groups.setdefault((record.samples, record.settings, tuple(one.tobytes() for one in fixed)), []).append(client)
-    found: dict[int, Array] = {}
-    for number, clients in enumerate(groups.values()):
-        rng = stream(case.seed, "another system: gradient inversion", number)
-        records = [system.records[client][0] for client in clients]
-        found |= dict(zip(clients, _inverted(model, records, [drawn[c] for c in clients], rng, system.iterations), strict=True))
-    mean, commonest = prior.x.mean(axis=0, dtype=np.float64), int(np.bincount(prior.y).argmax())
-    sizes = {client: len(one) for client, one in drawn.items()}
-    blank = ImageGuess(
-        {client: np.repeat(mean[None], n, axis=0) for client, n in sizes.items()},
-        {client: np.full(n, commonest) for client, n in sizes.items()},
-    )
-    steps = sorted({system.records[client][0].settings.epochs for client in drawn})
-    note = (
-        f"{sum(sizes.values())} sample(s) of {len(drawn)} client(s), {' or '.join(map(str, steps))} local step(s), first update, "
-        f"{system.iterations} iterations; {prior.description}; baseline: the mean auxiliary sample"
-    )
-    if model.norms:
-        note += "; layers normalise by the batch where clients trained in training mode, by running statistics where in evaluation mode"
-    figures, guess = [], ImageGuess(found, drawn)
-    a_sample = case.truth.data[next(iter(drawn))][0][0]
-    for metric in ("image_psnr_db", "image_ssim", "labels_exact"):
-        if metric == "image_ssim" and np.isnan(ssim(a_sample, a_sample)):
-            continue
-        mine, theirs = (image_score(one, case.truth, list(drawn), metric) for one in (guess, blank))
-        made = cell(case, name, metric, mine, theirs, mine, margin=IMAGE_MARGIN[metric], share=metric == "labels_exact", note=note)
-        figures.append(_alone(made, len(drawn)))
-    shape = (1, *prior.shape) if len(prior.shape) == 2 else prior.shape
-    if len(shape) != 3:  # the report has nothing to show
-        return figures, None
-    arrays = {
-        "clients": np.array(list(drawn)), "truth": np.stack([case.truth.data[c][0][0].reshape(shape) for c in drawn]),
-        "recovered": np.stack([found[c][0].reshape(shape) for c in drawn]), "baseline": mean.reshape(shape),
-    }  # fmt: skip
-    return figures, arrays
-
-
-def _is_one_batch(record: Record) -> bool:
-    """Whether a client trained on few samples, all in each step."""
-    one = record.settings
-    return record.samples is not None and record.samples <= min(MOST_IMAGES, one.batch_size or MOST_IMAGES) and one.epochs <= MOST_STEPS
-
-
-def _unread(system: System, few: Sequence[int]) -> str:
-    """Why no update is inverted; empty if some are."""
-    model, records = system.model, [system.records[client][0] for client in few]
-    if model is None or not system.scored:
-        return NO_MODEL if model is None else NO_TRUTH
-    if not few:
-        return f"not attempted: no client has at most {MOST_IMAGES} samples in one batch and {MOST_STEPS} steps; this proves nothing"
-    if model.words:
-        return "not attempted: inputs are words, not numbers"
-    if system.head is None:
-        return f"not attempted: labels come from the head's bias; {system.headless}"
-    if model.has_dropout:
-        return "not attempted: the model has dropout, whose draws are not known; that proves nothing"
-    if not all(map(_is_sgd, records)):
-        return NOT_SGD
-    if any(one.settings.lr is None and (one.settings.epochs > 1 or one.labels is None) for one in records):
-        return "not attempted: several local steps of unknown learning rate; that proves nothing"
-    if any(one.settings.batch_norm == "eval" and one.before.statistics.keys() != model.statistics.keys() for one in records):
-        return "not attempted: layers trained in evaluation mode, and the states have no running statistics; that proves nothing"
-    return ""
-
-
-def _inverted(model: ForeignModel, records: Sequence[Record], labels: Sequence[Array], rng: np.random.Generator, iterations: int) -> Array:
-    """Images (m, n, *shape) in [0, 1] of m clients that trained alike; from the update's direction where its rate is not known."""
-    how = records[0].settings
-    form = model.frozen(records[0].before.statistics) if how.batch_norm == "eval" else model.in_training
-    starts, ends = (np.stack([vector_of(form, getattr(one, when)) for one in records]) for when in ("before", "after"))
-    steps = LocalSteps(how.epochs, how.lr or 1.0, how.momentum, how.weight_decay)
-    distance: Any = "cosine" if how.lr is None else "squared"
-    return invert_updates(
-        form, starts, ends - starts, np.stack(labels), steps, rng, iterations=iterations, distance=distance,
-        beside=_beside(model, records),
-    )[0]  # fmt: skip
-
-
-def _beside(model: ForeignModel, records: Sequence[Record]) -> tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], Array] | None:
-    """What running statistics show of the images beside the update, each layer's on the scale 1; None where they show nothing exact.
-
-    They are needed: behind a layer that normalises by the batch, gradients do not depend on the length of the images.
-    """
-    found = [batch_statistics(model, one.before, one.after, one.steps) for one in records]
-    if not model.norms or not all(found) or records[0].steps != 1 or records[0].settings.batch_norm == "eval":
-        return None
-    scales = {name: 1 / max(float(np.sqrt(np.mean([one[name] ** 2 for one in found]))), 1e-12) for name in model.statistics}
-    scale = np.concatenate([np.full(shape, scales[name]) for name, shape in model.statistics.items()])
-    seen = np.stack([np.concatenate([one[name] for name in model.statistics]) for one in found]) * scale
-    made = statistics_of(model)
-    return lambda theta, images: made(theta, images) * torch.tensor(scale), seen
+    return alone(made, at.members)
 
 
 # --- running statistics ---------------------------------------------------------------------------------------------------------------
@@ -406,7 +182,7 @@ def _statistics(system: System) -> Made:
     )
     mine, blank = np.array(errors).T / max(float(np.mean([far for _, far in errors])), 1e-300)
     made = cell(case, name, metric, mine, blank, mine, margin=STATISTICS_MARGIN, lower_is_better=True, note=note)
-    return [_alone(made, len(errors))], None
+    return [alone(made, len(errors))], None
 
 
 def _activation(model: ForeignModel, layer: str, record: Record, x: Array) -> Array:
@@ -429,6 +205,6 @@ def _activation(model: ForeignModel, layer: str, record: Record, x: Array) -> Ar
 
 
 FOREIGN_ATTACKS: Mapping[str, Callable[[System], Made]] = {
-    "label_inference": _labels, "membership": _membership, "gradient_inversion": _images, "batch_statistics": _statistics,
+    "label_inference": labels, "membership": _membership, "gradient_inversion": images, "batch_statistics": _statistics,
 }  # fmt: skip
 """What reads updates of other systems, by name."""

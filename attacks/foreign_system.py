@@ -16,12 +16,14 @@ from ..errors import InputError
 from ..types import Array
 from .adversary import AdversaryView
 from .foreign_states import ForeignModel, ReadState, State, head_bias, read_samples, read_state
-from .leakage import Case, Prior, Truth
+from .leakage import Case, Cell, Prior, Truth
 from .local_training import carry
 
-__all__ = ["LoopSettings", "Record", "System", "Update", "system_of", "whole"]
+__all__ = ["LoopSettings", "Made", "Record", "System", "Update", "system_of", "whole"]
 
 Mode = Literal["train", "eval"]
+Made = tuple[list[Cell], dict[str, Array] | None]
+"""What an attack gives: figures, and arrays for the report."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from .local_training import LocalTraining, trainings_in
 from .token_recovery import embedding_of, token_cells
 from .updates import Step, local_of, public_model, single_steps, steps_in
 
-__all__ = ["LocalSteps", "cells", "invert_updates", "labels_from_shares", "unroll"]
+__all__ = ["LocalSteps", "cells", "invert_updates", "labels_from_shares", "methods_of", "unroll"]
 
 NAME = "gradient_inversion"
 MARGIN = {"image_psnr_db": 3.0, "image_ssim": 0.1, "labels_exact": 0.1}
@@ -301,7 +301,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     steps = {local_of(mine[client][0], prior).train.epochs for client in clients}
     note = (
         f"{count} image(s) of {len(clients)} client(s), {' or '.join(map(str, sorted(steps)))} local step(s), "
-        f"by {_methods(guesses[0])}, first update; {prior.description}; baseline: the mean auxiliary image"
+        f"by {methods_of(guesses[0])}, first update; {prior.description}; baseline: the mean auxiliary image"
     )
     metrics = ["image_psnr_db", "image_ssim", "labels_exact"]
     if np.isnan(ssim(case.truth.data[clients[0]][0][0], case.truth.data[clients[0]][0][0])):
@@ -319,7 +319,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     return figures, arrays
 
 
-def _methods(guess: Guess) -> str:
+def methods_of(guess: Guess) -> str:
     """By which methods images were found, in words; with the number of clients where there are several."""
     counts = Counter(guess.methods.values())
     return " and ".join(name + (f" ({count} clients)" if len(counts) > 1 else "") for name, count in counts.most_common())

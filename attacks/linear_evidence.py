@@ -23,7 +23,7 @@ from scipy.optimize import nnls
 from ..errors import InputError
 from ..types import Array
 
-__all__ = ["Equations", "Solution", "equations", "likeliest_penalty", "parts_of", "shares_of_terms", "solved"]
+__all__ = ["Equations", "Part", "Solution", "equations", "likeliest_penalty", "parts_of", "shares_of_terms", "solved"]
 
 T = TypeVar("T", bound=Hashable)
 SAME = 1e-8
@@ -78,6 +78,18 @@ class Solution:
     rank: int
 
 
+@dataclass(frozen=True, eq=False)
+class Part(Generic[T]):
+    """A sum that follows from others: its `terms`, their weighted mean `value` (d,), and the standard `deviation` of a coordinate of it.
+
+    The deviation takes the noise of the sums that it was made of for independent.
+    """
+
+    terms: tuple[T, ...]
+    value: Array
+    deviation: float
+
+
 def equations(rows: Sequence[Mapping[T, float]], deviations: Sequence[float] | Array | None = None) -> Equations[T]:
     """Sums with these coefficients by term; terms are in the order of their first occurrence.
 
@@ -106,8 +118,8 @@ def solved(system: Equations[T], values: Array) -> Solution:
     return Solution(np.asarray(found), determined, np.asarray(variances), system.rank)
 
 
-def parts_of(system: Equations[T], values: Array) -> list[tuple[tuple[T, ...], Array]]:
-    """The smallest sums that follow from sums `values` (m, d) of the same terms, each as its terms and their weighted mean (d,).
+def parts_of(system: Equations[T], values: Array) -> list[Part[T]]:
+    """The smallest sums that follow from sums `values` (m, d) of the same terms.
 
     Determined terms come first, by themselves. From the other sums these are taken off, and so is every sum that another one contains.
     """
@@ -115,6 +127,8 @@ def parts_of(system: Equations[T], values: Array) -> list[tuple[tuple[T, ...], A
     known = {term: solution.values[i] for i, term in enumerate(system.terms) if solution.determined[i]}
     rest, totals = system.less(known, values)
     rows, sums = rest.coefficients.copy(), np.array(totals, np.float64)
+    taken = np.where(solution.determined, solution.variances, 0.0)  # what is left has the errors of what was taken off as well
+    variances = system.deviations**2 + system.coefficients**2 @ taken
     changed = True
     while changed:
         changed = False
@@ -126,12 +140,15 @@ def parts_of(system: Equations[T], values: Array) -> list[tuple[tuple[T, ...], A
                 if i != j and np.abs(large[inside] - small[inside]).max() <= SAME:
                     rows[j] = np.where(inside, 0.0, large)
                     sums[j] = sums[j] - sums[i]
+                    variances[j] += variances[i]
                     changed = True
-    parts: list[tuple[tuple[T, ...], Array]] = [((term,), value) for term, value in known.items()]
-    for row, total in zip(rows, sums, strict=True):
+    deviations = np.sqrt(solution.variances[solution.determined])
+    parts = [Part((term,), value, float(deviation)) for (term, value), deviation in zip(known.items(), deviations, strict=True)]
+    for row, total, variance in zip(rows, sums, variances, strict=True):
         inside = np.flatnonzero(np.abs(row) > SAME)
         if len(inside):
-            parts.append((tuple(rest.terms[i] for i in inside), np.asarray(total / row[inside].sum())))
+            whole = float(row[inside].sum())
+            parts.append(Part(tuple(rest.terms[i] for i in inside), np.asarray(total / whole), float(np.sqrt(variance)) / abs(whole)))
     return parts
 
 

@@ -298,7 +298,7 @@ def _steps(case: Case, view: AdversaryView, prior: Prior) -> tuple[list[Step], l
     """The updates in a view that the budget allows to be regressed, and all that can be read."""
     assert prior.config is not None  # checked by the caller
     model, budget, known = public_model(prior), case.budget, case.truth.data.keys()
-    found = read_steps(view, case.reference, prior, model, prior.config.spec.renumbers)
+    found = read_steps(case, view, prior, model)
     # not newcomers, nor colluders, in the reference as in the view
     read = [step for step in found if known >= set(step.members) and not set(step.members) <= set(case.view.coalition)]
     passes = GRADIENTS_SHARE * budget.seconds / budget.seeds * PASSES / (1 + model.dimension / DOUBLES)
@@ -344,7 +344,7 @@ def _targets(case: Case, config: Config, view: AdversaryView, model: Model) -> t
     trainings = trainings_in(case.reference)
     rounds = every = 1 + max((message.round for message in view.messages), default=0)
     while True:
-        targets = models_in(view, case.reference, model.dimension, config.spec.renumbers)
+        targets = models_in(view, case.reference, model.dimension, config.spec.renumbers, case)
         passes = sum(
             case.prior.samples_per_client.get(client, 0) * trainings.at(number).train.epochs
             for one in targets for number, clients in one.chain for client in clients

@@ -5,7 +5,8 @@ Source: Nasr, Shokri & Houmansadr 2019, whose white-box attacks on federated lea
 by cosine. Deviation: all candidates' gradients explain the update together, by ridge regression, so that samples which resemble each other
 are distinguished. An update by SGD is a sum of gradients of the client's samples, and adding a sample adds its gradient to the sum.
 
-An observed training (`read_steps`) is one client's update from a model that it was sent, or the mean of a cluster's, which two models tell.
+An observed training (`read_steps`) is one client's update from a model that it was sent, or the mean of a cluster's, which two models tell;
+sums of which the coalition takes its own part off leave means of fewer clients, or one client's update.
 Of it is taken off what shadow clients, half of the candidates in each, did from the same model by the same local training on average. What
 is left is regressed on the candidates' gradients, each the mean over points of the way that the shadows went on average, and as long as
 their steps carry it. A candidate's score is its coefficient: the posterior mean of whether it was in, up to a constant. The penalty is the
@@ -40,11 +41,11 @@ from ..randomness import stream
 from ..types import Array
 from .adversary import AdversaryView
 from .clipped import NEXT_TO_NOTHING
-from .leakage import Prior, Truth
+from .leakage import Case, Prior, Truth
 from .local_training import LocalTraining, trainings_in
 from .membership import deal
 from .membership_shadows import Pairs, federated_replicas, lines_in, once
-from .updates import Step, less_known, local_of, public_model, steps_in
+from .updates import Step, less_known, local_of, public_model, single_steps, steps_in
 
 __all__ = ["Evidence", "affordable", "evidence", "passes_of", "read_steps", "sample_gradients", "shortened"]
 
@@ -67,20 +68,32 @@ GRADIENT, CALLED = 3.0, 2000.0
 # --- what the view holds ------------------------------------------------------------------------------------------------------------
 
 
-def read_steps(view: AdversaryView, reference: AdversaryView, prior: Prior, model: Model, renumbered: bool = False) -> list[Step]:
-    """What can be read of training, each once, in the order of rounds: single updates if there are any, else means of clusters.
+def read_steps(case: Case, view: AdversaryView, prior: Prior, model: Model) -> list[Step]:
+    """What can be read of training, each once, in the order of rounds: single updates, and means over clients of whom there are none.
 
-    Where a view does not say who trained a model, the reference does. `renumbered` as in `models_in`.
+    Single updates are those sent and those that sums leave; means are without what the coalition takes off. Where a view does not say who
+    trained a model, the reference does.
     """
-    single = {client: steps for client, steps in steps_in(view, model.dimension).items() if len(steps[0].members) == 1}
+    read = steps_in(view, model.dimension, case)
+    single = single_steps(read)
     found = [step for client, steps in single.items() if client not in view.coalition for step in less_known(steps, prior, model)]
-    return sorted(found or _mean_steps(view, reference, model.dimension, renumbered), key=lambda step: step.round)
+    means = {(step.round, step.start.tobytes()): step for steps in read.values() for step in steps if len(step.members) > 1}
+    if means or not found:
+        several = [_of_fewer(step, means.get((step.round, step.start.tobytes()))) for step in _mean_steps(case, view, model.dimension)]
+        found += [step for step in several if not set(step.members) & (single.keys() - set(view.coalition))]
+    return sorted(found, key=lambda step: step.round)
 
 
-def _mean_steps(view: AdversaryView, reference: AdversaryView, dimension: int, renumbered: bool) -> list[Step]:
+def _of_fewer(step: Step, other: Step | None) -> Step:
+    """The mean of fewer clients, where there is one."""
+    return other if other is not None and set(other.members) < set(step.members) else step
+
+
+def _mean_steps(case: Case, view: AdversaryView, dimension: int) -> list[Step]:
     """The mean updates between models that follow each other, where both can be read and no two models follow one."""
-    seen, lines = lines_in(view, reference, dimension, renumbered)
-    trainings = trainings_in(reference)
+    renumbered = case.prior.config is not None and case.prior.config.spec.renumbers
+    seen, lines = lines_in(view, case.reference, dimension, renumbered)
+    trainings = trainings_in(case.reference)
     often = Counter((turn.name, turn.round) for turn in seen)
     vectors = {(turn.name, turn.round): turn.vector for turn in seen if often[turn.name, turn.round] == 1}
     found: dict[tuple[str, int], Step] = {}
@@ -227,7 +240,8 @@ def _coefficients(attack: _Attack, steps: Sequence[Step], asked: Array) -> Array
         here = np.flatnonzero(np.isin(attack.pairs.owners[asked], step.members))
         if len(here):
             columns, residues = _system(attack, step, asked[here])
-            noise = _noise(columns, residues, attack.inside[:, asked[here]])
+            solved = step.deviation**2 * max(1.0, attack.model.dimension / MOST_PARAMETERS)  # a sketch adds coordinates up
+            noise = max(_noise(columns, residues, attack.inside[:, asked[here]]), solved)
             gram[np.ix_(here, here)] += columns @ columns.T / noise
             towards[:, here] += residues @ columns.T / noise
     return np.asarray(np.linalg.solve(gram + np.eye(len(asked)) / VARIANCE, towards.T).T)

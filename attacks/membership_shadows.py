@@ -19,10 +19,10 @@ from ..randomness import stream
 from ..tasks.training import Train
 from ..types import Array, ClientData
 from .adversary import AdversaryView
-from .leakage import Prior, Truth
+from .leakage import Case, Prior, Truth
 from .membership import confidences, deal
 from .sums import models_sent
-from .updates import steps_in
+from .updates import single_steps, steps_in
 
 __all__ = [
     "Game", "Pairs", "Target", "federated_replicas", "games_of", "lines_in", "models_in", "once", "pairs_of", "turns_in",
@@ -104,15 +104,18 @@ def turns_in(view: AdversaryView, dimension: int) -> list[Turn]:
     return turns
 
 
-def models_in(view: AdversaryView, reference: AdversaryView, dimension: int, renumbered: bool = False) -> list[Target]:
+def models_in(
+    view: AdversaryView, reference: AdversaryView, dimension: int, renumbered: bool = False, case: Case | None = None
+) -> list[Target]:  # fmt: skip
     """The last shared or cluster models that can be read in a view. Where it does not say who trained them, the reference does.
 
-    `renumbered`: clusters get new numbers, so that a model's predecessor is the nearest one before it, not the one of its name.
+    `renumbered`: clusters get new numbers, so that a model's predecessor is the nearest one before it, not the one of its name. With the
+    `case` that the view is of, own models are also those of updates that were solved from sums.
     """
     seen = turns_in(view, dimension)
     attributed = _attributed(view, reference, seen, dimension)
     last = {turn.name: turn for turn in seen}
-    single = {client: steps for client, steps in steps_in(view, dimension).items() if len(steps[0].members) == 1}
+    single = single_steps(steps_in(view, dimension, case))
     served: dict[int, str] = {}
     for turn in attributed:
         served |= dict.fromkeys(turn.clients or (), turn.name)

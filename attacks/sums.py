@@ -41,6 +41,7 @@ class CohortSum:
     `start` is the model (d,) that members held, `label` its number (−1: one model for all), and `local` how they were asked to train it,
     without the pull to an anchor, as far as the transcript says. `until` is the round in which the next model
     was sent; whoever does not see sums, only models, cannot tell how many there were since `round`, unless that is the round before.
+    `deviation` is the standard deviation of a coordinate of the mean, as far as it was computed (`coalition`).
     """
 
     round: int
@@ -50,6 +51,7 @@ class CohortSum:
     label: int = -1
     until: int = 0
     local: LocalTraining | None = None
+    deviation: float = 0.0
 
 
 @dataclass(frozen=True)

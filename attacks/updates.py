@@ -1,5 +1,8 @@
 """The updates in a view: of single clients or means of clusters, with the model and training they started from.
 
+Every attack on updates reads them here (`steps_in`): a client's own where they travel alone, else what follows from sums and from what the
+coalition knows, with the uncertainty of that.
+
 A step is an update beside what made it: the model that was sent and how clients were asked to train it (`local_training`). Gradients that
 are sent as such are turned into movements: they are one full-batch step of rate 1.
 """
@@ -30,7 +33,8 @@ class Step:
 
     `beside` is what else it was sent: StoCFL's "anchor" (d,), SCAFFOLD's "control" (d,) and the round "summed" () of the client's last
     change of it. `local` is the training that it was asked for, None where the transcript does not say. `known` (d,) is that part of the
-    update which follows from these, see `less_known`.
+    update which follows from these, see `less_known`. `deviation` is the standard deviation of a coordinate of an update that was solved
+    from sums, 0 for one that was read.
     """
 
     start: Array
@@ -40,6 +44,7 @@ class Step:
     beside: Mapping[str, Array] = field(default_factory=dict)
     known: Array | None = None
     local: LocalTraining | None = None
+    deviation: float = 0.0
 
 
 def asked_in(step: Step) -> LocalTraining:
@@ -147,7 +152,8 @@ def _mean_steps(view: AdversaryView, dimension: int, case: Case | None = None) -
         assert one.start is not None  # there is a mean
         assert one.mean is not None
         for client in one.members:
-            steps.setdefault(client, []).append(Step(one.start, one.mean, one.members, one.round, local=one.local))
+            made = Step(one.start, one.mean, one.members, one.round, local=one.local, deviation=one.deviation)
+            steps.setdefault(client, []).append(made)
     return steps
 
 

@@ -1,14 +1,17 @@
 """How often an audit shows a leak that is there: audits of unprotected runs, seen in a stated number of their seeds only.
 
-    python -m benchmarks planted_leaks [--audits 40] [--seen 3] [--out planted_leaks.jsonl]
+    python -m benchmarks planted_leaks [--audits 16] [--seen 5] [--out planted_leaks.jsonl]
 
 Each audit is of five seeds, as a standard one, by the server. In `--seen` of the seeds, drawn at random, the adversary sees the run that it
-attacks; in the others it sees a run that has nothing to do with the truth (`false_alarms.cases`). So a figure's leak has that share of the
-size that its unprotected reference shows, which is stated beside each. Figures whose reference shows no leak (`not_validated`), that have
-nothing to see or were not attempted are counted apart: there is no leak of known size in them.
+attacks; in the others it sees a run that has nothing to do with the truth (`false_alarms.cases`).
 
-Reported is how many of the other figures end as `leaks`, `inconclusive` and `at_baseline` after all are judged together, with an exact 95 %
-interval. Settings take turns: algorithm × size. Finished audits are in the file of results, and a restarted run resumes from it.
+Whether a figure has a leak to find must not be read off the audit that is judged: of figures without one, one in forty passes the test of
+its reference by chance, and then cannot be shown. So audits of one setting come in pairs with other seeds each. A figure is a planted leak
+if the other audit of the pair calls it `leaks`; its size is its gain over the baseline there.
+
+Reported is how many of these figures end as `leaks`, and as each other status, after all are judged together, with an exact 95 % interval;
+and how many of figures whose own reference shows a leak, without that rule. Settings take turns: algorithm × size. Finished audits are in
+the file of results, and a restarted run resumes from it.
 """
 
 import argparse
@@ -34,6 +37,7 @@ OPEN = [number for number, (_, protection, _) in enumerate(SETTINGS) if protecti
 """The settings without protection."""
 SEEDS = 5
 APART = ("not_validated", "nothing_to_see", "not_attempted")
+"""A figure with such a status has no reference that shows a leak."""
 
 
 def row(number: int, seen: int) -> dict[str, Any]:
@@ -55,22 +59,39 @@ def _case(number: int, seed: int, seen: bool) -> Case:
     return replace(case, view=case.reference) if seen else case
 
 
+def planted(rows: Sequence[dict[str, Any]]) -> list[tuple[str, float]]:
+    """Status and size of each planted leak in the audits that have another one of their setting beside them."""
+    settings: dict[int, list[dict[str, Any]]] = {}
+    for made in sorted(rows, key=lambda made: int(made["audit"])):
+        settings.setdefault(made["audit"] % len(OPEN), []).append(made)
+    pairs = [pair for several in settings.values() for pair in zip(several[::2], several[1::2], strict=False)]
+    return [
+        (mine["figures"][name]["status"], other["figures"][name]["size"])
+        for one, two in pairs for mine, other in ((one, two), (two, one))
+        for name, figure in other["figures"].items() if figure["status"] == "leaks" and name in mine["figures"]
+    ]  # fmt: skip
+
+
 def shares(rows: Sequence[dict[str, Any]]) -> str:
-    """The shares of statuses among figures whose reference shows a leak, in words."""
-    statuses = Counter(one["status"] for made in rows for one in made["figures"].values())
-    apart = sum(statuses.pop(name, 0) for name in APART)
-    total, words = sum(statuses.values()), []
-    for status, count in sorted(statuses.items()):
-        limits = stats.binomtest(count, total).proportion_ci(0.95, method="exact")
-        words.append(f"{count} of {total} {status} [{limits.low:.3f}, {limits.high:.3f}]")
-    return f"{len(rows)} audits: {'; '.join(words)}; {apart} figures without a leak of known size"
+    """The shares of statuses among planted leaks, and among figures whose own reference shows a leak, in words."""
+    own = [one["status"] for made in rows for one in made["figures"].values() if one["status"] not in APART]
+    found = _counted([status for status, _ in planted(rows)])
+    return f"{len(rows)} audits; planted leaks: {found}; by their own reference: {_counted(own)}"
+
+
+def _counted(statuses: Sequence[str]) -> str:
+    words = []
+    for status, count in sorted(Counter(statuses).items()):
+        limits = stats.binomtest(count, len(statuses)).proportion_ci(0.95, method="exact")
+        words.append(f"{count} of {len(statuses)} {status} [{limits.low:.3f}, {limits.high:.3f}]")
+    return ", ".join(words) or "none"
 
 
 def main(words: Sequence[str]) -> int:
     """Make all audits that are not in the file yet, and print the shares."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks planted_leaks")
-    parser.add_argument("--audits", type=int, default=40)
-    parser.add_argument("--seen", type=int, default=3, choices=range(1, SEEDS + 1))
+    parser.add_argument("--audits", type=int, default=2 * len(OPEN))
+    parser.add_argument("--seen", type=int, default=SEEDS, choices=range(1, SEEDS + 1))
     parser.add_argument("--out", default="planted_leaks.jsonl")
     asked = parser.parse_args(words)
     path = Path(asked.out)

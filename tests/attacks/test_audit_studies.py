@@ -1,7 +1,7 @@
 """The studies of false alarms and of planted leaks: what an adversary sees in them, and how results are counted."""
 
 from benchmarks.false_alarms import configured, two_populations
-from benchmarks.planted_leaks import OPEN, SEEDS, shares
+from benchmarks.planted_leaks import OPEN, SEEDS, planted, shares
 from cflpriv.types import Population
 
 
@@ -28,10 +28,15 @@ def test_leaks_are_planted_in_runs_without_protection() -> None:
     assert {configured(number, 0).protection.name for number in OPEN} == {"none"}
 
 
-def test_figures_without_a_leak_of_known_size_are_counted_apart() -> None:
-    statuses = ["leaks", "leaks", "leaks", "inconclusive", "not_validated", "nothing_to_see"]
-    rows = [{"figures": {str(i): {"status": status} for i, status in enumerate(statuses)}}]
+def test_whether_a_leak_was_planted_is_read_off_the_other_audit_of_the_pair() -> None:
+    """Two audits of one setting, one of another, which has none beside it."""
+    first = {"a": "leaks", "b": "leaks", "c": "inconclusive", "d": "not_validated"}
+    second = {"a": "leaks", "b": "inconclusive", "c": "leaks"}
+    rows = [
+        {"audit": number, "figures": {name: {"status": status, "size": 0.5} for name, status in figures.items()}}
+        for number, figures in ((0, first), (1, first), (len(OPEN), second))
+    ]
+    assert sorted(planted(rows)) == [("inconclusive", 0.5), ("inconclusive", 0.5), ("leaks", 0.5), ("leaks", 0.5)]
     words = shares(rows)
-    assert "1 of 4 inconclusive" in words
-    assert "3 of 4 leaks [0.194, 0.994]" in words
-    assert words.endswith("2 figures without a leak of known size")
+    assert "planted leaks: 2 of 4 inconclusive [0.068, 0.932], 2 of 4 leaks [0.068, 0.932]" in words
+    assert "by their own reference: 3 of 9 inconclusive" in words

@@ -9,7 +9,7 @@ import pytest
 from attack_scenes import case, config
 
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.coalition import sums_of_others, trained_again
+from cflpriv.attacks.coalition import known_sums, sums_of_others, trained_again
 from cflpriv.attacks.leakage import Case, Cell
 from cflpriv.attacks.local_training import trainings_in
 from cflpriv.attacks.sums import sums_in
@@ -101,3 +101,14 @@ def test_means_of_more_than_local_training_are_left_as_they_are(algorithm: dict[
     sums = sums_in(seen.view)
     assert sums_of_others(seen, sums) == sums
     assert not any(one.alone for one in trainings_in(seen.view).all)
+
+
+@pytest.mark.parametrize("more", [{}, {"secagg_bits": 16}, {"min_cohort": 2}], ids=["fine", "coarse", "pairs"])
+def test_the_uncertainty_of_what_is_left_is_what_it_is_off_by(more: dict[str, Any]) -> None:
+    """Oracle: the open run's updates. The stated deviation is an upper one; it is no more than six times too large."""
+    seen = colluders([0, 2], {"sum": "secagg"} | more, size=5)
+    sent = updates_in(seen.reference, public_model(seen.prior).dimension)
+    one = next(one for one in known_sums(seen, seen.view) if len(one.members) == 3 and one.round == 0)
+    assert one.mean is not None
+    off = float(np.std(one.mean - np.mean([sent[0, client] for client in one.members], axis=0)))
+    assert one.deviation / 6 < off < 1.2 * one.deviation

@@ -108,16 +108,25 @@ def test_parts_are_means_of_their_terms_and_contain_no_other_part(cohorts: list[
     system = equations([{client: float(weights[client]) for client in sorted(cohort)} for cohort in cohorts])
     values = rng.normal(size=(CLIENTS, 3))
     parts = parts_of(system, system.coefficients @ values[list(system.terms)])
-    for members, mean in parts:
-        assert mean == pytest.approx(np.average(values[list(members)], axis=0, weights=weights[list(members)]), abs=1e-6)
-        assert not any(set(members) < set(other) for other, _ in parts)
-    assert {client for members, _ in parts for client in members} == set(system.terms)
+    for part in parts:
+        members = list(part.terms)
+        assert part.value == pytest.approx(np.average(values[members], axis=0, weights=weights[members]), abs=1e-6)
+        assert not any(set(members) < set(other.terms) for other in parts)
+    assert {client for part in parts for client in part.terms} == set(system.terms)
 
 
 def test_nested_sums_of_the_same_values_leave_the_difference() -> None:
     system = equations([dict.fromkeys("abcde", 1.0), dict.fromkeys("abc", 1.0), dict.fromkeys("ab", 1.0)])
-    parts = dict(parts_of(system, np.array([[15.0], [6.0], [3.0]])))
-    assert {members: round(float(mean[0]), 9) for members, mean in parts.items()} == {("c",): 3.0, ("a", "b"): 1.5, ("d", "e"): 4.5}
+    parts = parts_of(system, np.array([[15.0], [6.0], [3.0]]))
+    assert {part.terms: round(float(part.value[0]), 9) for part in parts} == {("c",): 3.0, ("a", "b"): 1.5, ("d", "e"): 4.5}
+
+
+def test_parts_say_how_far_noise_moves_them() -> None:
+    """20,000 draws of noise: their standard deviation has an error of .5 %."""
+    system = equations([dict.fromkeys("abcde", 1.0), dict.fromkeys("abc", 1.0), dict.fromkeys("ab", 2.0)], [0.1, 1.0, 0.2])
+    noise = np.random.default_rng(0).normal(size=(3, 20_000)) * system.deviations[:, None]
+    for part in parts_of(system, noise):
+        assert part.value.std() == pytest.approx(part.deviation, rel=0.03)
 
 
 @pytest.mark.parametrize("deviations", [[1.0], [1.0, 0.0], [1.0, np.nan]])

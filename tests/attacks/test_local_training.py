@@ -16,11 +16,13 @@ from cflpriv.algorithms.choosing import PickAndTrain
 from cflpriv.algorithms.influence import OnPart
 from cflpriv.algorithms.interface import Algorithm, AlgorithmSpec, Served
 from cflpriv.algorithms.scaffold import TrainControlled
-from cflpriv.attacks import ATTACKS, load_view, property_inference
+from cflpriv.attacks import ATTACKS, load_view, property_clients
 from cflpriv.attacks.adversary import recorded
 from cflpriv.attacks.label_inference import guess, score_l1, shares_of
 from cflpriv.attacks.leakage import Case
 from cflpriv.attacks.local_training import LocalTraining, trainings_in
+from cflpriv.attacks.property_clients import pretended_updates
+from cflpriv.attacks.property_statements import Statement
 from cflpriv.attacks.updates import Step, asked_in, less_known, public_model, steps_in
 from cflpriv.contract.handles import Shared
 from cflpriv.contract.operations import Federation
@@ -144,12 +146,12 @@ def test_pretended_clients_take_the_steps_of_the_run(algorithm: dict[str, Any], 
     made = config(algorithm, training=settings, data={"clients": 8, "samples_per_client": 20}, model={"dtype": "float64"})
     seen = case(made)
     samples = [seen.truth.data[client] for client in range(8)]
-    monkeypatch.setattr(property_inference, "pretended", lambda *told: (samples, np.zeros(8)))
+    monkeypatch.setattr(property_clients, "pretended", lambda *told: (samples, np.zeros(8)))
     several = steps_in(seen.view, public_model(seen.prior).dimension)
     late = [steps[0] for steps in several.values() if steps[0].round > 0]
     assert late
     for step in (next(iter(several.values()))[0], late[0]):
-        mine = property_inference.pretended_updates(property_inference.Statement("bold", 0.0, 0.5), seen.prior, 8, step)
+        mine = pretended_updates(Statement("bold", 0.0, 0.5), seen.prior, 8, step)
         assert mine.features[step.members[0]] == pytest.approx(step.update, abs=1e-9)
 
 

@@ -45,7 +45,7 @@ def played(seen: Case, steps: list[Step]) -> tuple[Evidence, Pairs]:
 
 
 def steps_of(seen: Case) -> list[Step]:
-    return read_steps(seen.view, seen.reference, seen.prior, public_model(seen.prior))
+    return read_steps(seen, seen.view, seen.prior, public_model(seen.prior))
 
 
 def figures(seen: Case) -> dict[str, Cell]:
@@ -169,3 +169,19 @@ def test_weak_noise_is_seen_through() -> None:
     assert len(steps) == 6 * len(population_of(made()).clients)
     found, pairs = played(seen, steps)
     assert roc(found.scores, pairs.member).auc > 0.75
+
+
+# --- updates that sums leave ----------------------------------------------------------------------------------------------------------
+
+
+def test_who_can_take_its_own_update_off_a_sum_regresses_what_is_left() -> None:
+    """Pairs of clients: the adversary is one of each pair, or one client by itself. Oracle: the other's update in the open run."""
+    data = {"clients": 4, "partition": "pathological", "groups": [[0, 1], [2, 3]]}
+    seen = case(made(protection={"sum": "secagg", "min_cohort": 2}, name="pacfl", data=data, training={"rounds": 3}), "client")
+    open_ = [step for step in read_steps(seen, seen.reference, seen.prior, public_model(seen.prior)) if step.members != (0,)]
+    for step in steps_of(seen):
+        (member,) = step.members
+        (same,) = [one for one in open_ if one.members == (member,) and one.round == step.round]
+        assert step.update == pytest.approx(same.update, abs=1e-6)
+        assert 0 < step.deviation < 1e-6
+    assert steps_of(seen)

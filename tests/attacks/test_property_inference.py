@@ -14,13 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import RidgeCV
 
-from cflpriv.attacks import ATTACKS, infer_property, property_inference
+from cflpriv.attacks import ATTACKS, infer_property, property_clients
 from cflpriv.attacks.audit import case_of, fresh_scene
 from cflpriv.attacks.leakage import Case, Cell, prior_of, truth_of
 from cflpriv.attacks.membership import auc_interval
-from cflpriv.attacks.property_inference import PENALTIES, PROPERTIES, first_steps, pretended, pretended_updates, statements, who_has
+from cflpriv.attacks.property_clients import pretended, pretended_updates
+from cflpriv.attacks.property_inference import first_steps
+from cflpriv.attacks.property_regression import PENALTIES
+from cflpriv.attacks.property_statements import PROPERTIES, statements, who_has
+from cflpriv.attacks.property_sums import tells_apart
 from cflpriv.attacks.property_trials import chance_dealt, interval, is_toss, score, trials_of
 from cflpriv.attacks.significance import RATE
+from cflpriv.attacks.updates import Step
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config
@@ -67,7 +72,7 @@ def test_pretended_clients_draw_batches_of_their_own(monkeypatch: pytest.MonkeyP
     seen = case(made)
     steps = first_steps(seen.view, made.model_for(build_population(made.data)).dimension)
     own = [seen.truth.data[client] for client in sorted(seen.truth.data)]
-    monkeypatch.setattr(property_inference, "pretended", lambda *_: (own, np.zeros(len(own))))
+    monkeypatch.setattr(property_clients, "pretended", lambda *_: (own, np.zeros(len(own))))
     found = pretended_updates(statements(seen.prior)[0], seen.prior, len(own), steps[0]).features
     assert len(found) == len(steps)
     for client, row in enumerate(found):
@@ -292,3 +297,48 @@ def test_one_model_for_all_tells_no_client_apart() -> None:
     found = {cell.metric: cell for cell in cells_of(case(config({"name": "fedavg"}, data=IID | {"rotations": [0, 90]})))}
     assert found["model_auc"].status == found["signature_auc"].status == "nothing_to_see"
     assert (found["update_wide_auc"].value or 0.0) > 0.9
+
+
+# --- sums ---------------------------------------------------------------------------------------------------------------------------
+
+
+def step(*members: int) -> Step:
+    return Step(np.zeros(1), np.zeros(1), members)
+
+
+def test_sums_tell_clients_apart_where_cohorts_change() -> None:
+    assert not tells_apart([])
+    assert not tells_apart([step(0, 1), step(2, 3), step(0, 1)])
+    assert tells_apart([step(0, 1), step(0, 2)])
+    assert tells_apart([step(0, 1), step(2)])
+
+
+def changing(seed: int, rounds: int = 16, **more: Any) -> Config:
+    """Sixteen clients, half of them turned, of whom half train in each round, summed three at least together."""
+    training = {"rounds": rounds, "participation": 0.5} | more.pop("training", {})
+    data = {"clients": 16, "partition": "iid", "groups": [], "rotations": [0, 90]}
+    return config({"name": "fedavg"}, {"sum": "secagg", "min_cohort": 3}, seed, data=data, training=training, **more)
+
+
+@pytest.mark.slow
+def test_sums_over_changing_cohorts_show_single_clients_properties() -> None:
+    """No sum is over one client. With fixed cohorts nothing tells a cohort's members apart, and nothing is attempted."""
+    found = {cell.metric: cell for cell in cells_of(case(changing(0)))}["update_wide_auc"]
+    assert "sums as one system" in found.note
+    assert (found.value or 0.0) > 0.9, found.line()
+    fixed = {cell.metric: cell for cell in cells_of(case(changing(0, 4, training={"sampling": "fixed_cohorts"})))}
+    assert fixed["update_auc"].status == "nothing_to_see"
+
+
+@pytest.mark.slow
+def test_a_member_of_a_cluster_of_two_reads_the_others_property_over_seeds() -> None:
+    """One client a run has no AUC: its share of samples with the property is guessed, and runs are pooled."""
+    several, data = [], {"clients": 8, "groups": [[0, 1], [2, 3]], "rotations": [0, 90]}
+    for seed in range(3):
+        made = config({"k": 4}, {"sum": "secagg", "min_cohort": 2}, seed, data=data)
+        several.append(cells_of(case(made, "client")))
+    found = over_seeds(several)["update_wide_share_error", 1]
+    assert found.value is not None
+    assert found.baseline is not None
+    assert found.value < found.baseline / 2, found.line()
+    assert found.status == "leaks", found.line()
