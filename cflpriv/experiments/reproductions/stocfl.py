@@ -175,8 +175,8 @@ ENTRIES: dict[str, Reproduction] = {
         {
             "data.source": "cifar10", "data.rotations": [0, 180], "data.repeat_per_group": True, "data.clients": 200,
             "data.test_samples_per_client": 50, "model.name": "cnn", "training.rounds": 200, "training.epochs": 5,
-            "training.batch_size": 50, "training.lr": 0.1, "training.participation": 0.1, "training.weights": "equal", "training.on_divergence": "skip",
-            "run.evaluate_every": 20,
+            "training.batch_size": 50, "training.lr": 0.1, "training.participation": 0.1, "training.weights": "equal",
+            "training.on_divergence": "skip", "run.evaluate_every": 20,
         },
         {"training.rounds": 5, "data.clients": 20},
     ),
