@@ -37,8 +37,8 @@ def judge(
 ) -> Verdict:  # fmt: skip
     """Measure what is missing of the claim `name` into `folder`, and write `verdict.json` there.
 
-    The seeds are `seed`, `seed` + 1, ...: as many as the claim asks for times `scale`; with fewer it stays undecided. Ctrl-C keeps the seeds
-    that were finished. Raises `InputError` for an unknown name, a scale that is not above 0, absent data, or a folder whose rows are
+    The seeds are `seed`, `seed` + 1, ...: as many as the claim asks for times `scale`; with fewer it stays undecided. Ctrl-C keeps the
+    seeds that were finished. Raises `InputError` for an unknown name, a scale that is not above 0, absent data, or a folder whose rows are
     damaged, of another first seed, or were measured under another rule.
     """
     claim, out = claim_named(name), Path(folder)
