@@ -20,7 +20,7 @@ Word = Literal["upheld", "qualified", "refuted", "undecided"]
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of one seed in one arm, and what the same procedure gives without what the claim is about."""
+    """One figure of one seed in one arm, and what the same procedure gives without what the claim is about. NaN: could not be measured."""
 
     arm: str
     seed: int
@@ -88,10 +88,10 @@ class Verdict:
 
 
 def findings_of(arms: Mapping[str, Arm], rows: Sequence[Row]) -> tuple[Finding, ...]:
-    """The outcome of each arm that has rows. A point counts as its own interval where the gain does not vary over seeds."""
+    """The outcome of each arm that was measured. A point counts as its own interval where the gain does not vary over seeds."""
     found = []
     for name, arm in arms.items():
-        own = [row for row in rows if row.arm == name]
+        own = [row for row in rows if row.arm == name and np.isfinite(row.value - row.baseline)]
         if not own:
             continue
         gains = np.array([row.baseline - row.value if arm.lower_is_better else row.value - row.baseline for row in own])

@@ -46,9 +46,12 @@ def attacked(config: Config, attack: str, data_dir: str | Path | None, adversary
 
 
 def row_of(arm: str, seed: int, cell: Cell | None) -> Row:
-    """The row of an attack's figure. An attack that has nothing to read is no better than without a view."""
-    if cell is None or cell.value is None or cell.baseline is None:
-        return Row(arm, seed, 0.0, 0.0, "nothing for the attack to read" if cell is None else cell.note)
+    """The row of an attack's figure. Where there is nothing to see an attack gains 0; what it did not attempt is no figure (NaN)."""
+    if cell is None:
+        return Row(arm, seed, float("nan"), float("nan"), "the attack has no such figure")
+    if cell.value is None or cell.baseline is None:
+        gone = 0.0 if cell.status == "nothing_to_see" else float("nan")
+        return Row(arm, seed, gone, gone, cell.note)
     return Row(arm, seed, cell.value, cell.baseline, cell.note)
 
 

@@ -49,6 +49,8 @@ def test_the_rule_gives_each_verdict_on_made_up_rows(name: str) -> None:
         assert word(mixed) == "qualified"
         assert word([row for row in mixed if row.arm != first]) == "undecided"  # an arm that was not measured
         assert word(outcome(claim, {first: None} | dict.fromkeys(others, True))) == "undecided"
+    unmeasured = [replace(row, value=float("nan")) if row.arm == first else row for row in outcome(claim, dict.fromkeys(claim.arms, True))]
+    assert word(unmeasured) == "undecided"  # what could not be measured decides nothing
     if claim.seeds > 1:
         assert word([row for row in outcome(claim, dict.fromkeys(claim.arms, True)) if row.seed == 0]) == "undecided"
 
