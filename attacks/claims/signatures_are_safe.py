@@ -15,7 +15,7 @@ def measure(seed: int, data_dir: str | Path | None) -> Sequence[Row]:
     """The rows of one seed."""
     rows = []
     for p in (1, 3, 5):
-        for n in (10, 80):
+        for n in (10, 60):
             config = configured(seed, {"name": "pacfl", "k": 5, "p": p}, data={"samples_per_client": n})
             found = attacked(config, "signature_inversion", data_dir)
             rows.append(row_of(f"label sets, p = {p}, n = {n}", seed, found.get("label_set_accuracy")))
@@ -30,21 +30,21 @@ CLAIM = Claim(
     assumed=(
         "20 clients of the digits in five groups of two labels, an MLP of 32 units; signatures are read by the server; the "
         "attacker knows model, training settings, numbers of samples and of labels a client, and 1,000 labelled samples of the "
-        "same distribution; nothing is claimed about single samples, and n above 80 was not tried"
+        "same distribution; nothing is claimed about single samples, and n above 60 was not tried"
     ),
     arms={
         "label sets, p = 1, n = 10": Arm("label sets read right, share of clients", 0.1, "below"),
-        "label sets, p = 1, n = 80": Arm("label sets read right, share of clients", 0.1, "below"),
+        "label sets, p = 1, n = 60": Arm("label sets read right, share of clients", 0.1, "below"),
         "label sets, p = 3, n = 10": Arm("label sets read right, share of clients", 0.1, "below"),
-        "label sets, p = 3, n = 80": Arm("label sets read right, share of clients", 0.1, "below"),
+        "label sets, p = 3, n = 60": Arm("label sets read right, share of clients", 0.1, "below"),
         "label sets, p = 5, n = 10": Arm("label sets read right, share of clients", 0.1, "below"),
-        "label sets, p = 5, n = 80": Arm("label sets read right, share of clients", 0.1, "below"),
+        "label sets, p = 5, n = 60": Arm("label sets read right, share of clients", 0.1, "below"),
         "mean image, p = 1, n = 10": Arm("cosine to the mean image", 0.01, "below"),
-        "mean image, p = 1, n = 80": Arm("cosine to the mean image", 0.01, "below"),
+        "mean image, p = 1, n = 60": Arm("cosine to the mean image", 0.01, "below"),
         "mean image, p = 3, n = 10": Arm("cosine to the mean image", 0.01, "below"),
-        "mean image, p = 3, n = 80": Arm("cosine to the mean image", 0.01, "below"),
+        "mean image, p = 3, n = 60": Arm("cosine to the mean image", 0.01, "below"),
         "mean image, p = 5, n = 10": Arm("cosine to the mean image", 0.01, "below"),
-        "mean image, p = 5, n = 80": Arm("cosine to the mean image", 0.01, "below"),
+        "mean image, p = 5, n = 60": Arm("cosine to the mean image", 0.01, "below"),
     },
     measure=measure,
 )  # fmt: skip
