@@ -1,7 +1,8 @@
 """What the claims have in common: small federations with known groups, attacked as an audit attacks them, and membership of federations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,12 @@ def row_of(arm: str, seed: int, cell: Cell | None) -> Row:
     return Row(arm, seed, cell.value, cell.baseline, cell.note)
 
 
-def membership_auc(seed: int, sizes: Sequence[int], data_dir: str | Path | None = None, rounds: int = 20) -> dict[int, float]:
+@lru_cache(maxsize=64)
+def membership_auc(seed: int, sizes: tuple[int, ...], data_dir: str | Path | None = None, rounds: int = 20) -> dict[int, float]:
     """Size -> the AUC of LiRA on the final models of FedAvg in cohorts of so many of 40 clients that are alike as far as can be.
 
     Forty clients of the digits in five groups of two labels, 16 samples each and as many that they might have had; eight federations, each
-    attacked with the others as shadows. A cohort of up to eight clients is of one group. Who has a cohort's secure sums has these models.
+    attacked with the others as shadows. Three claims read the same federations, so they are kept. A cohort of up to eight clients is of one group. Who has a cohort's secure sums has these models.
     """
     spec = DataSpec(source="digits", partition="pathological", clients=40, samples_per_client=32, seed=seed)
     people = build_population(spec, data_dir)
