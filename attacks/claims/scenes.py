@@ -61,7 +61,8 @@ def membership_auc(seed: int, sizes: tuple[int, ...], data_dir: str | Path | Non
     """Size -> the AUC of LiRA on the final models of FedAvg in cohorts of so many of 40 clients that are alike as far as can be.
 
     Forty clients of the digits in five groups of two labels, 16 samples each and as many that they might have had; eight federations, each
-    attacked with the others as shadows. Three claims read the same federations, so they are kept. A cohort of up to eight clients is of one group. Who has a cohort's secure sums has these models.
+    attacked with the others as shadows. A cohort of up to eight clients is of one group. Who has a cohort's secure sums has these models.
+    Three claims read the same federations, so they are kept.
     """
     spec = DataSpec(source="digits", partition="pathological", clients=40, samples_per_client=32, seed=seed)
     people = build_population(spec, data_dir)
