@@ -23,7 +23,7 @@ def measure(seed: int, data_dir: str | Path | None) -> Sequence[Row]:
         folded = np.zeros(8, dtype="<u4")
         folded[0] = np.bitwise_xor.reduce(key)
         masks = [pseudo_rand_gen(one.tobytes(), 1 << 22, [(64,)])[0] for one in (key, folded)]
-        collided += int(np.array_equal(*masks))
+        collided += int(np.array_equal(masks[0], masks[1]))
     bits = 32.0 if collided == TRIALS else 256.0
     return [Row("bits of a mask's seed", seed, bits, 128.0, f"{collided} of {TRIALS} keys give the mask of their 32-bit fold")]
 

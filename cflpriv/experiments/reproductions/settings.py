@@ -103,6 +103,8 @@ def published_of(entry: Reproduction, cell: Cell, config: Config) -> dict[str, N
     asked, found = _compared(config), {}
     for figure in cell.figures:
         for number in figure.published:
+            if any(asked[section].get(name) != value for (section, _, name), value in _named(number)):
+                continue
             try:
                 expected = _compared(config_of(entry, cell, 0, changes=_changes(number))[0])
             except InputError:  # not settings of this cell, such as those of another algorithm
@@ -116,6 +118,10 @@ def published_of(entry: Reproduction, cell: Cell, config: Config) -> dict[str, N
 def published_of_trials(cell: Cell, settings: Mapping[str, Any]) -> dict[str, Number]:
     """The same for trials, whose numbers are all of the cell's own settings."""
     return {} if settings != cell.settings else {figure.metric: figure.published[0] for figure in cell.figures if figure.published}
+
+
+def _named(number: Number) -> list[tuple[tuple[str, str, str], Any]]:
+    return [(key.partition("."), value) for key, value in number.settings.items()]
 
 
 def _changes(number: Number) -> list[str]:
