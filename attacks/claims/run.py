@@ -117,7 +117,7 @@ def _commit() -> str:
         )
     except (OSError, subprocess.SubprocessError):
         return __version__
-    return done.stdout.strip()
+    return str(done.stdout).strip()
 
 
 def in_words(name: str, verdict: Verdict) -> list[str]:
