@@ -133,7 +133,7 @@ def _granularity(tau: float) -> Published:
 
 
 def _unseen_cells() -> tuple[Cell, ...]:
-    rows = (
+    rows: tuple[tuple[str, str, dict[str, Any]], ...] = (
         ("FedAvg", "fedavg", {}), ("CFL", "cfl", {"training.participation": 1.0, "eps2": EPS2}), ("IFCA", "ifca", {"k": 2}),
         ("StoCFL", "stocfl", {"tau": 0.55, "lam": 0.05}),
     )  # fmt: skip
