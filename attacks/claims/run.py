@@ -197,9 +197,9 @@ def _page(by_name: dict[str, list[dict[str, Any]]]) -> str:
 
 
 _ABSENT = (
-    "Of the statements on our list of twenty these have no experiment: property inference on clustered models (Kim et al., RAID 2023), a "
-    "minimum cluster size cuts the noise of client-level privacy (RR-Cluster), clusters from updates and losses with a Gaussian mixture (R-DPCFL), "
-    "and a gain of 2.9 points at ε = 2 and 8 (PINA)."
+    "Of the statements on our list of twenty these have no experiment: property inference on clustered models (Kim et al., RAID 2023), "
+    "a minimum cluster size cuts the noise of client-level privacy (RR-Cluster), clusters from updates and losses with a Gaussian mixture "
+    "(R-DPCFL), and a gain of 2.9 points at ε = 2 and 8 (PINA)."
 )
 
 
