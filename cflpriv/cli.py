@@ -397,7 +397,7 @@ def claims(
     data_dir: DataDir = None,
 ) -> None:
     """Put a published statement to the test, and print a verdict by a rule set before; the same command again resumes it."""
-    from .attacks.claims.run import in_words, judge, listed, write_page
+    from .attacks.claims.judging import in_words, judge, listed, write_page
 
     if name is not None:
         verdict = judge(name, out / f"{name}-s{seed}", data_dir, scale=scale, seed=seed, say=_say)

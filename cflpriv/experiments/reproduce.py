@@ -22,8 +22,8 @@ from ..files import append, write_atomically
 from ..types import Population
 from .folder import interruptible, run_experiment
 from .reproductions import REPRODUCTIONS, Cell, Reproduction
+from .reproductions.exact_settings import config_of, published_of, published_of_trials, scaled_trials, trial_settings
 from .reproductions.published import Number
-from .reproductions.settings import config_of, published_of, published_of_trials, scaled_trials, trial_settings
 from .reproductions.table import Outcome, Row, in_words, slug, write
 from .resume import check_same_config, kept_rows, locked
 

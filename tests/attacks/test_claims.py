@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from command_line import in_process
 
-from cflpriv.attacks.claims import CLAIMS, claim_named, run
+from cflpriv.attacks.claims import CLAIMS, claim_named, judging
 from cflpriv.attacks.claims.claim import Arm, Claim, Row, decide, findings_of
-from cflpriv.attacks.claims.run import in_words, judge, listed, write_page
+from cflpriv.attacks.claims.judging import in_words, judge, listed, write_page
 from cflpriv.errors import InputError
 
 NOISE = (-0.002, 0.001, 0.0, 0.002, -0.001)
@@ -93,7 +93,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Claim:
     claim = replace(
         claim_named(CLAIMS[0]), seeds=3, measure=measured, arms={"one": Arm("share", 0.1, "above"), "two": Arm("share", 0.1, "above")}
     )
-    monkeypatch.setattr(run, "claim_named", lambda name: claim if name == CLAIMS[0] else claim_named(name))
+    monkeypatch.setattr(judging, "claim_named", lambda name: claim if name == CLAIMS[0] else claim_named(name))
     CALLS.clear()
     return claim
 
@@ -114,7 +114,7 @@ def test_a_claim_resumes_and_refuses_rows_of_another_rule(tmp_path: Path, tiny: 
     with pytest.raises(InputError, match=r"rows\.jsonl: line 1 is damaged"):
         judge(CLAIMS[0], tmp_path)
     (tmp_path / "rows.jsonl").write_bytes(kept)
-    monkeypatch.setattr(run, "_rule", lambda name: "another")
+    monkeypatch.setattr(judging, "_rule", lambda name: "another")
     with pytest.raises(InputError, match="was measured before the claim's file changed; choose another folder"):
         judge(CLAIMS[0], tmp_path)
 

@@ -25,8 +25,8 @@ from cflpriv.experiments.folder import run_experiment
 from cflpriv.experiments.reproduce import Outcome, reproduce
 from cflpriv.experiments.reproductions import METRICS, REPRODUCTIONS, Cell, Figure, Reproduction
 from cflpriv.experiments.reproductions.entry import shape
+from cflpriv.experiments.reproductions.exact_settings import config_of, published_of, published_of_trials, scaled_trials, trial_settings
 from cflpriv.experiments.reproductions.published import TABLES, Number, numbers
-from cflpriv.experiments.reproductions.settings import config_of, published_of, published_of_trials, scaled_trials, trial_settings
 from cflpriv.experiments.reproductions.table import ALONG, Row, in_words, slug, write
 from cflpriv.experiments.resume import locked
 from cflpriv.experiments.trials import _fitted, _mmd, gaussians, influence_speed, label_swap_gap
