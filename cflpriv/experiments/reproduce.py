@@ -9,7 +9,6 @@ import csv
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,96 +20,19 @@ from ..data.datasets import HOW_TO_SET
 from ..errors import InputError, TrainingDiverged, near
 from ..files import append, write_atomically
 from ..types import Population
-from .config import Config, own_weights, parse_config, set_key
 from .folder import interruptible, run_experiment
 from .reproductions import REPRODUCTIONS, Cell, Reproduction
+from .reproductions.exact_settings import config_of, published_of, published_of_trials, scaled_trials, trial_settings
+from .reproductions.published import Number
 from .reproductions.table import Outcome, Row, in_words, slug, write
 from .resume import check_same_config, kept_rows, locked
 
-__all__ = ["Outcome", "Row", "config_of", "reproduce", "scaled_trials"]
+__all__ = ["Outcome", "Row", "reproduce"]
 
 PERCENT = {"shared": "accuracy_mean_last_rounds", "local": "local_accuracy_mean_last_rounds"}
 PLAIN = {"ari": "ari", "clusters": "clusters", "rounds_shared": "rounds_to_target", "rounds_local": "local_rounds_to_target"}
+PLAIN |= {"megabits_shared": "megabits_a_client_to_target", "megabits_local": "local_megabits_a_client_to_target"}
 NEWCOMERS = {"newcomer": "newcomer_accuracy_mean", "newcomer_tuned": "newcomer_tuned_accuracy_mean"}
-
-
-# --- from an entry to configurations ------------------------------------------------------------------------------------------------
-
-
-def config_of(
-    entry: Reproduction, cell: Cell, seed: int, scale: float = 1.0, changes: Sequence[str] = (), stand_in: Mapping[str, str] | None = None
-) -> tuple[Config, tuple[str, ...]]:
-    """The configuration of a run cell, and what `scale` and `stand_in` (data set -> what stands in for it) changed in it, for people.
-
-    Raises `InputError` naming the cell's key and value that do not fit.
-    """
-    keys = {**entry.base, **cell.changes}
-    given = {change.partition("=")[0].strip() for change in changes}  # shrink nothing that is given
-    remarks = []
-    if scale < 1:
-        keys |= cell.thin
-        for key, floor in entry.shrinks.items():
-            if key in keys and key not in given and (old := keys[key]) != (new := _shrunk(key, old, scale, floor)):
-                keys[key] = new
-                remarks.append(f"{key} {old} → {new}")
-        remarks += [f"{key} at most {value}" for key, value in cell.thin.items() if key not in given and keys[key] == value]
-    tree: dict[str, Any] = {}
-    for key, value in keys.items():
-        section, _, name = key.partition(".")
-        tree.setdefault(section, {})[name] = deepcopy(value)
-    for absent, there in (stand_in or {}).items():
-        sources = tree["data"].get("sources", [])
-        tree["data"]["sources"] = [[there if name == absent else name, count] for name, count in sources]
-        if "data.sources" in given:
-            continue
-        remarks.append(f"{there} stands in for {absent}, whose files are absent: not the published experiment")
-    for section in ("data", "run"):
-        tree.setdefault(section, {})["seed"] = seed
-    tree["run"].setdefault("checkpoint_every", 10)
-    for change in changes:
-        set_key(tree, change)
-    protection, training = tree.get("protection", {}), tree.setdefault("training", {})
-    hidden = protection.get("sum", "none") != "none" or tree.get("privacy", {}).get("unit", "none") != "none"
-    weights = training.get("weights", "own")
-    by_count = (own_weights(tree["algorithm"]["name"]) if weights == "own" else weights) == "examples"
-    if hidden and by_count and "training.weights" not in given and not protection.get("max_weight"):
-        training["weights"] = "equal"
-        remarks.append("training.weights = equal: sample counts would show through this protection")
-    return parse_config(tree, f"cell {cell.label!r}"), tuple(remarks)
-
-
-def _shrunk(key: str, value: Any, scale: float, floor: int) -> Any:
-    """A number of clients becomes a multiple of its smallest value, so that groups stay equal."""
-    if isinstance(value, list):
-        return [[name, _shrunk("", count, scale, floor)] for name, count in value]
-    step = floor if key == "data.clients" else 1
-    return min(value, max(floor, step * round(value * scale / step)))
-
-
-def scaled_trials(cell: Cell, scale: float) -> int:
-    """How many trials of a cell are made: its own number times `scale`, at least one."""
-    return max(1, round(cell.trials * scale))
-
-
-def _trial_settings(entry: Reproduction, cell: Cell, scale: float) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """A trial's settings: `thin` ones hold where it is scaled down, and those that are trees of sections shrink like a run's."""
-    settings, remarks = deepcopy(dict(cell.settings)), []
-    if scale < 1:
-        settings |= cell.thin
-        remarks += [f"{key} {cell.settings[key]} → {value}" for key, value in cell.thin.items()]
-    for key, floor in entry.shrinks.items():
-        section, _, name = key.partition(".")
-        if scale < 1 and isinstance(settings.get(section), dict) and name in settings[section]:
-            old, new = settings[section][name], _shrunk(key, settings[section][name], scale, floor)
-            if old != new:
-                settings[section][name] = new
-                remarks.append(f"{key} {old} → {new}")
-    if cell.trials > 1 and (count := scaled_trials(cell, scale)) != cell.trials:
-        remarks.append(f"trials {cell.trials} → {count}")
-    return settings, tuple(remarks)
-
-
-# --- running ------------------------------------------------------------------------------------------------------------------------
 
 
 def reproduce(
@@ -284,11 +206,13 @@ def _runs(
 ) -> tuple[list[Row], list[str], bool]:  # fmt: skip
     summaries: list[dict[str, Any]] = []
     notes: list[str] = []
+    published: Mapping[str, Number] = {}
     folders = _folders(cell.label, out, seeds)
     with interruptible() as interrupted:  # in its last round a run ends as if nothing had been, and the next must not begin
         for seed, (folder, grouped) in enumerate(zip(folders, _folders(cell.groups_of, out, seeds), strict=True)):
             try:
                 config, remarks = config_of(entry, cell, seed, scale, changes, stand_in)
+                published = published_of(entry, cell, config)
                 population = _population(config.data, data_dir, populations)
                 notes += [*remarks, *population.notes]
                 if cell.groups_of:
@@ -297,14 +221,13 @@ def _runs(
             except (InputError, TrainingDiverged) as error:
                 if any(str(one) in str(error) for one in (folder, grouped)):  # it is not what is asked for, but what lies there
                     raise InputError(f"{error}; choose another folder with --out, or remove that one") from None
-                explained = [(figure.metric, None, None, figure.published, 0, 0.0, str(error), figure.deviation) for figure in cell.figures]
-                rows = [Row(cell.label, *one) for one in explained]
+                rows = [Row(cell.label, figure.metric, None, None, None, 0, 0.0, str(error)) for figure in cell.figures]
                 return rows, notes, not interrupted()
             summaries.append(summary)
             cut = summary["rounds"] < summary["rounds_planned"] and not summary.get("stopped")
             if cut or (interrupted() and seed < seeds - 1):
                 return [], notes, False
-        rows, more = _from_folders(cell, summaries, folders)
+        rows, more = _from_folders(cell, summaries, folders, published)
         return rows, notes + more, not interrupted()
 
 
@@ -314,9 +237,11 @@ def _kept_runs(
     """A cell that was run before, from its folders. Raises `InputError` if that was at other settings, or a file is damaged."""
     notes: list[str] = []
     summaries: list[dict[str, Any]] = []
+    published: Mapping[str, Number] = {}
     folders = _folders(cell.label, out, seeds)
     for seed, folder in enumerate(folders):
         config, remarks = config_of(entry, cell, seed, scale, changes, stand_in)
+        published = published_of(entry, cell, config)
         check_same_config(config, folder)
         try:
             summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
@@ -324,11 +249,13 @@ def _kept_runs(
             raise InputError(f"{folder / 'summary.json'}: is missing or damaged") from None
         notes += [*remarks, *summary["notes"]]
         summaries.append(summary)
-    rows, more = _from_folders(cell, summaries, folders)
+    rows, more = _from_folders(cell, summaries, folders, published)
     return rows, notes + more
 
 
-def _from_folders(cell: Cell, summaries: Sequence[Mapping[str, Any]], folders: Sequence[Path]) -> tuple[list[Row], list[str]]:
+def _from_folders(
+    cell: Cell, summaries: Sequence[Mapping[str, Any]], folders: Sequence[Path], published: Mapping[str, Number]
+) -> tuple[list[Row], list[str]]:
     """The rows of a cell, and what its runs have to remark, from one summary and run folder a seed."""
     values: dict[str, list[float | None]] = {figure.metric: [] for figure in cell.figures}
     notes: list[str] = []
@@ -345,7 +272,7 @@ def _from_folders(cell: Cell, summaries: Sequence[Mapping[str, Any]], folders: S
         rows = kept_rows(folder, summary["rounds"])
         for metric, list_ in values.items():
             list_.append(_measured(metric, summary, rows))
-    return _rows(cell, values, sum(summary["seconds"] for summary in summaries)), notes
+    return _rows(cell, values, sum(summary["seconds"] for summary in summaries), published), notes
 
 
 def _grouped(population: Population, folder: Path) -> Population:
@@ -365,7 +292,7 @@ def _trials(
 ) -> tuple[list[Row], list[str], bool]:
     """Trials are kept one a line, so that none is made twice."""
     assert cell.trial is not None
-    settings, remarks = _trial_settings(entry, cell, scale)
+    settings, remarks = trial_settings(entry, cell, scale)
     path, count = _trial_file(cell, out, scale, seeds)
     kept = _kept_trials(path, {figure.metric for figure in cell.figures})
     asked = json.loads(json.dumps(settings))
@@ -380,7 +307,7 @@ def _trials(
     values: dict[str, list[float | None]] = {
         figure.metric: [one["figures"][figure.metric] for one in kept[:count]] for figure in cell.figures
     }
-    return _rows(cell, values, sum(one["seconds"] for one in kept[:count])), list(remarks), True
+    return _rows(cell, values, sum(one["seconds"] for one in kept[:count]), published_of_trials(cell, settings)), list(remarks), True
 
 
 def _kept_trials(path: Path, metrics: set[str]) -> list[dict[str, Any]]:
@@ -402,17 +329,17 @@ def _kept_trials(path: Path, metrics: set[str]) -> list[dict[str, Any]]:
     return kept
 
 
-def _rows(cell: Cell, values: Mapping[str, list[float | None]], seconds: float) -> list[Row]:
+def _rows(cell: Cell, values: Mapping[str, list[float | None]], seconds: float, published: Mapping[str, Number]) -> list[Row]:
     rows = []
     for figure in cell.figures:
         numbers = [value for value in values[figure.metric] if value is not None]
         mean = float(np.mean(numbers)) if numbers else None
         deviation = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
         missing = len(values[figure.metric]) - len(numbers)
-        note = "" if not missing else "never" if figure.metric.startswith(("rounds_", "gap_from")) else "not measured"
+        note = "" if not missing else "never" if figure.metric.startswith(("rounds_", "megabits_", "gap_from")) else "not measured"
         note = f"{note} in {missing} of {missing + len(numbers)}" if note and numbers else note
         count = len(values[figure.metric])
-        rows.append(Row(cell.label, figure.metric, mean, deviation, figure.published, count, seconds, note, figure.deviation))
+        rows.append(Row(cell.label, figure.metric, mean, deviation, published.get(figure.metric), count, seconds, note))
     return rows
 
 

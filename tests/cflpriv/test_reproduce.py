@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,22 +17,27 @@ import pytest
 import scipy.linalg
 from command_line import in_process
 
-from cflpriv.data import build_population
+from cflpriv.data import DATASETS, build_population
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments import reproduce as engine
 from cflpriv.experiments.config import own_weights
 from cflpriv.experiments.folder import run_experiment
-from cflpriv.experiments.reproduce import Outcome, config_of, reproduce, scaled_trials
+from cflpriv.experiments.reproduce import Outcome, reproduce
 from cflpriv.experiments.reproductions import METRICS, REPRODUCTIONS, Cell, Figure, Reproduction
+from cflpriv.experiments.reproductions.entry import shape
+from cflpriv.experiments.reproductions.exact_settings import config_of, published_of, published_of_trials, scaled_trials, trial_settings
+from cflpriv.experiments.reproductions.published import TABLES, Number, numbers
 from cflpriv.experiments.reproductions.table import ALONG, Row, in_words, slug, write
 from cflpriv.experiments.resume import locked
 from cflpriv.experiments.trials import _fitted, _mmd, gaussians, influence_speed, label_swap_gap
 
 REQUIRED = (
-    "pacfl-label-skew", "pacfl-mix4", "pacfl-newcomers", "pacfl-rounds-to-target", "pacfl-dirichlet", "pacfl-beta-sweep",
-    "pacfl-gaussians", "ifca-synthetic", "ifca-rotated-mnist", "ifca-rotated-cifar", "stocfl-clustering", "stocfl-rotated-mnist",
-    "stocfl-shifted", "stocfl-lambda", "stocfl-tau", "cfl-label-swap", "cfl-congruent", "cfl-permuted-labels", "cfl-agnews",
-    "pfedlia-pathological", "pfedlia-noisy", "pfedlia-nordic", "pfedlia-speedup", "femnist",
+    "pacfl-label-skew", "pacfl-label-skew-30", "pacfl-mix4", "pacfl-newcomers", "pacfl-rounds-to-target", "pacfl-megabits-to-target",
+    "pacfl-limited-rounds", "pacfl-dirichlet", "pacfl-dirichlet-megabits", "pacfl-beta-sweep", "pacfl-beta-sweep-30", "pacfl-gaussians",
+    "ifca-synthetic", "ifca-rotated-mnist", "ifca-rotated-cifar", "stocfl-clustering", "stocfl-rotated-mnist", "stocfl-rotated-cifar",
+    "stocfl-shifted", "stocfl-shifted-cifar", "stocfl-evolution", "stocfl-unseen", "stocfl-lambda", "stocfl-tau", "cfl-label-swap",
+    "cfl-congruent", "cfl-permuted-labels", "cfl-agnews", "pfedlia-pathological", "pfedlia-noisy", "pfedlia-rounds", "pfedlia-nordic",
+    "pfedlia-speedup", "femnist",
 )  # fmt: skip
 
 BASE: dict[str, Any] = {
@@ -54,10 +60,13 @@ STOPS: set[int] = set()
 TINY = Reproduction(
     "tiny", "no paper", "set here",
     (
-        Cell("PACFL", (Figure("local", 90.0, 0.5), Figure("shared"), Figure("ari", 1.0)), {"algorithm.name": "pacfl", "algorithm.k": 2}),
-        Cell("FedAvg", (Figure("shared", 50.0),), {"algorithm.name": "fedavg"}),
-        Cell("control", (Figure("shared", "lower"),), {"algorithm.name": "shuffled"}, groups_of="PACFL"),
-        Cell("drawn", (Figure("success", 0.5), Figure("gap")), trial=draw, trials=6),
+        Cell(
+            "PACFL", (Figure("local", (Number(90.0, 0.5),)), Figure("shared"), Figure("ari", (Number(1.0),))),
+            {"algorithm.name": "pacfl", "algorithm.k": 2},
+        ),
+        Cell("FedAvg", (Figure("shared", (Number(50.0), Number(40.0, None, {"training.rounds": 2}))),), {"algorithm.name": "fedavg"}),
+        Cell("control", (Figure("shared", shape("lower")),), {"algorithm.name": "shuffled"}, groups_of="PACFL"),
+        Cell("drawn", (Figure("success", (Number(0.5),)), Figure("gap")), trial=draw, trials=6),
     ),
     BASE, {"training.rounds": 2, "data.clients": 4},
 )  # fmt: skip
@@ -83,7 +92,7 @@ def test_an_entry_makes_sense(name: str) -> None:
     labels = [cell.label for cell in entry.cells]
     assert all((entry.title, entry.source, entry.chosen))
     assert len({slug(label).lower() for label in labels}) == len(labels)  # a folder each, also where case does not count
-    assert any(figure.published is not None for cell in entry.cells for figure in cell.figures)
+    assert any(figure.published for cell in entry.cells for figure in cell.figures)
     for cell in entry.cells:
         assert cell.figures
         assert {figure.metric for figure in cell.figures} <= set(METRICS)
@@ -129,6 +138,115 @@ def test_one_model_on_all_data_is_measured_on_as_many_texts_as_its_rivals(scale:
     entry = REPRODUCTIONS["pfedlia-nordic"]
     sections = [config_of(entry, cell, 0, scale)[0].data for cell in entry.cells]
     assert len({data.clients * data.test_samples_per_client for data in sections}) == 1
+
+
+# --- what is published, for exactly these settings
+
+
+def test_the_papers_numbers_stand_in_one_table_with_the_place_of_each() -> None:
+    for name, table in TABLES.items():
+        assert table.section, name
+        for row, values in table.rows.items():
+            assert len(values) == len(table.columns), f"{name}, {row}"
+            for number in numbers(name, row):
+                assert number.where.startswith(f"{name}, row {row}")
+                assert isinstance(number.value, float) or number.value == "never"
+    used = {
+        number.where for entry in REPRODUCTIONS.values() for cell in entry.cells for figure in cell.figures for number in figure.published
+    }
+    there = {number.where for name, table in TABLES.items() for row in table.rows for number in numbers(name, row)}
+    assert {one for one in used if one} == there  # each number is of an entry, and no entry has one of its own
+
+
+def differs(entry: Reproduction, cell: Cell, changes: list[str]) -> bool:
+    """Whether a cell that is changed so is one that makes sense, and not what it was."""
+    try:
+        return config_of(entry, cell, 0, 1.0, changes)[0] != config_of(entry, cell, 0)[0]
+    except InputError:
+        return False
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_a_figure_is_printed_for_exactly_its_settings_or_none(name: str) -> None:
+    entry = REPRODUCTIONS[name]
+    for cell, source in product(entry.cells, sorted(DATASETS)):
+        if cell.trial or not any(figure.published for figure in cell.figures):
+            continue
+        try:
+            config, _ = config_of(entry, cell, 0, 1.0, [f"data.source={source}"])
+        except InputError:  # not a data set that this cell allows
+            continue
+        own = {**entry.base, **cell.changes}
+        printed = published_of(entry, cell, config)
+        for number in printed.values():
+            wanted = {**own, **number.settings}
+            assert wanted["data.source"] == config.data.source == source  # never another data set's
+            assert wanted.get("data.skew_percent", 20.0) == config.data.skew_percent
+            assert wanted["model.name"] == config.model.name
+            assert (config.training.rounds, config.data.clients) == (wanted["training.rounds"], wanted["data.clients"])
+        if source == own["data.source"]:
+            numbered = [figure.metric for figure in cell.figures if figure.published]
+            assert set(printed) == set(numbered)  # at its own settings an entry prints what it has
+        else:
+            there = {**own, **entry.with_data.get(source, {}), "data.source": source}
+            columns = {
+                number.where for figure in cell.figures for number in figure.published
+                if "data.source" in number.settings and all(there.get(key) == value for key, value in number.settings.items())
+            }  # fmt: skip
+            assert {number.where for number in printed.values()} == columns
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_every_number_is_found_by_its_settings_and_lost_with_any_other_change(name: str) -> None:
+    entry = REPRODUCTIONS[name]
+    for cell in entry.cells:
+        for figure in cell.figures:
+            if cell.trial:
+                if figure.published:
+                    assert published_of_trials(cell, cell.settings)[figure.metric] == figure.published[0]
+                    assert not published_of_trials(cell, {**cell.settings, "thin": True})
+                continue
+            for number in figure.published:
+                changes = [f"{key}={json.dumps(value)}" for key, value in number.settings.items()]
+                assert published_of(entry, cell, config_of(entry, cell, 5, 1.0, changes)[0])[figure.metric] == number
+            if figure.published:
+                for change in ("training.rounds=3", "training.lr=0.123", "data.samples_per_client=77", 'protection.sum="secagg"'):
+                    if differs(entry, cell, [change]):
+                        assert not published_of(entry, cell, config_of(entry, cell, 0, 1.0, [change])[0]), f"{cell.label}: {change}"
+                same = ["run.device=cpu", "run.record=full", "data.seed=4"]
+                assert figure.metric in published_of(entry, cell, config_of(entry, cell, 0, 1.0, same)[0])
+                break
+
+
+def test_another_column_of_the_papers_table_has_its_own_figures() -> None:
+    """The command that printed Fashion-MNIST's for CIFAR-10, and 20 % label skew for 30 %."""
+    entry = REPRODUCTIONS["pacfl-label-skew"]
+
+    def local(cell: str, *changes: str, of: str = "pacfl-label-skew") -> tuple[float | str, str] | None:
+        one = REPRODUCTIONS[of].cell(cell)
+        number = published_of(REPRODUCTIONS[of], one, config_of(REPRODUCTIONS[of], one, 0, 1.0, list(changes))[0]).get("local")
+        return None if number is None else (number.value, number.where)
+
+    assert local("PACFL") == (97.54, "PACFL, Table 1, row PACFL, column FMNIST")
+    assert local("PACFL", "data.source=cifar10", "data.skew_percent=30") == (82.77, "PACFL, Table 6, row PACFL, column CIFAR-10")
+    assert local("PACFL", "data.skew_percent=20", of="pacfl-label-skew-30") == (97.54, "PACFL, Table 1, row PACFL, column FMNIST")
+    assert local("PACFL", "data.source=cifar100") == (73.10, "PACFL, Table 1, row PACFL, column CIFAR-100")
+    assert local("PACFL", "data.source=cifar100", "model.name=lenet5") is None
+    assert local("IFCA (k=2)", "data.source=svhn") == (95.42, "PACFL, Table 1, row IFCA, column SVHN")
+    assert local("PACFL", "data.source=mnist") is local("PACFL", "data.skew_percent=40") is local("PACFL", "training.epochs=1") is None
+    cell = entry.cell("PACFL")
+    assert config_of(entry, cell, 0, 1.0, ["data.source=cifar100"])[1] == ("model.name = resnet9, as the paper has it for cifar100",)
+    assert not published_of(entry, cell, config_of(entry, cell, 0, 0.1)[0])  # scaled down
+    mix = REPRODUCTIONS["pacfl-mix4"]
+    assert not published_of(mix, mix.cell("PACFL"), config_of(mix, mix.cell("PACFL"), 0, 1.0, (), {"svhn": "mnist"})[0])
+
+
+def test_a_table_prints_the_figures_of_its_settings(tmp_path: Path) -> None:
+    outcome = reproduce("tiny", tmp_path / "a", cells=["FedAvg"], changes=["training.rounds=2"])
+    assert [row.published for row in outcome.rows] == [40.0]
+    outcome = reproduce("tiny", tmp_path / "b", cells=["FedAvg"], changes=["training.lr=0.2"])
+    assert [(row.published, row.difference) for row in outcome.rows] == [(None, None)]
+    assert "Published: no paper; nothing at these settings." in (tmp_path / "b" / "table.md").read_text()
 
 
 # --- running
@@ -298,7 +416,7 @@ def test_a_published_deviation_stands_behind_its_figure(tmp_path: Path) -> None:
 
 
 def test_a_cell_whose_training_diverges_is_a_row_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wild = Cell("FedAvg", (Figure("shared", 50.0),), {"algorithm.name": "fedavg", "training.lr": 1e30})
+    wild = Cell("FedAvg", (Figure("shared"),), {"algorithm.name": "fedavg", "training.lr": 1e30})
     monkeypatch.setitem(REPRODUCTIONS, "tiny", replace(TINY, cells=(wild, TINY.cells[0])))
     for _ in range(2):
         outcome = reproduce("tiny", tmp_path / "a")
@@ -365,12 +483,12 @@ def test_a_picture_over_rounds_names_its_axis_and_shows_what_was_published(tmp_p
     (tmp_path / "CFL-s0").mkdir()
     rows = [json.dumps({"round": i, "perplexity_mean": 350.0 - 10 * i}) + "\n" for i in range(16)]  # within one power of ten
     (tmp_path / "CFL-s0" / "rounds.jsonl").write_text("".join(rows))
-    row = Row("CFL", "perplexity_before_split", 200.0, None, 43.0, 1, 1.0)
+    row = Row("CFL", "perplexity_before_split", 200.0, None, Number(43.0), 1, 1.0)
     write(entry, "cfl-agnews", Outcome((row,), ()), [entry.cell("CFL")], tmp_path, 1, 1.0, [])
     drawn = re.findall("<!-- (.*?) -->", (tmp_path / "picture.svg").read_text())  # matplotlib notes each text that it draws
     assert {"perplexity", "50", "100", "200", "round (seed 0)"} <= set(drawn)
     assert any("dotted: published" in one for one in drawn)
-    write(entry, "cfl-agnews", Outcome((replace(row, published=None),), ()), [entry.cell("CFL")], tmp_path, 1, 1.0, [])
+    write(entry, "cfl-agnews", Outcome((replace(row, printed=None),), ()), [entry.cell("CFL")], tmp_path, 1, 1.0, [])
     drawn = re.findall("<!-- (.*?) -->", (tmp_path / "picture.svg").read_text())
     assert not any("dotted" in one for one in drawn)
     for name in {entry.along for entry in REPRODUCTIONS.values() if entry.over == "rounds"}:
@@ -415,10 +533,10 @@ def test_what_is_given_is_not_shrunk_nor_reported_as_shrunk() -> None:
 
 def test_trials_shrink_by_what_the_cell_says() -> None:
     cell = REPRODUCTIONS["ifca-synthetic"].cells[0]
-    settings, said = engine._trial_settings(REPRODUCTIONS["ifca-synthetic"], cell, 0.25)
+    settings, said = trial_settings(REPRODUCTIONS["ifca-synthetic"], cell, 0.25)
     assert settings["d"] / (settings["m"] * settings["n"]) == cell.settings["d"] / (cell.settings["m"] * cell.settings["n"])
     assert set(said) == {"d 1000 → 200", "m 100 → 20", "trials 40 → 10"}
-    assert engine._trial_settings(REPRODUCTIONS["ifca-synthetic"], cell, 1.0) == (cell.settings, ())
+    assert trial_settings(REPRODUCTIONS["ifca-synthetic"], cell, 1.0) == (cell.settings, ())
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The papers' tables and figures as data: for each name its cells, published figures, and the source of every hyper-parameter.
+"""The papers' tables and figures as data: for each name its cells and the source of every hyper-parameter. `published` has their numbers.
 
 One file a paper. A cell is a run (dotted configuration keys over the entry's own) or repeated trials. Nothing here was tuned: what the
 papers leave open is listed in `chosen`; open ones were set before these runs, some after earlier trials with known outcomes.

@@ -5,7 +5,8 @@ from typing import Any
 
 from ...algorithms.cfl import EPS2
 from ..trials import label_swap_gap
-from .entry import Cell, Figure, Reproduction, run
+from .entry import Cell, Figure, Reproduction, run, shape
+from .published import numbers
 
 __all__ = ["ENTRIES"]
 
@@ -26,13 +27,17 @@ def _tree(keys: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _swap_cells() -> tuple[Cell, ...]:
     cells = []
-    for n in (10, 20, 50, 100, 200):
-        expected = "below 0, in the picture" if n < 20 else "above 0"
-        figures = (Figure("gap", expected), Figure("gap_from_round", 10.0 if n == 100 else None))
-        settings = _tree({**_SWAP, "data.samples_per_client": n})
-        cells.append(
-            Cell(f"gap, {n} points a client", figures, trial=label_swap_gap, settings=settings, places=(("points a client", "gap", n),))
-        )
+    for name, source, sizes, needed in (("", "mnist", (10, 20, 50, 100, 200), 20), ("CIFAR-10, ", "cifar10", (100, 500, 1500, 2400), 500)):
+        for n in sizes:
+            rounds = {100: "MNIST, 100 points", 1500: "CIFAR, 1500 points"}.get(n, "") if (source, n) != ("cifar10", 100) else ""
+            found = numbers("CFL, text", f"rounds to a correct clustering, {rounds}") if rounds else ()
+            figures = (Figure("gap", shape("below 0, in the picture" if n < needed else "above 0")), Figure("gap_from_round", found))
+            settings = _tree({**_SWAP, "data.source": source, "data.samples_per_client": n})
+            series = f"{name}gap"
+            cells.append(
+                Cell(f"{name}gap, {n} points a client", figures, trial=label_swap_gap, settings=settings,
+                     places=(("points a client", series, n),))
+            )  # fmt: skip
     own = {"eps1": 0.4, "eps2": 1.6, "relative": False, "data.samples_per_client": 100}
     cells.append(run("CFL", "cfl", {"ari": None, "clusters": None, "shared": None}, keys=own))  # ours: only gaps there
     cells.append(run("FedAvg", "fedavg", {"shared": None}, keys={"data.samples_per_client": 100}))
@@ -72,8 +77,12 @@ ENTRIES: dict[str, Reproduction] = {
         "the paper's: 20 clients, 3 epochs, batch 100, 200 rounds with splits from round 50; lr 0.1 is not published, nor are the "
         "thresholds (ours: relative, eps1 0.2 and eps2 0.75); LeNet-5 for its network of five layers, whose widths are not published",
         (
-            run("CFL", "cfl", {"before_split": 20.0, "shared": 60.0, "ari": 1.0}, keys={"first_split": 50, "eps2": EPS2}),
-            run("FedAvg", "fedavg", {"shared": 20.0}),
+            run("CFL", "cfl", {
+                    "before_split": numbers("CFL, text", "permuted labels, before"),
+                    "shared": numbers("CFL, text", "permuted labels, after"),
+                    "ari": numbers("CFL, text", "four groups"),
+                }, keys={"first_split": 50, "eps2": EPS2}),
+            run("FedAvg", "fedavg", {"shared": numbers("CFL, text", "permuted labels, before")}),
             run("oracle", "oracle", {"shared": None}),
         ),
         {
@@ -90,10 +99,13 @@ ENTRIES: dict[str, Reproduction] = {
         "nor are the thresholds (ours: relative, eps1 0.2 and eps2 0.75)",
         (
             run(
-                "CFL", "cfl", {"perplexity_before_split": 43.0, "perplexity": "below 36", "ari": 1.0},
+                "CFL", "cfl", {
+                    "perplexity_before_split": numbers("CFL, text", "AG News, at round 30"), "perplexity": "below 36",
+                    "ari": numbers("CFL, text", "four groups"),
+                },
                 keys={"first_split": 30, "eps2": EPS2},
             ),
-            run("FedAvg", "fedavg", {"perplexity": 42.0}),
+            run("FedAvg", "fedavg", {"perplexity": numbers("CFL, text", "AG News, one model")}),
             run("oracle", "oracle", {"perplexity": None}),
         ),
         {

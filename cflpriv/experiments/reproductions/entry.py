@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..trials import Trial
+from .published import Number
 
-__all__ = ["METRICS", "Cell", "Figure", "Published", "Reproduction", "both", "run"]
+__all__ = ["METRICS", "Cell", "Figure", "Published", "Reproduction", "both", "run", "shape"]
 
 METRICS: dict[str, str] = {
     "shared": "accuracy of the model a client would use (shared, cluster or personal), last evaluated rounds, %",
@@ -17,6 +18,8 @@ METRICS: dict[str, str] = {
     "newcomer_tuned": "newcomers' accuracy after fine-tuning, %",
     "rounds_shared": "rounds until the shared or cluster models reach the target",
     "rounds_local": "rounds until the local models reach the target",
+    "megabits_shared": "megabits a client until the shared or cluster models reach the target",
+    "megabits_local": "megabits a client until the local models reach the target",
     "before_split": "accuracy at the last evaluation before the first split, %",
     "perplexity": "perplexity at the end",
     "perplexity_before_split": "perplexity at the last evaluation before the first split",
@@ -36,20 +39,21 @@ METRICS: dict[str, str] = {
 }
 
 
-Published = float | str | tuple[float, float] | None
-"""What was published: a number, a number and its deviation, text for a shape, or nothing."""
+Published = tuple[Number, ...] | str | None
+"""What was published: numbers (of `published.numbers`), words for a shape, or nothing."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One published figure: a number to compare with, text for a shape, or None where the paper prints nothing.
-
-    `deviation` is what the paper prints behind its ±, of its own seeds or trials.
-    """
+    """One figure of a row, and all published numbers that it may be compared with: each of the settings that it names."""
 
     metric: str
-    published: float | str | None = None
-    deviation: float | None = None
+    published: tuple[Number, ...] = ()
+
+
+def shape(words: str) -> tuple[Number, ...]:
+    """What a paper shows without a number, of an entry's own settings."""
+    return (Number(words),)
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,9 @@ class Cell:
 @dataclass(frozen=True)
 class Reproduction:
     """One table or figure. `shrinks` maps dotted keys that `--scale` multiplies to their lower bounds; `chosen` states where
-    hyper-parameters come from; `instead` maps a data set to what stands in where its files are absent; `over` is what the picture has along
-    its axis: cells, numbers (their `places`), or rounds (`along` is the key of rounds.jsonl that it shows).
+    hyper-parameters come from; `with_data` maps a data set to the keys that the paper changes with it; `instead` maps a data set to what
+    stands in where its files are absent; `over` is what the picture has along its axis: cells, numbers (their `places`), or rounds (`along`
+    is the key of rounds.jsonl that it shows).
     """
 
     title: str
@@ -83,6 +88,7 @@ class Reproduction:
     cells: tuple[Cell, ...]
     base: Mapping[str, Any] = field(default_factory=dict)
     shrinks: Mapping[str, int] = field(default_factory=dict)
+    with_data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     instead: Mapping[str, str] = field(default_factory=dict)
     over: Literal["cells", "numbers", "rounds"] = "cells"
     along: str = ""
@@ -95,7 +101,7 @@ class Reproduction:
 def run(label: str, algorithm: str, figures: Mapping[str, Published], **more: Any) -> Cell:
     """A cell that is a run of `algorithm`, with the hyper-parameters and other keys of `more["keys"]`."""
     keys = {(key if "." in key else f"algorithm.{key}"): value for key, value in more.pop("keys", {}).items()}
-    named = tuple(Figure(metric, *(one if isinstance(one, tuple) else (one,))) for metric, one in figures.items())
+    named = tuple(Figure(metric, shape(one) if isinstance(one, str) else one or ()) for metric, one in figures.items())
     return Cell(label, named, {"algorithm.name": algorithm, **keys}, **more)
 
 

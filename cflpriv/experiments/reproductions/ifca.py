@@ -4,15 +4,16 @@ from typing import Any
 
 from ...algorithms.cfl import EPS2
 from ..trials import regression_success
-from .entry import Cell, Figure, Published, Reproduction, run
+from .entry import Cell, Figure, Published, Reproduction, run, shape
+from .published import numbers
 
-__all__ = ["ENTRIES", "ROTATED"]
+__all__ = ["ENTRIES", "FEMNIST", "ROTATED"]
 
 
 def _regression_cells() -> tuple[Cell, ...]:
     """Fig. 3: over R and σ for K = 2 and 4, then over m and over n at σ = 0.1, where each curve shares a point with the first panel."""
     cells = []
-    figures = (Figure("success", "0 where R, m, n are small, 1 where they are large"),)
+    figures = (Figure("success", shape("0 where R, m, n are small, 1 where they are large")),)
 
     def add(k: int, m: int, n: int, r: float, noise: float, *places: tuple[str, str, float], scale: str = "norm") -> None:
         settings = {"k": k, "m": m, "n": n, "separation": r, "noise": noise, "d": 1000, "scale": scale}
@@ -46,25 +47,34 @@ ROTATED = {
 
 def _ifca_rotated() -> tuple[Cell, ...]:
     cells = []
-    published: dict[int, tuple[int, tuple[tuple[float, float], ...]]] = {
-        1200: (200, ((95.25, 0.40), (89.73, 0.13), (80.05, 0.02))),
-        2400: (100, ((95.05, 0.02), (88.65, 0.08), (73.66, 0.04))),
-        4800: (50, ((94.20, 0.03), (86.74, 0.04), (63.32, 0.02))),
-    }
-    for m, (n, figures) in published.items():
-        rows: tuple[tuple[str, str, dict[str, Any]], ...] = (
-            ("IFCA", "ifca", {"k": 4, "restarts": 3, "decide_after": 5}),
-            ("global", "fedavg", {}),
-            ("local", "local", {}),
-        )
-        for (name, algorithm, keys), figure in zip(rows, figures, strict=True):
-            metrics: dict[str, Published] = {"shared": figure}
+    rows: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        ("IFCA", "ifca", {"k": 4, "restarts": 3, "decide_after": 5}),
+        ("global", "fedavg", {}),
+        ("local", "local", {}),
+    )
+    for m, n in ((1200, 200), (2400, 100), (4800, 50)):
+        for name, algorithm, keys in rows:
+            metrics: dict[str, Published] = {"shared": numbers("IFCA, Table 1", name, "MNIST")}
             if name == "IFCA":
                 metrics |= {"local": None, "ari": "1 after few rounds"}
             sizes = {"data.clients": m, "data.samples_per_client": n}
             cells.append(run(f"{name} m={m}", algorithm, metrics, keys={**keys, **sizes}, places=(("samples a client", name, n),)))
     return tuple(cells)
 
+
+def _of_ifca(row: str) -> dict[str, Published]:
+    return {"shared": numbers("IFCA, Table 2", row)}
+
+
+def _of_stocfl(row: str) -> dict[str, Published]:
+    return {"shared": numbers("StoCFL, Table 2", row)}
+
+
+FEMNIST: dict[str, Any] = {
+    "data.source": "femnist", "data.partition": "given", "data.clients": 0, "model.name": "femnist_cnn", "training.rounds": 100,
+    "training.epochs": 5, "training.batch_size": 10, "training.lr": 0.05, "training.participation": 0.05, "training.weights": "equal",
+    "run.evaluate_every": 20,
+}  # fmt: skip
 
 ENTRIES: dict[str, Reproduction] = {
     "ifca-synthetic": Reproduction(
@@ -88,11 +98,11 @@ ENTRIES: dict[str, Reproduction] = {
         "rounds goes on; clients choose on training data (the paper: on test data)",
         (
             run(
-                "IFCA", "ifca", {"shared": (81.51, 1.37), "local": None, "ari": "1 after few rounds"},
+                "IFCA", "ifca", {"shared": numbers("IFCA, Table 1", "IFCA", "CIFAR"), "local": None, "ari": "1 after few rounds"},
                 keys={"k": 2, "restarts": 3, "decide_after": 10},
             ),
-            run("global", "fedavg", {"shared": (77.87, 0.39)}),
-            run("local", "local", {"shared": (33.97, 1.19)}),
+            run("global", "fedavg", {"shared": numbers("IFCA, Table 1", "global", "CIFAR")}),
+            run("local", "local", {"shared": numbers("IFCA, Table 1", "local", "CIFAR")}),
         ),
         {
             "data.source": "cifar10", "data.rotations": [0, 180], "data.repeat_per_group": True, "data.clients": 200,
@@ -105,27 +115,26 @@ ENTRIES: dict[str, Reproduction] = {
     "femnist": Reproduction(
         "FEMNIST's writers", "IFCA, Table 2, and StoCFL, Table 2",
         "IFCA's: all layers but the last shared; StoCFL's: 100 rounds, 5 % sampled, tau 0.55, its best; neither publishes epochs (5), "
-        "batch (10) and lr (0.05), nor IFCA its rounds and sampling (StoCFL's here); LEAF's network, without StoCFL's dropout of 0.5; one "
-        "global model has 84.45 in IFCA's table and 86.27 in StoCFL's",
+        "batch (10) and lr (0.05), nor IFCA its rounds and sampling (StoCFL's here); LEAF's network, without StoCFL's dropout of 0.5",
         (
-            run("IFCA k=2", "ifca", {"shared": (87.99, 0.35)}, keys={"k": 2, "shared": ["all_but_last"]}),
-            run("IFCA k=3", "ifca", {"shared": (87.89, 0.52)}, keys={"k": 3, "shared": ["all_but_last"]}),
-            run("one-shot k=2", "one_shot", {"shared": (87.41, 0.39)}, keys={"k": 2}),
-            run("one-shot k=3", "one_shot", {"shared": (87.38, 0.37)}, keys={"k": 3}),
-            run("global", "fedavg", {"shared": (84.45, 0.51)}),
-            run("local", "local", {"shared": (75.85, 0.72)}),
-            run("StoCFL", "stocfl", {"shared": (90.92, 0.02), "clusters": 2.0}, keys={"tau": 0.55, "lam": 0.05}),
-            run("StoCFL tau=0.6", "stocfl", {"shared": (90.71, 0.04)}, keys={"tau": 0.6, "lam": 0.05}),
-            run("StoCFL tau=0.65", "stocfl", {"shared": (90.23, 0.20)}, keys={"tau": 0.65, "lam": 0.05}),
-            run("CFL (StoCFL's table)", "cfl", {"shared": (79.64, 0.37)}, keys={"training.participation": 1.0, "eps2": EPS2}),
-            run("IFCA k=2, nothing shared (StoCFL's table)", "ifca", {"shared": (73.11, 0.92)}, keys={"k": 2}),
-            run("IFCA k=3, nothing shared (StoCFL's table)", "ifca", {"shared": (69.11, 2.49)}, keys={"k": 3}),
+            run("IFCA k=2", "ifca", _of_ifca("IFCA k=2"), keys={"k": 2, "shared": ["all_but_last"]}),
+            run("IFCA k=3", "ifca", _of_ifca("IFCA k=3"), keys={"k": 3, "shared": ["all_but_last"]}),
+            run("one-shot k=2", "one_shot", _of_ifca("one-shot k=2"), keys={"k": 2}),
+            run("one-shot k=3", "one_shot", _of_ifca("one-shot k=3"), keys={"k": 3}),
+            run("global", "fedavg", _of_ifca("global")),
+            run("local", "local", _of_ifca("local")),
+            run("global (StoCFL's table)", "fedavg", _of_stocfl("FedAvg")),
+            run(
+                "StoCFL", "stocfl", {**_of_stocfl("StoCFL tau=0.55"), "clusters": numbers("StoCFL, text", "clusters, FEMNIST")},
+                keys={"tau": 0.55, "lam": 0.05},
+            ),
+            run("StoCFL tau=0.6", "stocfl", _of_stocfl("StoCFL tau=0.60"), keys={"tau": 0.6, "lam": 0.05}),
+            run("StoCFL tau=0.65", "stocfl", _of_stocfl("StoCFL tau=0.65"), keys={"tau": 0.65, "lam": 0.05}),
+            run("CFL (StoCFL's table)", "cfl", _of_stocfl("CFL"), keys={"training.participation": 1.0, "eps2": EPS2}),
+            run("IFCA k=2, nothing shared (StoCFL's table)", "ifca", _of_stocfl("IFCA k=2"), keys={"k": 2}),
+            run("IFCA k=3, nothing shared (StoCFL's table)", "ifca", _of_stocfl("IFCA k=3"), keys={"k": 3}),
         ),
-        {
-            "data.source": "femnist", "data.partition": "given", "data.clients": 0, "model.name": "femnist_cnn", "training.rounds": 100,
-            "training.epochs": 5, "training.batch_size": 10, "training.lr": 0.05, "training.participation": 0.05,
-            "training.weights": "equal", "run.evaluate_every": 20,
-        },
+        FEMNIST,
         {"training.rounds": 5},
     ),
 }  # fmt: skip

@@ -14,11 +14,13 @@ from typing import Any
 from ...files import write_atomically
 from ..pictures import PALETTE, new_figure, style, uri
 from .entry import METRICS, Cell, Reproduction
+from .published import Number
 
 __all__ = ["Outcome", "Row", "in_words", "slug", "write"]
 
 ALONG: dict[str, tuple[str, float, tuple[str, ...]]] = {
     "accuracy_mean": ("accuracy of the model a client would use, %", 100.0, ("shared", "before_split")),
+    "local_accuracy_mean": ("accuracy of the last locally trained models, %", 100.0, ("local",)),
     "perplexity_mean": ("perplexity", 1.0, ("perplexity", "perplexity_before_split")),
     "max_norms": ("norm of the largest update; dashed: of their mean", 1.0, ()),
 }
@@ -27,17 +29,25 @@ ALONG: dict[str, tuple[str, float, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: a cell's figure, ours as mean and deviation over `count` seeds or trials, beside the published one."""
+    """One line of the table: a cell's figure, ours as mean and deviation over `count` seeds or trials, beside the one that is `printed` in
+    the paper for these settings."""
 
     cell: str
     metric: str
     ours: float | None
     deviation: float | None
-    published: float | str | None
+    printed: Number | None
     count: int
     seconds: float
     note: str = ""
-    published_deviation: float | None = None
+
+    @property
+    def published(self) -> float | str | None:
+        return None if self.printed is None else self.printed.value
+
+    @property
+    def published_deviation(self) -> float | None:
+        return None if self.printed is None else self.printed.deviation
 
     @property
     def difference(self) -> float | None:
@@ -57,6 +67,16 @@ class Outcome:
 def slug(label: str) -> str:
     """A label as a file name."""
     return re.sub(r"[^A-Za-z0-9.=+]+", "_", label).strip("_.")
+
+
+def _sources(entry: Reproduction, rows: Sequence[Row]) -> str:
+    """Where the published figures of a table stand, or that there are none at these settings."""
+    if not any(row.printed for row in rows):
+        return f"{entry.source}; nothing at these settings"
+    tables = {
+        re.sub(", row .*?(?=, column|$)", "", row.printed.where): None for row in rows if row.printed is not None and row.printed.where
+    }
+    return "; ".join(tables) or entry.source
 
 
 def _number(value: float | str | None, metric: str = "") -> str:
@@ -88,7 +108,7 @@ def write(
     lines = [
         f"# {name}: {entry.title}",
         "",
-        f"Published: {entry.source}. Scale {scale:g}, {seeds} seed(s), {total:.0f} s of running"
+        f"Published: {_sources(entry, outcome.rows)}. Scale {scale:g}, {seeds} seed(s), {total:.0f} s of running"
         + (f", with {', '.join(changes)}." if changes else "."),
         f"Hyper-parameters: {entry.chosen}.",
         "",
@@ -109,12 +129,13 @@ def write(
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(
         [
-            "reproduction", "cell", "metric", "ours", "deviation", "published", "published_deviation", "difference", "count", "scale",
-            "changes", "seconds", "note",
+            "reproduction", "cell", "metric", "ours", "deviation", "published", "published_deviation", "published_in", "difference",
+            "count", "scale", "changes", "seconds", "note",
         ]
     )  # fmt: skip
     for row in outcome.rows:
-        values = [row.ours, row.deviation, row.published, row.published_deviation, row.difference]
+        where = None if row.printed is None else row.printed.where
+        values = [row.ours, row.deviation, row.published, row.published_deviation, where, row.difference]
         cleaned = ["" if value is None else value for value in values]
         writer.writerow([name, row.cell, row.metric, *cleaned, row.count, scale, " ".join(changes), round(row.seconds, 2), row.note])
     write_atomically(out / "table.csv", buffer.getvalue())
@@ -181,7 +202,7 @@ def _over_rounds(entry: Reproduction, rows: Sequence[Row], cells: Sequence[Cell]
             drawn |= bool(lines)
         axes.set_xlabel("round (seed 0)")
         axes.set_ylabel(name)
-        if entry.along != "accuracy_mean":
+        if not entry.along.endswith("accuracy_mean"):
             axes.set_yscale("log", subs=())
             _plain(axes.yaxis)
             low, high = axes.get_ylim()

@@ -1,0 +1,224 @@
+"""Run a claim's experiment, seed by seed, and judge it by its rule; and the page of all verdicts.
+
+Every seed's rows are a line of `rows.jsonl` in the claim's folder, so an interrupted run resumes when it is called again. The line names
+the claim's file by its digest: rows that were measured before the rule was changed are refused.
+"""
+
+import csv
+import io
+import json
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from hashlib import blake2b
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ... import __version__
+from ...errors import InputError
+from ...experiments.resume import locked
+from ...files import append, write_atomically
+from . import CLAIMS, claim_named
+from .claim import Claim, Row, Verdict, decide
+
+__all__ = ["in_words", "judge", "listed", "write_page"]
+
+
+def listed() -> dict[str, str]:
+    """Name -> the statement of each claim and its source."""
+    return {name: f"{claim_named(name).statement} ({claim_named(name).source})" for name in CLAIMS}
+
+
+def judge(
+    name: str, folder: str | Path, data_dir: str | Path | None = None, *, scale: float = 1.0, seed: int = 0,
+    say: Callable[[str], None] = lambda line: None,
+) -> Verdict:  # fmt: skip
+    """Measure what is missing of the claim `name` into `folder`, and write `verdict.json` there.
+
+    The seeds are `seed`, `seed` + 1, ...: as many as the claim asks for times `scale`; with fewer it stays undecided. Ctrl-C keeps the
+    seeds that were finished. Raises `InputError` for an unknown name, a scale that is not above 0, absent data, or a folder whose rows are
+    damaged, of another first seed, or were measured under another rule.
+    """
+    claim, out = claim_named(name), Path(folder)
+    if not scale > 0:
+        raise InputError(f"--scale {scale:g}: is not above 0")
+    if seed < 0:
+        raise InputError(f"--seed {seed}: is below 0")
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out):
+        rows, seconds = _measured(claim, name, out, data_dir, range(seed, seed + max(1, round(scale * claim.seeds))), say)
+        verdict = decide(claim.arms, rows, claim.seeds)
+        result = {
+            "claim": name, "word": verdict.word, "findings": [asdict(one) for one in verdict.findings], "first_seed": seed, "scale": scale,
+            "seconds": round(seconds, 1), "commit": _commit(), "rule": _rule(name),
+        }  # fmt: skip
+        write_atomically(out / "verdict.json", json.dumps(result, indent=1) + "\n")
+    return verdict
+
+
+def _measured(
+    claim: Claim, name: str, out: Path, data_dir: str | Path | None, seeds: range, say: Callable[[str], None]
+) -> tuple[list[Row], float]:
+    """The rows of `seeds`, those that are kept and those that are missing; and the seconds of processor time that they took."""
+    path, rule = out / "rows.jsonl", _rule(name)
+    kept = _kept(path, rule)
+    rows: list[Row] = []
+    seconds = 0.0
+    for number in seeds:
+        if number not in kept:
+            began = time.process_time()
+            found = claim.measure(number, data_dir)
+            kept[number] = {
+                "seed": number, "rule": rule, "rows": [asdict(row) for row in found], "seconds": time.process_time() - began
+            }  # fmt: skip
+            append(path, json.dumps(kept[number]) + "\n")
+        line = kept[number]
+        rows += [Row(**row) for row in line["rows"]]
+        seconds += line["seconds"]
+        shown = "; ".join(f"{row['arm']}: {row['value']:.3g} (baseline {row['baseline']:.3g})" for row in line["rows"])
+        say(f"seed {number}: {shown}")
+    return rows, seconds
+
+
+def _kept(path: Path, rule: str) -> dict[int, dict[str, Any]]:
+    """Seed -> its line. A last line that a kill cut short is removed."""
+    data = path.read_bytes() if path.is_file() else b""
+    if data and not data.endswith(b"\n"):
+        data = data[: data.rfind(b"\n") + 1]
+        write_atomically(path, data)
+    kept: dict[int, dict[str, Any]] = {}
+    for number, text in enumerate(data.splitlines()):
+        try:
+            line = json.loads(text)
+            [Row(**row) for row in line["rows"]]
+            kept[line["seed"]] = line
+            same = line["rule"] == rule
+        except (ValueError, TypeError, KeyError):
+            raise InputError(f"{path}: line {number + 1} is damaged; remove the file, and the seeds are measured again") from None
+        if not same:
+            raise InputError(f"{path}: was measured before the claim's file changed; choose another folder with --out")
+    return kept
+
+
+def _rule(name: str) -> str:
+    """The digest of a claim's file."""
+    source = import_module(f".{name}", __package__).__file__
+    assert source is not None
+    return blake2b(Path(source).read_bytes(), digest_size=8).hexdigest()
+
+
+def _commit() -> str:
+    """The commit of a checkout, else the version."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=True, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return __version__
+    return str(done.stdout).strip()
+
+
+def in_words(name: str, verdict: Verdict) -> list[str]:
+    """A verdict for people: one line an arm, and the word."""
+    claim = claim_named(name)
+    lines = [f"Claim: {claim.statement} ({claim.source})"]
+    for one in verdict.findings:
+        arm = claim.arms[one.arm]
+        outcome = "open" if one.holds is None else "holds" if one.holds else "fails"
+        bound = f"{arm.holds} {arm.margin:g}"
+        lines.append(
+            f"  {one.arm}: {arm.figure} {one.value:.3f}, baseline {one.baseline:.3f}, gain {one.gain:+.3f} "
+            f"[{one.low:+.3f}, {one.high:+.3f}] over {one.seeds} seed(s); the claim asks for a gain {bound}: {outcome}"
+        )
+    return [*lines, f"  Baseline: {claim.baseline}.", f"  Assumed: {claim.assumed}.", f"verdict: {verdict.word}"]
+
+
+def write_page(folder: str | Path, page: str | Path) -> tuple[int, int]:
+    """Write the table of all verdicts under `folder` (one folder a run of a claim) as Markdown, and their figures as .csv beside it.
+
+    Returns how many claims have a verdict, and how many runs repeat one with other seeds. Raises `InputError` if there is none.
+    """
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(folder).glob("*/verdict.json"))]
+    if not results:
+        raise InputError(f"{folder}: has no verdict.json of a claim in any folder")
+    by_name: dict[str, list[dict[str, Any]]] = {name: [] for name in CLAIMS}
+    for result in sorted(results, key=lambda one: one["first_seed"]):
+        by_name[result["claim"]].append(result)
+    write_atomically(Path(page), _page(by_name))
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(
+        ["claim", "verdict", "arm", "value", "baseline", "gain", "low", "high", "seeds", "first_seed", "seconds", "commit", "rule"]
+    )
+    for name, several in by_name.items():
+        for one in several:
+            for found in one["findings"]:
+                numbers = [round(found[key], 5) for key in ("value", "baseline", "gain", "low", "high")]
+                tail = [found["seeds"], one["first_seed"], one["seconds"], one["commit"], one["rule"]]
+                writer.writerow([name, one["word"], found["arm"], *numbers, *tail])
+    write_atomically(Path(page).with_suffix(".csv"), buffer.getvalue())
+    judged = [several for several in by_name.values() if several]
+    return len(judged), sum(len(several) - 1 for several in judged)
+
+
+INTRODUCTION = """\
+# Published claims, put to the test
+
+    cflpriv claims                       the claims
+    cflpriv claims NAME [--scale S] [--seed N]      run the experiment of one; the same command resumes it
+    cflpriv claims --page docs/claims.md            write this page from the runs
+
+For readers who want to know whether a published statement holds, and under what it was tried. Each claim is a file in `attacks/claims/`
+with its statement, its source and its *arms*: the settings in which it is tried, each with a figure and a margin. A statement **holds** in
+an arm if the gain over the baseline lies with its whole 95 % interval over seeds on the side of the margin that it asks for, and **fails**
+if it lies on the other side; otherwise the arm is open. *Upheld*: it holds in every arm. *Refuted*: it fails in every arm. *Qualified*: it
+holds in some and fails in others. *Undecided*: otherwise. Arms and margins were written before the runs, and a run refuses rows that were
+measured under another rule. A verdict is of the setting under "assumed", not of every system.
+
+This page is generated; the figures of all runs are in `claims.csv`.
+"""
+
+
+def _page(by_name: dict[str, list[dict[str, Any]]]) -> str:
+    lines = [INTRODUCTION, "| | claim | source | verdict | repeated |", "|---|---|---|---|---|"]
+    for name, several in by_name.items():
+        if several:
+            claim = claim_named(name)
+            again = ", ".join(f"{one['word']} (seeds from {one['first_seed']})" for one in several[1:]) or "–"
+            lines.append(f"| {claim.number} | [{claim.statement}](#{name}) | {claim.source} | **{several[0]['word']}** | {again} |")
+    for name, several in by_name.items():
+        if several:
+            lines += _section(name, several)
+    missing = [name for name, several in by_name.items() if not several]
+    lines += ["", "## Not decided here", "", _ABSENT + (f" Not run: {', '.join(missing)}." if missing else "")]
+    return "\n".join(lines) + "\n"
+
+
+_ABSENT = (
+    "Of the statements on our list of twenty these have no experiment: property inference on clustered models (Kim et al., RAID 2023), "
+    "a minimum cluster size cuts the noise of client-level privacy (RR-Cluster), clusters from updates and losses with a Gaussian mixture "
+    "(R-DPCFL), and a gain of 2.9 points at ε = 2 and 8 (PINA)."
+)
+
+
+def _section(name: str, several: Sequence[dict[str, Any]]) -> list[str]:
+    claim = claim_named(name)
+    lines = [
+        "", f"## {name}", "", f"*{claim.statement}* ({claim.source}). **{several[0]['word'].capitalize()}.**", "",
+        f"- Baseline: {claim.baseline}.", f"- Assumed: {claim.assumed}.", "",
+        "| arm | figure | value | baseline | gain [95 %] | the claim asks for | outcome | seeds | commit |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for one in several:
+        for found in one["findings"]:
+            arm = claim.arms[found["arm"]]
+            outcome = "open" if found["holds"] is None else "holds" if found["holds"] else "fails"
+            span = f"{found['gain']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]"
+            seeds = f"{one['first_seed']} to {one['first_seed'] + found['seeds'] - 1}"
+            lines.append(
+                f"| {found['arm']} | {arm.figure} | {found['value']:.3f} | {found['baseline']:.3f} | {span} | {arm.holds} {arm.margin:g} | "
+                f"{outcome} | {seeds} | {one['commit']} |"
+            )
+    return lines
