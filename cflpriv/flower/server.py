@@ -5,7 +5,7 @@ rounds, the run folder, checkpoints and the resumption are those of `cflpriv.exp
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from ..clustering.scores import spread
 from ..contract.handles import Held, placed
 from ..contract.transcript import Transcript
 from ..errors import InputError, TrainingDiverged
+from ..experiments.callbacks import Callback
 from ..experiments.checkpoint import Checkpoint
 from ..experiments.config import Config
 from ..experiments.folder import carry_out
@@ -64,6 +65,7 @@ def serve(
     message_type: str = "query.cflpriv",
     resume: bool = False,
     say: Callable[[str], None] = print,
+    callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Run `config` with the `clients` that the Grid reaches; the summary, as in summary.json. See `experiments.folder.carry_out`.
 
@@ -110,7 +112,7 @@ def serve(
     def tick(row: Mapping[str, Any]) -> None:
         say(f"round {row['round']}: {row['skipped'] or 'done'}, {row['seconds']:.1f} s")
 
-    return carry_out(config, out, make, resume=resume, say=say, tick=tick)
+    return carry_out(config, out, make, resume=resume, say=say, tick=tick, callbacks=callbacks)
 
 
 def _backend(transport: GridTransport, seconds: float, *, scored: bool) -> Backend:
