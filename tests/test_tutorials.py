@@ -1,5 +1,6 @@
-"""Every block of the tutorials runs, in its order, in a new folder: files are written, commands are given to a shell's words."""
+"""Every block of the tutorials, and of how-to pages that are scripts, runs, in its order, in a new folder: files are written, commands are given to a shell's words."""
 
+import json
 import os
 import re
 import shlex
@@ -14,7 +15,8 @@ import pytest
 from cflpriv.cli import app
 from cflpriv.experiments.config import parse_config
 
-TUTORIALS = sorted((Path(__file__).parent.parent / "docs" / "tutorials").glob("*.md"))
+DOCS = Path(__file__).parent.parent / "docs"
+TUTORIALS = [*sorted((DOCS / "tutorials").glob("*.md")), DOCS / "howto" / "callbacks.md"]
 FENCE = re.compile(r"^```(?P<language>\w+)(?P<options>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -109,3 +111,11 @@ def test_the_auditor_finds_a_leak_and_a_changed_folder(tmp_path: Path) -> None:
     assert "leaks" in printed
     assert "not_attempted" in printed, "under a rotation signatures are not inverted"
     assert (tmp_path / "updates" / "audit.json").is_file()
+
+
+@pytest.mark.slow
+def test_a_callback_follows_a_run(tmp_path: Path) -> None:
+    run_blocks(page_of("callbacks"), tmp_path)
+    log = [json.loads(line) for line in (tmp_path / "runs" / "logged" / "log.jsonl").read_text().splitlines()]
+    assert [one["round"] for one in log if "round" in one] == [0, 1]
+    assert sum("bytes" in one for one in log) > 2

@@ -110,16 +110,20 @@ class Callbacks:
         self._tell("on_end", summary)
 
     def _tell(self, method: str, *given: Any) -> None:
-        """Call a method of each. Raises `CallbackFailed` naming the callback, the method and the error."""
+        """Call a method of each. Raises `CallbackFailed` naming the first that failed, with its error, after all were called."""
+        first: tuple[str, Exception] | None = None
         for name, callback in tuple(self._active):
             try:
                 getattr(callback, method)(*(deepcopy(one) if isinstance(one, dict) else one for one in given))
             except Exception as error:
                 line = f"callback {name!r}, {method}: {_one_line(error)}"
                 if callback.required:
-                    raise CallbackFailed(f"{line}; everything completed is saved, and --resume goes on") from error
-                self._active.remove((name, callback))
-                self._print(f"{line}; the run goes on without it")
+                    first = first or (line, error)
+                else:
+                    self._active.remove((name, callback))
+                    self._print(f"{line}; the run goes on without it")
+        if first is not None:
+            raise CallbackFailed(f"{first[0]}; everything completed is saved, and --resume goes on") from first[1]
 
 
 def _one_line(error: Exception) -> str:

@@ -190,6 +190,7 @@ def test_a_private_choice_shows_no_run() -> None:
         **TREE,
         "run": {"callbacks": ["tensorboard"]},
         "privacy": {"unit": "sample", "epsilon": 3.0, "delta": 1e-4, "clip_norm": 1.0},
+        "training": {**TREE["training"], "weights": "equal"},
         "sweep": {"keys": {"training.lr": [0.1, 0.2]}, "choose": {"by": "accuracy_mean", "runs": 5}},
     }
     with pytest.raises(InputError, match=r"run\.callbacks = \['tensorboard'\]: would show runs that a private choice keeps secret"):
