@@ -254,6 +254,7 @@ def test_what_the_machine_refuses(
 
 
 def test_what_a_finished_run_is_not_asked(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "ok.toml").write_text(OK + '[run]\nrecord = "full"\n')
     assert in_process(monkeypatch, "run", "ok.toml", "--out", "run") == 0
     capsys.readouterr()
     before = everything(folder)
@@ -265,7 +266,6 @@ def test_what_a_finished_run_is_not_asked(folder: Path, monkeypatch: pytest.Monk
         ("export run --out x.pt --model 0 --client 0", "--model", 2),
         ("export run --out x.txt", "x.txt", 2),
         ("export run --out gone/x.pt", "gone/x.pt", 2),
-        ("audit run", "recorded", 2),
         ("audit run --budget thorugh", "thorugh", 2),
         ("audit run --adversary sever", "sever", 2),
         ("audit run --attacks label_inferense", "label_inferense", 2),

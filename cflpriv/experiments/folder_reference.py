@@ -138,7 +138,7 @@ FILES = (
         {
             "verdicts": "For each adversary one sentence, and what would reduce the leak.",
             "family": "How all figures are judged together.",
-            "cells": "For each figure: `attack`, `adversary`, `metric`, `value`, `low`, `high`, `baseline`, `reference`, `status`, `p`, `note`.",
+            "cells": "Figures: `attack`, `adversary`, `metric`, `value`, `low`, `high`, `baseline`, `reference`, `status`, `p`, `note`.",
         },
     ),
     File("audit/*", "What attacks recovered, and finished parts of an audit.", "NumPy arrays (`.npz`), JSON"),
