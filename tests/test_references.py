@@ -4,8 +4,8 @@ import json
 from fnmatch import fnmatch
 from pathlib import Path
 
-from cflpriv.cli import app
 from cflpriv import command_reference
+from cflpriv.cli import app
 from cflpriv.experiments import folder_reference, parse_config, run_experiment
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"

@@ -1,4 +1,4 @@
-"""Every block of the tutorials, and of how-to pages that are scripts, runs, in its order, in a new folder: files are written, commands are given to a shell's words."""
+"""Every block of the tutorials, and of how-to pages that are scripts, runs in its order in a new folder."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from cflpriv.cli import app
 from cflpriv.experiments.config import parse_config
 
 DOCS = Path(__file__).parent.parent / "docs"
-TUTORIALS = [*sorted((DOCS / "tutorials").glob("*.md")), DOCS / "howto" / "callbacks.md"]
+TUTORIALS = [*sorted((DOCS / "tutorials").glob("*.md")), *(DOCS / "howto" / name for name in ("callbacks.md", "own_algorithm.md"))]
 FENCE = re.compile(r"^```(?P<language>\w+)(?P<options>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -121,3 +121,11 @@ def test_a_callback_follows_a_run(tmp_path: Path) -> None:
     log = [json.loads(line) for line in (tmp_path / "runs" / "logged" / "log.jsonl").read_text().splitlines()]
     assert [one["round"] for one in log if "round" in one] == [0, 1]
     assert sum("bytes" in one for one in log) > 2
+
+
+@pytest.mark.slow
+def test_an_own_algorithm_is_run_swept_and_audited(tmp_path: Path) -> None:
+    printed = run_blocks(page_of("own_algorithm"), tmp_path)
+    assert "failed" not in printed
+    assert "label_inference" in printed
+    assert len(list((tmp_path / "runs" / "mine").glob("*/summary.json"))) == 4
