@@ -63,15 +63,6 @@ def found(names: Sequence[str]) -> list[tuple[str, Callable[[], Callback]]]:
     return pairs
 
 
-def _tensorboard() -> Callback:
-    from .tensorboard import TensorBoard
-
-    return TensorBoard()
-
-
-register_callback("tensorboard", _tensorboard)
-
-
 class Callbacks:
     """All callbacks of one run. Lines that are reported before the run starts are kept for its start."""
 

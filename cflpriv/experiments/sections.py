@@ -8,7 +8,6 @@ from ..data import DataSpec
 from ..engine.device import Precision
 from ..engine.models import MODELS, Dtype, Model
 from ..keys import Key
-from ..plugins import CALLBACKS
 
 __all__ = ["MOST_WORKERS", "DataSection", "ModelSection", "RunSection", "TrainingSection"]
 
@@ -129,9 +128,5 @@ class RunSection:
         Key("Python files that register algorithms, models, attacks or data sets; relative to the configuration file."),
     ] = ()
     callbacks: Annotated[
-        tuple[str, ...],
-        Key(
-            "Own code that is told of rounds, metrics and messages; `tensorboard`, or what a plugin registers.",
-            known=lambda: CALLBACKS.ready(),
-        ),
+        tuple[str, ...], Key("Code that is told of rounds, metrics and messages: `tensorboard`, or what a plugin registers.")
     ] = ()
