@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .engine.models import Model, register_model
     from .errors import InputError
     from .experiments import Config, load_config, run_experiment
+    from .experiments.callbacks import Callback, register_callback
     from .experiments.tables import read_sweep
     from .plugins import load_plugin, register_attack
     from .tasks.training import Train
@@ -34,6 +35,7 @@ for _name in ("protocols", "attacks"):
 _HOME = {
     "ALGORITHMS": "algorithms",
     "AlgorithmSpec": "algorithms.interface",
+    "Callback": "experiments.callbacks",
     "ClientData": "types",
     "Clustering": "types",
     "Config": "experiments",
@@ -52,6 +54,7 @@ _HOME = {
     "read_sweep": "experiments.tables",
     "register_algorithm": "algorithms.interface",
     "register_attack": "plugins",
+    "register_callback": "experiments.callbacks",
     "register_dataset": "data",
     "register_model": "engine.models",
     "register_protection": "contract.protection",
@@ -65,10 +68,10 @@ _OLD: dict[str, str] = {
 """Names that earlier versions had, and what to write now. They raise ImportError, whose message `from cflpriv import NAME` shows."""
 
 __all__ = [
-    "ALGORITHMS", "AlgorithmSpec", "ClientData", "Clustering", "Config", "DataSpec", "Federation", "InputError", "Model",
+    "ALGORITHMS", "AlgorithmSpec", "Callback", "ClientData", "Clustering", "Config", "DataSpec", "Federation", "InputError", "Model",
     "Population", "Protection", "ProtectionSpec", "Sampling", "Train", "build_population", "load_config", "load_plugin",
-    "read_sweep", "register_algorithm", "register_attack", "register_dataset", "register_model", "register_protection", "run_experiment",
-    "simulate",
+    "read_sweep", "register_algorithm", "register_attack", "register_callback", "register_dataset", "register_model",
+    "register_protection", "run_experiment", "simulate",
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from .protocols.errors import TooFewClients
 
-__all__ = ["CflprivWarning", "InputError", "TooFewClients", "TrainingDiverged", "WorkerLost", "near", "unknown_key"]
+__all__ = ["CallbackFailed", "CflprivWarning", "InputError", "TooFewClients", "TrainingDiverged", "WorkerLost", "near", "unknown_key"]
 
 OLD_KEYS = {
     ("protection", "floor"): "is called min_cohort now",
@@ -29,6 +29,10 @@ class TrainingDiverged(ArithmeticError):
 
 class WorkerLost(RuntimeError):
     """A worker process of the engine ended by itself: killed, perhaps for want of memory. Its chunk is lost, nothing else."""
+
+
+class CallbackFailed(RuntimeError):
+    """A user's callback raised. Names the callback and its error; everything completed is saved."""
 
 
 class CflprivWarning(UserWarning):

@@ -27,6 +27,7 @@ EXTRA_OF = {
     "pyarrow": "parquet",
     "datasets": "huggingface",
     "ray": "ray",
+    "tensorboard": "tensorboard",
 }
 """The extra of each module that a plain `pip install cflpriv` leaves out."""
 

@@ -2,7 +2,8 @@
 
 A file calls `cflpriv.register_algorithm` and the like; it is loaded by `--plugin FILE`, by `[run] plugins` or by `load_plugin`. An
 installed package names its things as entry points of the groups `cflpriv.algorithms`, `cflpriv.models`, `cflpriv.protections`,
-`cflpriv.attacks` and `cflpriv.datasets`. They are loaded when a name is asked for that is not there, or when everything is listed.
+`cflpriv.attacks`, `cflpriv.datasets` and `cflpriv.callbacks`. They are loaded when a name is asked for that is not there, or when
+everything is listed.
 
 Source: https://packaging.python.org/en/latest/specifications/entry-points/
 """
@@ -17,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from .errors import InputError
 
-__all__ = ["ALGORITHMS", "ATTACKS", "FUNCTIONS", "TASKS", "Registry", "load_plugin", "loaded_plugins", "register_attack"]
+__all__ = ["ALGORITHMS", "ATTACKS", "CALLBACKS", "FUNCTIONS", "TASKS", "Registry", "load_plugin", "loaded_plugins", "register_attack"]
 
 T = TypeVar("T")
 _loaded: dict[str, str] = {}
@@ -103,6 +104,8 @@ ALGORITHMS: Registry[Any] = Registry("algorithm", lambda spec: spec.make, home="
 """Name in a config -> `algorithms.interface.AlgorithmSpec`."""
 ATTACKS: Registry[Any] = Registry("attack", lambda attack: attack.cells)
 """Name -> `attacks.Attack`; here, because a file may register one before the attacks are imported."""
+CALLBACKS: Registry[Callable[[], Any]] = Registry("callback", home=".experiments.tensorboard")
+"""Name in `[run] callbacks` -> what makes a `Callback` for a run."""
 
 
 def register_attack(name: str, attack: Any) -> None:

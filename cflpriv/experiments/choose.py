@@ -139,6 +139,8 @@ def _refused(choose: Choose, config: Config) -> str:
         )
     if config.protection.small_clusters == "local":
         return "protection.small_clusters = 'local': clients that train alone would be scored, which the run's epsilon does not count"
+    if config.run.callbacks:
+        return f"run.callbacks = {list(config.run.callbacks)}: would show runs that a private choice keeps secret"
     if choose.by.startswith("perplexity") and config.model.name != "lstm":
         return f"choose.by = {choose.by!r}: there is none for model.name = {config.model.name!r}"
     return ""

@@ -33,6 +33,7 @@ from ..privacy.participation import of_participations
 from ..privacy.settings import Noise, Privacy, Releases, check_samples, plan
 from ..tasks.training import Train
 from ..types import Population
+from .callbacks import found
 from .newcomers import held_back
 from .privacy_checks import check_privacy, few_shares
 from .sections import MOST_WORKERS, DataSection, ModelSection, RunSection, TrainingSection
@@ -99,6 +100,7 @@ class Config:
             raise InputError(f"training.dropout = {self.training.dropout}: is outside [0, 1)")
         if self.run.precision != "full" and self.model.dtype == "float64":
             raise InputError(f"run.precision = {self.run.precision!r} with model.dtype = 'float64': use 'full'")
+        found(self.run.callbacks)
         self.sampling()
         check_privacy(self.privacy, self.protection, self.training, self.run, self.data, self.spec, self.releases)
 

@@ -5,7 +5,7 @@ groups) is scored where it is given. The rounds, the run folder, checkpoints and
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from ..protocols.entropy import system_entropy
 from ..protocols.errors import TooFewClients
 from ..protocols.keys import Roster
 from ..types import ClientData, Population
+from .callbacks import Callback
 from .checkpoint import Checkpoint
 from .config import Config
 from .folder import carry_out
@@ -60,6 +61,7 @@ def deploy(
     wait_seconds: float = 120.0,
     resume: bool = False,
     say: Say = print,
+    callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Run `config` with the `clients` that a transport reaches; the summary, as in summary.json. See `experiments.folder.carry_out`.
 
@@ -112,7 +114,7 @@ def deploy(
         done = row["skipped"] or f"done with {len(row['cohort'])} of {clients} clients{score}"
         say(f"round {row['round']} ({row['round'] + 1} of {config.training.rounds}): {done}, {row['seconds']:.1f} s")
 
-    return carry_out(config, out, make, resume=resume, say=say, tick=tick)
+    return carry_out(config, out, make, resume=resume, say=say, tick=tick, callbacks=callbacks)
 
 
 def _backend(transport: StagedTransport, seconds: float, system: str, unscored: str | None, say: Say) -> Backend:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -26,6 +26,7 @@ from ..federation.registry import EpochEnded
 from ..files import append, write_atomically
 from ..transports.simulation import Hosted
 from ..types import Population
+from .callbacks import Callback, Callbacks
 from .checkpoint import Checkpoint, prune, restore, save_checkpoint
 from .config import Config
 from .loop import Run, advance, begin, finish, population_digest
@@ -58,6 +59,7 @@ def run_experiment(
     say: Callable[[str], None] = lambda line: None,
     tick: Callable[[dict[str, Any]], None] = lambda row: None,
     step: Callable[[str, int, int], None] = lambda what, done, total: None,
+    callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Simulate an experiment into the folder `out`; the summary, and all else, as in `carry_out`. `hosted`: where its clients are."""
 
@@ -67,7 +69,7 @@ def run_experiment(
     def make(checkpoint: Checkpoint | None) -> Run:
         return prepare(config, data_dir, population, hosted=hosted, **({} if checkpoint is None else checkpoint.parties()))
 
-    return carry_out(config, Path(out), make, resume=resume, say=say, tick=tick, step=step, places=places)
+    return carry_out(config, Path(out), make, resume=resume, say=say, tick=tick, step=step, places=places, callbacks=callbacks)
 
 
 def carry_out(
@@ -80,25 +82,28 @@ def carry_out(
     tick: Callable[[dict[str, Any]], None],
     step: Callable[[str, int, int], None] = lambda what, done, total: None,
     places: Mapping[str, str] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Run an experiment into the folder `out`; the summary. `make` gives the run: a new one, or the one that a checkpoint is of.
 
     `tick` gets each round's row, `say` lines for people, `step` the progress (what, done, total) of a long step inside a round.
-    `places`, absolute paths by name, are kept in environment.json.
+    `places`, absolute paths by name, are kept in environment.json. `callbacks` are told of the run beside those that `run.callbacks` names.
 
     Nothing is kept unless the data and the algorithm's start succeed. A checkpoint is saved after the beginning and after
     every `run.checkpoint_every`-th round, in a simulation as long as checkpoints take a small share of the run's time; only the last is
     kept. Ctrl-C ends after the current round with everything saved. With
     `resume`, a run that ended early resumes from its last checkpoint (see `resume`), a finished one is left unchanged, and one that never
     started is started. Raises `InputError`, also if `out` exists and is not to be resumed; OSError where something cannot be written,
-    with all rounds before that in place.
+    and `CallbackFailed`, with all rounds before that in place.
     """
+    told = Callbacks(callbacks, say)
 
     def made(checkpoint: Checkpoint | None) -> Run:
         run = make(checkpoint)
+        told.make(config.run.callbacks)
         run.places = places or {}
-        run.say, run.digest = say, population_digest(run.population)
-        run.federation.listen(say, lambda done, total: step("encrypted similarity", done, total))
+        run.say, run.digest = told.say, population_digest(run.population)
+        run.federation.listen(told.say, lambda done, total: step("encrypted similarity", done, total))
         return run
 
     old = (out / "config.toml").is_file()
@@ -110,7 +115,7 @@ def carry_out(
     try:
         if old:
             with locked(out):
-                return _resumed(config, out, made, say, tick)
+                return _resumed(config, out, made, told, tick)
         run = made(None)
         missing = [folder for folder in (out, *out.parents) if not folder.exists()]
         try:
@@ -119,7 +124,7 @@ def carry_out(
             raise InputError(f"{out}: cannot be made ({error.strerror})") from None
         with locked(out):
             try:
-                return _started(run, out, tick)
+                return _started(run, out, told, tick)
             except InputError:
                 if not (out / "rounds.jsonl").exists() and not (out / "ledger.json").exists():
                     shutil.rmtree(out, ignore_errors=True)
@@ -136,7 +141,7 @@ def carry_out(
         raise OSError(error.errno, f"{error.strerror} ({kept})", error.filename) from None
 
 
-def _started(run: Run, out: Path, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def _started(run: Run, out: Path, told: Callbacks, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Start a new run, in a folder that holds none yet."""
     write_atomically(out / "config.toml", run.config.to_toml())
     write_atomically(out / "environment.json", json.dumps({**environment(), **run.places}, indent=1) + "\n")
@@ -147,11 +152,11 @@ def _started(run: Run, out: Path, tick: Callable[[dict[str, Any]], None]) -> dic
     _announce(run)
     flush(run.federation.transcript, out, 0)
     _save(run, out)
-    return _rounds(run, out, tick)
+    return _rounds(run, out, told, tick)
 
 
 def _resumed(
-    config: Config, out: Path, make: Callable[[Checkpoint | None], Run], say: Callable[[str], None], tick: Callable[[dict[str, Any]], None]
+    config: Config, out: Path, make: Callable[[Checkpoint | None], Run], told: Callbacks, tick: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
     """Resume a run from its last checkpoint; from its start, if it ended before the first."""
     checkpoint = last_checkpoint(out)
@@ -162,7 +167,7 @@ def _resumed(
             done = json.loads(summary.read_text(encoding="utf-8"))
         sealed = not changed_files(out, ("summary.json",))  # else it was edited, or a kill came in between
         if sealed and done.get("rounds") == checkpoint.progress["rounds"]:  # else it is that of an earlier Ctrl-C
-            say(f"{out}: this run is done")
+            told.say(f"{out}: this run is done")
             return done
     run = make(checkpoint)
     # deployments of an early 0.2.0 saved less
@@ -173,8 +178,8 @@ def _resumed(
     number = note_resume(out, checkpoint)
     if checkpoint is None:
         put_aside(out, number, 0, 0)
-        say(f"resumed: {out} ended before its first checkpoint; it starts again")
-        return _started(run, out, tick)
+        told.say(f"resumed: {out} ended before its first checkpoint; it starts again")
+        return _started(run, out, told, tick)
     moved = put_aside(out, number, progress["rounds"], progress["transcript"]["messages"])
     if progress["rounds"] < config.training.rounds and progress["stopped"] is None:
         put_audit_aside(out, number)
@@ -184,9 +189,9 @@ def _resumed(
     run.started -= sum(row["seconds"] for row in run.rows)
     run.federation.protection_seconds = run.rows[-1].get("protection_seconds", 0.0) if run.rows else 0.0
     words = "".join(f", {count} {what} of an interrupted round put aside" for what, count in moved.items() if count)
-    say(f"resumed after round {len(run.rows)} of {config.training.rounds}{words}")
+    told.say(f"resumed after round {len(run.rows)} of {config.training.rounds}{words}")
     run.backend.welcome(run, progress)
-    return _rounds(run, out, tick)
+    return _rounds(run, out, told, tick)
 
 
 def _same(run: Run, out: Path, progress: Mapping[str, Any]) -> None:
@@ -205,10 +210,12 @@ FREE_SAVING, SAVING_SHARE = 1.0, 0.05
 """Checkpoints of a simulation may take so many seconds, and beyond these so much of the time of its rounds."""
 
 
-def _rounds(run: Run, out: Path, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def _rounds(run: Run, out: Path, told: Callbacks, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Run the remaining rounds, saving each, and finish."""
-    rounds, written = run.config.training.rounds, len(run.federation.transcript.messages)
+    rounds, messages = run.config.training.rounds, run.federation.transcript.messages
+    written = reported = len(messages)
     saving, began = 0.0, time.perf_counter()
+    told.start(out, run.config, len(run.rows))
     with interruptible() as interrupted:
         while len(run.rows) < rounds and not interrupted() and run.stopped is None:
             row = advance(run)
@@ -217,6 +224,8 @@ def _rounds(run: Run, out: Path, tick: Callable[[dict[str, Any]], None]) -> dict
             if interrupted() or (len(run.rows) % run.backend.save_every == 0 and (run.parties is None or _affordable(saving, began))):
                 saving += _save(run, out)
             tick(row)
+            told.round(plain_json(row), messages[reported:])
+            reported = len(messages)
         done = len(run.rows) == rounds or not interrupted()
         if done and run.stopped is not None:
             run.say(f"stopped after round {len(run.rows)} of {rounds}: {run.stopped}")
@@ -232,6 +241,7 @@ def _rounds(run: Run, out: Path, tick: Callable[[dict[str, Any]], None]) -> dict
         run.backend.close(run)
         write_atomically(out / "summary.json", json.dumps(plain_json(summary), indent=1) + "\n")
         seal(out)
+    told.end(plain_json(summary))
     return summary
 
 

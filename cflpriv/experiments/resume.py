@@ -49,10 +49,10 @@ class Counted:
 
 
 def check_same_config(config: Config, folder: Path) -> None:
-    """Refuse to go on under another configuration, but for the device. Raises `InputError` naming the first key that differs."""
+    """Refuse another configuration, but for device and callbacks. Raises `InputError` naming the first key that differs."""
     old, new = (_flat(asdict(one)) for one in (load_config(folder / "config.toml"), config))
     for key in sorted({*old, *new}):
-        if old.get(key) != new.get(key) and key != "run.device":
+        if old.get(key) != new.get(key) and key not in ("run.device", "run.callbacks"):
             was, now = (repr(one[key]) if one.get(key) is not None else "not set" for one in (old, new))
             raise InputError(f"{key} is {now}, but {folder / 'config.toml'} has {was}; a resumed run keeps its configuration")
 

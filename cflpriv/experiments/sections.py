@@ -127,3 +127,6 @@ class RunSection:
         tuple[str, ...],
         Key("Python files that register algorithms, models, attacks or data sets; relative to the configuration file."),
     ] = ()
+    callbacks: Annotated[
+        tuple[str, ...], Key("Code that is told of rounds, metrics and messages: `tensorboard`, or what a plugin registers.")
+    ] = ()

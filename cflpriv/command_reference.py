@@ -1,0 +1,48 @@
+"""The reference of the command line. `python -m cflpriv.command_reference` prints docs/reference/commands.md."""
+
+from typing import Any
+
+import typer
+
+__all__ = ["page"]
+
+_HEAD = """# Commands
+
+For people who use the command line. The page is generated from the commands: `python -m cflpriv.command_reference >
+docs/reference/commands.md`. Exit codes: 0 success, 2 input that cannot be used (one line names it), 1 anything else.
+
+`cflpriv --install-completion` installs completion of commands and options for bash, zsh, fish and PowerShell; `--show-completion` prints
+it. Every command has `--help`.
+"""
+
+
+def page() -> str:
+    """docs/reference/commands.md."""
+    from .cli import app
+
+    group: Any = typer.main.get_command(app)
+    parts = [_HEAD]
+    for name, command in group.commands.items():
+        arguments = [one for one in command.params if one.param_type_name == "argument"]
+        options = [one for one in command.params if one.param_type_name == "option"]
+        usage = " ".join(["cflpriv", name, *(_bracketed(one) for one in arguments), *(["[OPTIONS]"] if options else [])])
+        parts += [f"## {name}\n", f"    {usage}\n", command.help.replace("\\[", "[").strip() + "\n"]
+        if options:
+            parts += ["| option | meaning |", "|---|---|", *(_row(one) for one in options), ""]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _bracketed(argument: Any) -> str:
+    name = (argument.metavar or argument.name.upper()).strip("[]")
+    return name if argument.required else f"[{name}]"
+
+
+def _row(option: Any) -> str:
+    value = "" if option.is_flag else f" {option.metavar or option.type.name.upper()}"
+    default = "" if option.default in (None, False, "") else f" Default: `{option.default}`."
+    text = (option.help or "").replace("\\[", "[").replace("|", "\\|").rstrip(".")
+    return f"| `{option.opts[0]}{value}` | {text}.{default} |"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

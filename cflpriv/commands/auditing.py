@@ -1,0 +1,134 @@
+"""Commands that attack or check what was recorded: `audit`, `verify`."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import InputError
+from .shared import ERR, OUT, DataDir, DeviceName, Plugins, load_plugins, say
+
+__all__ = ["audit", "verify"]
+
+
+def audit(
+    run_dir: Annotated[
+        Path,
+        typer.Argument(metavar="RUN_DIR"),
+    ],
+    adversary: Annotated[
+        str | None,
+        typer.Option(
+            "--adversary",
+            help="server, server+N (N colluding clients), active-server, key-holder, client, outsider; default: server, server+1 and "
+            "key-holder, where the run has them.",
+        ),
+    ] = None,
+    attacks: Annotated[
+        str | None, typer.Option("--attacks", help="Names of attacks, with commas between; default: all that apply.")
+    ] = None,
+    budget: Annotated[
+        str, typer.Option("--budget", help="quick (this run only), standard (5 seeds), thorough (10 seeds), as far as time allows.")
+    ] = "standard",
+    active: Annotated[
+        bool,
+        typer.Option("--active", help="Run active attacks against freshly started clients, and report what they refuse."),
+    ] = False,
+    foreign: Annotated[
+        bool, typer.Option("--foreign", help="Attack another system's updates: a folder as in docs/attacks/other_systems.md.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="With --active, the folder to write; default the run folder, or runs/NAME-active.")
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="With --active, change a key: section.key=value.")] = None,
+    device: DeviceName = None,
+    plugin: Plugins = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Attack a recorded run; writes audit.json and audit/ into its folder. An interrupted audit resumes when called again.
+
+    RUN_DIR is a run folder whose payloads were recorded; with --active also a configuration, with --foreign a folder of updates.
+    """
+    from ..attacks.audit import audit_run
+    from ..experiments.resume import data_directory_of
+    from ..experiments.verify import digest_of
+
+    load_plugins(plugin)
+    names = None if attacks is None else [name.strip() for name in attacks.split(",")]
+    if foreign:
+        if active or adversary is not None or out is not None or set_ or device is not None:
+            raise InputError("--foreign: goes with --attacks and --plugin only; the adversary is whoever reads single updates")
+        _foreign_audit(run_dir, names)
+        return
+    if active:
+        if adversary is not None:
+            raise InputError(f"--adversary {adversary}: applies to recordings; the active audit always attacks as the server")
+        _active_audit(run_dir, [*(set_ or []), *([] if device is None else [f"run.device={device}"])], names, out, data_dir)
+        return
+    if out is not None or set_:
+        raise InputError("--out, --set: go with --active; a recording is audited as it is, and the result written into its folder")
+    try:
+        place = data_dir or data_directory_of(run_dir)
+        cells = audit_run(run_dir, adversary=adversary, attacks=names, budget=budget, data_dir=place, device=device, say=say)
+    except KeyboardInterrupt:
+        done = run_dir / "audit.json"
+        words = f"finished results are in {done}; the same command resumes" if done.is_file() else "nothing was finished yet"
+        ERR.print(f"cflpriv: stopped; {words}", markup=False)
+        sys.exit(1)
+    _print_audit(cells)
+    OUT.print(f"written: {run_dir / 'audit.json'}, digest {digest_of(run_dir)}", markup=False)
+
+
+def _print_audit(cells: Sequence[Any]) -> None:
+    """What each adversary learns, and all figures after it."""
+    from ..attacks.verdicts import verdicts_of
+
+    for verdict in verdicts_of(cells):
+        OUT.print(f"{verdict.sentence[0].upper()}{verdict.sentence[1:]}.", markup=False)
+        if verdict.reduces:
+            OUT.print(f"  Would reduce it: {verdict.reduces}.", markup=False)
+    OUT.print()
+    for cell in cells:
+        OUT.print(cell.line(), markup=False)
+
+
+def _foreign_audit(folder: Path, attacks: list[str] | None) -> None:
+    """Attack a folder of another system's updates."""
+    from ..attacks.foreign_folder import audit_folder
+
+    _print_audit(audit_folder(folder, attacks=attacks, say=say))
+    OUT.print(f"written: {folder / 'audit.json'}", markup=False)
+
+
+def _active_audit(source: Path, changes: list[str], attacks: list[str] | None, out: Path | None, data_dir: Path | None) -> None:
+    """Run the active attacks against clients of a configuration, given as a run folder or a file."""
+    from ..attacks.active.audit import active_audit, table, written
+    from ..experiments import load_config
+    from ..experiments.resume import data_directory_of
+
+    folder = out or (source if source.is_dir() else Path("runs") / f"{source.stem}-active")
+    config = load_config(source / "config.toml" if source.is_dir() else source, changes)
+    rows = active_audit(config, data_dir or data_directory_of(source), attacks=attacks, say=say)
+    path = written(rows, config, folder)
+    OUT.print(table(rows), markup=False)
+    OUT.print(f"written: {path}", markup=False)
+
+
+def verify(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")],
+    digest: Annotated[str | None, typer.Option("--digest", help="What `cflpriv run` or an audit printed at its end.")] = None,
+) -> None:
+    """Check that a run folder is unchanged since its run and audits, and that its figures follow from its rounds. Exit code 1 if not."""
+    from ..experiments.verify import verify as check
+
+    found = check(run_dir)
+    problems = list(found.problems)
+    if digest is not None and digest != found.digest:
+        problems.append(f"{run_dir}: its digest is {found.digest or 'missing'}, not {digest}")
+    for problem in problems:
+        OUT.print(f"not verified: {problem}", markup=False)
+    if problems:
+        sys.exit(1)
+    OUT.print(f"verified: {run_dir}, digest {found.digest}", markup=False)

@@ -1,0 +1,31 @@
+"""The command that puts published statements to the test: `claims`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .shared import DataDir, say
+
+__all__ = ["claims"]
+
+
+def claims(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The claim; default: list them.")] = None,
+    scale: Annotated[float, typer.Option("--scale", help="Factor for the number of seeds; below 1 the claim stays undecided.")] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", help="The first seed.")] = 0,
+    out: Annotated[Path, typer.Option("--out", help="The folder that holds a folder for each run of a claim.")] = Path("runs/claims"),
+    page: Annotated[Path | None, typer.Option("--page", help="Write the table of all verdicts in --out to this file.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Put a published statement to the test, and print a verdict by a rule set before; the same command again resumes it."""
+    from ..attacks.claims.judging import in_words, judge, listed, write_page
+
+    if name is not None:
+        verdict = judge(name, out / f"{name}-s{seed}", data_dir, scale=scale, seed=seed, say=say)
+        say("\n".join(in_words(name, verdict)))
+    if page is not None:
+        judged, repeated = write_page(out, page)
+        say(f"written: {page}, {judged} claim(s) with a verdict, {repeated} repeated")
+    elif name is None:
+        say("\n".join(f"{one:<28} {statement}" for one, statement in listed().items()))

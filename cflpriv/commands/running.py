@@ -1,0 +1,180 @@
+"""Commands that run experiments: `run`, `sweep`, `reproduce`."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import Progress
+
+from ..console import defaults_text, row_text, summary_text
+from ..errors import InputError
+from .shared import ERR, OUT, DataDir, DeviceName, Plugins, name_of, naming, progress_shown, say
+
+__all__ = ["reproduce", "run", "sweep"]
+
+
+def run(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml")],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: section.key=value. May be repeated.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The run folder to make; default runs/NAME.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume a run that ended early from its last checkpoint.")] = False,
+    device: DeviceName = None,
+    plugin: Plugins = None,
+    data_dir: DataDir = None,
+    hosts: Annotated[int | None, typer.Option("--hosts", min=1, help="Spread the clients over so many processes, on Ray.")] = None,
+    ray: Annotated[
+        str | None, typer.Option("--ray", help="The Ray cluster of --hosts, as ray.init takes it; default a local one.", metavar="ADDRESS")
+    ] = None,
+) -> None:
+    """Run one experiment into a run folder.
+
+    CONFIG.toml is the experiment; - reads it from standard input.
+    """
+    from ..experiments import Config, load_config, run_experiment
+    from ..experiments.resume import plugins_of
+    from ..experiments.verify import digest_of
+
+    folder = out or Path("runs") / name_of(config)
+    changes = [*(set_ or []), *([] if device is None else [f"run.device={device}"])]
+    experiment = load_config(config, changes, [*(plugins_of(folder) if resume else ()), *(plugin or [])])
+    if experiment == Config():
+        say(f"{config}: {defaults_text(experiment)}")
+    total = experiment.training.rounds
+    with progress_shown() as progress, _hosts(hosts, ray, experiment.run.plugins, progress) as hosted:
+        bar = progress.add_task("rounds", total=total, result="")
+
+        def tick(row: dict[str, Any]) -> None:
+            result = row_text(row)
+            progress.update(bar, completed=row["round"] + 1, result=result)
+            if not OUT.is_terminal:
+                OUT.print(f"round {row['round'] + 1}/{total}  {result}", markup=False)
+
+        bars: dict[str, Any] = {}
+
+        def step(what: str, done: int, total: int) -> None:
+            if what not in bars:
+                bars[what] = progress.add_task(what, total=total, result="")
+            progress.update(bars[what], completed=done, total=total, visible=done < total)
+
+        with naming(config):
+            summary = run_experiment(
+                experiment, folder, data_dir, resume=resume, hosted=hosted,
+                say=lambda line: progress.console.print(line, markup=False), tick=tick, step=step,
+            )  # fmt: skip
+    OUT.print(summary_text(summary), markup=False)
+    OUT.print(f"run folder: {folder}, digest {digest_of(folder)}", markup=False)
+
+
+@contextmanager
+def _hosts(hosts: int | None, address: str | None, plugins: Sequence[str], progress: Progress) -> Iterator[Any]:
+    """Where clients are: None for this process, else what makes their hosts on Ray, which end with the block."""
+    if hosts is None and address is None:
+        yield None
+        return
+    from ..transports.hosts import SplitHosts
+    from ..transports.ray import ray_hosts
+
+    with ray_hosts(hosts, address, plugins) as carrier:
+        yield partial(SplitHosts, carrier=carrier, say=lambda line: progress.console.print(line, markup=False))
+
+
+def sweep(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml")],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: section.key=value. May be repeated.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The folder for all runs; default runs/NAME.")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, max=512, help=r"Processes; default \[sweep] workers.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Show the runs with their numbers and how far they are; run nothing.")] = False,
+    only: Annotated[list[int] | None, typer.Option("--only", help="Make this run only, by its number. May be repeated.")] = None,
+    shard: Annotated[
+        str, typer.Option("--shard", help="Make every N-th run from the I-th on: one of N machines over one folder.", metavar="I/N")
+    ] = "",
+    merge: Annotated[bool, typer.Option("--merge", help="Write tables, pictures and report of the runs that are there.")] = False,
+    plugin: Plugins = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Run a grid of experiments, or choose privately among them; the same command again resumes it.
+
+    CONFIG.toml is an experiment with a section \\[sweep]. With --only or --shard a part of the grid runs, and --merge makes the report.
+    """
+    from ..attacks.audit import audit_run, check_asked
+    from ..experiments.private_choice import run_choice
+    from ..experiments.report import write_report
+    from ..experiments.sweep import load_sweep
+    from ..experiments.sweep_runs import failure_lines, part_of, run_sweep, shown
+
+    grid, folder = load_sweep(config, set_ or [], plugin or []), out or Path("runs") / name_of(config)
+    with naming(config):
+        check_asked(grid.budget or "standard", grid.attacks or None, "[sweep] ")
+        part = part_of(grid, only or [], shard)
+        if sum((list_, merge, bool(only or shard))) > 1:
+            raise InputError("--list, --merge, --only, --shard: give one of them")
+        if list_:
+            for line in shown(grid, folder):
+                say(line)
+            return
+        if grid.choose is not None:
+            if merge or only or shard:
+                raise InputError("--merge, --only, --shard: [sweep] choose keeps all runs but the best secret; leave them out")
+            chosen = run_choice(grid, folder, data_dir, workers=workers, say=say)
+            say(chosen.line)
+            if chosen.run is not None:
+                say(f"report: {write_report(folder)}; the chosen run: {folder / chosen.run}")
+            return
+        failed = {} if merge else run_sweep(grid, folder, data_dir, audit=audit_run, workers=workers, cells=part, say=say)
+        if len(failed) == len(part):
+            raise InputError(f"every run failed, the first with: {next(iter(failed.values()))}")
+        if only or shard:
+            say(f"made a part; when all are there: cflpriv sweep {config} --out {folder} --merge")
+        else:
+            failed = _merged(grid, folder)
+        for line in failure_lines(failed, len(part)):
+            say(line)
+
+
+def _merged(grid: Any, folder: Path) -> dict[str, str]:
+    """Write tables, pictures and report of the runs of a sweep that are there; says what is missing. The errors of those that failed."""
+    from ..experiments.report import write_report
+    from ..experiments.sweep_runs import opened, standing
+
+    with opened(grid, folder):
+        page = write_report(folder)
+    tables = sorted(path.name for path in folder.iterdir() if path.suffix in (".csv", ".parquet"))
+    say(f"report: {page}; tables: {', '.join(tables)}")
+    found = standing(grid, folder)
+    if missing := [f"{number} {name}" for number, (name, how) in enumerate(found.items(), 1) if how in ("missing", "begun")]:
+        say(f"missing: {len(missing)} of {len(found)} runs: {', '.join(missing)}")
+    return {name: how.removeprefix("failed: ") for name, how in found.items() if how.startswith("failed: ")}
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    scale: Annotated[
+        float, typer.Option("--scale", help="Factor up to 1 for rounds, clients or trials; the output lists the changes.")
+    ] = 1.0,
+    seeds: Annotated[int, typer.Option("--seeds", help="How many seeds, 0, 1, ...")] = 1,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key of every run: section.key=value. May be repeated.")] = None,
+    cells: Annotated[str | None, typer.Option("--cells", help="Beginnings of cells' names, with semicolons between; default: all.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The folder for its runs and tables; default runs/reproduce-NAME.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Run a paper's table or figure, ours beside the published one; the same command again resumes it.
+
+    NAME is one of the reproductions that `cflpriv list` names.
+    """
+    from ..experiments.reproduce import reproduce as run_all
+
+    folder = out or Path("runs") / f"reproduce-{name}"
+    wanted = [] if cells is None else [one.strip() for one in cells.split(";") if one.strip()]
+    if cells is not None and not wanted:
+        raise InputError(f"--cells {cells!r}: names no cell; leave it out for all")
+    outcome = run_all(name, folder, data_dir, scale=scale, seeds=seeds, changes=set_ or [], cells=wanted, say=say)
+    OUT.print((folder / "table.md").read_text(encoding="utf-8"), markup=False)
+    written = sorted(path.name for path in folder.iterdir() if path.stem in ("table", "picture"))
+    OUT.print(f"written: {', '.join(written)} in {folder}", markup=False)
+    if outcome.interrupted:
+        ERR.print("cflpriv: stopped; finished results are kept, and the same command resumes", markup=False)
+        sys.exit(1)

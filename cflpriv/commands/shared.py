@@ -1,0 +1,66 @@
+"""What commands share: consoles, options that several take, and names of folders."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..errors import InputError
+
+__all__ = ["ERR", "OUT", "DataDir", "DeviceName", "Plugins", "load_plugins", "name_of", "naming", "progress_shown", "say"]
+
+OUT = Console(soft_wrap=True, highlight=False)
+ERR = Console(stderr=True, soft_wrap=True, highlight=False)
+
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The folder of data sets; default CFLPRIV_DATA, else data/.")]
+DeviceName = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda or auto, in place of run.device. It may be another than a recorded run's.")
+]
+Plugins = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--plugin", help="A Python file that registers algorithms, models, attacks or data sets. May be repeated.", metavar="FILE"
+    ),
+]
+
+
+def load_plugins(files: list[Path] | None) -> None:
+    """Load the files of `--plugin`."""
+    from ..plugins import load_plugin
+
+    for file in files or []:
+        load_plugin(file)
+
+
+def name_of(config: Path) -> str:
+    """The name of a run whose configuration this is."""
+    return "stdin" if str(config) == "-" else config.stem
+
+
+@contextmanager
+def naming(config: Path) -> Iterator[None]:
+    """Name the configuration file in what is found wrong after it was read, such as with its data."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{config}: {error}") from None
+
+
+def say(line: str) -> None:
+    OUT.print(line, markup=False)
+
+
+def progress_shown() -> Progress:
+    """A progress bar on a terminal; plain lines otherwise."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[result]}"),
+    )
+    return Progress(*columns, console=OUT, disable=not OUT.is_terminal)

@@ -1,0 +1,63 @@
+"""Commands that write files out of a run or for a start: `report`, `export`, `init`, `examples`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import InputError
+from .shared import OUT, DataDir, Plugins, load_plugins, say
+
+__all__ = ["examples", "export", "init", "report"]
+
+
+def report(folder: Annotated[Path, typer.Argument(metavar="DIR")], plugin: Plugins = None) -> None:
+    """Make one self-contained report.html, and results.csv beside it for runs.
+
+    DIR is a run folder, a folder of run folders, or a folder of another system's updates that was audited.
+    """
+    from ..experiments.report import write_report
+
+    load_plugins(plugin)
+    OUT.print(f"report: {write_report(folder)}", markup=False)
+
+
+def export(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")],
+    out: Annotated[Path, typer.Option("--out", help="The file to write; it ends in .safetensors or .pt.", metavar="FILE")],
+    model: Annotated[int | None, typer.Option("--model", help="The cluster whose model it is, from 0.", metavar="K")] = None,
+    client: Annotated[int | None, typer.Option("--client", help="A client, for its last locally trained model.", metavar="N")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Write a model of a run as a state_dict, which a module of your own can load.
+
+    RUN_DIR is a run folder.
+    """
+    from ..experiments.export import export_model
+
+    exported = export_model(run_dir, out, data_dir, cluster=model, client=client)
+    say(f"written: {out}, {exported.line}")
+
+
+def init(
+    file: Annotated[Path | None, typer.Argument(help="The file to write; default: standard output.", metavar="[FILE]")] = None,
+    algorithm: Annotated[str, typer.Option("--algorithm", help="The algorithm; `cflpriv list` names them.", metavar="NAME")] = "pacfl",
+    schema: Annotated[bool, typer.Option("--schema", help="Write the JSON schema of configurations instead, for editors.")] = False,
+    plugin: Plugins = None,
+) -> None:
+    """Write a commented configuration that runs."""
+    from ..experiments.config_starter import begin_file
+
+    load_plugins(plugin)
+    text = begin_file(file, None if schema else algorithm)
+    OUT.print(text if file is None else f"written: {file}", markup=False, end="" if file is None else "\n")
+
+
+def examples(folder: Annotated[Path, typer.Argument(help="The folder to make.", metavar="[DIR]")] = Path("examples")) -> None:
+    """Write the examples, configurations and scripts, into a new folder."""
+    from ..files import copy_examples
+
+    try:
+        say(f"written: {copy_examples(folder)} files in {folder}")
+    except FileExistsError:
+        raise InputError(f"{folder}: exists; name a new folder") from None

@@ -1,0 +1,322 @@
+"""A hundred misuses of the command line: each ends in one line that names what is wrong, with exit code 2 or 1, and writes nothing."""
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import in_process
+
+OK = '[data]\nclients = 4\n[model]\nhidden = 4\n[training]\nrounds = 1\n[algorithm]\nname = "fedavg"\n'
+"""An experiment that takes a moment."""
+SWEEP = OK + "[sweep]\nseeds = [0, 1]\n"
+CSV = "a,b,label,who\n" + "".join(f"{i}.5,{i * i},{'xy'[i % 2]},{i % 3}\n" for i in range(30))
+TABLE = '[data]\nsource = "csv"\npaths = ["own.csv"]\n'
+FILES: dict[str, str | bytes] = {
+    "ok.toml": OK,
+    "sweep.toml": SWEEP,
+    "broken.toml": "[data\nclients = 4\n",
+    "twice.toml": "[data]\nclients = 4\nclients = 5\n",
+    "binary.toml": b"\xff\xfe\x00\x01",
+    "flat.toml": "data = 3\n",
+    "section.toml": "[dta]\nclients = 4\n",
+    "seedless.toml": OK + "[sweep]\nseeds = []\n",
+    "key.toml": OK + "[sweep]\nseds = [0]\n",
+    "entry.toml": OK + '[sweep]\nalgorithms = ["fedavgg"]\n',
+    "dotless.toml": OK + "[sweep]\nkeys = { lr = [0.1] }\n",
+    "bound.toml": OK + '[sweep]\nchoose = { by = "accuracy_mean", runs = 5 }\n',
+    "own.csv": CSV,
+    "text.csv": CSV.replace("3.5", "three"),
+    "empty.csv": "",
+    "damaged.npz": b"PK\x03\x04 no archive",
+    "failing.py": "raise KeyError('oh')\n",
+    "twice.py": "import cflpriv\ncflpriv.register_callback('tensorboard', dict)\n",
+    "plain.txt": "text\n",
+    "full/file": "x",
+    "foreign/manifest.json": "{",
+    "table.toml": TABLE + 'label_column = "label"\n',
+    "textual.toml": TABLE.replace("own", "text") + 'label_column = "label"\n',
+    "labelless.toml": TABLE + 'label_column = "class"\n',
+    "missing.toml": TABLE.replace("own", "gone") + 'label_column = "label"\n',
+    "hollow.toml": TABLE.replace("own", "empty") + 'label_column = "label"\n',
+}
+
+USAGE = [  # what click itself refuses
+    ("rnu ok.toml", "no such command 'rnu'; did you mean 'run'?"),
+    ("run", "Missing argument 'CONFIG.toml'"),
+    ("run ok.toml --otu x", "No such option '--otu'"),
+    ("run ok.toml --set", "Option '--set' requires an argument"),
+    ("run ok.toml too.toml", "unexpected extra argument"),
+    ("run ok.toml --hosts 0", "--hosts"),
+    ("sweep sweep.toml --workers 0", "--workers"),
+    ("sweep sweep.toml --workers 1000", "--workers"),
+    ("sweep sweep.toml --only x", "--only"),
+    ("export full", "Missing option '--out'"),
+    ("export full --out x.pt --model a", "--model"),
+    ("reproduce cfl-label-swap --scale much", "--scale"),
+    ("explain", "Missing argument 'KEY'"),
+]
+FILE = [  # files and folders
+    ("run gone.toml", "gone.toml: no such file"),
+    ("run full", "full: cannot be read"),
+    ("run binary.toml", "binary.toml: cannot be read"),
+    ("run broken.toml", "broken.toml: is not TOML"),
+    ("run twice.toml", "twice.toml: is not TOML"),
+    ("run flat.toml", "data = 3: write it as a section"),
+    ("run section.toml", "[dta] is not a section; did you mean 'data'?"),
+    ("run sweep.toml", "`cflpriv sweep` runs a file that has one"),
+    ("run nul\0.toml", "NUL"),
+    ("run ok.toml --out nul\0", "NUL"),
+    ("sweep sweep.toml --out nul\0", "NUL"),
+    ("init nul\0.toml", "NUL"),
+    ("report nul\0", "NUL"),
+    ("run ok.toml --out plain.txt", "plain.txt: the output folder exists"),
+    ("run ok.toml --out full", "full: the output folder exists"),
+    ("run ok.toml --out plain.txt/run", "plain.txt/run: cannot be made"),
+    ("run ok.toml --out full --resume", "full: the output folder exists"),
+    ("sweep gone.toml", "gone.toml: no such file"),
+    ("sweep sweep.toml --out full", "full: exists and holds no sweep"),
+    ("audit gone", "gone: "),
+    ("audit full", "full: "),
+    ("audit gone --foreign", "gone: "),
+    ("audit foreign --foreign", "foreign/foreign.toml: is missing"),
+    ("verify gone", "gone: is not a run folder"),
+    ("verify full", "full: is not a run folder"),
+    ("report gone", "gone: no such folder"),
+    ("report full", "full: is no run folder and holds none"),
+    ("export gone --out x.pt", "gone"),
+    ("export full --out x.bin", "x.bin"),
+    ("init ok.toml", "ok.toml: "),
+    ("init gone/my.toml", "gone/my.toml"),
+    ("examples full", "full: exists; name a new folder"),
+]
+KEYS = [  # what --set, a section or a key is
+    ("nonsense", "--set nonsense: expected section.key=value"),
+    ("training.lr", "expected section.key=value"),
+    ("=1", "expected section.key=value"),
+    (".lr=1", "expected section.key=value"),
+    ("trainign.lr=0.1", "[trainign] is not a section; did you mean 'training'?"),
+    ("training.learning_rate=0.1", "learning_rate"),
+    ("training.lr=fast", "lr = 'fast'"),
+    ("training.lr=-1", "lr"),
+    ("training.lr=nan", "lr"),
+    ("training.rounds=-1", "training.rounds = -1: is below 0"),
+    ("training.rounds=1.5", "rounds = 1.5"),
+    ("training.batch_size=-3", "batch_size"),
+    ("training.epochs=0", "epochs"),
+    ("training.momentum=1.5", "momentum"),
+    ("training.optimizer=adamw", "optimizer = 'adamw'"),
+    ("training.weights=exampels", "training.weights = 'exampels'"),
+    ("training.sampling=globl", "globl"),
+    ("training.participation=0", "participation"),
+    ("training.participation=1.5", "participation"),
+    ("training.dropout=1", "training.dropout = 1"),
+    ("training.dropouts=[[0,1]]", "dropouts"),
+    ("algorithm.name=pafcl", "'pafcl': is not known; did you mean 'pacfl'?"),
+    ("algorithm.name=5", "name = 5"),
+    ("algorithm.nope=1", "nope"),
+    ("protection.sum=secag", "secag"),
+    ("protection.gram=haar", "expected a list, in brackets"),
+    ("protection.min_cohort=-2", "min_cohort"),
+    ("protection.floor=2", "is called min_cohort now"),
+    ("data.source=digit", "'digit'"),
+    ("data.source=csv", "paths"),
+    ("data.clients=0", "clients"),
+    ("data.clients=1000000", "clients"),
+    ("data.clients=many", "clients = 'many'"),
+    ("data.partition=iidd", "iidd"),
+    ("data.alpha=0.3", "alpha"),
+    ("data.newcomers=4", "newcomers"),
+    ("data.newcomers=-1", "data.newcomers = -1"),
+    ("model.name=mpl", "mpl"),
+    ("model.hidden=0", "model.hidden = 0"),
+    ("model.dtype=float16", "dtype = 'float16'"),
+    ("privacy.unit=samples", "unit = 'samples'"),
+    ("privacy.unit=sample", "privacy."),
+    ("run.seed=first", "seed = 'first'"),
+    ("run.workers=0", "run.workers = 0"),
+    ("run.workers=100000", "run.workers = 100000: is above 512"),
+    ("run.record=everything", "record = 'everything'"),
+    ("run.device=gpu", "device = 'gpu'"),
+    ("run.target_accuracy=95", "run.target_accuracy = 95"),
+    ("run.evaluate_every=0", "run.evaluate_every = 0"),
+    ("run.callbacks=[\"tensorbord\"]", "'tensorbord' is not known; did you mean 'tensorboard'?"),
+    ("run.plugins=[\"gone.py\"]", "gone.py: no such file"),
+]  # fmt: skip
+OPTIONS = [  # values of options, and options that do not go together
+    ("run ok.toml --device gpu", "gpu"),
+    ("run ok.toml --plugin gone.py", "gone.py: no such file"),
+    ("run ok.toml --plugin plain.txt", "plain.txt: is no Python file"),
+    ("run ok.toml --plugin failing.py", "failing.py: KeyError: 'oh'"),
+    ("run ok.toml --plugin twice.py", "callback 'tensorboard': is registered twice"),
+    ("list --plugin gone.py", "gone.py: no such file"),
+    ("sweep ok.toml", "[sweep]"),
+    ("sweep seedless.toml", "seeds"),
+    ("sweep key.toml", "seds"),
+    ("sweep entry.toml", "fedavgg"),
+    ("sweep dotless.toml", "lr"),
+    ("sweep bound.toml", "privacy.unit = 'none'"),
+    ("sweep sweep.toml --only 99", "--only 99: the sweep has the runs 1 to 2"),
+    ("sweep sweep.toml --shard 5/4", "--shard 5/4"),
+    ("sweep sweep.toml --shard x", "--shard x"),
+    ("sweep sweep.toml --list --merge", "give one of them"),
+    ("sweep sweep.toml --only 1 --shard 1/2", "give one of them"),
+    ("sweep sweep.toml --merge", "holds no sweep"),
+    ("audit full --out x", "--out, --set: go with --active"),
+    ("audit full --foreign --active", "--foreign: goes with"),
+    ("audit full --foreign --out x", "--foreign: goes with"),
+    ("audit ok.toml --active --adversary server", "applies to recordings"),
+    ("audit ok.toml --active --attacks nothing", "nothing"),
+    ("reproduce cfl-label-swp", "cfl-label-swap"),
+    ("reproduce cfl-label-swap --scale 2", "scale"),
+    ("reproduce cfl-label-swap --scale 0", "scale"),
+    ("reproduce cfl-label-swap --seeds 0", "seeds"),
+    ("reproduce cfl-label-swap --cells ;", "--cells ';': names no cell"),
+    ("init --algorithm pafcl", "pafcl"),
+    ("explain learnig_rate", "learnig_rate"),
+    ("run table.toml --set data.clients=3 --set data.label_column=klass", "klass"),
+    ("run textual.toml", "text.csv"),
+    ("run labelless.toml", "class"),
+    ("run missing.toml", "gone.csv"),
+    ("run hollow.toml", "empty.csv"),
+    ("run ok.toml --set data.source=npz --set data.paths=[\"damaged.npz\"]", "damaged.npz"),
+    ("run ok.toml --set data.source=mnist --data-dir gone", "gone"),
+]  # fmt: skip
+CASES = [
+    *USAGE,
+    *FILE,
+    *((f"run ok.toml --set {change}", words) for change, words in KEYS),
+    *OPTIONS,
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, content in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CFLPRIV_DATA", raising=False)
+    return tmp_path
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    found = (path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+    return {path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else b"" for path in found}
+
+
+def one_line(err: str) -> str:
+    assert err.startswith("cflpriv: "), err
+    assert err.endswith("\n"), err
+    assert err.count("\n") == 1, err
+    return err
+
+
+def test_there_are_a_hundred() -> None:
+    assert len(CASES) >= 100
+    assert len({line for line, _ in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize(("line", "words"), CASES, ids=lambda found: found.replace("\0", "NUL"))
+def test_one_line_and_nothing_written(
+    line: str, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = everything(folder)
+    assert in_process(monkeypatch, *line.split(" ")) == 2
+    assert words in one_line(capsys.readouterr().err)
+    assert everything(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError(), "out of memory"),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"), "out of memory"),
+        (OSError(errno.ENOSPC, "No space left on device", "data.npz"), "No space left on device"),
+        (PermissionError(errno.EACCES, "Permission denied", "data.npz"), "Permission denied"),
+    ],
+    ids=lambda found: type(found).__name__ if isinstance(found, Exception) else found,
+)
+def test_what_the_machine_refuses(
+    error: Exception, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("cflpriv.experiments.run.build_population", refuse)
+    before = everything(folder)
+    assert in_process(monkeypatch, "run", "ok.toml") == 1
+    assert words in one_line(capsys.readouterr().err)
+    assert everything(folder) == before
+
+
+def test_what_a_finished_run_is_not_asked(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "ok.toml").write_text(OK + '[run]\nrecord = "full"\n')
+    assert in_process(monkeypatch, "run", "ok.toml", "--out", "run") == 0
+    capsys.readouterr()
+    before = everything(folder)
+    for line, words, code in (
+        ("run ok.toml --out run", "run: the output folder exists", 2),
+        ("run ok.toml --out run --resume --set training.lr=0.5", "training.lr is 0.5, but run/config.toml has 0.01", 2),
+        ("export run --out x.pt --model 9", "9", 2),
+        ("export run --out x.pt --client 99", "99", 2),
+        ("export run --out x.pt --model 0 --client 0", "--model", 2),
+        ("export run --out x.txt", "x.txt", 2),
+        ("export run --out gone/x.pt", "gone/x.pt", 2),
+        ("audit run --budget thorugh", "thorugh", 2),
+        ("audit run --adversary sever", "sever", 2),
+        ("audit run --attacks label_inferense", "label_inferense", 2),
+        ("report run --plugin gone.py", "gone.py: no such file", 2),
+    ):
+        assert in_process(monkeypatch, *line.split()) == code, line
+        assert words in one_line(capsys.readouterr().err), line
+        assert everything(folder) == before, line
+    assert in_process(monkeypatch, "verify", "run", "--digest", "0" * 32) == 1
+    assert capsys.readouterr().out.startswith("not verified: run: its digest is ")
+    (folder / "run" / "summary.json").write_text("{}")
+    assert in_process(monkeypatch, "verify", "run") == 1
+
+
+def test_a_name_that_is_too_long(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    before = everything(folder)
+    assert in_process(monkeypatch, "run", "ok.toml", "--out", "n" * 300) == 1
+    assert "File name too long" in one_line(capsys.readouterr().err)
+    assert everything(folder) == before
+
+
+def test_a_training_that_diverges_names_client_and_round(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert in_process(monkeypatch, "run", "ok.toml", "--set", "training.lr=1e30", "--set", "training.rounds=3") == 1
+    line = one_line(capsys.readouterr().err)
+    assert "client" in line
+    assert "round" in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("line", "words"), [CASES[0], CASES[4], FILE[5], FILE[7], OPTIONS[3]], ids=lambda found: found)
+def test_the_same_as_a_process_of_its_own(line: str, words: str, folder: Path) -> None:
+    before = everything(folder)
+    done = subprocess.run(
+        [sys.executable, "-m", "cflpriv", *line.split()], capture_output=True, text=True, check=False, cwd=folder, timeout=120
+    )
+    assert done.returncode == 2
+    assert not done.stdout
+    assert words in one_line(done.stderr)
+    assert everything(folder) == before
+
+
+@pytest.mark.slow
+def test_memory_that_is_really_gone(folder: Path) -> None:
+    code = (
+        "import resource, sys\nfrom cflpriv.cli import main\nimport cflpriv.experiments.run\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * 4096\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, -1))\n"
+        "sys.argv = ['cflpriv', 'run', 'ok.toml', '--set', 'model.hidden=100000000', '--out', 'run']\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=folder, timeout=120)
+    assert done.returncode == 1
+    assert one_line(done.stderr).startswith("cflpriv: out of memory; ")
