@@ -155,6 +155,10 @@ def made(name: str, mode: Mode) -> Config:
     return parse_config(tree)
 
 
+TWO_GRADIENTS = {"per_fedavg"}
+"""A step of these takes a gradient at another's result, so it is no plain step, which shared noise needs; the error names the key."""
+
+
 def offered(name: str, mode: Mode) -> bool:
     """Whether an algorithm has to run in a mode, by what it declares."""
     spec, algorithm, privacy = ALGORITHMS[name], algorithm_of(name), mode.privacy
@@ -162,7 +166,7 @@ def offered(name: str, mode: Mode) -> bool:
         if spec.sample_releases is None or (spec.replace_only and privacy.get("relation") != "replace_one"):
             return False
         releases = spec.sample_releases(5, KEYS.get(name, {}))
-        return "noise" not in privacy or not (releases.singly or releases.extra_epochs)
+        return "noise" not in privacy or not (releases.singly or releases.extra_epochs or name in TWO_GRADIENTS)
     counts = "norm" in inspect.signature(spec.make).parameters
     return (
         not spec.client_refused
@@ -193,11 +197,11 @@ def spent(folder: Path) -> float:
     ],
 )
 def test_epsilon_is_that_of_the_ledger_by_another_accountant(name: str, mode: str, tmp_path: Path) -> None:
-    """Every algorithm in every mode, or an error that names the algorithm."""
+    """Every algorithm in every mode, or an error that names the algorithm or its key."""
     if not offered(name, MODES[mode]):
-        with pytest.raises(InputError, match=f"'{name}'"):
+        with pytest.raises(InputError, match="training.maml_lr" if name in TWO_GRADIENTS else f"'{name}'"):
             run_experiment(made(name, MODES[mode]), tmp_path / "run", population=SCENE)
-        assert not (tmp_path / "run").exists()
+        assert not (tmp_path / "run" / "summary.json").exists()
         return
     summary = run_experiment(made(name, MODES[mode]), tmp_path / "run", population=SCENE)
     most = spent(tmp_path / "run")
