@@ -1,6 +1,6 @@
 """The command line. Exit codes: 0 success, 2 invalid user input (one clear line), 1 anything else.
 
-Each command is a function in `commands`.
+Each command is a function in a file of this package.
 """
 
 import sys
@@ -11,14 +11,14 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from .commands.auditing import audit, verify
-from .commands.describing import explain, list_
-from .commands.running import reproduce, run, sweep
-from .commands.shared import ERR, say
-from .commands.writing import examples, export, init, report
-from .errors import CallbackFailed, InputError, TrainingDiverged, WorkerLost, near
-from .extras import what_to_install
-from .protocols.errors import ProtocolError
+from ..errors import CallbackFailed, InputError, TrainingDiverged, WorkerLost, near
+from ..extras import what_to_install
+from ..protocols.errors import ProtocolError
+from .auditing import audit, verify
+from .describing import explain, list_
+from .running import reproduce, run, sweep
+from .shared import ERR, say
+from .writing import examples, export, init, report
 
 __all__ = ["app", "main"]
 
@@ -82,7 +82,3 @@ def main() -> None:
 def _end(line: str, code: int) -> None:
     ERR.print(f"cflpriv: {line}", markup=False)
     sys.exit(code)
-
-
-if __name__ == "__main__":
-    main()
