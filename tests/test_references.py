@@ -4,8 +4,7 @@ import json
 from fnmatch import fnmatch
 from pathlib import Path
 
-from cflpriv import command_reference
-from cflpriv.cli import app
+from cflpriv.cli import app, command_reference
 from cflpriv.experiments import folder_reference, parse_config, run_experiment
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
@@ -13,7 +12,7 @@ REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 
 def test_the_page_of_commands_is_up_to_date() -> None:
     text = (REFERENCE / "commands.md").read_text(encoding="utf-8")
-    assert text == command_reference.page(), "python -m cflpriv.command_reference > docs/reference/commands.md"
+    assert text == command_reference.page(), "python -m cflpriv.cli.command_reference > docs/reference/commands.md"
     for one in app.registered_commands:
         assert f"\n## {one.name or getattr(one.callback, '__name__', '')}\n" in text
     assert "|  |" not in text

@@ -1,4 +1,4 @@
-"""The reference of the command line. `python -m cflpriv.command_reference` prints docs/reference/commands.md."""
+"""The reference of the command line. `python -m cflpriv.cli.command_reference` prints docs/reference/commands.md."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ __all__ = ["page"]
 
 _HEAD = """# Commands
 
-For people who use the command line. The page is generated from the commands: `python -m cflpriv.command_reference >
+For people who use the command line. The page is generated from the commands: `python -m cflpriv.cli.command_reference >
 docs/reference/commands.md`. Exit codes: 0 success, 2 input that cannot be used (one line names it), 1 anything else.
 
 `cflpriv --install-completion` installs completion of commands and options for bash, zsh, fish and PowerShell; `--show-completion` prints
@@ -18,7 +18,7 @@ it. Every command has `--help`.
 
 def page() -> str:
     """docs/reference/commands.md."""
-    from .cli import app
+    from . import app
 
     group: Any = typer.main.get_command(app)
     parts = [_HEAD]

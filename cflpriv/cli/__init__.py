@@ -1,6 +1,6 @@
 """The command line. Exit codes: 0 success, 2 invalid user input (one clear line), 1 anything else.
 
-Each command is a function in `commands`.
+Each command is a function in a file of this package.
 """
 
 import sys
@@ -11,6 +11,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
+<<<<<<< HEAD:cflpriv/cli.py
 from .commands.auditing import audit, verify
 from .commands.claiming import claims
 from .commands.describing import explain, list_
@@ -20,6 +21,16 @@ from .commands.writing import examples, export, init, report
 from .errors import CallbackFailed, InputError, TrainingDiverged, WorkerLost, near
 from .extras import what_to_install
 from .protocols.errors import ProtocolError
+=======
+from ..errors import CallbackFailed, InputError, TrainingDiverged, WorkerLost, near
+from ..extras import what_to_install
+from ..protocols.errors import ProtocolError
+from .auditing import audit, verify
+from .describing import explain, list_
+from .running import reproduce, run, sweep
+from .shared import ERR, say
+from .writing import examples, export, init, report
+>>>>>>> friendly-in:cflpriv/cli/__init__.py
 
 __all__ = ["app", "main"]
 
@@ -83,7 +94,3 @@ def main() -> None:
 def _end(line: str, code: int) -> None:
     ERR.print(f"cflpriv: {line}", markup=False)
     sys.exit(code)
-
-
-if __name__ == "__main__":
-    main()
