@@ -1,8 +1,8 @@
 """The numbers that the five papers publish: one table of all of them, by paper, table, row and column.
 
-A number is of exactly the settings of its column. `numbers` gives what an entry's cell may be compared with; `exact_settings.published_of` shows
-of these the one whose settings are those of a run, and none where the paper has no figure for them. Read from the papers' texts; what
-could not be read there is None here. Pictures without printed numbers are not in it.
+A number is of exactly the settings of its column. `numbers` gives what an entry's cell may be compared with;
+`exact_settings.published_of` shows of these the one whose settings are those of a run, and none where the paper has no figure for them.
+Read from the papers' texts; what could not be read there is None here. Pictures without printed numbers are not in it.
 """
 
 from collections.abc import Mapping, Sequence
