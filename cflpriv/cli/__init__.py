@@ -11,26 +11,15 @@ import click
 import typer
 from typer.core import TyperGroup
 
-<<<<<<< HEAD:cflpriv/cli.py
-from .commands.auditing import audit, verify
-from .commands.claiming import claims
-from .commands.describing import explain, list_
-from .commands.running import reproduce, run, sweep
-from .commands.shared import ERR, say
-from .commands.writing import examples, export, init, report
-from .errors import CallbackFailed, InputError, TrainingDiverged, WorkerLost, near
-from .extras import what_to_install
-from .protocols.errors import ProtocolError
-=======
 from ..errors import CallbackFailed, InputError, TrainingDiverged, WorkerLost, near
 from ..extras import what_to_install
 from ..protocols.errors import ProtocolError
 from .auditing import audit, verify
+from .claiming import claims
 from .describing import explain, list_
 from .running import reproduce, run, sweep
 from .shared import ERR, say
 from .writing import examples, export, init, report
->>>>>>> friendly-in:cflpriv/cli/__init__.py
 
 __all__ = ["app", "main"]
 
