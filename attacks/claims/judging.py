@@ -116,7 +116,7 @@ def _commit() -> str:
             ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=True, timeout=10
         )
     except (OSError, subprocess.SubprocessError):
-        return __version__
+        return str(__version__)
     return str(done.stdout).strip()
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..engine import Device, Result, TaskInput
 from ..protocols.mechanisms import clip
 from ..types import Array, Parts
-from .cluster_shares import ClientVectors
+from .cluster_shares import CellShare, CentreShare, MomentShare
 from .training import Train
 
 __all__ = ["WithUpdate", "update_in"]
@@ -28,7 +28,7 @@ class WithUpdate:
     the model that the client chose among `k`, with zeros in all others. Part: "contribution": that of `share`, then k · d numbers.
     """
 
-    share: ClientVectors
+    share: CentreShare | MomentShare | CellShare
     train: Train
     k: int
     part: float

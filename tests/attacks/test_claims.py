@@ -1,7 +1,7 @@
 """Claims: the rule gives each verdict on made-up rows, runs resume, and the page says what the runs found. No experiment is run here."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def rows(arm: str, of: Arm, gain: float, seeds: int = 5, spread: float = 1.0) ->
     return [Row(arm, seed, 0.5 + signed + spread * NOISE[seed % 5], 0.5) for seed in range(seeds)]
 
 
-def outcome(claim: Claim, wanted: dict[str, bool | None]) -> list[Row]:
+def outcome(claim: Claim, wanted: Mapping[str, bool | None]) -> list[Row]:
     """Rows in which the claim's arms hold, fail or stay open."""
     made = []
     for name, arm in claim.arms.items():

@@ -11,7 +11,7 @@ import pytest
 import scenes
 import tomli_w
 
-from cflpriv import cli
+from cflpriv.cli import running
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments import parse_config, private_choice, run_experiment
 from cflpriv.experiments.choose import Chosen, read_chosen, write_chosen
@@ -142,7 +142,7 @@ def test_only_the_chosen_run_stays(
     drawing(monkeypatch, 0, 1, 0)
     path, out = tmp_path / "grid.toml", tmp_path / "out"
     path.write_text(tomli_w.dumps({**BASE, "sweep": {"choose": CHOOSE, "keys": KEYS}}))
-    cli.sweep(path, out=out)
+    running.sweep(path, out=out)
     said = capsys.readouterr().out
     sweep, (chosen, _) = load_sweep(path), read_chosen(out / "choice.json") or pytest.fail("no choice")
     assert chosen.run is not None
@@ -168,7 +168,7 @@ def test_only_the_chosen_run_stays(
     assert f",{chosen.epsilon}" in (out / "table.csv").read_text()
     before = (out / "choice.json").read_text()
     monkeypatch.setattr(private_choice, "draw_runs", lambda law, entropy: pytest.fail("drawn again"))
-    cli.sweep(path, out=out)  # what was chosen stays chosen, and costs nothing more
+    running.sweep(path, out=out)  # what was chosen stays chosen, and costs nothing more
     assert (out / "choice.json").read_text() == before
 
 
@@ -260,7 +260,7 @@ def test_no_run_at_all_is_an_answer(
     drawing(monkeypatch)
     path = tmp_path / "grid.toml"
     path.write_text(tomli_w.dumps({**BASE, "sweep": {"choose": {**CHOOSE, "distribution": "poisson"}, "keys": KEYS}}))
-    cli.sweep(path, out=tmp_path / "out")
+    running.sweep(path, out=tmp_path / "out")
     assert "no run was chosen" in capsys.readouterr().out
     assert names_in(tmp_path / "out") == {"sweep.toml", ".lock", "choice.json"}
 

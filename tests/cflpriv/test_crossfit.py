@@ -16,7 +16,7 @@ from torch.nn import functional
 from cflpriv import ALGORITHMS, Model, Train, simulate
 from cflpriv.algorithms import crossfit, grouping
 from cflpriv.clustering.crowd import Crowd
-from cflpriv.clustering.group_test import Groups
+from cflpriv.clustering.group_test import Groups, groups_of
 from cflpriv.clustering.scores import ari
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.engine.sample_gradients import _dense, gradients_by_sample, sample_gradients, summed_directions
@@ -186,7 +186,7 @@ def test_many_clients_are_compared_with_landmarks_only(name: str, monkeypatch: p
     monkeypatch.setattr(grouping, "MOST_COMPARED", 30)
     monkeypatch.setattr(grouping, "LANDMARKS", 16)
     tested: list[int] = []
-    whole = grouping.groups_of
+    whole = groups_of
 
     def counted(crowd: Crowd, *given: Any, **named: Any) -> Groups:
         tested.append(len(crowd.traces))

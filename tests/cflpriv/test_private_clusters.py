@@ -40,7 +40,7 @@ from cflpriv.types import Array, Population
 
 GROUPS = 3
 SCENE = population(groups=GROUPS, clients_per_group=40, samples=30, test_samples=4, shape=(6,), separation=4.0)
-SHORT = {"moments": 2, "cell_steps": 2, "centre_steps": 1}
+SHORT: dict[str, Any] = {"moments": 2, "cell_steps": 2, "centre_steps": 1}
 FINDING = 6
 pytestmark = pytest.mark.filterwarnings("ignore:run.insecure_test_entropy")
 
@@ -164,7 +164,7 @@ def test_an_update_beside_a_contribution_has_its_part_of_the_length(norm: float)
         np.testing.assert_allclose(found, share.run(one)["contribution"], rtol=1e-12)
         update = np.asarray(train().run(one)["update"], np.float64)
         expected = np.zeros((k, len(update)))
-        expected[one.choice] = update * min(1.0, norm / np.linalg.norm(update))
+        expected[one.choice] = update * min(1.0, norm / float(np.linalg.norm(update)))
         np.testing.assert_allclose(updates, expected, rtol=1e-6)
 
 
@@ -259,7 +259,7 @@ def test_sums_that_find_clusters_train_the_model_that_clusters_begin_with() -> N
     start = fedavg.state.model.value()
     chosen, expected = np.array(choices(run)), []
     for label in range(GROUPS):
-        inputs = [TaskInput(SCENE.clients[i], {"model": start}, {}, Streams(0, 0, i)) for i in np.flatnonzero(chosen == label)]
+        inputs = [TaskInput(SCENE.clients[i], {"model": start}, {}, Streams(0, 0, int(i))) for i in np.flatnonzero(chosen == label)]
         expected.append(start + np.mean([train().run(one)["update"] for one in inputs], axis=0))
     for mine, other in zip(run.state.models, expected, strict=True):
         np.testing.assert_allclose(mine.value(), other, atol=1e-4)

@@ -19,7 +19,7 @@ import tomli_w
 from command_line import in_process
 
 import cflpriv
-from cflpriv import cli
+from cflpriv.cli.running import sweep
 from cflpriv.errors import InputError
 from cflpriv.experiments import workers as pool
 from cflpriv.experiments.front import read_results
@@ -173,7 +173,7 @@ def test_unknown_attacks_are_named_before_anything_runs(key: str, value: Any, tm
     path = tmp_path / "grid.toml"
     path.write_text(tomli_w.dumps({**BASE, "sweep": {"algorithms": ["fedavg"], key: value}}))
     with pytest.raises(InputError, match=rf"\[sweep\] {key}: 'no such one' is not known; known are "):
-        cli.sweep(path, out=tmp_path / "out")
+        sweep(path, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
