@@ -211,7 +211,7 @@ def test_epsilon_is_that_of_the_ledger_by_another_accountant(name: str, mode: st
     most = spent(tmp_path / "run")
     assert most == pytest.approx(summary["epsilon"], rel=0.02)
     assert summary["epsilon"] >= most * (1 - 2e-3), "the stated figure is an upper bound"
-    assert 1.9 < most < 2.0 * (1 + 2e-3), "a whole run spends what it may"
+    assert 1.8 < most < 2.0 * (1 + 2e-3), "a run spends what it may; CFL without a comparison keeps what that would cost, 0.14"
 
 
 @pytest.mark.parametrize("unit", ["client", pytest.param("sample", marks=pytest.mark.slow)])
@@ -234,7 +234,7 @@ def test_the_price_of_a_choice_is_its_bound_by_another_accountant(unit: str, tmp
     ledger = json.loads((tmp_path / chosen.run / "ledger.json").read_text())
     events = Counter(json.dumps(event) for line in ledger["charges"] if 0 in line["clients"] for event in line["events"])
     laws = [composed(events, turned, 0.5) for turned in (False, True)]
-    grid = np.linspace(0.0, 12.0, 2401)
+    grid = np.linspace(0.0, 12.0, 601)
     deltas = np.array([max(delta_of(law, epsilon) for law in laws) for epsilon in grid])
     s = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 2001)])
     reached = np.minimum(1.0, (np.exp(grid)[:, None] * s + deltas[:, None]).min(0))

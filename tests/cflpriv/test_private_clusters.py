@@ -40,7 +40,7 @@ from cflpriv.types import Array, Population
 
 GROUPS = 3
 SCENE = population(groups=GROUPS, clients_per_group=40, samples=30, test_samples=4, shape=(6,), separation=4.0)
-SHORT: dict[str, Any] = {"moments": 2, "cell_steps": 2, "centre_steps": 1}
+SHORT = {"moments": 2, "cell_steps": 2, "centre_steps": 1}
 FINDING = 6
 pytestmark = pytest.mark.filterwarnings("ignore:run.insecure_test_entropy")
 
@@ -257,9 +257,9 @@ def test_sums_that_find_clusters_train_the_model_that_clusters_begin_with() -> N
             for mine in run.state.models:
                 np.testing.assert_allclose(mine.value(), fedavg.state.model.value(), atol=1e-5)
     start = fedavg.state.model.value()
-    chosen, expected = np.array(choices(run)), []
+    chosen, expected = choices(run), []
     for label in range(GROUPS):
-        inputs = [TaskInput(SCENE.clients[i], {"model": start}, {}, Streams(0, 0, int(i))) for i in np.flatnonzero(chosen == label)]
+        inputs = [TaskInput(SCENE.clients[i], {"model": start}, {}, Streams(0, 0, i)) for i, own in enumerate(chosen) if own == label]
         expected.append(start + np.mean([train().run(one)["update"] for one in inputs], axis=0))
     for mine, other in zip(run.state.models, expected, strict=True):
         np.testing.assert_allclose(mine.value(), other, atol=1e-4)
@@ -309,7 +309,7 @@ def test_a_secure_sum_finds_the_same(sum_: str, early: bool, transport: str) -> 
 
 def test_newcomers_choose_by_themselves() -> None:
     simulated = simulate(SCENE.clients, present=range(100))
-    algorithm = private_clusters(train(), **SHORT)
+    algorithm = private_clusters(train(), moments=2, cell_steps=2, centre_steps=1)
     state: State = algorithm.init(simulated.federation)
     for number in range(FINDING + 1):
         simulated.federation.begin_round(number)
@@ -338,8 +338,9 @@ def test_newcomers_choose_by_themselves() -> None:
     ],
 )
 def test_parameters_that_cannot_be_are_refused(key: str, value: Any, message: str) -> None:
+    given: dict[str, Any] = {key: value}
     with pytest.raises(InputError, match=message):
-        private_clusters(train(), **{key: value})
+        private_clusters(train(), **given)
 
 
 def test_more_rounds_with_noise_find_clusters_by_as_many_more_sums() -> None:
