@@ -82,7 +82,7 @@ class Solution:
 class Part(Generic[T]):
     """A sum that follows from others: its `terms`, their weighted mean `value` (d,), and the standard `deviation` of a coordinate of it.
 
-    The deviation takes the noise of the sums that it was made of for independent.
+    The noise of the sums is independent.
     """
 
     terms: tuple[T, ...]
@@ -123,12 +123,12 @@ def parts_of(system: Equations[T], values: Array) -> list[Part[T]]:
 
     Determined terms come first, by themselves. From the other sums these are taken off, and so is every sum that another one contains.
     """
-    solution = solved(system, values)
+    sums, length = np.asarray(values, np.float64), np.shape(values)[1]
+    followed = np.hstack([sums, np.eye(len(sums))])  # beside each value, what it was made of
+    solution = solved(system, followed)
     known = {term: solution.values[i] for i, term in enumerate(system.terms) if solution.determined[i]}
-    rest, totals = system.less(known, values)
-    rows, sums = rest.coefficients.copy(), np.array(totals, np.float64)
-    taken = np.where(solution.determined, solution.variances, 0.0)  # what is left has the errors of what was taken off as well
-    variances = system.deviations**2 + system.coefficients**2 @ taken
+    rest, totals = system.less(known, followed)
+    rows, left = rest.coefficients.copy(), np.array(totals, np.float64)
     changed = True
     while changed:
         changed = False
@@ -139,17 +139,14 @@ def parts_of(system: Equations[T], values: Array) -> list[Part[T]]:
             for j, large in enumerate(rows):
                 if i != j and np.abs(large[inside] - small[inside]).max() <= SAME:
                     rows[j] = np.where(inside, 0.0, large)
-                    sums[j] = sums[j] - sums[i]
-                    variances[j] += variances[i]
+                    left[j] = left[j] - left[i]
                     changed = True
-    deviations = np.sqrt(solution.variances[solution.determined])
-    parts = [Part((term,), value, float(deviation)) for (term, value), deviation in zip(known.items(), deviations, strict=True)]
-    for row, total, variance in zip(rows, sums, variances, strict=True):
+    found: list[tuple[tuple[T, ...], Array]] = [((term,), value) for term, value in known.items()]
+    for row, total in zip(rows, left, strict=True):
         inside = np.flatnonzero(np.abs(row) > SAME)
         if len(inside):
-            whole = float(row[inside].sum())
-            parts.append(Part(tuple(rest.terms[i] for i in inside), np.asarray(total / whole), float(np.sqrt(variance)) / abs(whole)))
-    return parts
+            found.append((tuple(rest.terms[i] for i in inside), total / float(row[inside].sum())))
+    return [Part(terms, one[:length], float(np.linalg.norm(one[length:] * system.deviations))) for terms, one in found]
 
 
 # --- terms that are shares ----------------------------------------------------------------------------------------------------------

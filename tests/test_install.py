@@ -29,7 +29,7 @@ DISTRIBUTION_OF = {
 }
 """Distributions whose name is not that of their module."""
 COMMANDS = (
-    "run my.toml", "sweep my.toml", "audit .", "verify .", "report .", "export . --out x.pt", "reproduce cfl-label-swap", "init",
+    "run my.toml", "sweep my.toml", "audit .", "verify .", "report .", "export . --out x.pt", "reproduce cfl-label-swap", "claims", "init",
     "explain lr", "list",
 )  # fmt: skip
 """Each command that needs an extra."""
@@ -86,9 +86,9 @@ def test_every_import_is_of_a_declared_dependency() -> None:
             assert DISTRIBUTION_OF.get(name, name) in declared, f"{path} imports {name}"
 
 
-def test_the_extra_of_everything_leaves_out_ray_alone() -> None:
+def test_the_extra_of_everything_leaves_out_ray_and_nvflare_alone() -> None:
     (line,) = PROJECT["optional-dependencies"]["all"]
-    assert set(re.split(r"[\[\],]", line)) >= set(EXTRA_OF.values()) - {"ray"}
+    assert set(re.split(r"[\[\],]", line)) >= set(EXTRA_OF.values()) - {"ray", "nvflare"}
 
 
 def test_the_protocols_need_no_extra(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ from cflpriv.tasks.joining import Join
 from cflpriv.tasks.low_rank import LowRankSketch
 from cflpriv.tasks.signatures import PrincipalHalves, PrincipalVectors
 from cflpriv.tasks.training import Gradient, Start, Train
+from cflpriv.tasks.with_update import WithUpdate
 from cflpriv.types import PartKind, Population
 
 HAAR, SECAGG = Protection(gram=("haar",)), Protection(sum="secagg", min_cohort=2)
@@ -357,7 +358,7 @@ def of_kind(kind: PartKind | None, size: int = 0, tainted: bool = False) -> Orig
 @pytest.mark.parametrize("gram", [(), *[(stage,) for stage in listed("gram")], ("sketch", "haar"), ("sketch", "ckks")], ids="+".join)
 def test_the_rule_over_all_protections_parts_and_verbs(gram: tuple[str, ...], total: str, floor: int) -> None:
     protection = Protection(gram=gram, sum=total, min_cohort=floor)
-    hides_compared, hides_summed = bool(set(gram) & {"ckks", *TRANSFORMS}), total != "none" or floor > 1
+    hides_compared, hides_summed = bool(set(gram) & {"ckks", "shares", *TRANSFORMS}), total != "none" or floor > 1
     number, several, label = np.array(0.5), np.zeros(20), np.array(1)
     assert {kind for kinds in KINDS.values() for kind in kinds} == {*get_args(PartKind), None}
     for (kind, kinds), operation in itertools.product(KINDS.items(), get_args(releases.Operation)):
@@ -408,6 +409,7 @@ def test_every_task_declares_the_kinds_of_its_parts() -> None:
         PrincipalHalves(1), HasHalves(), NeedsNoHalves(),
         CentreShare(model), MomentShare(model), CellShare(model), ClusterShare(model), TrainInBlock(train, 2),
         ChooseCluster(model), EvaluateChosen(ChooseCluster(model)), ChooseAndMove(Losses(model)), ChooseListed(), LowRankSketch(train),
+        WithUpdate(CentreShare(model), train, 2, 0.2),
     ]  # fmt: skip
     assert sorted(type(task).__name__ for task in tasks) == sorted(set(registered()) - {"Model"})
     for task in tasks:
