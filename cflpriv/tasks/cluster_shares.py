@@ -74,10 +74,6 @@ class ClientVectors:
     def cost(self, given: TaskInput) -> int:
         return len(given.data.y_train)
 
-    def run(self, given: TaskInput) -> Result:
-        """What the client contributes: that of the tasks below."""
-        raise NotImplementedError(type(self).__name__)
-
     @property
     def size(self) -> int:
         """The length of a client's vector."""
