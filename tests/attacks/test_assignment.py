@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cflpriv.attacks import ATTACKS, assign, labels_from_update_gram
 from cflpriv.attacks.assignment import assignment_cost, renamings_of
-from cflpriv.attacks.audit import case_of, fresh_scene
+from cflpriv.attacks.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.gram_updates import compared_updates
 from cflpriv.attacks.leakage import BUDGETS, Budget, Case, Cell, chance_of_names, label_sets_of
 from cflpriv.attacks.pooling import pooled

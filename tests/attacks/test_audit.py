@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from cflpriv.attacks import ATTACKS, BUDGETS, Attack, Cell
-from cflpriv.attacks import audit as audit_module
+from cflpriv.attacks import ATTACKS, BUDGETS, Attack, Cell, fresh_runs
 from cflpriv.attacks.audit import audit_run
 from cflpriv.attacks.leakage import dealt_at_random, grouping_accuracy, nothing
 from cflpriv.attacks.pooling import pooled
@@ -311,7 +310,7 @@ def test_pretended_clients_upload_what_real_ones_do(run: Path) -> None:
     assert rows is not None
     for client, row in zip(people.clients, rows, strict=False):
         assert row == pytest.approx(seen.rows[client.id], abs=1e-12)
-    assert audit_module.simulator(config({"name": "fedavg"}), people)([(people.clients[0].x_train, people.clients[0].y_train)]) is None
+    assert fresh_runs.simulator(config({"name": "fedavg"}), people)([(people.clients[0].x_train, people.clients[0].y_train)]) is None
 
 
 def test_a_run_in_which_nobody_says_anything_has_nothing_to_see(tmp_path: Path) -> None:

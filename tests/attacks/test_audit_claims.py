@@ -8,7 +8,7 @@ from attack_scenes import QUICK, case, config
 
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.adversary import view_of
-from cflpriv.attacks.audit import case_of, fresh_scene
+from cflpriv.attacks.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.label_inference import auxiliary_shares
 from cflpriv.attacks.leakage import Cell
 from cflpriv.attacks.pooling import pooled

@@ -13,7 +13,6 @@ from scenes import population
 
 from cflpriv import Model
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.audit import case_of, fresh_scene
 from cflpriv.attacks.fold_release import (
     images_from_folds,
     membership_scores,
@@ -23,6 +22,7 @@ from cflpriv.attacks.fold_release import (
     spread_of,
     traces_of,
 )
+from cflpriv.attacks.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.leakage import Case, Cell
 from cflpriv.attacks.membership import placements
 from cflpriv.data import build_population

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from cflpriv.attacks.audit import Scene, case_of, fresh_scene
+from cflpriv.attacks.fresh_runs import Scene, case_of, fresh_scene
 from cflpriv.attacks.key_recovery import Guess, Knowledge, cells, find_structure, guess, recover_labels, transformed_rounds, zero_sum_blocks
 from cflpriv.attacks.key_recovery.cells import knowledge, score_l1, score_sets, score_structure, structure_at_random
 from cflpriv.attacks.key_recovery.naming import Response, cloud, distance, head_blocks, name_columns, on_simplex, rounded, simulate

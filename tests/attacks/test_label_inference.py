@@ -11,8 +11,8 @@ from scipy import stats
 from torch.nn import functional
 
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.audit import case_of, fresh_scene
 from cflpriv.attacks.clipped import clipped_probabilities
+from cflpriv.attacks.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.label_inference import chance_of_clusters, class_probabilities
 from cflpriv.attacks.leakage import Cell
 from cflpriv.attacks.sums import means_in, sums_in

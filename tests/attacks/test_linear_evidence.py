@@ -14,8 +14,8 @@ from scipy.optimize import minimize
 from sklearn.covariance import ledoit_wolf
 
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.audit import case_of, fresh_scene
 from cflpriv.attacks.coalition import known_means
+from cflpriv.attacks.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.label_sums import distinct_sums, shares_in, sums_read
 from cflpriv.attacks.leakage import Case, Cell
 from cflpriv.attacks.linear_evidence import Equations, equations, likeliest_penalty, parts_of, shares_of_terms, solved

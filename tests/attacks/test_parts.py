@@ -12,7 +12,7 @@ from attack_scenes import QUICK, config
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.adversary import load_view, parts_in, recorded
 from cflpriv.attacks.anchor_counts import representations_in
-from cflpriv.attacks.audit import case_of, fresh_scene
+from cflpriv.attacks.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.key_recovery import transformed_rounds
 from cflpriv.attacks.key_recovery.mixed import multiples_in
 from cflpriv.attacks.leakage import Case

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sklearn.linear_model import RidgeCV
 
 from cflpriv.attacks import ATTACKS, infer_property, property_clients
-from cflpriv.attacks.audit import case_of, fresh_scene
+from cflpriv.attacks.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.leakage import Case, Cell, prior_of, truth_of
 from cflpriv.attacks.membership import auc_interval
 from cflpriv.attacks.property_clients import pretended, pretended_updates

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from cflpriv.attacks import ATTACKS, invert_signature, load_view, place_signatures, recover_label_set, signature_inversion, view_of
-from cflpriv.attacks.audit import audit_run, case_of, fresh_scene
+from cflpriv.attacks.audit import audit_run
+from cflpriv.attacks.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.key_recovery import Guess as KeyGuess
 from cflpriv.attacks.leakage import Case, Cell, cosine, prior_of, psnr_db, ssim, truth_of
 from cflpriv.attacks.pooling import pooled

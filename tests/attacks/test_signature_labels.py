@@ -9,7 +9,7 @@ from attack_scenes import config
 from scipy import stats
 
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.audit import case_of, fresh_scene
+from cflpriv.attacks.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.gram_geometry import Compared, compared
 from cflpriv.attacks.leakage import Case, Cell
 from cflpriv.attacks.pooling import pooled

@@ -10,7 +10,7 @@ import pytest
 from attack_scenes import QUICK, case, config
 
 from cflpriv.attacks import ADVERSARIES, ATTACKS, load_view, view_of
-from cflpriv.attacks.audit import case_of, fresh_scene
+from cflpriv.attacks.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.gram_geometry import products_of
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Message, Transcript, payload_rows

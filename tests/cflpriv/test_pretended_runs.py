@@ -18,7 +18,7 @@ import pytest
 from pretended_device import Counts, pretended
 
 from cflpriv.algorithms import ALGORITHMS
-from cflpriv.attacks import ATTACKS, BUDGETS, Cell
+from cflpriv.attacks import ATTACKS, BUDGETS, Cell, fresh_runs
 from cflpriv.attacks import audit as audits
 from cflpriv.data import build_population
 from cflpriv.errors import CflprivWarning
@@ -95,10 +95,10 @@ def test_protections_give_there_what_they_give_on_the_cpu(algorithm: str, gram: 
 
 
 @cache
-def scene(of: str) -> audits.Scene:
+def scene(of: str) -> fresh_runs.Scene:
     """A run of two rounds with four samples a client, all in one batch, on the CPU."""
     made = config(SCENES.get(of, SIGNATURES), 4, training={"batch_size": 0})
-    return audits.fresh_scene(made, people(4), 2, BUDGET)
+    return fresh_runs.fresh_scene(made, people(4), 2, BUDGET)
 
 
 @pytest.mark.parametrize("name", ATTACKS)
