@@ -167,7 +167,7 @@ def test_what_does_not_vary_has_no_interval() -> None:
     flat = figure(np.full(4, 0.5), np.zeros(4), metric="mean_image_cosine")
     assert (flat.value, flat.low, flat.high) == (0.5, None, None)
     assert "[" not in flat.line()
-    over = pooled([replace(flat, seeds=(seed,)) for seed in range(3)])[0]
+    over = pooled([replace(flat, seeds=(seed,)) for seed in range(SEEDS)])[0]
     assert (over.value, over.low, over.high) == (0.5, None, None)
     assert over.status == "leaks"
 
