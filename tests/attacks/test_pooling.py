@@ -145,7 +145,8 @@ def test_at_baseline_says_that_the_gain_is_surely_within_the_margin() -> None:
 
 
 def test_without_a_reference_that_works_nothing_is_claimed() -> None:
-    weak = [replace(share(value, seed), reference=0.1, reference_baseline=0.1) for seed, value in enumerate((0.1, 0.2, 0.1))]
+    seen = [share(value, seed) for seed, value in enumerate((0.1, 0.2, 0.1))]
+    weak = [replace(one, reference=0.1, reference_baseline=0.1, status="not_validated") for one in seen]
     assert pooled(weak)[0].status == "not_validated"
 
 
@@ -166,7 +167,7 @@ def test_what_does_not_vary_has_no_interval() -> None:
     flat = figure(np.full(4, 0.5), np.zeros(4), metric="mean_image_cosine")
     assert (flat.value, flat.low, flat.high) == (0.5, None, None)
     assert "[" not in flat.line()
-    over = pooled([replace(flat, seeds=(seed,)) for seed in range(3)])[0]
+    over = pooled([replace(flat, seeds=(seed,)) for seed in range(SEEDS)])[0]
     assert (over.value, over.low, over.high) == (0.5, None, None)
     assert over.status == "leaks"
 
@@ -261,6 +262,14 @@ def test_the_power_for_other_scores_is_that_of_a_normal_distribution() -> None:
     normal = rng.normal(0.3, 0.5, (4000, 8))
     shown = np.mean([t_chance(one, 0.0) < RATE for one in normal])
     assert t_power(0.3, 0.5, 8, 0.0, RATE) == pytest.approx(float(shown), abs=0.03)
+
+
+@pytest.mark.parametrize(("k", "n"), [(1, 3), (2, 5), (7, 4)])
+def test_equal_gains_come_no_more_often_than_stated(k: int, n: int) -> None:
+    """Over all mixtures of uniform laws on −m … m, which are the symmetric ones with one mode at 0: the largest share on a value k."""
+    shares = [1 / (2 * m + 1) if m >= k else 0.0 for m in range(50)]
+    assert max(shares) ** n <= t_chance(np.full(n, float(k)), 0.0) == 3.0**-n
+    assert t_chance(np.full(n, float(k)), float(k)) == 1.0
 
 
 def test_no_power_no_absence() -> None:

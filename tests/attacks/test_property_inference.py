@@ -250,17 +250,17 @@ def test_turns_are_not_seen_in_unrelated_clients() -> None:
 
 @pytest.mark.slow
 def test_protections_take_signatures_and_updates_but_not_the_clusters_model() -> None:
-    """Under a shared rotation each run is one toss of a coin, as is one with two groups: five that agree are 1 in 32. They are seeded."""
+    """Under a shared rotation each run is one toss of a coin, as is one with two groups: six that agree are 1 in 64. They are seeded."""
     protection, run = {"gram": ["haar"], "sum": "secagg"}, {"insecure_test_entropy": True}
     data, training = IID | {"rotations": [0, 90]}, {"rounds": 2, "epochs": 1}
-    several = [cells_of(case(config(None, protection, seed, data=data, training=training, run=run))) for seed in range(5)]
+    several = [cells_of(case(config(None, protection, seed, data=data, training=training, run=run))) for seed in range(6)]
     assert all(cell.status != "leaks" for cells in several for cell in cells if cell.metric.startswith("signature"))
     found = over_seeds(several)
     assert found["signature_wide_auc", 0].status == "inconclusive", found["signature_wide_auc", 0].line()
     assert found["update_auc", 0].status == "nothing_to_see"
     assert found["model_wide_auc", 0].status == "leaks", found["model_wide_auc", 0].line()
-    four = over_seeds(several[:4])["model_wide_auc", 0]
-    assert (four.value, four.status) == (found["model_wide_auc", 0].value, "not_validated"), four.line()
+    five = over_seeds(several[:5])["model_wide_auc", 0]
+    assert (five.value, five.status) == (found["model_wide_auc", 0].value, "not_validated"), five.line()
 
 
 PRIVATE = {"privacy": {"unit": "sample", "epsilon": 50.0, "delta": 1e-5, "clip_norm": 1.0, "samples": 70}}
