@@ -127,7 +127,7 @@ def _leak_chance(seen: Sequence[Cell], recorded: bool) -> float:
 
 
 def _fisher(chances: Sequence[float]) -> float:
-    """How probable such p of independent runs are, all together (Fisher 1925): several that are small each, or one that is very small."""
+    """How probable such p of independent runs are, all together (Fisher 1925): several that are small each, or one that is tiny."""
     return float(stats.chi2.sf(-2 * float(np.log(np.maximum(chances, 1e-300)).sum()), 2 * len(chances)))
 
 
