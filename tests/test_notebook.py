@@ -32,9 +32,7 @@ def test_it_is_stored_without_outputs_and_linked() -> None:
         assert (NOTEBOOK.parent / target).exists(), target
 
 
-def test_its_first_cells_run_as_plain_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_its_first_cells_run_as_plain_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Those before the private run; the slow test runs all of them."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
