@@ -19,7 +19,7 @@ import numpy as np
 
 from ..algorithms import ALGORITHMS
 from ..contract.protection import Protection
-from ..contract.transcript import Message, Transcript, payload_rows
+from ..contract.transcript import Message, Transcript, payload_rows, what_was_kept
 from ..data import build_population
 from ..engine import Engine
 from ..engine.device import using
@@ -108,6 +108,8 @@ def audit_run(
         plan = replace(plan, seeds=tuple(seed for seed in plan.seeds if units[seed]), plays=_played(config, summary, wanted, limits))
         todo = [seed for seed in plan.seeds if not units[seed].keys() <= kept.cells.keys()]
         say(plan.words(budget, todo, len(wanted), adversaries))
+        if missing := what_was_kept(messages):
+            say(missing)
         if adversary is None:
             say("not run: an active server; audit with --adversary active-server as well")
         clock = Clock(plan, todo, len(wanted))
@@ -253,7 +255,7 @@ def _cell(fields: Mapping[str, Any]) -> Cell:
 
 
 def _plan(config: Config, summary: Mapping[str, Any], population: Population, budget: Budget) -> Plan:
-    size = estimate_record_bytes(config.with_("run", record="full", record_rounds=(), record_clients=()), population)
+    size = estimate_record_bytes(config.recording_all(), population)
     is_whole = _is_open(config) and config.run.record == "full"
     return plan_of(summary, config.run.seed, size=size, is_open=_is_open(config), is_whole=is_whole, budget=budget)
 
@@ -322,7 +324,7 @@ def _secrets_of(config: Config, population: Population) -> dict[str, dict[str, s
 
 
 def _recording(config: Config) -> Config:
-    return config.with_("run", record="full", record_rounds=(), record_clients=(), evaluate_every=max(1, config.training.rounds))
+    return config.recording_all(evaluate_every=max(1, config.training.rounds))
 
 
 class _Upload(Exception):
@@ -350,7 +352,7 @@ def simulator(config: Config, population: Population) -> Callable[[Sequence[tupl
         people = replace(population, clients=clients, groups=(0,) * len(clients), notes=())
         alone = _opened(config).with_("data", newcomers=0)
         alone = alone.with_("training", participation=1.0, sampling="global", dropout=0.0, dropouts=(), weights="equal")
-        alone = alone.with_("run", record="full", record_rounds=(), record_clients=())
+        alone = alone.recording_all()
         if "k" in config.algorithm:  # what is compared is the same; of a few clients there are no more clusters than these
             alone = alone.with_("algorithm", k=min(config.algorithm["k"], len(data)))
         try:
@@ -391,11 +393,14 @@ def case_of(scene: Scene, adversary: str, budget: Budget = BUDGETS["standard"]) 
 def _attacked(name: str, adversary: str, scene: Scene, budget: Budget, folder: Path | None) -> list[Cell]:
     """One attack by one adversary on one run. Arrays are saved into `folder`, if there is one."""
     case = case_of(scene, adversary, budget)
+    in_part = "; not all payloads were kept ([run] record)" if what_was_kept(scene.messages) else ""
     try:
         with using(device_of(scene.config)):
             cells, arrays = ATTACKS[name].cells(case)
     except NotRecorded as error:
-        return [nothing(case, name, "attempted", f"not attempted: {error}")]
+        return [nothing(case, name, "attempted", f"not attempted: {error}{in_part}")]
+    if in_part:
+        cells = [replace(one, note=one.note + in_part) for one in cells]
     if scene.rounds is not None:
         words, most = f"; of the first {scene.rounds} round(s) only", scene.rounds
         cells = [replace(one, note=one.note + words, rounds=min(one.rounds or most, most)) for one in cells]
