@@ -50,6 +50,7 @@ def texts() -> Iterator[tuple[str, str]]:
                     yield f"{path.relative_to(ROOT).as_posix()}:{node.lineno}", node.value
 
 
+@pytest.mark.slow
 def test_old_words_are_replaced() -> None:
     assert not [f"{where}: {word}" for where, text in texts() for word in found_in(text)]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..types import Array, check_array
-from .formats import read_idx, read_npz
+from .formats import LARGEST_BYTES, read_idx, read_npz
 from .scaling import Scaling
 
 __all__ = [
@@ -128,6 +128,12 @@ def channel_statistics(parts: Iterable[Array]) -> tuple[tuple[float, ...], tuple
     return tuple(map(float, mean)), tuple(float(s) if s > 1e-3 else 1.0 for s in deviation)
 
 
+def _pieces(x: Array) -> Iterable[Array]:
+    """`x` whole; in pieces where it is so large that it can only be mapped, since statistics take as much memory as a piece."""
+    rows = len(x) if x.nbytes <= LARGEST_BYTES else max(1, (LARGEST_BYTES >> 5) * len(x) // x.nbytes)
+    return (x[at : at + rows] for at in range(0, len(x), rows))
+
+
 def data_directory(given: str | Path | None = None) -> Path:
     """Where data sets are looked for: `given` (--data-dir), else the environment's CFLPRIV_DATA, else `data/`."""
     return Path(given or os.environ.get(DIRECTORY_VARIABLE) or "data")
@@ -154,7 +160,7 @@ def dataset_of(
     if not classes:
         classes = 1 + max((int(y.max()) for y in (y_train, y_test) if len(y)), default=0)
     if statistics is None and x_train.size:
-        statistics = channel_statistics([x_train])
+        statistics = channel_statistics(_pieces(x_train))
     mean, std = statistics or ((0.0,), (1.0,))
     owners_train, owners_test = (None if o is None else _whole(f"{name}: client owners", o) for o in owners)
     return Dataset(
@@ -232,7 +238,7 @@ _NPZ_NEEDED = ("x_train", "y_train", "x_test", "y_test")
 
 
 def load_npz(path: str | Path, scaling: Scaling | None = None) -> Dataset:
-    """The user's own samples: an npz with the arrays `NPZ_ARRAYS`, never unpickled.
+    """The user's own samples: an npz with the arrays `NPZ_ARRAYS`, never unpickled, or a folder of these (`formats.read_npz`).
 
     Without `scaling`, values are pixels and `mean`, `std` are computed on x_train, over all clients, which a note says. With it, they are
     features (n, d) of any range.

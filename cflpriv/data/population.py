@@ -233,6 +233,12 @@ def _shifts(spec: DataSpec, dataset: Dataset) -> tuple[Shift, ...]:
     )
 
 
+def _rows(array: Array, places: Array) -> Array:
+    """Rows of an array: a view where they follow each other, so that of a mapped array they are read when they are needed; else a copy."""
+    first, count = (int(places[0]), len(places)) if len(places) else (0, 0)
+    return array[first : first + count] if np.array_equal(places, np.arange(first, first + count)) else array[places]
+
+
 def _clients(
     dataset: Dataset, partition: Partition, shifts: Sequence[Shift], kinds: Sequence[int], first_id: int = 0
 ) -> tuple[tuple[ClientData, ...], tuple[str, ...]]:
@@ -244,8 +250,8 @@ def _clients(
     for client, train, test, kind in zip(partition.ids, partition.train, partition.test, kinds, strict=True):
         key = (test.tobytes(), kind)
         if key not in shared:
-            shared[key] = shifts[kind](dataset.x_test[test], dataset.y_test[test])
-        clients.append(ClientData(first_id + client, *shifts[kind](dataset.x_train[train], dataset.y_train[train]), *shared[key]))
+            shared[key] = shifts[kind](_rows(dataset.x_test, test), dataset.y_test[test])
+        clients.append(ClientData(first_id + client, *shifts[kind](_rows(dataset.x_train, train), dataset.y_train[train]), *shared[key]))
     return tuple(clients), ()
 
 

@@ -52,6 +52,7 @@ def three_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BUDGETS, "standard", replace(BUDGETS["standard"], seeds=3))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("three_seeds")
 def test_a_standard_audit_has_seeds_intervals_and_references(run: Path) -> None:
     lines: list[str] = []
@@ -74,6 +75,7 @@ def test_a_standard_audit_has_seeds_intervals_and_references(run: Path) -> None:
     assert 'class="matrix"' in page
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("three_seeds")
 def test_an_attack_that_reruns_the_configuration_is_called_for_the_recorded_run_only(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
@@ -93,6 +95,7 @@ def test_an_attack_that_reruns_the_configuration_is_called_for_the_recorded_run_
     assert {len(cell.seeds) for cell in both if cell.attack == FEW[1]} == {3}
 
 
+@pytest.mark.slow
 def test_an_audit_that_was_stopped_goes_on(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
@@ -127,6 +130,7 @@ def test_an_audit_that_was_stopped_goes_on(run: Path, monkeypatch: pytest.Monkey
     assert calls == list(FEW)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("three_seeds")
 def test_another_budget_starts_anew_and_other_attacks_add_up(run: Path) -> None:
     audit_run(run, adversary="server", attacks=FEW[:1], budget="quick")
@@ -186,6 +190,7 @@ def test_bad_folders_are_refused_with_a_word(run: Path, tmp_path: Path) -> None:
     refused("no transcript here")
 
 
+@pytest.mark.slow
 def test_the_command_line(run: Path) -> None:
     runner = CliRunner()
     result = runner.invoke(app, ["audit", str(run), "--adversary", "server", "--attacks", "cluster_identity", "--budget", "quick"])
@@ -195,6 +200,7 @@ def test_the_command_line(run: Path) -> None:
     assert all(name in listed for name in ATTACKS)
 
 
+@pytest.mark.slow
 def test_a_long_run_is_cut_to_what_the_budget_allows(run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     summary["seconds"] = 2 * BUDGETS["quick"].seconds
@@ -261,6 +267,7 @@ def test_grouping_accuracy_knows_no_names(groups: list[int], names: list[int]) -
     assert (dealt_at_random(truth, truth, 0, times=5) <= 1.0).all()
 
 
+@pytest.mark.slow
 def test_every_figure_is_in_the_matrix(run: Path) -> None:
     from cflpriv.experiments.audit_report import attack_matrix, label_histograms
 
@@ -323,6 +330,7 @@ def test_a_run_in_which_nobody_says_anything_has_nothing_to_see(tmp_path: Path) 
     assert {cell.status for cell in audit_run(tmp_path / "run", attacks=names, budget="quick")} == {"nothing_to_see"}
 
 
+@pytest.mark.slow
 def test_payloads_of_chosen_rounds_and_clients_are_enough(tmp_path: Path) -> None:
     chosen = {"record": "attackable", "record_rounds": [1], "record_clients": list(range(12))}
     run_experiment(config(run=chosen), tmp_path / "run")

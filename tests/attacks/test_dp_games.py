@@ -87,6 +87,7 @@ def test_a_reference_scores_as_a_sound_game_does(name: str) -> None:
             assert chance > 1e-4, (name, relation, coin)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("name", ["training", "local", "choice"])
 def test_the_power_is_the_same_whatever_is_wrong_with_the_audited_code(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,6 +107,7 @@ def test_the_power_is_the_same_whatever_is_wrong_with_the_audited_code(name: str
     assert sound.power.repetitions == 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "claim"),
     [
@@ -125,6 +127,7 @@ def test_sound_releases_are_at_baseline_where_their_audit_has_power(name: str, c
     assert verdict(result, claim) == "at_baseline"
 
 
+@pytest.mark.slow
 def test_a_third_of_the_noise_in_training_is_never_at_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
     # error rate: at a claim of 1 one audit in 100 misses it (power .99; these draws are fixed); at 4 its power is 0
     a_third_of_the_noise(monkeypatch)
@@ -145,6 +148,7 @@ def test_a_missing_clip_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) ->
     assert played(name, event_of(name, 1.0, "add_remove"), 0, 1.0).epsilon > 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_a_step_whose_noise_clients_share_is_audited_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for relation in RELATIONS:

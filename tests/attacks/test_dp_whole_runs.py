@@ -50,6 +50,7 @@ def of_rows(rows: Any, event: Any, entropy: Any) -> Any:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(
     ("algorithm", "privacy", "figure", "place", "bare"),
@@ -85,6 +86,7 @@ def test_canaries_of_a_whole_run_pay_what_the_ledger_says() -> None:
     assert audit(result.game.scores, result.game.coins, DELTA, claim=1.0).epsilon < 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bug", [a_third_of_the_noise, pytest.param(no_clip, marks=pytest.mark.slow), pytest.param(no_sampling, marks=pytest.mark.slow)]
 )
@@ -102,6 +104,7 @@ def moved_by_coins(scores: Array, coins: Array) -> float:
     return float(np.mean(np.where(coins, 1, -1) * scores))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", [None, a_third_of_the_noise])
 def test_the_reference_of_a_whole_run_has_the_noise_that_is_claimed(bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # 2,560 canaries give a variance to 3 % (a standard deviation), and 100 repetitions to .3 %
@@ -127,6 +130,7 @@ def test_the_reference_of_a_whole_run_has_the_noise_that_is_claimed(bug: Any, mo
     assert (held.beyond >= played.trials.beyond).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protection", [{}, {"sum": "secagg"}])
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_the_reference_of_means_has_the_noise_that_is_claimed(relation: str, protection: Any) -> None:
@@ -139,6 +143,7 @@ def test_the_reference_of_means_has_the_noise_that_is_claimed(relation: str, pro
     assert played.trials.signal.std() == pytest.approx((calm.scores / made.privacy.clip_norm).std(), rel=0.1)
 
 
+@pytest.mark.slow
 def test_training_whose_noise_is_not_linear_has_no_known_power() -> None:
     made = scene("fedavg", "sample", 1.0, training={"rounds": 1, "optimizer": "adam", "lr": 0.01})
     (cell,) = [one for one in ATTACKS["dp_audit"].cells(case(made))[0] if one.metric == "run_epsilon"]
@@ -146,6 +151,7 @@ def test_training_whose_noise_is_not_linear_has_no_known_power() -> None:
     assert "power unknown where clients train with Adam" in cell.note
 
 
+@pytest.mark.slow
 def test_an_update_with_momentum_is_read_with_the_weights_of_its_steps() -> None:
     # by the rate alone canaries would be expected to move it by a third of what they do, and the reference would not fit
     made = scene("fedavg", "sample", 1.0, training={"rounds": 1, "momentum": 0.8, "lr": 0.05})
@@ -197,6 +203,7 @@ def test_clients_as_canaries_are_distinguished_without_noise_only(relation: str)
     assert audit(calm.scores, calm.coins, DELTA, claim=1.0).epsilon > 1.0
 
 
+@pytest.mark.slow
 def test_an_audit_states_a_bound_for_every_release_and_the_whole_run() -> None:
     cells, _ = ATTACKS["dp_audit"].cells(case(scene("pacfl", "sample", 2.0)))
     assert [one.metric for one in cells] == ["signature_epsilon", "training_epsilon", "run_epsilon"]
@@ -231,6 +238,7 @@ def test_a_guarantee_that_is_not_towards_the_server_says_so() -> None:
     assert f"a guarantee towards {one.towards}" in one.line()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "unit", "more", "unscored"),
     [
@@ -256,11 +264,13 @@ def share_of_coins(algorithm: dict[str, Any], relation: Relation = "add_remove",
     return float(((game.scores > 0) == game.coins).mean())
 
 
+@pytest.mark.slow
 def test_an_update_is_read_with_the_rate_of_its_round() -> None:
     # a client that sits out rounds trains at the rate of the round it is in, not of its first, second, third turn (.64 of coins then)
     assert share_of_coins({"name": "fedavg"}, rounds=12, participation=0.3, lr_decay=0.7) > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
 @pytest.mark.parametrize(
     ("algorithm", "relation"),
@@ -314,6 +324,7 @@ def test_every_rerun_has_a_seed_of_its_own_and_its_share_of_the_time(unit: str, 
         play(made, population_of(made), np.random.default_rng(0), reruns=0)
 
 
+@pytest.mark.slow
 def test_a_run_that_claims_nothing_has_nothing_to_see() -> None:
     made = config({"name": "fedavg"}, training={"rounds": 1})
     (cell,) = ATTACKS["dp_audit"].cells(case(made))[0]

@@ -124,6 +124,7 @@ def coins(rng: np.random.Generator, seed: int) -> Cell:
     return figure(mine, blank, seed, margin=0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [at_the_margin, by_its_status, coins])
 def test_several_runs_without_a_leak_are_called_one_no_more_often_than_one_run(draw: Any) -> None:
     """300 audits of five seeds at a rate of .025: more than 17 alarms come less than one time in a thousand."""
@@ -175,6 +176,7 @@ def test_what_does_not_vary_has_no_interval() -> None:
 LIMITS = {"histogram_l1": (0.0, 2.0), "group_accuracy": (0.0, 1.0), "mean_image_psnr_db": (-np.inf, 100.0), "relative_error": (0.0, np.inf)}
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(LIMITS)), st.lists(st.floats(0.0, 1.0), min_size=3, max_size=6))
 def test_intervals_hold_the_value_and_nothing_impossible(metric: str, scores: list[float]) -> None:
     least, most = LIMITS[metric]
@@ -196,6 +198,7 @@ def test_an_attack_that_was_not_made_is_not_called_nothing_to_see() -> None:
     assert pooled([blind, missed])[0].status == "not_attempted"
 
 
+@pytest.mark.slow
 def test_a_lucky_deal_of_few_clients_is_no_leak_and_a_found_one_of_more_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """All clients are right at once by one deal in three (4 of them), ten (6) or 35 (8): a test over clients took each for a leak."""
 
@@ -254,6 +257,7 @@ def test_the_power_for_counts_is_the_share_of_planted_leaks_that_are_found(n: in
     assert low <= _found(drawn, margin, 1000, rng) <= high
 
 
+@pytest.mark.slow
 def test_the_power_for_other_scores_is_that_of_a_normal_distribution() -> None:
     rng = np.random.default_rng(0)
     drawn = (rng.normal(0.1, 0.3, 30), np.zeros(30), rng.normal(0.6, 0.3, 30), np.zeros(30))
@@ -288,6 +292,7 @@ def test_no_power_no_absence() -> None:
     assert pooled(differ)[0].status == "inconclusive"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0.5, 1.0])
 def test_planted_leaks_are_seldom_at_the_baseline(size: float) -> None:
     """Leaks of half or all of what the unprotected runs gain, in 200 audits of five seeds: none may be at its baseline."""

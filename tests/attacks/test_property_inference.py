@@ -122,6 +122,7 @@ def by_group(rng: np.random.Generator, own: float) -> tuple[Array, Array]:
     return rng.normal(size=4)[GROUPS] + 0.05 * rng.normal(size=24) + own * has, has
 
 
+@pytest.mark.slow
 def test_a_score_that_tells_groups_apart_is_no_leak_of_what_these_have_in_part() -> None:
     """Alarms at 2.5 %: more than 12 of 200 one time in 500. Compared over all clients alike they were 60 of 400."""
     rng = np.random.default_rng(0)
@@ -220,6 +221,7 @@ def leaks(found: dict[tuple[str, int], Cell], metric: str) -> None:
     assert cell.value > LEAST[metric.partition("_")[0]], cell.line()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bold", pytest.param("slanted", marks=pytest.mark.slow)])
 def test_a_hand_shows_in_signatures_and_updates_over_seeds(name: str) -> None:
     """It differs within all labels, and no algorithm asked about it."""
@@ -228,6 +230,7 @@ def test_a_hand_shows_in_signatures_and_updates_over_seeds(name: str) -> None:
         leaks(found, f"{source}_{name}_auc")
 
 
+@pytest.mark.slow
 def test_turns_and_labels_of_groups_show_in_all_three_views_over_seeds() -> None:
     found = over_seeds([cells_of(case(config(data={"rotations": [0, 90], "clients": 24}, seed=seed))) for seed in SEEDS])
     for source in LEAST:
@@ -235,6 +238,7 @@ def test_turns_and_labels_of_groups_show_in_all_three_views_over_seeds() -> None
             leaks(found, f"{source}_{name}_auc")
 
 
+@pytest.mark.slow
 def test_a_hand_is_not_seen_in_unrelated_clients() -> None:
     found = over_seeds([cells_of(hand_case(config(data=IID, seed=seed), "bold", other=True)) for seed in SEEDS])
     judged = [found[f"{source}_bold_auc", 0] for source in ("signature", "update")]
@@ -266,6 +270,7 @@ def test_protections_take_signatures_and_updates_but_not_the_clusters_model() ->
 PRIVATE = {"privacy": {"unit": "sample", "epsilon": 50.0, "delta": 1e-5, "clip_norm": 1.0, "samples": 70}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [{"protection": {"gram": ["sketch"], "sketch_dim": 32}}, pytest.param(PRIVATE, marks=pytest.mark.slow)],
@@ -278,6 +283,7 @@ def test_a_public_sketch_hides_no_property(more: dict[str, Any]) -> None:
     assert found["signature_wide_auc"].status == "leaks", found["signature_wide_auc"].line()
 
 
+@pytest.mark.slow
 def test_two_groups_are_two_trials_and_one_run_of_them_claims_nothing() -> None:
     found = {cell.metric: cell for cell in cells_of(case(config(data=IID | {"rotations": [0, 90]})))}
     assert {cell.status for cell in found.values()} == {"not_validated"}

@@ -119,6 +119,7 @@ def close(one: Cell, other: Cell) -> bool:
     return math.isclose(one.value, other.value, rel_tol=1e-3, abs_tol=1e-3)  # an inversion takes hundreds of steps
 
 
+@pytest.mark.slow
 def test_a_run_recorded_there_is_audited_here_and_the_other_way_round(tmp_path: Path) -> None:
     """The attacks compute where the audit is told to, whatever the run's device and precision."""
     made, found = config(SIGNATURES), list[list[Cell]]()
