@@ -31,6 +31,8 @@ test-slow: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+	$(BIN)/proselint --config .proselintrc.json check $$(git ls-files '*.md')
 
 type: $(READY)
 	$(BIN)/mypy

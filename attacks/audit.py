@@ -10,7 +10,7 @@ changed. The plan and an estimate of its duration are printed first (`plan`).
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -18,51 +18,28 @@ from typing import Any
 import numpy as np
 
 from ..algorithms import ALGORITHMS
-from ..contract.protection import Protection
-from ..contract.transcript import Message, Transcript, payload_rows, what_was_kept
+from ..contract.transcript import Message, what_was_kept
 from ..data import build_population
-from ..engine import Engine
 from ..engine.device import using
 from ..errors import InputError, near
 from ..experiments.config import Config, load_config
 from ..experiments.loop import device_of
 from ..experiments.resume import locked
-from ..experiments.run import admit as admit_newcomers
-from ..experiments.run import advance, begin, estimate_record_bytes, population_digest, prepare, secrets_of, start
+from ..experiments.run import estimate_record_bytes, population_digest
 from ..experiments.verify import OF_AUDITS, OF_RUN, changed_files, seal, sealed
 from ..files import write_atomically
-from ..privacy.settings import Privacy
-from ..tasks.halves import HALVES
-from ..types import Array, ClientData, Population
+from ..types import Population
 from . import ATTACKS
-from .adversary import AdversaryView, read_secrets, recorded, view_of
-from .clipped import compared_rows, engine_for
+from .adversary import read_secrets, recorded, view_of
 from .family import Family, judged_together
-from .leakage import BUDGETS, Budget, Case, Cell, Prior, nothing, prior_of, truth_of
+from .fresh_runs import Scene, case_of, fresh_scene, is_open, recorded_scene, reseeded
+from .leakage import BUDGETS, Budget, Cell, nothing
 from .local_training import NotRecorded
 from .plan import Clock, Plan, plan_of
 from .pooling import pooled
 from .verdicts import audit_text
 
-__all__ = ["Scene", "audit_run", "case_of", "fresh_scene", "simulator"]
-
-
-@dataclass(eq=False)
-class Scene:
-    """A run as the auditor has it: all messages and secrets, of which views are taken, and its unprotected twin."""
-
-    seed: int
-    config: Config
-    population: Population
-    messages: Sequence[Message]
-    secrets: Mapping[str, Mapping[str, str]]
-    reference: AdversaryView
-    prior: Prior
-    rounds: int | None = None
-
-    def view(self, adversary: str) -> AdversaryView:
-        view = view_of(self.messages, adversary, self.secrets, self.config.protection)
-        return view if self.rounds is None else view.until(self.rounds)
+__all__ = ["audit_run", "check_asked"]
 
 
 def audit_run(
@@ -117,9 +94,9 @@ def audit_run(
             say(clock.words(seed))
             is_recorded = seed == config.run.seed
             if is_recorded:
-                scene = _recorded_scene(config, people, messages, secrets, plan, limits)
+                scene = recorded_scene(config, people, messages, secrets, plan, limits)
             else:
-                mine = _reseeded(config, seed)
+                mine = reseeded(config, seed)
                 scene = fresh_scene(mine, given or build_population(mine.data, data_dir), plan.rounds, limits)
             for place, (unit, (one, name)) in enumerate(units[seed].items(), 1):
                 if unit not in kept.cells:
@@ -251,143 +228,13 @@ def _cell(fields: Mapping[str, Any]) -> Cell:
     return Cell(**{**fields, "seeds": tuple(fields["seeds"])})
 
 
-# --- runs to attack -----------------------------------------------------------------------------------------------------------------
-
-
 def _plan(config: Config, summary: Mapping[str, Any], population: Population, budget: Budget) -> Plan:
     size = estimate_record_bytes(config.recording_all(), population)
-    is_whole = _is_open(config) and config.run.record == "full"
-    return plan_of(summary, config.run.seed, size=size, is_open=_is_open(config), is_whole=is_whole, budget=budget)
-
-
-def _reseeded(config: Config, seed: int) -> Config:
-    """The same experiment with other seeds, of data and of everything else."""
-    return config.with_("run", seed=seed).with_("data", seed=config.data.seed + seed - config.run.seed)
-
-
-def _recorded_scene(
-    config: Config, population: Population, messages: Sequence[Message], secrets: Mapping[str, Mapping[str, str]], plan: Plan,
-    budget: Budget,
-) -> Scene:  # fmt: skip
-    """The recorded run, and its unprotected twin: itself where nothing protects it."""
-    reference = _again(_opened(config), population, plan.rounds)[0] if plan.here else messages
-    seen, cut = view_of(reference, "server", {}), plan.rounds if plan.cut else None
-    seen = seen if cut is None else seen.until(cut)
-    return Scene(config.run.seed, config, population, messages, secrets, seen, _prior(config, population, budget), cut)
-
-
-def fresh_scene(config: Config, population: Population, rounds: int, budget: Budget = BUDGETS["standard"]) -> Scene:
-    """A run of `config` on `population` made for the attack, `rounds` long, kept in memory; and its unprotected twin."""
-    reference, _ = _again(_opened(config), population, rounds)
-    messages, secrets = (reference, _secrets_of(config, population)) if _is_open(config) else _again(config, population, rounds)
-    seen = view_of(reference, "server", {})
-    return Scene(config.run.seed, config, population, messages, secrets, seen, _prior(config, population, budget))
-
-
-def _is_open(config: Config) -> bool:
-    """Whether nothing protects this run."""
-    return config.protection == Protection() and config.privacy.unit == "none"
-
-
-def _opened(config: Config) -> Config:
-    """The same without protection: no transform, no secure sum, no minimum cohort size, no noise."""
-    return replace(config, protection=Protection(), privacy=Privacy()).with_("run", audit_parties=("server",))
-
-
-def protection_name(config: Config) -> str:
-    """What protects a run, for tables: its protection and its differential privacy."""
-    privacy = config.privacy
-    return config.protection.name + ("" if privacy.unit == "none" else f", dp {privacy.unit} ε={privacy.epsilon:g}")
-
-
-def _prior(config: Config, population: Population, budget: Budget) -> Prior:
-    prior = prior_of(population, config.run.seed, budget.auxiliary, _rows_per_part(config), config)
-    return replace(prior, simulate=simulator(config, population), simulate_open=simulator(_opened(config), population))
-
-
-def _again(config: Config, population: Population, rounds: int) -> tuple[list[Message], dict[str, dict[str, str]]]:
-    """All messages of a run of `config` in memory, and the secrets of the parties that are audited."""
-    simulation = start(_recording(config), population=population)
-    try:
-        for _ in range(rounds):
-            advance(simulation)
-        if rounds >= config.training.rounds:
-            admit_newcomers(simulation)
-    finally:
-        simulation.simulated.engine.close()
-    return simulation.federation.transcript.messages, secrets_of(simulation)
-
-
-def _secrets_of(config: Config, population: Population) -> dict[str, dict[str, str]]:
-    """The secrets of audited parties in a run without protection, where they open nothing."""
-    return secrets_of(prepare(_recording(config), population=population))
-
-
-def _recording(config: Config) -> Config:
-    return config.recording_all(evaluate_every=max(1, config.training.rounds))
-
-
-class _Upload(Exception):
-    """Raised when a simulated run has made its first comparison."""
-
-
-class _UntilCompared(Transcript):
-    """A transcript that stops its run at the first comparison."""
-
-    def add(self, *parts: Any, **more: Any) -> None:
-        super().add(*parts, **more)
-        if self.messages[-1].operation == "gram":
-            raise _Upload
-
-
-def simulator(config: Config, population: Population) -> Callable[[Sequence[tuple[Array, Array]]], Array | None]:
-    """What clients with given data (x, y) would have compared at the beginning of the public pipeline: rows (m, p, d), in the clear.
-
-    Under `[privacy]` clipped, sketched and scaled as the clients' own, without noise.
-    Only what is public of `population` is used: the shape of samples, the number of classes, the mean and deviation of pixels.
-    """
-
-    def simulate(data: Sequence[tuple[Array, Array]]) -> Array | None:
-        clients = tuple(ClientData(i, x, y, x[:0], y[:0]) for i, (x, y) in enumerate(data))
-        people = replace(population, clients=clients, groups=(0,) * len(clients), notes=())
-        alone = _opened(config).with_("data", newcomers=0)
-        alone = alone.with_("training", participation=1.0, sampling="global", dropout=0.0, dropouts=(), weights="equal")
-        alone = alone.recording_all()
-        if "k" in config.algorithm:  # what is compared is the same; of a few clients there are no more clusters than these
-            alone = alone.with_("algorithm", k=min(config.algorithm["k"], len(data)))
-        try:
-            simulation = prepare(alone, population=people, transcript=_UntilCompared("full"), engine=engine_for(config, Engine()))
-            begin(simulation)
-            advance(simulation)
-        except _Upload:
-            (message,) = [one for one in simulation.federation.transcript.messages if one.operation == "gram"]
-            return None if message.payload is None else compared_rows(config, np.asarray(message.payload["rows"], np.float64))
-        except InputError:
-            return None
-        return None
-
-    return simulate
-
-
-def _rows_per_part(config: Config) -> int:
-    """The public number of signature rows for each label or half; 0 where all rows are of all samples."""
-    compared = config.compared
-    return compared.rows // HALVES if compared.halves else compared.rows if compared.per_label else 0
+    is_whole = is_open(config) and config.run.record == "full"
+    return plan_of(summary, config.run.seed, size=size, is_open=is_open(config), is_whole=is_whole, budget=budget)
 
 
 # --- attacking ----------------------------------------------------------------------------------------------------------------------
-
-
-def case_of(scene: Scene, adversary: str, budget: Budget = BUDGETS["standard"]) -> Case:
-    """One adversary on one run."""
-    rows: dict[int, Array] = {}
-    for message in scene.reference.select("gram"):
-        if message.payload is not None and "rows" in message.payload:
-            for client, row in zip(payload_rows(message), message.payload["rows"], strict=True):
-                rows.setdefault(client, np.asarray(row, np.float64))
-    truth, protection = truth_of(scene.population), protection_name(scene.config)
-    record = scene.view("server")
-    return Case(scene.view(adversary), scene.reference, scene.prior, truth, protection, scene.seed, budget, rows, record)
 
 
 def _attacked(name: str, adversary: str, scene: Scene, budget: Budget, folder: Path | None) -> list[Cell]:

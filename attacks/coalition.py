@@ -2,7 +2,7 @@
 
 Source: textbook; a minimum cohort size of m clients is one of m − N clients to a server with N of them in the sum. No transcript holds what
 a client put into a secure sum, and the secrets of a run folder hold no updates. They follow from what the client does have: the model it
-was sent, its data and its batches, so it trains again. That makes the very update that it sent, where the update is plain local training of
+was sent, its data and its batches, so it trains again. That makes the same update, where the update is plain local training of
 that model. What is left are linear equations (`linear_evidence`): updates that they determine are taken out one by one.
 
 A client by itself has the sums of its own cluster, by two models that it was sent in successive rounds. A secure sum tells it who is in it.

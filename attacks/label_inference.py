@@ -304,7 +304,7 @@ def _trained_by(case: Case, view: AdversaryView) -> dict[tuple[int, int], tuple[
 
 
 def _same(a: AdversaryView, b: AdversaryView) -> bool:
-    """Whether two views are of the very same messages, so that an attack need not be made twice."""
+    """Whether two views are of the same messages, so that an attack need not be made twice."""
     return a.coalition == b.coalition and len(a.messages) == len(b.messages) and all(map(is_, a.messages, b.messages))
 
 

@@ -8,7 +8,7 @@ With one seed interval and status are over clients. Over several (`pooling`) val
 the interval. A run without a leak is called one at a rate of `RATE` at most, and so are several together, which share it: half for the
 recorded run by itself, a quarter for all runs by themselves (their smallest p, and all p together), the rest for a paired t-test over
 seeds. The figures of an audit are judged together as well (`family`). Where one run is no more than a toss of a coin (`Cell.coin`), a
-leak needs five seeds or more, nearly all of which agree.
+leak needs six seeds or more, nearly all of which agree.
 
 `at_baseline` needs that the far end of the interval of the paired difference is within the margin, and a power of `ENOUGH`: so often a leak
 half as large as that of the unprotected run would have been called one (`significance.power`; over seeds by their t-test alone). An attack

@@ -68,7 +68,8 @@ def _power_over(seen: Sequence[Cell]) -> float:
     value, baseline, reference, blank = _columns(seen)
     sign = -1.0 if seen[0].lower_is_better else 1.0
     planted = sign * (value - baseline + reference - blank) / 2
-    return t_power(float(planted.mean()), float(planted.std(ddof=1)), len(seen), seen[0].margin, RATE / PARTS)
+    found = t_power(float(planted.mean()), float(planted.std(ddof=1)), len(seen), seen[0].margin, RATE / PARTS)
+    return min(found, _agreement_power(len(seen))) if any(one.coin for one in seen) else found
 
 
 def _columns(seen: Sequence[Cell]) -> tuple[Array, Array, Array, Array]:
@@ -87,7 +88,8 @@ def _verdict(seen: Sequence[Cell], recorded: bool, p: float | None) -> Status:
         return "leaks" if any(one.exact and (one.value or 0.0) > one.margin for one in seen) else "at_baseline"
     value, baseline, reference, blank = _columns(seen)
     gain, several = sign * (value - baseline), len(seen) >= FEWEST_SCORES
-    valid = several and t_chance(sign * (reference - blank), first.margin) < RATE
+    alone = all(one.status != "not_validated" for one in seen)
+    valid = several and (alone or t_chance(sign * (reference - blank), first.margin) < RATE)
     if p < RATE:
         return "leaks"
     if valid and any(one.coin for one in seen) and t_chance(gain, first.margin) < RATE:
@@ -105,15 +107,16 @@ def _leak_chance(seen: Sequence[Cell], recorded: bool) -> float:
 
     These share the rate (Bonferroni, weighted): the recorded run has half, the smallest p an eighth, all p together an eighth, the t-test
     of all seeds a quarter. Runs that give no p are called leaks at `RATE` each: their number has a quarter, the t-test the rest. That test
-    has the whole where no run can be a leak by itself, as tosses cannot.
+    has the whole where no run can be a leak by itself, as tosses cannot; of these p is no less than that of a sign test either.
     """
     first, sign = seen[0], -1.0 if seen[0].lower_is_better else 1.0
     value, baseline, reference, blank = _columns(seen)
     gain, coin = sign * (value - baseline), any(one.coin for one in seen)
     alone, counted = not coin and any(one.status != "not_validated" for one in seen), any(one.p is None for one in seen)
     found = [1.0]
-    if len(seen) >= FEWEST_SCORES and t_chance(sign * (reference - blank), first.margin) < RATE and (not coin or _is_no_toss(gain)):
-        found.append(t_chance(gain, first.margin) * ((4 / 3 if counted else PARTS) if alone else 1))
+    if len(seen) >= FEWEST_SCORES and t_chance(sign * (reference - blank), first.margin) < RATE:
+        together = max(t_chance(gain, first.margin), _agreement(gain) if coin else 0.0)
+        found.append(together * ((4 / 3 if counted else PARTS) if alone else 1))
     if alone and counted:
         leaks = sum(one.status == "leaks" for one in seen)
         found.append(4 * float(stats.binomtest(leaks, len(seen), RATE, alternative="greater").pvalue))
@@ -124,13 +127,19 @@ def _leak_chance(seen: Sequence[Cell], recorded: bool) -> float:
 
 
 def _fisher(chances: Sequence[float]) -> float:
-    """How probable such p of independent runs are, all together (Fisher 1925): several that are small each, or one that is very small."""
+    """How probable such p of independent runs are, all together (Fisher 1925): several that are small each, or one that is tiny."""
     return float(stats.chi2.sf(-2 * float(np.log(np.maximum(chances, 1e-300)).sum()), 2 * len(chances)))
 
 
-def _is_no_toss(gains: Array) -> bool:
-    """Whether so many gains are above 0 less than one time in 32 if each is a toss of a coin: from five tosses on that can be."""
-    return bool(stats.binomtest(int((gains > 0).sum()), len(gains), alternative="greater").pvalue <= 1 / 32)
+def _agreement(gains: Array) -> float:
+    """How probable it is that so many gains are above 0 if each is the toss of a coin: the p of a sign test, at least 2⁻ⁿ."""
+    return float(stats.binomtest(int((gains > 0).sum()), len(gains), alternative="greater").pvalue)
+
+
+def _agreement_power(n: int) -> float:
+    """How often that test shows tosses of which half are not tossed, but turn out right."""
+    enough = stats.binom.isf(RATE, n, 0.5) + 1
+    return float(stats.binom.sf(enough - 1, n, 0.75))
 
 
 def _missing(cells: Sequence[Cell]) -> str:

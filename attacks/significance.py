@@ -63,10 +63,15 @@ def interval(metric: str, values: Array, counted: int) -> tuple[float | None, fl
 
 
 def t_chance(gain: Array, margin: float) -> float:
-    """The one-sided p-value of a t-test that the mean of independent values is above `margin`; 0 or 1 where they do not vary."""
+    """The one-sided p-value of a t-test that the mean of independent values is above `margin`.
+
+    Where they do not vary, a normal law says nothing: 3⁻ⁿ for n values above the margin. No law that is symmetric about the margin and has
+    one mode there gives n equal values above it more often: at most a third of it lies on one value, as much on its mirror image and on the
+    margin.
+    """
     above = float(np.mean(gain)) - margin
     if len(gain) < 2 or float(np.std(gain)) == 0.0:
-        return 0.0 if above > 0 else 1.0
+        return 3.0 ** -len(gain) if above > 0 else 1.0
     return float(stats.t.sf(above * np.sqrt(len(gain)) / np.std(gain, ddof=1), len(gain) - 1))
 
 

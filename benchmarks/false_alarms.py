@@ -25,8 +25,8 @@ import numpy as np
 from scipy import stats
 
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.audit import case_of, fresh_scene
 from cflpriv.attacks.family import judged_together
+from cflpriv.attacks.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.leakage import BUDGETS, Case, Cell
 from cflpriv.attacks.pooling import pooled
 from cflpriv.data import DataSpec, build_population, load_dataset

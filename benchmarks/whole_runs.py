@@ -24,10 +24,24 @@ __all__ = ["ROWS", "Row", "main", "ratios"]
 
 START = "import cflpriv.cli, cflpriv.experiments.run; from cflpriv.experiments import load_config"
 
+AUDIT = """
+import json, time
+from cflpriv import load_config, run_experiment
+from cflpriv.attacks.audit import audit_run
+run_experiment(load_config("{examples}/pacfl_digits.toml", %s), "{out}")
+began = time.process_time()
+audit_run("{out}", budget="standard")
+print(json.dumps({"seconds": time.process_time() - began}))
+"""
+PRIVATE = ['protection.gram=["haar"]', "protection.sum=secagg", 'run.audit_parties=["server", "client:0"]']
+
 
 @dataclass(frozen=True)
 class Row:
-    """What is measured: a command line of `cflpriv`, Python code, or a round of `clients`. asked: the ratio old / new that is wanted."""
+    """What is measured: a command line of `cflpriv`, Python code, or a round of `clients`. asked: the ratio old / new that is wanted.
+
+    Code may print the seconds of what counts as its last line, as JSON.
+    """
 
     asked: float
     command: tuple[str, ...] = ()
@@ -40,13 +54,8 @@ class Row:
         """What Python is called with; `{examples}` of the tree `home` and `{out}` are folders."""
         if self.clients:
             return ["-m", "benchmarks.whole_runs", "--round", str(self.clients)]
-        if self.code:
-            return ["-c", self.code]
-        places = {"{out}": f"{folder}/run", "{examples}": str(home / "examples")}
-        words = self.command
-        for name, place in places.items():
-            words = tuple(word.replace(name, place) for word in words)
-        return ["-m", "cflpriv.cli", *words]
+        words = ("-c", self.code) if self.code else ("-m", "cflpriv.cli", *self.command)
+        return [word.replace("{out}", f"{folder}/run").replace("{examples}", str(home / "examples")) for word in words]
 
 
 ROWS = {
@@ -61,6 +70,8 @@ ROWS = {
         ),
         needs="mnist", pairs=2,
     ),
+    "standard audit of the demo's private run": Row(1 / 1.5, code=AUDIT % PRIVATE),
+    "standard audit of the demo's open run": Row(1 / 1.5, code=AUDIT % []),
     "a round of 1,000 clients": Row(1.0, clients=1_000, pairs=5),
     "a round of 100,000 clients": Row(4.0, clients=100_000, pairs=1),
 }  # fmt: skip
@@ -110,7 +121,8 @@ def _once(row: Row, home: Path, old: Path) -> dict[str, float]:
             raise RuntimeError((lines or [f"exit status {status}"])[-1])
         if row.clients:
             return dict(json.loads(lines[-1]))
-        return {"seconds": used.ru_utime + used.ru_stime, "peak": used.ru_maxrss / 1024}
+        own = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
+        return {"seconds": used.ru_utime + used.ru_stime, "peak": used.ru_maxrss / 1024} | own
 
 
 def measured(name: str, old: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import cflpriv
 from cflpriv.algorithms import cfl
 from cflpriv.attacks import labels_from_gram
 from cflpriv.attacks.adversary import AdversaryView, view_of
-from cflpriv.attacks.audit import case_of, fresh_scene
+from cflpriv.attacks.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.key_recovery import ABSTAIN_BELOW, Guess, Knowledge, cells, recover_labels, transformed_rounds
 from cflpriv.attacks.key_recovery.cells import Seen, exact_share, guess_of, knowledge, score_l1, score_sets, score_structure
 from cflpriv.attacks.key_recovery.naming import own_proportions, simulate

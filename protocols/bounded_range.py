@@ -28,7 +28,7 @@ convex function and convex itself. Between two grid points of t the maximum is f
 is continued by lines that are upper bounds, too. What is left is rounding, about 1e-16 a step.
 
 Sources: Durfee & Rogers 2019 (definition); Dong, Durfee & Rogers 2020, "Optimal differential privacy composition for exponential
-mechanisms" (the worst case of one mechanism, and that adaptive composition loses more than one t for all); Cesar & Rogers 2021
+mechanisms" (the worst case of one mechanism, and that adaptive composition loses more than a single t); Cesar & Rogers 2021
 (ε²/8-concentrated, used under Rényi accounting). The recursion follows from the steps above; tests compare it with enumerated compositions.
 """
 

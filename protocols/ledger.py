@@ -15,7 +15,7 @@ Rules
 Guarantee: for each client, all charged releases together are (ε, δ)-private for the stated relation and unit, against whoever sees them
 all. Reveals: the ledger holds no secret; it is made of public parameters. What is *not* charged (plain values that another protection
 covers) is not covered. A ledger counts the releases of one data set: two runs on the same data need one ledger, or add up. Two ledgers
-open on one file notice each other at the next charge, and that is refused; to keep two processes apart at the very same moment takes a
+open on one file notice each other at the next charge, and that is refused; to keep two processes apart at the same moment takes a
 lock around `charge`, which is its caller's to hold.
 """
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.false_alarms import two_populations
-from cflpriv.attacks.audit import case_of, fresh_scene
+from cflpriv.attacks.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.leakage import BUDGETS, Case, Cell
 from cflpriv.attacks.pooling import pooled
 from cflpriv.data import build_population

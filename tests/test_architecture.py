@@ -96,6 +96,7 @@ PAPERS = "cflpriv.experiments.reproductions"
 """Entries of papers' tables name algorithms."""
 
 
+@pytest.mark.slow
 def test_only_its_own_file_names_an_algorithm() -> None:
     """What others need to know of an algorithm stands in its `AlgorithmSpec`: nobody compares names with it, or has a table by names."""
     from cflpriv.algorithms import ALGORITHMS
@@ -332,6 +333,7 @@ LATE = ("scipy", "sklearn", "tenseal", "flwr", "ray", "matplotlib", "pandas", "s
 """Packages that take a tenth of a second or more each, and that names and configuration keys do not need."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "late"), [(("list",), LATE), (("--version",), (*LATE, "torch", "numpy", "cryptography"))], ids=lambda found: found[0]
 )

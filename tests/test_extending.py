@@ -216,6 +216,7 @@ def own(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_one_file_runs_resumes_and_is_audited(
     own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,6 +250,7 @@ def test_one_file_runs_resumes_and_is_audited(
         assert "seen" in (out / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_it_is_listed_and_swept(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The runs of a sweep are made by processes of their own."""
     assert in_process(monkeypatch, "list", "--plugin", str(own)) == 0

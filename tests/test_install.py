@@ -78,6 +78,7 @@ def third_party(path: Path, at_import: bool) -> set[str]:
     return {name for name in found if name not in sys.stdlib_module_names and name != "cflpriv"}
 
 
+@pytest.mark.slow
 def test_every_import_is_of_a_declared_dependency() -> None:
     extras = {name: distributions(lines) for name, lines in PROJECT["optional-dependencies"].items()}
     for path in (path for room in ("protocols", "cflpriv", "attacks") for path in sorted((ROOT / room).rglob("*.py"))):
@@ -91,6 +92,7 @@ def test_the_extra_of_everything_leaves_out_ray_and_nvflare_alone() -> None:
     assert set(re.split(r"[\[\],]", line)) >= set(EXTRA_OF.values()) - {"ray", "nvflare"}
 
 
+@pytest.mark.slow
 def test_the_protocols_need_no_extra(tmp_path: Path) -> None:
     code = """
 import importlib, pkgutil
@@ -117,6 +119,7 @@ def test_the_embedding_example_needs_no_extra(tmp_path: Path) -> None:
     assert done.stdout.startswith("survivors (0, 1, 2, 3, 5); largest error")
 
 
+@pytest.mark.slow
 def test_each_command_names_the_extra_that_it_needs(tmp_path: Path) -> None:
     code = f"""
 import sys

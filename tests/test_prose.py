@@ -2,8 +2,13 @@
 
 import ast
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 INSTEAD = {
@@ -45,6 +50,7 @@ def texts() -> Iterator[tuple[str, str]]:
                     yield f"{path.relative_to(ROOT).as_posix()}:{node.lineno}", node.value
 
 
+@pytest.mark.slow
 def test_old_words_are_replaced() -> None:
     assert not [f"{where}: {word}" for where, text in texts() for word in found_in(text)]
 
@@ -59,3 +65,25 @@ def test_each_old_word_would_be_found() -> None:
     for sentence, term in zip(old, INSTEAD.values(), strict=True):
         assert [word.partition(": write ")[2] for word in found_in(sentence)] == [repr(term)]
     assert not found_in("`wire` and\n```python\nroll = 1\n```\nstay")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("proselint") is None, reason="the extra [dev] is not installed")
+def test_messages_and_docstrings_pass_the_prose_linter(tmp_path: Path) -> None:
+    """`make lint` runs it over the pages."""
+    by_file: dict[str, list[str]] = {}
+    for where, text in texts():
+        if not where.endswith(".md"):
+            by_file.setdefault(where.partition(":")[0], []).append(NOT_PROSE.sub("", text))
+    for name, several in by_file.items():
+        (tmp_path / f"{name.replace('/', '-')}.txt").write_text("\n\n".join(several), encoding="utf-8")
+    wrong = tmp_path / "wrong.md"
+    wrong.write_text("It is very big.\n", encoding="utf-8")
+    assert "weasel_words" in linted([wrong]).stdout
+    done = linted(sorted(tmp_path.glob("*.txt")))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def linted(files: Sequence[Path]) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "proselint", "--config", str(ROOT / ".proselintrc.json"), "-o", "compact", "check"]
+    return subprocess.run([*command, *files], capture_output=True, text=True, check=False)

@@ -16,7 +16,10 @@ from cflpriv.cli import app
 from cflpriv.experiments.config import parse_config
 
 DOCS = Path(__file__).parent.parent / "docs"
-TUTORIALS = [*sorted((DOCS / "tutorials").glob("*.md")), *(DOCS / "howto" / name for name in ("callbacks.md", "own_algorithm.md"))]
+TUTORIALS = [
+    *sorted((DOCS / "tutorials").glob("*.md")),
+    *(DOCS / "howto" / name for name in ("callbacks.md", "fastapi.md", "own_algorithm.md")),
+]
 FENCE = re.compile(r"^```(?P<language>\w+)(?P<options>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -91,6 +94,14 @@ def test_the_engineer_gets_sums_by_cluster(tmp_path: Path) -> None:
     errors = [float(number) for number in re.findall(r"\S+e-\d+", printed)]
     assert len(errors) == 2
     assert max(errors) < 1e-6
+
+
+@pytest.mark.slow
+def test_a_service_sums_without_the_client_that_died(tmp_path: Path) -> None:
+    pytest.importorskip("fastapi", reason="FastAPI is not installed")
+    printed = run_blocks(page_of("fastapi"), tmp_path)
+    assert "without clients [4]\nmean of [0, 1, 2, 3, 5]: right to " in printed
+    assert float(printed.split()[-1]) < 1e-6
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from ...engine.models import Model
 from ...experiments import Config, parse_config
 from ...tasks.training import Train
 from .. import ATTACKS
-from ..audit import case_of, fresh_scene
+from ..fresh_runs import case_of, fresh_scene
 from ..leakage import BUDGETS, Cell
 from ..membership import confidences, deal, lira, roc
 from ..membership_shadows import federated_replicas

@@ -15,8 +15,8 @@ Without `k` the number of components is the one, of 2 to 10, whose smallest pair
 Deviations, each for a reason:
 - The first step is compared by `gram`, so that every protection of comparisons applies. A step is minus the rate times the mean gradient,
   and principal components follow from inner products. Under sample-level privacy this is the noisy sum of clipped gradients at the initial
-  model in `privacy.sketch_dim` dimensions, in which there is less noise. It is not divided by the number of samples, which is private: very
-  different numbers would show. Without privacy gradients of large models are sketched, too.
+  model in `privacy.sketch_dim` dimensions, in which there is less noise. It is not divided by the number of samples, which is private:
+  numbers that differ much would show. Without privacy gradients of large models are sketched, too.
 - The first step moves no model: what is compared is not averaged. All models start from the initial one, and T rounds of training follow.
   They come apart in the first round, so stage 1 has one round at least.
 - Only labels reach the server: where the Gram may be seen each round's are drawn, by public randomness, and the stage is reported.

@@ -39,7 +39,7 @@ def moved(
 ) -> tuple[Shared, ...]:
     """Each model plus the mean of its group's `part` times `factor`; a model whose group has no mean is unchanged.
 
-    Transformed parts are made one by the first of `clients` in the group, or by the first of all where `groups` are private (None).
+    Transformed parts are made one by the first of `clients` in the group, or by the first client where `groups` are private (None).
     """
     first: dict[int, int] = {}
     for client, labels in ({} if groups is None else label_sets(groups, clients, None, "groups")[0]).items():

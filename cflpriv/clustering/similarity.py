@@ -59,7 +59,7 @@ class Gram:
     """The inner products of n clients' p vectors each, by blocks: `block(rows, cols)` has shape (rows, p, cols, p).
 
     Blocks are made when asked for, so that large n needs little memory. `error` is the standard deviation of what a protection added to
-    each inner product (where that differs, of the most); float64's rounding goes without saying.
+    each inner product (where that differs, of the most); float64's rounding is not counted.
     """
 
     clients: tuple[int, ...]

@@ -191,7 +191,7 @@ def save_checkpoint(
             size += written
     tree["files"] = files
     tree["digest"] = digest_of(tree)
-    write_atomically(folder / f"{name}.json", json.dumps(tree, indent=1, sort_keys=True) + "\n")
+    write_atomically(folder / f"{name}.json", json.dumps(tree, sort_keys=True) + "\n")
     return size
 
 

@@ -195,7 +195,7 @@ class LocalGram:
     """`gram` by local noise, asked for by name: each client scales its rows to norm 1 in all and adds noise that hides them.
 
     Guarantee: that of one `GaussianEvent` of the unit "client", each time something is added. Reveals: the rows up to that noise, which is
-    so much that a clustering survives only with very large ε. Source: the Gaussian mechanism in the local model.
+    so much that a clustering survives only with large ε. Source: the Gaussian mechanism in the local model.
     """
 
     noise_multiplier: float

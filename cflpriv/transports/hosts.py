@@ -127,7 +127,7 @@ class Evaluated:
     result: Result
 
     def is_of(self, task: Task, vector: Any) -> bool:
-        """Whether it is the result of this task for this very object."""
+        """Whether it is the result of this task for this same object."""
         return self.task == task and self.vector() is vector
 
 

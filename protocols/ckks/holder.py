@@ -112,7 +112,7 @@ class KeyHolder:
         return arithmetic(self.setup.parameters).save(self._secret)
 
     def enrol(self, data: bytes) -> int:
-        """Accept that a client takes part, by its own signature over this very key. Raises `RemoteError`."""
+        """Accept that a client takes part, by its own signature over this same key. Raises `RemoteError`."""
         message = decode(data, Enrolment, self.setup)
         client = message.client
         statement = signed_upload(self._public_key, client, message.ciphertexts)

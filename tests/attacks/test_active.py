@@ -86,6 +86,7 @@ def only(made: Config, *names: str) -> list[Row]:
     return active_audit(made, attacks=names, population=SCENE if made.protection.robust == "none" else LARGER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["memory", "bytes"])
 def test_the_catalogue_in_active_mode(transport: str) -> None:
     rows = {row.attack: row for row in active_audit(ACTIVE.with_("run", transport=transport), population=SCENE)}
@@ -114,6 +115,7 @@ def test_the_catalogue_in_passive_mode_says_that_it_is_outside_the_guarantee() -
         assert (rows[name].status, rows[name].code) == ("refused", "second-sum")
 
 
+@pytest.mark.slow
 def test_the_catalogue_under_a_shared_transform() -> None:
     rows = {row.attack: row for row in active_audit(HAAR, population=SCENE)}
     refused = {name: row.code for name, row in rows.items() if row.status == "refused"}
@@ -127,6 +129,7 @@ def test_the_catalogue_under_a_shared_transform() -> None:
     assert (row.status, row.code, row.stage) == ("refused", "forbidden", "compute")
 
 
+@pytest.mark.slow
 def test_the_catalogue_under_robust_means() -> None:
     """Each attack is played on the sum of the victim's bucket; what another round asks for is refused because it was not dealt."""
     rows = {row.attack: row for row in active_audit(ROBUST, population=LARGER)}
@@ -142,6 +145,7 @@ def test_the_catalogue_under_robust_means() -> None:
     assert not any(row.claimed for row in rows.values() if row.status == "learned")
 
 
+@pytest.mark.slow
 def test_the_catalogue_under_encryption() -> None:
     names = ("swapped_holder", "repeated_step", "other_function", "other_operation_compared")
     rows = {row.attack: row for row in only(CKKS, *names)}
@@ -178,6 +182,7 @@ def test_the_catalogue_under_shares() -> None:
     assert rows["other_function"].note == "8 thresholds in one epoch"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protection", [{}, {"sum": "secagg"}])
 def test_a_private_step_asked_for_again_is_counted(protection: dict[str, Any]) -> None:
     (row,) = only(config(protection, PRIVATE), "repeated_release")
@@ -469,6 +474,7 @@ def test_the_result_is_written_beside_its_configuration_alone(tmp_path: Path) ->
         written(rows, ACTIVE, tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "small.toml"
     file.write_text(

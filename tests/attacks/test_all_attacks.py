@@ -42,6 +42,7 @@ def made(name: str, seed: int) -> Any:
     return config(algorithm, training=training, seed=seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCENES)
 def test_beats_its_baseline_unprotected_over_seeds(name: str) -> None:
     cells = over_seeds([ATTACKS[name].cells(case(made(name, seed)))[0] for seed in SEEDS])
@@ -60,6 +61,7 @@ def test_beats_its_baseline_unprotected_over_seeds(name: str) -> None:
         assert cell.value >= LEAST.get((name, metric), -1.0), cell.line()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in SCENES if name != "disaggregation"]
 )
@@ -73,6 +75,7 @@ def test_falls_to_its_baseline_on_unrelated_clients(name: str) -> None:
         assert cell.status in expected, f"{metric}: {cell.line()}"
 
 
+@pytest.mark.slow
 def test_an_update_from_an_unrelated_sum_is_no_recovery() -> None:
     """A sum over one client that belongs to another run gives none of these clients' updates."""
     cells, _ = ATTACKS["disaggregation"].cells(unrelated(made("disaggregation", 0)))
@@ -83,6 +86,7 @@ def test_an_update_from_an_unrelated_sum_is_no_recovery() -> None:
     assert single.status == "at_baseline"
 
 
+@pytest.mark.slow
 def test_gram_geometry_states_its_k() -> None:
     cells, _ = ATTACKS["gram_geometry"].cells(case(made("gram_geometry", 0)))
     assert [cell.k_known for cell in cells] == [0, 3, 10]

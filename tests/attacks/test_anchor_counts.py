@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from scipy import stats
 
 from cflpriv.attacks.anchor_counts import exact_cell, right_counts
@@ -29,6 +30,7 @@ def figure(groups: np.ndarray, seed: int) -> Cell:
     return exact_cell(case, clients, Guess(mine), Guess(theirs))
 
 
+@pytest.mark.slow
 def test_groups_dealt_at_random_are_seldom_taken_for_a_leak() -> None:
     """200 runs: a p up to .05 in more than 21 and up to .5 in more than 122 comes less than one time in a thousand each.
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cflpriv.attacks import ATTACKS, assign, labels_from_update_gram
 from cflpriv.attacks.assignment import assignment_cost, renamings_of
-from cflpriv.attacks.audit import case_of, fresh_scene
+from cflpriv.attacks.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.gram_updates import compared_updates
 from cflpriv.attacks.leakage import BUDGETS, Budget, Case, Cell, chance_of_names, label_sets_of
 from cflpriv.attacks.pooling import pooled
@@ -35,6 +35,7 @@ def matrix(rng: np.random.Generator, n: int) -> Array:
     return np.asarray((one + one.T) / 2)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(SEEDS, st.booleans(), st.booleans())
 def test_small_problems_are_solved_exactly(seed: int, with_single: bool, with_variance: bool) -> None:
@@ -167,6 +168,7 @@ def scene(run: Config, budget: Budget = QUICK) -> Case:
     return case_of(fresh_scene(run, build_population(run.data), 1, budget), "server", budget)
 
 
+@pytest.mark.slow
 def test_a_rotation_of_updates_hides_no_labels() -> None:
     seen = scene(made(100, {"sum": "haar"}, hidden=4))
     (one,), _ = ATTACKS["gram_updates"].cells(seen)

@@ -8,7 +8,7 @@ from attack_scenes import QUICK, case, config
 
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.adversary import view_of
-from cflpriv.attacks.audit import case_of, fresh_scene
+from cflpriv.attacks.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.label_inference import auxiliary_shares
 from cflpriv.attacks.leakage import Cell
 from cflpriv.attacks.pooling import pooled
@@ -26,6 +26,7 @@ def test_a_key_holder_whose_key_was_not_written_is_refused() -> None:
         view_of(made.messages, "key-holder", {}, Protection(gram=("ckks",)))
 
 
+@pytest.mark.slow
 def test_a_key_holder_knows_the_clusters_that_it_makes() -> None:
     pytest.importorskip("tenseal")
     made = config({"k": 4}, {"gram": ["ckks"]}, data={"clients": 12}, training={"rounds": 1})
@@ -42,6 +43,7 @@ def test_a_coalition_of_all_has_nothing_left_to_see() -> None:
     assert cell.status == "nothing_to_see"
 
 
+@pytest.mark.slow
 def test_means_of_a_single_model_are_attacked_under_secure_aggregation() -> None:
     cells, _ = ATTACKS["label_inference"].cells(case(config({"name": "fedavg"}, {"sum": "secagg"})))
     of_clients = [cell for cell in cells if not cell.metric.startswith("aggregate")]

@@ -67,6 +67,7 @@ def run(recorded: Path, tmp_path: Path) -> Path:
 # --- taken up, recorded in part
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_audited_like_an_uninterrupted_one(recorded: Path, tmp_path: Path) -> None:
     run_in_two(config(protection=PROTECTED, run=CERTAIN), tmp_path / "two")
     cells = quick(tmp_path / "two")
@@ -74,6 +75,7 @@ def test_a_resumed_run_is_audited_like_an_uninterrupted_one(recorded: Path, tmp_
     assert cells == quick(Path(shutil.copytree(recorded, tmp_path / "whole")))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_recorded_in_part_is_audited_like_an_uninterrupted_one(tmp_path: Path) -> None:
     made = config(run={"record": "attackable", "record_rounds": [1], "record_clients": list(range(12)), **CERTAIN})
     run_in_two(made, tmp_path / "two")
@@ -84,6 +86,7 @@ def test_a_resumed_run_recorded_in_part_is_audited_like_an_uninterrupted_one(tmp
     assert {cell.status for cell in cells if cell.metric == "histogram_l1"} == {"leaks"}
 
 
+@pytest.mark.slow
 def test_two_audits_of_one_folder_do_not_run_at_once(run: Path) -> None:
     with locked(run), pytest.raises(InputError, match="another process"):
         quick(run, ("cluster_identity",))
@@ -109,6 +112,7 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BUDGETS, "standard", replace(BUDGETS["standard"], seeds=2))
@@ -295,6 +299,7 @@ def test_a_bad_folder_is_one_clear_line_and_exit_code_2(
     assert words in said
 
 
+@pytest.mark.slow
 def test_an_audit_of_a_run_that_was_stopped_by_ctrl_c_is_of_its_rounds(tmp_path: Path) -> None:
     made = config(training={"rounds": 3}, run=CERTAIN)
 

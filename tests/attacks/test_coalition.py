@@ -55,6 +55,7 @@ def test_who_trains_again_has_the_update_that_it_sent(algorithm: dict[str, Any])
     assert compared >= 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("min_cohort", "size", "clients"), [(2, 2, [0, 1, 2, 3, 4]), (3, 5, [0, 2, 4, 6])], ids=["two", "five"])
 def test_a_minimum_cohort_size_is_none_to_all_but_one_of_a_sum(min_cohort: int, size: int, clients: list[int]) -> None:
     """Pairs with one colluder each; a group of five, of whom four collude, and one without any."""
@@ -80,6 +81,7 @@ def test_sums_weighted_by_samples_are_taken_apart_by_these_weights() -> None:
     assert first.mean == pytest.approx(np.average([sent[0, client] for client in first.members], axis=0, weights=counts), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_labels_and_images_are_read_off_what_is_left() -> None:
     """One client of four labels' mean says little of the last one; without the other three it is that client's own update."""
     data = {"samples_per_client": 4, "clients": 4, "groups": [[0, 1], [2, 3], [4, 5], [6, 7]]}
@@ -103,6 +105,7 @@ def test_means_of_more_than_local_training_are_left_as_they_are(algorithm: dict[
     assert not any(one.alone for one in trainings_in(seen.view).all)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"secagg_bits": 16}, {"min_cohort": 2}], ids=["fine", "coarse", "pairs"])
 def test_the_uncertainty_of_what_is_left_is_what_it_is_off_by(more: dict[str, Any]) -> None:
     """Oracle: the open run's updates. The stated deviation is an upper one; it is no more than six times too large."""

@@ -66,6 +66,7 @@ def test_the_claim_is_that_of_the_shares_that_are_left() -> None:
         claim_of(event, DELTA, SHARES + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("colluding", "left"), [(1, 9), (9, 1)])
 def test_scores_scatter_by_what_is_left(colluding: int, left: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dp_mechanisms, "CLIENTS", 4)
@@ -104,6 +105,7 @@ def test_the_same_in_private_training(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.power is not None
 
 
+@pytest.mark.slow
 def test_an_audit_of_a_coalition_has_the_figures_of_shared_noise_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dp_mechanisms, "CLIENTS", 2)
     monkeypatch.setattr(dp_run, "power", lambda *given, **more: None)
@@ -144,6 +146,7 @@ def summed(epsilon: float, rounds: int = 5, **more: Any) -> Config:
     return config({"name": "fedavg"}, secure, privacy=privacy, training=training, data={"clients": 16}, model={"name": "linear"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
 def test_sums_with_shared_noise_are_read_and_show_no_more_than_is_claimed(relation: str) -> None:
     made = summed(1.0, relation=relation)
@@ -156,6 +159,7 @@ def test_sums_with_shared_noise_are_read_and_show_no_more_than_is_claimed(relati
     assert audit(calm.game.scores, calm.game.coins, DELTA, claim=1.0).epsilon > 1.0
 
 
+@pytest.mark.slow
 def test_a_tenth_of_the_shared_noise_is_caught_in_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_noise, "gaussian_noise", lambda sigma, count, entropy: gaussian_noise(sigma / 10, count, entropy))
     made = summed(1.0)
@@ -163,6 +167,7 @@ def test_a_tenth_of_the_shared_noise_is_caught_in_the_whole_run(monkeypatch: pyt
     assert verdict(whole.result, whole.claim) == "leaks"
 
 
+@pytest.mark.slow
 def test_the_reference_scatters_as_the_game_does() -> None:
     """Without bugs the scores of both lie as far on the side of their coins, within what 640 canaries can tell."""
     made = summed(1.0)

@@ -128,6 +128,7 @@ def test_determined_means_the_same_in_every_solution(cohorts: list[set[int]], se
     assert member @ made == pytest.approx(member @ values, abs=1e-8)
 
 
+@pytest.mark.slow
 def test_a_run_reports_both_figures() -> None:
     training = {"rounds": 8, "participation": 0.3}
     open_ = {cell.metric: cell for cell in ATTACKS["disaggregation"].cells(case(config(training=training)))[0]}
@@ -174,6 +175,7 @@ def oblivious(participation: float, rounds: int, sampling: str = "global") -> Ca
     return case(config({"name": "ifca", "k": 2}, {"sum": "secagg-oblivious"}, training=training, data=data, model={"hidden": 16}))
 
 
+@pytest.mark.slow
 def test_who_is_in_which_oblivious_sum_is_not_known_but_the_totals_are() -> None:
     seen = oblivious(0.7, 18)
     totals, sizes = sums_in(seen.view), sizes_in(seen.view)
@@ -190,6 +192,7 @@ def test_who_is_in_which_oblivious_sum_is_not_known_but_the_totals_are() -> None
         assert one.mean == pytest.approx(mean, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_differencing_of_oblivious_totals_is_measured_and_fixed_cohorts_remove_it() -> None:
     found = {cell.metric: cell for cell in ATTACKS["disaggregation"].cells(oblivious(0.7, 18))[0]}
     assert found["static_value_exact"].status == "leaks"
@@ -199,6 +202,7 @@ def test_differencing_of_oblivious_totals_is_measured_and_fixed_cohorts_remove_i
     assert fixed["static_value_exact"].value in (0.0, None)
 
 
+@pytest.mark.slow
 def test_sizes_of_groups_over_cohorts_tell_who_is_in_which() -> None:
     """Oblivious sums name no cluster. Over enough different cohorts their sizes do; with everybody in every round they do not."""
     (found,), _ = ATTACKS["cluster_identity"].cells(oblivious(0.7, 18))
@@ -242,6 +246,7 @@ def test_noised_sums_are_not_called_exact() -> None:
     assert "noise" in found["static_value_exact"].note
 
 
+@pytest.mark.slow
 def test_a_client_is_told_who_is_in_a_sum_by_secure_sums_alone() -> None:
     """Of a sum in the clear it has the mean, by two models, and does not see who else is in it."""
     open_ = case(config({"name": "fedavg"}, training={"rounds": 2}), "client").view

@@ -9,7 +9,7 @@ import pytest
 from attack_scenes import QUICK, case, config
 
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.audit import Scene, case_of, fresh_scene
+from cflpriv.attacks.fresh_runs import Scene, case_of, fresh_scene
 from cflpriv.attacks.gram_geometry import _products_of_blocks, products_of
 from cflpriv.attacks.leakage import Case, Cell
 from cflpriv.data import build_population
@@ -89,6 +89,7 @@ def private(unit: str, epsilon: float, algorithm: str, tested: bool = False) -> 
     return case(config(chosen, training={"rounds": 1, "batch_size": 10}, privacy=privacy))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("unit", "algorithm"), [("sample", "pacfl"), pytest.param("sample", "stocfl", marks=pytest.mark.slow), ("client", "pacfl")]
 )
@@ -111,6 +112,7 @@ def test_pretended_clients_clip_sketch_and_scale_as_the_real_ones(unit: str, alg
     assert plain[0] == pytest.approx(one.rows[clients[0]], abs=1e-7 if tested and algorithm == "stocfl" else 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gram_geometry", "sybil_span", "anchor_counts"])
 @pytest.mark.parametrize("algorithm", ["pacfl", "stocfl"])
 @pytest.mark.parametrize("tested", [False, True])

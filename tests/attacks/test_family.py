@@ -90,6 +90,7 @@ def test_no_figure_leaks_that_holm_does_not_reject(chances: list[float]) -> None
         assert (one.status == "leaks") == (rejected[i] and p < RATE)
 
 
+@pytest.mark.slow
 def test_audits_without_a_leak_err_together_at_the_rate_aimed_at() -> None:
     """2,000 audits of 40 independent figures and 3 bounds without a leak: more than 5 % + 3.1 deviations come one time in a thousand."""
     rng = np.random.default_rng(0)

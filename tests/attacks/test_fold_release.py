@@ -13,7 +13,6 @@ from scenes import population
 
 from cflpriv import Model
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.audit import case_of, fresh_scene
 from cflpriv.attacks.fold_release import (
     images_from_folds,
     membership_scores,
@@ -23,6 +22,7 @@ from cflpriv.attacks.fold_release import (
     spread_of,
     traces_of,
 )
+from cflpriv.attacks.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.leakage import Case, Cell
 from cflpriv.attacks.membership import placements
 from cflpriv.data import build_population
@@ -107,6 +107,7 @@ def test_single_samples_vectors_are_folds_of_that_sample(size: int) -> None:
         np.testing.assert_allclose(folds, np.stack([found[place]] * 2), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_fold_of_one_sample_is_its_image() -> None:
     """Also sketched, where the sketch has more numbers than the image."""
     model, one = Model("linear", SCENE.shape, SCENE.classes), SCENE.clients[0]
@@ -151,6 +152,7 @@ EXPECTED: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", RELEASES)
 def test_counts_leak_with_the_gram_and_members_with_the_folds(release: str) -> None:
     found = by_metric("fold_release", seen(release))
@@ -158,6 +160,7 @@ def test_counts_leak_with_the_gram_and_members_with_the_folds(release: str) -> N
     assert (counts.status, members.status) == EXPECTED[release], counts.line() + members.line()
 
 
+@pytest.mark.slow
 def test_a_coalition_reads_rotated_folds() -> None:
     found = by_metric("fold_release", seen("haar", adversary="server+1"))
     assert found["fold_membership_auc", 1].status == "leaks"
@@ -171,6 +174,7 @@ def test_folds_of_nobody_leak_nothing() -> None:
         assert one.status != "leaks", one.line()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", RELEASES)
 def test_label_sets_are_read_from_folds_and_from_their_gram(release: str) -> None:
     of = seen(release, unequal=False)

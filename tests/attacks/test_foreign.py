@@ -295,6 +295,7 @@ def test_truth_of_other_clients_shows_no_leak() -> None:
     assert {cell.status for cell in cells.values() if cell.attack == "membership"} == {"inconclusive"}
 
 
+@pytest.mark.slow
 def test_members_are_found_after_much_training() -> None:
     how = LoopSettings(lr=0.2, epochs=40, batch_size=10)
     with torch.random.fork_rng(devices=[]):
@@ -407,6 +408,7 @@ def test_updates_without_truth_are_not_scored() -> None:
 # --- the example ------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_example_of_an_own_loop_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """An engineer's own ResNet with batch normalisation; its audit takes fewer than ten lines."""
     path = ROOT / "examples" / "audit_your_own_loop.py"

@@ -98,6 +98,7 @@ def test_a_report_shows_verdicts_figures_pictures_and_what_was_assumed(
     assert not (folder / "results.csv").exists()
 
 
+@pytest.mark.slow
 def test_recovered_images_stand_beside_the_truth(tmp_path: Path) -> None:
     model, updates, auxiliary = scene()
     few = [replace(one, x=one.x[:1], y=one.y[:1]) for one in updates[:3] if one.x is not None and one.y is not None]

@@ -36,6 +36,7 @@ def quadratics(seed: int, m: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(root @ root.transpose(0, 2, 1) + 0.1 * np.eye(n)), torch.tensor(rng.normal(size=(m, n)))
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 8))
 def test_quadratics_reach_the_solution_of_their_equations(seed: int, m: int, n: int) -> None:
@@ -120,6 +121,7 @@ def test_matching_undoes_an_order() -> None:
 # --- images -------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distance", ["squared", "cosine"])
 def test_a_gradient_is_its_image_and_an_unrelated_one_is_not(distance: Any) -> None:
     rng = np.random.default_rng(5)
@@ -162,6 +164,7 @@ def test_leaks_unprotected_and_is_at_baseline_on_unrelated_clients() -> None:
         assert cell.value <= cell.baseline, cell.line()
 
 
+@pytest.mark.slow
 def test_gradients_that_are_sent_as_such_are_turned() -> None:
     """IFCA's option I sends gradients of all samples, in whatever batches others would train."""
     seen = case(scene(algorithm={"name": "ifca", "k": 2, "averaging": "gradient"}))

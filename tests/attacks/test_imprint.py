@@ -131,6 +131,7 @@ def test_a_bound_secure_sum_still_shows_images() -> None:
     assert "bound to the model sent" in cell.note
 
 
+@pytest.mark.slow
 def test_noise_on_samples_takes_it_to_the_baseline() -> None:
     privacy = {"unit": "sample", "epsilon": 8.0, "delta": 1e-5, "clip_norm": 1.0, "samples": 20}
     found = figures(training={"batch_size": 10, "epochs": 1}, privacy=privacy)

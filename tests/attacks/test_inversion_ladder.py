@@ -304,6 +304,7 @@ def figures(**more: Any) -> dict[str, Any]:
     return {cell.metric: cell for cell in ATTACKS["gradient_inversion"].cells(case(scene))[0]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("samples", "method", "least"), [(1, "by closed form", 90), (4, "by SPEAR", 60), (8, "by SPEAR", 50)])
 def test_an_audit_climbs_the_ladder(samples: int, method: str, least: float) -> None:
     found = figures(data={"samples_per_client": samples, "groups": [list(range(10))], "clients": 4})

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from cflpriv.attacks.audit import Scene, case_of, fresh_scene
+from cflpriv.attacks.fresh_runs import Scene, case_of, fresh_scene
 from cflpriv.attacks.key_recovery import Guess, Knowledge, cells, find_structure, guess, recover_labels, transformed_rounds, zero_sum_blocks
 from cflpriv.attacks.key_recovery.cells import knowledge, score_l1, score_sets, score_structure, structure_at_random
 from cflpriv.attacks.key_recovery.naming import Response, cloud, distance, head_blocks, name_columns, on_simplex, rounded, simulate
@@ -190,6 +190,7 @@ def test_every_update_adds_up_to_zero_over_the_head() -> None:
     assert np.abs(drifted - drifted[0]).max() < 1e-5 * np.abs(head).max()  # alike for all: gone once centred
 
 
+@pytest.mark.slow
 def test_a_shared_permutation_is_broken() -> None:
     found = by_metric(scene("permutation"))
     assert {cell.status for cell in found.values()} == {"leaks"}
@@ -204,6 +205,7 @@ def test_a_shared_permutation_is_broken() -> None:
     assert opened.status == "nothing_to_see"  # a colluder has the key: label inference reads clear updates
 
 
+@pytest.mark.slow
 def test_the_guess_about_other_clients_is_at_the_baseline() -> None:
     """Scored against clients of other pairs of labels, the same guess is never right, and worse than equal shares."""
     one = scene("permutation")
@@ -243,6 +245,7 @@ def test_a_structure_that_has_nothing_to_do_with_the_clients_is_at_its_baseline(
     assert said.count("at_baseline") >= 20
 
 
+@pytest.mark.slow
 def test_structure_is_reported_beside_the_same_structure_of_permuted_clients() -> None:
     found = by_metric(scene("permutation"))["structure_l1"]
     assert found.status == "leaks"
@@ -251,6 +254,7 @@ def test_structure_is_reported_beside_the_same_structure_of_permuted_clients() -
     assert found.value < found.baseline < 1.6  # equal shares, which no renaming helps
 
 
+@pytest.mark.slow
 def test_with_the_wrong_initial_model_the_attacker_abstains_but_keeps_the_structure() -> None:
     one = scene("permutation")
     prior, view = one.prior, one.view("server")
@@ -287,6 +291,7 @@ def test_the_attackers_own_clients_take_the_steps_of_the_run(algorithm: dict[str
         assert np.sort(np.asarray(update)) == pytest.approx(np.sort(row), abs=1e-9)
 
 
+@pytest.mark.slow
 def test_under_hadamard_no_labels_are_named() -> None:
     found = by_metric(scene("hadamard"))
     assert found["label_set_accuracy"].status == "at_baseline"
@@ -295,6 +300,7 @@ def test_under_hadamard_no_labels_are_named() -> None:
     assert found["coordinates_exact"].status == "at_baseline"
 
 
+@pytest.mark.slow
 def test_a_seed_in_which_the_attacker_abstains_counts_as_none_right() -> None:
     """Pooled over a success and an abstention the share of coordinates is their mean, over both seeds."""
     success, failure = by_metric(scene("permutation"))["coordinates_exact"], by_metric(scene("hadamard"))["coordinates_exact"]
@@ -314,6 +320,7 @@ def test_auxiliary_data_without_some_label_is_not_attempted() -> None:
     assert "lack samples" in only.note
 
 
+@pytest.mark.slow
 def test_secure_sums_and_open_runs_are_nothing_to_see() -> None:
     for kind in ("secagg", "none"):
         (only,) = by_metric(scene(kind)).values()

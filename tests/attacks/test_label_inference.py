@@ -11,8 +11,8 @@ from scipy import stats
 from torch.nn import functional
 
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.audit import case_of, fresh_scene
 from cflpriv.attacks.clipped import clipped_probabilities
+from cflpriv.attacks.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.label_inference import chance_of_clusters, class_probabilities
 from cflpriv.attacks.leakage import Cell
 from cflpriv.attacks.sums import means_in, sums_in
@@ -30,6 +30,7 @@ def by_metric(seen: Any) -> dict[str, Cell]:
     return {cell.metric: cell for cell in ATTACKS["label_inference"].cells(seen)[0]}
 
 
+@pytest.mark.slow
 def test_ifca_under_secure_sums_shows_the_histograms_of_clusters() -> None:
     """k models go to everybody and choices are told: two models of one name are a cluster's mean update, over known members."""
     made = [config({"name": "ifca", "k": 4}, {"sum": "secagg"}, training={"rounds": 2}, seed=seed) for seed in range(3)]
@@ -43,6 +44,7 @@ def test_ifca_under_secure_sums_shows_the_histograms_of_clusters() -> None:
     assert cells["histogram_l1", 0].status == "leaks"  # members of a cluster get its guess
 
 
+@pytest.mark.slow
 def test_oblivious_sums_show_clusters_and_no_members() -> None:
     """Clusters are matched to their histograms by luck one time in 24 or more, so that one run decides nothing; three do."""
     made = [config({"name": "ifca", "k": 4}, {"sum": "secagg-oblivious"}, training={"rounds": 2}, seed=seed) for seed in range(3)]
@@ -65,6 +67,7 @@ def sum_dimension(seen: Any) -> int:
     return public_model(seen.prior).dimension
 
 
+@pytest.mark.slow
 def test_a_member_sees_its_cluster_as_a_whole() -> None:
     """One client has its own cluster's models only: one figure, which a single seed is too few to judge; over seeds it leaks.
 
@@ -80,6 +83,7 @@ def test_a_member_sees_its_cluster_as_a_whole() -> None:
     assert "of 4 clients separated" in others.note
 
 
+@pytest.mark.slow
 def test_a_model_that_stays_transformed_shows_nothing() -> None:
     found = by_metric(case(config(protection={"sum": "hadamard"})))
     assert found[AGGREGATE].status == "nothing_to_see"
@@ -95,6 +99,7 @@ def test_gradients_that_are_averaged_are_read_with_their_own_sign() -> None:
     assert found["histogram_l1"].status == "leaks"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "protection"), [("fedavg", {}), pytest.param("pacfl", {"sum": "secagg"}, marks=pytest.mark.slow)])
 def test_updates_by_adam_are_read_by_comparison(algorithm: str, protection: dict[str, Any]) -> None:
     """Rate × steps says nothing of Adam's updates: clients of the attacker's own, trained by the same steps, do."""
@@ -137,6 +142,7 @@ def test_fedproto_tells_label_sets_unless_sums_are_oblivious(sum_: str, status: 
         assert cell.baseline < 0.5
 
 
+@pytest.mark.slow
 def test_a_client_is_not_sent_who_owns_what() -> None:
     seen = case(config({"name": "fedproto"}, {"sum": "secagg-oblivious"}, training={"rounds": 1}), "client")
     assert ATTACKS["label_inference"].cells(seen)[0][0].status == "not_attempted"  # it is sent prototypes
@@ -170,6 +176,7 @@ def test_parts_of_models_are_not_attempted_and_it_says_so() -> None:
     assert "not attempted" in found["histogram_l1"].note
 
 
+@pytest.mark.slow
 def test_centres_are_read_although_clients_are_sent_their_group_in_between() -> None:
     """FeSEM's server sends a message without a model between the centres and the first sum."""
     found = by_metric(case(config({"name": "fesem", "k": 4}, {"sum": "secagg"}, training={"rounds": 2}, run={"release_policy": "off"})))
@@ -231,6 +238,7 @@ def test_a_trusted_server_sees_contributions_under_client_level_privacy() -> Non
     assert found["label_set_accuracy"].status == "leaks"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gram", "adversary"), [(["sketch"], "server"), (["sketch", "haar"], "server+1")])
 @pytest.mark.parametrize("rule", [{"tau": 0.5}, {"cut": "test"}])
 def test_a_sketch_hides_no_labels_from_who_can_make_one(gram: list[str], adversary: str, rule: dict[str, Any]) -> None:

@@ -14,8 +14,8 @@ from scipy.optimize import minimize
 from sklearn.covariance import ledoit_wolf
 
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.audit import case_of, fresh_scene
 from cflpriv.attacks.coalition import known_means
+from cflpriv.attacks.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.label_sums import distinct_sums, shares_in, sums_read
 from cflpriv.attacks.leakage import Case, Cell
 from cflpriv.attacks.linear_evidence import Equations, equations, likeliest_penalty, parts_of, shares_of_terms, solved
@@ -138,6 +138,7 @@ def test_deviations_that_mean_nothing_are_refused(deviations: list[float]) -> No
 # --- terms that are shares ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(COHORTS, st.integers(0, 2**32 - 1), st.sampled_from([1e-3, 0.1, 10.0]))
 def test_the_shares_are_those_of_least_cost(cohorts: list[set[int]], seed: int, penalty: float) -> None:
@@ -251,6 +252,7 @@ def by_metric(attack: str, seen: Case) -> dict[str, Cell]:
     return {cell.metric: cell for cell in ATTACKS[attack].cells(seen)[0]}
 
 
+@pytest.mark.slow
 def test_secure_sums_over_changing_cohorts_show_single_clients_labels() -> None:
     found = cells_of(0)
     assert found["label_set_accuracy"].status == "leaks", found["label_set_accuracy"].line()
@@ -302,6 +304,7 @@ def member(protection: dict[str, Any], size: int = 2, **more: Any) -> Case:
     return case(config(more.pop("algorithm", None), protection, data=data, **more), "client")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protection", [{}, {"sum": "secagg", "min_cohort": 2}], ids=["none", "secagg"])
 def test_a_member_of_a_cluster_of_two_has_the_others_update(protection: dict[str, Any]) -> None:
     """Two successive models less its own update, which it computes again."""
@@ -318,12 +321,14 @@ def test_a_member_of_a_cluster_of_two_has_the_others_update(protection: dict[str
     assert labels["label_set_accuracy"].value == 1.0
 
 
+@pytest.mark.slow
 def test_a_member_of_a_cluster_of_two_gets_the_others_images() -> None:
     data = {"samples_per_client": 2, "clients": 2, "groups": [[0, 1], [2, 3]]}
     found = by_metric("gradient_inversion", member({"sum": "secagg", "min_cohort": 2}, data=data, algorithm={"name": "fedavg"}))
     assert found["image_psnr_db"].value is not None, found["image_psnr_db"].note
 
 
+@pytest.mark.slow
 def test_a_member_of_a_larger_cluster_has_the_sum_of_the_others() -> None:
     seen = member({"sum": "secagg"}, size=5, training={"rounds": 3})
     dimension = public_model(seen.prior).dimension
@@ -348,6 +353,7 @@ def test_a_member_that_takes_no_part_in_two_successive_rounds_has_no_sum() -> No
         assert one.mean == pytest.approx(np.mean([sent[one.round, client] for client in one.members], axis=0), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_assumption_that_members_know_each_other_is_stated() -> None:
     told, assumed = (by_metric("label_inference", member(one))["histogram_l1"] for one in ({"sum": "secagg", "min_cohort": 2}, {}))
     assert "assumed to be known" not in told.note

@@ -93,6 +93,7 @@ def test_a_constant_gradient_carries_as_far_as_training_does(momentum: float, pr
         assert moved == pytest.approx((1 - (1 - 0.1 * prox) ** 6) / prox)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "worst"),
     [
@@ -123,6 +124,7 @@ def test_a_turn_that_was_not_recorded_makes_a_step_unknown() -> None:
     assert "not the turns before them" in ATTACKS["label_inference"].cells(late)[0][0].note
 
 
+@pytest.mark.slow
 def test_what_is_not_modelled_is_reported() -> None:
     for algorithm, words in (({"name": "scaffold"}, "corrections"), ({"name": "fednova"}, "numbers of steps"), ({"name": "fedavg"}, "")):
         seen = case(config(algorithm, {"sum": "secagg"}, training={"rounds": 2}, data={"clients": 8, "samples_per_client": 20}))

@@ -141,6 +141,7 @@ def test_groups_from_scores(seed: int, k: int) -> None:
     assert grouping_accuracy(groups_from_scores(scores, k), groups).all()
 
 
+@pytest.mark.slow
 def test_the_example_for_other_systems_runs(capsys: pytest.CaptureFixture[str]) -> None:
     path = Path(__file__).parents[2] / "examples" / "attack_other_systems.py"
     runpy.run_path(str(path), run_name="__main__")

@@ -118,6 +118,7 @@ def parts_of(seen: Case) -> dict[int, tuple[Array, Array]]:
     return {client: (part.x_train, part.y_train) for client, part in held.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
 @pytest.mark.parametrize(
     "algorithm",
@@ -292,6 +293,7 @@ def test_models_that_remember_leak_and_other_runs_do_not() -> None:
         assert cell.status in ("at_baseline", "inconclusive", "not_validated"), cell.line()
 
 
+@pytest.mark.slow
 def test_secure_sums_leave_the_models() -> None:
     open_, sealed = ({cell.metric: cell for cell in cells(case(made(protection=how)))[0]} for how in ({}, {"sum": "secagg"}))
     assert sealed["model_lira_auc"].value == pytest.approx(open_["model_lira_auc"].value, abs=0.02)
@@ -312,6 +314,7 @@ def test_noise_takes_it_to_the_baseline() -> None:
     assert "does not say who trained" in member.note
 
 
+@pytest.mark.slow
 def test_shadows_beyond_the_budget_are_not_trained() -> None:
     """The model of an earlier round is attacked where the last one's shadow federations would take too long."""
     seen = case(made(training={"rounds": 4, "epochs": 1}))
@@ -324,6 +327,7 @@ def test_shadows_beyond_the_budget_are_not_trained() -> None:
 # --- audit and report ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_audit_keeps_its_curves_and_the_report_draws_them(tmp_path: Path) -> None:
     run_experiment(made(), tmp_path / "run")
     found = audit_run(tmp_path / "run", adversary="server", attacks=["membership"], budget="quick")

@@ -103,6 +103,7 @@ def test_long_updates_are_sketched(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- figures ------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_updates_in_the_clear_show_who_was_trained_on() -> None:
     found = figures(case(made()))
     cell = found["update_gradients_auc"]
@@ -126,6 +127,7 @@ def test_other_clients_updates_say_nothing() -> None:
         assert low < 0.5 < high
 
 
+@pytest.mark.slow
 def test_means_show_less_and_still_more_than_models() -> None:
     """The server of a secure sum, and a member, who is sent nothing but models."""
     run = made(protection={"sum": "secagg"}, training={"rounds": 3})
@@ -151,6 +153,7 @@ def test_updates_that_are_not_linear_in_gradients_are_not_attempted() -> None:
     assert "Adam" in found["update_gradients_auc"].note
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::cflpriv.errors.CflprivWarning")  # of noise from a public key, which this test wants
 def test_strong_noise_takes_it_to_the_baseline() -> None:
     private = {"unit": "sample", "epsilon": 1.0, "delta": 1e-5, "samples": 40}
@@ -174,6 +177,7 @@ def test_weak_noise_is_seen_through() -> None:
 # --- updates that sums leave ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_who_can_take_its_own_update_off_a_sum_regresses_what_is_left() -> None:
     """Pairs of clients: the adversary is one of each pair, or one client by itself. Oracle: the other's update in the open run."""
     data = {"clients": 4, "partition": "pathological", "groups": [[0, 1], [2, 3]]}

@@ -37,6 +37,7 @@ def read(rng: np.random.Generator, shares: Array, level: float, rounds: int) -> 
     return Readings(system @ shares + noise, members, system, silent)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.01, 0.1, 1.0]), st.sampled_from([0.02, 0.2]))
 def test_the_shares_are_the_likeliest_that_are_shares(seed: int, deviation: float, width: float) -> None:
@@ -63,6 +64,7 @@ def test_the_level_of_noise_shows_in_the_readings(rounds: int) -> None:
     assert noise_level(made) == pytest.approx(0.3, rel=0.15)
 
 
+@pytest.mark.slow
 def test_clients_that_are_alike_are_taken_for_alike() -> None:
     """20 clients of the very same shares: in 600 trials 21 widths were others (3.5 %), so more than 8 of 60 come once in 2000 times."""
     rng, wrong = np.random.default_rng(0), 0
@@ -108,6 +110,7 @@ def by_metric(seen: Any) -> dict[str, Cell]:
     return {cell.metric: cell for cell in ATTACKS["label_inference"].cells(seen)[0]}
 
 
+@pytest.mark.slow
 def test_noise_that_hides_labels_in_an_update_does_not_hide_them_in_a_run() -> None:
     found = by_metric(seen_at_eight())
     assert found["histogram_l1"].status == "leaks", found["histogram_l1"].line()
@@ -116,6 +119,7 @@ def test_noise_that_hides_labels_in_an_update_does_not_hide_them_in_a_run() -> N
     assert "all rounds" in found["histogram_l1"].note
 
 
+@pytest.mark.slow
 def test_where_noise_leaves_nothing_the_guess_is_that_without_a_view() -> None:
     """Clients with the same labels under strong noise: a guess of noise would be four times as far off as the auxiliary shares."""
     found = by_metric(case(noisy(0.5, data={"partition": "iid", "groups": []}, training={"rounds": 5})))["histogram_l1"]

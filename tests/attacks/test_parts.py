@@ -12,7 +12,7 @@ from attack_scenes import QUICK, config
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.adversary import load_view, parts_in, recorded
 from cflpriv.attacks.anchor_counts import representations_in
-from cflpriv.attacks.audit import case_of, fresh_scene
+from cflpriv.attacks.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.key_recovery import transformed_rounds
 from cflpriv.attacks.key_recovery.mixed import multiples_in
 from cflpriv.attacks.leakage import Case
@@ -51,6 +51,7 @@ def blind_of(seen: Case) -> list[Message]:
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protection", ["none", "secagg", pytest.param("haar", marks=SLOW), pytest.param("permutation", marks=SLOW)])
 @pytest.mark.parametrize("algorithm", SEVERAL)
 def test_an_audit_reads_what_its_adversary_can_and_ends(algorithm: str, protection: str) -> None:
@@ -112,6 +113,7 @@ def test_parts_travel_in_the_precision_of_the_model(algorithm: str) -> None:
     assert {message.payload["blind"].dtype for message in blind_of(seen) if message.payload is not None} == {np.dtype(np.float32)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["permutation", "signed_permutation"])
 @pytest.mark.parametrize("algorithm", SEVERAL)
 def test_other_parts_do_not_hide_labels_under_a_permutation(algorithm: str, kind: str) -> None:
@@ -180,6 +182,7 @@ def test_rows_that_do_not_fit_are_left_out_and_not_read_as_transformed() -> None
     assert models_sent(short, short.select("compute", "parameters")[-1]) == {}
 
 
+@pytest.mark.slow
 def test_what_was_sketched_before_a_transform_is_opened_as_sketched() -> None:
     """A colluder turns sketched gradients at the anchor back into those that travel where the sketch is all there is."""
     opened = []

@@ -124,6 +124,7 @@ def coins(rng: np.random.Generator, seed: int) -> Cell:
     return figure(mine, blank, seed, margin=0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [at_the_margin, by_its_status, coins])
 def test_several_runs_without_a_leak_are_called_one_no_more_often_than_one_run(draw: Any) -> None:
     """300 audits of five seeds at a rate of .025: more than 17 alarms come less than one time in a thousand."""
@@ -145,7 +146,8 @@ def test_at_baseline_says_that_the_gain_is_surely_within_the_margin() -> None:
 
 
 def test_without_a_reference_that_works_nothing_is_claimed() -> None:
-    weak = [replace(share(value, seed), reference=0.1, reference_baseline=0.1) for seed, value in enumerate((0.1, 0.2, 0.1))]
+    seen = [share(value, seed) for seed, value in enumerate((0.1, 0.2, 0.1))]
+    weak = [replace(one, reference=0.1, reference_baseline=0.1, status="not_validated") for one in seen]
     assert pooled(weak)[0].status == "not_validated"
 
 
@@ -166,7 +168,7 @@ def test_what_does_not_vary_has_no_interval() -> None:
     flat = figure(np.full(4, 0.5), np.zeros(4), metric="mean_image_cosine")
     assert (flat.value, flat.low, flat.high) == (0.5, None, None)
     assert "[" not in flat.line()
-    over = pooled([replace(flat, seeds=(seed,)) for seed in range(3)])[0]
+    over = pooled([replace(flat, seeds=(seed,)) for seed in range(SEEDS)])[0]
     assert (over.value, over.low, over.high) == (0.5, None, None)
     assert over.status == "leaks"
 
@@ -174,6 +176,7 @@ def test_what_does_not_vary_has_no_interval() -> None:
 LIMITS = {"histogram_l1": (0.0, 2.0), "group_accuracy": (0.0, 1.0), "mean_image_psnr_db": (-np.inf, 100.0), "relative_error": (0.0, np.inf)}
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(LIMITS)), st.lists(st.floats(0.0, 1.0), min_size=3, max_size=6))
 def test_intervals_hold_the_value_and_nothing_impossible(metric: str, scores: list[float]) -> None:
     least, most = LIMITS[metric]
@@ -195,6 +198,7 @@ def test_an_attack_that_was_not_made_is_not_called_nothing_to_see() -> None:
     assert pooled([blind, missed])[0].status == "not_attempted"
 
 
+@pytest.mark.slow
 def test_a_lucky_deal_of_few_clients_is_no_leak_and_a_found_one_of_more_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """All clients are right at once by one deal in three (4 of them), ten (6) or 35 (8): a test over clients took each for a leak."""
 
@@ -253,6 +257,7 @@ def test_the_power_for_counts_is_the_share_of_planted_leaks_that_are_found(n: in
     assert low <= _found(drawn, margin, 1000, rng) <= high
 
 
+@pytest.mark.slow
 def test_the_power_for_other_scores_is_that_of_a_normal_distribution() -> None:
     rng = np.random.default_rng(0)
     drawn = (rng.normal(0.1, 0.3, 30), np.zeros(30), rng.normal(0.6, 0.3, 30), np.zeros(30))
@@ -261,6 +266,14 @@ def test_the_power_for_other_scores_is_that_of_a_normal_distribution() -> None:
     normal = rng.normal(0.3, 0.5, (4000, 8))
     shown = np.mean([t_chance(one, 0.0) < RATE for one in normal])
     assert t_power(0.3, 0.5, 8, 0.0, RATE) == pytest.approx(float(shown), abs=0.03)
+
+
+@pytest.mark.parametrize(("k", "n"), [(1, 3), (2, 5), (7, 4)])
+def test_equal_gains_come_no_more_often_than_stated(k: int, n: int) -> None:
+    """Over all mixtures of uniform laws on −m … m, which are the symmetric ones with one mode at 0: the largest share on a value k."""
+    shares = [1 / (2 * m + 1) if m >= k else 0.0 for m in range(50)]
+    assert max(shares) ** n <= t_chance(np.full(n, float(k)), 0.0) == 3.0**-n
+    assert t_chance(np.full(n, float(k)), float(k)) == 1.0
 
 
 def test_no_power_no_absence() -> None:
@@ -279,6 +292,7 @@ def test_no_power_no_absence() -> None:
     assert pooled(differ)[0].status == "inconclusive"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0.5, 1.0])
 def test_planted_leaks_are_seldom_at_the_baseline(size: float) -> None:
     """Leaks of half or all of what the unprotected runs gain, in 200 audits of five seeds: none may be at its baseline."""

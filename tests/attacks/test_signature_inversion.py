@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from cflpriv.attacks import ATTACKS, invert_signature, load_view, place_signatures, recover_label_set, signature_inversion, view_of
-from cflpriv.attacks.audit import audit_run, case_of, fresh_scene
+from cflpriv.attacks.audit import audit_run
+from cflpriv.attacks.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.key_recovery import Guess as KeyGuess
 from cflpriv.attacks.leakage import Case, Cell, cosine, prior_of, psnr_db, ssim, truth_of
 from cflpriv.attacks.pooling import pooled
@@ -69,6 +70,7 @@ def test_clear_signatures_show_images_and_labels(tmp_path: Path, cut: str) -> No
     assert arrays["recovered"].shape == arrays["truth"].shape == (12, 1, 8, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sketch_dim", [pytest.param(0, marks=pytest.mark.slow), 32])
 def test_noisy_moments_show_images_where_the_noise_allows_it_and_sketches_by_label_sets_only(tmp_path: Path, sketch_dim: int) -> None:
     privacy = {"unit": "sample", "epsilon": 500.0, "delta": 1e-5, "samples": 100, "sketch_dim": sketch_dim}
@@ -82,6 +84,7 @@ def test_noisy_moments_show_images_where_the_noise_allows_it_and_sketches_by_lab
         assert cells[metric].value == pytest.approx(cells[metric].reference, abs=0.1)
 
 
+@pytest.mark.slow
 def test_under_haar_there_are_label_sets_only_and_a_colluder_breaks_the_transform(tmp_path: Path) -> None:
     run_experiment(config({"gram": ["haar"], "sum": "haar"}), tmp_path / "run")
     cells = audited(tmp_path / "run")
@@ -128,6 +131,7 @@ def permuted_case(seed: int, kind: str = "permutation") -> Case:
     return case_of(fresh_scene(made, build_population(made.data), 1), "server")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["permutation", pytest.param("signed_permutation", marks=pytest.mark.slow)])
 def test_a_shared_permutation_hides_no_signatures(kind: str) -> None:
     seen = permuted_case(100, kind)
@@ -143,6 +147,7 @@ def test_a_shared_permutation_hides_no_signatures(kind: str) -> None:
     assert {cell.status for cell in ATTACKS["label_inference"].cells(seen)[0] if cell.metric == "histogram_l1"} == {"not_attempted"}
 
 
+@pytest.mark.slow
 def test_label_sets_of_updates_are_a_start_where_signatures_leave_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Key recovery is asked only then, and only a better fit counts."""
     seen = permuted_case(100)
@@ -279,6 +284,7 @@ def test_other_data_and_cut_transcripts_are_refused(tmp_path: Path) -> None:
         audited(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_colluder_counts_as_known(tmp_path: Path) -> None:
     run_experiment(config({"gram": ["haar"]}), tmp_path / "run")
     cells = audited(tmp_path / "run", "server+1")

@@ -9,7 +9,7 @@ from attack_scenes import config
 from scipy import stats
 
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.audit import case_of, fresh_scene
+from cflpriv.attacks.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.gram_geometry import Compared, compared
 from cflpriv.attacks.leakage import Case, Cell
 from cflpriv.attacks.pooling import pooled
@@ -49,6 +49,7 @@ def test_images_of_label_sets_are_the_means_of_their_samples() -> None:
     assert not made[3].any()
 
 
+@pytest.mark.slow
 def test_a_rotation_leaves_label_sets_and_these_make_images() -> None:
     """Label sets of rotated signatures are figures of `gram_geometry`, and of nothing else."""
     found = by_metric(turned(0))
@@ -66,6 +67,7 @@ def test_images_dealt_to_other_clients_are_no_leak() -> None:
     assert "leaks" not in {one.status for one in found.values()}, [one.line() for one in found.values()]
 
 
+@pytest.mark.slow
 def test_clients_with_all_labels_are_not_attempted() -> None:
     data = {"partition": "iid", "groups": [], "rotations": [0, 90]}
     made = config(None, {"gram": ["haar"]}, data=data, training={"rounds": 0})
@@ -74,6 +76,7 @@ def test_clients_with_all_labels_are_not_attempted() -> None:
     assert "every client has all labels" in one.note
 
 
+@pytest.mark.slow
 def test_a_sketch_is_read_by_its_inner_products() -> None:
     """Here signatures have 64 numbers, and the sketch 48: the figure is by way of label sets, whatever its status."""
     made = config(None, {"gram": ["sketch"], "sketch_dim": 48}, training={"rounds": 0})

@@ -38,6 +38,7 @@ def test_a_known_curve_is_read_backwards(power: float, scale: float) -> None:
     assert counts_from_lengths(np.array([0.0, np.inf]), lengths, counts).tolist() == pytest.approx([4, 512])
 
 
+@pytest.mark.slow
 def test_a_transform_keeps_lengths_and_so_what_they_tell() -> None:
     plain, turned = (case(skewed(protection)) for protection in ({}, HAAR))
     seen = lengths_in(turned.view)
@@ -49,6 +50,7 @@ def test_a_transform_keeps_lengths_and_so_what_they_tell() -> None:
     assert (error.value or 2.0) < error.baseline
 
 
+@pytest.mark.slow
 def test_clients_dealt_otherwise_are_not_found() -> None:
     made = case(skewed(HAAR))
     names = stream(0, "dealt").permutation(20)

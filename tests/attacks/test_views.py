@@ -10,7 +10,7 @@ import pytest
 from attack_scenes import QUICK, case, config
 
 from cflpriv.attacks import ADVERSARIES, ATTACKS, load_view, view_of
-from cflpriv.attacks.audit import case_of, fresh_scene
+from cflpriv.attacks.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.gram_geometry import products_of
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Message, Transcript, payload_rows
@@ -112,6 +112,7 @@ def test_every_adversary_has_a_line_and_unknown_ones_are_refused() -> None:
         view_of(transcript(), "server+3", SECRETS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["permutation", "signed_permutation", "hadamard", "haar"])
 def test_a_colluder_opens_every_transform(kind: str) -> None:
     """Gram and sum: the coalition's signatures and models are those of the run in the open."""
@@ -141,6 +142,7 @@ def test_no_cluster_is_named_where_there_is_one_model_or_none(algorithm: str) ->
     assert (cell.status, cell.value) == ("nothing_to_see", None)
 
 
+@pytest.mark.slow
 def test_an_oblivious_view_without_sizes_names_no_cluster_either() -> None:
     """Not a measured chance, although the unprotected reference names every cluster."""
     seen = case(config({"name": "ifca", "k": 4}, {"sum": "secagg-oblivious"}))
@@ -158,6 +160,7 @@ def test_secrets_are_checked(tmp_path: Path) -> None:
             load_view(tmp_path / "run", "server+1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", ["labels", "gram"])
 def test_a_key_holder_has_the_gram_and_the_server_what_is_released(release: str) -> None:
     """Encrypted signatures: with three known clients' data the key holder finds label sets; the server does if the Gram is released."""

@@ -330,6 +330,7 @@ def mean_gradient(train: Train, scene: Population, fed: FederationServer, state:
     return float(np.linalg.norm(np.mean([gradient_of(train.model, client, model) for client in scene.clients], axis=0)))
 
 
+@pytest.mark.slow
 def test_one_round_of_dropouts_does_not_keep_scaffold_from_the_optimum() -> None:
     scene = population(groups=2, clients_per_group=3, seed=1)
     train = training(scene, batch_size=0, epochs=3, lr=0.1)
@@ -340,6 +341,7 @@ def test_one_round_of_dropouts_does_not_keep_scaffold_from_the_optimum() -> None
     assert left[1] < 1.5 * left[0] < 0.05
 
 
+@pytest.mark.slow
 def test_scaffold_leaves_controls_alone_where_a_secure_sum_clips() -> None:
     """At first gradients are clipped, later they are small enough: the controls that begin then are whole."""
     scene = population(groups=2, clients_per_group=3, seed=1)
@@ -497,6 +499,7 @@ def test_fedprotos_prototypes_are_means_over_the_owners() -> None:
         np.testing.assert_allclose(state.prototypes[label].value(), np.mean(owners, axis=0), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_fedprotos_classes_below_the_floor_are_dropped_and_owners_hidden_where_sums_are_oblivious() -> None:
     scene = build_population(DataSpec(partition="pathological", groups=((0, 1), (1, 2)), clients=8, test_samples_per_client=10))
     few = [replace(client, id=i) for i, client in enumerate(c for c in scene.clients if c.id not in (1, 7))]  # two own class 2
@@ -611,6 +614,7 @@ def test_its_tasks_travel_to_clients_elsewhere(name: str, monkeypatch: pytest.Mo
     np.testing.assert_allclose(told(algorithm, carried, state), told(algorithm, fed, rounds(algorithm, fed, 2)), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers are forked here: test_engine has some that start from nothing, which takes seconds."""
     monkeypatch.setattr(workers, "multiprocessing", SimpleNamespace(get_context=lambda _: multiprocessing.get_context("fork")))

@@ -334,6 +334,7 @@ def test_the_table_has_every_algorithm_and_its_configs_are_sound() -> None:
         assert (config.data.clients, config.training.rounds, config.training.epochs) == (100, 200, 10)
 
 
+@pytest.mark.slow
 @REAL
 def test_the_whole_table_runs_from_one_config(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """On the real images, as small as it goes: every row has both accuracies."""

@@ -10,6 +10,7 @@ from scenes import population
 from benchmarks import clustering
 
 
+@pytest.mark.slow
 def test_the_table_resumes_by_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = [clustering.Scene("digits", "rotations", 40, seed, clients=8) for seed in (0, 1)]
     monkeypatch.setattr(clustering, "scenes", lambda data: wanted)

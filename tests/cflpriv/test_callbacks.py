@@ -172,6 +172,7 @@ def test_a_failing_one_is_one_line_on_the_console(
     assert len(rows_of(tmp_path / "run")) == 3
 
 
+@pytest.mark.slow
 def test_each_run_of_a_sweep_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path)
     path.write_text(path.read_text() + "[sweep]\nseeds = [0, 1]\naudit = false\n")

@@ -207,6 +207,7 @@ def test_the_simulation_of_figure_3() -> None:
 # --- the algorithm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["paper", "authors"])
 def test_label_swaps_are_found_without_a_number_of_clusters(variant: Any) -> None:
     scene = swapped(12, SWAPS[:3])
@@ -227,6 +228,7 @@ def test_label_swaps_are_found_without_a_number_of_clusters(variant: Any) -> Non
         assert all(record.round >= 5 for record in records if record.notes["splits"])
 
 
+@pytest.mark.slow
 def test_every_split_of_a_mixed_cluster_is_correct_and_has_a_gap() -> None:
     scene = swapped(12, SWAPS[:3])
     fed = federation(scene.clients)
@@ -245,6 +247,7 @@ def test_every_split_of_a_mixed_cluster_is_correct_and_has_a_gap() -> None:
             assert gaps(state, group)[leaf] > 0
 
 
+@pytest.mark.slow
 def test_congruent_clients_stay_together() -> None:
     scene = swapped(8, ())
     fed = federation(scene.clients)
@@ -276,6 +279,7 @@ def test_in_the_congruent_case_client_norms_vanish_and_in_the_incongruent_they_d
     assert incongruent[-1] > incongruent[150] * 0.9
 
 
+@pytest.mark.slow
 def test_gamma_max_refuses_what_is_not_clear_enough() -> None:
     scene = swapped()
     state, records = rounds(cfl(train_on(scene), eps2=EPS2, gamma_max=0.99), federation(scene.clients), 25)
@@ -286,6 +290,7 @@ def test_gamma_max_refuses_what_is_not_clear_enough() -> None:
     assert np.sqrt((1 - alpha) / 2) < 0.99
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 1000), st.floats(0.3, 1.0), st.data())
 def test_clusters_partition_the_clients_through_splits_joins_and_leaves(seed: int, share: float, data: st.DataObject) -> None:
@@ -324,6 +329,7 @@ def test_clusters_partition_the_clients_through_splits_joins_and_leaves(seed: in
             eye(fed).leave([data.draw(st.sampled_from(fed.clients))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eps2", [EPS2, None])
 def test_the_result_does_not_depend_on_the_order_of_clients(eps2: float | None) -> None:
     scene = swapped()
@@ -350,6 +356,7 @@ def grown() -> tuple[Population, Any, FederationServer, Any]:
     return scene, algorithm, fed, state
 
 
+@pytest.mark.slow
 def test_newcomers_walk_down_to_their_group(grown: tuple[Population, Any, FederationServer, Any]) -> None:
     scene, algorithm, fed, state = grown
     eye(fed).join([12, 13, 14])
@@ -412,6 +419,7 @@ def test_the_tree_lands_on_disk(grown: tuple[Population, Any, FederationServer, 
     json.dumps(described)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eps2", [EPS2, None])
 def test_who_was_away_at_the_split_walks_down_on_return(eps2: float | None) -> None:
     scene = swapped(12)
@@ -429,6 +437,7 @@ def test_who_was_away_at_the_split_walks_down_on_return(eps2: float | None) -> N
     assert not state.waiting
 
 
+@pytest.mark.slow
 def test_a_newcomers_first_long_update_splits_nothing_unless_settle_is_zero() -> None:
     """The printed test takes who has not trained yet for incongruent; waiting some rounds cures it."""
     scene = swapped(12)
@@ -532,6 +541,7 @@ def test_updates_that_sums_hide_are_compared_in_the_clear_by_nobody(name: str, p
     prepare(parse_config({**tree, "protection": protection, "algorithm": {"name": "pacfl"}}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eps2", [EPS2, pytest.param(None, marks=pytest.mark.slow)])
 def test_it_splits_alike_under_protections(eps2: float | None) -> None:
     scene = swapped(9, samples_per_client=60)
@@ -552,6 +562,7 @@ def test_it_splits_alike_under_protections(eps2: float | None) -> None:
         np.testing.assert_allclose(results[0][1], results[-1][1], atol=atol, err_msg=str(protection))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eps2", [EPS2, None])
 def test_a_side_below_the_floor_stops_a_split(eps2: float | None) -> None:
     scene = swapped(8)
@@ -568,6 +579,7 @@ def without_groups(clients: int, **more: Any) -> Population:
     return swapped(clients, (), **more)
 
 
+@pytest.mark.slow
 def test_a_test_finds_all_groups_and_newcomers_walk_to_theirs() -> None:
     scene = swapped(18, SWAPS[:3])
     fed = federation(scene.clients, present=range(15))
@@ -587,6 +599,7 @@ def test_a_test_finds_all_groups_and_newcomers_walk_to_theirs() -> None:
     assert notes["levels"] == [2, 2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_clients_that_differ_by_noise_alone_are_tested_and_stay_together(seed: int) -> None:
     scene = without_groups(12, seed=seed)
@@ -632,6 +645,7 @@ def test_too_few_clients_are_not_tested() -> None:
     assert algorithm.describe(state)["answer"] == "not tested"
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_after_a_split_by_test_as_if_never_interrupted(tmp_path: Any) -> None:
     scene = swapped(12)
     fed = federation(scene.clients)
@@ -697,6 +711,7 @@ def test_without_errors_the_bipartition_changes_by_no_bit() -> None:
             np.testing.assert_array_equal(facts[name], others[name])
 
 
+@pytest.mark.slow
 def test_updates_drowned_by_errors_split_nothing_and_it_is_said() -> None:
     """Norm 0.02 under the noise of `ckks_bound = 10`, down to none at all."""
     for seed in range(20):

@@ -115,6 +115,7 @@ def test_a_setting_that_cannot_run_on_the_data_is_named_before_anything_is_drawn
     assert names_in(tmp_path / "out") == {"sweep.toml", ".lock"}
 
 
+@pytest.mark.slow
 def test_a_poisson_number_without_a_price_is_refused(tmp_path: Path) -> None:
     private = {"unit": "sample", "relation": "replace_one", "epsilon": 4.0, "delta": 1e-3, "clip_norm": 1.0, "samples": 100}
     base = {**BASE, "privacy": private, "training": {**BASE["training"], "batch_size": 20}}
@@ -133,6 +134,7 @@ def test_a_grid_is_not_run_as_a_grid_nor_the_other_way_round(tmp_path: Path) -> 
 # --- making it ------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made_by", [one_by_one, pytest.param(ended, marks=pytest.mark.slow)])
 def test_only_the_chosen_run_stays(
     made_by: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -156,5 +156,5 @@ def test_a_run_can_be_resumed_and_audited_on_another_device(
     def stop(config: Config, *given: Any) -> None:
         raise InputError(f"the device is {config.run.device}")
 
-    monkeypatch.setattr("cflpriv.attacks.audit._recorded_scene", stop)
+    monkeypatch.setattr("cflpriv.attacks.audit.recorded_scene", stop)
     assert "the device is cuda" in failing(monkeypatch, capsys, "audit", run, "--budget", "quick", "--device", "cuda")[1]

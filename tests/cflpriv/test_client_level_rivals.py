@@ -239,6 +239,7 @@ def test_little_noise_changes_little(name: str) -> None:
         np.testing.assert_allclose(one.value(), other.value(), atol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_secure_sum_without_privacy_gives_the_same(name: str) -> None:
     plain = played(config(name, rounds=3))

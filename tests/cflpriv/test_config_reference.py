@@ -103,6 +103,7 @@ def test_a_key_is_explained_by_its_name_or_with_its_section() -> None:
         explained("training.lr_decya")
 
 
+@pytest.mark.slow
 def test_commands_write_a_file_once_and_name_what_they_do_not_know(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -108,6 +108,7 @@ def test_groups_have_noise_of_their_own() -> None:
     assert np.abs(np.corrcoef(rows) - np.eye(4)).max() < 0.05
 
 
+@pytest.mark.slow
 def test_a_run_is_charged_as_with_independent_noise_and_keeps_one_stream(tmp_path: Path) -> None:
     summaries = [run_experiment(config(privacy={"correlated": one}), tmp_path / str(one), population=SCENE) for one in (True, False)]
     charges = [Ledger.open(tmp_path / str(one) / "ledger.json").charges for one in (True, False)]

@@ -180,6 +180,7 @@ def test_landmarks_find_the_groups_and_all_others_join_them(protection: str) -> 
     state, _ = algorithm.round(simulated.federation, state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pacfl", "stocfl", "ifca", "cfl"])
 def test_many_clients_are_compared_with_landmarks_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Above the limit only landmarks are tested; the others join the nearest group."""

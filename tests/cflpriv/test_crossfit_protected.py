@@ -53,6 +53,7 @@ def test_a_protection_changes_neither_labels_nor_p(name: str, protection: Protec
         assert under["evidence"]["spectrum"] == pytest.approx(clear["evidence"]["spectrum"], rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", ["distances", pytest.param("gram", marks=pytest.mark.slow)])
 def test_where_more_is_released_noise_changes_no_clear_answer(release: str) -> None:
     """The key holder computes the test before noise is added to distances; a released Gram has noise, and the server tests it."""

@@ -162,6 +162,7 @@ SYSTEMS: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("release", RELEASES)
 def test_systems_find_the_clusters_they_find_in_the_clear(system: str, release: Any) -> None:
@@ -174,6 +175,7 @@ def test_systems_find_the_clusters_they_find_in_the_clear(system: str, release: 
     assert len(set(labels(algorithm, state))) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("landmarks", [0, 3])
 def test_newcomers_cost_their_own_rows_only(landmarks: int) -> None:
     scene = population(groups=2, clients_per_group=4)

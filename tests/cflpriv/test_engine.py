@@ -87,6 +87,7 @@ def check_stacked(name: str, chosen: dict[str, Any], sizes: list[int], own: bool
     compare(Train(model, **chosen), inputs(model, clients(model.shape, sizes), own, **vectors), 1e-12)
 
 
+@pytest.mark.slow
 @any_training
 @settings(max_examples=30, deadline=None)
 def test_stacked_equals_sequential(name: str, chosen: dict[str, Any], sizes: list[int], own: bool, extra: bool) -> None:
@@ -109,6 +110,7 @@ def test_the_span_form_equals_sequential(sizes: list[int], chosen: dict[str, Any
     compare(Train(model, **chosen), inputs(model, clients(model.shape, sizes, 4), own, **vectors), 1e-12, "span")
 
 
+@pytest.mark.slow
 @given(st.sampled_from(list(SMALL_MODELS)), st.integers(1, 3), st.integers(0, 5), st.sampled_from([0.0, 0.01]), st.sampled_from([0.0, 0.1]))
 @settings(max_examples=20, deadline=None)
 def test_the_plain_loop_with_adam_is_torch_s(name: str, epochs: int, batch_size: int, weight_decay: float, prox: float) -> None:
@@ -201,6 +203,7 @@ def test_freezing_all_or_nothing_is_refused() -> None:
             Train(model, frozen=frozen)
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from([*SMALL_MODELS, "norm"]), st.lists(st.integers(1, 9), min_size=1, max_size=4), st.floats(0.01, 3.0),
     st.sampled_from([0.0, 0.3, 1.0]), st.booleans(),
@@ -283,6 +286,7 @@ def test_any_module_works_unchanged(factory: Any, path: str) -> None:
     compare(Train(model, batch_size=3, lr=0.1, momentum=0.5), inputs(model, clients((6,), [8, 5, 6, 9, 3, 8, 6])), 1e-12, path)
 
 
+@pytest.mark.slow
 def test_the_lstm_learns_in_the_plain_loop() -> None:
     rng = np.random.default_rng(0)
     data = []
@@ -341,6 +345,7 @@ def test_chunks_cover_everyone_once_and_group_like_sizes() -> None:
     assert [[given_to[i].data.id for i in piece] for piece in pieces] == [[given_to[::-1][i].data.id for i in piece] for piece in backwards]
 
 
+@pytest.mark.slow
 def test_workers_change_nothing() -> None:
     model = Model("lenet5", (1, 16, 16), 3)
     given_to = inputs(model, clients(model.shape, [9, 14, 3, 30, 12] * 9, dtype=np.float32))

@@ -41,6 +41,7 @@ options = st.fixed_dictionaries({
 })  # fmt: skip
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(list(MODELS)), options, st.lists(st.integers(1, 12), min_size=2, max_size=5), st.booleans(),
     st.sampled_from([0, 10**9]),

@@ -207,6 +207,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(sections: dict[str
 # --- runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protection", [{}, HAAR], ids=["none", "haar"])
 def test_the_same_config_and_seed_give_the_same_files(protection: dict[str, Any], tmp_path: Path) -> None:
     scene = build_population(small().data)
@@ -222,6 +223,7 @@ def test_the_same_config_and_seed_give_the_same_files(protection: dict[str, Any]
     assert checkpoints[0] == checkpoints[1]
 
 
+@pytest.mark.slow
 def test_runs_with_and_without_protection_draw_the_same() -> None:
     pairs = []
     for protection in ({}, HAAR):
@@ -281,6 +283,7 @@ def test_a_run_folder_of_another_version_is_refused_in_a_line_that_names_it(key:
             load_config(path)
 
 
+@pytest.mark.slow
 def test_cryptographic_secrets_differ_between_runs() -> None:
     secure = {"insecure_test_entropy": False}
     secrets = [start(small(run=secure, protection=HAAR)).simulated.secrets("client:0")["group_secret"] for _ in range(2)]
@@ -370,6 +373,7 @@ def test_a_round_below_the_minimum_cohort_size_changes_nothing_and_is_recorded()
     assert not [m for m in federation.transcript.messages if m.operation == "mean"]
 
 
+@pytest.mark.slow
 def test_newcomers_do_not_disturb_the_training() -> None:
     with_, without = start(small(data={"newcomers": 2})), start(small(data={"newcomers": 2}))
     advance(with_), advance(without)
@@ -389,6 +393,7 @@ def test_too_few_clients_to_agree_on_a_transform_end_the_run_at_its_start(name: 
     assert run_experiment(config.with_("data", newcomers=2), tmp_path / "run")["rounds_skipped"] == 0
 
 
+@pytest.mark.slow
 def test_withheld_evidence_is_recomputed_and_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def withheld(simulation: Run) -> None:
         begin(simulation)
@@ -412,6 +417,7 @@ def test_an_unevaluated_round_is_left_out() -> None:
 # --- the command line
 
 
+@pytest.mark.slow
 def test_run_list_and_errors_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
@@ -514,6 +520,7 @@ def test_ctrl_c_saves_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 # --- real data
 
 
+@pytest.mark.slow
 def test_fashion_mnist_groups_are_found_without_their_number() -> None:
     folder = os.environ.get("CFLPRIV_DATA")
     if not folder or not (Path(folder) / "fashion_mnist").is_dir():

@@ -136,6 +136,7 @@ def test_a_missing_label_or_part_is_named() -> None:
 # --- mean
 
 
+@pytest.mark.slow
 @given(st.integers(1, 4), st.integers(0, 2**31), st.sampled_from(list(PROTECTIONS)))
 @settings(max_examples=40, deadline=None)
 def test_means_are_the_means(k: int, seed: int, name: str) -> None:

@@ -222,6 +222,7 @@ def test_what_is_not_validated_is_on_no_front_and_pushes_nobody_off_it(seeds: tu
     assert rings(best) == {"none": (True, True), "haar": (False, False), "secagg": (True, True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "words"), [("nothing_to_see", "nothing to see"), ("not_attempted", "not attempted")])
 def test_settings_without_a_mark_are_named_with_the_reason(folder: Path, status: str, words: str) -> None:
     found = doubted(status, (0, 1, 2), "secagg", value=None, baseline=None, reference=None, metric="other")
@@ -259,6 +260,7 @@ def test_the_files_hold_every_run_and_setting(folder: Path) -> None:
     assert list(failed) == ["pacfl-haar-s1"]
 
 
+@pytest.mark.slow
 def test_the_report_shows_the_sweep_and_says_what_would_make_it_wrong(folder: Path) -> None:
     (folder / "failed" / "pacfl-haar-s1.json").write_text('{"cell": "pacfl-haar-s1", "error": "<b>broke</b>"}')
     page = write_report(folder).read_text()

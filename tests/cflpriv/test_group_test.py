@@ -142,6 +142,7 @@ def test_groups_within_groups_are_found() -> None:
     assert adjusted_rand_score(labels, found.labels) == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("public_noise", [False, True])
 def test_equal_clients_are_alike_and_a_continuum_has_no_groups(public_noise: bool) -> None:
     """The edge is a 95 % quantile: fewer than 14 of 20 crowds of equal clients are below it in one of 10,000 runs."""
@@ -158,6 +159,7 @@ def test_equal_clients_are_alike_and_a_continuum_has_no_groups(public_noise: boo
     assert answer(grouped(40, 3, 1.5, rng)[1]) == "groups"
 
 
+@pytest.mark.slow
 def test_the_leading_eigenvalues_are_as_good_as_all(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(5)
     crowd = crowd_of_folds(gram_of(folds_of(grouped(90, 3, 0.6, rng)[1], rng)))
@@ -170,6 +172,7 @@ def test_the_leading_eigenvalues_are_as_good_as_all(monkeypatch: pytest.MonkeyPa
         assert one.edge == pytest.approx(other.edge)
 
 
+@pytest.mark.slow
 def test_four_clients_with_a_draw_without_variation_are_not_cut_for_it() -> None:
     """A draw whose points are all equal counts as one that looks as grouped. Of 60 continua, α = 1 %: 5 cuts in one of 5000 runs."""
     rng, cut = np.random.default_rng(12), 0
@@ -288,6 +291,7 @@ def false_splits(crowd: Callable[[np.random.Generator], Array], runs: int, alpha
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crowd", [gaussian, alike, pytest.param(unequal, marks=pytest.mark.slow)])
 def test_groups_are_seldom_found_where_there_are_none(crowd: Callable[[np.random.Generator], Array]) -> None:
     """If the rate is α = 5 %, this fails in one of 1000 runs."""
@@ -309,6 +313,7 @@ def with_errors(folds: Array, error: float, rng: np.random.Generator) -> Gram:
     return Gram.of_matrix(range(len(folds)), rows @ rows.T + errors + np.triu(errors, 1).T, 2, error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, 10.0])
 def test_errors_of_released_products_count_as_noise(factor: float) -> None:
     """In units of the products of noise. Chance to fail without a fault: below 0.1 %, by the binomial bound."""

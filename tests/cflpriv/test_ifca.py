@@ -134,6 +134,7 @@ def test_a_round_by_hand() -> None:
 # --- what it finds
 
 
+@pytest.mark.slow
 def test_rotated_digits_are_found_and_the_loss_tells_which_restart() -> None:
     scene = digits(12, rotations=(0, 90, 180, 270), samples_per_client=100, test_samples_per_client=30)
     train = train_on(scene, dtype="float32", batch_size=0, epochs=10, lr=0.3)
@@ -514,6 +515,7 @@ def test_without_groups_it_is_fedavg_and_says_so(weights: Any) -> None:
     assert described["answer"] in ("all alike", "no clear groups")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [pytest.param((), marks=pytest.mark.slow), ("1",)])
 @pytest.mark.parametrize("sum_", ["haar", "secagg"])
 def test_found_groups_are_the_same_under_protections(sum_: str, shared: tuple[str, ...]) -> None:

@@ -188,6 +188,7 @@ def spent(folder: Path) -> float:
     return max((epsilon_of(events, ledger["delta"]) for events in bills.values()), default=0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
@@ -214,6 +215,7 @@ def test_epsilon_is_that_of_the_ledger_by_another_accountant(name: str, mode: st
     assert 1.8 < most < 2.0 * (1 + 2e-3), "a run spends what it may; CFL without a comparison keeps what that would cost, 0.14"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["client", pytest.param("sample", marks=pytest.mark.slow)])
 def test_the_price_of_a_choice_is_its_bound_by_another_accountant(unit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A geometric number of runs, three expected: δ of the choice is at most 3 δ of a run at ε − c, with c from the curve of one run.

@@ -1,6 +1,5 @@
 """PACFL: its limits are FedAvg and local training, its clusters are the groups, newcomers are placed by new rows only."""
 
-import inspect
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -66,29 +65,6 @@ def test_beta_zero_is_local_training(participation: float) -> None:
     np.testing.assert_allclose(served(alone, one, a), served(solo, two, b), rtol=0, atol=1e-12)
     assert a.clustering.k == 10
     assert two.transcript.messages == []
-
-
-@pytest.mark.parametrize("name", PROTECTIONS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_runs_unchanged_under_every_protection(algorithm: str, name: str) -> None:
-    """The contract over the product: the same clusters, and models of the same test loss for every client up to rounding."""
-    scene = digits(8)
-    make = ALGORITHMS[algorithm].make
-    options: dict[str, Any] = {"weights": "equal"} if "weights" in inspect.signature(make).parameters else {}
-    if algorithm in ("oracle", "shuffled"):
-        options["groups"] = truth(scene)
-    results = []
-    for protection in (Protection(), PROTECTIONS[name]):
-        fed = federation(scene.clients, protection=protection, seed=1)
-        made = make(train_on(scene, dtype="float64", hidden=8, batch_size=50), **options)
-        if made.reads_means and protection.sums.transformed:
-            return  # refused by name, see test_private_clusters
-        state = rounds(made, fed, 2)
-        what = made.serve(state)
-        told = eye(fed).engine.run(what.task, eye(fed).resolve(what.task, what.params, what.which, fed.clients))
-        results.append((made.describe(state).get("clustering"), np.array([float(one["loss"]) for one in told])))
-    assert results[0][0] == results[1][0]
-    np.testing.assert_allclose(results[0][1], results[1][1], rtol=1e-6)
 
 
 @pytest.mark.parametrize("cut", RULES)
@@ -213,6 +189,7 @@ def test_the_old_key_says_what_it_is_called_now() -> None:
         parse_config({"algorithm": {"name": "pacfl", "auto": "gap"}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rotations", "k"), [((0, 90), 2), ((), 1)])
 def test_under_sample_level_privacy_the_number_of_groups_is_found_too(rotations: tuple[int, ...], k: int) -> None:
     """One noisy second moment a client takes the place of halves."""
@@ -285,6 +262,7 @@ def test_a_newcomer_like_nobody_opens_a_cluster() -> None:
     assert eye(fed).peek(10, state.models[k]).shape == eye(fed).peek(10, state.initial).shape
 
 
+@pytest.mark.slow
 def test_newcomers_get_the_clusters_model_and_fine_tune_it() -> None:
     scene = digits()
     plain, tuned = (pacfl(train_on(scene), weights="equal", fine_tune_epochs=epochs) for epochs in (0, 5))

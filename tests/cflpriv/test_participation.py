@@ -121,6 +121,7 @@ CASES: list[Any] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "unit", "changes"), CASES)
 def test_the_most_frequent_client_spends_its_budget_and_the_run_never_stops_early(
     name: str, unit: str, changes: dict[str, Any], tmp_path: Path
@@ -138,6 +139,7 @@ def test_the_most_frequent_client_spends_its_budget_and_the_run_never_stops_earl
     assert most <= 10
 
 
+@pytest.mark.slow
 def test_a_run_resumed_between_rounds_goes_on_to_the_end(tmp_path: Path) -> None:
     made = config("fedavg", "client", training={"rounds": 12})
     whole = run_experiment(made, tmp_path / "whole", population=SCENE)
@@ -181,6 +183,7 @@ def test_an_algorithm_that_declares_no_cohorts_is_counted_in_every_round(monkeyp
         config(training={"participation": 0.0})
 
 
+@pytest.mark.slow
 def test_an_audit_looks_at_the_noise_that_the_run_has(tmp_path: Path) -> None:
     """Noise that is calibrated for the rounds in which a client is asked, not for all."""
     scene = scenes.population(groups=1, clients_per_group=20)

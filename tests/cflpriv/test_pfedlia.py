@@ -165,6 +165,7 @@ def test_a_batch_of_the_data_may_do() -> None:
         np.testing.assert_array_equal(eye(fed).peek(client.id, held["update"]), eye(fed).peek(client.id, held["movement"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_every_engine_gives_the_same_scores(workers: int) -> None:
     scene = digits(5)
@@ -176,6 +177,7 @@ def test_every_engine_gives_the_same_scores(workers: int) -> None:
     np.testing.assert_allclose(results[0], results[1], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_exact_influence_is_retraining_with_and_without() -> None:
     """Full-batch steps on equal weights are gradient descent on the mean of the clients' losses; that in plain numpy."""
     scene = population(groups=2, clients_per_group=3, samples=24)
@@ -208,6 +210,7 @@ def test_exact_influence_is_retraining_with_and_without() -> None:
     np.testing.assert_allclose(state.scores, expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_lazy_scores_have_the_signs_of_exact_influence() -> None:
     """Two groups that contradict each other: who helps whom is the same by both, far above the half of chance."""
     scene = population(groups=2, clients_per_group=4, samples=40)
@@ -245,6 +248,7 @@ def test_scores_are_finite_where_a_models_loss_is_not() -> None:
 # --- clusters from scores
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(-6, 6), min_size=1, max_size=9))
 def test_two_means_on_a_line_is_exact(values: list[int]) -> None:
@@ -282,6 +286,7 @@ def block_scores(sizes: Sequence[int], seed: int, noise: float, spread: float) -
     return scores * np.exp(spread * rng.normal(size=len(groups)))[:, None], groups.tolist()
 
 
+@pytest.mark.slow
 def test_the_default_of_optics_splits_groups_that_min_samples_finds() -> None:
     """The pitfall: scikit-learn's min_samples = 5 on 100 clients in 5 groups; 10, or the signs, cure it."""
     found: dict[str, list[float]] = {"default": [], "ten": [], "signs": []}
@@ -294,6 +299,7 @@ def test_the_default_of_optics_splits_groups_that_min_samples_finds() -> None:
     assert found["ten"] == found["signs"] == [1.0] * 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [[20] * 5, [8] * 4, [6] * 5, [50, 50]])
 def test_the_clustering_that_two_min_samples_agree_on_is_right(sizes: list[int]) -> None:
     for seed in range(3):
@@ -316,6 +322,7 @@ def test_a_run_warms_up_for_a_fifth_of_its_rounds(rounds: int, warm_up: int) -> 
     assert config.with_("algorithm", warm_up=3).hyper["warm_up"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scores", ["value", "sign"])
 def test_noise_joins_who_helps_most_or_stays_alone(scores: Any) -> None:
     """Against scikit-learn's own labels: what OPTICS put together stays together, noise goes by the mean of its row."""
@@ -377,6 +384,7 @@ def test_clusters_found_are_trained_like_clusters_given() -> None:
     np.testing.assert_array_equal(served(found, one, a), served(given, two, b))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scores", ["value", "sign"])
 def test_exact_neighbourhoods_are_the_clusters(scores: Any) -> None:
     scene = digits()
@@ -483,6 +491,7 @@ def test_a_newcomer_scores_and_trains_nothing_first() -> None:
     assert sum(count for (task, _), count in eye(fed).engine.paths.items() if task == "OnPart") == before > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["central", "peer"])
 @pytest.mark.parametrize("name", PROTECTIONS)
 def test_newcomers_find_their_group(name: str, mode: Any) -> None:
@@ -524,6 +533,7 @@ def test_a_newcomer_that_nobody_helps_opens_a_cluster() -> None:
     np.testing.assert_array_equal(served(algorithm, fed, state, [4])[0], state.warm.value())
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(
     st.sampled_from(["central", "peer"]),
@@ -570,6 +580,7 @@ def test_clear_and_hidden_runs_are_the_same(mode: Any) -> None:
     np.testing.assert_allclose(results[0][1], results[1][1], atol=1e-8)
 
 
+@pytest.mark.slow
 def test_secure_sums_train_clusters_and_refuse_overlapping_neighbourhoods() -> None:
     protection = Protection(sum="secagg", secagg_mode="passive")
     scene = digits()

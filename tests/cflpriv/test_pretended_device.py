@@ -185,6 +185,7 @@ def test_angles_there_are_those_of_the_cpu_and_vectors_are_sent_once(measure: Me
     assert counts.waits["to device"] == (4 if measure == "smallest_angle" else 1)  # and three blocks of products
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.5, "weight_decay": 0.01}, {"optimizer": "adam", "lr": 1e-3}], ids=str)
 def test_clients_of_lognormal_sizes_are_replayed_from_the_second_round_on(options: dict[str, Any]) -> None:
     """At least nine steps of ten, for a hundred clients; results are those of the plain loop in every round."""

@@ -19,7 +19,7 @@ import pytest
 from pretended_device import Counts, pretended
 
 from cflpriv.algorithms import ALGORITHMS
-from cflpriv.attacks import ATTACKS, BUDGETS, Cell
+from cflpriv.attacks import ATTACKS, BUDGETS, Cell, fresh_runs
 from cflpriv.attacks import audit as audits
 from cflpriv.data import DataSpec, build_population
 from cflpriv.errors import CflprivWarning
@@ -118,11 +118,11 @@ def test_protections_give_there_what_they_give_on_the_cpu(algorithm: str, gram: 
 
 
 @cache
-def scene(of: str) -> audits.Scene:
+def scene(of: str) -> fresh_runs.Scene:
     """A run of two rounds with four samples a client, all in one batch, on the CPU."""
     more = {"algorithm": SIGNATURES, **SCENES.get(of, {})}
     made = config(samples=4, **{**more, "training": {"batch_size": 0, **more.get("training", {})}})
-    return audits.fresh_scene(made, people(made.data), 2, BUDGET)
+    return fresh_runs.fresh_scene(made, people(made.data), 2, BUDGET)
 
 
 @pytest.mark.filterwarnings("ignore:run.insecure_test_entropy")
@@ -149,6 +149,7 @@ def close(one: Cell, other: Cell) -> bool:
     return math.isclose(one.value, other.value, rel_tol=1e-3, abs_tol=1e-3)  # an inversion takes hundreds of steps
 
 
+@pytest.mark.slow
 def test_a_run_recorded_there_is_audited_here_and_the_other_way_round(tmp_path: Path) -> None:
     """The attacks compute where the audit is told to, whatever the run's device and precision."""
     made, found = config(SIGNATURES), list[list[Cell]]()

@@ -278,6 +278,7 @@ def test_the_engine_adds_the_same_noise_as_the_plain_loop(name: str, options: di
     assert fast.paths["Train", "stacked"] == 5
 
 
+@pytest.mark.slow
 def test_training_noise_has_its_size_and_its_own_secret() -> None:
     model = linear()
     noise = replace(NOISE, sampling_rate=1.0, samples=25, training=1.7, clip_norm=0.6)
@@ -712,6 +713,7 @@ def test_every_algorithm_is_private_or_refused_by_name(name: str, unit: str, tmp
     assert max(epsilon_of(events, 1e-3) for events in spent.values()) == pytest.approx(summary["epsilon"])
 
 
+@pytest.mark.slow
 def test_a_run_over_budget_ends_with_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = scenes.population()
     experiment = config(training={"rounds": 6})
@@ -729,6 +731,7 @@ def test_a_run_over_budget_ends_with_what_it_has(tmp_path: Path, monkeypatch: py
     assert len(rows[0]["epsilon_per_client"]) == 8
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_with_its_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = scenes.population()
     experiment = config(training={"rounds": 4})
@@ -789,6 +792,7 @@ def test_sums_that_cannot_have_noise_are_refused_before_data_are_touched() -> No
         config("fedavg", "client", protection={"sum": "haar"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ifca", "cfl"])
 def test_defaults_are_found_within_the_budget(name: str, tmp_path: Path) -> None:
     """IFCA's number of models costs one noisy vector a client; CFL keeps to the paper's rule."""
@@ -799,6 +803,7 @@ def test_defaults_are_found_within_the_budget(name: str, tmp_path: Path) -> None
     assert summary["knowledge"] == found
 
 
+@pytest.mark.slow
 def test_a_run_of_the_scoring_round_alone_is_planned(tmp_path: Path) -> None:
     asked = MORE["pfedlia"] | {"algorithm": {"warm_up": 0, "local_epochs": 2}, "training": {"rounds": 1}}
     summary = run_experiment(config("pfedlia", **asked), tmp_path / "run", population=scenes.population())
@@ -823,6 +828,7 @@ def test_newcomers_who_cannot_pay_again_end_a_run_with_what_it_has(tmp_path: Pat
     assert summary["rounds"] == summary["rounds_planned"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("unit", "said"), [("sample", True), ("client", False)])
 def test_a_private_run_on_texts_says_what_a_sample_is(unit: str, said: bool, tmp_path: Path) -> None:
     lines: list[str] = []
@@ -860,6 +866,7 @@ def test_without_privacy_a_summary_promises_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "ledger.json").exists()
 
 
+@pytest.mark.slow
 def test_the_example_is_sound() -> None:
     path = Path(__file__).parents[2] / "examples" / "pacfl_dp_fmnist.toml"
     loaded = load_config(path)
@@ -871,6 +878,7 @@ def test_the_example_is_sound() -> None:
     assert 2.98 < epsilon_of([GaussianEvent(noise.signature, 1.0, "add_remove", "sample"), steps], 1e-5) <= 3.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
 @pytest.mark.parametrize(("epsilon", "share"), [(0.5, 0.3), (3.0, 0.2), (8.0, 0.0), (2.0, 1.0)])
 def test_a_plan_meets_its_budget_and_wastes_little(relation: Relation, epsilon: float, share: float) -> None:
@@ -885,6 +893,7 @@ def test_a_plan_meets_its_budget_and_wastes_little(relation: Relation, epsilon: 
         assert epsilon_of(training, 1e-5) > (1 - share) * epsilon, "training gets what the joint composition leaves"
 
 
+@pytest.mark.slow
 def test_an_independent_script_comes_to_the_same_epsilon(tmp_path: Path) -> None:
     from importlib.util import module_from_spec, spec_from_file_location
 
@@ -905,6 +914,7 @@ def test_an_independent_script_comes_to_the_same_epsilon(tmp_path: Path) -> None
     assert script.main([str(out / "ledger.json"), str(out / "summary.json")]) == 1
 
 
+@pytest.mark.slow
 def test_the_report_shows_what_was_spent_by_round_and_by_client(tmp_path: Path) -> None:
     from cflpriv.experiments.report import write_report
 

@@ -236,6 +236,7 @@ def test_groups_are_found_without_noise_and_trained() -> None:
     assert end > start
 
 
+@pytest.mark.slow
 def test_groups_are_found_under_client_level_noise_and_cost_what_was_asked() -> None:
     run = played(config(privacy=client_level(200.0), algorithm={"k": GROUPS}))
     assert ari(list(SCENE.groups), choices(run)) > 0.9
@@ -243,6 +244,7 @@ def test_groups_are_found_under_client_level_noise_and_cost_what_was_asked() -> 
     assert summary["epsilon"] == pytest.approx(200.0, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_sums_that_find_clusters_train_the_model_that_clusters_begin_with() -> None:
     """Without noise and with a norm that clips nothing the first rounds are FedAvg's, and those after the cells are of each cluster."""
     run = prepare(config(algorithm={"k": GROUPS, "train_early": True, "norm": 100.0}), population=SCENE)
@@ -265,6 +267,7 @@ def test_sums_that_find_clusters_train_the_model_that_clusters_begin_with() -> N
         np.testing.assert_allclose(mine.value(), other, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_group_too_small_for_the_noise_is_left_whole() -> None:
     """At ε = 0.1 the noise is far above 120 clients: the answer is one model (but in one of 20 draws), and no round fails.
 
@@ -286,6 +289,7 @@ def test_one_group_is_one_cluster() -> None:
     assert wrong <= 1
 
 
+@pytest.mark.slow
 def test_noise_is_measured_where_nobody_adds_anything() -> None:
     run = played(config(privacy=client_level(10.0)))
     assert run.run_ledger is not None
@@ -294,6 +298,7 @@ def test_noise_is_measured_where_nobody_adds_anything() -> None:
     assert run.state.deviation == pytest.approx(clipped.multiplier, rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sum_", "early", "transport"), [("secagg", True, "bytes"), ("secagg-oblivious", False, "memory")])
 def test_a_secure_sum_finds_the_same(sum_: str, early: bool, transport: str) -> None:
     small = population(groups=2, clients_per_group=8, samples=40, test_samples=2, shape=(6,), separation=4.0)
@@ -307,6 +312,7 @@ def test_a_secure_sum_finds_the_same(sum_: str, early: bool, transport: str) -> 
     assert not {message.operation for message in secure.federation.transcript.messages} & {"gather", "gram", "relay"}
 
 
+@pytest.mark.slow
 def test_newcomers_choose_by_themselves() -> None:
     simulated = simulate(SCENE.clients, present=range(100))
     algorithm = private_clusters(train(), moments=2, cell_steps=2, centre_steps=1)

@@ -103,6 +103,7 @@ def noisy(groups: int, clients: int, noise: Noise, rng: np.random.Generator, apa
     return find, samples.mean(1) + find.sigma * rng.normal(size=(clients, 16)), labels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [8.0, 1.0])
 def test_groups_and_newcomers_of_noisy_vectors(epsilon: float) -> None:
     noise = replace(NOISE, samples=200, signature=gaussian_multiplier(epsilon, 1e-5))
@@ -128,6 +129,7 @@ def test_one_noisy_crowd_is_left_whole(epsilon: float) -> None:
     assert stats.binomtest(split, 300, 0.05, alternative="greater").pvalue > 1e-6
 
 
+@pytest.mark.slow
 def test_a_client_that_sends_a_long_vector_hides_no_groups() -> None:
     noise = replace(NOISE, samples=200, signature=1.0)
     find, vectors, labels = noisy(2, 40, noise, np.random.default_rng(0))
@@ -136,6 +138,7 @@ def test_a_client_that_sends_a_long_vector_hides_no_groups() -> None:
     assert ari(labels[1:].tolist(), found["labels"][1:].tolist()) == 1.0
 
 
+@pytest.mark.slow
 def test_a_run_under_sample_level_privacy_finds_groups_and_spends_its_budget(tmp_path: Any) -> None:
     config = parse_config(
         tomllib.loads("""

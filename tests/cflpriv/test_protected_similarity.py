@@ -94,6 +94,7 @@ def agree(algorithm: str, gram: tuple[str, ...], total: str, mode: str = "per_ro
     np.testing.assert_allclose(accuracy, clear(algorithm)[1], atol=0.05)  # a sample on the border may fall either way by rounding
 
 
+@pytest.mark.slow
 def test_the_scene_has_clusters_to_find() -> None:
     """Without a protection every clustering algorithm finds the two rotations here, so that agreeing with it means something."""
     truth = {client.id: group for client, group in zip(digits().clients, digits().groups, strict=True)}

@@ -161,6 +161,7 @@ def test_members_of_small_clusters_take_the_next_most_probable() -> None:
     assert drawn(logs, rng, 9).tolist() == [1] * 8, "the last one stays, however small"
 
 
+@pytest.mark.slow
 def test_the_function_draws_anew_in_each_round_and_ends_stage_one() -> None:
     rng = np.random.default_rng(0)
     vectors = np.concatenate([rng.normal(size=(10, 5)) + 2 * side * np.eye(5)[0] for side in (-1, 1)])
@@ -303,6 +304,7 @@ def private(protection: dict[str, Any] | None = None, **privacy: Any) -> Config:
     })  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", ["per_client", pytest.param("shared", marks=pytest.mark.slow)])
 def test_a_private_run_pays_what_was_planned(noise: str, tmp_path: Path) -> None:
     """One first step, four rounds, one choice; all of the budget, and no more."""

@@ -53,26 +53,6 @@ def run(made: Any, fed: Any, rounds: int = 2) -> Any:
     return state
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_runs_unchanged_and_equals_itself_in_memory(name: str) -> None:
-    scene = population(clients_per_group=3)
-    one = federation(scene.clients, seed=1, transcript=Transcript("full"))
-    _, two = remote(scene)
-    a, b = (run(algorithm(name, scene), fed) for fed in (one, two))
-    made = algorithm(name, scene)
-    assert made.describe(a).get("clustering") == made.describe(b).get("clustering")
-    for client in scene.clients:
-        served = []
-        for fed, state in ((one, a), (two, b)):
-            what = made.serve(state)
-            held = fed.compute(what.task, what.params, which=what.which, on=[client.id])
-            served.append(fed.gather(held["loss"])[client.id]["loss"])
-        np.testing.assert_allclose(served[0], served[1], rtol=1e-9)  # one client at a time, or stacked
-    assert not two.refusals
-    kinds = [[(one.operation, one.kind, one.source, one.target, one.clients) for one in fed.transcript.messages] for fed in (one, two)]
-    assert kinds[0] == kinds[1]
-
-
 @pytest.mark.parametrize("name", ["pacfl", "ifca", "fedavg", "oracle", "scaffold"])
 @pytest.mark.parametrize("mode", ["active", "passive"])
 def test_secure_sums_equal_the_sums_in_the_clear(name: str, mode: Any) -> None:
@@ -95,7 +75,7 @@ def test_secure_sums_equal_the_sums_in_the_clear(name: str, mode: Any) -> None:
     assert "sum" not in transport.stages
 
 
-@pytest.mark.parametrize("name", ["pacfl", "cfl", "stocfl", "ifca", "ifca, k found", "scaffold", "fednova"])
+@pytest.mark.parametrize("name", ["pacfl", "ifca, k found"])
 @pytest.mark.parametrize("kind", ["haar", "hadamard", "permutation"])
 def test_under_a_shared_transform_clusters_and_models_are_the_same(name: str, kind: Any) -> None:
     """The clients agree on the secret over the same wire; the server holds no clear update and no signature."""
@@ -319,6 +299,7 @@ def test_any_bytes_get_a_word_and_change_nothing(data: bytes) -> None:
     assert not store
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_changed_answers_are_refused_and_never_averaged(data: st.DataObject) -> None:
@@ -399,6 +380,7 @@ def test_a_transform_serves_one_value_whatever_its_name_also_where_state_is_in_f
     assert {word for _, _, word in fed.refusals} == {"used-transform"}
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(st.characters(codec="utf-8")), st.binary(), max_size=4), st.sampled_from(["held/1", "used/gram/0", "spent"]))
 @example({"used/a\nb": b"1", "used/a": b"2", "used/a\\nb": b"3"}, "used/gram/0")
 @settings(max_examples=25, deadline=None)

@@ -57,6 +57,7 @@ def watched(transport: Loopback) -> list[tuple[int, m.Answer]]:
     return contributors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", ["labels", "distances", pytest.param("gram", marks=pytest.mark.slow)])
 def test_the_same_clusters_of_digits_and_the_same_record_as_in_one_process(release: Any) -> None:
     scene = build_population(DataSpec(source="digits", clients=6, rotations=(0, 90)))
@@ -88,6 +89,7 @@ def test_the_same_clusters_of_digits_and_the_same_record_as_in_one_process(relea
         assert {(one.name, one.value.dtype.str) for one in given} == {("bytes", "|u1")}
 
 
+@pytest.mark.slow
 def test_a_released_gram_is_the_true_one_within_the_stated_noise() -> None:
     scene = population(clients_per_group=2)
     protection = Protection(gram=("ckks",), ckks_release="gram")
@@ -157,6 +159,7 @@ def test_any_bytes_get_a_word_from_the_key_holder_and_change_nothing(data: bytes
 # --- newcomers, and who is lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("landmarks", [0, 3])
 @pytest.mark.parametrize("release", ["labels", pytest.param("gram", marks=pytest.mark.slow)])
 def test_newcomers_cost_their_own_rows_only(landmarks: int, release: Any) -> None:
@@ -208,6 +211,7 @@ def test_a_client_that_is_lost_is_named_and_the_step_is_taken_again(stage: str) 
     assert len(set(state.clustering.labels)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_without_the_key_holder_the_step_ends_and_goes_on_when_it_is_back(stage: str) -> None:
     scene = population(clients_per_group=3)
@@ -225,6 +229,7 @@ def test_without_the_key_holder_the_step_ends_and_goes_on_when_it_is_back(stage:
     assert made.init(fed).clustering == made.init(federation(scene, seed=1)).clustering
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["ckks decrypt", "ckks finish"])
 def test_newcomers_whose_step_was_broken_off_are_admitted_later(stage: str) -> None:
     """What was decrypted for the broken step is thrown away, and nothing of it was released."""
@@ -247,6 +252,7 @@ def test_newcomers_whose_step_was_broken_off_are_admitted_later(stage: str) -> N
     assert len({(state.clustering[client], truth[client]) for client in range(8)}) == 2
 
 
+@pytest.mark.slow
 def test_a_restarted_server_has_no_ciphertexts_and_says_so() -> None:
     scene = population(clients_per_group=3)
     transport = Loopback(scene, LABELS)
@@ -366,6 +372,7 @@ def test_the_key_holder_refuses_by_word(change: Any, word: str) -> None:
     assert pacfl(scene).init(fed).clustering.k == 2
 
 
+@pytest.mark.slow
 def test_parties_refuse_another_release_than_their_own_settings_say() -> None:
     """A server that asks for the Gram where labels are agreed gets neither keys nor ciphertexts."""
     scene = population(clients_per_group=3)

@@ -149,6 +149,7 @@ def between(scene: Population, protection: Protection = LABELS) -> tuple[Between
     return transport, fed
 
 
+@pytest.mark.slow
 def test_a_function_that_fails_on_the_gram_ends_the_epoch() -> None:
     """That it fails is told, and would be a bit of the Gram matrix each time, past the number of steps that there are."""
     scene = population(clients_per_group=3)
@@ -171,6 +172,7 @@ def test_a_function_that_fails_on_the_gram_ends_the_epoch() -> None:
     assert pacfl(scene).init(fed).clustering == pacfl(scene).init(federation(scene, seed=1)).clustering
 
 
+@pytest.mark.slow
 def test_no_keys_outlive_a_run_or_stay_for_an_epoch_that_is_over() -> None:
     scene = population(clients_per_group=3)
     transport, fed = remote(scene, LABELS)

@@ -103,6 +103,7 @@ def check_deaths(case: str, protection: Protection, lost: Collection[int], thoro
             assert not skipped, (stage, number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", ["ifca", "ifca, saving", "fesem", "fesem, random", "fedproto", "pfedlia", "pfedlia, peer", "fedfomo", "r_dpcfl"]
 )
@@ -110,6 +111,7 @@ def test_one_client_lost_where_algorithms_gather_or_relay_costs_no_run(case: str
     check_deaths(case, Protection(), [LOST], thorough=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["pfedlia", "fedfomo", "local"])
 def test_all_clients_lost_where_values_are_relayed_or_added_up_cost_the_round(case: str) -> None:
     check_deaths(case, Protection(), range(6), thorough=False)
@@ -171,6 +173,7 @@ def models(state: Any) -> list[Any]:
 CHOICES = ["internal", 99, -1, np.nan, np.inf, np.zeros(3, np.int64), 1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["ifca", "fesem", "fedproto"])
 def test_whose_choice_does_not_come_or_cannot_be_is_in_no_sum(case: str) -> None:
     """Not even in that of its choice of an earlier round: all is as if it had not trained. Nor does the run end."""
@@ -199,6 +202,7 @@ def test_groups_that_are_private_choices_leave_out_who_says_none() -> None:
     assert fed.refusals == [(LOST, "gather", "malformed")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["pfedlia", "pfedlia, peer"])
 def test_whose_scores_cannot_be_is_placed_later(case: str) -> None:
     for row in (np.zeros(3), np.full(6, np.nan), np.zeros((6, 6))):

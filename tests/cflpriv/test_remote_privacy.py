@@ -208,6 +208,7 @@ def _fields(noise: m.NoisySteps) -> dict[str, Any]:
     return {name: getattr(noise, name) for name in noise.__struct_fields__}
 
 
+@pytest.mark.slow
 def test_too_little_noise_is_over_the_clients_own_budget_and_sessions_do_not_refill_it() -> None:
     scene = population(clients_per_group=3)
     transport, fed = private(scene, TIGHT)

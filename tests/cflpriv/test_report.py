@@ -126,6 +126,7 @@ def scale_up(folder: Path, n: int, linkage: Linkage, points: Array, labels: Arra
 # --- the page -----------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_page_needs_nothing_from_outside_and_every_picture_is_sound_and_described(whole: tuple[Path, Page]) -> None:
     runs, page = whole
     assert page.tags["script"] == page.tags["link"] == page.tags["iframe"] == 0
@@ -151,6 +152,7 @@ def test_anchors_lead_somewhere(whole: tuple[Path, Page]) -> None:
     assert all(text.count(f'id="{anchor}"') == 1 for anchor in anchors)
 
 
+@pytest.mark.slow
 def test_the_same_runs_give_the_same_bytes(runs: Path, whole: tuple[Path, Page]) -> None:
     write_report(runs)
     for name in ("report.html", "results.csv"):
@@ -162,6 +164,7 @@ def test_sections_come_in_order(whole: tuple[Path, Page]) -> None:
     assert [heading[:2] for heading in headings] == ["1.", "2.", "3.", "4.", "5.", "6.", "Da"]
 
 
+@pytest.mark.slow
 def test_what_comes_from_files_is_escaped(runs: Path) -> None:
     run = runs / "a_pacfl"
     rewrite(run / "summary.json", lambda old: {**old, "algorithm": HOSTILE, "protection": HOSTILE, "dataset": HOSTILE, "notes": [HOSTILE]})
@@ -197,6 +200,7 @@ def test_results_are_those_of_the_summaries(whole: tuple[Path, Page]) -> None:
         assert line[8].strip() == f"{summary['upload_bytes'] / 1e6:.2f}"
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_and_one_without_clear_structure_say_so(runs: Path) -> None:
     before = page_of(runs / "a_pacfl")
     assert "interrupted" not in before.tables[0][1][7]
@@ -211,6 +215,7 @@ def test_an_interrupted_run_and_one_without_clear_structure_say_so(runs: Path) -
     assert after.words.count("Clear structure.") == before.words.count("Clear structure.") - 1
 
 
+@pytest.mark.slow
 def test_a_run_whose_clients_refused_nothing_says_so(runs: Path) -> None:
     before = page_of(runs)
     assert "release policy off" not in before.words
@@ -323,6 +328,7 @@ def test_a_run_without_audit_names_the_command(runs: Path, whole: tuple[Path, Pa
     assert [heading[:2] for heading in page.headings] == ["1.", "2.", "4.", "5.", "6.", "Da"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "channels"), [(1, 1), (8, 2), (9, 3)])
 def test_recovered_images_of_any_number_of_clients_and_channels(runs: Path, channels: int, m: int) -> None:
     write_arrays(runs / "a_pacfl" / "audit" / "x.npz", m, channels)
@@ -353,6 +359,7 @@ def test_runs_without_clusters_are_skipped_quietly(runs: Path) -> None:
         assert [heading[:2] for heading in page.headings] == ["1.", "2.", "5.", "6.", "Da"]
 
 
+@pytest.mark.slow
 def test_the_table_of_clusters_and_groups_counts_clients(runs: Path) -> None:
     rng = np.random.default_rng(5)
     labels, groups = rng.integers(0, 3, 40).tolist(), rng.integers(0, 4, 40).tolist()
@@ -388,6 +395,7 @@ def test_angles_have_degrees_and_other_measures_do_not(runs: Path) -> None:
     assert not degrees()
 
 
+@pytest.mark.slow
 def test_a_thousand_clients_and_a_tree_that_is_one_long_chain(runs: Path) -> None:
     rng, n = np.random.default_rng(0), 1000
     groups = rng.integers(0, 15, n)
@@ -402,6 +410,7 @@ def test_a_thousand_clients_and_a_tree_that_is_one_long_chain(runs: Path) -> Non
     assert "970 clusters and 970 groups are left out" in page.words
 
 
+@pytest.mark.slow
 def test_a_sweep_stays_small_and_names_what_it_leaves_out(runs: Path) -> None:
     for i in range(14):
         shutil.copytree(runs / "a_pacfl", runs / f"e_{i:02}")
@@ -424,6 +433,7 @@ def test_brackets_are_those_that_scipy_draws(n: int, seed: int, linkage: Linkage
     np.testing.assert_allclose(ours[order], theirs[their_order], rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**32 - 1))
 def test_a_shrunk_matrix_has_the_means_of_its_blocks(n: int, side: int, seed: int) -> None:
     values = np.random.default_rng(seed).normal(size=(n, n))

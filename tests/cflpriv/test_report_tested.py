@@ -73,6 +73,7 @@ def with_evidence(run: Path, *, keep_tree: bool = True, **changes: Any) -> Page:
 # --- the three pictures
 
 
+@pytest.mark.slow
 def test_groups_show_in_three_pictures_with_words(run: Path) -> None:
     page = page_of(run)
     assert "ordered by the 4 clusters found" in shown(page, "(a) Heat map")[0]
@@ -92,6 +93,7 @@ def test_groups_show_in_three_pictures_with_words(run: Path) -> None:
     assert len(table) == 6
 
 
+@pytest.mark.slow
 def test_the_pictures_follow_from_the_evidence_alone(run: Path) -> None:
     """Another algorithm with the same evidence has the same pictures."""
     before = pictures_of(page_of(run))[:3]
@@ -101,6 +103,7 @@ def test_the_pictures_follow_from_the_evidence_alone(run: Path) -> None:
     assert pictures_of(page_of(run))[:3] == before
 
 
+@pytest.mark.slow
 def test_alike_clients_have_no_tree_and_the_page_says_so(run: Path) -> None:
     rewrite(run / "measured.json", lambda old: {**old, "answer": "all alike", "clear": False, "p": None})
     page = with_evidence(run, tests=[a_test(list(range(N)), 0, 1, 1.0, 0.0)], edge=1e3, keep_tree=False)
@@ -113,6 +116,7 @@ def test_alike_clients_have_no_tree_and_the_page_says_so(run: Path) -> None:
     assert not any(str(image["alt"]).startswith("(c)") for image in page.images)
 
 
+@pytest.mark.slow
 def test_a_continuum_has_a_tree_without_a_cut(run: Path) -> None:
     page = with_evidence(run, tests=[a_test(list(range(N)), 3, 4, 0.41)])
     alt, drawn = shown(page, "(c) Ward's tree")
@@ -123,6 +127,7 @@ def test_a_continuum_has_a_tree_without_a_cut(run: Path) -> None:
     assert "its branches are not groups" in page.words
 
 
+@pytest.mark.slow
 def test_a_given_number_of_groups_has_no_p(run: Path) -> None:
     page = with_evidence(run, tests=[a_test(list(range(N)), 3, 4, 1.0, 0.0)])
     assert "was given, so nothing was tested" in page.words
@@ -131,6 +136,7 @@ def test_a_given_number_of_groups_has_no_p(run: Path) -> None:
     assert not any("p =" in text for text in drawn)
 
 
+@pytest.mark.slow
 def test_tests_of_clients_that_are_no_branch_have_a_star(run: Path) -> None:
     parts = [a_test(list(range(N)), 3, 2, 0.002), a_test([0, 1, 2, 3, 4], p=0.3)]
     page = with_evidence(run, tests=parts)
@@ -138,6 +144,7 @@ def test_tests_of_clients_that_are_no_branch_have_a_star(run: Path) -> None:
     assert "A star:" in page.words
 
 
+@pytest.mark.slow
 def test_many_tests_are_all_listed_or_counted_and_the_largest_are_drawn(run: Path) -> None:
     many = [a_test(list(range(N)), 3, 4, 0.002), *(a_test(list(range(4 + number % 9)), p=0.5) for number in range(LISTED + 4))]
     page = with_evidence(run, tests=many)
@@ -147,11 +154,13 @@ def test_many_tests_are_all_listed_or_counted_and_the_largest_are_drawn(run: Pat
     assert sum(bool(re.match(r"\d+\*?: ", text)) for text in shown(page, "(c) Ward's tree")[1]) == ANNOTATED
 
 
+@pytest.mark.slow
 def test_merged_groups_are_counted(run: Path) -> None:
     rewrite(run / "measured.json", lambda old: {**old, "labels": {key: min(label, 2) for key, label in old["labels"].items()}})
     assert "were merged, which leaves 3" in page_of(run).words
 
 
+@pytest.mark.slow
 def test_a_spectrum_that_reaches_far_above_the_edge_is_logarithmic(run: Path) -> None:
     long = [40.0, 3.0, *np.linspace(0.09, -0.09, N - 2)]
     drawn = shown(with_evidence(run, spectrum=long, edge=0.1), "(b) Eigenvalues")[1]
@@ -162,6 +171,7 @@ def test_a_spectrum_that_reaches_far_above_the_edge_is_logarithmic(run: Path) ->
 # --- what was released
 
 
+@pytest.mark.slow
 def test_a_line_says_what_was_released_where_the_evidence_was_not(run: Path) -> None:
     assert "Released to the server" not in page_of(run).words
     rewrite(run / "measured.json", lambda old: {**old, "evidence_source": "recomputed"})
@@ -182,6 +192,7 @@ def test_a_deployment_without_evidence_has_the_line_and_no_picture(run: Path) ->
     assert not any(str(image["alt"]).startswith("(") for image in page.images)
 
 
+@pytest.mark.slow
 def test_released_distances_are_shown_and_named(run: Path) -> None:
     rewrite(run / "measured.json", lambda old: {**old, "evidence": {"clients": old["evidence"]["clients"]}})
     with np.load(run / "evidence.npz") as file:

@@ -256,6 +256,7 @@ def rows_of(outcome: Outcome) -> dict[tuple[str, str], float | None]:
     return {(row.cell, row.metric): row.ours for row in outcome.rows}
 
 
+@pytest.mark.slow
 def test_the_table_says_what_the_runs_found_and_nothing_is_run_twice(tmp_path: Path) -> None:
     first = reproduce("tiny", tmp_path / "a", seeds=2)
     summaries = [json.loads((tmp_path / "a" / f"PACFL-s{seed}" / "summary.json").read_text()) for seed in (0, 1)]
@@ -291,6 +292,7 @@ def test_the_control_has_the_sizes_of_the_clusters_that_were_found(tmp_path: Pat
     assert sorted(np.bincount(list(control["labels"].values()))) == sorted(np.bincount(list(found.values())))
 
 
+@pytest.mark.slow
 def test_an_interrupted_reproduction_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = reproduce("tiny", tmp_path / "whole")
 
@@ -316,6 +318,7 @@ def test_an_interrupted_reproduction_goes_on(tmp_path: Path, monkeypatch: pytest
     assert rows_of(outcome) == rows_of(whole)
 
 
+@pytest.mark.slow
 def test_cells_that_were_run_before_stay_in_the_table(tmp_path: Path) -> None:
     reproduce("tiny", tmp_path, cells=["FedAvg"])
     outcome = reproduce("tiny", tmp_path, cells=["PACFL", "drawn"])
@@ -338,6 +341,7 @@ def test_notes_on_the_data_of_cells_that_were_run_before_stay(tmp_path: Path, mo
     assert reproduce("tiny", tmp_path, cells=["drawn"]).remarks == first.remarks
 
 
+@pytest.mark.slow
 def test_a_cell_that_was_run_before_keeps_its_figures_or_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = reproduce("tiny", tmp_path, cells=["FedAvg", "control", "drawn"])
     # a key that FedAvg does not have: its figures were made without it
@@ -372,6 +376,7 @@ def test_ctrl_c_and_then_a_divergence_end_a_reproduction(tmp_path: Path, monkeyp
     assert outcome.rows[0].ours is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [0, 3], ids=["before its first round", "in its last round"])
 def test_ctrl_c_outside_the_rounds_between_ends_a_reproduction_too(rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def cut(config: Any, folder: Path, *arguments: Any, **options: Any) -> Any:
@@ -405,6 +410,7 @@ def test_another_scale_needs_another_folder(tmp_path: Path) -> None:
             reproduce("tiny", tmp_path / "a", cells=[cells])
 
 
+@pytest.mark.slow
 def test_a_published_deviation_stands_behind_its_figure(tmp_path: Path) -> None:
     outcome = reproduce("tiny", tmp_path, cells=["PACFL"])
     assert "| 90.00 ± 0.50 |" in (tmp_path / "table.md").read_text()
@@ -426,6 +432,7 @@ def test_a_cell_whose_training_diverges_is_a_row_and_the_others_go_on(tmp_path: 
         assert "not finite" in (tmp_path / "a" / "table.md").read_text()
 
 
+@pytest.mark.slow
 def test_what_lies_in_a_folder_is_gone_on_with_repaired_or_refused_by_name(tmp_path: Path) -> None:
     out = tmp_path / "a"
     first = reproduce("tiny", out)
@@ -495,6 +502,7 @@ def test_a_picture_over_rounds_names_its_axis_and_shows_what_was_published(tmp_p
         assert name in ALONG
 
 
+@pytest.mark.slow
 def test_protections_pass_through_and_what_they_refuse_is_a_row(tmp_path: Path) -> None:
     changes = ['protection.sum="secagg"', 'protection.gram=["haar"]']
     outcome = reproduce("tiny", tmp_path / "a", changes=changes, cells=["PACFL", "FedAvg"])
@@ -604,6 +612,7 @@ def test_mmd_is_the_distance_of_mean_embeddings() -> None:
     assert _mmd(x, x) == 0.0
 
 
+@pytest.mark.slow
 def test_trials_are_functions_of_their_seed() -> None:
     cell = REPRODUCTIONS["pacfl-gaussians"].cells[0]
     assert gaussians(1, None, cell.settings) == gaussians(1, None, cell.settings) != gaussians(2, None, cell.settings)

@@ -152,6 +152,7 @@ def test_a_resumed_saver_goes_on_counting(tmp_path: Path) -> None:
     assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_run_resumes_between_the_sums_that_find_clusters(tmp_path: Path) -> None:
     few = {"k": 2, "moments": 2, "cell_steps": 2, "centre_steps": 1}
     config = small(algorithm={"name": "private_clusters", **few}, training={"rounds": 8})
@@ -315,6 +316,7 @@ def test_a_checkpoint_of_an_earlier_version_is_refused_in_one_line(name: str, tm
     assert {file: file.read_bytes() for file in sorted(out.rglob("*")) if file.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_resumed_run_does_not_add_to_an_epoch_of_encrypted_vectors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -338,6 +340,7 @@ def test_a_resumed_run_does_not_add_to_an_epoch_of_encrypted_vectors(
     assert run(nobody_new, tmp_path / "none")["rounds"] == 3
 
 
+@pytest.mark.slow
 def test_what_an_interrupted_round_sent_stays_on_record(tmp_path: Path) -> None:
     config = small(run={"checkpoint_every": 3})
     interrupted(config, tmp_path / "run", 5)
@@ -440,6 +443,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         run(small(), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_the_experiments_functions_continue_after_a_restore(tmp_path: Path) -> None:
     whole, other = (start(small(), population=SCENE) for _ in range(2))
     for _ in range(3):
@@ -504,6 +508,7 @@ def kills(config: Config, folder: Path, count: int, seed: int) -> list[Path]:
     return ended
 
 
+@pytest.mark.slow
 def test_five_kills_at_random_moments(tmp_path: Path) -> None:
     for out in kills(small(), tmp_path, 5, seed=os.getpid()):
         assert final(out) == final(tmp_path / "whole")
@@ -545,6 +550,7 @@ def small_files(limit: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, before)
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_nothing_that_was_complete(tmp_path: Path) -> None:
     config = small()
     run(config, tmp_path / "whole")
@@ -561,6 +567,7 @@ def test_a_full_disk_loses_nothing_that_was_complete(tmp_path: Path) -> None:
         assert final(out) == final(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_full_file_system_loses_nothing(tmp_path: Path) -> None:
     mount = tmp_path / "disk"
     mount.mkdir()

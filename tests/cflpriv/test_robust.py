@@ -53,6 +53,7 @@ def test_the_trimmed_mean_is_that_of_sorted_lists(seed: int, count: int, dimensi
     np.testing.assert_allclose(trimmed_mean(given_), expected, atol=1e-12)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.integers(3, 12), st.integers(1, 5))
 @settings(max_examples=25, deadline=None)
 def test_the_geometric_median_has_the_smallest_sum_of_distances(seed: int, count: int, dimension: int) -> None:
@@ -164,6 +165,7 @@ def cohorts_of(fed: FederationServer) -> list[tuple[int, ...]]:
     return list(found.values())
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=15, deadline=None)
 def test_no_sum_is_over_fewer_than_the_minimum_cohort(data: st.DataObject) -> None:

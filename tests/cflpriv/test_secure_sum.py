@@ -71,6 +71,7 @@ def test_public_and_private_weights() -> None:
         without.mean(without.compute(Make())["one"], weights="examples")
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.floats(0.05, 0.6), st.sampled_from(["active", "passive"]))
 @settings(max_examples=25, deadline=None)
 def test_under_dropouts_the_mean_is_that_of_the_survivors_or_nothing(seed: int, rate: float, mode: Mode) -> None:

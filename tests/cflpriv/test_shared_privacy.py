@@ -300,6 +300,7 @@ def test_what_does_not_go_together_is_refused_by_key(changes: dict[str, Any], wo
         config(**changes)
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_sum_is_that_of_one_client_not_of_all() -> None:
     """The gain: with as many members as shares counted, the mean has noise smaller by the root of their number."""
     made = config(protection={"min_cohort": 8})
@@ -332,6 +333,7 @@ def test_an_interrupted_run_goes_on_and_pays_again(tmp_path: Path, monkeypatch: 
     assert summary["epsilon"] <= 3.0
 
 
+@pytest.mark.slow
 def test_the_summary_says_what_colluding_members_leave(tmp_path: Path) -> None:
     summary = run_experiment(config(protection={"min_cohort": 8}), tmp_path / "run", population=scenes.population())
     left = summary["epsilon_if_colluding"]
@@ -353,6 +355,7 @@ def test_a_small_minimum_cohort_size_is_warned_of() -> None:
     assert config(data={"clients": 20}, privacy={"noise": "per_client"}).doubts == ()
 
 
+@pytest.mark.slow
 def test_the_console_says_what_is_guaranteed(tmp_path: Path) -> None:
     said: list[str] = []
     run_experiment(config(training={"rounds": 1}), tmp_path / "run", population=scenes.population(), say=said.append)

@@ -60,6 +60,7 @@ def test_every_system_finds_the_clusters_of_one_process_in_the_clear(name: str) 
     assert len(set(found)) == 1
 
 
+@pytest.mark.slow
 def test_one_holder_and_several_find_the_same_clusters() -> None:
     pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
     scene = population(clients_per_group=3)
@@ -113,6 +114,7 @@ def test_the_lead_sees_the_matrix_and_the_error_is_that_of_rounding() -> None:
     assert np.abs(got - true).max() < 8 * error + 1e-6, "signatures are float32 in the clear"
 
 
+@pytest.mark.slow
 def test_newcomers_join_an_epoch_from_stores_on_disk(tmp_path: Path) -> None:
     scene = population(clients_per_group=3)
     found = []
@@ -184,6 +186,7 @@ def test_a_holder_that_computes_something_else_ends_the_step_by_word() -> None:
         pacfl(scene).init(fed)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_asked_for_again_gets_the_same_answer_and_no_other_step_is_run() -> None:
     scene = population(clients_per_group=3)
     transport, fed = remote(scene, SHARES)

@@ -28,6 +28,7 @@ def pair_at(angles_radians: list[float], d: int, rng: np.random.Generator) -> tu
     return turn[0] @ u, turn[1] @ v
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32), st.integers(1, 4), st.floats(-3.0, 0.19))
 @settings(max_examples=150, deadline=None)
 def test_from_the_gram_within_1e_9_degrees_above_1e_3_radians(seed: int, p: int, exponent: float) -> None:

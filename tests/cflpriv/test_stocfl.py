@@ -400,6 +400,7 @@ def test_tau_minus_one_and_lambda_zero_is_fedavg(weights: Any, participation: fl
     np.testing.assert_allclose(served(merged, one, a), served(plain, two, b), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_global_model_is_fedavgs_and_no_chain() -> None:
     """The pitfall: ω is averaged over clients that all start from it."""
     scene = digits(10)
@@ -448,6 +449,7 @@ def test_tau_one_takes_dittos_steps() -> None:
     np.testing.assert_allclose(state.global_model.value(), w, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_lambda_draws_clusters_together() -> None:
     scene = digits(12)
     apart = []
@@ -470,6 +472,7 @@ def test_newcomers_may_be_the_first_clients_of_all() -> None:
     assert result["nearest"].tolist() == [-1, 0]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     st.floats(-1, 1),
@@ -621,6 +624,7 @@ def test_models_of_new_clusters_are_those_of_their_own_members(seed: int) -> Non
             np.testing.assert_array_equal(value, np.full(3, 9.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROTECTIONS)
 def test_by_test_clear_and_hidden_runs_are_the_same_and_newcomers_join(name: str) -> None:
     scene = digits(24, partition="pathological", rotations=(), groups=PATHOLOGICAL)
@@ -680,6 +684,7 @@ def test_halves_are_of_one_scale_and_their_mean_is_the_whole() -> None:
         Represent(Gradient(train.model), halves=True).run(replace(given[0], data=lonely))
 
 
+@pytest.mark.slow
 def test_tau_is_the_papers_rule_and_half_where_it_is_only_named() -> None:
     scene = digits(10)
     for one, other in (({"cut": "tau"}, {"tau": 0.5}), ({"variant": "authors"}, {"variant": "authors", "tau": 0.5, "cut": "tau"})):
@@ -690,6 +695,7 @@ def test_tau_is_the_papers_rule_and_half_where_it_is_only_named() -> None:
     assert rows == [2, 2, 1, 1]
 
 
+@pytest.mark.slow
 def test_under_sample_level_privacy_one_vector_of_public_noise_is_tested() -> None:
     """Four sets of labels; the vectors keep their length, which says how much of them is noise."""
     tree = {
@@ -779,6 +785,7 @@ def test_sketches_keep_cosines() -> None:
     np.testing.assert_allclose(count_sketch(a + 2 * b, 64, 3), count_sketch(a, 64, 3) + 2 * count_sketch(b, 64, 3), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_large_models_are_sketched_so_that_a_rotation_can_hide_them() -> None:
     scene = digits(8, partition="pathological", rotations=(), groups=PATHOLOGICAL)
     model = Model("mlp", scene.shape, scene.classes, hidden=200)

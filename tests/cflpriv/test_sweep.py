@@ -228,6 +228,7 @@ def test_results_do_not_depend_on_the_number_of_workers_and_failures_stay_alone(
     assert sweep_of(tmp_path / "2") == Sweep(sweep.cells, sweep.text)
 
 
+@pytest.mark.slow
 def test_a_dead_worker_and_a_failing_audit_are_recorded(tmp_path: Path) -> None:
     recorded = {**BASE, "run": {**BASE["run"], "record": "full"}}
     sweep = parse_sweep({**recorded, "sweep": {"algorithms": ["fedavg"], "seeds": [0, 1, 2], "attacks": ["x"], "budget": "quick"}})
@@ -250,6 +251,7 @@ def _dies_at_once(link: Connection) -> None:
     os._exit(9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("serve", [_dies_at_once, _dies_with_its_cell_unread])
 def test_a_worker_that_dies_before_it_has_read_its_cell_fails_that_cell_only(
     serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -344,6 +346,7 @@ def test_a_run_that_another_process_makes_is_left_to_it(tmp_path: Path) -> None:
     assert standing(sweep, tmp_path) == {first.name: "missing", second.name: "done"}
 
 
+@pytest.mark.slow
 def test_what_a_part_made_is_merged_and_what_is_missing_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,7 @@ def tree(**algorithm: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_run_reports_perplexity(folder: Path, tmp_path: Path) -> None:
     summary = run_experiment(parse_config(tree(name="fedavg")), tmp_path / "out", folder)
     rows = [json.loads(line) for line in (tmp_path / "out" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -51,6 +52,7 @@ def test_a_run_reports_perplexity(folder: Path, tmp_path: Path) -> None:
     assert any("test words are outside it" in note for note in summary["notes"])
 
 
+@pytest.mark.slow
 def test_perplexity_is_exp_of_the_mean_loss_and_falls_with_true_groups(folder: Path) -> None:
     simulation = start(parse_config(tree(name="oracle")), folder)
     rows = [advance(simulation) for _ in range(6)]

@@ -57,6 +57,7 @@ EDITS: dict[str, Callable[[Path], None]] = {
 }
 
 
+@pytest.mark.slow
 def test_a_folder_as_its_run_left_it_is_verified(folder: Path) -> None:
     found = verify(folder)
     assert found.problems == ()
@@ -78,6 +79,7 @@ def test_each_file_that_is_missing_is_named(folder: Path, name: str) -> None:
     assert any(name in problem for problem in verify(folder).problems)
 
 
+@pytest.mark.slow
 def test_a_report_says_what_is_not_verified(folder: Path) -> None:
     EDITS["summary.json"](folder)
     page = write_report(folder).read_text()

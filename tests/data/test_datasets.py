@@ -67,6 +67,7 @@ def test_digits() -> None:
     )
 
 
+@pytest.mark.slow
 @needs_files
 @pytest.mark.parametrize(
     ("name", "folder", "md5", "train", "test"),
@@ -99,6 +100,7 @@ def test_real_usps() -> None:
     assert dataset.std[0] == pytest.approx(float(dataset.x_train.astype(np.float64).std()))
 
 
+@pytest.mark.slow
 @needs_files
 def test_real_cifar10_subset_says_that_it_is_one() -> None:
     dataset = load_dataset("cifar10", FOLDER)

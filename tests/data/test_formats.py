@@ -45,6 +45,7 @@ def read_or_refuse(path: Path, read: Callable[[], Array]) -> Array | None:
     return None
 
 
+@pytest.mark.slow
 @SHARED_FOLDER
 @given(values=SHAPES.flatmap(lambda shape: arrays(np.uint8, shape)), packed=st.booleans())
 def test_idx_round_trip(tmp_path: Path, values: Array, packed: bool) -> None:
@@ -55,6 +56,7 @@ def test_idx_round_trip(tmp_path: Path, values: Array, packed: bool) -> None:
     np.testing.assert_array_equal(got, values)
 
 
+@pytest.mark.slow
 @SHARED_FOLDER
 @given(body=st.binary(max_size=60), start=st.sampled_from([b"", b"\0\0\x08\x01", b"\0\0\x08\x03", b"\x1f\x8b", b"\x1f\x8b\x08\0"]))
 def test_idx_random_bytes(tmp_path: Path, body: bytes, start: bytes) -> None:
@@ -66,6 +68,7 @@ def test_idx_random_bytes(tmp_path: Path, body: bytes, start: bytes) -> None:
         assert values is None or idx_bytes(values) == start + body
 
 
+@pytest.mark.slow
 @SHARED_FOLDER
 @given(data=st.data(), packed=st.booleans(), values=arrays(np.uint8, (5, 3, 4)))
 def test_idx_truncated_or_longer(tmp_path: Path, data: st.DataObject, packed: bool, values: Array) -> None:
@@ -82,6 +85,7 @@ def test_idx_truncated_or_longer(tmp_path: Path, data: st.DataObject, packed: bo
     assert "trailing" in str(caught.value)
 
 
+@pytest.mark.slow
 @SHARED_FOLDER
 @given(data=st.data(), values=arrays(np.uint8, (4, 3, 3)))
 def test_idx_flipped_bit_in_gzip(tmp_path: Path, data: st.DataObject, values: Array) -> None:
@@ -150,6 +154,7 @@ def test_npz_never_unpickles(tmp_path: Path) -> None:
     assert "'x'" in str(caught.value)
 
 
+@pytest.mark.slow
 @SHARED_FOLDER
 @given(data=st.data())
 def test_npz_damage(tmp_path: Path, data: st.DataObject) -> None:
@@ -183,6 +188,7 @@ def test_npz_with_a_lying_header(tmp_path: Path) -> None:
     assert "nothing" in str(caught.value)
 
 
+@pytest.mark.slow
 @SHARED_FOLDER
 @given(values=arrays(np.float32, (4, 5), elements=st.floats(-1, 1, width=16)), packed=st.booleans(), data=st.data())
 def test_libsvm_round_trip(tmp_path: Path, values: Array, packed: bool, data: st.DataObject) -> None:
@@ -210,6 +216,7 @@ def test_libsvm_bad_lines(tmp_path: Path, line: str) -> None:
     assert {"": "1 of its 3 lines", "1 6:1": "feature 6, not in 1..5"}.get(line, "line 2") in str(caught.value)
 
 
+@pytest.mark.slow
 @SHARED_FOLDER
 @given(body=st.one_of(st.binary(max_size=80), st.text("0123456789.:-+e \n\r#\0,qidnaf", max_size=80).map(str.encode)), packed=st.booleans())
 def test_libsvm_random_bytes(tmp_path: Path, body: bytes, packed: bool) -> None:
@@ -221,6 +228,7 @@ def test_libsvm_random_bytes(tmp_path: Path, body: bytes, packed: bool) -> None:
         assert got.dtype == np.float32
 
 
+@pytest.mark.slow
 def test_libsvm_takes_no_memory_for_what_a_file_only_claims(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text("1 2000000000:1\n" * 3)  # dense, 24 GB

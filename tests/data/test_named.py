@@ -99,6 +99,7 @@ def write_cifar100(folder: Path, fine: Array, coarse: Array, part: str = "train"
     return pixels
 
 
+@pytest.mark.slow
 def test_cifar100_and_its_superclasses(tmp_path: Path) -> None:
     (tmp_path / "cifar-100-python").mkdir()
     with pytest.raises(InputError, match="pickled and is not read"):
@@ -185,6 +186,7 @@ def test_official_emnist_letters_are_turned_upright(tmp_path: Path) -> None:
             load_dataset("emnist_letters", tmp_path)
 
 
+@pytest.mark.slow
 @needs_files
 def test_real_emnist_letters() -> None:
     dataset = load_dataset("emnist_letters", FOLDER)

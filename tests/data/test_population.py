@@ -261,6 +261,7 @@ def test_the_lists_for_the_command_line_are_what_is_accepted() -> None:
     assert all("\n" not in line for line in (*DATASETS.values(), *PARTITIONS.values()))
 
 
+@pytest.mark.slow
 @needs_files
 def test_a_hundred_clients_of_mnist_are_quick_after_loading() -> None:
     started = time.process_time()

@@ -15,6 +15,7 @@ IMAGES = arrays(np.float32, array_shapes(min_dims=4, max_dims=4, max_side=5), el
 LABELS = arrays(np.int64, st.integers(0, 20), elements=st.integers(0, 9))
 
 
+@pytest.mark.slow
 @given(x=IMAGES, a=st.integers(-5, 5), b=st.integers(-5, 5))
 def test_rotations_are_a_cyclic_group(x: Array, a: int, b: int) -> None:
     np.testing.assert_array_equal(rotate(rotate(x, a), b), rotate(x, a + b))

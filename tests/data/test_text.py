@@ -204,6 +204,7 @@ def test_mistakes(tmp_path: Path, spec: DataSpec, words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @needs_files
 def test_real_ag_news_clients_hold_one_topic() -> None:
     spec = DataSpec("ag_news", partition="kinds", clients=20, samples_per_client=500, test_samples_per_client=50, vocabulary=500)

@@ -28,6 +28,7 @@ from cflpriv.nvflare.exchange import ANSWER, TASK, CflprivController, CflprivExe
 EXAMPLE = Path(__file__).parents[2] / "examples" / "nvflare_app" / "federation.toml"
 
 
+@pytest.mark.slow
 def test_a_federation_on_nvflare_messages_equals_the_local_one(tmp_path: Path) -> None:
     scene = population(clients_per_group=3)
     sites = deployment(tmp_path, scene)

@@ -51,6 +51,7 @@ def scene(folder: Path) -> Scene:
     return Scene(CONFIG, SCENE, lambda: Clients(transport, read_roster(roster), identities))
 
 
+@pytest.mark.slow
 def test_over_a_grid_clients_answer_as_in_one_process(tmp_path: Path) -> None:
     there = play_all(scene(tmp_path), PLAYED)
     here = active_audit(CONFIG, attacks=PLAYED, population=SCENE)

@@ -74,6 +74,7 @@ def deployment(
     return FakeGrid({node: client_app(data) for node in configs}, configs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", [True, False])
 def test_a_federation_on_flower_messages_equals_the_local_one(tmp_path: Path, state: bool) -> None:
     scene = population(clients_per_group=3)
@@ -117,6 +118,7 @@ def test_secure_sums_and_lost_nodes(tmp_path: Path) -> None:
     assert not grid.errors
 
 
+@pytest.mark.slow
 def test_serve_writes_the_run_folder_of_a_local_run(tmp_path: Path) -> None:
     config = load_config(
         Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml", ["training.rounds=1", "protection.sum=none"]
@@ -153,6 +155,7 @@ class Cut(Exception):
     """The SuperLink goes down."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("protection", "stages"),
     [
@@ -228,6 +231,7 @@ def cut_at(grid: FakeGrid, at: str) -> Callable[[str], None]:
     return says
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("privacy", "protection"),
     [('unit = "sample"\nsamples = 300', ""), ('unit = "sample"\nsamples = 300', 'gram = ["haar"]\nsum = "secagg"\nmin_cohort = 2'),
@@ -492,6 +496,7 @@ class Processes:
         assert self.forks.returncode == 0
 
 
+@pytest.mark.slow
 def test_each_message_in_a_fresh_process_and_torch_only_to_compute(tmp_path: Path) -> None:
     scene = population(groups=1, clients_per_group=2)
     deployment(tmp_path, scene, 'sum = "secagg"\nmin_cohort = 2', state=True)
@@ -529,6 +534,7 @@ def test_flowers_context_keeps_state_as_a_store_does() -> None:
     assert ContextStore(context).names() == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", [True, False])
 def test_encrypted_similarity_with_a_key_holder_at_a_node_of_its_own(tmp_path: Path, state: bool) -> None:
     """The holder is a node without data, named in its settings; its node gone, a round is given up and the next one goes on."""

@@ -38,6 +38,7 @@ def multipliers(charges: Iterable[Charge]) -> set[float]:
     return {event.noise_multiplier for line in charges for event in line.events if isinstance(event, GaussianEvent)}
 
 
+@pytest.mark.slow
 def test_a_deployment_is_calibrated_for_real_participation_and_keeps_to_it_while_clients_are_away(tmp_path: Path) -> None:
     scene = scenes.population(groups=1, clients_per_group=8)
     config = parse_config(

@@ -13,6 +13,7 @@ from cflpriv.experiments import load_config, run_experiment
 from cflpriv.flower import serve
 
 
+@pytest.mark.slow
 def test_the_run_folder_is_that_of_a_run_in_one_process(tmp_path: Path) -> None:
     # a stack of clients may round otherwise than one alone, which depends on the processor
     config = load_config(APP / "experiment.toml", ["protection.sum=none", "protection.min_cohort=1", "run.engine=sequential"])

@@ -69,6 +69,7 @@ def test_the_diff_is_short() -> None:
     assert 0 < len(changed) <= 16
 
 
+@pytest.mark.slow
 def test_the_stock_app_becomes_clustered_and_secure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each cluster's model is what plain averages of its members' trainings would be, and no update is seen."""
     seen = []

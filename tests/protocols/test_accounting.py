@@ -68,6 +68,7 @@ def test_opacus_gdp_is_refused_by_name_and_for_a_reason() -> None:
     assert theirs.get_epsilon(1e-5) < exact - 0.2, "it forgets the first of two releases"
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(
     st.floats(0.8, 12), st.floats(0.7, 4), st.sampled_from([0.01, 0.05, 0.2]), st.integers(1, 300), st.floats(0.05, 0.95),
@@ -96,6 +97,7 @@ def test_sampling_everyone_is_no_sampling(relation: Relation) -> None:
     assert _sampled_pld(3.0, 1.0, 4, relation, 5e-4).get_epsilon_for_delta(1e-5) == pytest.approx(exact, abs=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [6, 7, 8, 12])
 def test_losses_whose_exponentials_leave_the_floating_point_numbers(steps: int) -> None:
     # ε from 629 to 1180; where e^-ε is subnormal, about 709 to 745, dp-accounting's formula gives infinity
@@ -140,6 +142,7 @@ def test_a_tiny_delta_is_not_flattered_by_rounding(delta: float) -> None:
     assert delta_of([sampled(50.0, 0.5, 10)], 40.0) >= 1e-12
 
 
+@pytest.mark.slow
 def test_a_delta_that_is_all_rounding_is_priced_by_formulas() -> None:
     """Higher than at a larger δ, and no more than what adds up by hand."""
     pure: list[Event] = [ChoiceEvent(1.0, "add_remove", "sample"), ChoiceEvent(0.5, "add_remove", "sample")]
@@ -232,6 +235,7 @@ def test_who_knows_shares_takes_them_off(event: GaussianEvent | SampledGaussianE
     assert left == replace(shared, noise_multiplier=0.75, shares=1)
 
 
+@pytest.mark.slow
 def test_calibration_refuses_what_no_noise_reaches() -> None:
     with pytest.raises(ValueError, match="cannot be kept"):
         calibrate(lambda z: [ChoiceEvent(3.0, "add_remove", "sample"), sampled(z, 0.1, 1)], 1.0, 1e-5)
@@ -239,6 +243,7 @@ def test_calibration_refuses_what_no_noise_reaches() -> None:
         calibrate(lambda z: [plain(z)], 0.0, 1e-5)
 
 
+@pytest.mark.slow
 def test_tiny_noise_is_priced_and_not_out_of_memory() -> None:
     assert epsilon_of([plain(0.05), sampled(0.1, 0.1, 3)], 1e-5) > 100
 
@@ -256,6 +261,7 @@ def test_pure_releases_beyond_any_use_are_added_up() -> None:
     assert below == pytest.approx(above, abs=0.05)
 
 
+@pytest.mark.slow
 def test_a_delta_below_what_distributions_hold_is_priced_otherwise_or_refused_and_not_divided_by() -> None:
     z = calibrate(lambda z: [sampled(z, 0.5, 10)], 2.0, 1e-16)
     assert 1.99 < epsilon_of([sampled(z, 0.5, 10)], 1e-16) <= 2.0

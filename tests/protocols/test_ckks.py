@@ -106,6 +106,7 @@ def three() -> Epoch:
 # --- packing
 
 
+@pytest.mark.slow
 @given(st.integers(1, 4), st.integers(1, 12), st.integers(1, 3), st.integers(0, 2**32 - 1))
 @settings(max_examples=50, deadline=None)
 def test_the_wanted_coefficients_of_grouped_products_are_the_inner_products(p: int, d: int, group: int, seed: int) -> None:
@@ -199,6 +200,7 @@ def test_they_are_those_of_the_naive_dot() -> None:
     assert np.allclose(epoch.holder.blocks[0, 1], naive_block(left, right), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_workers_change_nothing_but_their_masks() -> None:
     epoch = Epoch.of(vectors(7, 2, 20))
     for client in range(7):

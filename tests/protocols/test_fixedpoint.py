@@ -32,6 +32,7 @@ def test_no_room_for_a_single_level() -> None:
         largest_levels(2**15, 16)
 
 
+@pytest.mark.slow
 @given(st.sampled_from(typing.get_args(Bits)), st.lists(st.integers(-(2**31), 2**31 - 1), max_size=30))
 def test_wrapped_sums_equal_plain_sums_modulo_the_modulus(bits: Bits, numbers: list[int]) -> None:
     total = np.zeros(1, "<u2" if bits == 16 else "<u4")

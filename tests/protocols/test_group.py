@@ -146,6 +146,7 @@ def steps(draw: Any) -> list[Step]:
     return found
 
 
+@pytest.mark.slow
 @given(steps())
 @settings(max_examples=80, deadline=None)
 def test_members_and_nobody_else_have_the_secret_through_joins_removals_and_dropouts(history: list[Step]) -> None:
@@ -252,6 +253,7 @@ def test_machines_may_be_stored_after_every_message(cut: int, who: int) -> None:
     assert len({one.derive("x") for one in members.values()}) == 1
 
 
+@pytest.mark.slow
 def test_a_thousand_clients_take_seconds_and_five_messages_each() -> None:
     n = 250  # the time grows with n (and what each client checks with n): see the slow test for a thousand
     identities = [Identity.create(number, ENTROPY) for number in range(n)]
@@ -321,6 +323,7 @@ def test_replayed_and_reordered_messages_are_refused(stage: MemberStage) -> None
                 unchanged(one, data, "wrong-stage")
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_damaged_messages_are_refused(data: Any) -> None:

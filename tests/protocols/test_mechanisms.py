@@ -172,6 +172,7 @@ def test_noise_of_a_second_moment_is_a_gaussian_orthogonal_ensemble() -> None:
     assert np.abs(off).max() < stats.norm.isf(ALPHA / 2 / len(off)) / math.sqrt(repeats)
 
 
+@pytest.mark.slow
 def test_choices_have_their_probabilities() -> None:
     entropy = public_entropy("choices")
     count = 20_000

@@ -170,6 +170,7 @@ def exact_epsilon(p: Floats, q: Floats, delta: float) -> float:
     return float(high)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(laws, outcomes, st.floats(1e-6, 0.3))
 def test_delta_of_the_best_is_never_above_the_bound(runs: Runs, weights: tuple[list[float], list[float]], delta: float) -> None:

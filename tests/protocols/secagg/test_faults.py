@@ -40,6 +40,7 @@ MODES = ("active", "passive")
 BAD_BOX = on(m.Shares, changed_boxes("box"))
 
 
+@pytest.mark.slow
 def test_random_faults_of_one_client() -> None:
     endings = fuzz(300)
     assert endings["sum"] > 100

@@ -38,6 +38,7 @@ def test_graph_is_regular_and_symmetric(n: int, seed: bytes) -> None:
     assert all(c in around[other] for c, near in around.items() for other in near)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [40, 100, 300])
 def test_honest_survivors_stay_connected(n: int) -> None:
     """Removing 30 % at random disconnects with probability at most 2^-40 (times 200 trials)."""

@@ -200,6 +200,7 @@ print(json.dumps([spent, sorted(ours), [n for n in ("torch", "sklearn", "pydanti
 """
 
 
+@pytest.mark.slow
 def test_importing_is_quick_and_brings_neither_torch_nor_the_rest_of_the_project() -> None:
     runs = [json.loads(subprocess.run([sys.executable, "-c", IMPORT], cwd=ROOT, check=True, capture_output=True).stdout) for _ in range(5)]
     assert runs[0][1] == ["cflpriv"]

@@ -95,6 +95,7 @@ def test_dropouts_between_the_sums_count_against_the_smallest_open_block() -> No
     assert {c: weight for c, (_, weight) in outcome.means.items()} == {0: 4.0}
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_no_block_with_fewer_contributors_than_the_minimum_is_ever_unmasked(data: st.DataObject) -> None:

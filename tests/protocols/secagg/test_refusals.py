@@ -70,6 +70,7 @@ def test_every_bit_flip_and_truncation_is_refused_by_both_sides(mode: str) -> No
         play.server.receive(0, reply)
 
 
+@pytest.mark.slow
 def test_flips_by_an_enemy_who_mends_the_checksum_are_refused() -> None:
     """Against an active server, once the terms stand, no bit of what a client is sent can be changed; nor of what clients sign."""
     accepted: list[str] = []

@@ -106,6 +106,7 @@ def test_every_dropout_pattern_of_up_to_four_clients(mode: str, n: int, bits: in
     assert not all(sums)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["active", "passive"])
 @pytest.mark.parametrize("n", [5, pytest.param(6, marks=pytest.mark.slow)])
 def test_every_dropout_pattern_of_five_and_six_clients(mode: str, n: int) -> None:
@@ -124,6 +125,7 @@ def test_every_dropout_pattern_in_every_arithmetic(mode: str, bits: int, weighte
         check(agreement(n, mode, bits, weighted), drops)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_random_cohorts(data: st.DataObject) -> None:
