@@ -49,7 +49,7 @@ def mean_interval(values: Sequence[float], count: int) -> tuple[float, float] | 
         return None
     reach = float(stdtrit(n - 1, 0.975)) * float(np.std(values, ddof=1)) * np.sqrt(max(0.0, 1 - n / count) / n)
     mean = float(np.mean(values))
-    return max(0.0, mean - reach), min(1.0, mean + reach)
+    return float(max(0.0, mean - reach)), float(min(1.0, mean + reach))
 
 
 def spread(values: Array, name: str) -> Mapping[str, float | None]:
