@@ -35,7 +35,7 @@ SCENE = population(groups=2, clients_per_group=3, samples=12, test_samples=2, sh
 ROUNDS = 2
 CLIP = 8.0
 FLOOR = 2
-CKKS_BOUND = 64.0
+BOUND = 64.0
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "cfl": {"watch": True}, "pfedlia": {"warm_up": 1}, "ifca": {"k": 2}, "hypcluster": {"k": 2},
     "private_clusters": {"k": 1},
@@ -68,7 +68,8 @@ def sums() -> list[Mapping[str, Any]]:
 
 def grams() -> list[Mapping[str, Any]]:
     """`[protection]` of each kind of comparison."""
-    return [{"gram": [spec.name], **({"ckks_bound": CKKS_BOUND} if spec.encrypted else {})} for spec in registered("gram")]
+    bounds = {"ckks_bound": BOUND, "share_bound": BOUND}
+    return [{"gram": [spec.name], **(bounds if spec.encrypted or spec.shared else {})} for spec in registered("gram")]
 
 
 def config_of(name: str, protection: Mapping[str, Any], **run: Any) -> Config:
