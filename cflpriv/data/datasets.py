@@ -16,6 +16,7 @@ __all__ = [
     "DIRECTORY_VARIABLE",
     "HOW_TO_SET",
     "NPZ_ARRAYS",
+    "POOLED",
     "Dataset",
     "channel_statistics",
     "data_directory",
@@ -232,7 +233,7 @@ NPZ_ARRAYS = {
     "class_names": "optional: the names of the classes; without it there are as many as the largest label + 1",
 }
 """The arrays of an npz, by name."""
-_POOLED = "{}: a model's input is normalised by the mean and deviation of all clients' training samples, which count as public"
+POOLED = "{}: a model's input is normalised by the mean and deviation of all clients' training samples, which count as public"
 _NPZ_NEEDED = ("x_train", "y_train", "x_test", "y_test")
 
 
@@ -254,7 +255,7 @@ def load_npz(path: str | Path, scaling: Scaling | None = None) -> Dataset:
         (arrays["x_train"], arrays["y_train"]),
         (arrays["x_test"], arrays["y_test"]),
         classes=0 if names is None else names.size,
-        notes=() if scaling is not None else (_POOLED.format(path),),
+        notes=() if scaling is not None else (POOLED.format(path),),
         class_names=() if names is None else tuple(str(one) for one in names.ravel().tolist()),
         scaling=scaling,
         owners=(arrays.get("client_train"), arrays.get("client_test")),
@@ -265,5 +266,5 @@ def load_idx(train_images: str | Path, train_labels: str | Path, test_images: st
     """The user's own images in four idx files (raw or gzip): images (n, H, W) and labels (n,) of unsigned bytes."""
     return dataset_of(
         str(train_images), (read_idx(train_images, 3), read_idx(train_labels, 1)), (read_idx(test_images, 3), read_idx(test_labels, 1)),
-        notes=(_POOLED.format(train_images),),
+        notes=(POOLED.format(train_images),),
     )  # fmt: skip

@@ -12,6 +12,7 @@ from ..randomness import Stream, stream
 from ..types import Array, ClientData, Population
 from . import partition as split
 from .datasets import Dataset, channel_statistics, data_directory, load_idx, load_npz
+from .image_folders import load_image_folders
 from .named import LOADERS, load_dataset
 from .partition import Partition
 from .scaling import Scaling, scaled
@@ -78,7 +79,9 @@ def _load(spec: DataSpec, directory: str | Path | None) -> Dataset:
             return load_table(spec.source, paths, columns, spec.scaling, spec.test_share, spec.seed)
     except InputError as error:
         raise InputError(f"[data] {error}") from None
-    return load_npz(paths[0], spec.scaling) if spec.source == "npz" else load_idx(*paths)
+    if spec.source == "npz":
+        return load_npz(paths[0], spec.scaling)
+    return load_image_folders(*paths) if spec.source == "torchvision" else load_idx(*paths)
 
 
 def _partition(spec: DataSpec, dataset: Dataset, shifts: int) -> Partition:

@@ -119,6 +119,7 @@ def test_the_summary_of_an_interruption_is_not_taken_for_the_last(tmp_path: Path
         "stocfl",
         "pfedlia",
         "r_dpcfl",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("flexcfl", "ocfl", "fedrc", "fedgwc")),
         "fedavg",
         "local",
     ],

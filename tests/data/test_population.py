@@ -256,7 +256,7 @@ def test_mistakes(spec: DataSpec, words: str) -> None:
 
 
 def test_the_lists_for_the_command_line_are_what_is_accepted() -> None:
-    assert set(DATASETS) == {*LOADERS, *TEXTS, *TABLES, "npz", "idx", "mixture"}
+    assert set(DATASETS) == {*LOADERS, *TEXTS, *TABLES, "npz", "torchvision", "idx", "mixture"}
     assert set(PARTITIONS) == {"iid", "label_skew", "dirichlet", "pathological", "kinds", "given"}
     assert all("\n" not in line for line in (*DATASETS.values(), *PARTITIONS.values()))
 
