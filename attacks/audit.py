@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..algorithms import ALGORITHMS
-from ..contract.transcript import Message
+from ..contract.transcript import Message, what_was_kept
 from ..data import build_population
 from ..engine.device import using
 from ..errors import InputError, near
@@ -85,6 +85,8 @@ def audit_run(
         plan = replace(plan, seeds=tuple(seed for seed in plan.seeds if units[seed]), plays=_played(config, summary, wanted, limits))
         todo = [seed for seed in plan.seeds if not units[seed].keys() <= kept.cells.keys()]
         say(plan.words(budget, todo, len(wanted), adversaries))
+        if missing := what_was_kept(messages):
+            say(missing)
         if adversary is None:
             say("not run: an active server; audit with --adversary active-server as well")
         clock = Clock(plan, todo, len(wanted))
@@ -227,7 +229,7 @@ def _cell(fields: Mapping[str, Any]) -> Cell:
 
 
 def _plan(config: Config, summary: Mapping[str, Any], population: Population, budget: Budget) -> Plan:
-    size = estimate_record_bytes(config.with_("run", record="full", record_rounds=(), record_clients=()), population)
+    size = estimate_record_bytes(config.recording_all(), population)
     is_whole = is_open(config) and config.run.record == "full"
     return plan_of(summary, config.run.seed, size=size, is_open=is_open(config), is_whole=is_whole, budget=budget)
 
@@ -238,11 +240,14 @@ def _plan(config: Config, summary: Mapping[str, Any], population: Population, bu
 def _attacked(name: str, adversary: str, scene: Scene, budget: Budget, folder: Path | None) -> list[Cell]:
     """One attack by one adversary on one run. Arrays are saved into `folder`, if there is one."""
     case = case_of(scene, adversary, budget)
+    in_part = "; not all payloads were kept ([run] record)" if what_was_kept(scene.messages) else ""
     try:
         with using(device_of(scene.config)):
             cells, arrays = ATTACKS[name].cells(case)
     except NotRecorded as error:
-        return [nothing(case, name, "attempted", f"not attempted: {error}")]
+        return [nothing(case, name, "attempted", f"not attempted: {error}{in_part}")]
+    if in_part:
+        cells = [replace(one, note=one.note + in_part) for one in cells]
     if scene.rounds is not None:
         words, most = f"; of the first {scene.rounds} round(s) only", scene.rounds
         cells = [replace(one, note=one.note + words, rounds=min(one.rounds or most, most)) for one in cells]

@@ -51,7 +51,7 @@ def unscored(ledger: Ledger) -> tuple[str, ...]:
 def recorded(config: Config) -> Config:
     """The configuration of a rerun that is looked at from the server's side."""
     # newcomers would need data of their own; nobody looks at accuracies here
-    config = config.with_("run", record="full", record_rounds=(), record_clients=(), evaluate_every=10**9, audit_parties=("server",))
+    config = config.recording_all(evaluate_every=10**9, audit_parties=("server",))
     return config.with_("data", newcomers=0)
 
 

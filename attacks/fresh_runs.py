@@ -109,7 +109,7 @@ def _secrets_of(config: Config, population: Population) -> dict[str, dict[str, s
 
 
 def _recording(config: Config) -> Config:
-    return config.with_("run", record="full", record_rounds=(), record_clients=(), evaluate_every=max(1, config.training.rounds))
+    return config.recording_all(evaluate_every=max(1, config.training.rounds))
 
 
 class _Upload(Exception):
@@ -137,7 +137,7 @@ def simulator(config: Config, population: Population) -> Callable[[Sequence[tupl
         people = replace(population, clients=clients, groups=(0,) * len(clients), notes=())
         alone = _opened(config).with_("data", newcomers=0)
         alone = alone.with_("training", participation=1.0, sampling="global", dropout=0.0, dropouts=(), weights="equal")
-        alone = alone.with_("run", record="full", record_rounds=(), record_clients=())
+        alone = alone.recording_all()
         if "k" in config.algorithm:  # what is compared is the same; of a few clients there are no more clusters than these
             alone = alone.with_("algorithm", k=min(config.algorithm["k"], len(data)))
         try:

@@ -66,7 +66,7 @@ ROWS = {
         1.4,
         (
             "run", "{examples}/ifca_rotated_mnist.toml", "--out", "{out}",
-            "--set", "training.rounds=3", "--set", "algorithm.restarts=1", "--set", "algorithm.decide_after=1",
+            "--set", "training.rounds=3", "--set", "algorithm.restarts=1", "--set", "algorithm.decide_after=0",
         ),
         needs="mnist", pairs=2,
     ),

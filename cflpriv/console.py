@@ -15,7 +15,16 @@ def row_text(row: Mapping[str, Any]) -> str:
         return spent.strip()
     local = "" if row["local_accuracy_mean"] is None else f"  local models {100 * row['local_accuracy_mean']:.1f} %"
     perplexity = "" if row.get("perplexity_mean") is None else f"  perplexity {row['perplexity_mean']:.4g}"
-    return f"accuracy {100 * row['accuracy_mean']:.1f} %{local}{perplexity}{spent}"
+    return f"accuracy {100 * row['accuracy_mean']:.1f} %{_sampled(row)}{local}{perplexity}{spent}"
+
+
+def _sampled(scores: Mapping[str, Any]) -> str:
+    """That scores are of a sample of the clients, and the interval for the mean over all of them."""
+    if not scores.get("evaluated_clients"):
+        return ""
+    interval = scores.get("accuracy_mean_interval")
+    between = "" if interval is None else f"95 % interval {100 * interval[0]:.1f} to {100 * interval[1]:.1f}, "
+    return f" ({between}from {scores['evaluated_clients']} clients drawn at random)"
 
 
 def summary_text(summary: Mapping[str, Any]) -> str:
@@ -35,7 +44,8 @@ def summary_text(summary: Mapping[str, Any]) -> str:
         private = f" and differential privacy of one {unit} (epsilon {summary['epsilon']:.3g} of {budget:.3g} spent at delta {delta:g})"
     return (
         f"{summary['algorithm']}, protection {summary['protection']}{private}: accuracy {percent(summary['accuracy_mean'])}"
-        f" (worst client {percent(summary['accuracy_worst'])}), local models {percent(summary['local_accuracy_mean'])}{perplexity}"
+        f"{_sampled(summary)} (worst client {percent(summary['accuracy_worst'])})"
+        f", local models {percent(summary['local_accuracy_mean'])}{perplexity}"
         f"{clusters}{agreement}; up {summary['upload_bytes'] / 1e6:.2f} MB, down {summary['download_bytes'] / 1e6:.2f} MB"
     )
 

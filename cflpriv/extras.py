@@ -28,6 +28,7 @@ EXTRA_OF = {
     "datasets": "huggingface",
     "ray": "ray",
     "tensorboard": "tensorboard",
+    "torchvision": "vision",
 }
 """The extra of each module that a plain `pip install cflpriv` leaves out."""
 

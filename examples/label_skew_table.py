@@ -29,6 +29,7 @@ HEAVY = {"momentum": 0.9}
 TRAINING: dict[str, dict[str, Any]] = dict.fromkeys(("fedavg", "fedprox", "fednova", "scaffold"), HEAVY)
 HYPER: dict[str, dict[str, Any]] = {
     "pacfl": {"p": 3, "k": 2}, "ifca": {"k": 2}, "fesem": {"k": 2}, "one_shot": {"k": 2}, "r_dpcfl": {"k": 2}, "rr_cluster": {"k": 2},
+    "flexcfl": {"k": 2}, "fedsoft": {"k": 2}, "fedrc": {"k": 2},
     "pina": {"k": 2}, "fedprox": {"mu": 0.01}, "per_fedavg": {"alpha": 0.01, "beta": 0.001}, "lg_fedavg": {"global_layers": 2},
     "cfl": {"eps2": 0.75},
 }  # fmt: skip

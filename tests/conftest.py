@@ -1,7 +1,9 @@
 """Settings of all tests: what a slow or busy machine does to a property test's speed says nothing about the property."""
 
+import ctypes
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,6 +22,17 @@ def _nobody_waits_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", flushed)
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _a_module_leaves_no_memory(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a module's own functions cache, such as runs to attack, is dropped after it, and freed memory given back to the system."""
+    yield
+    for one in vars(request.module).values():
+        if hasattr(one, "cache_clear") and one.__module__ == request.module.__name__:
+            one.cache_clear()
+    with suppress(OSError, AttributeError):  # another C library than glibc
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 @pytest.fixture

@@ -10,15 +10,20 @@ from .crossfit import CROSSFIT, crossfit
 from .ditto import DITTO, ditto
 from .fedavg import FEDAVG, fedavg
 from .fedfomo import FEDFOMO, fedfomo
+from .fedgwc import FEDGWC, fedgwc
 from .fednova import FEDNOVA, fednova
 from .fedproto import FEDPROTO, fedproto
 from .fedprox import FEDPROX, fedprox
+from .fedrc import FEDRC, fedrc
+from .fedsoft import FEDSOFT, fedsoft
 from .fesem import FESEM, fesem
 from .fixed import ORACLE, SHUFFLED, oracle, shuffled
+from .flexcfl import FLEXCFL, flexcfl
 from .ifca import HYPCLUSTER, IFCA, hypcluster, ifca
 from .interface import ALGORITHMS, FUNCTIONS, STATES, TASKS, register_algorithm
 from .lg_fedavg import LG_FEDAVG, lg_fedavg
 from .local import LOCAL, local
+from .ocfl import OCFL, ocfl
 from .one_shot import ONE_SHOT, one_shot
 from .pacfl import PACFL, pacfl
 from .per_fedavg import PER_FEDAVG, per_fedavg
@@ -31,13 +36,13 @@ from .scaffold import SCAFFOLD, scaffold
 from .stocfl import STOCFL, stocfl
 
 __all__ = [
-    "ALGORITHMS", "FUNCTIONS", "STATES", "TASKS", "cfl", "crossfit", "ditto", "fedavg", "fedfomo", "fednova", "fedproto", "fedprox",
-    "fesem", "hypcluster", "ifca", "lg_fedavg", "local", "one_shot", "oracle", "pacfl", "per_fedavg", "pfedlia", "pina", "private_clusters",
-    "r_dpcfl", "rr_cluster", "scaffold", "shuffled", "stocfl",
+    "ALGORITHMS", "FUNCTIONS", "STATES", "TASKS", "cfl", "crossfit", "ditto", "fedavg", "fedfomo", "fedgwc", "fednova", "fedproto",
+    "fedprox", "fedrc", "fedsoft", "fesem", "flexcfl", "hypcluster", "ifca", "lg_fedavg", "local", "ocfl", "one_shot", "oracle", "pacfl",
+    "per_fedavg", "pfedlia", "pina", "private_clusters", "r_dpcfl", "rr_cluster", "scaffold", "shuffled", "stocfl",
 ]  # fmt: skip
 
 for _spec in (
     PACFL, IFCA, HYPCLUSTER, CFL, STOCFL, PFEDLIA, CROSSFIT, FEDAVG, FEDPROX, FEDNOVA, SCAFFOLD, DITTO, LG_FEDAVG, PER_FEDAVG, FEDFOMO,
-    FEDPROTO, FESEM, ONE_SHOT, R_DPCFL, PRIVATE_CLUSTERS, RR_CLUSTER, PINA, LOCAL, ORACLE, SHUFFLED,
+    FEDPROTO, FESEM, ONE_SHOT, R_DPCFL, PRIVATE_CLUSTERS, RR_CLUSTER, PINA, FLEXCFL, OCFL, FEDSOFT, FEDRC, FEDGWC, LOCAL, ORACLE, SHUFFLED,
 ):  # fmt: skip
     register_algorithm(_spec)

@@ -35,7 +35,7 @@ from .fedavg import Weights, average_within
 from .interface import Algorithm, AlgorithmSpec, Served
 from .steps import moved
 
-__all__ = ["STARTS", "ClusterByMeans", "PlaceByMeans", "one_shot"]
+__all__ = ["STARTS", "ClusterByMeans", "PlaceByMeans", "one_shot", "with_late"]
 
 STARTS = 10
 """k-means is begun so often, and the best is kept."""
@@ -96,7 +96,7 @@ class PlaceByMeans:
         return {"labels": np.array(labels, dtype=np.int64)}, {}
 
 
-def _with_late(clustering: Clustering, clients: Sequence[int]) -> Clustering:
+def with_late(clustering: Clustering, clients: Sequence[int]) -> Clustering:
     """The clustering with those of `clients` that it lacks, in the largest cluster."""
     late = [client for client in clients if client not in clustering.clients]
     return clustering.extended(late, [int(np.bincount(clustering.labels).argmax())] * len(late)) if late else clustering
@@ -131,7 +131,7 @@ def one_shot(
         held = federation.compute(erm, {"model": initial})["update"]
         released = federation.gram(held, then=ClusterByMeans(k, starts, seed))
         clustering = Clustering(held.clients, tuple(int(label) for label in released.result["labels"]), k)
-        clustering = _with_late(clustering, federation.clients)
+        clustering = with_late(clustering, federation.clients)
         means = try_mean(federation, held, weights, clustering, k)  # over those who have an update
         models = moved(federation, (initial,) * k, means, "update", clustering, clustering.clients)
         return State(models, clustering, held, released.evidence)
@@ -147,7 +147,7 @@ def one_shot(
         held = federation.compute(erm, {"model": initial}, on=newcomers)["update"]
         released = federation.gram(held, then=PlaceByMeans(), against=state.updates)
         labels = [int(label) for label in released.result["labels"]]
-        return replace(state, clustering=_with_late(state.clustering.extended(held.clients, labels), newcomers)), {"joined": labels}
+        return replace(state, clustering=with_late(state.clustering.extended(held.clients, labels), newcomers)), {"joined": labels}
 
     def describe(state: State) -> Mapping[str, Any]:
         return {"clustering": state.clustering, "evidence": state.evidence, "rule": f"k = {k}"}

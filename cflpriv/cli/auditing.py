@@ -132,3 +132,5 @@ def verify(
     if problems:
         sys.exit(1)
     OUT.print(f"verified: {run_dir}, digest {found.digest}", markup=False)
+    if found.unchecked:
+        OUT.print(f"not checked: {found.unchecked}", markup=False)

@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from scipy.special import stdtrit
 
 from ..types import Array
 
-__all__ = ["ari", "perplexity", "spread"]
+__all__ = ["ari", "mean_interval", "perplexity", "spread"]
 
 MOST_NATS = 100.0
 """Mean losses count as at most this many nats a sample: above it a loss shows only that the model diverged."""
@@ -36,6 +37,19 @@ def perplexity(loss: Array, accuracy: Array) -> Array:
     of a mean, and the mean and its deviation are finite, so that JSON can hold them.
     """
     return np.where(np.isnan(accuracy), np.nan, np.exp(np.clip(np.nan_to_num(loss, nan=np.inf), None, MOST_NATS)))
+
+
+def mean_interval(values: Sequence[float], count: int) -> tuple[float, float] | None:
+    """A 95 % interval for the mean of `count` numbers in [0, 1] from a simple random sample of them; None for fewer than two.
+
+    Student's t with the correction for a finite population: x̄ ± t·s·√((1 − n/N)/n) (Cochran, Sampling Techniques, 1977, eq. 2.22).
+    """
+    n = len(values)
+    if n < 2:
+        return None
+    reach = float(stdtrit(n - 1, 0.975)) * float(np.std(values, ddof=1)) * np.sqrt(max(0.0, 1 - n / count) / n)
+    mean = float(np.mean(values))
+    return float(max(0.0, mean - reach)), float(min(1.0, mean + reach))
 
 
 def spread(values: Array, name: str) -> Mapping[str, float | None]:

@@ -20,12 +20,12 @@ from ..errors import InputError
 from ..files import append, write_arrays, write_atomically
 from ..types import Array
 
-__all__ = ["LEVELS", "Level", "Message", "RoundRecord", "Transcript", "cut_transcript", "read_transcript", "settings_of"]
+__all__ = ["LEVELS", "Level", "Message", "RoundRecord", "Transcript", "cut_transcript", "read_transcript", "settings_of", "what_was_kept"]
 
 Level = Literal["headers", "attackable", "full"]
 LEVELS: dict[str, str] = {
     "headers": "kind, parties, sizes and digests of every message",
-    "attackable": "payloads too, for the rounds in `record_rounds` and the clients in `record_clients`",
+    "attackable": "payloads too, for the rounds in `record_rounds` and the clients in `record_clients` or a `record_sample`",
     "full": "all payloads",
 }
 
@@ -229,6 +229,18 @@ def settings_of(value: object) -> Any:
         return [settings_of(one) for one in value]
     names = [one.name for one in fields_of(value) if one.init] if is_dataclass(value) and not isinstance(value, type) else []
     return {"": type(value).__name__, **{name: settings_of(getattr(value, name)) for name in names}}
+
+
+def what_was_kept(messages: Sequence[Message]) -> str:
+    """A sentence on the payloads that were not kept; empty where all were."""
+    sent = [message for message in messages if message.total_bytes]
+    without, in_part = sum(one.payload is None for one in sent), sum(bool(one.kept_digest) for one in sent)
+    if not without + in_part:
+        return ""
+    return (
+        f"of {len(sent)} payloads {len(sent) - without - in_part} were kept, {in_part} for some clients only, {without} not at all (see "
+        "[run] record): what was not kept cannot be checked against its digest, and no attack reads it"
+    )
 
 
 def payload_rows(message: Message) -> tuple[int, ...]:

@@ -9,13 +9,14 @@ import numpy as np
 
 from ..errors import InputError
 from ..types import Array, check_array
-from .formats import read_idx, read_npz
+from .formats import LARGEST_BYTES, read_idx, read_npz
 from .scaling import Scaling
 
 __all__ = [
     "DIRECTORY_VARIABLE",
     "HOW_TO_SET",
     "NPZ_ARRAYS",
+    "POOLED",
     "Dataset",
     "channel_statistics",
     "data_directory",
@@ -127,6 +128,12 @@ def channel_statistics(parts: Iterable[Array]) -> tuple[tuple[float, ...], tuple
     return tuple(map(float, mean)), tuple(float(s) if s > 1e-3 else 1.0 for s in deviation)
 
 
+def _pieces(x: Array) -> Iterable[Array]:
+    """`x` whole; in pieces where it is so large that it can only be mapped, since statistics take as much memory as a piece."""
+    rows = len(x) if x.nbytes <= LARGEST_BYTES else max(1, (LARGEST_BYTES >> 5) * len(x) // x.nbytes)
+    return (x[at : at + rows] for at in range(0, len(x), rows))
+
+
 def data_directory(given: str | Path | None = None) -> Path:
     """Where data sets are looked for: `given` (--data-dir), else the environment's CFLPRIV_DATA, else `data/`."""
     return Path(given or os.environ.get(DIRECTORY_VARIABLE) or "data")
@@ -153,7 +160,7 @@ def dataset_of(
     if not classes:
         classes = 1 + max((int(y.max()) for y in (y_train, y_test) if len(y)), default=0)
     if statistics is None and x_train.size:
-        statistics = channel_statistics([x_train])
+        statistics = channel_statistics(_pieces(x_train))
     mean, std = statistics or ((0.0,), (1.0,))
     owners_train, owners_test = (None if o is None else _whole(f"{name}: client owners", o) for o in owners)
     return Dataset(
@@ -226,12 +233,12 @@ NPZ_ARRAYS = {
     "class_names": "optional: the names of the classes; without it there are as many as the largest label + 1",
 }
 """The arrays of an npz, by name."""
-_POOLED = "{}: a model's input is normalised by the mean and deviation of all clients' training samples, which count as public"
+POOLED = "{}: a model's input is normalised by the mean and deviation of all clients' training samples, which count as public"
 _NPZ_NEEDED = ("x_train", "y_train", "x_test", "y_test")
 
 
 def load_npz(path: str | Path, scaling: Scaling | None = None) -> Dataset:
-    """The user's own samples: an npz with the arrays `NPZ_ARRAYS`, never unpickled.
+    """The user's own samples: an npz with the arrays `NPZ_ARRAYS`, never unpickled, or a folder of these (`formats.read_npz`).
 
     Without `scaling`, values are pixels and `mean`, `std` are computed on x_train, over all clients, which a note says. With it, they are
     features (n, d) of any range.
@@ -248,7 +255,7 @@ def load_npz(path: str | Path, scaling: Scaling | None = None) -> Dataset:
         (arrays["x_train"], arrays["y_train"]),
         (arrays["x_test"], arrays["y_test"]),
         classes=0 if names is None else names.size,
-        notes=() if scaling is not None else (_POOLED.format(path),),
+        notes=() if scaling is not None else (POOLED.format(path),),
         class_names=() if names is None else tuple(str(one) for one in names.ravel().tolist()),
         scaling=scaling,
         owners=(arrays.get("client_train"), arrays.get("client_test")),
@@ -259,5 +266,5 @@ def load_idx(train_images: str | Path, train_labels: str | Path, test_images: st
     """The user's own images in four idx files (raw or gzip): images (n, H, W) and labels (n,) of unsigned bytes."""
     return dataset_of(
         str(train_images), (read_idx(train_images, 3), read_idx(train_labels, 1)), (read_idx(test_images, 3), read_idx(test_labels, 1)),
-        notes=(_POOLED.format(train_images),),
+        notes=(POOLED.format(train_images),),
     )  # fmt: skip

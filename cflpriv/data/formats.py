@@ -128,9 +128,13 @@ def _parse_idx(path: Path, handle: IO[bytes], axes: int) -> Array:
 def read_npz(path: str | Path, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Mapping[str, Array]:
     """The named arrays of an npz file, never unpickling. Other arrays in the file are not read.
 
+    `path` may be a folder of the same arrays, each as NAME.npy: then they are memory-mapped (copy on write), whatever their size.
+
     Raises `InputError` for a missing file or array, an array that would need pickle, a size beyond `LARGEST_BYTES`, or a damaged file.
     """
     path = Path(path)
+    if path.is_dir():
+        return _mapped(path, required, optional)
     with reading(path, "npz"):
         with zipfile.ZipFile(path) as archive:
             sizes = {info.filename.removesuffix(".npy"): info.file_size for info in archive.infolist()}
@@ -147,6 +151,19 @@ def read_npz(path: str | Path, required: tuple[str, ...], optional: tuple[str, .
                 with reading(path, f"npz (array {name!r})"):
                     arrays[name] = np.asarray(members[name])
         return arrays
+
+
+def _mapped(folder: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> Mapping[str, Array]:
+    there = {path.stem: path for path in folder.glob("*.npy")}
+    for name in required:
+        if name not in there:
+            raise InputError(f"{folder}: has no array {name}.npy; it holds {_named(there)}")
+    arrays: dict[str, Array] = {}
+    for name in (*required, *optional):
+        if name in there:
+            with reading(there[name], "npy"):
+                arrays[name] = np.load(there[name], mmap_mode="c", allow_pickle=False)
+    return arrays
 
 
 def read_svmlight(path: str | Path, features: int) -> tuple[Array, Array]:

@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..randomness import Stream, stream
 from ..types import Array, check_array
 
-__all__ = ["Partition", "consecutive_pairs", "dirichlet", "given", "iid", "label_skew", "pathological"]
+__all__ = ["Partition", "consecutive_pairs", "dirichlet", "given", "iid", "label_skew", "owned", "pathological"]
 
 _SMALLEST_ALPHA, _LARGEST_ALPHA = 1e-6, 1e6
 
@@ -252,6 +252,13 @@ def consecutive_pairs(classes: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(a, b)) for a, b in zip(starts, [*starts[1:], classes], strict=True))
 
 
+def owned(owners: Array, ids: Sequence[int]) -> list[Array]:
+    """The positions of each owner's samples, ascending."""
+    order = np.argsort(owners, kind="stable")
+    first, last = (np.searchsorted(owners[order], ids, side=side) for side in ("left", "right"))
+    return [order[i:j] for i, j in zip(first, last, strict=True)]
+
+
 def given(
     y_train: Array,
     y_test: Array,
@@ -279,7 +286,7 @@ def given(
         raise InputError(f"clients = {clients}: the file has {len(ids)} clients; 0 takes all of them")
     ids = ids[: clients or len(ids)]
     _check(y_train, y_test, len(ids), samples_per_client, test_samples_per_client)
-    train = [np.flatnonzero(owners_train == owner) for owner in ids]
+    train = owned(owners_train, ids)
     of_owner = [set(kinds[own].tolist()) for own in train] if kinds is not None else []
     known = bool(of_owner) and all(len(its) == 1 for its in of_owner)
     groups = tuple(int(its.pop()) for its in of_owner) if known else (0,) * len(ids)
@@ -289,7 +296,7 @@ def given(
         test = _test_with_labels(y_test, label_sets, test_samples_per_client, seed, "data.given", ids)
         notes.append("the file does not assign the test samples: each client gets those with its own labels")
     else:
-        pools = [np.flatnonzero(owners_test == owner) for owner in ids]
+        pools = owned(owners_test, ids)
         test = tuple(
             _at_most(pool, test_samples_per_client, stream(seed, "data.given.test", client=i)) for i, pool in zip(ids, pools, strict=True)
         )

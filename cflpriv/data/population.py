@@ -12,6 +12,7 @@ from ..randomness import Stream, stream
 from ..types import Array, ClientData, Population
 from . import partition as split
 from .datasets import Dataset, channel_statistics, data_directory, load_idx, load_npz
+from .image_folders import load_image_folders
 from .named import LOADERS, load_dataset
 from .partition import Partition
 from .scaling import Scaling, scaled
@@ -78,7 +79,9 @@ def _load(spec: DataSpec, directory: str | Path | None) -> Dataset:
             return load_table(spec.source, paths, columns, spec.scaling, spec.test_share, spec.seed)
     except InputError as error:
         raise InputError(f"[data] {error}") from None
-    return load_npz(paths[0], spec.scaling) if spec.source == "npz" else load_idx(*paths)
+    if spec.source == "npz":
+        return load_npz(paths[0], spec.scaling)
+    return load_image_folders(*paths) if spec.source == "torchvision" else load_idx(*paths)
 
 
 def _partition(spec: DataSpec, dataset: Dataset, shifts: int) -> Partition:
@@ -230,6 +233,12 @@ def _shifts(spec: DataSpec, dataset: Dataset) -> tuple[Shift, ...]:
     )
 
 
+def _rows(array: Array, places: Array) -> Array:
+    """Rows of an array: a view where they follow each other, so that of a mapped array they are read when they are needed; else a copy."""
+    first, count = (int(places[0]), len(places)) if len(places) else (0, 0)
+    return array[first : first + count] if np.array_equal(places, np.arange(first, first + count)) else array[places]
+
+
 def _clients(
     dataset: Dataset, partition: Partition, shifts: Sequence[Shift], kinds: Sequence[int], first_id: int = 0
 ) -> tuple[tuple[ClientData, ...], tuple[str, ...]]:
@@ -241,8 +250,8 @@ def _clients(
     for client, train, test, kind in zip(partition.ids, partition.train, partition.test, kinds, strict=True):
         key = (test.tobytes(), kind)
         if key not in shared:
-            shared[key] = shifts[kind](dataset.x_test[test], dataset.y_test[test])
-        clients.append(ClientData(first_id + client, *shifts[kind](dataset.x_train[train], dataset.y_train[train]), *shared[key]))
+            shared[key] = shifts[kind](_rows(dataset.x_test, test), dataset.y_test[test])
+        clients.append(ClientData(first_id + client, *shifts[kind](_rows(dataset.x_train, train), dataset.y_train[train]), *shared[key]))
     return tuple(clients), ()
 
 

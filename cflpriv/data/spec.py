@@ -30,10 +30,11 @@ DATASETS: dict[str, str] = {
     "ag_news": "AG News for next-word models, four topics as groups; train.csv and test.csv",
     "nordic_wiki": "sentences of Wikipedia in Nordic languages for next-word models; LANGUAGE_train.txt, LANGUAGE_test.txt",
     "nordic_ud": "sentences of the Nordic treebanks, in the same form",
-    "npz": "your own arrays, one path; docs/configuration.md lists them",
+    "npz": "your own arrays, one path: an npz, or a folder of .npy files, which are read when needed; docs/configuration.md lists them",
     "csv": "your own table with a header: features, label and perhaps client and group in named columns (docs/own_data.md)",
     "parquet": "the same as a Parquet file; needs pyarrow, the extra `parquet`",
     "huggingface": "the same as a folder that `save_to_disk` of Hugging Face's datasets wrote; needs the extra `huggingface`",
+    "torchvision": "your own images in two folders, training and test, with a folder for each class; needs the extra `vision`",
     "idx": "your own four idx files: train images, train labels, test images, test labels",
     "mixture": "clients from several data sets in one frame: separate outputs (PACFL's MIX-k), or shared_labels (StoCFL's hybrid)",
 }
@@ -78,8 +79,9 @@ class DataSpec:
     paths: Annotated[
         tuple[str, ...],
         Key(
-            "Your own files. npz: one; tables (csv, parquet, huggingface): one that is split, or training and test rows; idx: train "
-            "images, train labels, test images, test labels. A relative path starts at the configuration file, else at the data directory."
+            "Your own files. npz: one, or a folder of its arrays as NAME.npy; tables (csv, parquet, huggingface): one that is split, or "
+            "training and test rows; torchvision: training and test folder; idx: train images, train labels, test images, test labels. A "
+            "relative path starts at the configuration file, else at the data directory."
         ),
     ] = ()
     partition: Annotated[str, Key("How samples are divided among clients; `cflpriv list` describes each.", known=lambda: PARTITIONS)] = (
@@ -211,7 +213,7 @@ def check_spec(spec: DataSpec) -> None:
         value = getattr(spec, key)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise refuse(key, value, "expected a whole number, 0 or more")
-    paths = {"npz": (1,), "idx": (4,), **dict.fromkeys(TABLES, (1, 2))}.get(spec.source, (0,))
+    paths = {"npz": (1,), "torchvision": (2,), "idx": (4,), **dict.fromkeys(TABLES, (1, 2))}.get(spec.source, (0,))
     if len(spec.paths) not in paths:
         raise refuse("paths", spec.paths, f"source = {spec.source!r} takes {' or '.join(map(str, paths))}")
     _check_table(spec)

@@ -83,9 +83,9 @@ class Local:
     """One client's side of it: normalised inputs x (n, *shape), labels y (n,), its batches as index arrays, and its vectors (d,).
 
     A batch's gradients are divided by its length, or by `expected` where that is above 0 (Poisson batches, which may be empty).
-    `owner` is the client's data, with which may be kept what depends on nothing else; `samples(owner)` gives x again. `prototypes`
-    (classes, e) are what features are pulled to; rows of NaN pull nothing. `noised(at, gradient)` is the private form of the gradient (d,)
-    of batch number `at`, in the layout of the vectors.
+    `owner` is the client's data, with which may be kept what depends on nothing else; `model` (`engine.Model`) makes x of it again.
+    `prototypes` (classes, e) are what features are pulled to; rows of NaN pull nothing. `noised(at, gradient)` is the private form of the
+    gradient (d,) of batch number `at`, in the layout of the vectors.
     """
 
     x: Tensor
@@ -96,7 +96,7 @@ class Local:
     correction: Array | None = None
     expected: float = 0.0
     owner: Any = None
-    samples: Callable[[Any], Tensor] = Tensor.detach
+    model: Any = None
     prototypes: Array | None = None
     noised: Callable[[int, Array], Array] | None = None
 

@@ -9,8 +9,8 @@ a step costs n·n·h instead of n·d·h, and momentum, weight decay and the prox
 X̃ Sᵀ in one product for all clients that start from the same model. Pays where n < d.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from copy import copy
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -80,28 +80,27 @@ def train_span(hidden: int, width: int, clients: Sequence[Local], steps: int, op
     tails = torch.cat([a.sum(1), (w2 - w2_start).transpose(1, 2).flatten(1), (b2 - b2_start).flatten(1)], dim=1).numpy()
     return [
         Movement(
-            a[i, : len(one.y)].clone(), tails[i], width, c - 1.0, e, one.start, one.anchor if anchored else None, one.samples, one.owner
+            a[i, : len(one.y)].clone(), tails[i], width, c - 1.0, e, one.start, one.anchor if anchored else None, one.model, one.owner
         )
         for i, one in enumerate(clients)
     ]  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
 class Movement:
     """A client's update in span form; `numpy.asarray` makes the vector (d,) from it and the client's own samples.
 
-    Keeping n·h numbers instead of d·h is what lets thousands of clients take part in memory. `tail` holds the movements of b₁, W₂, b₂.
+    Keeping n·h numbers instead of d·h is what lets thousands of clients take part in memory. `tail` holds the movements of b₁, W₂, b₂;
+    `model` (`engine.Model`) makes its inputs of the client's `data`. Not a dataclass: messages would have its fields, not the vector.
     """
 
-    a: Tensor
-    tail: Array
-    width: int
-    more_start: float
-    more_anchor: float
-    start: Array
-    anchor: Array | None
-    samples: Callable[[Any], Tensor]
-    data: Any
+    __slots__ = ("__weakref__", "a", "anchor", "data", "model", "more_anchor", "more_start", "start", "tail", "width")
+
+    def __init__(
+        self, a: Tensor, tail: Array, width: int, more_start: float, more_anchor: float, start: Array, anchor: Array | None, model: Any,
+        data: Any,
+    ) -> None:  # fmt: skip
+        self.a, self.tail, self.width, self.more_start, self.more_anchor = a, tail, width, more_start, more_anchor
+        self.start, self.anchor, self.model, self.data = start, anchor, model, data
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -122,7 +121,7 @@ class Movement:
         vector = np.empty_like(self.start)
         hidden = self.a.shape[1]
         cut = hidden * self.width
-        torch.mm(self.a.T, self.samples(self.data).flatten(1), out=torch.from_numpy(vector[:cut]).view(hidden, self.width))
+        torch.mm(self.a.T, self.model.inputs(self.data.x_train).flatten(1), out=torch.from_numpy(vector[:cut]).view(hidden, self.width))
         vector[cut:] = self.tail
         bent = slice(0, cut + hidden)  # W₁ and b₁: weight decay and prox scale their start and pull them to the anchor
         if self.more_start:
@@ -131,13 +130,16 @@ class Movement:
             vector[bent] += self.more_anchor * self.anchor[bent]
         return vector if dtype is None else vector.astype(dtype, copy=False)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Everything but the data, which whoever asked for the update has at hand."""
-        return {**self.__dict__, "data": None}
+        parts = self.a, self.tail, self.width, self.more_start, self.more_anchor, self.start, self.anchor, self.model
+        return Movement, (*parts, None)
 
     def bound(self, data: Any) -> "Movement":
         """The same, with the client's data."""
-        return replace(self, data=data)
+        other = copy(self)
+        other.data = data
+        return other
 
 
 def _kernel(one: Local) -> Tensor:

@@ -2,7 +2,8 @@
 
 `NAME.json` is the structure, `NAME.safetensors` the server's arrays. `NAME.clients.safetensors` holds what clients and key holder of a
 simulation keep (values, memory, protocol machines, identities): it is as secret as the folder `secrets/`, a deployed server does not have
-it, and no adversary's view reads it. The JSON file is written last and carries the digests of the others and of itself, so a checkpoint is
+it, and no adversary's view reads it. A local model in span form is kept in it (`engine.span`), and an array that several values share is
+written once. The JSON file is written last and carries the digests of the others and of itself, so a checkpoint is
 complete or absent. Nothing that depends on the clock is in it: the same run gives the same bytes.
 
 Reading makes only the types in `TYPES`, which algorithms declare; there is no pickle and no import by name.
@@ -18,28 +19,32 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 from safetensors.numpy import load_file
 
 from ..algorithms import STATES
 from ..algorithms.interface import state_name
 from ..clustering.similarity import SimilarityMatrix
 from ..contract.handles import Blind, GroupMean, Held, HeldKey, Own, Shared
+from ..engine import Deferred
+from ..engine.models import Model
+from ..engine.span import Movement
 from ..errors import InputError
 from ..federation.epochs import Epoch
 from ..federation.server import FederationServer
 from ..federation.store import ObjectStore
+from ..federation.task_encoding import made, plain
 from ..federation.values import keep_values, kept_values
 from ..files import write_arrays, write_atomically
 from ..protocols.keys import Identity
 from ..transports.simulation import Simulated
-from ..types import Array, Clustering
+from ..types import Array, ClientData, Clustering
 
 __all__ = [
     "TYPES", "Checkpoint", "flatten", "latest", "load_checkpoint", "prune", "restore", "save_checkpoint",
 ]  # fmt: skip
 
-FORMAT = 2
-
+FORMAT, OLDEST_FORMAT = 3, 2  # of format 2 every value is an array of its own
 
 TYPES: Mapping[str, type] = ChainMap(
     {state_name(kind): kind for kind in (Shared, Blind, Own, GroupMean, Clustering, SimilarityMatrix)}, STATES
@@ -52,11 +57,16 @@ TYPES: Mapping[str, type] = ChainMap(
 
 @dataclass
 class _Out:
-    """Collects a state: the server's arrays, those of other parties, and the handles found, by key."""
+    """Collects a state: the server's arrays, those of other parties, and the handles found, by key.
 
+    `data` is that of the clients of a simulation. `known` has, by id, the arrays of other parties and where they are.
+    """
+
+    data: Mapping[int, ClientData] = field(default_factory=dict)
     server: dict[str, Any] = field(default_factory=dict)
     others: dict[str, Any] = field(default_factory=dict)
     keys: dict[HeldKey, str] = field(default_factory=dict)
+    known: dict[int, tuple[Any, str]] = field(default_factory=dict)
 
     def walk(self, value: Any, path: str, arrays: dict[str, Any]) -> Any:
         """JSON for a value; its arrays go to `arrays` by path."""
@@ -64,11 +74,17 @@ class _Out:
             return value
         if isinstance(value, np.ndarray | np.generic | bytes):
             kind = "bytes" if isinstance(value, bytes) else "scalar" if isinstance(value, np.generic) else "array"
+            if kind == "array" and arrays is self.others:
+                return {"array": self._once(value, path)}
             arrays[path] = np.array(bytearray(value), dtype=np.uint8) if isinstance(value, bytes) else np.asarray(value)
             return {kind: path}
         if isinstance(value, Held):
             place = self.keys.setdefault(value.key, path)
             return {"held": place, "clients": list(value.clients), "parts": list(value.parts)}
+        if arrays is self.others and isinstance(value, Deferred):
+            return {"sum": [self.walk(one, f"{path}/{i}", arrays) for i, one in enumerate((value.first, value.second))]}
+        if arrays is self.others and isinstance(value, Movement) and self._own(value):
+            return {"span": self._span(value, path)}
         if hasattr(value, "__array__"):  # computed on demand, one at a time, when it is written
             arrays[path] = value
             return {"array": path}
@@ -85,6 +101,26 @@ class _Out:
             items = [self.walk(item, f"{path}/{i}", arrays) for i, item in enumerate(value)]
             return {"items" if isinstance(value, tuple) else "list": items}
         raise TypeError(f"checkpoint: {path} is a {type(value).__name__}, which a state may not hold")
+
+    def _once(self, value: Any, path: str) -> str:
+        """Where an array or tensor of other parties is written; it is, at `path`, when it is first met."""
+        if id(value) not in self.known:
+            self.known[id(value)] = value, path  # the value too, so that its id stays its own
+            self.others[path] = np.asarray(value)
+        return self.known[id(value)][1]
+
+    def _own(self, value: Movement) -> bool:
+        """Whether a client's data make it again: it is of all of them, and of a model that can be written down."""
+        return value.data is not None and self.data.get(value.data.id) is value.data and value.model.factory is None
+
+    def _span(self, value: Movement, path: str) -> dict[str, Any]:
+        arrays = {name: getattr(value, name) for name in ("a", "tail", "start", "anchor") if getattr(value, name) is not None}
+        return {
+            "client": value.data.id,
+            "model": plain(value.model, "Model", {"Model": Model}),
+            "arrays": {name: self._once(one, f"{path}/{name}") for name, one in arrays.items()},
+            "factors": [value.width, value.more_start, value.more_anchor],
+        }
 
     def held(self, federation: FederationServer) -> dict[str, Any]:
         """What the server knows of the values behind the handles found, and their open epochs."""
@@ -138,7 +174,7 @@ def save_checkpoint(
     Raises OSError where it cannot be written; an earlier checkpoint of another name is untouched then.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    out = _Out()
+    out = _Out({} if simulated is None else simulated.data)
     tree = {
         "format": FORMAT,
         "state": out.walk(state, "state", out.server),
@@ -198,15 +234,22 @@ class Checkpoint:
         tree = self.tree["parties"]
         try:
             identities = msgspec.msgpack.decode(self._walk(tree["identities"], self.others), type=dict[int, tuple[int, bytes, bytes]])
-            stores = {}
-            for place, kept in tree["stores"].items():
-                rest = msgspec.msgpack.decode(self._walk(kept["rest"], self.others), type=dict[str, bytes])
-                stores[int(place)] = store = ObjectStore(rest)
-                for name, arrays, origin in kept["values"]:
-                    keep_values(store, name, self._walk(arrays, self.others), bytes.fromhex(origin))
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise InputError(f"{self.path}: does not fit together ({type(error).__name__}: {error})") from None
-        return {"session": self.session, "identities": {place: Identity(*one) for place, one in identities.items()}, "stores": stores}
+        return {"session": self.session, "identities": {place: Identity(*one) for place, one in identities.items()}, "stores": self._stores}
+
+    def _stores(self, data: Mapping[int, ClientData]) -> dict[int, ObjectStore]:
+        """What each party of a simulation kept; `data` is that of its clients. Raises `InputError` if it does not fit."""
+        into, stores = _In(self, data=data), {}
+        try:
+            for place, kept in self.tree["parties"]["stores"].items():
+                rest = msgspec.msgpack.decode(into.walk(kept["rest"], self.others), type=dict[str, bytes])
+                stores[int(place)] = store = ObjectStore(rest)
+                for name, arrays, origin in kept["values"]:
+                    keep_values(store, name, into.walk(arrays, self.others), bytes.fromhex(origin))
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise InputError(f"{self.path}: does not fit together ({type(error).__name__}: {error})") from None
+        return stores
 
     def _walk(self, tree: Any, arrays: Mapping[str, Array]) -> Any:
         return _In(self).walk(tree, arrays)
@@ -228,8 +271,9 @@ def load_checkpoint(folder: Path, name: str) -> Checkpoint:
     path = folder / f"{name}.json"
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
-        if tree["format"] != FORMAT:
-            raise InputError(f"{path}: is of format {tree['format']!r}, of another version; this version resumes format {FORMAT} only")
+        if tree["format"] not in range(OLDEST_FORMAT, FORMAT + 1):
+            known = f"{OLDEST_FORMAT} to {FORMAT}"
+            raise InputError(f"{path}: is of format {tree['format']!r}, of another version; this version resumes formats {known} only")
         if tree["digest"] != digest_of(tree):
             raise InputError(f"{path}: does not match its own digest; the checkpoint was changed")
         server = _arrays_of(folder / f"{name}.safetensors", tree["files"][f"{name}.safetensors"])
@@ -259,16 +303,22 @@ def _arrays_of(path: Path, digest: str) -> dict[str, Array]:
 
 @dataclass
 class _In:
-    """Makes values of a checkpoint's JSON."""
+    """Makes values of a checkpoint's JSON. `data` is that of the clients of a simulation, `known` the arrays of other parties by path."""
 
     checkpoint: Checkpoint
     keys: dict[str, HeldKey] = field(default_factory=dict)
+    data: Mapping[int, ClientData] = field(default_factory=dict)
+    known: dict[str, Array] = field(default_factory=dict)
 
     def walk(self, tree: Any, arrays: Mapping[str, Array]) -> Any:
         if not isinstance(tree, dict):
             return tree
         if "array" in tree:
-            return np.array(arrays[tree["array"]])
+            return self._once(tree["array"]) if arrays is self.checkpoint.others else np.array(arrays[tree["array"]])
+        if "sum" in tree:
+            return Deferred(*(self.walk(one, arrays) for one in tree["sum"]))
+        if "span" in tree:
+            return self._movement(**tree["span"])
         if "scalar" in tree:
             return arrays[tree["scalar"]][()]
         if "bytes" in tree:
@@ -284,6 +334,19 @@ class _In:
         if tree.get("type") not in TYPES:
             raise InputError(f"{self.checkpoint.path}: {tree.get('type')!r} is not a kind of state")
         return TYPES[tree["type"]](**{name: self.walk(value, arrays) for name, value in tree["fields"].items()})
+
+    def _once(self, path: str) -> Array:
+        if path not in self.known:
+            self.known[path] = np.array(self.checkpoint.others[path])
+        return self.known[path]
+
+    def _movement(self, client: int, model: Any, arrays: Mapping[str, str], factors: list[Any]) -> Movement:
+        made_of = {name: self._once(path) for name, path in arrays.items()}
+        width, more_start, more_anchor = factors
+        return Movement(
+            torch.from_numpy(made_of["a"]), made_of["tail"], width, more_start, more_anchor, made_of["start"], made_of.get("anchor"),
+            made(dict(model), {"Model": Model}), self.data[client],
+        )  # fmt: skip
 
 
 def restore(checkpoint: Checkpoint, federation: FederationServer, resumed: int = 1) -> Any:

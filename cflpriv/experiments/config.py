@@ -68,6 +68,8 @@ class Config:
             ("data.newcomers", self.data.newcomers, 0),
             ("data.newcomer_epochs", self.data.newcomer_epochs, 0),
             ("run.evaluate_every", self.run.evaluate_every, 1),
+            ("run.evaluate_clients", self.run.evaluate_clients, 0),
+            ("run.record_sample", self.run.record_sample, 0),
             ("run.checkpoint_every", self.run.checkpoint_every, 1),
             ("run.workers", self.run.workers, 1),
             ("model.hidden", self.model.hidden, 1),
@@ -94,6 +96,11 @@ class Config:
             )
         if self.run.workers > MOST_WORKERS:
             raise InputError(f"run.workers = {self.run.workers}: is above {MOST_WORKERS}")
+        if self.run.evaluate_clients == 1:
+            raise InputError("run.evaluate_clients = 1: one client gives no interval; use 2 or more, or 0 for all")
+        if self.run.record_sample and (self.run.record != "attackable" or self.run.record_clients):
+            other = f"record_clients = {list(self.run.record_clients)}" if self.run.record_clients else f"record = {self.run.record!r}"
+            raise InputError(f"run.record_sample = {self.run.record_sample} with run.{other}: use it with record = 'attackable' alone")
         if not 0 <= self.run.target_accuracy <= 1:
             raise InputError(f"run.target_accuracy = {self.run.target_accuracy}: accuracies are shares, so it is outside [0, 1]")
         if not 0 <= self.training.dropout < 1:
@@ -284,6 +291,10 @@ class Config:
         if section == "algorithm":
             return replace(self, algorithm={**current, **changes})
         return replace(self, **{section: replace(current, **changes)})
+
+    def recording_all(self, **more: Any) -> "Config":
+        """The same experiment with all payloads recorded; `more` are other keys of `[run]`."""
+        return self.with_("run", record="full", record_rounds=(), record_clients=(), record_sample=0, **more)
 
     def to_toml(self) -> str:
         """The resolved experiment as a file that `load_config` reads back."""

@@ -164,7 +164,7 @@ def page() -> str:
             parts += [
                 _names("data.source", DATASETS),
                 _names("data.partition", PARTITIONS),
-                _names("Arrays of an npz", NPZ_ARRAYS, "array"),
+                _names("Arrays of an npz, or of a folder of .npy files", NPZ_ARRAYS, "array"),
             ]
         if section == "model":
             parts.append(_names("model.name", {name: line for name, (_, line) in MODELS.items()}))

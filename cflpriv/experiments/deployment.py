@@ -14,7 +14,6 @@ import numpy as np
 
 from ..clustering.scores import spread
 from ..contract.handles import Held, placed
-from ..contract.transcript import Transcript
 from ..errors import InputError, TrainingDiverged
 from ..federation.server import ClientsLost, EpochEnded, FederationServer, KeyHolderLost
 from ..federation.stages import Journal, Say, StagedTransport
@@ -28,7 +27,7 @@ from .callbacks import Callback
 from .checkpoint import Checkpoint
 from .config import Config
 from .folder import carry_out
-from .loop import Backend, Run
+from .loop import Backend, Run, transcript_of
 from .private import run_ledger
 from .run import check
 
@@ -95,7 +94,7 @@ def deploy(
         transport = connect(journal)
         federation = FederationServer(
             OverBytes(transport), protection=config.protection, sampling=config.sampling(), seed=config.run.seed, roster=roster,
-            transcript=Transcript(config.run.record, config.run.record_rounds or None, config.run.record_clients or None),
+            transcript=transcript_of(config, here),
             session=None if checkpoint is None else checkpoint.session,
             drawn_from=here if asked is not None and asked < config.training.rounds else None,
             **({} if private is None else private.options(config.protection)),
@@ -147,7 +146,7 @@ def _scores(run: Run, present: tuple[int, ...]) -> Mapping[str, Any]:
     which = served.which  # a client that is not placed yet has no model to score
     reported: dict[int, float] = {}
     with suppress(*SKIPS):
-        on = None if which is None or isinstance(which, Held) else placed(which, present)
+        on = present if which is None or isinstance(which, Held) else placed(which, present)
         held = federation.compute(served.task, served.params, which=which, on=on)
         for client, values in federation.gather(held["correct", "count"]).items():
             correct, count = values["correct"], values["count"]

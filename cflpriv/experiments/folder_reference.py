@@ -23,6 +23,8 @@ class File:
 _ACCURACY = {
     "accuracy_mean, accuracy_std, accuracy_worst": "Test accuracy of deployed models: mean, deviation and lowest over clients.",
     "local_accuracy_mean, local_accuracy_std, local_accuracy_worst": "The same of clients' last locally trained models.",
+    "evaluated_clients, accuracy_mean_interval, local_accuracy_mean_interval": "How many clients were drawn at random and evaluated, and "
+    "95 % intervals for the means over all clients; only with `run.evaluate_clients`.",
 }
 _TRAFFIC = {
     "upload_bytes, download_bytes": "Bytes that travelled so far, all clients together.",

@@ -4,7 +4,7 @@ Simulations (`run`) and deployments (`deployment`) differ in their `Backend` alo
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -13,22 +13,29 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..algorithms.interface import Algorithm
-from ..clustering.scores import ari
+from ..clustering.scores import ari, mean_interval
+from ..contract.transcript import Transcript
 from ..engine.device import Device, resolved, using
 from ..engine.threads import one_thread
 from ..errors import InputError
 from ..federation.server import ClientsLost, FederationServer
 from ..protocols.ledger import BudgetExceeded
+from ..randomness import stream
 from ..transports.simulation import Simulated
 from ..types import Array, Population
 from .communication import traffic_so_far, traffic_summary
 from .config import Config
 from .private import RunLedger, spent, summed_up
 
-__all__ = ["LAST", "Backend", "Run", "advance", "begin", "device_of", "finish", "population_digest"]
+__all__ = ["LAST", "MEASURED", "Backend", "Run", "advance", "begin", "device_of", "finish", "population_digest", "transcript_of"]
 
 LAST = 10
 """Accuracies are also averaged over those of this many last rounds that were evaluated: one round moves by points."""
+MEASURED = (
+    *(f"{kind}_{what}" for kind in ("accuracy", "local_accuracy") for what in ("mean", "mean_interval", "std", "worst")),
+    "evaluated_clients",
+)
+"""What of the last evaluated round is in the summary."""
 MOST_RETRIES = 5
 Done = TypeVar("Done")
 
@@ -121,7 +128,7 @@ def advance(run: Run) -> dict[str, Any]:
         except BudgetExceeded as error:  # the run ends here
             run.stopped = row["skipped"] = str(error)
         if number % run.config.run.evaluate_every == 0 or number >= run.config.training.rounds - LAST or run.stopped:
-            row |= run.backend.scores(run, run.federation.clients)
+            row |= _scores(run, run.federation.clients, number)
     row["upload_bytes"], row["download_bytes"] = run.federation.transcript.upload_bytes, run.federation.transcript.download_bytes
     row |= traffic_so_far(run.federation, number)
     row |= spent(run.run_ledger, run.federation.clients)
@@ -132,6 +139,32 @@ def advance(run: Run) -> dict[str, Any]:
     row["protection_seconds"] = run.federation.protection_seconds  # since the start: gram and mean, computing and recording
     run.rows.append(row)
     return row
+
+
+def transcript_of(config: Config, clients: Sequence[int]) -> Transcript:
+    """An empty transcript that keeps what `[run]` asks for; `clients` are all of the run."""
+    run = config.run
+    kept = set(run.record_clients)
+    if run.record_sample:
+        drawn = stream(run.seed, "recorded clients").choice(len(clients), min(run.record_sample, len(clients)), replace=False)
+        kept = {clients[i] for i in drawn}
+    return Transcript(run.record, run.record_rounds or None, sorted(kept) or None)
+
+
+def _scores(run: Run, clients: tuple[int, ...], number: int) -> dict[str, Any]:
+    """Scores of clients: of all, or of a random sample of `run.evaluate_clients`, with intervals for the means over all.
+
+    Every sample of this size is equally likely, and each round's is drawn anew.
+    """
+    size = run.config.run.evaluate_clients
+    if not 0 < size < len(clients):
+        return dict(run.backend.scores(run, clients))
+    drawn = stream(run.config.run.seed, "evaluation", number).choice(len(clients), size, replace=False)
+    scores = dict(run.backend.scores(run, tuple(clients[i] for i in sorted(drawn))))
+    for kind in ("accuracy", "local_accuracy"):
+        values = [value for value in scores.get("per_client", {}).get(kind, ()) if value is not None]
+        scores[f"{kind}_mean_interval"] = mean_interval(values, len(clients))
+    return scores | {"evaluated_clients": size}
 
 
 def device_of(config: Config) -> Device:
@@ -181,8 +214,7 @@ def finish(run: Run) -> dict[str, Any]:
     evaluated = [row for row in run.rows if row.get("accuracy_mean") is not None]
     last = [row for row in evaluated if row["round"] > evaluated[-1]["round"] - LAST]
     present = tuple(client for client in run.federation.clients if client not in run.newcomers)
-    final = evaluated[-1] if evaluated else run.backend.scores(run, present)
-    names = [f"{kind}_{what}" for kind in ("accuracy", "local_accuracy") for what in ("mean", "std", "worst")]
+    final = evaluated[-1] if evaluated else _scores(run, present, len(run.rows))
     models = run.algorithm.serve(run.state).params.values()  # of several, without a clustering, the number in use is unknown
     several = any(isinstance(value, list | tuple) and len(value) > 1 for value in models)
     transcript = run.federation.transcript
@@ -191,7 +223,7 @@ def finish(run: Run) -> dict[str, Any]:
         "dataset": run.population.name,
         "protection": run.config.protection.name,
         "release_policy": run.config.run.release_policy,
-        **{name: final.get(name) for name in names},
+        **{name: final.get(name) for name in MEASURED},
         **{name: value for name, value in final.items() if "perplexity" in name},
         "accuracy_mean_last_rounds": _mean([row["accuracy_mean"] for row in last]),
         "local_accuracy_mean_last_rounds": _mean([row.get("local_accuracy_mean") for row in last]),

@@ -13,7 +13,6 @@ import numpy as np
 
 from ..algorithms.interface import Algorithm
 from ..clustering.scores import ari, perplexity, spread
-from ..contract.transcript import Transcript
 from ..data import build_population
 from ..engine import Engine
 from ..engine.device import using
@@ -29,7 +28,7 @@ from ..transports.memory import Faults
 from ..transports.simulation import simulate
 from ..types import Array, Population
 from .config import Config
-from .loop import Backend, Run, advance, begin, device_of, finish, population_digest
+from .loop import Backend, Run, advance, begin, device_of, finish, population_digest, transcript_of
 from .measure import chosen, local_scores, recomputed, scores_of, served_accuracy, served_results
 from .newcomers import fine_tuned_accuracy, held_back
 from .private import run_ledger
@@ -75,7 +74,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
         "protection": config.protection,
         "sampling": config.sampling(),
         "seed": settings.seed,
-        "transcript": Transcript(settings.record, settings.record_rounds or None, settings.record_clients or None),
+        "transcript": transcript_of(config, ids),
         "present": trained,
         "entropy": entropy,
         "faults": Faults(settings.seed, config.training.dropout, dropouts),
@@ -231,7 +230,7 @@ def estimate_record_bytes(config: Config, population: Population, present: int =
     clients = max(1, round(config.training.participation * present))
     if config.run.record == "attackable":
         rounds = len({r for r in config.run.record_rounds if 0 <= r < rounds}) if config.run.record_rounds else rounds
-        clients = min(clients, len(config.run.record_clients) or clients)
+        clients = min(clients, len(config.run.record_clients) or config.run.record_sample or clients)
     down = 2  # cluster models, each once
     compared = _compared_bytes(config, population, present) if config.run.record == "full" else 0
     return rounds * model.dimension * (8 if model.dtype == "float64" else 4) * (clients + down) + compared

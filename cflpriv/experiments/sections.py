@@ -113,11 +113,17 @@ class RunSection:
         tuple[int, ...], Key("`attackable`: keep payloads of these rounds only, counted from 0 (what came before is kept); empty: of all.")
     ] = ()
     record_clients: Annotated[tuple[int, ...], Key("`attackable`: keep payloads of these clients only; empty: of all.")] = ()
+    record_sample: Annotated[
+        int, Key("`attackable`: keep payloads of so many clients only, drawn at random once a run (0: of all).", "[0, inf)", "clients")
+    ] = 0
     audit_parties: Annotated[
         tuple[str, ...],
         Key('Simulations: parties whose secrets are written for audits: "server", "key-holder", "client:3".'),
     ] = ("server",)
     evaluate_every: Annotated[int, Key("Evaluate after every so many rounds.", "[1, inf)", "rounds")] = 1
+    evaluate_clients: Annotated[
+        int, Key("Evaluate so many clients, drawn at random each time, and give an interval (0: all; 1 is refused).", "[0, inf)", "clients")
+    ] = 0
     target_accuracy: Annotated[float, Key("Report rounds and megabits until this mean accuracy is reached; 0: not.", "[0, 1]")] = 0.0
     checkpoint_every: Annotated[int, Key("Save a checkpoint after every so many rounds.", "[1, inf)", "rounds")] = 1
     insecure_test_entropy: Annotated[

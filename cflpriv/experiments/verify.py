@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from ..clustering.scores import ari
-from ..contract.transcript import read_transcript
+from ..contract.transcript import Message, read_transcript, what_was_kept
 from ..errors import InputError
 from ..files import write_atomically
-from .loop import LAST
+from .loop import LAST, MEASURED
 
 __all__ = ["OF_AUDITS", "OF_RUN", "Verified", "changed_files", "digest_of", "seal", "sealed", "verify"]
 
@@ -36,10 +36,11 @@ OF_AUDITS = ("audit.json", "audit/*", "active_audit.json", "active_audit.txt")
 
 @dataclass(frozen=True)
 class Verified:
-    """What `verify` found: the digest of the run folder, and each problem, for people."""
+    """What `verify` found: the digest of the run folder, each problem, for people, and what of the transcript could not be checked."""
 
     digest: str
     problems: tuple[str, ...]
+    unchecked: str = ""
 
 
 def seal(folder: Path, what: Sequence[str] = (*OF_RUN, *OF_AUDITS)) -> str:
@@ -80,7 +81,14 @@ def verify(folder: Path, *, payloads: bool = True) -> Verified:
     """Check a run folder, with `payloads` also those of the transcript. Raises `InputError` for a folder that is none."""
     if not (folder / "config.toml").is_file():
         raise InputError(f"{folder}: is not a run folder (no config.toml)")
-    return Verified(digest_of(folder), (*changed_files(folder), *_contradictions(folder, payloads)))
+    messages, damage = list[Message](), list[str]()
+    if payloads and (folder / "transcript").is_dir():
+        try:
+            messages = read_transcript(folder / "transcript")
+        except InputError as error:
+            damage.append(str(error))
+    counted = len(messages) if payloads and not damage else None
+    return Verified(digest_of(folder), (*changed_files(folder), *damage, *_contradictions(folder, counted)), what_was_kept(messages))
 
 
 def sealed(folder: Path, what: Sequence[str] = (*OF_RUN, *OF_AUDITS)) -> dict[str, str]:
@@ -109,8 +117,8 @@ def _found(folder: Path, what: Sequence[str]) -> Iterator[tuple[str, str]]:
                     yield path.relative_to(folder).as_posix(), file_digest(data, partial(blake2b, digest_size=16)).hexdigest()
 
 
-def _contradictions(folder: Path, payloads: bool) -> Iterator[str]:
-    """Figures of the summary that do not follow from what the run wrote beside it."""
+def _contradictions(folder: Path, messages: int | None) -> Iterator[str]:
+    """Figures of the summary that do not follow from what the run wrote beside it, a transcript of so many `messages` (None: unknown)."""
     path = folder / "summary.json"
     if not path.exists() and not (folder / "rounds.jsonl").exists() and (folder / FILE).is_file():
         return  # of an active audit alone
@@ -120,11 +128,8 @@ def _contradictions(folder: Path, payloads: bool) -> Iterator[str]:
             raise ValueError("the summary is not an object")
         rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
         expected = _from_rows(rows) | _from_clustering(folder, summary)
-        if payloads:
-            expected["messages"] = len(read_transcript(folder / "transcript")) if (folder / "transcript").is_dir() else 0
-    except InputError as error:
-        yield str(error)
-        return
+        if messages is not None:
+            expected["messages"] = messages
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         yield f"{path}: cannot be compared with the run's rounds ({type(error).__name__}: {error})"
         return
@@ -139,8 +144,7 @@ def _from_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     expected["group_rounds_without_sum"] = sum(len(row.get("unchanged_clusters", ())) for row in rows)
     measured = [row for row in rows if row.get("accuracy_mean") is not None]
     if measured:
-        names = [f"{kind}_{what}" for kind in ("accuracy", "local_accuracy") for what in ("mean", "std", "worst")]
-        expected |= {name: measured[-1].get(name) for name in names}
+        expected |= {name: measured[-1].get(name) for name in MEASURED}
         last = [row["accuracy_mean"] for row in measured if row["round"] > measured[-1]["round"] - LAST]
         expected |= {"last_rounds": len(last), "accuracy_mean_last_rounds": float(np.mean(last))}
     return expected

@@ -24,7 +24,7 @@ from ..privacy.settings import Noise, secret_key
 from ..protocols.entropy import derive, normals, uniforms
 from ..protocols.events import Event, Relation, SampledGaussianEvent
 from ..protocols.mechanisms import snap
-from ..types import Array, ClientData, Parts
+from ..types import Array, Parts
 
 __all__ = ["Gradient", "Start", "Train", "listening"]
 
@@ -346,7 +346,7 @@ class Train:
             expected=self._expected(given),
             noised=partial(self.noised, given) if self.noise_multiplier and not self.shares else None,
             owner=given.data,
-            samples=self.samples,
+            model=self.model,
         )
 
     def _expected(self, given: TaskInput) -> float:
@@ -363,10 +363,6 @@ class Train:
         scale = self.noise_multiplier * self.clip_norm / self._expected(given)
         noise = normals(derive(secret_key(given), "noise", at), gradient.size) * scale
         return snap(gradient + noise, scale)
-
-    def samples(self, data: ClientData) -> torch.Tensor:
-        """A client's training samples as the model's input."""
-        return self.model.inputs(data.x_train)
 
     def _result(self, given: TaskInput, start: Array, update: Array | Movement) -> Result:
         # of an array, one pass: a sum of finite numbers that overflows has diverged as well

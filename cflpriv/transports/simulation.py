@@ -230,7 +230,7 @@ def simulate(
     release_policy: ReleasePolicy = "strict",
     identities: Mapping[int, Identity] | None = None,
     session: bytes | None = None,
-    stores: Mapping[int, ObjectStore] | None = None,
+    stores: Callable[[Mapping[int, ClientData]], Mapping[int, ObjectStore]] | None = None,
     hosted: Hosted | None = None,
 ) -> Simulated:
     """A federation whose clients, known by their ids, are in this process, or at the host that `hosted` makes of them.
@@ -238,7 +238,8 @@ def simulate(
     `present` clients are there from the start (default: all); others may `join`. `entropy` gives each party ("server", "client 3",
     "key-holder") its own source of secrets; tests may pass a public one. `privacy` is what clients demand; `accounts`, `clipped`, `local`
     are the server's side of it. With `release_policy = "off"` clients release what a deployed client would refuse to. `identities`,
-    `session` and `stores` are those of a run that is resumed, whose clients enrol after the server is restored.
+    `session` and `stores`, a function of the clients' data, are those of a run that is resumed, whose clients enrol after the server is
+    restored.
 
     Raises `InputError` for ids that repeat, and for those that are not 0, 1, 2, … where clients' keys are pinned on a roster.
     """
@@ -263,7 +264,8 @@ def simulate(
         first, *others = [identities[place].public() for place in holders] or [b""]
         roster = Roster(tuple(identities[client].public() for client in data), first, tuple(others))
     there |= set(holders)
-    strict, kept = release_policy == "strict", stores or {place: ObjectStore() for place in identities}
+    strict = release_policy == "strict"
+    kept = {place: ObjectStore() for place in identities} if stores is None else stores(data)
     members = Members(identities, data, kept, sources, protection, roster, privacy or Privacy(), strict, engine or Engine())
     host: Host = LocalHost(members) if hosted is None else hosted(members, entropy)
     memory = MemoryTransport(host, faults or Faults(), on_error, there)

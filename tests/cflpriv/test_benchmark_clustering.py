@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scenes import population
 
-from benchmarks import clustering
+from benchmarks import clustering, helps
 
 
 @pytest.mark.slow
@@ -34,3 +34,23 @@ def test_the_folds_of_a_scene_are_made_once() -> None:
     made = clustering.folds_of(people, 0)
     assert clustering.folds_of(people, 0) is made
     assert not np.array_equal(clustering.folds_of(people, 1), made)
+
+
+def test_the_rule_of_what_helps() -> None:
+    up, down, mixed, small = np.array([3.0, 4, 5]), np.array([-3.0, -4, -5]), np.array([9.0, -2, 1]), np.array([0.5, 0.6, 0.7])
+    assert helps.verdict(up, up) == "helps"
+    assert helps.verdict(up, mixed) == "not shown", "random clusters do as well"
+    assert helps.verdict(up, up[:2]) == "not shown", "in one seed nothing was clustered"
+    assert helps.verdict(small, up) == "not shown", "below a point"
+    assert helps.verdict(down, up) == "harms"
+    assert helps.verdict(np.zeros(3), np.zeros(0)) == "one cluster"
+
+
+def test_random_clusters_have_the_sizes_of_those_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helps, "ROUNDS", 1)
+    people = population(groups=2, clients_per_group=4, shape=(1, 8, 8))
+    monkeypatch.setattr(helps, "CLIENTS", len(people.clients))
+    row = helps.cell("digits", "rotations", 0, "flexcfl", people)
+    assert row["clusters"] == 2
+    assert 0 <= float(row["shuffled"]) <= 100
+    assert "| rotations | flexcfl |" in helps.summary([{**row, "method": "fedavg"}, row])

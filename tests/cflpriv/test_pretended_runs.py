@@ -4,6 +4,7 @@ What a protection does to a value happens outside the engine; the slow test has 
 """
 
 import math
+import os
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -20,25 +21,47 @@ from pretended_device import Counts, pretended
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.attacks import ATTACKS, BUDGETS, Cell, fresh_runs
 from cflpriv.attacks import audit as audits
-from cflpriv.data import build_population
+from cflpriv.data import DataSpec, build_population
 from cflpriv.errors import CflprivWarning
 from cflpriv.experiments import Config, parse_config, run_experiment
 from cflpriv.experiments.run import Run, advance, start
+from cflpriv.protocols.entropy import public_entropy
 from cflpriv.types import Population
 
 MORE: dict[str, dict[str, Any]] = {"pfedlia": {"warm_up": 1, "min_samples": 2}, "private_clusters": {"k": 1}}
 BUDGET = replace(BUDGETS["quick"], auxiliary=100, draws=1, shadows=4)
 SIGNATURES = {"name": "pacfl", "p": 1, "cut": "silhouette"}
+TWO_LABELS = {"partition": "pathological", "groups": [[0, 1], [2, 3]], "rotations": [], "samples_per_client": 20}
+ALL_LABELS = TWO_LABELS | {"groups": [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]], "clients": 10}
+UNEQUAL = {"partition": "dirichlet", "alpha": 0.5, "rotations": [], "samples_per_client": 0, "clients": 40}
+EQUAL = {"weights": "equal"}
 SCENES: dict[str, dict[str, Any]] = {
-    "anchor_counts": {"name": "stocfl"}, "gram_updates": {"name": "stocfl"}, "fold_release": {"name": "crossfit"},
-    "influence": {"name": "pfedlia", **MORE["pfedlia"]},
+    "anchor_counts": {"algorithm": {"name": "stocfl"}},
+    "influence": {"algorithm": {"name": "pfedlia", **MORE["pfedlia"]}},
+    "disaggregation": {"algorithm": {"name": "fedavg"}, "training": {"participation": 0.2}},
+    "dp_audit": {
+        "algorithm": {"name": "fedavg"}, "training": {"batch_size": 4, "weights": "equal"},
+        "privacy": {"unit": "sample", "epsilon": 8.0, "delta": 1e-5, "samples": 20}, "data": {"samples_per_client": 20},
+    },
+    "fold_release": {"algorithm": {"name": "crossfit"}, "data": UNEQUAL},
+    "gram_updates": {"algorithm": {"name": "fedavg"}, "protection": {"sum": "haar"}, "data": TWO_LABELS, "training": EQUAL},
+    "key_recovery": {"algorithm": {"name": "fedavg"}, "protection": {"sum": "permutation"}, "data": ALL_LABELS, "training": EQUAL},
+    "model_inconsistency": {"algorithm": {"name": "fedavg"}, "protection": {"sum": "secagg"}, "training": EQUAL},
+    "membership": {"data": {"samples_per_client": 20, "test_samples_per_client": 60}},
+    "sybil_span": {"protection": {"gram": ["haar"]}, "data": {"clients": 16}},
+    "update_norms": {"algorithm": {"name": "fedavg"}, "data": UNEQUAL | {"clients": 12}},
 }  # fmt: skip
-"""The algorithm of the run that an attack is tried on, where it is not PACFL."""
+"""What differs from the run of PACFL, for attacks that find nothing in it."""
+ACTIVE = ("imprint", "model_inconsistency")
+"""Attacks of a server that lies."""
+LONG = ("dp_audit", "gram_updates", "key_recovery")
+"""Attacks that take seconds."""
 
 
 def config(algorithm: dict[str, Any], samples: int = 24, **more: Any) -> Config:
+    data = {"clients": 6, "rotations": [0, 90], "samples_per_client": samples, "test_samples_per_client": 10}
     return parse_config({
-        "data": {"clients": 6, "rotations": [0, 90], "samples_per_client": samples, "test_samples_per_client": 10},
+        "data": {**data, **more.pop("data", {})},
         "model": {"name": "mlp", "hidden": 4, "dtype": "float64"},
         "training": {"rounds": 2, "epochs": 2, "batch_size": 5, "lr": 0.05, **more.pop("training", {})},
         "algorithm": algorithm, "run": {"record": "full", "insecure_test_entropy": True}, **more,
@@ -46,8 +69,8 @@ def config(algorithm: dict[str, Any], samples: int = 24, **more: Any) -> Config:
 
 
 @cache
-def people(samples: int) -> Population:
-    return build_population(config({"name": "fedavg"}, samples).data)
+def people(data: DataSpec) -> Population:
+    return build_population(data)
 
 
 @contextmanager
@@ -59,7 +82,7 @@ def strictly_pretended() -> Iterator[Counts]:
 
 
 def trained(made: Config) -> Run:
-    run = start(made, population=people(made.data.samples_per_client or 0))
+    run = start(made, population=people(made.data))
     for _ in range(made.training.rounds):
         advance(run)
     return run
@@ -97,16 +120,23 @@ def test_protections_give_there_what_they_give_on_the_cpu(algorithm: str, gram: 
 @cache
 def scene(of: str) -> fresh_runs.Scene:
     """A run of two rounds with four samples a client, all in one batch, on the CPU."""
-    made = config(SCENES.get(of, SIGNATURES), 4, training={"batch_size": 0})
-    return fresh_runs.fresh_scene(made, people(4), 2, BUDGET)
+    more = {"algorithm": SIGNATURES, **SCENES.get(of, {})}
+    made = config(samples=4, **{**more, "training": {"batch_size": 0, **more.get("training", {})}})
+    return fresh_runs.fresh_scene(made, people(made.data), 2, BUDGET)
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-def test_every_attack_finds_there_what_it_finds_on_the_cpu(name: str) -> None:
+@pytest.mark.filterwarnings("ignore:run.insecure_test_entropy")
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in ATTACKS])
+def test_every_attack_finds_there_what_it_finds_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the same bytes from the system's source, which privacy noise comes from."""
     made = scene(name if name in SCENES else "")
-    here = audits._attacked(name, "server", made, BUDGET, None)
+    adversary = "active-server" if name in ACTIVE else "server"
+    monkeypatch.setattr(os, "urandom", public_entropy("noise"))
+    here = audits._attacked(name, adversary, made, BUDGET, None)
+    monkeypatch.setattr(os, "urandom", public_entropy("noise"))
+    assert any(one.value is not None for one in here), [one.note for one in here]
     with strictly_pretended():
-        there = audits._attacked(name, "server", replace(made, config=made.config.with_("run", device="cuda")), BUDGET, None)
+        there = audits._attacked(name, adversary, replace(made, config=made.config.with_("run", device="cuda")), BUDGET, None)
     assert len(here) == len(there)
     for one, other in zip(here, there, strict=True):
         assert (one.metric, one.status, one.note) == (other.metric, other.status, other.note)

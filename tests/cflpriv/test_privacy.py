@@ -678,7 +678,9 @@ def config(name: str = "fedavg", unit: str = "sample", **changes: dict[str, Any]
     return parse_config(tree)
 
 
-MEANS_ONLY = {"fedavg", "fedprox", "ditto", "lg_fedavg", "per_fedavg", "local", "oracle", "shuffled", "private_clusters", "rr_cluster"}
+MEANS_ONLY = {
+    "fedavg", "fedprox", "ditto", "lg_fedavg", "per_fedavg", "local", "oracle", "shuffled", "private_clusters", "rr_cluster", "fedrc",
+}  # fmt: skip
 """Algorithms that release nothing but means: those that run under unit = "client"."""
 MORE: dict[str, dict[str, Any]] = {
     "ifca": {"algorithm": {"k": 2}},

@@ -43,7 +43,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 """What makes an algorithm use all its operations within these rounds, where it would not by default; IFCA under sums that keep groups
 private has to be given k. Private clusters are found in more rounds than these, see `test_private_clusters`.
 """
-STEPS = {"fednova": STEPS_UNIT, "rr_cluster": 64.0, "pina": 64.0}
+STEPS = {"fednova": STEPS_UNIT, "rr_cluster": 64.0, "pina": 64.0, "fedsoft": 64.0}
 """By how many steps of the fixed point a model may be off, if not one a round: FedNova's numbers of local steps travel in such units, and
 sums of blocks are divided by counts of the same sum.
 """

@@ -119,6 +119,7 @@ def test_the_summary_of_an_interruption_is_not_taken_for_the_last(tmp_path: Path
         "stocfl",
         "pfedlia",
         "r_dpcfl",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("flexcfl", "ocfl", "fedrc", "fedgwc")),
         "fedavg",
         "local",
     ],
@@ -309,7 +310,7 @@ def test_a_checkpoint_of_an_earlier_version_is_refused_in_one_line(name: str, tm
     if name == "server":
         path = path.rename(path.with_name("server.json"))
     before = {file: file.read_bytes() for file in sorted(out.rglob("*")) if file.is_file()}
-    with pytest.raises(InputError, match=r"\.json: is of format 1, .* resumes format 2 only") as caught:
+    with pytest.raises(InputError, match=r"\.json: is of format 1, .* resumes formats 2 to 3 only") as caught:
         run(config, out)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -644,3 +645,78 @@ def test_ctrl_c_then_resume_from_the_command_line(tmp_path: Path) -> None:
     assert "resumed after round" in done.stdout
     run(small(training={"rounds": 60}), tmp_path / "whole")
     assert final(tmp_path / "run") == final(tmp_path / "whole")
+
+
+# --- local models in span form
+
+
+SPAN: dict[str, Any] = {"batch_size": 0, "epochs": 2, "rounds": 3, "weight_decay": 0.01}
+FEW = build_population(parse_config({"data": SMALL["data"] | {"samples_per_client": 20}}).data)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ifca", "fedprox"])
+@pytest.mark.parametrize("transport", ["memory", "bytes"])
+def test_local_models_are_saved_in_span_form(name: str, transport: str, tmp_path: Path) -> None:
+    """The checkpoint has n × h numbers a client, and the models that are read from it are the same bit for bit."""
+    config = small(algorithm={"name": name}, training=SPAN, data={"newcomers": 0}, model={"hidden": 8}, run={"transport": transport})
+    simulation = start(config, population=FEW)
+    advance(simulation)
+    assert any(path == "span" for _, path in simulation.simulated.engine.paths)
+    save_checkpoint(tmp_path, "x", simulation.state, simulation.federation, {}, simulation.simulated)
+    checkpoint = load_checkpoint(tmp_path, "x")
+    later = prepare(config, population=FEW, **checkpoint.parties())
+    trained = [client for client in simulation.simulated.data if simulation.simulated.recall(client, "trained") is not None]
+    assert trained
+    for client in trained:
+        np.testing.assert_array_equal(simulation.simulated.recall(client, "trained"), later.simulated.recall(client, "trained"))
+    whole = [path for path, array in checkpoint.others.items() if array.shape == (config.model_for(FEW).dimension,)]
+    assert len(whole) <= 4 < len(trained)  # what clients started from, which they share
+
+
+def test_what_other_data_made_is_saved_in_full(tmp_path: Path) -> None:
+    """A model that was trained on a part of a client's data cannot be made again from all of them."""
+    config = small(algorithm={"name": "fedavg"}, training=SPAN, data={"newcomers": 0})
+    simulation = start(config, population=FEW)
+    advance(simulation)
+    (client, *_) = simulation.federation.clients
+    party = simulation.simulated.client(client)
+    kept, origin = party.values.kept("trained")  # type: ignore[misc]
+    own = simulation.simulated.data[client]
+    party.values.remember("trained", kept.bound(replace(own, x_train=own.x_train[::-1].copy())), origin)
+    save_checkpoint(tmp_path, "x", simulation.state, simulation.federation, {}, simulation.simulated)
+    later = prepare(config, population=FEW, **load_checkpoint(tmp_path, "x").parties())
+    np.testing.assert_array_equal(simulation.simulated.recall(client, "trained"), later.simulated.recall(client, "trained"))
+
+
+def test_a_run_in_span_form_ends_in_the_same_bytes_when_it_is_resumed(tmp_path: Path) -> None:
+    config = small(algorithm={"name": "ifca"}, training=SPAN)
+    run_experiment(config, tmp_path / "whole", population=FEW)
+    with pytest.raises(Stop):
+        run_experiment(config, tmp_path / "run", population=FEW, tick=stopping(1))
+    run_experiment(config, tmp_path / "run", population=FEW, resume=True)
+    assert final(tmp_path / "run") == final(tmp_path / "whole")
+    assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
+
+
+def test_a_checkpoint_of_the_format_before_is_resumed(tmp_path: Path) -> None:
+    """Format 2 had every value as an array of its own."""
+    config = small(algorithm={"name": "fedavg"}, training={"rounds": 3})
+    run(config, tmp_path / "whole")
+    interrupted(config, tmp_path / "run", 2)
+    folder = tmp_path / "run" / "checkpoints"
+    name = latest(folder) or ""
+    checkpoint = load_checkpoint(folder, name)
+    tree, others = json.loads(json.dumps(checkpoint.tree)), dict(checkpoint.others)
+    for place, store in tree["parties"]["stores"].items():
+        for value in store["values"]:
+            for part, node in value[1]["mapping"]:
+                if "sum" in node:
+                    path = f"parties/{place}/{value[0]}/{part}"
+                    first, second = (others[one["array"]] for one in node.pop("sum"))
+                    others[path] = first + second
+                    node["array"] = path
+    digest, _ = write_arrays(folder / f"{name}.clients.safetensors", others)
+    tree |= {"format": 2, "files": tree["files"] | {f"{name}.clients.safetensors": digest}}
+    (folder / f"{name}.json").write_text(json.dumps(tree | {"digest": digest_of(tree)}))
+    run(config, tmp_path / "run")
+    assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")

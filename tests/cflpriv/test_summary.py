@@ -5,6 +5,7 @@ import re
 import warnings
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,16 @@ from hypothesis import strategies as st
 from scenes import population
 
 from cflpriv.algorithms import ALGORITHMS
-from cflpriv.clustering.scores import perplexity, spread
+from cflpriv.clustering.scores import mean_interval, perplexity, spread
+from cflpriv.console import summary_text
+from cflpriv.contract.transcript import payload_rows, read_transcript
 from cflpriv.data import build_population
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.errors import CflprivWarning, InputError
-from cflpriv.experiments import Config, advance, finish, parse_config, start
+from cflpriv.experiments import Config, advance, finish, parse_config, run_experiment, start
 from cflpriv.experiments.newcomers import held_back
 from cflpriv.experiments.run import admit
+from cflpriv.experiments.verify import verify
 from cflpriv.tasks.evaluation import Evaluate
 from cflpriv.types import Clustering, Population
 
@@ -213,3 +217,85 @@ def test_a_client_whose_model_diverged_is_not_left_out_of_the_perplexity(wild: f
     assert scores["perplexity_mean"] == pytest.approx(np.exp(100.0) / 3)
     json.dumps({**scores, "worst": float(np.nanmax(values))}, allow_nan=False)
     np.testing.assert_allclose(perplexity(np.array([0.0, 5.0]), np.zeros(2)), [1.0, np.exp(5.0)])
+
+
+# --- a sample of the clients is evaluated
+
+
+def test_the_interval_covers_the_mean_over_all_clients() -> None:
+    """95 % of 2,000 samples: with a miss probability of .05 the share lies in .05 ± .016 with probability .999."""
+    rng = np.random.default_rng(0)
+    accuracies = rng.beta(8, 2, 200)
+    missed = 0
+    for _ in range(2000):
+        drawn = rng.choice(accuracies, 60, replace=False)
+        low, high = mean_interval(drawn.tolist(), len(accuracies)) or (0.0, 0.0)
+        missed += not low <= accuracies.mean() <= high
+    assert abs(missed / 2000 - 0.05) < 0.016
+
+
+@pytest.mark.parametrize(("values", "count", "expected"), [([0.5], 9, None), ([], 9, None), ([0.2, 0.4], 2, (0.3, 0.3))])
+def test_an_interval_needs_two_clients_and_is_a_point_for_all(values: list[float], count: int, expected: Any) -> None:
+    assert mean_interval(values, count) == (None if expected is None else pytest.approx(expected))
+
+
+def test_a_sample_of_the_clients_is_evaluated(tmp_path: Path) -> None:
+    """Each round a new one, the same for every run of the seed; its scores are those that all clients' evaluation gives these clients."""
+    sections: dict[str, Any] = {
+        "data": {"clients": 8, "test_samples_per_client": 20}, "model": {"hidden": 4}, "algorithm": {"name": "fedavg"},
+        "training": {"rounds": 3, "lr": 0.1},
+    }  # fmt: skip
+    whole = run_experiment(parse_config(sections), tmp_path / "whole")
+    summary = run_experiment(parse_config(sections | {"run": {"evaluate_clients": 3}}), tmp_path / "some")
+    rows, all_rows = (
+        [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()] for name in ("some", "whole")
+    )
+    for row, all_of in zip(rows, all_rows, strict=True):
+        every = dict(zip(all_of["per_client"]["clients"], all_of["per_client"]["accuracy"], strict=True))
+        seen = row["per_client"]
+        assert seen["accuracy"] == pytest.approx([every[client] for client in seen["clients"]], abs=1e-12)
+        assert row["evaluated_clients"] == len(set(seen["clients"])) == 3
+        low, high = row["accuracy_mean_interval"]
+        assert low < row["accuracy_mean"] < high
+    assert len({tuple(row["per_client"]["clients"]) for row in rows}) > 1
+    assert (whole["evaluated_clients"], whole["accuracy_mean_interval"]) == (None, None)
+    assert summary["evaluated_clients"] == 3
+    assert not verify(tmp_path / "some").problems
+    assert "drawn at random" in summary_text(summary)
+    assert "drawn at random" not in summary_text(whole)
+
+
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [
+        ({"evaluate_clients": 1}, "run.evaluate_clients = 1: one client gives no interval"),
+        ({"evaluate_clients": -2}, "run.evaluate_clients = -2: is below 0"),
+        ({"record_sample": 3}, "run.record_sample = 3 with run.record = 'headers'"),
+        ({"record_sample": 3, "record": "attackable", "record_clients": [1]}, r"with run.record_clients = \[1\]"),
+    ],
+)
+def test_samples_that_make_no_sense_are_refused(run: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        parse_config({"run": run})
+
+
+def test_payloads_of_a_sample_are_kept_and_verify_says_so(tmp_path: Path) -> None:
+    sections: dict[str, Any] = {
+        "data": {"clients": 8, "test_samples_per_client": 20}, "model": {"hidden": 4}, "algorithm": {"name": "fedavg"},
+        "training": {"rounds": 2, "lr": 0.1}, "run": {"record": "attackable", "record_sample": 3},
+    }  # fmt: skip
+    run_experiment(parse_config(sections), tmp_path / "run")
+    messages = read_transcript(tmp_path / "run" / "transcript")
+    updates = [message for message in messages if message.kind == "update"]
+    assert updates
+    assert len({payload_rows(message) for message in updates}) == 1
+    assert all(len(payload_rows(message)) == 3 and len(message.clients) == 8 for message in updates)
+    assert all(message.digest for message in messages)
+    found = verify(tmp_path / "run")
+    assert not found.problems
+    assert "some clients only" in found.unchecked
+    sections["run"] = {"record": "full"}
+    run_experiment(parse_config(sections), tmp_path / "full")
+    assert not verify(tmp_path / "full").unchecked
+    other = read_transcript(tmp_path / "full" / "transcript")
+    assert [message.digest for message in messages] == [message.digest for message in other]

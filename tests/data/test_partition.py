@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from cflpriv.data import Partition, dirichlet, given, iid, label_skew, pathological
-from cflpriv.data.partition import consecutive_pairs
+from cflpriv.data.partition import consecutive_pairs, owned
 from cflpriv.errors import InputError
 from cflpriv.types import Array
 
@@ -354,3 +354,11 @@ def test_owners_of_one_kind_are_groups() -> None:
     unknown = given(y, y, owners, owners, 0, 0, kinds=kinds)
     assert unknown.groups == (0, 0, 0)
     assert any("ARI means nothing" in note for note in unknown.notes)
+
+
+@QUICK
+@holds_for(st.lists(st.integers(0, 9), min_size=1, max_size=60), st.integers(0, 5))
+def test_each_owner_has_its_samples_in_their_order(owners: list[int], first: int) -> None:
+    array, ids = np.array(owners), list(range(first, 12))
+    for own, owner in zip(owned(array, ids), ids, strict=True):
+        np.testing.assert_array_equal(own, np.flatnonzero(array == owner))

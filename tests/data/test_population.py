@@ -5,6 +5,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -255,7 +256,7 @@ def test_mistakes(spec: DataSpec, words: str) -> None:
 
 
 def test_the_lists_for_the_command_line_are_what_is_accepted() -> None:
-    assert set(DATASETS) == {*LOADERS, *TEXTS, *TABLES, "npz", "idx", "mixture"}
+    assert set(DATASETS) == {*LOADERS, *TEXTS, *TABLES, "npz", "torchvision", "idx", "mixture"}
     assert set(PARTITIONS) == {"iid", "label_skew", "dirichlet", "pathological", "kinds", "given"}
     assert all("\n" not in line for line in (*DATASETS.values(), *PARTITIONS.values()))
 
@@ -289,3 +290,57 @@ def test_mix_4_with_mnist_in_place_of_svhn() -> None:
         assert set(client.y_train // 10) == {group}
         if group:
             np.testing.assert_array_equal(client.x_train[:, 0], client.x_train[:, 2])
+
+
+def _root(array: np.ndarray[Any, Any]) -> Any:
+    while array.base is not None and isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def test_a_folder_of_arrays_is_read_when_needed(tmp_path: Path) -> None:
+    """It gives what an npz gives; clients whose rows follow each other have views of the mapped file, others have copies."""
+    draws = np.random.default_rng(0)
+    owners = np.repeat([3, 7, 11, 2], [5, 4, 6, 3])
+    x = draws.random((18, 5, 4), np.float32)
+    arrays: dict[str, Any] = {
+        "x_train": x,
+        "y_train": owners % 3,
+        "x_test": x[::-1].copy(),
+        "y_test": owners[::-1] % 3,
+        "client_train": owners,
+    }
+    np.savez(tmp_path / "mine.npz", **arrays, client_test=owners[::-1])
+    (tmp_path / "mine").mkdir()
+    for name, array in (arrays | {"client_test": owners[::-1]}).items():
+        np.save(tmp_path / "mine" / f"{name}.npy", array)
+    specs = [DataSpec(source="npz", paths=(str(tmp_path / name),), partition="given", clients=0) for name in ("mine.npz", "mine")]
+    whole, mapped = (build_population(spec) for spec in specs)
+    assert (whole.mean, whole.std, whole.groups) == (mapped.mean, mapped.std, mapped.groups)
+    for one, other in zip(whole.clients, mapped.clients, strict=True):
+        for part in ("x_train", "y_train", "x_test", "y_test"):
+            np.testing.assert_array_equal(getattr(one, part), getattr(other, part))
+        assert isinstance(_root(other.x_train), np.memmap)
+        assert isinstance(_root(other.x_test), np.memmap)
+    before = (tmp_path / "mine" / "x_train.npy").read_bytes()
+    mapped.clients[0].x_train[:] = 0.5  # a copy on write
+    assert (tmp_path / "mine" / "x_train.npy").read_bytes() == before
+    dealt = build_population(DataSpec(source="npz", paths=(str(tmp_path / "mine"),), clients=3))
+    assert not any(isinstance(_root(client.x_train), np.memmap) for client in dealt.clients)
+    (tmp_path / "mine" / "y_test.npy").unlink()
+    with pytest.raises(InputError, match=r"mine: has no array y_test\.npy; it holds client_test"):
+        build_population(specs[1])
+
+
+@pytest.mark.parametrize("damage", ["cut", "objects", "text"])
+def test_a_damaged_array_in_a_folder_is_named(damage: str, tmp_path: Path) -> None:
+    for name in ("x_train", "x_test"):
+        np.save(tmp_path / f"{name}.npy", np.zeros((6, 2, 2), np.float32))
+        np.save(tmp_path / f"{name.replace('x', 'y')}.npy", np.zeros(6, np.int64))
+    path = tmp_path / "x_train.npy"
+    if damage == "objects":
+        np.save(path, np.array([{}] * 6))
+    else:
+        path.write_bytes(path.read_bytes()[:-8] if damage == "cut" else b"text")
+    with pytest.raises(InputError, match=r"x_train\.npy: not a readable npy file"):
+        build_population(DataSpec(source="npz", paths=(str(tmp_path),), clients=2))

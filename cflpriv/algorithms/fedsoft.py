@@ -1,0 +1,221 @@
+"""FedSoft: every client's data are a mixture of k distributions; it trains one model of its own, drawn to k shared centres by its shares.
+
+Source: Ruan & Joe-Wong 2022 (AAAI), "FedSoft: Soft Clustered Federated Learning with Proximal Local Updating" (arXiv 2112.06053),
+Algorithm 1, and the authors' code (`clients.py`, `servers.py`). Every τ rounds client i estimates its importance weights
+u_is = max(n_is / n_i, σ), n_is being the number of its samples on which centre c_s has the lowest loss. In every round it trains its own
+model w_i on f_i(w_i) + (λ/2) Σ_s u_is ‖w_i − c_s‖². The server sets c_s to Σ_i v_is w_i with v_is = u_is n_i / Σ_j u_js n_j.
+
+The proximal terms are one: with c̄ = Σ_s u_is c_s / Σ_s u_is their gradient is that of (λ/2) Σ_s u_is ‖w_i − c̄‖².
+
+A client sends one vector with a block a centre, u_is (w_i − c_s) and u_is. So one `mean` over the cohort is all that leaves it, and the new
+centre is c_s plus the quotient of two sums.
+
+Deviations, each for a reason:
+- Centres are weighted means over the cohort, as in the authors' code without selection. Algorithm 1 draws K clients a centre with
+  probabilities v_is and averages evenly, which is the same in expectation. It would show the server who draws to which centre.
+- λ Σ_s u_is is taken as λ. The sum exceeds 1 by σ for each centre that no sample prefers.
+- Clients use SGD as `[training]` sets it. A client trains from its own model, at first the initial one, as in the authors' code.
+- A client that has not trained yet uses the centre of lowest training loss.
+- λ = 0.1, σ = 1e-4 (the authors' code for MNIST) and τ = 2. k = 2 as in the paper's experiments.
+
+Under secure sums a centre that no sample prefers is the quotient of two numbers of the size of σ, and known to 1/σ steps of their fixed
+point only.
+
+What it reveals, by which operation: `mean` shows sums over the cohort, of which the blocks tell how many samples prefer which centre in
+all. No operation shows whose these are. In the clear it shows the blocks of each client, hence its shares and its own model.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+
+from ..contract.handles import Shared
+from ..contract.operations import Federation
+from ..contract.transcript import RoundRecord
+from ..engine import Result, TaskInput
+from ..engine.device import tensor
+from ..engine.models import Model
+from ..errors import InputError
+from ..keys import Key
+from ..tasks.evaluation import EvaluateUsed, sample_losses
+from ..tasks.training import Train
+from ..types import Array, ClientData, Parts
+from .around import AroundTraining
+from .attempts import try_mean
+from .checks import at_least, enough_clients, finite
+from .counted_sums import moved_by
+from .fedavg import Weights
+from .interface import Algorithm, AlgorithmSpec, Served
+from .steps import mean_notes
+
+__all__ = ["EvaluateSoft", "SoftStep", "fedsoft", "importance", "losses_of_models"]
+
+OWN, SHARES = "fedsoft model", "fedsoft shares"
+"""Under these names clients keep w_i and their importance weights."""
+
+
+def losses_of_models(model: Model, models: Sequence[Array], data: ClientData) -> Array:
+    """The loss (k, n) float64 of each training sample under each of k models; infinite where it is no number."""
+    x, y = model.inputs(data.x_train), tensor(data.y_train)
+    rows = torch.stack([sample_losses(model, np.asarray(one), x, y) for one in models]).double().cpu().numpy()
+    return np.asarray(np.nan_to_num(rows, nan=np.inf, posinf=np.inf))
+
+
+def importance(losses: Array, smoother: float) -> Array:
+    """u (k,) of losses (k, n): the share of samples on which each centre is best (the first of equals), `smoother` at least."""
+    counts = np.bincount(losses.argmin(axis=0), minlength=len(losses))
+    return np.asarray(np.maximum(counts / losses.shape[1], smoother))
+
+
+@dataclass(frozen=True)
+class SoftStep(AroundTraining):
+    """Train w_i towards the centres of the given list "model" by the client's shares, which are estimated first with `estimate`.
+
+    `train` has λ as its `prox`. Part: "blocks" (k, d + 1), u_s (w_i − c_s) and u_s. Kept: "trained" (d,), w_i under `OWN`, u under
+    `SHARES`.
+    """
+
+    gives: ClassVar[Parts] = {"blocks": "summed"}
+    remembers = (OWN, SHARES)
+    beyond = "how the client's own model differs from the centres before it trains"
+
+    smoother: float
+    estimate: bool
+    seed: int
+
+    def before(self, given: TaskInput) -> TaskInput:
+        model, centres = self.train.model, _centres(given)
+        known = not self.estimate and SHARES in given.memory
+        shares = given.memory[SHARES] if known else importance(losses_of_models(model, centres, given.data), self.smoother)
+        own = given.memory[OWN] if OWN in given.memory else model.init(self.seed)
+        target = sum(share * centre for share, centre in zip(shares / shares.sum(), centres, strict=True))
+        return replace(given, params={"model": own, "anchor": np.asarray(target, own.dtype), "shares": shares})
+
+    def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
+        shares, trained = inner.array("shares"), inner.array("model") + np.asarray(result["update"])
+        rows = [np.append(share * (trained - centre), share) for share, centre in zip(shares, _centres(given), strict=True)]
+        return {"blocks": np.stack(rows).astype(trained.dtype), "trained": result["trained"], OWN: trained, SHARES: shares}
+
+
+@dataclass(frozen=True)
+class EvaluateSoft(EvaluateUsed):
+    """`Evaluate` of the client's own model, or of the centre with the lowest loss in the given list "model" while it has none.
+
+    Parts: those of `Evaluate`, and "choice" (), the centre that most of its samples prefer.
+    """
+
+    parts: ClassVar[Parts] = {**EvaluateUsed.parts, "choice": "choice"}
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (OWN, SHARES)
+
+    def used(self, given: TaskInput) -> Array:
+        return given.memory[OWN] if OWN in given.memory else _centres(given)[self._lowest(given)]
+
+    def run(self, given: TaskInput) -> Result:
+        return {**super().run(given), "choice": self._choice(given)}
+
+    def run_many(self, inputs: Sequence[TaskInput], device: Any) -> tuple[list[Result], str]:
+        results, path = super().run_many(inputs, device)
+        return [{**result, "choice": self._choice(given)} for given, result in zip(inputs, results, strict=True)], path
+
+    def _choice(self, given: TaskInput) -> Array:
+        return np.array(int(given.memory[SHARES].argmax()) if SHARES in given.memory else self._lowest(given))
+
+    def _lowest(self, given: TaskInput) -> int:
+        return int(losses_of_models(self.model, _centres(given), given.data).mean(axis=1).argmin())
+
+
+def _centres(given: TaskInput) -> list[Array]:
+    centres = given.params["model"]
+    if not isinstance(centres, list):
+        raise TypeError("parameter 'model': expected the list of centres")
+    return [np.asarray(centre) for centre in centres]
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """The centres."""
+
+    models: tuple[Shared, ...]
+
+
+@dataclass(frozen=True)
+class FedSoftSettings:
+    """What is fixed in a run; `train` has λ as its `prox`."""
+
+    train: Train
+    k: int
+    smoother: float
+    interval: int
+    weights: Weights
+    seed: int
+
+
+def fedsoft(
+    train: Train,
+    *,
+    k: Annotated[int, Key("Number of centres.", "[1, inf)", "clusters")] = 2,
+    lam: Annotated[float, Key("λ, which draws a client's model to the centres.", "[0, inf)")] = 0.1,
+    smoother: Annotated[float, Key("σ, the importance weight of a centre that no sample of a client prefers.", "(0, 1]")] = 1e-4,
+    interval: Annotated[int, Key("τ: clients estimate their importance weights every so many rounds.", "[1, inf)", "rounds")] = 2,
+    weights: Weights = "examples",
+    seed: int = 0,
+) -> Algorithm:
+    """FedSoft with `k` centres. Raises `InputError` for parameters that cannot be."""
+    at_least(1, k=k, interval=interval)
+    finite(lam=lam)
+    if not 0 < smoother <= 1:
+        raise InputError(f"algorithm.smoother: {smoother} is outside (0, 1]")
+    settings = FedSoftSettings(replace(train, prox=lam), k, smoother, interval, weights, seed)
+    return Algorithm(
+        "fedsoft", ("mean",), partial(_init, settings), partial(_round, settings), partial(_serve, settings), _admit,
+        partial(_describe, settings), reads_means=True,
+    )  # fmt: skip
+
+
+def _init(settings: FedSoftSettings, federation: Federation) -> State:
+    enough_clients(settings.k, len(federation.clients))
+    return State(tuple(Shared(settings.train.model.init(settings.seed, j)) for j in range(settings.k)))
+
+
+def _round(settings: FedSoftSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+    cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
+    estimate = federation.round % settings.interval == 0
+    task = SoftStep(settings.train.at(federation.round), settings.smoother, estimate, settings.seed)
+    held = federation.compute(task, {"model": list(state.models)}, on=cohort)
+    means = try_mean(federation, held["blocks"], settings.weights)
+    (mean,) = means
+    notes = mean_notes(means)
+    if mean is None:
+        return state, RoundRecord(federation.round, held.clients, None, {**notes, "unchanged_clusters": list(range(settings.k))})
+    blocks = mean.parts["blocks"].value()
+    shares = np.maximum(blocks[:, -1].astype(np.float64), settings.smoother)  # no less but by the rounding of a secure sum
+    models = moved_by(state.models, blocks[:, :-1], shares)
+    return State(models), RoundRecord(federation.round, held.clients, None, {**notes, "shares": [float(one) for one in shares]})
+
+
+def _serve(settings: FedSoftSettings, state: State) -> Served:
+    return Served(EvaluateSoft(settings.train.model), {"model": list(state.models)})
+
+
+def _admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+    """Newcomers use the centre of lowest loss until they train."""
+    return state, {}
+
+
+def _describe(settings: FedSoftSettings, state: State) -> Mapping[str, Any]:
+    return {"k": settings.k, "rule": f"k = {settings.k}"}
+
+
+FEDSOFT = AlgorithmSpec(
+    "fedsoft", fedsoft, "own models drawn to k shared centres by each client's mixture (Ruan & Joe-Wong 2022)",
+    states=(State,), tasks=(EvaluateSoft, SoftStep), sample_refused="its own models keep training without noise",
+    client_refused="a centre is the quotient of two sums, and noise in a small divisor drowns it",
+    cohorts="one", knowledge=lambda given: f"the number of groups, k = {given.get('k', 2)}",
+)  # fmt: skip
