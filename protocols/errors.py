@@ -73,7 +73,8 @@ class TooFewClients(ProtocolError):
         super().__init__(
             f"too few clients are left to remove the masks: {sizes}; a cohort of this size needs {min_cohort} (its threshold)"
             if threshold
-            else f"no group reaches the minimum cohort size of {min_cohort} clients (group sizes: {sizes}); their sums would show individuals"
+            else f"no group reaches the minimum cohort size of {min_cohort} clients (group sizes: {sizes}); "
+            "their sums would show individuals"
         )
 
 
