@@ -106,6 +106,8 @@ class Cell:
             gain = (self.reference - self.reference_baseline) * (-1.0 if self.lower_is_better else 1.0)
             above = "is not surely above it" if gain > self.margin else "is not above it"
             return f" (margin {self.margin:g}: what the unprotected run gains, {gain:.3f}, {above})"
+        if self.status == "not_validated" and self.reference is None:  # another system's: the note ends with the reason
+            return f" ({self.note.rsplit('; ', 1)[-1]})"
         if self.p is None or self.exact or self.status in ("nothing_to_see", "not_attempted"):
             return ""
         return f" (margin {self.margin:g}, p = {self.p:.2g})"

@@ -59,16 +59,22 @@ class LocalError(ProtocolError):
 
 
 class TooFewClients(ProtocolError):
-    """Fewer clients than the minimum cohort size take part: their sum would show an individual's contribution, so nothing is sent."""
+    """Fewer clients than the minimum cohort size take part: their sum would show an individual's contribution, so nothing is sent.
+
+    With `threshold`, fewer are left than it takes to remove the masks of a secure sum, which may be more than the minimum cohort size.
+    """
 
     code = "too-few-clients"
 
-    def __init__(self, counts: tuple[int, ...], min_cohort: int) -> None:
+    def __init__(self, counts: tuple[int, ...], min_cohort: int, threshold: bool = False) -> None:
         self.counts = counts
         self.min_cohort = min_cohort
         sizes = ", ".join(str(count) for count in counts) or "none"
         super().__init__(
-            f"no group reaches the minimum cohort size of {min_cohort} clients (group sizes: {sizes}); their sums would show individuals"
+            f"too few clients are left to remove the masks: {sizes}; a cohort of this size needs {min_cohort} (its threshold)"
+            if threshold
+            else f"no group reaches the minimum cohort size of {min_cohort} clients (group sizes: {sizes}); "
+            "their sums would show individuals"
         )
 
 

@@ -20,7 +20,7 @@ REFUSALS: dict[str, str] = {
     "malformed": "the message is not one of this protocol",
     "version": "server and client have different versions of this protocol",
     "wrong-session": "the client has not been enrolled into this session (enrol it again), or has left it for another, which is final",
-    "forbidden": "the client's own settings forbid this: its protection, or the privacy it demands, differs from the server's",
+    "forbidden": "the client's own settings forbid this: its protection, the privacy that it demands, or its release policy",
     "bad-dealing": "the nonces and commitments of a dealing into buckets do not match each other, or the list that the client was shown",
     "wrong-bucket": "the cohort of a secure sum is not within the bucket of this client",
     "over-budget": "the client has released all that its own privacy budget allows",

@@ -92,5 +92,8 @@ def check(protection: Protection, operation: Operation, values: Mapping[str, Any
     for part, value in values.items():
         if not may_leave(protection, operation, part, value, origin, noisy):
             error = RemoteError("forbidden")
-            error.add_note(f"its release policy keeps {part!r} from {operation!r} under protection {protection.name}")
+            error.add_note(
+                f"its release policy keeps {part!r} from {operation!r} under protection {protection.name} (what may leave: docs/flower.md; "
+                '[run] release_policy = "off" lifts it in simulations)'
+            )
             raise error

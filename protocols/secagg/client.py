@@ -288,7 +288,7 @@ class Client:
             known |= {advert.encryption_key, advert.mask_key}
         if len(known) != 2 * (len(message.adverts) + 1):
             raise RemoteError("repeated-key")
-        enough(len(message.adverts) + 1, max(terms.threshold, messages.fewest_survivors(terms) if _complete(terms) else 0))
+        enough(terms, len(message.adverts) + 1, max(terms.threshold, messages.fewest_survivors(terms) if _complete(terms) else 0))
         agreed = messages.context(terms)
         encryption = private_key(self._state.box_seed)
         keys = {peer.client: box_key(encryption, peer.encryption_key, agreed, me, peer.client) for peer in message.adverts}
@@ -319,8 +319,8 @@ class Client:
         near = neighbours(terms.graph_seed, terms.cohort, terms.degree, me) & set(members)
         if near != {sealed.peer for sealed in message.boxes} or not near <= peers.keys():
             raise RemoteError("bad-members")
-        enough(len(members), messages.fewest_survivors(terms))
-        enough(len(near) + 1, terms.threshold)
+        enough(terms, len(members), messages.fewest_survivors(terms))
+        enough(terms, len(near) + 1, terms.threshold)
         agreed = messages.context(terms)
         my_key = state.mask_key
         keys = dict(zip(peers, state.box_keys, strict=True))
@@ -386,7 +386,7 @@ class Client:
         survivors = messages.names(packed)
         if state.client not in survivors or not set(survivors) <= set(state.members):
             raise RemoteError("bad-survivors")
-        enough(len(survivors), messages.fewest_survivors(state.terms))
+        enough(state.terms, len(survivors), messages.fewest_survivors(state.terms))
         return survivors
 
     def _agree(self, message: Survivors) -> tuple[dict[str, Any], Consistent]:
@@ -412,7 +412,7 @@ class Client:
             parts = (message.context, messages.ids(state.members), message.survivors)
             for signed in message.signatures:
                 verify(self._roster, signed.client, signed.signature, CONSISTENT, *parts)
-            enough(len(signers), state.terms.threshold)
+            enough(state.terms, len(signers), state.terms.threshold)
         elif signers:
             raise RemoteError("unexpected-signature")
         alive = set(survivors)

@@ -131,7 +131,7 @@ def check_proposal(terms: Terms, policy: Policy, client: int, slot: Slot | None,
         messages.check_terms(terms)
     except ValueError:
         raise RemoteError("bad-terms") from None
-    enough(len(terms.cohort), messages.fewest_survivors(terms))
+    enough(terms, len(terms.cohort), messages.fewest_survivors(terms))
 
 
 def check_roster(identity: Identity, policy: Policy, roster: Roster | None) -> None:
@@ -147,7 +147,7 @@ def check_roster(identity: Identity, policy: Policy, roster: Roster | None) -> N
             raise LocalError("not-on-roster")
 
 
-def enough(have: int, need: int) -> None:
+def enough(terms: Terms, have: int, need: int) -> None:
     """Raises TooFewClients if fewer than `need` are there."""
     if have < need:
-        raise TooFewClients((have,), need)
+        raise TooFewClients((have,), need, threshold=need == terms.threshold > terms.min_cohort)

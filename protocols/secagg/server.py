@@ -354,11 +354,11 @@ class Server:
         outbox: dict[int, msgspec.Struct]
         match self.stage:
             case ServerStage.NEW:
-                enough(len(terms.cohort), fewest)
+                enough(terms, len(terms.cohort), fewest)
                 return {client: Invite(terms) for client in terms.cohort if client not in state.adverts}
             case ServerStage.ADVERTISING:
                 state.advertised = self._connected(tuple(sorted(state.adverts)))
-                enough(len(state.advertised), fewest)
+                enough(terms, len(state.advertised), fewest)
                 return {
                     client: Adverts(terms, tuple(state.adverts[v] for v in sorted(self._near(client, state.advertised))))
                     for client in state.advertised
@@ -366,17 +366,17 @@ class Server:
             case ServerStage.SHARING:
                 # U2: who shared. All masks and shares are confined to it from here on.
                 state.members = self._connected(tuple(sorted(state.answered)))
-                enough(len(state.members), fewest)
+                enough(terms, len(state.members), fewest)
                 return self._deliver()
             case ServerStage.MASKING if state.complaints:
-                enough(len(state.answered), fewest)
+                enough(terms, len(state.answered), fewest)
                 return {dealer: Challenge(self._agreed, messages.ids(accusers)) for dealer, accusers in by_dealer(state.complaints).items()}
             case ServerStage.OPENING:
                 shares = settled(self._agreed, state.complaints, state.openings, state.adverts, state.digests, self._signed)
                 return {client: Settle(self._agreed, opened) for client, opened in shares.items()}
             case ServerStage.MASKING | ServerStage.SETTLING:
                 state.survivors = tuple(sorted(state.masked))
-                enough(len(state.survivors), fewest)
+                enough(terms, len(state.survivors), fewest)
                 packed = messages.ids(state.survivors)
                 outbox = {
                     client: Survivors(self._agreed, packed) if terms.mode == "active" else Unmask(self._agreed, packed, ())
@@ -384,7 +384,7 @@ class Server:
                 }
                 return outbox
             case ServerStage.CONSISTENCY:
-                enough(len(state.signatures), terms.threshold)
+                enough(terms, len(state.signatures), terms.threshold)
                 signed = tuple(Signed(client, signature) for client, signature in sorted(state.signatures.items()))
                 unmask = Unmask(self._agreed, messages.ids(state.survivors), signed)
                 return {signer.client: unmask for signer in signed}

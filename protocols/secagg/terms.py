@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -213,6 +213,11 @@ def make_terms(
     try:
         return codec.decode(codec.encode(terms), Terms, SMALL_LIMIT_BYTES)
     except MalformedMessage:
+        for name, kind in get_type_hints(Terms, include_extras=True).items():
+            try:
+                msgspec.convert(getattr(terms, name), kind)
+            except msgspec.ValidationError as error:
+                raise ValueError(f"{name}: {error}") from None
         raise ValueError("terms: a field has the wrong type, length or range") from None
 
 

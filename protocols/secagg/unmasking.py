@@ -44,7 +44,7 @@ def masks_of(
             points[share.peer].append((place[keeper], share.share))
     needed = [client for client in members if client in alive or near(client, survivors)]
     for client in needed:
-        enough(len(points[client]), terms.threshold)
+        enough(terms, len(points[client]), terms.threshold)
 
     bound = binding(terms)
     masks: list[Mask] = []

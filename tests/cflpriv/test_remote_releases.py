@@ -389,8 +389,11 @@ def test_the_rule_over_all_protections_parts_and_verbs(gram: tuple[str, ...], to
             noisy = releases.may_leave(protection, operation, "choice", value, of_kind(name, size, tainted), True)
             assert noisy == (True if operation == "gram" and not hides_compared else found), "rows with a client's own noise"
     both = Origin(kinds=(("one", "choice"), ("other", "compared")))
-    with pytest.raises(RemoteError, match="forbidden"):
+    with pytest.raises(RemoteError, match="forbidden") as caught:
         releases.check(Protection(gram=("haar",)), "gather", {"one": label, "other": several}, both)
+    (why,) = caught.value.__notes__
+    assert "keeps 'other' from 'gather'" in why
+    assert 'release_policy = "off"' in why
 
 
 def test_every_task_declares_the_kinds_of_its_parts() -> None:

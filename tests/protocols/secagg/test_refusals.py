@@ -603,5 +603,15 @@ def test_server_misuse() -> None:
 
 
 def test_terms_need_sixteen_bytes_of_session() -> None:
-    with pytest.raises(ValueError, match="terms"):
+    with pytest.raises(ValueError, match="session"):
         make_terms(session=SESSION[:-1], slot=(0, 0), cohort=range(3), models=[MODEL], dimension=1, clip=1.0)
+
+
+@pytest.mark.parametrize(("minimum", "words"), [(3, "to remove the masks: 3; .* needs 4"), (4, "minimum cohort size of 4 clients")])
+def test_a_sum_that_fails_says_whether_the_threshold_or_the_minimum_cohort_size_is_not_reached(minimum: int, words: str) -> None:
+    play = Play.of(terms(5, "active", min_cohort=minimum))
+    outbox = play.until("Deliver")
+    for number in range(3):
+        play.server.receive(number, play.clients[number].receive(outbox[number], *play.values(number)))
+    with pytest.raises(TooFewClients, match=words):
+        play.server.advance()
