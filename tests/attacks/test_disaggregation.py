@@ -212,6 +212,7 @@ def test_sizes_of_groups_over_cohorts_tell_who_is_in_which() -> None:
     assert fixed.status == "at_baseline", fixed.line()
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(2, 4))
 def test_groups_that_explain_all_sizes_are_found(seed: int, k: int) -> None:

@@ -68,6 +68,7 @@ def test_a_third_of_the_noise_is_caught(name: str, monkeypatch: pytest.MonkeyPat
     assert whole_audit_says(result, claim) == "leaks"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("name", GAMES)
 def test_a_reference_scores_as_a_sound_game_does(name: str) -> None:

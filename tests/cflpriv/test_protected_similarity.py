@@ -103,6 +103,7 @@ def test_the_scene_has_clusters_to_find() -> None:
         assert len({(labels[client], truth[client]) for client in labels}) == 2 == len(set(labels.values())), algorithm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_finds_the_same_clusters(algorithm: str, kind: str) -> None:

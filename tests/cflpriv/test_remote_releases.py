@@ -20,11 +20,15 @@ from cflpriv.algorithms.cfl import Same
 from cflpriv.algorithms.choosing import EvaluateLowest, PickAndTrain, WithoutWork
 from cflpriv.algorithms.ditto import TrainBoth
 from cflpriv.algorithms.fedfomo import Ask, Combine
+from cflpriv.algorithms.fedgwc import TrainAndTell
 from cflpriv.algorithms.fednova import TrainNormalised
 from cflpriv.algorithms.fedproto import TrainToPrototypes
+from cflpriv.algorithms.fedrc import EvaluateRobust, RobustStep
+from cflpriv.algorithms.fedsoft import EvaluateSoft, SoftStep
 from cflpriv.algorithms.fesem import EvaluateAssigned, Remember, TrainAndAssign
 from cflpriv.algorithms.influence import HasValidation, Influence, Neighbours, OnPart
 from cflpriv.algorithms.lg_fedavg import EvaluateParted, TrainParted
+from cflpriv.algorithms.ocfl import Beside
 from cflpriv.algorithms.per_fedavg import EvaluateAdapted
 from cflpriv.algorithms.scaffold import TrainControlled
 from cflpriv.algorithms.split_test import HasHalves, NeedsNoHalves
@@ -412,7 +416,8 @@ def test_every_task_declares_the_kinds_of_its_parts() -> None:
         PrincipalHalves(1), HasHalves(), NeedsNoHalves(),
         CentreShare(model), MomentShare(model), CellShare(model), ClusterShare(model), TrainInBlock(train, 2),
         ChooseCluster(model), EvaluateChosen(ChooseCluster(model)), ChooseAndMove(Losses(model)), ChooseListed(), LowRankSketch(train),
-        WithUpdate(CentreShare(model), train, 2, 0.2),
+        WithUpdate(CentreShare(model), train, 2, 0.2), Beside(), TrainAndTell(train), RobustStep(train, 2), EvaluateRobust(model, 2),
+        SoftStep(train, 0.1, True, 0), EvaluateSoft(model),
     ]  # fmt: skip
     assert sorted(type(task).__name__ for task in tasks) == sorted(set(registered()) - {"Model"})
     for task in tasks:
