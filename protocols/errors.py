@@ -71,8 +71,8 @@ class TooFewClients(ProtocolError):
         self.min_cohort = min_cohort
         sizes = ", ".join(str(count) for count in counts) or "none"
         super().__init__(
-            f"too few clients are left to remove the masks: {sizes}; a cohort of this size needs {min_cohort} "
-            "(its threshold, which is above the minimum cohort size)"
+            f"too few clients are left to remove the masks: {sizes}; a cohort of this size needs {min_cohort}, "
+            "its threshold, which is never below the minimum cohort size"
             if threshold
             else f"no group reaches the minimum cohort size of {min_cohort} clients (group sizes: {sizes}); "
             "their sums would show individuals"

@@ -63,7 +63,7 @@ def test_with_the_binding_there_is_no_sum() -> None:
     done = isolate(updates, held, 2, binding=True, entropy=public_entropy("on"))
     assert done.update is None
     assert any("unlisted-model" in word for word in done.refused)
-    assert any("reaches the minimum cohort size" in word for word in done.refused)
+    assert any("too few clients are left to remove the masks" in word for word in done.refused)
 
 
 def test_an_honest_server_gets_its_sum_under_the_binding() -> None:
