@@ -93,7 +93,7 @@ def test_scaled_values_lie_in_the_unit_interval_and_only_those_beyond_are_change
     x = np.array(values, np.float32)[:, None, None, None]
     scaling = Scaling(-width, width, (mean,), (std,))
     train, test, clipped = scaled(scaling, x, x)
-    z = (x - mean) / std
+    z = (x.astype(np.float64) - mean) / std
     beyond = np.abs(z) > width
     assert clipped == 2 * beyond.sum()
     assert train.min() >= 0
