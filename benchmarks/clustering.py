@@ -32,6 +32,7 @@ from cflpriv.contract.transcript import Transcript
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.errors import InputError
 from cflpriv.experiments.measure import chosen, served_results
+from cflpriv.federation.server import FederationServer
 from cflpriv.tasks.fold_gradients import FoldGradients
 from cflpriv.types import Array, Population
 
@@ -102,15 +103,21 @@ def mlp(people: Population, hidden: int = 200) -> Model:
     return Model("mlp", people.shape, people.classes, hidden, people.mean, people.std)
 
 
-def run(people: Population, algorithm: Algorithm, share: float, rounds: int, seed: int) -> Found:
-    """A system's clustering after some rounds; who is in no cluster by then is alone."""
-    simulated = simulate(people.clients, sampling=Sampling("global", share), seed=seed, transcript=Transcript("headers"))
-    federation = simulated.federation
+def after_rounds(federation: FederationServer, algorithm: Algorithm, rounds: int) -> Any:
+    """The state after so many rounds, of which no message is kept."""
     state = algorithm.init(federation)
     for number in range(rounds):
         federation.begin_round(number)
         state, _ = algorithm.round(federation, state)
         federation.transcript.messages.clear()
+    return state
+
+
+def run(people: Population, algorithm: Algorithm, share: float, rounds: int, seed: int) -> Found:
+    """A system's clustering after some rounds; who is in no cluster by then is alone."""
+    simulated = simulate(people.clients, sampling=Sampling("global", share), seed=seed, transcript=Transcript("headers"))
+    federation = simulated.federation
+    state = after_rounds(federation, algorithm, rounds)
     described = algorithm.describe(state)
     if "clustering" not in described:  # each client knows its own
         return chosen(served_results(simulated, algorithm.serve(state), federation.clients)) or [0] * len(people.clients), "", ""

@@ -29,7 +29,7 @@ from cflpriv.contract.transcript import Transcript
 from cflpriv.experiments.measure import chosen, local_scores, served_accuracy, served_results
 from cflpriv.types import Array, Population
 
-from .clustering import CLASSES, KINDS, WITHOUT_GROUPS, mlp, read
+from .clustering import CLASSES, KINDS, WITHOUT_GROUPS, after_rounds, mlp, read
 
 __all__ = ["main", "verdict"]
 
@@ -52,11 +52,7 @@ def played(people: Population, algorithm: Algorithm, seed: int) -> tuple[float, 
     """Accuracy in per cent of the models in use and of the last local ones, clients' clusters, and what the method answers."""
     simulated = simulate(people.clients, seed=seed, transcript=Transcript("headers"))
     federation = simulated.federation
-    state = algorithm.init(federation)
-    for number in range(ROUNDS):
-        federation.begin_round(number)
-        state, _ = algorithm.round(federation, state)
-        federation.transcript.messages.clear()
+    state = after_rounds(federation, algorithm, ROUNDS)
     served, clients = algorithm.serve(state), federation.clients
     described = algorithm.describe(state)
     found = described.get("clustering")

@@ -121,14 +121,14 @@ def scene(algorithm: str, unit: str, epsilon: float, **more: Any) -> Any:
     training = {"rounds": 2, "epochs": 2, "batch_size": 20, "lr": 0.3} | more.pop("training", {})
     data = {"clients": 20} | more.pop("data", {})
     name, _, found = algorithm.partition(", ")
-    told: dict[str, dict[str, Any]] = {"pacfl": {"k": 4}, "ifca": {"k": 2}, "stocfl": {"tau": 0.5}}
-    given = {"name": name, **({} if found else told.get(name, {}))}
+    needed: dict[str, dict[str, Any]] = {"pacfl": {"k": 4}, "ifca": {"k": 2}, "stocfl": {"tau": 0.5}}
+    given = {"name": name, **({} if found else needed.get(name, {}))}
     return config(given, more.pop("protection", {}), training=training, model={"name": "linear"}, privacy=privacy, data=data, **more)
 
 
-def whole(made: Any, plays: int = 4) -> AuditResult:
-    """The canaries of several plays of a run together: plays share no noise, so each canary still has the run's ε."""
-    games = [play_samples(made, population_of(made), np.random.default_rng(seed)).game for seed in range(plays)]
+def whole(made: Any, runs: int = 4) -> AuditResult:
+    """The canaries of several runs together: they share no noise, so each canary still has the run's ε."""
+    games = [play_samples(made, population_of(made), np.random.default_rng(seed)).game for seed in range(runs)]
     scores, coins = np.concatenate([game.scores for game in games]), np.concatenate([game.coins for game in games])
     return audit(scores, coins, DELTA, claim=made.privacy.epsilon)
 

@@ -47,6 +47,7 @@ from ..tasks.evaluation import EvaluateUsed
 from ..tasks.training import Train
 from ..types import Array, Parts
 from .checks import at_least
+from .counted_sums import admit_by_choice
 from .fedavg import State, Weights, average_all
 from .fedsoft import losses_of_models
 from .interface import Algorithm, AlgorithmSpec, Served
@@ -198,7 +199,7 @@ def fedrc(
         raise InputError(f"training.optimizer: {train.optimizer!r} has no effect with algorithm 'fedrc'; leave it out")
     settings = FedRcSettings(train, k, weights, seed)
     return Algorithm(
-        "fedrc", ("mean",), partial(_init, settings), partial(_round, settings), partial(_serve, settings), _admit,
+        "fedrc", ("mean",), partial(_init, settings), partial(_round, settings), partial(_serve, settings), admit_by_choice,
         partial(_describe, settings),
     )  # fmt: skip
 
@@ -216,11 +217,6 @@ def _round(settings: FedRcSettings, federation: Federation, state: State) -> tup
 
 def _serve(settings: FedRcSettings, state: State) -> Served:
     return Served(EvaluateRobust(settings.train.model, settings.k), {"model": state.model})
-
-
-def _admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
-    """Newcomers find their model by themselves."""
-    return state, {}
 
 
 def _describe(settings: FedRcSettings, state: State) -> Mapping[str, Any]:

@@ -47,8 +47,9 @@ from ..types import Array, ClientData, Parts
 from .around import AroundTraining
 from .attempts import try_mean
 from .checks import at_least, enough_clients, finite
-from .counted_sums import moved_by
+from .counted_sums import admit_by_choice, moved_by
 from .fedavg import Weights
+from .fesem import centres_of
 from .interface import Algorithm, AlgorithmSpec, Served
 from .steps import mean_notes
 
@@ -88,7 +89,7 @@ class SoftStep(AroundTraining):
     seed: int
 
     def before(self, given: TaskInput) -> TaskInput:
-        model, centres = self.train.model, _centres(given)
+        model, centres = self.train.model, centres_of(given)
         known = not self.estimate and SHARES in given.memory
         shares = given.memory[SHARES] if known else importance(losses_of_models(model, centres, given.data), self.smoother)
         own = given.memory[OWN] if OWN in given.memory else model.init(self.seed)
@@ -97,7 +98,7 @@ class SoftStep(AroundTraining):
 
     def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
         shares, trained = inner.array("shares"), inner.array("model") + np.asarray(result["update"])
-        rows = [np.append(share * (trained - centre), share) for share, centre in zip(shares, _centres(given), strict=True)]
+        rows = [np.append(share * (trained - centre), share) for share, centre in zip(shares, centres_of(given), strict=True)]
         return {"blocks": np.stack(rows).astype(trained.dtype), "trained": result["trained"], OWN: trained, SHARES: shares}
 
 
@@ -115,7 +116,7 @@ class EvaluateSoft(EvaluateUsed):
         return (OWN, SHARES)
 
     def used(self, given: TaskInput) -> Array:
-        return given.memory[OWN] if OWN in given.memory else _centres(given)[self._lowest(given)]
+        return given.memory[OWN] if OWN in given.memory else centres_of(given)[self._lowest(given)]
 
     def run(self, given: TaskInput) -> Result:
         return {**super().run(given), "choice": self._choice(given)}
@@ -128,14 +129,7 @@ class EvaluateSoft(EvaluateUsed):
         return np.array(int(given.memory[SHARES].argmax()) if SHARES in given.memory else self._lowest(given))
 
     def _lowest(self, given: TaskInput) -> int:
-        return int(losses_of_models(self.model, _centres(given), given.data).mean(axis=1).argmin())
-
-
-def _centres(given: TaskInput) -> list[Array]:
-    centres = given.params["model"]
-    if not isinstance(centres, list):
-        raise TypeError("parameter 'model': expected the list of centres")
-    return [np.asarray(centre) for centre in centres]
+        return int(losses_of_models(self.model, centres_of(given), given.data).mean(axis=1).argmin())
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +168,7 @@ def fedsoft(
         raise InputError(f"algorithm.smoother: {smoother} is outside (0, 1]")
     settings = FedSoftSettings(replace(train, prox=lam), k, smoother, interval, weights, seed)
     return Algorithm(
-        "fedsoft", ("mean",), partial(_init, settings), partial(_round, settings), partial(_serve, settings), _admit,
+        "fedsoft", ("mean",), partial(_init, settings), partial(_round, settings), partial(_serve, settings), admit_by_choice,
         partial(_describe, settings), reads_means=True,
     )  # fmt: skip
 
@@ -202,11 +196,6 @@ def _round(settings: FedSoftSettings, federation: Federation, state: State) -> t
 
 def _serve(settings: FedSoftSettings, state: State) -> Served:
     return Served(EvaluateSoft(settings.train.model), {"model": list(state.models)})
-
-
-def _admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
-    """Newcomers use the centre of lowest loss until they train."""
-    return state, {}
 
 
 def _describe(settings: FedSoftSettings, state: State) -> Mapping[str, Any]:

@@ -45,7 +45,7 @@ from .interface import Algorithm, AlgorithmSpec, Served
 from .one_shot import STARTS, ClusterByMeans
 from .steps import clustering_of, mean_notes, moved
 
-__all__ = ["EvaluateAssigned", "TrainAndAssign", "fesem", "nearest_centre"]
+__all__ = ["EvaluateAssigned", "TrainAndAssign", "centres_of", "fesem", "nearest_centre"]
 
 MEMORY = "fesem centre"
 """Under this name clients keep r_i."""
@@ -76,12 +76,12 @@ class TrainAndAssign(AroundTraining):
         return self.train.keeps if self.first else (*self.train.keeps, *self.remembers)
 
     def before(self, given: TaskInput) -> TaskInput:
-        start = _centres(given)[int(given.memory[MEMORY])] if MEMORY in given.memory else self.train.model.init(self.seed)
+        start = centres_of(given)[int(given.memory[MEMORY])] if MEMORY in given.memory else self.train.model.init(self.seed)
         return replace(given, params={"model": start})
 
     def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
         trained = inner.array("model") + np.asarray(result["update"])
-        centres = _centres(given)
+        centres = centres_of(given)
         choice = int(given.streams("fesem start").integers(len(centres))) if self.first else nearest_centre(trained, centres)
         return {"choice": np.array(choice), "step": trained - centres[choice], "trained": trained, MEMORY: np.array(choice)}
 
@@ -106,13 +106,14 @@ class EvaluateAssigned(EvaluateUsed):
         return (MEMORY,)
 
     def used(self, given: TaskInput) -> Array:
-        centres = _centres(given)
+        centres = centres_of(given)
         if MEMORY in given.memory:
             return centres[int(given.memory[MEMORY])]
         return centres[int(Losses(self.model).run(given)["choice"])]
 
 
-def _centres(given: TaskInput) -> list[Array]:
+def centres_of(given: TaskInput) -> list[Array]:
+    """The list "model" that a client is sent, as arrays. Raises `TypeError` if it is no list."""
     centres = given.params["model"]
     if not isinstance(centres, list):
         raise TypeError("parameter 'model': expected the list of centres")
