@@ -18,7 +18,6 @@ that plants leaks of its own states its power itself. A figure that is a proof n
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from operator import eq
 from typing import Any
 
 import numpy as np
@@ -350,11 +349,9 @@ def chance_of_names(
 
     For attacks that name all clients at once: one lucky name makes all clients of a group right together.
     """
-    rng, reached = stream(seed, "labels renamed"), sum(map(eq, found, truth))
-    again = 0
-    for _ in range(times):
-        name = rng.permutation(classes).tolist()
-        again += sum(frozenset(name[label] for label in one) == real for one, real in zip(found, truth, strict=True)) >= reached
+    sets, real = (np.array([[label in one for label in range(classes)] for one in several]) for several in (found, truth))
+    rng, reached = stream(seed, "labels renamed"), int((sets == real).all(axis=1).sum())
+    again = sum(int((sets == real[:, rng.permutation(classes)]).all(axis=1).sum()) >= reached for _ in range(times))
     return (1 + again) / (1 + times)
 
 

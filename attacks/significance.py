@@ -9,8 +9,8 @@ from scipy import stats
 from ..types import Array
 
 __all__ = [
-    "ENOUGH", "Status", "chance", "chance_of_matching", "chance_of_orders", "confidence_interval", "interval", "is_count", "judge",
-    "orders", "power", "proportion_interval", "t_chance", "t_power", "vary",
+    "ENOUGH", "Status", "chance", "chance_of_matching", "chance_of_orders", "chance_of_renaming", "confidence_interval", "interval",
+    "is_count", "judge", "orders", "power", "proportion_interval", "t_chance", "t_power", "vary",
 ]  # fmt: skip
 
 FEWEST_SCORES = 3
@@ -138,6 +138,19 @@ def chance_of_matching(errors: Array, rng: np.random.Generator) -> float:
     )
     reached = int((errors[np.arange(k), deals].sum(axis=1) <= own + 1e-9).sum())
     return reached / len(deals) if k <= MATCHED else (1 + reached) / (1 + MATCHINGS)
+
+
+def chance_of_renaming(guessed: Array, true: Array, centre: Array, rng: np.random.Generator) -> float:
+    """How probable it is that label shares `guessed` (n, c) are as near to the true ones, in L1, if all labels are renamed at random.
+
+    For clients whose labels are named together, or read off the same sums: one lucky name makes many of them right, so that they are not
+    n independent scores. What is renamed are differences from the `centre` (c,), the best guess without a view: of shares that are those
+    nothing is left to luck.
+    """
+    errors = np.zeros((len(centre), len(centre)))  # of each label under each name
+    for shares, real in zip(guessed - centre, true - centre, strict=True):
+        errors += np.abs(shares[:, None] - real[None, :])
+    return chance_of_matching(errors, rng)
 
 
 def orders(guessed: Array, true: Array) -> Array:
