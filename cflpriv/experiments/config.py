@@ -133,7 +133,7 @@ class Config:
         if protection.sums.oblivious:
             no_groups = f"protection.sum = {protection.sum!r} keeps groups private, but a server that finds them knows them"
         clip_norm = self.privacy.clip_norm if self.privacy.unit == "client" else 1.0
-        return BeforeRun(self.training.rounds, self.privacy.unit, no_gram, no_groups, clip_norm)
+        return BeforeRun(self.training.rounds, self.privacy.unit, no_gram, no_groups, clip_norm, self.training.participation)
 
     @property
     def hyper(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """FlexCFL, OCFL, FedSoft, FedRC and FedGWC: each rule against a plain recomputation of it from vectors and losses, and the groups found."""
 
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -250,6 +251,35 @@ def test_clear_blocks_are_split_and_equal_affinities_are_not() -> None:
     assert best_parts(1 - np.eye(12), 4, 0) is None
     same = interacted(np.full((6, 6), 1 / 36), range(6), gaussian_weights(vectors(6, 2)))[0]
     assert best_parts(affinities(same, 4.0), 4, 0) is None, "with everybody present all columns are the same"
+
+
+@pytest.mark.parametrize("n", [3, 4, 5])
+def test_few_clients_are_split_without_a_warning(n: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        best_parts(affinities(np.random.default_rng(0).random((n, n)), 0.1), 4, 0)
+
+
+def test_a_loss_that_is_no_number_leaves_the_rewards_of_others_alone() -> None:
+    """One such client would make the whole matrix no number, for good, and end the run at the first split."""
+    algorithm = ALGORITHMS["fedgwc"].make(training(SCENE), eps=10.0)
+    fed = federation(SCENE, sampling=Sampling("global", 0.5))
+    gather, state = fed.gather, algorithm.init(fed)
+
+    def lying(held: Any, on: Any = None) -> Any:
+        return {client: {"losses": np.array([1.0, np.nan]) if client == 3 else one["losses"]} for client, one in gather(held, on).items()}
+
+    fed.gather = lying  # type: ignore[method-assign]
+    for number in range(6):
+        fed.begin_round(number)
+        state, _ = algorithm.round(fed, state)
+    assert all(np.isfinite(cluster.matrix).all() for cluster in state.clusters)
+
+
+def test_fedgwc_with_everybody_in_every_round_says_that_it_forms_no_clusters() -> None:
+    tree = {"algorithm": {"name": "fedgwc"}, "training": {"participation": 1.0}}
+    assert "fedgwc' will form no clusters: all clients meet in every round" in parse_config(tree).doubts[0]
+    assert not parse_config({**tree, "training": {"participation": 0.5}}).doubts
 
 
 def test_a_settled_cluster_of_fedgwc_splits_and_its_parts_keep_their_rows() -> None:
