@@ -17,8 +17,8 @@ Deviations, each for a reason:
 - Losses are of all training samples, before and after the local training (two steps s). The authors take the loss of each batch, of which
   a client's work leaves no record here. The mean and variance over the cohort are unweighted: the server does not know sample counts.
 - Who takes part follows from `[training]`. The authors draw equally many clients from every cluster.
-- A round with fewer than two clients of a cluster leaves its P as it is, and so does a client whose loss is no number. A split into a part below the minimum cohort size is not made, nor
-  one of a matrix whose affinities are all equal: rounding would decide it.
+- A round with fewer than two clients of a cluster leaves its P as it is; a client whose loss is no number does not count. A split into
+  a part below the minimum cohort size is not made, nor one of a matrix whose affinities are all equal: rounding would decide it.
 - γ = 0.1 and ε = 1e-5 as in the authors' configuration.
 - Newcomers join the cluster of lowest training loss, with the mean of P in their row and column. The paper has no newcomers.
 
@@ -206,10 +206,10 @@ def _round(settings: FedGwcSettings, federation: Federation, state: State) -> tu
     held = federation.compute(task, {"model": list(state.models)}, which=clustering, on=cohort)
     means = federation.mean(held["update"], weights=settings.weights, groups=clustering, k=k)
     models = moved(federation, state.models, means, "update", clustering, held.clients)
-    gathered = federation.gather(held["losses"])
+    gathered = {client: one["losses"] for client, one in federation.gather(held["losses"]).items() if np.isfinite(one["losses"]).all()}
     kept, opened, parents = list[Cluster](), list[Cluster](), list[int]()
     for label, cluster in enumerate(state.clusters):
-        losses = {client: rows for client in cluster.clients if client in gathered and np.isfinite(rows := gathered[client]["losses"]).all()}
+        losses = {client: gathered[client] for client in cluster.clients if client in gathered}
         first, *others = _parts(settings, _told(settings, cluster, losses), len(losses), federation.merge_below)
         kept.append(first)
         opened += others

@@ -1,6 +1,7 @@
 """FlexCFL, OCFL, FedSoft, FedRC and FedGWC: each rule against a plain recomputation of it from vectors and losses, and the groups found."""
 
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -288,6 +289,38 @@ def test_a_settled_cluster_of_fedgwc_splits_and_its_parts_keep_their_rows() -> N
     assert sorted(client for cluster in state.clusters for client in cluster.clients) == list(range(8))
     assert all(cluster.matrix.shape == (len(cluster.clients),) * 2 for cluster in state.clusters)
     assert len(state.models) == len(state.clusters)
+
+
+# --- awkward but legal
+
+
+@pytest.mark.parametrize("name", ["flexcfl", "one_shot"])
+def test_fewer_updates_than_clusters_are_clustered_into_what_there_is(name: str) -> None:
+    """As many clusters as clients, one of whom diverges and is skipped: k-means takes no more clusters than updates."""
+    clients = [replace(one, x_train=np.full_like(one.x_train, 3e38)) if one.id == 2 else one for one in SCENE.clients]
+    algorithm = ALGORITHMS[name].make(training(SCENE, dtype="float32", on_divergence="skip"), k=len(clients))
+    fed = federation(clients)
+    state = algorithm.init(fed)
+    assert sorted(state.clustering.clients) == list(range(len(clients)))
+    fed.begin_round(0)
+    algorithm.round(fed, state)
+
+
+@pytest.mark.parametrize(("name", "words"), [("cfl", "client 2: 1 samples cannot be"), ("fedfomo", r"client 2: .* held back, and")])
+def test_a_client_of_one_sample_is_named_without_another_algorithm(name: str, words: str) -> None:
+    clients = [replace(one, x_train=one.x_train[:1], y_train=one.y_train[:1]) if one.id == 2 else one for one in SCENE.clients]
+    with pytest.raises(InputError, match=words) as found:
+        ALGORITHMS[name].make(training(SCENE)).init(federation(clients))
+    assert "pfedlia" not in str(found.value)
+
+
+def test_ocfl_does_not_say_that_there_are_no_groups_before_it_has_looked() -> None:
+    algorithm = ALGORITHMS["ocfl"].make(training(SCENE))
+    fed = federation(SCENE)
+    state = algorithm.init(fed)
+    assert "clear" not in algorithm.describe(state)
+    fed.begin_round(0)
+    assert algorithm.describe(algorithm.round(fed, state)[0])["clear"] is False
 
 
 # --- mistakes
