@@ -216,7 +216,7 @@ def finish(run: Run) -> dict[str, Any]:
     present = tuple(client for client in run.federation.clients if client not in run.newcomers)
     final = evaluated[-1] if evaluated else _scores(run, present, len(run.rows))
     models = run.algorithm.serve(run.state).params.values()  # of several, without a clustering, the number in use is unknown
-    several = any(isinstance(value, list | tuple) and len(value) > 1 for value in models)
+    several = described.get("k", 1) > 1 or any(isinstance(value, list | tuple) and len(value) > 1 for value in models)
     transcript = run.federation.transcript
     return {
         "algorithm": run.algorithm.name,
