@@ -153,6 +153,15 @@ def test_a_value_may_be_a_list() -> None:
     assert sweep.cells[0].name == "fedavg-as_given-rotations=_0_90-rounds=1-s0"
 
 
+def test_cells_of_long_values_have_names_that_file_systems_take() -> None:
+    many, more = ([[number, client, "Masked"] for number in range(count)] for count, client in ((30, 0), (31, 0)))
+    names = [cell.name for cell in swept(algorithms=["fedavg"], seeds=[0, 17], keys={"training.dropouts": [many, more, []]}).cells]
+    assert len(set(names)) == 6
+    assert max(map(len, names)) <= 200
+    assert [name.rpartition("-")[2] for name in names] == ["s0", "s17"] * 3
+    assert names[4] == "fedavg-as_given-dropouts=-s0", "short names stay as they are"
+
+
 def test_a_file_without_a_sweep_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text("[training]\nrounds = 3\n")
     with pytest.raises(InputError, match=r"x\.toml: has no section \[sweep\]"):
