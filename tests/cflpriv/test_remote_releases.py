@@ -417,7 +417,7 @@ def test_every_task_declares_the_kinds_of_its_parts() -> None:
         CentreShare(model), MomentShare(model), CellShare(model), ClusterShare(model), TrainInBlock(train, 2),
         ChooseCluster(model), EvaluateChosen(ChooseCluster(model)), ChooseAndMove(Losses(model)), ChooseListed(), LowRankSketch(train),
         WithUpdate(CentreShare(model), train, 2, 0.2), Beside(), TrainAndTell(train), RobustStep(train, 2), EvaluateRobust(model, 2),
-        SoftStep(train, 0.1, True, 0), EvaluateSoft(model),
+        SoftStep(train, 0.1, 0, 0), EvaluateSoft(model),
     ]  # fmt: skip
     assert sorted(type(task).__name__ for task in tasks) == sorted(set(registered()) - {"Model"})
     for task in tasks:

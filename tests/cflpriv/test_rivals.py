@@ -16,7 +16,7 @@ from torch.nn import functional
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.fedgwc import affinities, best_parts, gaussian_weights, interacted
 from cflpriv.algorithms.fedrc import RobustStep, label_shares, posteriors
-from cflpriv.algorithms.fedsoft import importance
+from cflpriv.algorithms.fedsoft import SHARES, SoftStep, importance
 from cflpriv.algorithms.flexcfl import ClusterByDirections, PlaceByCosine, decomposed_cosines
 from cflpriv.algorithms.ocfl import ClusterByTemperature, cosine_distances, temperature
 from cflpriv.clustering.scores import ari
@@ -165,6 +165,19 @@ def test_a_round_of_fedsoft_is_that_of_its_formulas() -> None:
     for s in range(k):
         v = np.array([u[s] for u in shares])  # all have as many samples
         np.testing.assert_allclose(state.models[s].value(), (v[:, None] * np.array(models)).sum(0) / v.sum(), atol=1e-10)
+
+
+def test_a_client_of_odd_rounds_estimates_its_importance_in_each_span_too() -> None:
+    """It came in odd rounds only, with τ = 2, and kept the shares of its first round for ever."""
+    train = training(SCENE)
+    starts, client, memory, found = [train.model.init(0, j) for j in range(2)], SCENE.clients[0], {}, []
+    for number, models in ((1, starts), (3, starts[::-1]), (4, starts), (5, starts[::-1])):
+        given_ = TaskInput(client, {"model": models}, memory, Streams(0, number, 0))
+        result = SoftStep(train, 1e-4, number // 2, 0).run(given_)
+        memory = {name: result[name] for name in SoftStep.remembers}
+        found.append([float(one) for one in result[SHARES]])
+    assert found[0] != found[0][::-1]
+    assert found[1:] == [found[0][::-1], found[0], found[0]], "rounds 4 and 5 are one span"
 
 
 # --- FedRC
