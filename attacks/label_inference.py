@@ -44,7 +44,7 @@ from .local_training import trainings_in
 from .noisy_shares import Readings, shares_under_noise
 from .significance import RATE, Status, chance, chance_of_matching, chance_of_renaming, power
 from .sums import CohortSum, means_in, sizes_in, sums_in
-from .updates import Step, hidden_updates, less_known, public_model, steps_in, updates_in
+from .updates import Step, hidden_updates, less_known, public_model, steps_in, unread
 
 __all__ = [
     "auxiliary_shares", "bias_span", "cells", "class_probabilities", "counts_from_bias", "guess", "labels_from_bias", "readings_of",
@@ -154,8 +154,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
                 f"not attempted: updates are under a secret {hidden}, which hides their coordinates; key_recovery reads permuted ones, "
                 "gram_updates the inner products of all"
             )
-        if any(row.shape != (model.dimension,) for row in updates_in(case.view, model.dimension).values()):
-            why = "not attempted: updates are in this view, but of a part of the model only; that part may well show labels"
+        why = unread(case.view, model.dimension) or why
         if known and not hidden:
             why = "not attempted: updates are in this view, but not the turns before them, from which clients' corrections follow"
         return [nothing(case, NAME, "histogram_l1", why), whole], None

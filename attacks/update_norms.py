@@ -23,7 +23,7 @@ from .adversary import UPDATES, AdversaryView, parts_in, updates_sent
 from .leakage import Case, Cell, Prior, cell, nothing
 from .local_training import NotRecorded, trainings_in
 from .significance import FEWEST_SCORES, chance_of_orders, orders
-from .updates import public_model
+from .updates import public_model, unread
 
 __all__ = ["cells", "counts_from_lengths", "lengths_in"]
 
@@ -112,7 +112,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     mine, theirs = lengths_in(case.view), lengths_in(case.reference)
     clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
     if len(clients) < FEWEST_SCORES:
-        return [nothing(case, NAME, ORDER, "no single updates of enough clients, in any form, are in this view")], None
+        why = unread(case.view, public_model(prior).dimension) or "no single updates of enough clients, in any form, are in this view"
+        return [nothing(case, NAME, ORDER, why)], None
     true = np.array([case.truth.label_counts[client].sum() for client in clients], np.float64)
     if len(np.unique(true)) < 2:
         return [nothing(case, NAME, ORDER, "all clients have the same number of samples: there is nothing to find")], None

@@ -193,6 +193,18 @@ def test_parts_of_models_are_not_called_read() -> None:
         assert all("of a part of the model only" in note for note in notes), notes
 
 
+@pytest.mark.parametrize("name", ["fedsoft", "fedrc"])
+def test_what_clients_send_of_several_models_is_not_called_nothing(name: str) -> None:
+    """In the clear FedSoft's and FedRC's clients send their part in every model: attacks on updates do not read it, and say so."""
+    asked = ("label_inference", "membership", "cluster_identity", "property_inference")
+    seen = case(config({"name": name}, {}, training={"rounds": 1}))
+    found = {cell.metric: cell for attack in asked for cell in ATTACKS[attack].cells(seen)[0]}
+    read = {"histogram_l1", "model_lira_auc", "group_accuracy", "update_auc"}
+    assert {found[metric].status for metric in read} == {"not_attempted"}, {metric: found[metric].note for metric in read}
+    summed = case(config({"name": name}, {"sum": "secagg", "secagg_mode": "passive", "secagg_clip": 8.0}, training={"rounds": 1}))
+    assert ATTACKS["cluster_identity"].cells(summed)[0][0].status == "nothing_to_see"
+
+
 def test_renumbered_clusters_are_not_mixed_up() -> None:
     """CFL's splits give clusters other numbers: every mean that is told is that of its members' own updates."""
     algorithm = {"name": "cfl", "eps1": 0.8, "eps2": 0.85}
