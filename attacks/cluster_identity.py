@@ -161,7 +161,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         return [nothing(case, NAME, metric, "there is one true group: no identity to find")], None
     named = len(set(mine.values())) > 1
     if not named and case.prior.config is not None and of_several(case.view, public_model(case.prior).dimension):
-        words = "not attempted: no message names a cluster, but each client sends its part in every cluster's model, which tells how it is mixed"
+        words = "not attempted: no message names a cluster, but what each client sends for every cluster's model tells how it is mixed"
         return [nothing(case, NAME, metric, words)], None
     if set(mine.values()) == {UNNAMED}:
         return [nothing(case, NAME, metric, "no message of this view names a client's cluster")], None

@@ -23,7 +23,8 @@ from .local_training import LocalTraining, NotRecorded, training_of
 from .sums import means_in, models_sent
 
 __all__ = [
-    "Step", "asked_in", "hidden_updates", "less_known", "local_of", "of_several", "public_model", "single_steps", "steps_in", "unread", "updates_in",
+    "Step", "asked_in", "hidden_updates", "less_known", "local_of", "of_several", "public_model", "single_steps", "steps_in", "unread",
+    "updates_in",
 ]  # fmt: skip
 
 
