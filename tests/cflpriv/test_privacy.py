@@ -690,6 +690,7 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:algorithm 'fedgwc' will form no clusters")
 @pytest.mark.parametrize("unit", ["sample", "client"])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_is_private_or_refused_by_name(name: str, unit: str, tmp_path: Path) -> None:
