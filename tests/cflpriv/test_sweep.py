@@ -469,6 +469,20 @@ def test_tables_in_other_forms_hold_the_same(tmp_path: Path) -> None:
         cflpriv.read_sweep(tmp_path / sweep.cells[0].name)
 
 
+def test_a_run_whose_audit_failed_is_one_row_with_its_error(tmp_path: Path) -> None:
+    """It was two, one without the error and one without all else: a mean over rows left nothing out, a count of runs was too high."""
+    sweep = swept(algorithms=["fedavg"], seeds=[0, 1, 2])
+    run_sweep(sweep, tmp_path, cells=part_of(sweep, [1]))
+    for seed in (0, 1):
+        (tmp_path / "failed" / f"fedavg-as_given-s{seed}.json").write_text('{"error": "no attack today"}')
+    write_tables(tmp_path, sweep)
+    rows = rows_of(tmp_path / "sweep.csv")
+    assert [(row["run"], row["algorithm"], row["seed"], row["error"]) for row in rows] == [
+        (f"fedavg-as_given-s{seed}", "fedavg", str(seed), "no attack today") for seed in (0, 1)
+    ]
+    assert [bool(row["accuracy_mean"]) for row in rows] == [True, False]
+
+
 def test_one_round_by_hand_runs(capsys: pytest.CaptureFixture[str]) -> None:
     spec = util.spec_from_file_location("one_round_by_hand", ROOT / "examples" / "one_round_by_hand.py")
     assert spec is not None
