@@ -170,7 +170,9 @@ def test_a_round_of_fedsoft_is_that_of_its_formulas() -> None:
 def test_a_client_of_odd_rounds_estimates_its_importance_in_each_span_too() -> None:
     """It came in odd rounds only, with τ = 2, and kept the shares of its first round for ever."""
     train = training(SCENE)
-    starts, client, memory, found = [train.model.init(0, j) for j in range(2)], SCENE.clients[0], {}, []
+    starts, client = [train.model.init(0, j) for j in range(2)], SCENE.clients[0]
+    memory: dict[str, Any] = {}
+    found: list[list[float]] = []
     for number, models in ((1, starts), (3, starts[::-1]), (4, starts), (5, starts[::-1])):
         given_ = TaskInput(client, {"model": models}, memory, Streams(0, number, 0))
         result = SoftStep(train, 1e-4, number // 2, 0).run(given_)
