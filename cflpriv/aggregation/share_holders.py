@@ -81,7 +81,8 @@ class ShareHolderParty(HolderParty):
 
     Guarantee: that of `protocols.shared_gram.ShareHolder`, by this party's own settings: how many holders there are, and how many may
     collude. The lead runs each step once, at most as many as the roster has clients, and an epoch ends if a step's function fails.
-    Reveals: to the server, each step's labels; one that lies gets those of other functions of the list than the algorithm's, too.
+    Reveals: to the server, each step's labels, and whose deposits cannot be used; one that lies gets the labels of other functions of the
+    list than the algorithm's, too.
     Active attacks (`attacks.active`): coalitions of holders: `holder_coalitions`; holders' keys of the server's: `swapped_shares`; a
     threshold of the server's choice: `other_function`.
     Source: `protocols.shared_gram`.
@@ -131,13 +132,18 @@ class ShareHolderParty(HolderParty):
             raise RemoteError("not-held")
         return kept
 
-    def _deposits(self, ask: m.Deposits) -> m.Done:
-        kept = self._kept(ask.session, ask.epoch)
+    def _deposits(self, ask: m.Deposits) -> m.Answer:
+        kept, unusable = self._kept(ask.session, ask.epoch), []
         kept.machine.accept(ask.keys)
         for delivery in ask.deliveries:
-            kept.machine.deliver(delivery)
+            try:
+                kept.machine.deliver(delivery)
+            except RemoteError as error:
+                if error.party is None:
+                    raise
+                unusable.append(error.party)
         self._keep(ask.epoch, kept)
-        return m.Done()
+        return m.Unusable(tuple(unusable)) if unusable else m.Done()
 
     def _open(self, ask: m.Open) -> m.Answer:
         asked, kept = m.encode(ask), self._kept(ask.session, ask.epoch)
@@ -153,7 +159,12 @@ class ShareHolderParty(HolderParty):
         then_of(ask.then)
         order = (*kept.order, *ask.clients)
         if ask.clients:
-            columns = kept.machine.opened(order, len(ask.clients), ask.contributors, ask.contributions)
+            try:
+                columns = kept.machine.opened(order, len(ask.clients), ask.contributors, ask.contributions)
+            except RemoteError as error:
+                if error.code != "inconsistent" or error.party is None:
+                    raise
+                return m.Unusable((error.party,))
             stored = structs.replace(stored, gram=kept.extended(columns).tobytes())
         stored = structs.replace(stored, steps=(*stored.steps, HolderStep(ask.clients, ask.then)), asked=asked)
         try:

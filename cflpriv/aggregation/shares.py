@@ -10,7 +10,7 @@ first holder runs: `other_function`.
 Source: `protocols.shared_gram`.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -145,6 +145,8 @@ class ServerComparison:
         contributors, parts = self._contributions(step, self._deliver(step, self._deposits(step))) if clients else ((), ())
         ask = m.Open(self._session, epoch.number, session.steps, tuple(clients), code, contributors, parts)
         answer = self._open(ask, record)
+        if isinstance(answer, m.Unusable):
+            raise self._unusable(step, answer.clients, "shares open")
         try:
             seen = released(step, answer, "labels")
         except (MalformedMessage, TypeError, InputError, LocalError):
@@ -191,11 +193,15 @@ class ServerComparison:
     def _enough(self, there: Sequence[int], stage: str) -> None:
         """Raises `KeyHolderLost` unless enough holders are there, the lead among them."""
         needed = self._protection.fewest_holders
-        if LEAD not in there or len(there) < needed:
+        if not self._suffice(there):
             lost = sorted(set(range(self._protection.share_holders)) - set(there))
             left = f"{len(there)} of {self._protection.share_holders} holders of shares are left"
             who = f"{left}, {needed} are needed with the first among them: holder {', '.join(map(str, lost))}"
             raise KeyHolderLost(stage, "", who)
+
+    def _suffice(self, there: Sequence[int]) -> bool:
+        """Whether these holders can open a matrix."""
+        return LEAD in there and len(there) >= self._protection.fewest_holders
 
     def _there(self, session: SharesEpoch) -> tuple[int, ...]:
         """The holders of this epoch that answered last time."""
@@ -214,8 +220,22 @@ class ServerComparison:
         }  # fmt: skip
         answers = self._ask(asks, "shares deposits", step.epoch.number, step.record)
         kept = tuple(number for number in there if isinstance(answers.get(number), m.Done))
+        some = {number: answer.clients for number, answer in answers.items() if isinstance(answer, m.Unusable)}
+        if some and not self._suffice(kept) and self._suffice((*kept, *some)):  # without these clients they would be enough
+            raise self._unusable(step, {client for clients in some.values() for client in clients}, "shares deposits")
         self._enough(kept, "shares deposits")
         return kept
+
+    def _unusable(self, step: EncryptedStep, clients: Collection[int], stage: str) -> ClientsLost | KeyHolderLost:
+        """The error after holders named `clients` whose deposits they cannot use; those are asked again when they have enrolled anew."""
+        lost = [client for client in step.clients if client in clients]
+        if not lost:
+            return KeyHolderLost(stage, "malformed", "a holder of shares")
+        for client in lost:
+            del step.epoch.session.deposits[client]
+            self._registry.refusals.append((client, stage, "bad-deposit"))
+            self._registry.lose(client)
+        return ClientsLost(lost)
 
     def _contributions(self, step: EncryptedStep, kept: Sequence[int]) -> tuple[tuple[int, ...], tuple[bytes, ...]]:
         """The contributors and the others' parts. Where one gives none, another that has the deposits takes its place."""

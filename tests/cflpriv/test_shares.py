@@ -22,6 +22,8 @@ from cflpriv.federation.server import ClientsLost, EpochEnded, FederationServer,
 from cflpriv.federation.store import DiskStore
 from cflpriv.federation.transport import OverBytes
 from cflpriv.protocols.keys import Roster
+from cflpriv.protocols.shared_gram import depositing
+from cflpriv.protocols.shared_gram.prime_field import uniform
 
 SHARES = Protection(gram=("shares",))
 FIVE = Protection(gram=("shares",), share_holders=5, share_colluding=1)
@@ -184,6 +186,44 @@ def test_a_holder_that_computes_something_else_ends_the_step_by_word() -> None:
     transport.tamper = lie
     with pytest.raises(KeyHolderLost, match="malformed"):
         pacfl(scene).init(fed)
+
+
+@pytest.mark.parametrize("protection", [SHARES, FIVE])
+def test_a_client_whose_deposit_nobody_can_open_is_left_out(protection: Protection, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = population(clients_per_group=3)
+    _, fed = remote(scene, protection)
+    honest = depositing.seal
+    parts, calls = protection.share_holders, iter(range(10**6))
+
+    def sealed(key: bytes, plaintext: bytes, associated: bytes, entropy: Any) -> bytes:
+        """The first client of the first comparison seals under no key that a holder has."""
+        return honest(bytes(32) if next(calls) < parts else key, plaintext, associated, entropy)
+
+    monkeypatch.setattr(depositing, "seal", sealed)
+    made = pacfl(scene)
+    with pytest.raises(ClientsLost, match=r"\[0\]"):
+        made.init(fed)
+    assert fed.refusals == [(0, "shares deposits", "bad-deposit")]
+    assert made.init(fed).clustering.clients == (1, 2, 3, 4, 5)
+
+
+def test_a_client_whose_products_are_wrong_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = population(clients_per_group=3)
+    _, fed = remote(scene, SHARES)
+    honest, calls = depositing.shares, iter(range(10**6))
+
+    def shared(values: Any, points: tuple[int, ...], colluding: int, key: bytes) -> dict[int, Any]:
+        """The second client's shares are of no polynomial."""
+        if next(calls) != 1:
+            return honest(values, points, colluding, key)
+        return {point: uniform(bytes([point]) * 32, values.shape) for point in points}
+
+    monkeypatch.setattr(depositing, "shares", shared)
+    made = pacfl(scene)
+    with pytest.raises(ClientsLost, match=r"\[1\]"):
+        made.init(fed)
+    assert fed.refusals == [(1, "shares open", "bad-deposit")]
+    assert made.init(fed).clustering.clients == (0, 2, 3, 4, 5)
 
 
 @pytest.mark.slow
