@@ -35,6 +35,7 @@ from .work import request_digest
 
 __all__ = ["ClientsLost", "EpochEnded", "KeyHolderLost", "FederationServer", "Transport"]
 
+
 class FederationServer(ServerState):
     """The operations of a federation. `ServerState` explains the arguments."""
 

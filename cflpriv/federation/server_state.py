@@ -284,8 +284,8 @@ class ServerState:
     def restore(self, saved: Mapping[str, Any], resumed: int | None = None) -> None:
         """Continue from `saved` in a new process, after the `resumed`-th interruption of the run (by default the first since `saved`).
 
-        Turns, numbers and epochs skip a range for each interruption since the checkpoint: each may have used more than the checkpoint knows,
-        and no transform or mask key is used twice. With 0 interruptions nothing is skipped: for tests, with entropy that continues.
+        Turns, numbers and epochs skip a range for each interruption since the checkpoint: each may have used more than the checkpoint
+        knows, and no transform or mask key is used twice. With 0 interruptions nothing is skipped: for tests, with entropy that continues.
         """
         if saved["session"] != self.session:
             raise InputError("session: is not that of the checkpoint; give it when the federation is built")

@@ -57,9 +57,7 @@ class PrivacyLedger:
         # an event of one inner task may not hide another's of the same name
         return bool(events) and within <= events and all(PrivacyLedger.harmless(one, relation) for one in inner)
 
-    def begin(
-        self, task: "Task", given: Iterable[Held], remembered: Iterable[tuple[int, str]], clients: Sequence[int], round: int
-    ) -> None:
+    def begin(self, task: "Task", given: Iterable[Held], remembered: Iterable[tuple[int, str]], clients: Sequence[int], round: int) -> None:
         """Charge clients for a private task that they are about to run: it is visible whether it gives a result.
 
         What it costs is its own noise, and that of its inputs as far as it is unpaid. Noise that clients share is paid for in each sum; a

@@ -424,6 +424,17 @@ def test_a_trusted_server_adds_the_same_noise_in_memory_and_over_bytes(relation:
     assert not [*one.refusals, *two.refusals]
 
 
+def test_a_client_is_in_one_sum_of_a_mean_because_it_pays_for_one() -> None:
+    scene = population(clients_per_group=3)
+    transport, fed, ledger = client_level(scene, CLIENT)
+    fed.begin_round(0)
+    held = fed.compute(training(scene), {"model": training(scene).model.init(0)})["update"]
+    before = list(transport.stages)
+    with pytest.raises(InputError, match=r"overlapping groups under privacy\.unit = 'client'"):
+        fed.mean(held, groups={client: (0, client % 2) for client in fed.clients}, k=2)
+    assert (ledger.charges, transport.stages) == ([], before)
+
+
 def test_shares_of_noise_inside_secure_sums_are_what_the_event_says() -> None:
     scene = population(groups=1, clients_per_group=6)
     protection = Protection(sum="secagg", min_cohort=4, secagg_mode="passive")
