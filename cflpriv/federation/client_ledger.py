@@ -1,7 +1,7 @@
 """The client's own privacy ledger: what it has released of its data. It does not rely on a server's ledger.
 
 Each client keeps its ledger in its own store, over all sessions, for the (ε, δ) of its own settings, and the receipts of what it holds. It
-prices the tasks that it runs, and charges its ledger before anything leaves.
+prices the tasks that it is asked for, and charges its ledger before it runs them, or before what they made leaves.
 """
 
 import json

@@ -53,7 +53,7 @@ class PrivacyLedger:
         if not getattr(task, "uses_data", True) or (relation == "replace_one" and getattr(task, "uses_number_only", False)):
             return True
         inner = [one for one in vars(task).values() if hasattr(one, "run") and hasattr(one, "parts")]
-        events, within = _events(task), sum((_events(one) for one in inner), Counter())
+        events, within = _events(task), sum((_events(one) for one in inner), Counter[Event]())
         # an event of one inner task may not hide another's of the same name
         return bool(events) and within <= events and all(PrivacyLedger.harmless(one, relation) for one in inner)
 
