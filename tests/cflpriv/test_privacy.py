@@ -930,7 +930,7 @@ def test_the_report_shows_what_was_spent_by_round_and_by_client(tmp_path: Path) 
     run_experiment(config(), tmp_path / "run", population=scenes.population())
     page = write_report(tmp_path / "run").read_text()
     assert "Privacy spent" in page
-    assert "2 × mean of Train update" in page
+    assert "2 × compute of Train" in page
     assert "spent by client" in page
     assert "one sample more or less" in page
     plain = parse_config({"training": {"rounds": 1}, "algorithm": {"name": "fedavg"}, "model": {"name": "linear"}})
