@@ -200,7 +200,7 @@ class ShareHolder:
         computed something else), or two have as many.
         """
         p = self.terms.p
-        pairs = wrong.reshape(len(clients), p, new, p).any(axis=(1, 3))
+        pairs = np.asarray(wrong.reshape(len(clients), p, new, p).any(axis=(1, 3)))
         candidates, own = clients[len(clients) - new :], pairs[len(clients) - new :].diagonal()
         if own.any():
             return candidates[int(own.argmax())] if 2 * own.sum() < new else None

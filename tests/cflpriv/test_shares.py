@@ -22,7 +22,7 @@ from cflpriv.federation import messages as m
 from cflpriv.federation.server import ClientsLost, EpochEnded, FederationServer, KeyHolderLost
 from cflpriv.federation.store import DiskStore
 from cflpriv.federation.transport import OverBytes
-from cflpriv.protocols.keys import Roster
+from cflpriv.protocols.keys import Roster, seal
 from cflpriv.protocols.shared_gram import Terms, depositing
 from cflpriv.protocols.shared_gram.prime_field import uniform
 
@@ -200,12 +200,11 @@ def test_more_shares_than_a_message_carries_are_refused_before_anybody_shares() 
 def test_a_client_whose_deposit_nobody_can_open_is_left_out(protection: Protection, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = population(clients_per_group=3)
     _, fed = remote(scene, protection)
-    honest = depositing.seal
     parts, calls = protection.share_holders, iter(range(10**6))
 
     def sealed(key: bytes, plaintext: bytes, associated: bytes, entropy: Any) -> bytes:
         """The first client of the first comparison seals under no key that a holder has."""
-        return honest(bytes(32) if next(calls) < parts else key, plaintext, associated, entropy)
+        return seal(bytes(32) if next(calls) < parts else key, plaintext, associated, entropy)
 
     monkeypatch.setattr(depositing, "seal", sealed)
     made = pacfl(scene)
