@@ -221,7 +221,8 @@ def _rounds(run: Run, out: Path, told: Callbacks, tick: Callable[[dict[str, Any]
             row = advance(run)
             append(out / "rounds.jsonl", json.dumps(plain_json(row)) + "\n")
             written = flush(run.federation.transcript, out, written)
-            if interrupted() or (len(run.rows) % run.backend.save_every == 0 and (run.parties is None or _affordable(saving, began))):
+            regular = len(run.rows) % run.backend.save_every == 0 and (run.parties is None or _affordable(saving, began))
+            if interrupted() or regular or run.federation.checkpoint_due:
                 saving += _save(run, out)
             tick(row)
             told.round(plain_json(row), messages[reported:])
