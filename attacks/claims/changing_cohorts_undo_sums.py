@@ -23,7 +23,7 @@ def measure(seed: int, data_dir: str | Path | None) -> Sequence[Row]:
 
 CLAIM = Claim(
     12, "cohorts that change over rounds undo a secure sum, fixed cohorts do not",
-    source="Lam et al. 2021, arXiv 2106.06089 (abstract); fixed cohorts are our control",
+    source="Lam et al. 2021 (abstract)",
     baseline="the same attack without a view",
     assumed=(
         "15 clients of the digits in five groups of two labels, an MLP of 8 units, 25 rounds of secure sums of at least three "

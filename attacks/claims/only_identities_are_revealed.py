@@ -24,7 +24,7 @@ def measure(seed: int, data_dir: str | Path | None) -> Sequence[Row]:
 
 CLAIM = Claim(
     5, "the server learns of a client no more than the identity of its cluster",
-    source="in our words, of IFCA, Ghosh et al. 2020, Algorithm 2; the paper states nothing on privacy",
+    source="IFCA, Ghosh et al. 2020, as summarised in our list",
     baseline="the same attack without a view",
     assumed=(
         "20 clients of the digits in five groups of two labels, an MLP of 32 units, five models, ten rounds, everybody takes "

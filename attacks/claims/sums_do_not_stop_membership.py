@@ -17,7 +17,7 @@ def measure(seed: int, data_dir: str | Path | None) -> Sequence[Row]:
 
 CLAIM = Claim(
     10, "secure aggregation alone does not stop membership inference",
-    source="Ngo et al. 2024, arXiv 2403.17775 (abstract: the membership of an update, in one round)",
+    source="Ngo et al., arXiv 2403.17775",
     baseline="a coin, 0.5",
     assumed=(
         "40 clients of the digits in five groups of two labels, 16 samples each, an MLP of 32 units, 20 rounds of 2 epochs; "

@@ -24,7 +24,7 @@ def measure(seed: int, data_dir: str | Path | None) -> Sequence[Row]:
 
 CLAIM = Claim(
     11, "what a secure sum tells of one member falls as 1/n",
-    source="Elkordy et al. 2022, arXiv 2208.02304 (abstract: an upper bound on mutual information, for FedSGD)",
+    source="Elkordy et al. 2022",
     baseline="the same of the smaller cohort times the ratio of the sizes",
     assumed=(
         "40 clients of the digits in five groups of two labels, 16 samples each, an MLP of 32 units, 20 rounds of 2 epochs; "
