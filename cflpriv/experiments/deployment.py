@@ -134,11 +134,10 @@ def _backend(transport: StagedTransport, seconds: float, system: str, unscored: 
 
 
 def _rejoin(run: Run, error: Exception, transport: StagedTransport, seconds: float, say: Say) -> None:
-    """Wait for clients and holders that dropped out in the beginning. Raises `error` where nobody is missing, `InputError` where too few
-    are back in time."""
+    """Wait for clients and holders that dropped out in the beginning. Raises `InputError` where nobody is missing, or too few come back."""
     federation, everybody = run.federation, len(run.expected)
     if len(federation.clients) == everybody and not federation.holder_missing:
-        raise error
+        raise InputError(f"the algorithm's beginning: {error}") from error
     say(f"the beginning is taken again when those who are missing are back: {error}")
     transport.welcome_all(federation, everybody, seconds, say, fewest=max(1, run.config.protection.smallest_group))
 

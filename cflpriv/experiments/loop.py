@@ -46,7 +46,7 @@ class Backend:
 
     welcome(run, progress): clients join, before the start or, with the `progress` of its checkpoint, before a resumed run continues;
     raises `InputError` where too few come. rejoin(run, error): after an error of `skips` in the algorithm's beginning, waits for who is
-    missing; raises where nothing can come of it. begin_round(run, number): begins the round; returns new clients to be admitted.
+    missing; raises where nobody is. begin_round(run, number): begins the round; returns new clients to be admitted.
     scores(run, clients): accuracies, for a round's row. evidence(run): that of a clustering whose release withheld it.
     saved(run): what a checkpoint of its progress has besides. summary(run): keys of the summary besides, or in place of those of `finish`.
     write(run, out): additional files, after the start and at the end. close(run): ends the exchange with clients.
