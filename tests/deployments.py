@@ -135,21 +135,35 @@ def loopback() -> Any:
 def quick_loopback(folder: Path) -> Any:
     """The same on commands of Flower that wait and import less (`quick_flower`), which it writes into `folder`.
 
-    Flower is asked for its word on a run where the run folder is complete, and else every half minute: asking starts a process.
+    Flower is asked for its word on a run where the run folder is complete, and else every half minute: asking starts a process. A run is
+    submitted when all have done their imports, which take long on a busy machine.
     """
     module = loopback()
     module.BIN = commands(folder / "bin", module.BIN)
-    ask, asked = module.status, time.monotonic()
+    ask, submit, asked = module.status, module.submit, time.monotonic()
+
+    def submitted(machines: Any) -> str:
+        until = time.monotonic() + 600
+        while not all(ready(machines.out / f"{name}.log") for name in machines.running) and time.monotonic() < until:
+            time.sleep(0.2)
+        return str(submit(machines))
 
     def status(machines: Any, run_id: str) -> str:
         nonlocal asked
-        if not (machines.out / "run" / "summary.json").exists() and time.monotonic() < asked + 30:
+        if not Path(machines.run_config["out"], "summary.json").exists() and time.monotonic() < asked + 30:
             return "running"
         asked = time.monotonic()
         return str(ask(machines, run_id))
 
-    module.status = status
+    module.status, module.submit = status, submitted
     return module
+
+
+def ready(log: Path) -> bool:
+    """Whether the SuperExec of each SuperLink or SuperNode that wrote here has started, which it says when it has done its imports."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    started = text.count("Starting Flower SuperLink") + text.count("Starting Flower SuperNode")
+    return 0 < started == text.count("Starting Flower SuperExec")
 
 
 class Survivors:
@@ -251,7 +265,7 @@ def begun(journal: Path, known: int = 0) -> list[str]:
 
 def kill_in_stage(module: Any, machines: Any, run_id: str, stage: tuple[str, int], names: Sequence[str]) -> None:
     """Kill these processes by their own ids, and only these, when a stage has begun for the n-th time from now on."""
-    journal = machines.out / "run" / "stages.jsonl"
+    journal = Path(machines.run_config["out"]) / "stages.jsonl"
     known = journal.read_text(encoding="utf-8").count("\n") if journal.exists() else 0
     until = time.monotonic() + 600
     while begun(journal, known).count(stage[0]) < stage[1]:
