@@ -111,6 +111,25 @@ def test_the_summary_of_an_interruption_is_not_taken_for_the_last(tmp_path: Path
     assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
 
 
+def test_a_handler_of_ctrl_c_that_a_system_has_installed_stays(tmp_path: Path) -> None:
+    """Flower ends its server's app by SIGINT when the SuperLink is gone: a run that waited for its round would hold the folder for ever."""
+    config = small(algorithm={"name": "fedavg"}, training={"rounds": 3})
+
+    def ended(number: int, frame: Any) -> None:
+        raise Stop
+
+    before = signal.signal(signal.SIGINT, ended)
+    try:
+        with pytest.raises(Stop):
+            run(config, tmp_path / "run", tick=lambda row: signal.raise_signal(signal.SIGINT) if row["round"] == 1 else None)
+        assert signal.getsignal(signal.SIGINT) is ended
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert run(config, tmp_path / "run")["rounds"] == 3
+    run(config, tmp_path / "whole")
+    assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("protection", ["none", "haar"])
 @pytest.mark.parametrize(
     "algorithm",
