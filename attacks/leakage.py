@@ -88,7 +88,8 @@ class Cell:
     def line(self) -> str:
         """The cell as one line of text."""
         if self.value is None:
-            return f"{self.attack} / {self.metric} ({self.adversary}, {self.protection}): {self.status}; {self.note}"
+            why = self.note.removeprefix(NOT_ATTEMPTED).lstrip(":, ")  # the status says that already
+            return f"{self.attack} / {self.metric} ({self.adversary}, {self.protection}): {self.status}; {why}"
         known = f", k = {self.k_known}" if self.k_known else ""
         interval = "" if self.low is None or self.high is None else f" [{self.low:.3f}, {self.high:.3f}]"
         beside = f"baseline {self.baseline:.3f}" + ("" if self.reference is None else f", unprotected {self.reference:.3f}")

@@ -1,6 +1,6 @@
 """Which methods find the groups with their defaults, over data sets, kinds of difference, samples and seeds.
 
-    python -m benchmarks clustering [--out FILE.csv] [--data-dir DIR] [--data development] [--methods "crossfit;stocfl"] [--quick]
+    python -m benchmarks clustering [--out FILE.csv] [--data-dir DIR] [--data development] [--methods "crossfit;stocfl"] [--tables]
 
 Every cell (scene, method) is one line of a CSV file, written when it is done. What is there is not run again, so an interrupted table goes
 on where it stopped. Only the clustering is run, no longer training. No method is told the number of groups, or whether there are any.
@@ -213,6 +213,13 @@ NUMBERS = {"ifca": "a number of groups, k = 2", "flexcfl": "a number of groups, 
            "pfedlia": "a density, a tenth of the clients", "ocfl": "a density, 3 clients",
            "fedgwc": "a threshold, eps = 1e-05"}  # fmt: skip
 """What methods assume of the groups, by their defaults or the papers' numbers; all others assume nothing."""
+LABELS = {
+    "ward ratio": "Ward, ratio 2", "pacfl": "PACFL, paper", "pacfl, cut by test": "PACFL, cut by test", "stocfl": "StoCFL, paper",
+    "stocfl, cut by test": "StoCFL, cut by test", "ifca": "IFCA, paper", "ifca, k by test": "IFCA, k by test", "cfl": "CFL, paper",
+    "cfl, split by test": "CFL, split by test", "pfedlia": "pFedLIA, paper", "pfedlia, from the data": "pFedLIA, from the data",
+    "flexcfl": "FlexCFL", "ocfl": "OCFL", "fedsoft": "FedSoft", "fedrc": "FedRC", "fedgwc": "FedGWC",
+}  # fmt: skip
+"""How the tables call methods, where not by their names."""
 
 
 def cell(scene: Scene, method: str, people: Population) -> dict[str, Any]:
@@ -229,22 +236,39 @@ def cell(scene: Scene, method: str, people: Population) -> dict[str, Any]:
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> str:
-    """By method: exact answers by samples; populations without groups left whole; wrong answers of two or more clusters."""
-    columns = " ".join(f"{f'exact, {samples}':>12}" for samples in SAMPLES)
-    lines = [f"{'method':<24} {columns} {'one group kept':>16} {'continuum kept':>16} {'wrong, two or more':>20}"]
-    for method in dict.fromkeys(row["method"] for row in rows):
-        own = [row for row in rows if row["method"] == method]
-        grouped = [row for row in own if int(row["groups"]) > 1]
-        shown = []
-        for samples in SAMPLES:
-            some = [row for row in grouped if int(row["samples"]) == samples]
-            shown.append(f"{f'{sum(exact(row) for row in some)} of {len(some)}':>12}")
-        for kind in WITHOUT_GROUPS:
-            some = [row for row in own if row["kind"] == kind]
-            shown.append(f"{f'{sum(exact(row) for row in some)} of {len(some)}':>16}")
-        wrong = [row for row in own if int(row["found"]) > 1 and not exact(row)]
-        lines.append(f"{method:<24} {' '.join(shown)} {f'{len(wrong)} of {len(own)}':>20}")
+    """Two tables in Markdown of the scenes that all methods of `rows` ran in: exact answers by kind of difference, with populations without
+    groups left whole and wrong answers of two clusters or more; and exact answers by samples. The best are first.
+    """
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    common = set.intersection(*({_scene(row) for row in rows if row["method"] == one} for one in methods)) if methods else set()
+    own = {one: [row for row in rows if row["method"] == one and _scene(row) in common] for one in methods}
+    grouped = {one: [row for row in some if int(row["groups"]) > 1] for one, some in own.items()}
+    order = sorted(methods, key=lambda one: -sum(map(exact, own[one])))
+    differences = [kind for kind in KINDS if kind not in WITHOUT_GROUPS]
+    lines = [f"{len(common)} scenes", "", _line(["", "assumes", *differences, *(f"{kind} kept" for kind in WITHOUT_GROUPS), "wrong"])]
+    lines.append("|" + "---|" * (3 + len(KINDS)))
+    for one in order:
+        kinds = [_exact_of([row for row in own[one] if row["kind"] == kind]) for kind in (*differences, *WITHOUT_GROUPS)]
+        several = [row for row in own[one] if int(row["found"]) > 1]
+        wrong = f"{len(several) - sum(map(exact, several))} of {len(several)}"
+        lines.append(_line([LABELS.get(one, one), NUMBERS.get(one, "nothing"), *kinds, wrong]))
+    lines += ["", _line(["exact, by samples a client", *map(str, SAMPLES)]), "|" + "---|" * (1 + len(SAMPLES))]
+    for one in order:
+        counts = [_exact_of([row for row in grouped[one] if int(row["samples"]) == samples]) for samples in SAMPLES]
+        lines.append(_line([LABELS.get(one, one), *counts]))
     return "\n".join(lines)
+
+
+def _scene(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(row[key]) for key in ("data", "kind", "clients", "samples", "seed"))
+
+
+def _exact_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    return f"{sum(map(exact, rows))} of {len(rows)}" if rows else "–"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def exact(row: Mapping[str, Any]) -> bool:
@@ -267,6 +291,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--data", default="tested", help="development, tested, or names of data sets")
     parser.add_argument("--methods", default="", help="names with ; between them, by default all")
     parser.add_argument("--quick", action="store_true", help="without the systems that need rounds")
+    parser.add_argument("--tables", action="store_true", help="run nothing; print the tables of the rows that are there")
     chosen = parser.parse_args(list(words))
     data = {"development": DEVELOPMENT, "tested": TESTED}.get(chosen.data) or tuple(chosen.data.split(","))
     methods = chosen.methods.split(";") if chosen.methods else [one for one in METHODS if not (chosen.quick and one in SYSTEMS)]
@@ -275,6 +300,9 @@ def main(words: Sequence[str]) -> int:
         parser.error(f"--methods: {unknown[0]!r} is not known; known are {'; '.join(METHODS)}")
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     rows = read(chosen.out)
+    if chosen.tables:
+        print(summary([row for row in rows if row["data"] in data and row["method"] in methods]))
+        return 0
     done = {tuple(str(row[key]) for key in FIELDS[:6]) for row in rows}
     wanted = list(scenes(data))
     with chosen.out.open("w", newline="", encoding="utf-8") as file:

@@ -14,8 +14,8 @@ __all__ = ["CLAIMS", "claim_named"]
 CLAIMS = (
     "permutation_secrecy", "signatures_are_safe", "clustering_beats_averaging", "angles_grow_with_distance", "only_identities_are_revealed",
     "anchor_gradients_are_safe", "influence_scores_are_safe", "clustering_raises_membership", "sums_do_not_stop_membership",
-    "sums_tell_one_nth", "changing_cohorts_undo_sums", "encryption_hides_similarity", "centroids_return_inputs", "cosines_rebuild_vectors",
-    "gdp_accountant_is_a_bound", "secaggplus_masks_are_secure",
+    "sums_tell_one_nth", "changing_cohorts_undo_sums", "minimum_sizes_help", "mixture_finds_groups", "encryption_hides_similarity",
+    "centroids_return_inputs", "cosines_rebuild_vectors", "gdp_accountant_is_a_bound", "secaggplus_masks_are_secure",
 )  # fmt: skip
 """Names, each a module here with `CLAIM`."""
 

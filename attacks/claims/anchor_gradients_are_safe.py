@@ -20,7 +20,7 @@ def measure(seed: int, data_dir: str | Path | None) -> Sequence[Row]:
 
 CLAIM = Claim(
     6, "anchor gradients tell distributions, not data",
-    source="StoCFL, Zeng et al. 2023, Sec. 3",
+    source="in our words, of StoCFL, Zeng et al. 2023, Sec. 3.1, where they represent the distribution of a client's data",
     baseline="the same attack without a view",
     assumed=(
         "20 clients of the digits in five groups of two labels, an MLP of 32 units; a client's numbers of samples of each label "

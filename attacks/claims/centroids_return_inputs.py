@@ -56,12 +56,12 @@ def _is_exact(rows: Array, vector: Array) -> bool:
 
 CLAIM = Claim(
     17, "k-means centroids give inputs back exactly",
-    source="TAR, arXiv 2511.07073 (abstract)",
+    source="TAR, arXiv 2511.07073 (abstract: intermediate centroids)",
     baseline="the mean of all vectors, 0",
     assumed=(
         "20 clients of the digits with two labels each; the vectors are models after two local epochs of an MLP of 8 units, as "
         "in one-shot clustering; the server, or a client, has all centroids and no vector; a vector is exact within one "
-        "millionth of its length"
+        "millionth of its length; TAR itself, which follows assignments over the iterations of k-means, was not run"
     ),
     arms={
         "as many clusters as groups": Arm("clients whose vector is a centroid, share", 0.1, "above"),

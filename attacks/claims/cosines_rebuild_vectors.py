@@ -22,7 +22,7 @@ def measure(seed: int, data_dir: str | Path | None) -> Sequence[Row]:
 
 CLAIM = Claim(
     18, "cosines that are released after encrypted comparison rebuild the vectors",
-    source="cosine attack on encrypted similarity, 2025 (abstract)",
+    source="the cosine attack on FLICKER (arXiv 2410.21192), Parth 2025 (a short account)",
     baseline="the vectors of the pooled auxiliary data",
     assumed=(
         "20 clients of the digits in five groups of two labels, an MLP of 32 units, signatures of three vectors of 64 pixels; "

@@ -20,12 +20,12 @@ def measure(seed: int, data_dir: str | Path | None) -> Sequence[Row]:
 
 CLAIM = Claim(
     16, "encrypting what is compared hides from the server which clients are alike",
-    source="FedCAPrivacy, arXiv 2503.23292 (abstract: shuffling and Paillier), by our CKKS",
+    source="in our words, after FedCAPrivacy, arXiv 2503.23292, whose abstract hides it by an oblivious shuffle; here CKKS, no shuffle",
     baseline="the same groups dealt at random, or everybody in the largest if that is more",
     assumed=(
-        "20 clients of the digits in five groups of two labels, an MLP of 32 units; CKKS stands for Paillier and shuffling is "
-        "not modelled, so this is of what any such scheme leaves: the clusters that the server has to train; the server does "
-        "not collude with the key holder"
+        "20 clients of the digits in five groups of two labels, an MLP of 32 units; CKKS, and no shuffle, so the verdict is "
+        "of encryption alone and of what it leaves: the clusters that the server has to train; the server does not collude with "
+        "the key holder"
     ),
     arms={
         "labels released": Arm("clients whose group is known, share", 0.1, "below"),

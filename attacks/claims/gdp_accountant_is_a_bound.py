@@ -30,7 +30,7 @@ def measure(seed: int, data_dir: str | Path | None) -> Sequence[Row]:
 
 CLAIM = Claim(
     19, "the epsilon of Opacus' GDP accountant is an upper bound",
-    source="Opacus, `GaussianAccountant`; the approximation of Dong et al. 2019 that it computes",
+    source="in our words, of Opacus' `GaussianAccountant` (Dong et al. 2019), which itself warns that it can underestimate",
     baseline="epsilon of the privacy loss distribution, dp-accounting, rounded down",
     assumed=(
         "Poisson-sampled Gaussian noise, δ = 1e-5; the baseline is an optimistic discretisation, hence below the true epsilon "

@@ -19,7 +19,7 @@ def measure(seed: int, data_dir: str | Path | None) -> Sequence[Row]:
 
 CLAIM = Claim(
     7, "influence scores are safe to share with the server",
-    source="pFedLIA, Rokvic et al. 2025, as summarised in our list",
+    source="in our words, of pFedLIA, Rokvic et al. 2025, Sec. III, which only says that no data are shared",
     baseline="the same groups dealt at random, or everybody in the largest if that is more",
     assumed=(
         "20 clients of the digits in five groups of two labels, an MLP of 32 units, three rounds of warm-up, five local epochs; "

@@ -30,12 +30,12 @@ def measure(seed: int, data_dir: str | Path | None) -> Sequence[Row]:
 
 CLAIM = Claim(
     20, "the masks of SecAgg+ are computationally secure",
-    source="Flower, `flwr.common.secure_aggregation`, as installed",
+    source="in our words, of Flower's SecAgg+ (`flwr.common.secure_aggregation`, as installed)",
     baseline="128 bits, the security that its key agreement claims",
     assumed=(
         "a mask is as hard to find as its seed: if each of 20 random keys of 256 bits gives the same mask as a key that holds "
-        "only the exclusive or of its eight words, seeds have 32 bits; dropouts and both shares were not tried, so the second "
-        "half of the published statement is not judged"
+        "only the exclusive or of its eight words, seeds have 32 bits; masks of pairs have less, since their keys are base64 text "
+        "with 28 bits a fold at most; dropouts and the shares were not tried"
     ),
     arms={
         "bits of a mask's seed": Arm("bits", 0.0, "above"),

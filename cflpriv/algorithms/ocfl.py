@@ -191,7 +191,7 @@ def _looked(settings: OcflSettings, federation: Federation, state: State, held: 
         federation.close(rows)
         return state, notes
     labels = tuple(int(label) for label in released.result["labels"])
-    clustering = with_late(Clustering(rows.clients, labels, int(released.result["k"])), federation.clients)
+    clustering = with_late(Clustering(rows.clients, labels, int(released.result["k"])), sorted({*federation.clients, *held.clients}))
     return replace(state, clustering=clustering, fired_at=state.models[0], compared=rows, evidence=found), notes
 
 

@@ -45,7 +45,8 @@ class Backend:
     """How a run reaches its clients, and what else is known of them: all differences between simulations and deployments.
 
     welcome(run, progress): clients join, before the start or, with the `progress` of its checkpoint, before a resumed run continues;
-    raises `InputError` where too few come. begin_round(run, number): begins the round; returns new clients to be admitted.
+    raises `InputError` where too few come. rejoin(run, error): after an error of `skips` in the algorithm's beginning, waits for who is
+    missing; raises where nobody is. begin_round(run, number): begins the round; returns new clients to be admitted.
     scores(run, clients): accuracies, for a round's row. evidence(run): that of a clustering whose release withheld it.
     saved(run): what a checkpoint of its progress has besides. summary(run): keys of the summary besides, or in place of those of `finish`.
     write(run, out): additional files, after the start and at the end. close(run): ends the exchange with clients.
@@ -53,6 +54,7 @@ class Backend:
     """
 
     welcome: Callable[["Run", Mapping[str, Any] | None], None]
+    rejoin: Callable[["Run", Exception], None]
     begin_round: Callable[["Run", int], Collection[int]]
     scores: Callable[["Run", tuple[int, ...]], Mapping[str, Any]]
     evidence: Callable[["Run"], Mapping[str, Any] | None]
@@ -106,7 +108,7 @@ def begin(run: Run) -> None:
         raise InputError(f"protection {run.config.protection.name}: {run.federation.disagreement}{later}")
     with one_thread(), using(device_of(run.config)):
         try:
-            run.state = _retried(run, lambda: run.algorithm.init(run.federation))
+            run.state = _begun(run)
         except BudgetExceeded as error:
             raise InputError(f"privacy.epsilon = {run.config.privacy.epsilon}: the beginning alone costs more ({error})") from None
 
@@ -170,6 +172,16 @@ def _scores(run: Run, clients: tuple[int, ...], number: int) -> dict[str, Any]:
 def device_of(config: Config) -> Device:
     """Where a server and its attackers compute: on the device of the run, where this machine has one, in full precision."""
     return Device("cpu" if config.run.device == "cpu" else resolved("auto"))
+
+
+def _begun(run: Run) -> Any:
+    """The algorithm's first state. A beginning that too few clients or holders took part in is taken again when these are back."""
+    for _ in range(MOST_RETRIES):
+        try:
+            return _retried(run, lambda: run.algorithm.init(run.federation))
+        except run.backend.skips as error:
+            run.backend.rejoin(run, error)
+    return _retried(run, lambda: run.algorithm.init(run.federation))
 
 
 def _retried(run: Run, step: Callable[[], Done]) -> Done:

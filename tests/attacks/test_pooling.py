@@ -195,6 +195,8 @@ def test_an_attack_that_was_not_made_is_not_called_nothing_to_see() -> None:
     case: Any = SimpleNamespace(view=SimpleNamespace(adversary="server", coalition=()), protection="none", seed=0)
     missed, blind = (nothing(case, "a", "m", why) for why in ("not attempted: clients have many samples", "no update is in this view"))
     assert (missed.status, blind.status) == ("not_attempted", "nothing_to_see")
+    assert missed.line() == "a / m (server, none): not_attempted; clients have many samples"
+    assert blind.line() == "a / m (server, none): nothing_to_see; no update is in this view"
     assert pooled([blind, missed])[0].status == "not_attempted"
 
 

@@ -36,6 +36,29 @@ def test_the_folds_of_a_scene_are_made_once() -> None:
     assert not np.array_equal(clustering.folds_of(people, 1), made)
 
 
+def test_the_tables_are_of_the_scenes_that_all_methods_ran_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def line(kind: str, method: str, found: int, ari: float, seed: int = 0) -> dict[str, str]:
+        groups = 1 if kind in clustering.WITHOUT_GROUPS else 4
+        row = {"data": "usps", "kind": kind, "clients": 40, "samples": 50, "seed": seed, "method": method, "groups": groups, "found": found}
+        return {key: str(value) for key, value in {**dict.fromkeys(clustering.FIELDS, ""), **row, "ari": ari}.items()}
+
+    rows = [
+        line("rotations", "flexcfl", 2, 0.48), line("rotations", "crossfit", 4, 1.0), line("rotations", "crossfit", 4, 1.0, seed=1),
+        line("one group", "flexcfl", 2, 0.0), line("one group", "crossfit", 1, 1.0),
+    ]  # fmt: skip
+    with (tmp_path / "rows.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, clustering.FIELDS)
+        writer.writeheader()
+        writer.writerows(rows)
+    assert clustering.main(["--tables", "--out", str(tmp_path / "rows.csv")]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("2 scenes\n")  # the second seed of rotations was not run with every method
+    assert "| crossfit | nothing | 1 of 1 | – | – | – | 1 of 1 | – | 0 of 1 |" in printed
+    assert "| FlexCFL | a number of groups, k = 2 | 0 of 1 | – | – | – | 0 of 1 | – | 2 of 2 |" in printed
+    assert "| crossfit | 1 of 1 | – | – |" in printed
+    assert printed.index("| crossfit") < printed.index("| FlexCFL")
+
+
 def test_the_rule_of_what_helps() -> None:
     up, down, mixed, small = np.array([3.0, 4, 5]), np.array([-3.0, -4, -5]), np.array([9.0, -2, 1]), np.array([0.5, 0.6, 0.7])
     assert helps.verdict(up, up) == "helps"

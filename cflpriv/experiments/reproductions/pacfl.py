@@ -124,9 +124,11 @@ ENTRIES: dict[str, Reproduction] = {
         {**_PACFL, **_30}, _PACFL_SHRINKS, _RESNET,
     ),
     "pacfl-mix4": Reproduction(
-        "MIX-4: four data sets on 97 clients", "PACFL, Table 2", _PACFL_CHOSEN + "; clusters: 4; LeNet-5 with 40 outputs",
+        "MIX-4: four data sets on 97 clients", "PACFL, Table 2, and the text before it (IFCA with four clusters)",
+        _PACFL_CHOSEN + "; clusters: 4; LeNet-5 with 40 outputs",
         (
             *_methods(4, 3, ("PACFL, Table 2",), _AS_IS, {}),
+            both("IFCA (k=4)", "ifca", {"local": numbers("PACFL, text", "IFCA (4)")}, keys={"k": 4}),
             both("IFCA (k=2)", "ifca", {"local": numbers("PACFL, Table 2", "IFCA (2)")}, keys={"k": 2}),
         ),
         {
