@@ -279,6 +279,6 @@ def _never_clusters(given: Mapping[str, Any], before: BeforeRun) -> str:
 FEDGWC = AlgorithmSpec(
     "fedgwc", fedgwc, "recursive spectral clustering of who has usual losses with whom (Licciardi et al. 2025)",
     states=(Cluster, State), tasks=(PickAndTrain, TrainAndTell, WithoutWork), cohorts="labelled", renumbers=True, serves_released=True,
-    sample_refused="no private form of its losses is written", never_clusters=_never_clusters,
+    sample_refused="no private form of its losses is written", never_clusters=_never_clusters, begins={"training.participation": 0.5},
     knowledge=lambda given: f"a settled matrix of rewards, eps = {given.get('eps', EPS):g}, and the lowest Davies-Bouldin index",
 )  # fmt: skip

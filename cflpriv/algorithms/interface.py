@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .. import plugins
@@ -113,7 +113,8 @@ class AlgorithmSpec:
 
     defaults(given, before): values for keys that were not given, where these follow from the run. All other functions of `given` are
     called with these in it. never_clusters(given, before): why a run with these settings forms no clusters, where nobody can want that;
-    empty if it may. knowledge(given): what about the groups the run was told, or by what they are found.
+    empty if it may. begins: by path what a new configuration of it sets, where it would form none by default. knowledge(given): what about
+    the groups the run was told, or by what they are found.
     """
 
     name: str
@@ -132,6 +133,7 @@ class AlgorithmSpec:
     renumbers: bool = False
     defaults: Callable[[Mapping[str, Any], BeforeRun], Mapping[str, Any]] = lambda given, before: {}
     never_clusters: Callable[[Mapping[str, Any], BeforeRun], str] = lambda given, before: ""
+    begins: Mapping[str, Any] = field(default_factory=dict)
     knowledge: Callable[[Mapping[str, Any]], str] = lambda given: "not declared"
 
 

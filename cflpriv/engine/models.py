@@ -73,7 +73,7 @@ class Model:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key)
             module = _construct(self)
-        return _to_vector(module) * np.asarray(self.init_scale, self.dtype)
+        return np.asarray(_to_vector(module) * np.asarray(self.init_scale, self.dtype))
 
     def checked(self, vector: Array) -> Array:
         """`vector` (dimension,) itself. Raises `InputError` for another shape."""
